@@ -95,8 +95,8 @@ FINDING = Finding(
     id="circuit",
     short="the circuit into located heads",
     title="Which earlier components do located heads depend on?",
-    question="An edge is what an earlier component wrote, as read by a located head. Do the strongest edges carry more of "
-    "the answer than random edges of the same kinds, and are they those of the information flow that the paper "
+    question="An edge is what an earlier component wrote, as read by a located head. Do the strongest edges carry more "
+    "of the answer than random edges of the same kinds, and are they those of the information flow that the paper "
     "describes? CPR is the share of the answer that the first edges of the ranking keep, averaged over how many are "
     "kept, from none to all.",
     claim="Shallow layers merge features into label positions and the last position; deep heads compare the last "

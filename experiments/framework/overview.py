@@ -155,8 +155,8 @@ def _known_words(numbered: Numbered) -> list[str]:
             which = learned if row.outcome == "above" else known
             which.append(f"from {100 * random.quantity:.1f} to {100 * row.quantity:.1f}% on {cell.task}")
     start = (
-        f"If the labels of all demonstrations are exchanged, the [accuracy](behavior.md) of {REAL} on tasks on which it "
-        "beats copying the last label changes as follows."
+        f"If the labels of all demonstrations are exchanged, the [accuracy](behavior.md) of {REAL} changes as follows "
+        "on tasks on which it beats copying the last label."
     )
     relies = f"It no longer beats copying, so **it relies on what the label words mean**: {'; '.join(known)}."
     learns = f"It still beats copying, so **it learns these tasks**: {'; '.join(learned)}."
