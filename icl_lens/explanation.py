@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 class Explanation(HasPage, Findings):
     """The result of `explain`: displays itself in a notebook and exports tables, JSON and a page.
 
-    Log-probabilities and increases are in nats. `labels[i]` belongs to `label_log_probs[i]`; `target` is the label
-    whose log-probability is explained (the answer if the prompt has one, else the prediction).
-    `label_attention[layer][head][demo]` is every head's attention from the last token to the labels.
+    Log-probabilities and increases are in nats. `target` is the label whose log-probability is explained (the answer if
+    the prompt has one, else the prediction), `label_attention[layer][head][demo]` attention from the last token.
 
     Example:
         >>> explanation = il.explain(model, prompt)

@@ -8,7 +8,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -71,7 +71,17 @@ def tokenize_text(
     batch = text_batch(tokenizer, rows, several).at("last" if positions is None else positions)
     assert batch.prompt_index is not None
     rows_at = list(zip(batch.prompt_index.tolist(), batch.last.tolist(), strict=True))
-    find_token = _TokenFinder(model, tokenizer, read, len(front))
+    long: dict[str, list[int]] = {}  # strings of several tokens
+
+    def find_token(given: TokenSpec, number: int, place: int, what: str) -> int:
+        if isinstance(given, int):
+            check_ids(model, [given])
+            return given
+        ids = _ids_after(tokenizer, read[number], max(0, place - len(front) + 1), given, what)
+        if len(ids) > 1:
+            long.setdefault(given, ids)
+        return ids[0]
+
     if targets is not None:
         ids = []
         for number, target in enumerate(_by_text(targets, len(several), single, "targets")):
@@ -92,7 +102,14 @@ def tokenize_text(
             raise InputError(f"against must have at least one token per text, got none for text {empty[0]}")
         others = [[find_token(one, of, place, "comparison") for one in by_text[of]] for of, place in rows_at]
         batch = replace(batch, against=padded_ids(others))
-    find_token.warn()
+    for given, ids in long.items():
+        names = name_tokens(tokenizer, [ids])[0]
+        bare = " (white space only)" if not tokenizer.decode(ids[:1]).strip() else ""
+        warnings.warn(
+            f"{given!r} has {len(ids)} tokens, {' + '.join(map(repr, names))}; it is scored by the first, "
+            f"{names[0]!r}{bare}",
+            stacklevel=2,
+        )
     check_against_differs(batch)
     if positions is None:
         batch = replace(batch, prompt_index=None)
@@ -114,55 +131,27 @@ def _by_text(values: Any, n: int, single: bool, what: str) -> list[Any]:
     return values
 
 
-@dataclass(frozen=True)
-class _TokenFinder:
-    """Finds the token that scores a string in context."""
+def _ids_after(tokenizer: Any, text: TokenizedText, n_before: int, given: str, what: str) -> list[int]:
+    """Return the tokens of a string after the first `n_before` tokens of a text.
 
-    model: Any
-    tokenizer: Any
-    texts: list[TokenizedText]
-    shift: int
-    """Number of tokens prepended to every text."""
-    long: dict[str, list[int]] = field(default_factory=dict)
-    """The tokens of the strings that have several."""
-
-    def __call__(self, given: TokenSpec, number: int, place: int, what: str) -> int:
-        """Return the id; raise InputError if a string does not begin where the text ends or is unknown."""
-        if isinstance(given, int):
-            check_ids(self.model, [given])
-            return given
-        if not isinstance(given, str):
-            raise InputError(f"{what} must be a string or a token id, got {given!r}")
-        text = self.texts[number]
-        n_before = max(0, place - self.shift + 1)  # tokens of the text up to this position
-        before = text.rendered.text
-        if n_before < len(text.ids):
-            before = before[: text.ends[n_before - 1] if n_before else 0]
-        shown = repr(before[-30:])
-        if not given:
-            raise InputError(f"{what} must not be empty, got {given!r}; pass a token that may follow {shown}")
-        found = self.tokenizer(before + given, add_special_tokens=False, verbose=False)["input_ids"]
-        if found[:n_before] != text.ids[:n_before] or len(found) == n_before:
-            raise InputError(
-                f"the {what} {given!r} is not a separate token after {shown}; begin it with the white space that "
-                f"separates it from the text, end the text without white space, or pass a token id"
-            )
-        own = found[n_before:]
-        if self.tokenizer.unk_token_id in own:
-            raise InputError(
-                f"the {what} {given!r} is not in the model's vocabulary; use words of the vocabulary or a token id"
-            )
-        if len(own) > 1:
-            self.long.setdefault(given, own)
-        return own[0]
-
-    def warn(self) -> None:
-        """Warn about strings of several tokens, which are scored by the first."""
-        for given, ids in self.long.items():
-            names = name_tokens(self.tokenizer, [ids])[0]
-            bare = " (white space only)" if not self.tokenizer.decode(ids[:1]).strip() else ""
-            warnings.warn(
-                f"{given!r} has {len(ids)} tokens, {' + '.join(map(repr, names))}; it is scored by the first, "
-                f"{names[0]!r}{bare}",
-                stacklevel=3,
-            )
+    Raise InputError if the string does not begin there or is unknown.
+    """
+    if not isinstance(given, str):
+        raise InputError(f"{what} must be a string or a token id, got {given!r}")
+    before = text.rendered.text
+    if n_before < len(text.ids):
+        before = before[: text.ends[n_before - 1] if n_before else 0]
+    shown = repr(before[-30:])
+    if not given:
+        raise InputError(f"{what} must not be empty, got {given!r}; pass a token that may follow {shown}")
+    found = tokenizer(before + given, add_special_tokens=False, verbose=False)["input_ids"]
+    if found[:n_before] != text.ids[:n_before] or len(found) == n_before:
+        raise InputError(
+            f"the {what} {given!r} is not a separate token after {shown}; begin it with the white space that "
+            f"separates it from the text, end the text without white space, or pass a token id"
+        )
+    if tokenizer.unk_token_id in found[n_before:]:
+        raise InputError(
+            f"the {what} {given!r} is not in the model's vocabulary; use words of the vocabulary or a token id"
+        )
+    return found[n_before:]

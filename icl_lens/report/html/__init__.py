@@ -1,27 +1,12 @@
 """HTML visualizations: circuitsvis elements for notebooks, and self-contained pages without external resources."""
 
-from icl_lens.report.html.ablation import ablation_page
-from icl_lens.report.html.circuit import circuit_page
-from icl_lens.report.html.visualizations import (
-    Element,
-    attention_patterns,
-    attention_to_labels,
-    head_heatmap,
-    similarity_matrix,
-    subhead_values,
-    token_values,
-    words_by_position,
-)
-
-__all__ = [
-    "Element",
-    "ablation_page",
-    "attention_patterns",
-    "attention_to_labels",
-    "circuit_page",
-    "head_heatmap",
-    "similarity_matrix",
-    "subhead_values",
-    "token_values",
-    "words_by_position",
-]
+from icl_lens.report.html.ablation import ablation_page as ablation_page
+from icl_lens.report.html.circuit import circuit_page as circuit_page
+from icl_lens.report.html.visualizations import Element as Element
+from icl_lens.report.html.visualizations import attention_patterns as attention_patterns
+from icl_lens.report.html.visualizations import attention_to_labels as attention_to_labels
+from icl_lens.report.html.visualizations import head_heatmap as head_heatmap
+from icl_lens.report.html.visualizations import similarity_matrix as similarity_matrix
+from icl_lens.report.html.visualizations import subhead_values as subhead_values
+from icl_lens.report.html.visualizations import token_values as token_values
+from icl_lens.report.html.visualizations import words_by_position as words_by_position
