@@ -1,6 +1,5 @@
 """Convert tensors to tidy tables with one row per value and heads as `L22H0`."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -11,16 +10,7 @@ from icl_lens.activations.activations import Activations
 from icl_lens.attribution.attention import attention_to_labels
 from icl_lens.attribution.increases import LayerIncreases
 from icl_lens.attribution.search import TopHeads, TopSubheads
-from icl_lens.display import long_frame
-
-
-def to_frame(values: Tensor, axes: Sequence[str], *, value: str = "value") -> pd.DataFrame:
-    """Return a tensor as a long table with one integer column per axis and one column of values.
-
-    With both a `layer` and a `head` axis, a column `name` (`L22H0`) is added. Raise InputError if the number of axis
-    names does not match the tensor.
-    """
-    return long_frame(values, axes, value=value)
+from icl_lens.display import long_frame as to_frame
 
 
 def layer_table(increases: LayerIncreases) -> pd.DataFrame:

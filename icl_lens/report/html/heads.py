@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+
 from icl_lens.attribution.reasons import SIDES, WRITER_NAMES, AttentionReasons, Side
 from icl_lens.report.findings import Findings, HeadReport, is_noise
 from icl_lens.report.html.parts import Bar, Cell, Chip, Grid, HeadMap, Link, Run, Strip, Table, Words, largest
@@ -224,37 +226,26 @@ def _scores(e: Findings, report: HeadReport) -> dict[str, Any] | None:
     count = len(e.label_positions)
     if e.prompt is None or not report.similarity or count < 2:
         return None
-    shown = range(max(0, count - MOST_COMPARED), count)
-    rows = (*shown, count)
-    labels, row_labels = e.demonstration_labels, e.query_labels
-    centered = {}
-    for row in rows:
-        others = [score for column, score in enumerate(report.similarity[row]) if column != row]
-        centered[row] = [score - sum(others) / len(others) for score in report.similarity[row]]
+    rows, shown = np.arange(max(0, count - MOST_COMPARED), count + 1), slice(max(0, count - MOST_COMPARED), count)
+    labels, row_labels = np.array(e.demonstration_labels)[shown], np.array(e.query_labels)[rows]
+    scores = np.array(report.similarity)
+    is_own = np.eye(count + 1, count, dtype=bool)
+    centered = (scores - np.ma.array(scores, mask=is_own).mean(1, keepdims=True))[rows, shown].tolist()
     texts = [cut(text) for text in (*(one.text for one in e.prompt.demonstrations), e.prompt.query)]
     grid = Grid(
         f"Attention scores of {report.head} without positions",
         "query \\ key",
-        [Chip(texts[column], labels[column]) for column in shown],
-        [(Chip(texts[row], row_labels[row]), [centered[row][column] for column in shown]) for row in rows],
+        list(map(Chip, texts[shown], labels.tolist())),
+        list(zip(map(Chip, texts[rows[0] :], row_labels.tolist()), centered, strict=True)),
     )
-    known = [row for row in rows if row_labels[row] >= 0]
     # Less the mean over all shown columns: without own labels, a preference for one label would differ between rows.
-    level = {row: sum(report.similarity[row][column] for column in shown) / len(shown) for row in known}
-    matching = []
-    for column in shown:
-        same, other = (
-            [
-                report.similarity[row][column] - level[row]
-                for row in known
-                if row != column and (row_labels[row] == labels[column]) == is_same
-            ]
-            for is_same in (True, False)
-        )
-        if same and other:
-            matching.append(sum(same) / len(same) - sum(other) / len(other))
-    mean = sum(matching) / len(matching) if matching else None
-    return {"grid": grid, "matching": mean, "n_shown": len(shown), "n": count}
+    relative = scores[rows, shown] - scores[rows, shown].mean(1, keepdims=True)
+    left_out = is_own[rows, shown] | (row_labels < 0)[:, None]
+    is_same = row_labels[:, None] == labels
+    same, other = (np.ma.array(relative, mask=left_out | mask).mean(0) for mask in (~is_same, is_same))
+    matching = (same - other).compressed()
+    mean = float(matching.mean()) if len(matching) else None
+    return {"grid": grid, "matching": mean, "n_shown": len(labels), "n": count}
 
 
 def cut(text: str) -> str:
