@@ -49,7 +49,8 @@ def table() -> str:
 
     columns = [refused((4, 0)), refused((3, 9)), {name: ("", why) for name, why in NOT_HOOKED.items()}]
     lines = [
-        "| family | TransformerBridge, TransformerLens 4.x | TransformerBridge, 3.9 | HookedTransformer, 3.9 |",
+        "| family | TransformerBridge, TransformerLens 4.x | TransformerBridge, TransformerLens 3.9 "
+        "| HookedTransformer, TransformerLens 3.9 |",
         "|---|---|---|---|",
     ]
     for family, name in NAMES.items():
