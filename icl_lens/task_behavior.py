@@ -180,12 +180,13 @@ def task_check(
     def equals(indices: Int[Tensor, " batch"], label: Tensor) -> Float[Tensor, " batch"]:
         return (indices == label).double()
 
-    # Of random order and exchanged labels, in how many (0 to 2) the favorite is predicted, the answer, or a label.
+    # In how many of two arrangements (random order, exchanged labels) the favorite is predicted, is the answer, and is
+    # one of the labels.
     n_predicted = equals(predicted["random"], favorite) + equals(predicted["exchanged"], favorite)
     n_answers = equals(answers["random"], favorite) + equals(answers["exchanged"], favorite)
     n_possible = 2 * torch.tensor([labels[int(favorite)] in prompt.labels for prompt in prompts]).double()
     per_prompt: dict[Behavior, Tensor] = {
-        # A prediction that does not follow the demonstrations is the other arrangement's answer as often.
+        # Predictions that ignore the demonstrations are as often the answer of the other arrangement as of their own.
         "learns": (correct["random"] - equals(predicted["exchanged"], answers["random"])) / 2
         + (correct["exchanged"] - equals(predicted["random"], answers["exchanged"])) / 2,
         "knows": correct["random"] - correct["exchanged"],

@@ -243,13 +243,13 @@ def score_without_edges(
     """
     view = ModelView.of(model)
     n_sets = len(next(iter(removed.values()))) if removed else 1
-    row_of_head: list[dict[Head, int]] = [{} for _ in range(n_sets)]  # by set; rows of `new_z`
+    rows_by_set: list[dict[Head, int]] = [{} for _ in range(n_sets)]  # the row of each receiver in `new_z`
     sets_of_head: dict[Head, Tensor] = {}
     n_rows = 0
     for head, mask in sorted(removed.items()):
         sets_of_head[head] = mask.flatten(1).any(1).nonzero()[:, 0]
         for number in sets_of_head[head].tolist():
-            row_of_head[number][head] = n_rows
+            rows_by_set[number][head] = n_rows
             n_rows += 1
 
     def rebuild_z(acts: Activations, prompts: list[int]) -> Tensor:
@@ -260,7 +260,7 @@ def score_without_edges(
         return torch.cat(found, dim=1) if found else acts.z.new_empty(len(prompts), 0, view.d_head)
 
     new_z = torch.cat([rebuild_z(*piece) for piece in _capture_pieces(model, batch, "all")])
-    return _score_replaced(view, batch, row_of_head, new_z, read)
+    return _score_replaced(view, batch, rows_by_set, new_z, read)
 
 
 def sender_means(model: Any, batch: PromptBatch) -> Means:
