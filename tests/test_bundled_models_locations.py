@@ -252,16 +252,15 @@ def made_up(*, rises=0.6, others=0.0, induction=8.0, right=(0.5, 0.5, 0.95), all
 
 def test_located_heads_rise_beyond_the_others_of_their_layers():
     found = summarize(made_up())
-    assert (found.before, found.after) == (200, 300)
-    assert found.attention.low > 0.1
-    assert found.induction_head == "L1H0"
-    assert found.induction.low > 4
-    assert summarize(made_up(rises=0.0)).attention.low < 0 < summarize(made_up(rises=0.0)).attention.high
-    everywhere = summarize(made_up(others=0.6)).attention  # every head of the layer rises
-    assert everywhere.low < 0 < everywhere.high
-    alike = summarize(made_up(rises=0.0, all_labels=0.4)).attention  # true and false labels alike
-    assert alike.low < 0 < alike.high
-    assert summarize(made_up(induction=1.0)).induction.low < 0.2
+    assert (found["before"], found["after"]) == (200, 300)
+    assert found["attention"]["low"] > 0.1
+    assert found["induction_head"] == "L1H0"
+    assert found["induction"]["low"] > 4
+    # No head rises; every head of the layer does; attention to true and false labels rises alike.
+    for changes in ({"rises": 0.0}, {"others": 0.6}, {"rises": 0.0, "all_labels": 0.4}):
+        attention = summarize(made_up(**changes))["attention"]
+        assert attention["low"] < 0 < attention["high"]
+    assert summarize(made_up(induction=1.0))["induction"]["low"] < 0.2
     assert steepest(pd.Series([0.5, 0.9, 1.0], index=[1, 2, 3])) == (1, 2)
 
 
@@ -277,8 +276,7 @@ def test_the_page_of_runs_has_each_runs_numbers_and_figure(tmp_path):
     with pytest.raises(InputError, match="no run"):
         emergence_page.page(tmp_path)
     for name, how in (("risen", {}), ("flat", {"rises": 0.0})):
-        run = made_up(**how)
-        emergence_page.write(run, summarize(run), tmp_path / name)
+        emergence_page.write(made_up(**how), tmp_path / name)
     page = emergence_page.page(tmp_path)
     assert page.index("| [flat](#flat) | step 200 to 300: 0.50 to 0.95 | ") < page.index("| [risen](#risen) |")
     assert (tmp_path / "flat" / "figure.png").stat().st_size > 10_000

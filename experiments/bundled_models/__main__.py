@@ -81,11 +81,11 @@ def emergence(
     ),
 ) -> None:
     """Show how heads come about in training: accuracy, located heads, their attention, induction, by snapshot."""
-    from experiments.bundled_models.emergence import head_onsets, measure, summarize, trajectory
+    from experiments.bundled_models.emergence import head_onsets, measure, trajectory
     from experiments.bundled_models.emergence_page import HEADS, head_rows, write
 
     run = measure(checkpoints, folder, n=n)
-    write(run, summarize(run), out)
+    write(run, out)
     steps = trajectory(run).map("{:.2f}".format).reset_index()
     _print("by step", steps.columns, steps.astype(str).to_numpy().tolist())
     _print("located heads appear", HEADS, head_rows(head_onsets(run)))

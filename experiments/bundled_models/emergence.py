@@ -6,7 +6,7 @@ nor labels help.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,30 +144,26 @@ def steepest(accuracy: pd.Series) -> tuple[int, int]:
     return int(accuracy.index[after - 1]), int(accuracy.index[after])
 
 
-@dataclass(frozen=True)
-class Summary:
-    """What rises with accuracy: from which step to which, heads' attention, and induction."""
+def summarize(run: Emergence) -> dict[str, Any]:
+    """Return what rises with accuracy, between the snapshots between which it rises most.
 
-    before: int
-    after: int
-    accuracy_before: float
-    accuracy_after: float
-    attention: Comparison
-    """Rise of attention to true less false labels, located heads against the others of their layers; as a share of
-    the located heads' final attention to labels."""
-    induction_head: str
-    induction_step: int
-    induction: Comparison
-    """That head's induction score against 1, which is evenly spread attention; on sequences it was not chosen on."""
-
-
-def summarize(run: Emergence) -> Summary:
-    """Summarize a run at the snapshots between which accuracy rises most."""
+    `attention`: the rise of attention to true less false labels in located heads, against the others of their layers,
+    as a share of the located heads' final attention to labels. `induction`: the best head's induction score against 1,
+    which is evenly spread attention, on sequences it was not chosen on.
+    """
     accuracy: Any = run.prompts.groupby("step")["correct"].mean()
     before, after = steepest(accuracy)
     head, step, induction = _best_induction(run.scores, after)
-    rise = _attention_rise(run, before, after)
-    return Summary(before, after, float(accuracy[before]), float(accuracy[after]), rise, head, step, induction)
+    return {
+        "before": before,
+        "after": after,
+        "accuracy_before": float(accuracy[before]),
+        "accuracy_after": float(accuracy[after]),
+        "attention": asdict(_attention_rise(run, before, after)),
+        "induction_head": head,
+        "induction_step": step,
+        "induction": asdict(induction),
+    }
 
 
 def _attention_rise(run: Emergence, before: int, after: int) -> Comparison:

@@ -1,7 +1,6 @@
 """What `emergence` writes: tables, a figure, a summary; what it prints; and the page of several runs."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.bundled_models.emergence import BY, DECIDES, Emergence, Summary, head_onsets, trajectory
+from experiments.bundled_models.emergence import BY, DECIDES, Emergence, head_onsets, summarize, trajectory
 from experiments.framework import markdown
 from experiments.framework.estimate import compare
 from experiments.framework.plotting import STYLE
@@ -68,12 +67,12 @@ def head_rows(onsets: pd.DataFrame) -> list[list[str]]:
     ]
 
 
-def write(run: Emergence, summary: Summary, folder: Path) -> None:
+def write(run: Emergence, folder: Path) -> None:
     """table.csv (by step), heads.csv (when heads appear), figure.png and summary.json in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "table.csv", trajectory(run).to_csv(float_format="%.4f"))
     write_text(folder / "heads.csv", head_onsets(run).to_csv(index=False, float_format="%.4f"))
-    stored = {**asdict(summary), "located": {by: run.located[by] for by in BY}}
+    stored = {**summarize(run), "located": {by: run.located[by] for by in BY}}
     write_text(folder / "summary.json", json.dumps(stored, indent=2) + "\n")
     with matplotlib.rc_context(STYLE):
         figure(run).savefig(folder / "figure.png", dpi=150)

@@ -40,8 +40,6 @@ class Ranking:
     heads: tuple[str, ...]
     """The largest mean first."""
     layers: tuple[int, ...]
-    values: tuple[float, ...]
-    """Their means (nats)."""
     deeper_share: float
     """What the deeper half of the layers has of the sum of all heads' means above zero."""
     on_labels: float
@@ -65,7 +63,6 @@ class HeadLocations:
     seed: int
     steps: int
     n_layers: int
-    n_heads: int
     n_chosen: int
     """Prompts on which heads were located."""
     n_tested: int
@@ -148,7 +145,6 @@ def measure_where(
         seed=run["seed"],
         steps=run["done"],
         n_layers=n_layers,
-        n_heads=n_heads,
         n_chosen=len(chosen),
         n_tested=len(tested),
         n_draws=n_draws,
@@ -183,7 +179,6 @@ def rank(
         by=by,
         heads=tuple(map(str, located)),
         layers=tuple(head.layer for head in located),
-        values=tuple(float(means[by][head]) for head in located),
         deeper_share=deeper_share(means[by]),
         on_labels=(true + false) / N_LOCATED,
         true_share=true / (true + false) if true + false > 0 else 0.0,

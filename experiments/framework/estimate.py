@@ -44,10 +44,6 @@ class Comparison:
     n_clusters: int
     n_heads: int = 0
 
-    @property
-    def difference(self) -> float:
-        return self.quantity - self.control
-
 
 def compare(
     quantity: Float[np.ndarray, " row"],
