@@ -12,7 +12,7 @@ import pandas as pd
 import icl_lens as il
 from experiments.framework.arrangements import prompts_by_frequency, without_last_true
 from experiments.framework.estimate import compare_ratios
-from experiments.framework.finding import Finding, Measure, Measured, Row, percent, reason_rows
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent
 from experiments.framework.label_attention import attention_by_class, dropped
 from experiments.framework.label_bias import (
     N_CHOOSING,
@@ -61,14 +61,10 @@ def measure(study: Study) -> Measured:
     uneven, even = answered(study, tested), answered(study, balanced)
     rows = gap_rows(uneven, even, clusters_of(tested.favored))
     details = [accuracies("equally frequent labels", *even), accuracies("no fix", *uneven)]
-    try:
-        some = prompts_by_frequency(thin_out(locating, N_CHOOSING), shown, study.seed)
-        choosing = Pairs(study.tokenize(some["majority"]), study.tokenize(some["minority"]))
-        fixed, fixes = measure_fix(study, "majority", choosing, tested)
-        rows, details = rows + fixed, details + fixes
-    except il.InputError as error:
-        rows += reason_rows(FIX, error)
-    return Measured([*rows, *attention_rows(study)], pd.DataFrame(details))
+    some = prompts_by_frequency(thin_out(locating, N_CHOOSING), shown, study.seed)
+    choosing = Pairs(study.tokenize(some["majority"]), study.tokenize(some["minority"]))
+    fixed, fixes = measure_fix(study, "majority", choosing, tested)
+    return Measured([*rows, *fixed, *attention_rows(study)], pd.DataFrame(details + fixes))
 
 
 def attention_rows(study: Study) -> list[Row]:

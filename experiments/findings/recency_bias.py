@@ -22,7 +22,7 @@ from jaxtyping import Float
 import icl_lens as il
 from experiments.framework.arrangements import orders_by_label
 from experiments.framework.estimate import compare, compare_ratios
-from experiments.framework.finding import Finding, Measure, Measured, Row, percent, reason_rows, rows_or_reason
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_or_reason
 from experiments.framework.label_attention import attention_by_class
 from experiments.framework.label_bias import (
     N_CHOOSING,
@@ -78,16 +78,11 @@ def measure(study: Study) -> Measured:
     correct_last, correct_first = (scores(study, batch).correct[:, 0] for batch in (shown_last, shown_first))
     found = compare(correct_first, correct_last, clusters_of(shown_last), bounds=(0, 1))
     rows = [*gap_rows(by_last, by_first, study.clusters), Row.from_result("order", found)]
-    details = [accuracies("no fix", *by_last)]
-    try:
-        choosing = ordered(study, thin_out(locating, N_CHOOSING), -1)
-        fixed, fixes = measure_fix(study, "recency", choosing, last)
-        rows, details = rows + fixed, details + fixes
-    except il.InputError as error:
-        rows += reason_rows(FIX, error)
+    fixed, fixes = measure_fix(study, "recency", ordered(study, thin_out(locating, N_CHOOSING), -1), last)
+    rows += fixed
     rows += rows_or_reason([ATTENTION], lambda: _attention_rows(study))
     rows += rows_or_reason([NEIGHBOR], lambda: _neighbor_rows(study))
-    return Measured(rows, pd.DataFrame(details))
+    return Measured(rows, pd.DataFrame([accuracies("no fix", *by_last), *fixes]))
 
 
 def ordered(study: Study, prompts: Sequence[il.Prompt], place: int) -> Pairs:

@@ -148,14 +148,17 @@ def measure_fix(
 ) -> tuple[list[Row], list[dict[str, str | float]]]:
     """Measure what the fix does in heads located by either ranking; see `fix_measures`.
 
-    Details: `accuracies` with the fix in located and in random heads. Raise InputError for models whose attention
-    cannot be edited.
+    Details: `accuracies` with the fix in located and in random heads. For models whose attention cannot be edited, the
+    rows say so.
     """
     rows: list[Row] = []
     details = []
     for ranked in study.by_ranking():
         sets = [ranked.located, *ranked.random_sets(ranked.located, N_RANDOM_SETS)]
-        strengths = choose_strengths(study, choosing, sets, fix)
+        try:
+            strengths = choose_strengths(study, choosing, sets, fix)
+        except il.InputError as error:
+            return rows_of(dict.fromkeys(("removed", "fixed", "favored", "unfavored"), str(error))), []
         fixes = [il.DebiasSettings(heads, **{fix: strength}) for heads, strength in zip(sets, strengths, strict=True)]
         fixes = [il.DebiasSettings([]), *fixes]
         favored, unfavored = answered(study, tested, fixes)
