@@ -7,6 +7,7 @@ other; this is the control, so that two lists do not count as similar just becau
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -28,27 +29,24 @@ from experiments.framework.tasks import Task
 OWN = "this task"
 
 
-def _two_classes(task_of: Callable[[Study], Task]) -> Callable[[Study, int], TaskPrompts]:
-    def prompts(study: Study, seed: int) -> TaskPrompts:
-        batch = Study(study.model, task_of(study), n_prompts(study), seed).halves()[0]
-        return TaskPrompts(batch, clusters_of(batch))
-
-    return prompts
+def _two_classes(study: Study, *, task_of: Callable[[Study], Task], seed: int) -> TaskPrompts:
+    batch = Study(study.model, task_of(study), n_prompts(study), seed).halves()[0]
+    return TaskPrompts(batch, clusters_of(batch))
 
 
-CLASSIFICATION: dict[str, Callable[[Study, int], TaskPrompts]] = {
-    "other labels": _two_classes(other_tasks.other_labels),
-    "natural labels": _two_classes(other_tasks.natural_labels),
-    "other classes": _two_classes(other_tasks.other_classes),
-    "three classes": lambda study, seed: other_tasks.classes(study, CATEGORIES[:3], seed=seed),
-    "four classes": lambda study, seed: other_tasks.classes(study, CATEGORIES, seed=seed),
+CLASSIFICATION: dict[str, Callable[..., TaskPrompts]] = {
+    "other labels": partial(_two_classes, task_of=other_tasks.other_labels),
+    "natural labels": partial(_two_classes, task_of=other_tasks.natural_labels),
+    "other classes": partial(_two_classes, task_of=other_tasks.other_classes),
+    "three classes": partial(other_tasks.classes, categories=CATEGORIES[:3]),
+    "four classes": partial(other_tasks.classes, categories=CATEGORIES),
 }
-TASKS: dict[str, Callable[[Study, int], TaskPrompts]] = {
+TASKS: dict[str, Callable[..., TaskPrompts]] = {
     **CLASSIFICATION,
-    **{name: lambda study, seed, name=name: other_tasks.mapping(study, name, seed=seed) for name in MAPPINGS},
-    "copying": lambda study, seed: other_tasks.copying(study, seed=seed),
-    "IOI": lambda study, seed: other_tasks.ioi(study, seed=seed),
-    "induction": lambda study, seed: other_tasks.induction(study, seed=seed),
+    **{name: partial(other_tasks.mapping, name=name) for name in MAPPINGS},
+    "copying": other_tasks.copying,
+    "IOI": other_tasks.ioi,
+    "induction": other_tasks.induction,
 }
 
 MEAN = percent(
@@ -103,7 +101,7 @@ def measure(study: Study) -> Measured:
     rows = [_row("overlap_same", own, own.lists, [same.lists], note=same.note)]
     for i, (name, build) in enumerate(TASKS.items()):
         try:
-            tasks[name] = build(study, study.seed + 1 + i)
+            tasks[name] = build(study, seed=study.seed + 1 + i)
             ranked[name] = rank(study, tasks[name], seed=2 + i)
             rows.append(_row(OF_TASK[name].name, own, own.lists, [ranked[name].lists], note=ranked[name].note))
         except il.InputError as error:
