@@ -7,7 +7,7 @@ of the layer's input can be split by writer without storing anything of shape [l
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,13 +28,8 @@ WRITER_BYTES = 128 * 2**20
 
 def writer_names(view: ModelView, layer: int) -> tuple[str, ...]:
     """Return the writers of a layer's input: "embed", "pos_embed", "L0H0", …, "F0", …, "bias"."""
-    return _writer_names(has_pos_embed(view), view.n_heads, layer)
-
-
-@cache
-def _writer_names(has_pos_embed: bool, n_heads: int, layer: int) -> tuple[str, ...]:
-    first = ("embed", "pos_embed") if has_pos_embed else ("embed",)
-    blocks = [(*(str(Head(lower, head)) for head in range(n_heads)), f"F{lower}") for lower in range(layer)]
+    first = ("embed", "pos_embed") if has_pos_embed(view) else ("embed",)
+    blocks = [(*(str(Head(lower, head)) for head in range(view.n_heads)), f"F{lower}") for lower in range(layer)]
     return (*first, *(name for block in blocks for name in block), "bias")
 
 

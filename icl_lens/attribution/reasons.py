@@ -123,13 +123,7 @@ def attention_reasons(
 
 
 def because(query: Sequence[Writer], key: Sequence[Writer], *, above: bool) -> str:
-    """Name the strongest writers at the last token and at the keys behind a positive or negative score difference.
-
-    Example:
-        >>> from icl_lens.attribution.reasons import because
-        >>> because([("F7", 1.5), ("L1H0", 0.1)], [("F0", 0.5), ("L1H2", -0.2)], above=True)
-        'FFN 7 (+1.50) at the last token (query); FFN 0 (+0.50) at the keys'
-    """
+    """Name the strongest writers at the last token and at the keys behind a positive or negative score difference."""
     query_words, key_words = (writers_in_words(side, above) for side in (query, key))
     return f"{query_words} at the last token (query); {key_words} at the keys"
 

@@ -159,19 +159,13 @@ def _certainty(certified: bool) -> str:
     return "certified" if certified else "exhaustive"
 
 
-@dataclass(frozen=True)
-class LayerGradients:
-    """The value of each layer's input, and the direction whose dot product with a part bounds the part's increase."""
-
-    base: Float[Tensor, "batch layer"]
-    """The target's log-probability, or contrast, at the layer's input, nats."""
-    g: Float[Tensor, "batch layer d_model"]
-
-
 def layer_gradients(
     acts: Activations, targets: Int[Tensor, " batch"], readout: Readout, *, against: CheckedAgainst = None
-) -> LayerGradients:
-    """Return `LayerGradients`, computed in pieces that fit in memory; with `against`, those of the contrast.
+) -> tuple[Float[Tensor, "batch layer"], Float[Tensor, "batch layer d_model"]]:
+    """Return the target's log-probability at each layer's input, nats, and the direction `g` of the bounds.
+
+    A part's dot product with `g` bounds its increase. With `against`, both are those of the contrast. Computed in
+    pieces that fit in memory.
 
     Raise InputError if the readout is not affine.
     """
@@ -183,7 +177,7 @@ def layer_gradients(
             relative = sub_readout.relative_logits(x[rows, layers], *token_ids)
             base[rows, layers] = -torch.logsumexp(relative, dim=-1)
             g[rows, layers] = sub_readout.direction(-relative.softmax(-1) @ sub_readout.relative_columns(*token_ids))
-        return LayerGradients(base, g)
+        return base, g
     for rows, layers in readout.pieces(*x.shape[:2]):
         sub_readout = readout.select_prompts(rows)
         log_probs = sub_readout.log_probs(x[rows, layers])
@@ -193,17 +187,17 @@ def layer_gradients(
         weights = log_probs.exp_()
         weights.scatter_add_(-1, index, torch.full_like(index, -1, dtype=weights.dtype))
         g[rows, layers] = sub_readout.pull_back(weights).neg_()
-    return LayerGradients(base, g)
+    return base, g
 
 
-def head_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor, "batch layer head"]:
+def head_bounds(acts: Activations, g: Float[Tensor, "batch layer d_model"]) -> Float[Tensor, "batch layer head"]:
     """Return an upper bound on every head's increase, nats."""
-    return project_heads(acts.view, acts.scaled_z, gradients.g)
+    return project_heads(acts.view, acts.scaled_z, g)
 
 
-def subhead_bounds(acts: Activations, gradients: LayerGradients) -> Float[Tensor, "batch layer head pos"]:
+def subhead_bounds(acts: Activations, g: Float[Tensor, "batch layer d_model"]) -> Float[Tensor, "batch layer head pos"]:
     """Return an upper bound on the increase of every (layer, head, position), nats; -inf at padding."""
-    by_layer = [project_subheads(acts, gradients.g[:, layer], layer) for layer in range(acts.view.n_layers)]
+    by_layer = [project_subheads(acts, g[:, layer], layer) for layer in range(acts.view.n_layers)]
     return torch.stack(by_layer, dim=1).masked_fill(acts.padding[:, None, None], -torch.inf)
 
 
@@ -244,8 +238,8 @@ def top_subheads(
         no_bound = best.values.new_full((len(exact),), -torch.inf)
         return TopSubheads(best.values, layer, head, position, n_parts, n_parts, no_bound, linear, tokens)
 
-    gradients = layer_gradients(acts, targets, readout, against=others)
-    bounds = subhead_bounds(acts, gradients).flatten(1)
+    base, g = layer_gradients(acts, targets, readout, against=others)
+    bounds = subhead_bounds(acts, g).flatten(1)
     batch, n_all = bounds.shape
     rows = torch.arange(batch, device=bounds.device)[:, None]
     value, index = bounds[:, :0], rows[:, :0]
@@ -260,7 +254,7 @@ def top_subheads(
         evaluated = active[:, None] & torch.isfinite(largest.values[:, :step])  # not padding
         of_prompt = rows.expand_as(chosen)[evaluated]
         exact = torch.full_like(chosen, -torch.inf, dtype=value.dtype)
-        exact[evaluated] = _exact_subheads(acts, targets, others, readout, gradients, of_prompt, chosen[evaluated])
+        exact[evaluated] = _exact_subheads(acts, targets, others, readout, base, of_prompt, chosen[evaluated])
         bounds.scatter_(1, chosen, -torch.inf)
         value, index = torch.cat([value, exact], dim=1), torch.cat([index, chosen], dim=1)
         n_exact += evaluated.sum(-1)
@@ -282,7 +276,7 @@ def _exact_subheads(
     targets: Int[Tensor, " batch"],
     against: CheckedAgainst,
     readout: Readout,
-    gradients: LayerGradients,
+    base: Float[Tensor, "batch layer"],
     rows: Int[Tensor, " n"],
     index: Int[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
@@ -301,7 +295,7 @@ def _exact_subheads(
         )
     readout, against = readout.select_prompts(rows), select_rows(against, rows)
     with_part = readout.token_log_probs(y[:, None], targets[rows], against=against)[:, 0]
-    return with_part - gradients.base[rows, layer]
+    return with_part - base[rows, layer]
 
 
 def top_heads(
@@ -337,12 +331,12 @@ def top_heads(
         exact = increases.flatten(1).cpu().numpy()
         means.add(exact if linear else None, np.arange(n_parts), exact)
         return means.top(k, acts.view.n_heads)
-    gradients = layer_gradients(acts, targets, readout, against=others)
-    bounds = head_bounds(acts, gradients).flatten(1).cpu().numpy()
+    base, g = layer_gradients(acts, targets, readout, against=others)
+    bounds = head_bounds(acts, g).flatten(1).cpu().numpy()
     means.add(bounds, heads=np.arange(0), increase=bounds[:, :0])
     step = k
     while len(heads := means.undecided_heads(k, slack)[:step]):
-        means.add_exact(heads, exact_head_increases(acts, targets, readout, heads, gradients.base, against=others))
+        means.add_exact(heads, exact_head_increases(acts, targets, readout, heads, base, against=others))
         step = max(2, int((means.n_exact > 0).sum()) // 4)  # a quarter more heads in each round
     return means.top(k, acts.view.n_heads)
 
@@ -427,7 +421,7 @@ def exact_head_increases(
 ) -> Float[np.ndarray, "batch n"]:
     """Return the exact increases of some heads, given as `layer · n_heads + head`, nats, with one product with W_U.
 
-    `base` is `LayerGradients.base`, computed if None.
+    `base` is as from `layer_gradients`, computed if None.
     """
     index = torch.as_tensor(heads, device=readout.W_U.device)
     layer, head = index // acts.view.n_heads, index % acts.view.n_heads

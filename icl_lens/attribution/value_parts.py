@@ -21,6 +21,7 @@ from icl_lens.activations.activations import Activations
 from icl_lens.attribution.head_projection import HeadProjection, key_positions, require_writers
 from icl_lens.attribution.increases import Against, check_scoring, linear_direction
 from icl_lens.attribution.search import layer_gradients
+from icl_lens.display import long_frame
 from icl_lens.errors import check_choice
 from icl_lens.models.head import Head
 from icl_lens.prompts.token_ids import TokenPositions
@@ -63,16 +64,10 @@ class ValueParts:
 
     def to_frame(self) -> pd.DataFrame:
         """Return prompt, position, writer and value (nats), one row per key and writer."""
-        prompt, key = (self.positions >= 0).nonzero().unbind(1)
-        count = len(self.writers)
-        return pd.DataFrame(
-            {
-                "prompt": prompt.repeat_interleave(count).cpu().numpy(),
-                "position": self.positions[prompt, key].repeat_interleave(count).cpu().numpy(),
-                "writer": list(self.writers) * len(prompt),
-                "value": self.parts[prompt, key].flatten().cpu().numpy(),
-            }
-        )
+        frame = long_frame(self.parts, ("prompt", "position", "writer"))
+        frame["position"] = self.positions.flatten().repeat_interleave(len(self.writers)).cpu().numpy()
+        frame["writer"] = list(self.writers) * self.positions.numel()
+        return frame.query("position >= 0").reset_index(drop=True)
 
     def by_position(self, writer: Head | tuple[int, int] | str) -> Float[Tensor, "batch key pos"]:
         """Split an earlier head's entry in `parts` by the positions that it read (text → label → last position).
@@ -118,7 +113,7 @@ def value_parts(
     g = linear_direction(readout, targets, others)
     is_exact = g is not None
     if g is None:
-        g = layer_gradients(acts, targets, readout, against=others).g[:, head.layer]
+        g = layer_gradients(acts, targets, readout, against=others)[1][:, head.layer]
     positions = key_positions(acts, keys)
     projection = HeadProjection(acts, head, "v", positions)
     through_W_O = einsum(g, view.W_O(head.layer)[head.head].to(g), "batch model, d model -> batch d")

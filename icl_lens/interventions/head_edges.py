@@ -9,7 +9,6 @@ Several receivers are rebuilt independently from the same unedited pass: a chang
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -30,7 +29,7 @@ from icl_lens.interventions.editor import Edit, Stage, editing, group_by_layer
 from icl_lens.interventions.effects import answer_scores, logit_differences
 from icl_lens.interventions.gradients import z_gradients
 from icl_lens.interventions.partial_forward import Read
-from icl_lens.interventions.prefix_cache import RowEdits, RowsOfLayer
+from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.interventions.receiver import PARTS, Means, Part, Receiver
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -369,33 +368,18 @@ def _score_replaced(
     A set maps receivers to indices into `new_z`. The second value is the reason why full forward passes were used, ""
     if they were not.
     """
-    marks = torch.zeros(len(sets), view.n_layers, 1, dtype=torch.long)  # see `RowEdits`: no two sets share edits
-    for number, replaced in enumerate(sets):
-        marks[number, [head.layer for head in replaced]] = 1 + number
+
+    def edits(replaced: Mapping[Head, int], prompts: list[int] | slice) -> list[Edit]:
+        def replace_z(z: Tensor, heads: list[int], layer: int, last: Tensor) -> None:
+            for head in heads:
+                z[torch.arange(len(z)), last, head] = new_z[prompts, replaced[Head(layer, head)]].to(z)
+
+        return [Edit(Stage.z, group_by_layer(view, replaced), replace_z)] if replaced else []
 
     def edits_of(prompts: list[int]) -> RowEdits:
-        def edit_z(layer: int, numbers: list[int], z: Tensor, values: RowsOfLayer) -> None:
-            edits = [
-                (row, head.head, i)
-                for row, number in enumerate(numbers, start=1)
-                for head, i in sets[number].items()
-                if head.layer == layer
-            ]
-            if edits:
-                rows, heads, index = torch.tensor(edits, device=z.device).unbind(1)
-                z[:, rows, heads] = new_z[prompts][:, index.to(new_z.device)].to(z)
-
-        return RowEdits(marks, edit_z)
+        return RowEdits.applying(view, [edits(replaced, prompts) for replaced in sets])
 
     def run_full_passes() -> Tensor:
-        def edited(replaced: Mapping[Head, int]) -> AbstractContextManager[None]:
-            def apply(z: Tensor, heads: list[int], layer: int, last: Tensor) -> None:
-                for head in heads:
-                    z[torch.arange(len(z)), last, head] = new_z[:, replaced[Head(layer, head)]].to(z)
-
-            by_layer = group_by_layer(view, replaced)
-            return editing(view, Edit(Stage.z, by_layer, apply, required_batch=batch)) if replaced else nullcontext()
-
-        return score_passes(view, batch, map(edited, sets), read)
+        return score_passes(view, batch, (editing(view, *edits(replaced, slice(None))) for replaced in sets), read)
 
     return score_rows(view, batch, edits_of, read, run_full_passes, n_sets=len(sets))

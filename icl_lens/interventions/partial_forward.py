@@ -149,16 +149,14 @@ def _passes(view: ModelView, start_layers: list[int], batch: PromptBatch, pass_t
         yield from ([(one, row) for row in range(n)] for one in sets)
         return
     group: list[Pair] = []
-    layer = 0
     for one in sorted(sets, key=lambda place: start_layers[place]):
-        if group and start_layers[one] != layer and len(group) * width >= MIN_PASS_TOKENS:
-            yield group
-            group = []
-        layer = start_layers[one] if not group else layer
         for row in range(n):
-            if group and (len(group) + 1) * width > pass_tokens:
+            is_full = (len(group) + 1) * width > pass_tokens
+            if row == 0 and group and start_layers[one] != start_layers[group[0][0]]:
+                is_full |= len(group) * width >= MIN_PASS_TOKENS
+            if group and is_full:
                 yield group
-                group, layer = [], start_layers[one]
+                group = []
             group.append((one, row))
     if group:
         yield group

@@ -66,12 +66,15 @@ class RowEdits:
     def applying(cls, view: ModelView, sets: Sequence[Sequence[Edit]]) -> "RowEdits":
         """Apply the edits of blocks, made for single-token rows, one set of them per row."""
         marks = torch.zeros(len(sets), view.n_layers, 1, dtype=torch.long)
-        for place, edits in enumerate(sets):
-            marks[place, [layer for edit in edits for layer in edit.heads]] = 1 + place
+        layers = [{layer for edit in edits for layer in edit.heads} for edits in sets]
+        for place, edited in enumerate(layers):
+            marks[place, list(edited)] = 1 + place
 
         def edit_z(layer: int, shown: list[int], z: Tensor, values: RowsOfLayer) -> None:
             only = torch.zeros(len(z), dtype=torch.long, device=z.device)
             for row, place in enumerate(shown, start=1):
+                if layer not in layers[place]:
+                    continue
                 if edits := edits_at(sets[place], layer, ATTENTION_STAGES):
                     chosen, pattern, v = edited_attention(values(row), edits, only)
                     z[:, row, chosen] = torch.einsum("bhqk,bkhd->bhd", pattern.to(z.dtype), v.to(z.dtype))

@@ -12,7 +12,7 @@ Source: docs/howto/numbers.md.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -102,7 +102,7 @@ def locate_heads(
         >>> il.locate_heads(model, many, k=4, against=many.other_label_tokens).certified
         True
     """
-    search = _Search.from_inputs(model, prompts, targets, against, final_norm, bias)
+    search = _Search(model, prompts, targets, against, final_norm=final_norm, bias=bias)
     view, n_heads = search.view, search.view.n_layers * search.view.n_heads
     check_k(k, n_heads, "heads")
     if folder is not None:
@@ -166,7 +166,7 @@ def mean_head_increases(
         >>> il.mean_head_increases(model, many, against=many.other_label_tokens).shape
         torch.Size([8, 6])
     """
-    search = _Search.from_inputs(model, prompts, targets, against, final_norm, bias)
+    search = _Search(model, prompts, targets, against, final_norm=final_norm, bias=bias)
     view = search.view
     plan = plan_batches(view, search.batch, batch_size=batch_size, byte_budget=byte_budget)
     n_logit_rows = LOGIT_BYTES // (view.model.W_U.shape[1] * 4)
@@ -232,36 +232,26 @@ def _check_folder(folder: RunFolder, against: CheckedAgainst) -> None:
     )
 
 
-@dataclass(frozen=True)
 class _Search:
     """Checked inputs of a search, and what it computes from one batch."""
 
-    model: Any
-    view: ModelView
-    batch: PromptBatch
-    targets: Int[Tensor, " prompt"]
-    against: CheckedAgainst
-    final_norm: FinalNorm
-    bias: bool
-
-    @classmethod
-    def from_inputs(
-        cls,
+    def __init__(
+        self,
         model: Any,
         prompts: PromptBatch | Sequence[Prompt],
         targets: Int[Tensor, " prompt"] | None,
         against: Int[Tensor, " prompt"] | Int[Tensor, "prompt other"] | None,
-        final_norm: FinalNorm,
-        bias: bool,
-    ) -> "_Search":
-        batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
-        view = ModelView.of(model)
-        targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
-        return cls(model, view, batch, targets, check_against_ids(view, targets, against), final_norm, bias)
+        **readout_options: Any,
+    ):
+        self.model, self.view, self.readout_options = model, ModelView.of(model), readout_options
+        self.batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
+        targets = self.batch.answer_tokens if targets is None else targets
+        self.targets = check_target_ids(self.view, targets, len(self.batch))
+        self.against = check_against_ids(self.view, self.targets, against)
 
     def capture(self, rows: list[int]) -> tuple[Activations, Readout]:
         acts = capture(self.model, self.batch[rows])
-        return acts, acts.readout.using(final_norm=self.final_norm, bias=self.bias)
+        return acts, acts.readout.using(**self.readout_options)
 
     def tokens(self, rows: list[int]) -> tuple[Int[Tensor, " row"], CheckedAgainst]:
         """Return the targets of some prompts, and their tokens in `against`."""
@@ -281,11 +271,11 @@ class _Search:
             found = every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, targets, against)
             exact = found.flatten(1).cpu().numpy()
             return self.columns(rows, exact if linear else None, np.arange(exact.shape[1]), exact)
-        gradients = layer_gradients(acts, targets, readout, against=against)
-        bound = head_bounds(acts, gradients).flatten(1)
+        base, g = layer_gradients(acts, targets, readout, against=against)
+        bound = head_bounds(acts, g).flatten(1)
         leading = bound.double().mean(0).topk(min(n_leading, bound.shape[1])).indices.cpu().numpy()
         heads = np.union1d(np.asarray(candidates, dtype=leading.dtype), leading)
-        increase = exact_head_increases(acts, targets, readout, heads, gradients.base, against=against)
+        increase = exact_head_increases(acts, targets, readout, heads, base, against=against)
         return self.columns(rows, bound.cpu().numpy(), heads, increase)
 
     def second_pass(self, rows: list[int], heads: np.ndarray) -> dict[str, Any]:
