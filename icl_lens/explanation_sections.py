@@ -129,9 +129,9 @@ def prompt_fields(scored: ScoredPrompt) -> dict[str, Any]:
 def label_fields(scored: ScoredPrompt) -> dict[str, Any]:
     """Return the fields that only prompts with demonstrations have."""
     batch, model = scored.acts.batch, scored.model
-    spelled = tokenize_labels(model, batch)
+    prompt, labels = tokenize_labels(model, batch)
     whole: Sequence[float] = ()
-    if any(len(ids) > 1 for ids in spelled.labels):
+    if any(len(ids) > 1 for ids in labels):
         whole = whole_label_log_probs(model, batch)[0].tolist()
     predicted = () if batch.prediction_positions is None else tuple(batch.prediction_positions[0].tolist())
     return {
@@ -141,8 +141,8 @@ def label_fields(scored: ScoredPrompt) -> dict[str, Any]:
         "prediction_positions": predicted,
         "demonstration_labels": tuple(batch.label_index[0].tolist()),
         "label_attention": _nested(attention_to_labels(scored.acts)[0]),
-        "label_token_names": tuple(map(tuple, name_tokens(model.tokenizer, [list(ids) for ids in spelled.labels]))),
-        "n_shared_tokens": scored.n_tokens - len(spelled.prompt),
+        "label_token_names": tuple(map(tuple, name_tokens(model.tokenizer, [list(ids) for ids in labels]))),
+        "n_shared_tokens": scored.n_tokens - len(prompt),
         "whole_label_log_probs": tuple(whole),
     }
 

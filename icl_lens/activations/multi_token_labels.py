@@ -11,7 +11,6 @@ is the sum over its tokens, each conditioned on the prompt and the label's earli
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,16 +28,8 @@ PASS_TOKENS = 8192
 Ids = Sequence[int]
 
 
-@dataclass(frozen=True)
-class LabelTokenization:
-    """A prompt's tokens, without appended label tokens, and the tokens of each label after it."""
-
-    prompt: tuple[int, ...]
-    labels: tuple[tuple[int, ...], ...]
-
-
-def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> LabelTokenization:
-    """Return the tokens of each label after a prompt of the batch.
+def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> tuple[Ids, tuple[Ids, ...]]:
+    """Return the tokens of a prompt, without appended label tokens, and the tokens of each label after it.
 
     Raise InputError for prompts without demonstrations.
     """
@@ -53,7 +44,7 @@ def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> LabelTokeni
         own = tokens[: len(tokens) - n_shared]
         scored = [ids[n_shared] for ids in labels]
         if own[len(own) - len(query.ids) :] == query.ids and scored == batch.label_tokens.tolist():
-            return LabelTokenization(tuple(own), labels)
+            return tuple(own), labels
     raise InputError(
         f"batch must be tokenized with the model's tokenizer, got other tokens for prompt {row} and its labels; "
         "re-tokenize the prompts for this model"
@@ -73,8 +64,8 @@ def whole_label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batc
     """
     pairs = []
     for row in range(len(batch)):
-        tokenized = tokenize_labels(model, batch, row)
-        pairs += [(tokenized.prompt, ids) for ids in tokenized.labels]
+        prompt, labels = tokenize_labels(model, batch, row)
+        pairs += [(prompt, ids) for ids in labels]
     return continuation_log_probs(model, pairs).reshape(len(batch), -1)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from icl_lens.activations.writers import Writers, has_pos_embed
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
-from icl_lens.models.norms import NormView
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -115,11 +114,8 @@ class Recorder:
 
     def _rows(self, value: Tensor) -> Tensor:
         """Return the row of the pass that each row is read from."""
-        return (
-            torch.arange(len(value), device=value.device)
-            if self.pass_index is None
-            else self.pass_index.to(value.device)
-        )
+        index = torch.arange(len(value)) if self.pass_index is None else self.pass_index
+        return index.to(value.device)
 
     def _at_last(self, value: Tensor) -> Tensor:
         return value[self._rows(value), self.batch.last.to(value.device)]
@@ -150,12 +146,10 @@ class Recorder:
         readout = view.readout(self.store["resid_final"])
         own = {name: value for name, value in self.store.items() if "." not in name}
         fields = {"mlp_post": None, **own, "batch": self.batch, "view": view, "readout": readout}
-        posts = [view.attn_post_norm(layer) for layer in layers]
-        if any(post is not None for post in posts):
-            attn = [self._raw_output(layer, "attn", readout.dtype) for layer in layers]
-            mlp = [self._raw_output(layer, "mlp", readout.dtype) for layer in layers]
-            fields["attn_scale"] = _post_scales(posts, attn)
-            fields["mlp_scale"] = _post_scales([view.mlp_post_norm(layer) for layer in layers], mlp)
+        if any(view.attn_post_norm(layer) is not None for layer in layers):
+            for part in ("attn", "mlp"):
+                scales = [self._post_norm_scale(layer, part, readout.dtype) for layer in layers]
+                fields[f"{part}_scale"] = torch.stack(scales, dim=1)
         return {**fields, "pass_index": self.pass_index, "writers": self._writers() if self.keeps_writers else None}
 
     def _writers(self) -> Writers:
@@ -173,18 +167,21 @@ class Recorder:
             **{name: self.store[f"writers.{name}"] for name in names},
         )
 
-    def _raw_output(self, layer: int, part: str, dtype: torch.dtype) -> Tensor:
-        """Return the attention or FFN output before the norm that follows it."""
+    def _post_norm_scale(self, layer: int, part: str, dtype: torch.dtype) -> Tensor:
+        """Return the scale of the norm after attention or the FFN; 1 if there is none."""
+        view = self.view
         if part == "attn":
-            x = self.store["z"][:, layer].flatten(1)
-            weight, bias = self.view.raw_W_O(layer).flatten(0, 1), self.view.raw_b_O(layer)
+            x, norm = self.store["z"][:, layer].flatten(1), view.attn_post_norm(layer)
+            weight, bias = view.raw_W_O(layer).flatten(0, 1), view.raw_b_O(layer)
         elif "mlp_post" not in self.store:
-            raise InputError(f"{self.view.name} is not supported: it has a norm after its FFN but no mlp.hook_post")
+            raise InputError(f"{view.name} is not supported: it has a norm after its FFN but no mlp.hook_post")
         else:
-            x = self.store["mlp_post"][:, layer]
-            weight, bias = self.view.raw_W_out(layer), self.view.raw_b_out(layer)
-        out = x.to(dtype) @ weight.to(dtype)
-        return out if bias is None else out + bias
+            x, norm = self.store["mlp_post"][:, layer], view.mlp_post_norm(layer)
+            weight, bias = view.raw_W_out(layer), view.raw_b_out(layer)
+        if norm is None:
+            return x.new_ones(len(x), dtype=dtype)
+        raw = x.to(dtype) @ weight.to(dtype)
+        return norm_scale(raw if bias is None else raw + bias, eps=norm.eps, center=norm.center)
 
 
 def at_positions(x: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -193,11 +190,3 @@ def at_positions(x: Tensor, positions: Tensor, rows: Tensor | None = None) -> Te
     picked = x[rows[:, None], positions.clamp(min=0)]
     missing = (positions < 0).reshape(*positions.shape, *[1] * (picked.ndim - 2))
     return picked.masked_fill(missing, 0)
-
-
-def _post_scales(posts: list[NormView | None], raw: list[Tensor]) -> Tensor:
-    columns = [
-        x.new_ones(len(x)) if post is None else norm_scale(x, eps=post.eps, center=post.center)
-        for post, x in zip(posts, raw, strict=True)
-    ]
-    return torch.stack(columns, dim=1)

@@ -21,8 +21,8 @@ from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import Mode, check_ablation
 from icl_lens.interventions.edited_scores import PASS_TOKENS, score_sets
 from icl_lens.interventions.editor import Positions
-from icl_lens.interventions.gradients import first_order_drops
 from icl_lens.interventions.gradients import prompts_at_once as graphs_at_once
+from icl_lens.interventions.gradients import z_gradients
 from icl_lens.metrics import label_log_odds, spearman
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -242,7 +242,20 @@ def logit_differences(
 def _estimated(
     view: ModelView, batch: PromptBatch, targets: Int[Tensor, " batch"], against: CheckedAgainst, positions: Positions
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return first-order estimates of `log_prob`, `log_odds` (NaN) and `logit_diff`, [batch layer head]."""
+    """Return first-order estimates of `log_prob`, `log_odds` (NaN) and `logit_diff`, [batch layer head].
+
+    Zeroing sets a head's z to 0, so log p drops by about `z · ∂ log p/∂z`: attribution patching towards zero. Source:
+    Nanda, "Attribution patching: activation patching at industrial scale" (2023); Syed, Rager & Conmy, arXiv
+    2310.10348.
+    """
+
+    def drop(z: Tensor, gradient: Tensor, rows: PromptBatch) -> Float[Tensor, "batch head"]:
+        dtype = torch.promote_types(z.dtype, torch.float32)
+        product = (z.to(dtype) * gradient.to(dtype)).sum(-1).to(view.unembed_device)
+        if positions == "last":
+            return product[torch.arange(len(product)), rows.last.cpu()]
+        return (product * rows.attention_mask.to(product)[:, :, None]).sum(1)
+
     pieces = []
     for rows in torch.arange(len(batch)).split(graphs_at_once(view, batch)):
 
@@ -250,6 +263,9 @@ def _estimated(
             own = log_probs.gather(1, targets[rows].clone().to(log_probs.device)[:, None])
             return torch.cat([own, *logit_differences(log_probs, own, against, rows)], dim=1)
 
-        pieces.append(first_order_drops(view, batch[rows.tolist()], scores, last_only=positions == "last"))
+        piece = batch[rows.tolist()]
+        zs, gradients = z_gradients(view, piece, scores)
+        drops = [[drop(*pair, piece) for pair in zip(zs, of_score, strict=True)] for of_score in gradients]
+        pieces.append(torch.stack([torch.stack(by_layer, dim=1) for by_layer in drops], dim=-1))
     log_prob, *logit_diff = torch.cat(pieces).unbind(-1)
     return log_prob, torch.full_like(log_prob, torch.nan), logit_diff[0] if logit_diff else None

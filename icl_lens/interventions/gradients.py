@@ -1,8 +1,4 @@
-"""First-order estimates of ablation effects: one forward and one backward pass for all heads.
-
-Zeroing sets a head's z to 0, so log p drops by about `z · ∂ log p/∂z`: attribution patching towards zero. Source:
-Nanda, "Attribution patching: activation patching at industrial scale" (2023); Syed, Rager & Conmy, arXiv 2310.10348.
-"""
+"""Gradients with respect to the z of every head: one forward pass, and one backward pass per score."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,36 +16,17 @@ from icl_lens.prompts.batch import PromptBatch
 GRAPH_BYTES = 2**30
 
 
-def first_order_drops(
-    view: ModelView,
-    batch: PromptBatch,
-    scores: Callable[[Float[Tensor, "batch d_vocab"]], Float[Tensor, "batch score"]],
-    *,
-    last_only: bool,
-) -> Float[Tensor, "batch layer head score"]:
-    """Return the first-order drop in each score of the answer when each head is zeroed.
-
-    `scores` maps the log-probabilities after each prompt to scores; each score costs one backward pass. Gradients are
-    taken with respect to z only; those of the weights are disabled. `scores` must clone the index tensors it uses,
-    because they may have been created in inference mode.
-    """
-    zs, slopes = z_gradients(view, batch, scores)
-    drops = [
-        [_product(z, slope, batch, last_only).to(view.unembed_device) for z, slope in zip(zs, of_score, strict=True)]
-        for of_score in slopes
-    ]
-    return torch.stack([torch.stack(layers, dim=1) for layers in drops], dim=-1)
-
-
 def z_gradients(
     view: ModelView,
     batch: PromptBatch,
     scores: Callable[[Float[Tensor, "batch d_vocab"]], Float[Tensor, "batch score"]],
     hooks: Iterable[tuple[str, Callable[..., Any]]] = (),
 ) -> tuple[list[Float[Tensor, "batch pos head d_head"]], list[tuple[Tensor, ...]]]:
-    """Return every layer's z, and for each score its gradients with respect to them; see `first_order_drops`.
+    """Return every layer's z, and for each score its gradients with respect to them.
 
-    The graph begins at the first layer's z; weights and embeddings have no gradients. `hooks` are run in the same pass.
+    `scores` maps the log-probabilities after each prompt to scores, whose sums over prompts are differentiated. It must
+    clone the index tensors it uses, because they may have been created in inference mode. The graph begins at the first
+    layer's z; weights and embeddings have no gradients. `hooks` are run in the same pass.
     """
     zs: dict[int, Tensor] = {}
 
@@ -77,14 +54,6 @@ def z_gradients(
             torch.autograd.grad(total, layers, retain_graph=i + 1 < len(totals)) for i, total in enumerate(totals)
         ]
     return [z.detach() for z in layers], slopes
-
-
-def _product(z: Tensor, slope: Tensor, batch: PromptBatch, last_only: bool) -> Float[Tensor, "batch head"]:
-    dtype = torch.promote_types(z.dtype, torch.float32)
-    product = (z.to(dtype) * slope.to(dtype)).sum(-1)
-    if last_only:
-        return product[torch.arange(len(product), device=product.device), batch.last.to(product.device)]
-    return (product * batch.attention_mask.to(product)[:, :, None]).sum(1)
 
 
 def prompts_at_once(view: ModelView, batch: PromptBatch) -> int:

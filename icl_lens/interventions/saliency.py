@@ -92,8 +92,7 @@ def attention_saliency(model: Any, batch: PromptBatch) -> Float[Tensor, "batch l
         >>> saliency.shape[2:], bool((saliency >= 0).all()), float(saliency[0, -1, :-1].max())
         (torch.Size([19, 19]), True, 0.0)
     """
-    found = _by_layer(ModelView.of(model), batch, lambda saliency, rows: saliency.unsqueeze(-1))
-    return found[..., 0]
+    return _by_layer(ModelView.of(model), batch, lambda saliency, rows: saliency)
 
 
 def saliency_flow(model: Any, batch: PromptBatch) -> SaliencyFlow:
