@@ -59,12 +59,9 @@ class LayerIncreases(ShownAsTable):
 
     def to_frame(self) -> pd.DataFrame:
         """Return prompt, layer, component ("attn" | "ffn") and value (nats): one row for each."""
-        frames = []
-        for component, values in (("attn", self.attn), ("ffn", self.ffn)):
-            frame = long_frame(values, ("prompt", "layer"))
-            frame.insert(2, "component", component)
-            frames.append(frame)
-        return pd.concat(frames, ignore_index=True).sort_values(["prompt", "layer", "component"], ignore_index=True)
+        frame = long_frame(torch.stack([self.attn, self.ffn], dim=2), ("prompt", "layer", "component"))
+        frame["component"] = ["attn", "ffn"] * self.attn.numel()
+        return frame
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         attn, ffn = self.attn.float().mean(0).tolist(), self.ffn.float().mean(0).tolist()

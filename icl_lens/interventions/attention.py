@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
@@ -69,35 +69,25 @@ def label_attention_edit(
 
     def scale(attention: AttentionState, indices: list[int], layer: int) -> None:
         assert attention.pattern is not None
-        rows, device = len(attention.pattern), attention.pattern.device
+        rows, n_keys, device = len(attention.pattern), attention.pattern.shape[-1], attention.pattern.device
         if len(batch) not in (1, rows):
             raise InputError(f"the forward pass must have {len(batch)} rows like batch, got {rows}; run the same batch")
-        positions = batch.label_positions.to(device).expand(rows, -1)
-        if int(batch.last.max()) >= attention.pattern.shape[-1]:
+        if (n_tokens := int(batch.last.max()) + 1) > n_keys:
             raise InputError(
-                f"the forward pass must have at least {int(batch.last.max()) + 1} tokens like batch, got "
-                f"{attention.pattern.shape[-1]}; run the same batch"
+                f"the forward pass must have at least {n_tokens} tokens like batch, got {n_keys}; run the same batch"
             )
-        by_position = at_positions(weights.expand(rows, -1), positions, width=attention.pattern.shape[-1])
-        every = torch.arange(rows, device=device)[:, None]
-        places = torch.tensor(attention.indices_of(indices), device=device)[None]
-        row = attention.pattern[every, places, attention.last[:, None]] * by_position[:, None].to(
-            attention.pattern.dtype
-        )
+        positions = batch.label_positions.to(device).expand(rows, -1)
+        factors = weights.to(device).expand(rows, -1).masked_fill(positions < 0, 1.0)
+        ones = factors.new_ones(rows, n_keys)
+        factor_of_key = ones.scatter_reduce(1, positions.clamp(min=0), factors, "prod")[:, None]
+        heads = torch.tensor(attention.indices_of(indices), device=device)
+        last_queries = torch.arange(rows, device=device)[:, None], heads, attention.last[:, None]
+        row = attention.pattern[last_queries] * factor_of_key.to(attention.pattern.dtype)
         if renormalize:
             row = row / row.sum(-1, keepdim=True).clamp(min=torch.finfo(row.dtype).tiny)
-        attention.pattern[every, places, attention.last[:, None]] = row
+        attention.pattern[last_queries] = row
 
     return Edit(Stage.pattern, by_layer, scale, required_batch=batch)
-
-
-def at_positions(
-    weights: Float[Tensor, "batch demo"], positions: Int[Tensor, "batch demo"], *, width: int
-) -> Float[Tensor, "batch key"]:
-    """Return each demonstration's factor at its position (-1: none) and 1 elsewhere, on the positions' device."""
-    factors = weights.to(positions.device).masked_fill(positions < 0, 1.0)
-    by_position = factors.new_ones(len(positions), width)
-    return by_position.scatter_reduce(1, positions.clamp(min=0), factors, "prod")
 
 
 @contextmanager
