@@ -354,20 +354,20 @@ def head_position_increases(
     if (g := linear_direction(readout, targets, others)) is not None:
         by_layer = {layer: project_subheads(acts, g, layer) for layer in {head.layer for head in heads}}
         return torch.stack([by_layer[layer][:, head] for layer, head in heads], dim=1).masked_fill(padding, 0.0)
-    layers = sorted({head.layer for head in heads})
-    base = readout.token_log_probs(acts.resid_pre[:, layers].to(readout.dtype), targets, against=others)
-    pieces = []
-    step = max(1, PART_BYTES // (acts.pattern[:, 0, 0].numel() * acts.view.d_model * base.element_size()))
+    pieces, width = [], padding.shape[-1]
+    step = max(1, PART_BYTES // (len(padding) * width * acts.view.d_model * readout.dtype.itemsize))
     for piece in (heads[start : start + step] for start in range(0, len(heads), step)):
-        parts = []
+        # For each layer, its input, followed by this input plus each part: one product with W_U for all of them.
+        by_layer = []
         for layer, of_layer in groupby(piece, key=lambda head: head.layer):
             index = [head for _, head in of_layer]
             pattern, values = acts.scaled_pattern(layer)[:, index], acts.head_values(layer)[:, :, index]
-            parts.append(subhead_values(pattern, values, acts.view.W_O(layer)[index]))
-            parts[-1] += acts.resid_pre[:, layer, None, None].to(readout.dtype)
-        y = torch.cat(parts, dim=1)
-        log_probs = readout.token_log_probs(y.flatten(1, 2), targets, against=others).unflatten(1, y.shape[1:3])
-        pieces.append(log_probs - base[:, [layers.index(head.layer) for head in piece], None])
+            x = acts.resid_pre[:, layer, None].to(readout.dtype)
+            parts = subhead_values(pattern, values, acts.view.W_O(layer)[index]).flatten(1, 2)
+            by_layer.append(torch.cat([x, parts.add_(x)], dim=1))
+        log_probs = readout.token_log_probs(torch.cat(by_layer, dim=1), targets, against=others)
+        for at_layer in log_probs.split([y.shape[1] for y in by_layer], dim=1):
+            pieces.append((at_layer[:, 1:] - at_layer[:, :1]).unflatten(1, (-1, width)))
     return torch.cat(pieces, dim=1).masked_fill(padding, 0.0)
 
 
