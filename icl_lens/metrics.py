@@ -59,15 +59,10 @@ def is_correct(
     if not bool(best.values.isfinite().all()):
         row = int((~best.values.isfinite()).nonzero()[0])
         raise InputError(
-            f"the highest score of prompt {row} is {_shown(best.values[row])}; find the cause (weights, an edit, "
-            "float16) or drop such prompts"
+            f"the highest score of prompt {row} must be finite, got {float(best.values[row])}; find the cause "
+            "(weights, an edit, float16) or drop such prompts"
         )
     return best.indices == answer
-
-
-def _shown(value: Tensor) -> str:
-    """Return "NaN" or "infinite" for a value that is not finite."""
-    return "NaN" if bool(value.isnan()) else "infinite"
 
 
 def accuracy(

@@ -157,9 +157,8 @@ class ModelComparison(HasPage):
 
 
 def _change(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
-    interval = bootstrap_interval(b - a)
-    change = {"change": interval.value, "low": interval.low, "high": interval.high}
-    return {"a": float(a.mean()), "b": float(b.mean()), **change}
+    change, low, high = bootstrap_interval(b - a)
+    return {"a": float(a.mean()), "b": float(b.mean()), "change": change, "low": low, "high": high}
 
 
 def _answer_rows(both: ModelComparison) -> list[list[str]]:
