@@ -44,6 +44,9 @@ def test_groups_sum_writers_of_each_prompt(load_tiny: Any, tmp_path: Path, famil
                 assert_close(scores[row, column, side], list(by_group.values()), scale=scale)
             total = group_sums(value.parts[row].sum(0)[None], acts.view, value.writers)[0]
             assert_close(values[row, column], total)
+    halves = tower_inputs.by_group(scores)
+    both = halves["early"] + halves["late"] + halves["biases"]
+    assert_close(both, scores.sum(-1), scale=float(scores.abs().max()) * 4)
     assert_close(values.sum(-1), torch.stack([_from_labels(acts, head) for head in heads], dim=1))
 
 
