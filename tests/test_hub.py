@@ -15,6 +15,7 @@ import torch
 from faults import assert_refused
 from hub import Hub
 from huggingface_hub import constants
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 import icl_lens as il
 from icl_lens.hub import download_bars, explain_hub_error
@@ -288,9 +289,18 @@ def test_datasets_that_cannot_be_fetched(hub, fault, words):
     assert_refused("path=", load_task, "trec")
 
 
+def not_located(cause):
+    """What huggingface_hub raises if a request for a file fails."""
+    error = LocalEntryNotFoundError("An error happened while trying to locate the file on the Hub")
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
+        (not_located(OfflineModeIsEnabled("offline")), "is not in the cache, or only partly; unset HF_HUB_OFFLINE"),
+        (not_located(TimeoutError("timed out")), "(TimeoutError: timed out); retry later"),
         (type("TransportError", (Exception,), {})("CERTIFICATE_VERIFY_FAILED"), "CERTIFICATE_VERIFY_FAILED"),
         (OSError(28, "No space left on device"), "No space left on device); free space or set HF_HOME"),
         (PermissionError(13, "Permission denied", "/cache"), "HF_HOME to a writable folder"),
