@@ -355,19 +355,22 @@ def head_position_increases(
         by_layer = {layer: project_subheads(acts, g, layer) for layer in {head.layer for head in heads}}
         return torch.stack([by_layer[layer][:, head] for layer, head in heads], dim=1).masked_fill(padding, 0.0)
     pieces, width = [], padding.shape[-1]
-    step = max(1, PART_BYTES // (len(padding) * width * acts.view.d_model * readout.dtype.itemsize))
+    # Up to a layer's heads at a time: larger products do not fit in a processor's cache.
+    step = PART_BYTES // (len(padding) * width * acts.view.d_model * readout.dtype.itemsize)
+    step = max(1, min(step, acts.view.n_heads))
     for piece in (heads[start : start + step] for start in range(0, len(heads), step)):
         # For each layer, its input, followed by this input plus each part: one product with W_U for all of them.
-        by_layer = []
+        inputs = []
         for layer, of_layer in groupby(piece, key=lambda head: head.layer):
             index = [head for _, head in of_layer]
             pattern, values = acts.scaled_pattern(layer)[:, index], acts.head_values(layer)[:, :, index]
             x = acts.resid_pre[:, layer, None].to(readout.dtype)
             parts = subhead_values(pattern, values, acts.view.W_O(layer)[index]).flatten(1, 2)
-            by_layer.append(torch.cat([x, parts.add_(x)], dim=1))
-        log_probs = readout.token_log_probs(torch.cat(by_layer, dim=1), targets, against=others)
-        for at_layer in log_probs.split([y.shape[1] for y in by_layer], dim=1):
-            pieces.append((at_layer[:, 1:] - at_layer[:, :1]).unflatten(1, (-1, width)))
+            inputs += [x, parts.add_(x)]
+        log_probs = readout.token_log_probs(torch.cat(inputs, dim=1), targets, against=others)
+        before_and_after = log_probs.split([y.shape[1] for y in inputs], dim=1)
+        for before, after in zip(before_and_after[::2], before_and_after[1::2], strict=True):
+            pieces.append((after - before).unflatten(1, (-1, width)))
     return torch.cat(pieces, dim=1).masked_fill(padding, 0.0)
 
 
