@@ -19,6 +19,13 @@ def test_groups_by_kind_and_half_of_the_layers() -> None:
     assert [group_of(name, 30) for name in names] == [name.replace("_", " ") for name in expected]
 
 
+def test_early_and_late_groups_are_all_but_biases() -> None:
+    parts = torch.rand(5, len(GROUPS), generator=torch.Generator().manual_seed(0))
+    found = tower_inputs.by_group(parts)
+    assert_close(found["early"], sum(found[name] for name in ("embeddings", "early heads", "early FFNs")))
+    assert_close(found["early"] + found["late"] + found["biases"], parts.sum(-1))
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama_gqa"])
 def test_groups_sum_writers_of_each_prompt(load_tiny: Any, tmp_path: Path, family: str) -> None:
     model = load_tiny(family)
@@ -44,9 +51,6 @@ def test_groups_sum_writers_of_each_prompt(load_tiny: Any, tmp_path: Path, famil
                 assert_close(scores[row, column, side], list(by_group.values()), scale=scale)
             total = group_sums(value.parts[row].sum(0)[None], acts.view, value.writers)[0]
             assert_close(values[row, column], total)
-    halves = tower_inputs.by_group(scores)
-    both = halves["early"] + halves["late"] + halves["biases"]
-    assert_close(both, scores.sum(-1), scale=float(scores.abs().max()) * 4)
     assert_close(values.sum(-1), torch.stack([_from_labels(acts, head) for head in heads], dim=1))
 
 
