@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from rich.console import Console
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
@@ -35,9 +36,8 @@ from experiments.bundled_models.episodes import (
 from experiments.bundled_models.muon import Muon
 from experiments.bundled_models.tokenizer import make_tokenizer
 from icl_lens.errors import InputError
-from icl_lens.files import atomic_write
 
-CHECKPOINT = "checkpoint.pt"
+CHECKPOINT = "checkpoint.safetensors"
 N_SNAPSHOTS = 10
 SHOWN = (2, 4, 8, 16)
 """Numbers of demonstrations in validation, all that training episodes can have."""
@@ -214,40 +214,44 @@ class Trainer:
         return self.history[-1]
 
     def save(self, folder: Path) -> None:
-        """Write the complete state."""
-        state = {
-            "settings": asdict(self.settings),
-            "progress": asdict(self.progress),
-            "history": self.history,
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(folder / CHECKPOINT) as temp_path:
-            torch.save(state, temp_path)
+        """Write the complete state to a temporary file and move it into place."""
+        tensors = {}
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters():
+            tensors[f"model.{name}"] = parameter.detach()
+        for optimizer in self.optimizers:
+            for parameter, state in optimizer.state.items():
+                tensors |= {f"{key}.{names[id(parameter)]}": value for key, value in state.items()}
+        run = {"settings": asdict(self.settings), "progress": asdict(self.progress), "history": self.history}
+        _write(folder / CHECKPOINT, tensors, {"run": json.dumps(run)})
 
     def resume(self, folder: Path) -> None:
         """Take up the checkpoint in `folder`, if there is one; raises InputError if it is of another run."""
         path = folder / CHECKPOINT
         if not path.exists():
             return
-        state = torch.load(path, weights_only=True)
-        if state["settings"] != asdict(self.settings):
-            raise InputError(
-                f"{path} is of a run with {state['settings']}, not {asdict(self.settings)};"
-                " restart with --no-resume, or request the same run"
-            )
-        self.model.load_state_dict(state["model"])
-        for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(own)
-        self.progress, self.history = Progress(**state["progress"]), state["history"]
+        with safe_open(path, framework="pt") as file:
+            run = json.loads(file.metadata()["run"])
+            if run["settings"] != asdict(self.settings):
+                raise InputError(
+                    f"{path} is of a run with {run['settings']}, not {asdict(self.settings)};"
+                    " restart with --no-resume, or request the same run"
+                )
+            names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+            for name, parameter in self.model.named_parameters():
+                parameter.data.copy_(file.get_tensor(f"model.{name}"))
+            for optimizer, keys in zip(
+                self.optimizers, (("momentum",), ("step", "exp_avg", "exp_avg_sq")), strict=True
+            ):
+                for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                    name = names[id(parameter)]
+                    optimizer.state[parameter] = {key: file.get_tensor(f"{key}.{name}").clone() for key in keys}
+        self.progress, self.history = Progress(**run["progress"]), run["history"]
 
     def snapshot(self, folder: Path) -> None:
         """Write the weights of this step (float16, about 2 MB) to `folder`."""
-        tensors = {name: parameter.detach().half().contiguous() for name, parameter in self.model.named_parameters()}
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(folder / f"step-{self.progress.done:06d}.safetensors") as temp_path:
-            save_file(tensors, temp_path, metadata={"format": "pt"})
+        tensors = {name: parameter.detach().half() for name, parameter in self.model.named_parameters()}
+        _write(folder / f"step-{self.progress.done:06d}.safetensors", tensors, {"format": "pt"})
 
     def export(self, folder: Path) -> None:
         """Write the Hugging Face folder to a temporary folder and move its files into place."""
@@ -271,6 +275,13 @@ def thin_out(folder: Path, n: int = N_SNAPSHOTS) -> None:
     kept = {found[round(i * (len(found) - 1) / (n - 1))] for i in range(n)} if found else set()
     for path in set(found) - kept:
         path.unlink()
+
+
+def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temp_path = path.with_suffix(".part")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temp_path, metadata=metadata)
+    os.replace(temp_path, path)
 
 
 def train(settings: TrainConfig, out: Path, checkpoints: Path, *, resume: bool) -> None:
