@@ -11,7 +11,7 @@ import pytest
 from gguf import GGUFReader
 
 import icl_lens as il
-from icl_lens.models import installed
+from icl_lens.models import gguf, installed
 
 
 @pytest.fixture
@@ -45,6 +45,11 @@ def test_cut_short_anywhere(file, refused, tmp_path):
 def test_not_a_gguf_file(start, refused, tmp_path):
     (tmp_path / "y.gguf").write_bytes(start)
     refused(tmp_path / "y.gguf", "'y.gguf' must be a complete GGUF file")
+
+
+def test_a_file_that_cannot_be_read(file, refused, monkeypatch):
+    monkeypatch.setattr(gguf, "file_digest", Mock(side_effect=PermissionError(13, "Permission denied")))
+    refused(file, "Permission denied; pass the path of a readable file")
 
 
 def without(name):

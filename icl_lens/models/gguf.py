@@ -40,7 +40,11 @@ def convert_gguf(file: Path, dtype: torch.dtype, digest: str | None = None) -> P
     """
     dtype = torch.float32 if dtype == torch.float64 else dtype
     stored_as = str(dtype).removeprefix("torch.")
-    name = f"{(digest or file_digest(file))[:16]}-{stored_as}-transformers-{version('transformers')}-{CONVERSION}"
+    try:
+        digest = digest or file_digest(file)
+    except OSError as error:
+        raise InputError(f"cannot read {str(file)!r}: {error.strerror}; pass the path of a readable file") from error
+    name = f"{digest[:16]}-{stored_as}-transformers-{version('transformers')}-{CONVERSION}"
     folder = cache_folder() / name
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
