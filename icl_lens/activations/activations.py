@@ -90,8 +90,8 @@ class Activations:
     ) -> "Activations":
         """Build activations from an existing TransformerLens cache (`model.run_with_cache(batch.tokens, …)`).
 
-        `positions`, `writers` and `check` are those of `capture`, but there are no logits to check. The
-        cache must come from these tokens, have a batch axis, and hold all hooks of an unfiltered `run_with_cache`.
+        `positions`, `writers` and `check` are those of `capture`, but there are no logits to check. The cache must come
+        from these tokens, have a batch axis, and hold all hooks of an unfiltered `run_with_cache`.
         Raise InputError if a hook is missing (the message names the first), if shapes do not match the batch, or if the
         cached embeddings are not those of the batch's tokens.
         """
@@ -123,7 +123,7 @@ class Activations:
 
     @property
     def v(self) -> Float[Tensor, "batch layer key kv_head d_head"]:
-        """Values at every position of every row, b_V included, with shared ones copied; `values` copies one layer."""
+        """Values at every position of every row, b_V included, copied for rows of one pass; `values` copies only one layer."""
         return self.pass_v if self.pass_index is None else self.pass_v[self.pass_index]
 
     def values(self, layer: int) -> Float[Tensor, "batch key kv_head d_head"]:
@@ -305,8 +305,8 @@ def capture(
     `tokenize_text(positions=…)` also runs each prompt once. If hooks are active on the model, it runs each row
     separately instead, because a hook may depend on where the row ends.
 
-    A prompt of n tokens needs memory for its values, layers · n · key-value heads · d_head numbers, and for each of its
-    positions layers · (3 d_model + 2 heads · d_head + d_mlp + heads · n) numbers. For 50 positions of 1,000 tokens in
+    A prompt of n tokens takes layers · n · key-value heads · d_head numbers for its values, and for each selected
+    position layers · (3 d_model + 2 heads · d_head + d_mlp + heads · n) numbers. For 50 positions of 1,000 tokens in
     GPT-2 large, these are 0.4 GB in float32. Capture larger inputs in pieces (`batch.split`).
 
     `writers=True` also keeps what each component wrote at the labels and at the last position (for prompts without
@@ -470,7 +470,10 @@ def _check_sums(acts: Activations) -> None:
 
 
 def _check_logits(acts: Activations, plan: ReadPlan, logits: Tensor) -> None:
-    """Raise InputError if the readout does not give the model's logits, which exist where a row ends with its pass."""
+    """Raise InputError if the readout does not give the model's logits, for rows that end where their pass ends.
+
+    Other rows have no logits.
+    """
     device, last = logits.device, plan.rows.last
     passes = torch.arange(len(logits), device=last.device) if plan.pass_index is None else plan.pass_index
     rows = (last == plan.run.last[passes]).nonzero()[:, 0].to(device)

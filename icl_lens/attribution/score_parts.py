@@ -79,15 +79,15 @@ class ScoreContrast:
 
     def top_pairs(self, k: int = 10) -> pd.DataFrame:
         """Return each prompt's k largest pairs by magnitude: prompt, query_writer, key_writer and value."""
-        n, count = self.query_side.shape
+        n, n_writers = self.query_side.shape
         pairs = self.pairs.flatten(1)
-        index = pairs.abs().topk(min(k, count**2), dim=-1).indices
+        index = pairs.abs().topk(min(k, n_writers**2), dim=-1).indices
         rows = torch.arange(n, device=index.device)[:, None].expand_as(index)
         return pd.DataFrame(
             {
                 "prompt": rows.flatten().cpu().numpy(),
-                "query_writer": [self.writers[i] for i in (index // count).flatten().tolist()],
-                "key_writer": [self.writers[i] for i in (index % count).flatten().tolist()],
+                "query_writer": [self.writers[i] for i in (index // n_writers).flatten().tolist()],
+                "key_writer": [self.writers[i] for i in (index % n_writers).flatten().tolist()],
                 "value": pairs.gather(1, index).flatten().cpu().numpy(),
             }
         )
@@ -128,8 +128,8 @@ class ScoreParts:
     """The map from the layer's input to the keys."""
 
     def __repr__(self) -> str:
-        n, count = self.positions.shape
-        return f"ScoreParts({self.acts.view.name} {self.head}: {n} × {count} keys, {len(self.writers)} writers)"
+        n, n_keys = self.positions.shape
+        return f"ScoreParts({self.acts.view.name} {self.head}: {n} × {n_keys} keys, {len(self.writers)} writers)"
 
     @property
     def query_side(self) -> Float[Tensor, "batch key writer"]:
@@ -223,7 +223,7 @@ class ScoreParts:
         """Return a writer's part as vectors that `acts.readout.top_tokens` decodes into words.
 
         - `side="key"`: what the writer wrote at each key.
-        - `side="query"`: the writer's part of the query, mapped back through the key matrix without rotation, as in
+        - `side="query"`: the writer's part of the query, mapped back through W_K without rotation, as in
           `il.last_query`; the key axis has one entry.
         """
         check_choice("writer", writer, self.writers)

@@ -164,8 +164,8 @@ def layer_gradients(
 ) -> tuple[Float[Tensor, "batch layer"], Float[Tensor, "batch layer d_model"]]:
     """Return the target's log-probability at each layer's input, nats, and the direction `g` of the bounds.
 
-    A part's dot product with `g` bounds its increase. With `against`, both are those of the contrast. Computed in
-    pieces that fit in memory.
+    A part's dot product with `g` bounds its increase. With `against`, both are for log p(target) − log Σ p(against).
+    Computed in pieces that fit in memory.
 
     Raise InputError if the readout is not affine.
     """
@@ -215,8 +215,8 @@ def top_subheads(
 
     With `against`, return the k largest contributions to log p(target) − log Σ p(against). With `final_norm="own"` or a
     logit soft-cap, there is no bound, so all parts are evaluated and `certified` is False. `slack` (nats) is added to
-    every bound to allow for float32 rounding. Raise InputError for invalid `targets` or `against`, or if `k` exceeds
-    the number of parts.
+    every bound to allow for float32 rounding. `bias` is that of `Readout`. Raise InputError for invalid `targets` or
+    `against`, or if `k` exceeds the number of parts.
 
     Example:
         >>> top = il.top_subheads(acts, targets, k=5)
@@ -311,8 +311,8 @@ def top_heads(
     """Return the k heads with the largest mean log-probability increase over the prompts, exact and certified.
 
     The mean of a head's bounds is an upper bound on its mean increase, so only a few heads are evaluated exactly.
-    `against`, `final_norm` and `slack` are those of `top_subheads`. Raise InputError for invalid `targets`, `against`
-    or `k`.
+    `against`, `final_norm`, `bias` and `slack` are those of `top_subheads`. Raise InputError for invalid `targets`,
+    `against` or `k`.
 
     Example:
         >>> best = il.top_heads(acts, targets, k=3)
@@ -419,9 +419,9 @@ def exact_head_increases(
     *,
     against: CheckedAgainst = None,
 ) -> Float[np.ndarray, "batch n"]:
-    """Return the exact increases of some heads, given as `layer · n_heads + head`, nats, with one product with W_U.
+    """Return the exact increases of some heads, given as `layer · n_heads + head`, nats, from one product with W_U.
 
-    `base` is as from `layer_gradients`, computed if None.
+    `base` is the first result of `layer_gradients`; None computes it.
     """
     index = torch.as_tensor(heads, device=readout.W_U.device)
     layer, head = index // acts.view.n_heads, index % acts.view.n_heads

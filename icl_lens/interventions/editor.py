@@ -48,7 +48,7 @@ class AttentionState:
 
     edited_heads: list[int]
     inputs: ScoreInputs | None
-    """Inputs of the attention scores; None if only patterns are edited and the model exposes its own."""
+    """Inputs of the attention scores; None if only patterns are edited and the model's own pattern was recorded."""
     v: Tensor
     """[batch key head d_head] values, with key-value groups repeated."""
     weight: Tensor
@@ -149,7 +149,7 @@ class Editor:
             value = value.clone()
         elif value.requires_grad:
             return value  # cannot be edited in place
-        # Otherwise this hook runs after that of z, where TransformerLens ignores a returned tensor: edit in place.
+        # If the hook of z has already run, TransformerLens ignores a returned tensor: edit the original in place.
         edited_heads, pattern, _ = self.patterns[layer]
         value[:, edited_heads] = pattern
         return value

@@ -1,9 +1,10 @@
 """Measure how an earlier component (the *sender*) affects the answer through one head (the *receiver*).
 
 1. One pass over the prompts records what every sender wrote, and each head's queries, keys and values.
-2. The receiver's query, keys or values are rebuilt without the sender, and from them its z (`receiver`).
-3. This z replaces the receiver's at the last position; all later components run as usual (`edited_scores`). The drop in
-   the answer's score is the effect of the *edge* from the sender to this query, or to these keys or values.
+2. The receiver's query, keys or values are rebuilt without the sender, and its z is computed from them (see the module
+   `receiver`).
+3. This z replaces the receiver's own at the last position; all later components run as usual (see `edited_scores`). The
+   drop in the answer's score is the effect of the *edge* from the sender to this query, or to these keys or values.
 
 Several receivers are rebuilt independently from the same unedited pass: a change in one does not reach another.
 """
@@ -53,7 +54,7 @@ class Edge:
     sender: str
     """A head ("L2H0"), an FFN ("F3") or an embedding ("embed", "pos_embed")."""
     role: EdgeRole = "last"
-    """Role of the tokens whose keys or values are read (see `il.token_roles`; "label" for both kinds of labels). For a
+    """Role of the tokens whose keys or values are read (see `il.token_roles`; "label" for true and false labels). For a
     query, which is read at the last token, it must be "last"."""
 
     def __str__(self) -> str:
@@ -83,7 +84,7 @@ class HeadToHeadEffects(ShownAsTable):
     log_odds: Float[Tensor, "batch receiver sender"]
     logit_diff: Float[Tensor, "batch receiver sender"] | None = None
     fallback_reason: str = ""
-    """Why full forward passes were used instead of single-token rows; empty if they were not."""
+    """Why full forward passes were used instead of the prefix cache; empty if it was used."""
 
     def to_frame(self) -> pd.DataFrame:
         """Return receiver, part, sender, and mean drops over prompts, largest log_prob first.
@@ -123,7 +124,7 @@ def head_to_head_effects(
 
     `part` is "q", "k" or "v". The receiver's query at the last position, or its keys or values at the tokens `at`, are
     rebuilt without what the sender wrote there, with norms recomputed. `at` is a role (see `il.token_roles`; "label"
-    for both kinds of labels), positions, or "all". Only this receiver's output at the last position changes; all later
+    for true and false labels), positions, or "all". Only this receiver's output at the last position changes; all later
     components run as usual.
 
     `senders` are heads, FFNs ("F3") or embeddings ("embed", "pos_embed"); by default, all heads in layers before the
@@ -131,9 +132,9 @@ def head_to_head_effects(
     role instead of zero. `targets` [batch] are token ids, by default those of the answers; with `against` ([batch] or
     [batch n] token ids), `logit_diff` is computed as well.
 
-    Each pair costs one single-token row per prompt, from the receiver's layer on, if the prefix cache is supported (see
-    `head_effects`), and one full forward pass otherwise. Raise InputError for unknown heads or senders, invalid
-    targets, and model families whose attention cannot be reproduced.
+    If the prefix cache is supported (see `head_effects`), each pair of receiver and sender costs a pass over one token
+    per prompt, from the receiver's layer on; otherwise, one full forward pass. Raise InputError for unknown heads or
+    senders, invalid targets, and model families whose attention cannot be reproduced.
 
     Example:
         >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="q", senders=["L2H0", "F3"])
@@ -209,7 +210,7 @@ def label_log_probs_without_edges(
 
 
 RemovalMasks = dict[Head, Bool[Tensor, "set part role _"]]
-"""For each receiver, the senders (last axis) that each set of edges removes from its queries, keys and values."""
+"""For each receiver, the senders (last axis) that each set of edges removes from its query, keys and values."""
 
 
 def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> RemovalMasks:
@@ -287,14 +288,14 @@ def sender_means(model: Any, batch: PromptBatch) -> Means:
 def estimate_effects(
     model: Any, batch: PromptBatch, receivers: Sequence[Head], means: Means | None
 ) -> dict[Head, Float[Tensor, "batch part edge_role _"]]:
-    """Estimate the effects of single edges on the answer's log-odds, by receiver; the last axis is its senders.
+    """Estimate the effects of single edges on the answer's log-odds, by receiver; the last axis has its senders.
 
     The receiver's z without the sender is exact; its effect on the log-odds is linearized. Roles are `EDGE_ROLES`.
     """
     view, masks = ModelView.of(model), role_masks(batch)
     found: dict[Head, list[Tensor]] = {head: [] for head in receivers}
     for acts, prompts in _capture_pieces(model, batch, "all"):
-        gradients = _z_gradients(view, acts.batch)
+        gradients = _log_odds_gradients(view, acts.batch)
         for head in receivers:
             receiver = Receiver(acts, head, means)
             drops = []
@@ -343,7 +344,7 @@ def _capture_pieces(
         yield capture(model, batch[piece.tolist()], writers=positions), piece.tolist()
 
 
-def _z_gradients(view: ModelView, batch: PromptBatch) -> dict[int, Float[Tensor, "batch head d_head"]]:
+def _log_odds_gradients(view: ModelView, batch: PromptBatch) -> dict[int, Float[Tensor, "batch head d_head"]]:
     """Return each layer's gradient of the answer's log-odds with respect to z at the last position."""
 
     def log_odds(log_probs: Tensor) -> Float[Tensor, "batch 1"]:

@@ -26,7 +26,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 Means = Float[Tensor, "role sender d_model"]
 """Mean of what each sender wrote to tokens of each role."""
 
-# Memory of the vectors [row, variant, d_model] that are computed at a time.
+# Memory of the vectors [row, variant, d_model] that are computed at once.
 PIECE_BYTES = 64 * 2**20
 
 
@@ -47,7 +47,8 @@ class Receiver:
         self.key_positions = positions.masked_fill(positions > self.last, -1)
         query = HeadProjection(acts, head, "q", self.last)
         self.q = query.scoring.scale * query.rotate(query.vectors_at(self.last), self.last)
-        # No positions: scores need only the model's own keys, and for queries, writers are captured only at the last.
+        # No positions, because only the model's own keys are read here. To rebuild queries, writers are captured only at
+        # the last position.
         no_positions = positions[:, :0]
         self.row = AttentionRow.from_queries(HeadProjection(acts, head, "k", no_positions), self.q, self.last)
         self.k = self.row.keys[:, :, None]
@@ -110,7 +111,7 @@ class Receiver:
     def z_without_each(
         self, part: Part, groups: Bool[Tensor, "batch group pos"]
     ) -> Float[Tensor, "batch group sender d_head"]:
-        """Return z with one sender removed from the query, keys or values at one group of tokens, for all of both."""
+        """Return z without each sender in the query, keys or values at the tokens of each group."""
         new = self.rebuild(part)
         groups = groups[..., : self.key_positions.shape[1]]  # the captured prompts may be shorter
         if part == "q":

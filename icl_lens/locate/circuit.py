@@ -1,13 +1,15 @@
-"""Rank the edges into some heads over a task, and test on held-out prompts how much of the answer the first ones carry.
+"""Rank the edges into some heads over a task, and test on held-out prompts how much of the answer the top ones carry.
 
 An edge is what an earlier component (the sender) wrote, as read by the query, keys or values of a head (the receiver).
 
-1. Average what each sender writes to tokens of each role. To remove an edge is to replace its sender by this mean.
+1. Average what each sender writes to tokens of the same role, such as labels. Removing an edge means rebuilding the
+   receiver with this mean instead of what the sender wrote.
 2. Rank all edges by the size of their mean first-order effect on the answer's log-odds.
 3. On held-out prompts, measure the exact effect of removing each of the first edges of this ranking, the *circuit*.
 4. Measure faithfulness F(k) = (m(k) − m(none)) / (m(all) − m(none)), where m(k) is the mean log-odds when only the
    first k edges are kept. CPR is the area under F, and CMD the area under |1 − F|, over the share of edges kept. The
-   controls are random rankings with the same number of edges of each part, role and sender's layer.
+   controls are random rankings with the same number of edges for each combination of part (query, keys or values),
+   role and sender's layer.
 5. Remove groups of edges jointly, such as those from early layers to queries. The controls are the same groups into
    random heads of the same layers.
 
@@ -91,7 +93,7 @@ class Circuit(ShownAsTable):
 
         - "edges", one row per edge of the circuit, strongest first: edge, receiver, part, sender, role; estimate (the
           first-order effect, on the prompts that rank the edges); effect, low, high (exact, held-out); needed,
-          needed_low, needed_high (the drop when the edge is removed while only the circuit is kept).
+          needed_low, needed_high (the drop when, with only the circuit kept, this edge is removed too).
         - "curve", one row per number of edges kept: kept, share (of all edges); faithfulness, low, high; random,
           random_low, random_high (mean, lowest and highest of the random rankings); difference, difference_low,
           difference_high (from the mean of the random rankings).
@@ -189,12 +191,12 @@ def locate_circuit(
     progress: Progress | bool | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Circuit:
-    """Rank all edges into some heads on `prompts`, and test on `held_out` how much of the answer the first ones carry.
+    """Rank all edges into some heads on `prompts`, and test on `held_out` how much of the answer the top ones carry.
 
     An edge leads from an earlier head, FFN or embedding to a receiver's query at the last position, or to its keys or
-    values at tokens of one role. True and false labels are one role, because a set of edges that kept only true labels
-    would reveal the answer. The receivers are rebuilt independently from an unedited pass, so a change in one does not
-    reach another.
+    values at tokens of one role. Labels that equal the answer and other labels are one role, because a set of edges
+    that kept only the former would reveal the answer. The receivers are rebuilt independently from an unedited pass, so
+    a change in one does not reach another.
 
     The first `n_edges` edges, the circuit, are tested one by one, and `n_random` random rankings are the control.
     `held_out` should have other queries than `prompts` (see `il.split_by_query`). `folder`, `distributed`, `progress`
@@ -263,7 +265,7 @@ def locate_circuit(
         stream = ChunkStream(testing_plan, folder, distributed, report, warn)
         log_odds = np.full((len(testing), len(sets)), np.nan)
         chunks = stream.chunks("circuit", range(len(testing_plan)), score)
-        for rows, chunk in zip(testing_plan, chunks, strict=False):  # other processes than the first get no chunks
+        for rows, chunk in zip(testing_plan, chunks, strict=False):  # only the main process gets chunks
             log_odds[rows] = chunk.column("log_odds").to_numpy().reshape(len(rows), -1)
 
     def make_circuit() -> Circuit:

@@ -1,4 +1,4 @@
-"""The sets of edges that the tests of a circuit remove, and the tables of how this changes the log-odds."""
+"""The sets of edges that are removed to test a circuit, and tables of how the log-odds change."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,14 +28,14 @@ class EdgeSets:
     - ("all",), ("none",): all edges are kept, or none.
     - ("located", size): only the first `size` edges are kept; ("random", number, size): as many of a random ranking.
     - ("edge", i): the i-th edge is removed; ("needed", i): only the circuit without it is kept.
-    - ("model without", j), ("circuit without", j): a random half of the circuit is removed, from all edges or from the
-      circuit alone.
+    - ("model without", j), ("circuit without", j): the j-th random half of the circuit is removed; all other edges are
+      kept, or only the rest of the circuit.
     - ("group", name): a group is removed; ("control", name, number): the same group into random heads.
     """
 
     space: EdgeSpace
     circuit: Int[np.ndarray, " edge"]
-    """The first edges of the ranking, as positions in `space`."""
+    """The first edges of the ranking, as indices into `space`."""
     sizes: list[int]
     """Numbers of edges that are kept in the curve of faithfulness."""
     n_random: int
@@ -210,7 +210,7 @@ class _Tables:
 
 
 def _interval(name: str, prefix: str, draws: Float[np.ndarray, " draw"]) -> dict[str, float]:
-    """Return the columns `name`, low and high: the first of `draws`, and the interval of the others."""
+    """Return columns: `name` is the first of `draws`, low and high are the ends of the interval of the others."""
     finite = draws[1:][np.isfinite(draws[1:])]
     low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(finite) else (np.nan, np.nan)
     return {name: float(draws[0]), f"{prefix}low": float(low), f"{prefix}high": float(high)}
