@@ -84,7 +84,7 @@ class TokenOptions:
     template: Annotated[str, Option(help="Format of a demonstration; \\n and \\t are escapes.")] = "{text} : {label}"
     separator: Annotated[str | None, Option(help="Separator between demonstrations.", show_default="space")] = None
     prefix: Annotated[str, Option(help="Text before the first demonstration.")] = ""
-    shared_prefix: Annotated[SharedPrefix, Option(help="If labels share a prefix: fail, or append it.")] = "error"
+    shared_prefix: Annotated[SharedPrefix, Option(help="If labels share first tokens: fail, or append them.")] = "error"
     bos: Annotated[
         bool | None,
         Option("--bos/--no-bos", help="Add or omit a beginning-of-sequence token.", show_default="tokenizer's default"),
@@ -166,7 +166,7 @@ class PageOptions:
     def write(self, page: Callable[[], str]) -> Path | None:
         """Write the page to `--html` or, for `--open` alone, to a temporary file that is not deleted.
 
-        Returns None if neither is given. Raise InputError if the folder is not writable.
+        Return None if neither is given. Raise InputError if the folder is not writable.
         """
         from icl_lens.files import write_text
 
@@ -226,9 +226,9 @@ class TaskOptions:
     columns: Annotated[str, Option(help="Text and label columns of your sentences.")] = "text,label"
     split: Annotated[str, Option(help="Split to draw queries from.")] = "test"
     max_words: Annotated[int | None, Option(min=1, help="Skip texts with more words.")] = None
-    labels: Annotated[str | None, Option(help="Label words, comma-separated; arbitrary ones: query's class first.")] = (
-        None
-    )
+    labels: Annotated[
+        str | None, Option(help="Label words, comma-separated; arbitrary words: query's class gets the first.")
+    ] = None
     check: Annotated[bool, Option("--check/--no-check", help="First report what the model does on the task.")] = True
 
     @property
@@ -347,7 +347,7 @@ class SplitTask(TaskOptions):
 
 
 def located_on(locating: "PromptBatch", testing: "PromptBatch") -> str:
-    """Return the end of a sentence: on how many other prompts heads were located, and whether with other queries."""
+    """Return the end of a sentence about located heads: on how many prompts, and how many queries also occur here."""
     tested, located = ({prompt.query for prompt in batch.prompts} for batch in (testing, locating))
     n_shared = len(tested & located)
     queries = f"{n_shared} of their {len(located)} queries also occur here" if n_shared else "with other queries"
@@ -389,9 +389,9 @@ class RunOutput:
     def running(self, distributed: "Distributed | None" = None) -> Iterator[Callable[[str], None]]:
         """Lock the folder, in the main process, and return a function that prints warnings.
 
-        On Ctrl-C, end the run with a line that explains how to resume it. Most errors occur in all processes, and the
-        launcher ends all of them once the main process has reported one. The other processes therefore wait five
-        seconds before they report an error, so that only errors that occur in a single process are reported by it.
+        On Ctrl-C, end the run with a line that explains how to resume it. Most errors occur in all processes and should
+        be reported once. The other processes therefore wait five seconds before they report an error: if the main
+        process reports it, too, the launcher ends them before that.
         """
         from icl_lens.locate.run_folder import locked_folder
 

@@ -19,7 +19,7 @@ LOGIT_BYTES = 96 * 2**20
 N_RANDOM = 64
 """Number of random directions that `Readout.describe` compares vectors with."""
 MIN_STANDOUT = 2.0
-"""Standout (see `Readout.describe`) below which words are shown in gray; 1 in 20 random directions exceeds it."""
+"""Standout (see `Readout.describe`) below which words are shown in gray; about 1 in 20 random directions exceeds it."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Readout:
         return self.direction(g)
 
     def direction(self, columns: Float[Tensor, "batch *rest d_model"]) -> Float[Tensor, "batch *rest d_model"]:
-        """Return `g` such that `u · g` is what u adds to `logit_scale · norm(y) · columns`."""
+        """Return `g` such that `u · g` is what adding u to x adds to `logit_scale · norm(x) · columns`."""
         self._check_affine()
         g = columns * self.logit_scale
         if self.gain is not None:
@@ -282,7 +282,8 @@ class Readout:
     ) -> list[Any]:
         """Return the `k` top tokens of each vector as strings: nested lists shaped like `vectors` without d_model.
 
-        `keep` filters token strings (e.g. `icl_lens.is_content_word`); the next tokens replace those it rejects.
+        `keep` filters token strings (e.g. `icl_lens.is_content_word`); the next tokens replace those it rejects. It
+        filters only the 20 k tokens with the highest scores (at least 200), so fewer than `k` may be returned.
         Raise InputError if the model has no tokenizer.
         """
         flat = vectors.reshape(-1, vectors.shape[-1])
@@ -334,8 +335,8 @@ class Readout:
     ) -> tuple[list[list[str]], Float[Tensor, " n"]]:
         """Return each row's k top tokens that `keep` accepts, and the score of the first.
 
-        Only the highest scores are searched. If none of their tokens is accepted, return the lowest of them: an upper
-        bound on the score of any accepted token.
+        Only the highest scores are searched, so there may be fewer tokens. If none is accepted, the score is the lowest
+        one searched: an upper bound on the score of any accepted token.
         """
         if self.decode is None:
             raise InputError("model must have a tokenizer for token names; load it with one")
