@@ -306,7 +306,7 @@ def test_differences_from_the_paper_are_measured():
         (said,) = [line for line in overview.sentences(numbered) if line.startswith("**Differences from the paper**")]
         assert "with that class last vs. first is 100.0 vs. 20.0% on a" in said
         assert f"in {int(differs)} of 1 pairs of model and task" in said
-        assert ("ranked by increase, the heads show no difference" in said) == differs
+        assert ("ranked by increase, the heads show no measurable difference" in said) == differs
 
 
 def test_what_a_changed_measure_showed_before_is_counted():

@@ -53,6 +53,7 @@ def text(numbered: Numbered, *, command: str) -> str:
     """Return the page in Markdown."""
     n_groups = 3 if any(cell.training_seed for _, cells in numbered for cell in cells) else 2
     names = ["above its control", "small models", "other seeds"][:n_groups]
+    seeds_note = " “Other seeds” are the small models, trained with other seeds." if n_groups == 3 else ""
     rows = []
     for number, (finding, cells) in enumerate(numbered, start=1):
         main = finding.main
@@ -72,7 +73,8 @@ def text(numbered: Numbered, *, command: str) -> str:
         "hollow dot, the two differ.*",
         "## At a glance",
         f"Numbers are ranges over the tasks of {REAL}. The last columns count tasks, or pairs of model and task, in "
-        "which the quantity is above its control, that is, the 95% interval of their difference is above zero.",
+        "which the quantity is above its control, that is, the 95% interval of their difference is above zero."
+        f"{seeds_note}",
         markdown.table(
             ["finding", f"{REAL}: quantity", "control", "what the control is", "unit", *names], rows, align="lrrll"
         ),
@@ -158,8 +160,8 @@ def _known_words(numbered: Numbered) -> list[str]:
         f"If the labels of all demonstrations are exchanged, the [accuracy](behavior.md) of {REAL} changes as follows "
         "on tasks on which it beats copying the last label."
     )
-    relies = f"It no longer beats copying, so **it relies on what the label words mean**: {'; '.join(known)}."
-    learns = f"It still beats copying, so **it learns these tasks**: {'; '.join(learned)}."
+    relies = f"Where it no longer beats copying, **it relies on what the label words mean**: {'; '.join(known)}."
+    learns = f"Where it still beats copying, **it learns the task from the demonstrations**: {'; '.join(learned)}."
     return [" ".join([start, *[relies] * bool(known), *[learns] * bool(learned)])] * bool(known or learned)
 
 
@@ -196,7 +198,7 @@ def _rankings(numbered: Numbered) -> list[str]:
             total += len(rows)
     return [
         "the paper ranks heads by increase, which also finds heads that raise both labels: removing the heads it finds "
-        "[costs the answer less](ablation.md) than removing the heads ranked by contrast in "
+        "[lowers the answer's log-odds less](ablation.md) than removing the heads ranked by contrast in "
         f"{fewer} of {total} pairs of model and task ({'; '.join(said)})"
     ] * bool(said)
 
@@ -209,7 +211,8 @@ def _by_increase(numbered: Numbered) -> list[str]:
         pairs = [(cell, b) for cell, a, b in by_either if a.outcome == "above" and b.outcome != "above"]
         if pairs:
             said.append(_named(finding, pairs))
-    return [f"ranked by increase, the heads show no difference from their control in {'; '.join(said)}"] * bool(said)
+    start = "ranked by increase, the heads show no measurable difference from their control in"
+    return [f"{start} {'; '.join(said)}"] * bool(said)
 
 
 def _neighbors(numbered: Numbered) -> list[str]:

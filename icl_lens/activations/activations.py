@@ -123,7 +123,10 @@ class Activations:
 
     @property
     def v(self) -> Float[Tensor, "batch layer key kv_head d_head"]:
-        """Values at every position of every row, b_V included. Copies those of shared passes; `values` copies one layer."""
+        """Values at every position of every row, b_V included.
+
+        If rows share passes, these are copies; `values` copies only one layer.
+        """
         return self.pass_v if self.pass_index is None else self.pass_v[self.pass_index]
 
     def values(self, layer: int) -> Float[Tensor, "batch key kv_head d_head"]:

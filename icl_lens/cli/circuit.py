@@ -52,7 +52,7 @@ def circuit(
     """Locate the edges through which heads raise the answer over a task, and test how much of it they carry.
 
     An edge is what an earlier head, FFN or embedding wrote, as read by a head's query, keys or values. Edges are ranked
-    on some prompts. On others, the first edges are removed one by one; then only these edges are kept, and, for
+    on some prompts. On others, the first edges of this ranking are removed one by one. Then only these are kept or, for
     comparison, only random edges.
 
     With --out, an interrupted run resumes where it stopped and writes the same files. `torchrun --nproc_per_node 2 -m
