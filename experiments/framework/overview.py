@@ -161,7 +161,7 @@ def _known_words(numbered: Numbered) -> list[str]:
         "on tasks on which it beats copying the last label."
     )
     relies = f"Where it no longer beats copying, **it relies on what the label words mean**: {'; '.join(known)}."
-    learns = f"Where it still beats copying, **it learns the task from the demonstrations**: {'; '.join(learned)}."
+    learns = f"Where it still beats copying, **it learns these tasks**: {'; '.join(learned)}."
     return [" ".join([start, *[relies] * bool(known), *[learns] * bool(learned)])] * bool(known or learned)
 
 
