@@ -1,7 +1,7 @@
-"""The published version's two corrections for label biases, with a strength selected on held-out prompts.
+"""The two corrections for label biases of the paper's published version, with a strength chosen on held-out prompts.
 
-Both edit only the attention of the last position, so several strengths and head sets cost one pass over the prompts
-plus one single-token row each (`prefix_cache`).
+Both edit only the attention of the last position. After one pass over the prompts, each strength or head set therefore
+costs only one more single-token row per prompt (`prefix_cache`).
 """
 
 import math
@@ -27,6 +27,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 Fix = Literal["majority", "recency"]
+"""Which of the two strengths of `debias` is set."""
 
 _TIED = 1e-5
 """Nats within which two biases count as equal, so that rounding does not choose the strength."""
@@ -89,13 +90,13 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
         raise InputError(f"strength must be non-negative, got {strength!r}; 0 is no change")
     batch.require_labels("label to balance", "pass prompts with demonstrations (il.tokenize)")
     index = batch.label_index
-    real = index >= 0
-    same = (index[:, :, None] == index[:, None, :]) & real[:, None, :]
-    count = same.sum(-1).clamp(min=1).double()
-    # Each label counts once in the mean, because each of its demonstrations contributes 1 / count.
-    labels = (real / count).sum(-1, keepdim=True)
-    mean = real.sum(-1, keepdim=True) / labels
-    return ((mean / count) ** strength).masked_fill(~real, 1.0).float()
+    exists = index >= 0
+    same_label = (index[:, :, None] == index[:, None, :]) & exists[:, None, :]
+    count = same_label.sum(-1).clamp(min=1).double()
+    # Each demonstration contributes 1 / count, so each label contributes 1.
+    n_labels = (exists / count).sum(-1, keepdim=True)
+    mean = exists.sum(-1, keepdim=True) / n_labels
+    return ((mean / count) ** strength).masked_fill(~exists, 1.0).float()
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,8 @@ def label_log_probs_debiased(
     checked_heads(view, [head for one in settings for head in one.heads], attention=True)
     grouped = [group_by_layer(view, one.heads) for one in settings]
 
-    def edits_of(prompts: list[int]) -> RowEdits:
-        some = batch[prompts]
+    def edits_of(rows: list[int]) -> RowEdits:
+        some = batch[rows]
         pairs = zip(grouped, settings, strict=True)
         return RowEdits.applying(view, [_edits(heads, some, one.majority, one.recency) for heads, one in pairs])
 
@@ -205,11 +206,11 @@ def choose_strength(
 ) -> StrengthSearch:
     """Return the strength with the smallest bias that costs at most `max_accuracy_drop` of accuracy in any batch.
 
-    `favored` and `unfavored` are the same held-out prompts, in a layout that helps the answer (balanced; true
-    demonstrations last) and in one that does not (answer's label rarer; true demonstrations first).
-    `accuracy_batches` count for accuracy only: give prompts with a query of the other class, because a fix that goes
-    too far shows only there. All are run with the fix. 0 is always among the strengths. Raise InputError for prompts
-    without answers or batches of different length.
+    `favored` and `unfavored` are the same held-out prompts in two layouts. For "majority": labels equally frequent, and
+    the answer's label rarer. For "recency": true demonstrations last, and first. `accuracy_batches` count for accuracy
+    only: pass prompts with a query of the other class, because only their accuracy drops if the strength is too large.
+    0 is always among the strengths. Raise InputError for prompts without answers, or for `favored` and `unfavored` of
+    different length.
 
     Example:
         >>> favored = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order"))
@@ -240,17 +241,17 @@ def choose_strength(
     strengths = tuple(dict.fromkeys([0.0, *strengths]))
     batches = [favored, unfavored, *accuracy_batches]
     sizes = torch.tensor([len(batch) for batch in batches], dtype=torch.float64)
-    bias, right = [], []
-    for of_strength in zip(*(_scored(model, batch, heads, fix, strengths) for batch in batches), strict=True):
-        odds, correct = zip(*of_strength, strict=True)
+    bias, accuracies = [], []  # one entry per strength; accuracies are [batch]
+    for scores_by_batch in zip(*(_scored(model, batch, heads, fix, strengths) for batch in batches), strict=True):
+        odds, correct = zip(*scores_by_batch, strict=True)
         bias.append(float((odds[0] - odds[1]).mean()))
-        right.append(torch.stack([one.double().mean().cpu() for one in correct]))
-    loss = [float((right[0] - one).max()) for one in right]
-    allowed = [i for i, lost in enumerate(loss) if lost <= max_accuracy_drop]
+        accuracies.append(torch.stack([one.double().mean().cpu() for one in correct]))
+    drops = [float((accuracies[0] - one).max()) for one in accuracies]
+    allowed = [i for i, drop in enumerate(drops) if drop <= max_accuracy_drop]
     smallest = min(abs(bias[i]) for i in allowed)
     best = min((i for i in allowed if abs(bias[i]) <= smallest + _TIED), key=lambda i: strengths[i])
-    accuracy = tuple(float(one @ sizes / sizes.sum()) for one in right)
-    return StrengthSearch(fix, strengths[best], strengths, tuple(bias), accuracy, tuple(loss))
+    accuracy = tuple(float(one @ sizes / sizes.sum()) for one in accuracies)
+    return StrengthSearch(fix, strengths[best], strengths, tuple(bias), accuracy, tuple(drops))
 
 
 def _scored(

@@ -2,8 +2,8 @@
 
 The saliency of the edge from query i to key j in a layer is the sum over heads of |A ⊙ ∂loss/∂A| at (i, j). A head's
 z at i is z_i = Σ_j A_ij v_j, so ∂loss/∂A_ij = ∂loss/∂z_i · v_j: gradients of z suffice, even for families that ignore
-edits of the pattern. Source: Wang et al., "Label words are anchors", arXiv 2305.14160 (their released code sums over
-heads before taking the absolute value, their formula after).
+edits of the pattern. Source: Wang et al., "Label words are anchors", arXiv 2305.14160. Like their formula, this sums
+absolute values over heads; their released code takes the absolute value of the sum.
 """
 
 from collections.abc import Callable
@@ -31,9 +31,10 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 5e-2, tor
 class SaliencyFlow(ShownAsTable):
     """Mean saliency of the attention edges of each kind, by layer, in nats (loss units, non-negative).
 
-    Edges go from a query position i to an earlier key position j. The first three kinds are the published ones: p are
-    the demonstrations' label positions, the last token of each label; q is the last position. The other two are subsets
-    of `rest` that serve as baselines for the first two: the same kind of edge without labels.
+    An edge is a query position i and an earlier key position j; information flows from j to i. The first three kinds
+    are the published ones: w is any position, p a label position (last token of a demonstration's label), and q the
+    last position. The last two are parts of `rest` and baselines for the first two, with another token in place of the
+    label.
 
     Example:
         >>> flow = il.saliency_flow(model, batch)
@@ -50,7 +51,7 @@ class SaliencyFlow(ShownAsTable):
     rest: Float[Tensor, "batch layer"]
     """S_ww: all other edges."""
     text_to_other: Float[Tensor, "batch layer"]
-    """i any other token of the demonstrations, j any position before it."""
+    """i a token of the demonstrations that is not a label position, j any position before it."""
     other_to_last: Float[Tensor, "batch layer"]
     """i the last position, j any position that is not a label."""
 
@@ -71,7 +72,7 @@ class SaliencyFlow(ShownAsTable):
         for name in KINDS[:3]:
             columns[name.replace("_", " ")] = [f"{value:.2e}" for value in getattr(self, name).float().mean(0).tolist()]
         n, n_layers = self.rest.shape
-        return f"SaliencyFlow, nats an edge: {'mean over ' * (n > 1)}{plural_prompts(n)}", columns, n_layers
+        return f"SaliencyFlow, nats per edge: {'mean over ' * (n > 1)}{plural_prompts(n)}", columns, n_layers
 
 
 KINDS = ("text_to_label", "label_to_last", "rest", "text_to_other", "other_to_last")
@@ -122,12 +123,12 @@ def saliency_flow(model: Any, batch: PromptBatch) -> SaliencyFlow:
 
 def edge_kinds(batch: PromptBatch) -> dict[str, Bool[Tensor, "batch query key"]]:
     """Return the edges of each kind in `SaliencyFlow`: from real tokens to earlier real tokens."""
-    place = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    position = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     real = batch.attention_mask.bool()
-    earlier = (place[:, None] > place) & real[:, :, None] & real[:, None, :]
-    is_label = (batch.label_positions[:, :, None] == place).any(1)
-    is_last = place == batch.last[:, None]
-    shown = place < batch.query_range[:, :1]
+    earlier = (position[:, None] > position) & real[:, :, None] & real[:, None, :]
+    is_label = (batch.label_positions[:, :, None] == position).any(1)
+    is_last = position == batch.last[:, None]
+    in_demonstrations = position < batch.query_range[:, :1]
     to_label = earlier & is_label[:, :, None]
     to_last = earlier & is_last[:, :, None]
     label_to_last = to_last & is_label[:, None, :]
@@ -135,13 +136,16 @@ def edge_kinds(batch: PromptBatch) -> dict[str, Bool[Tensor, "batch query key"]]
         "text_to_label": to_label,
         "label_to_last": label_to_last,
         "rest": earlier & ~to_label & ~label_to_last,
-        "text_to_other": earlier & (shown & ~is_label)[:, :, None],
+        "text_to_other": earlier & (in_demonstrations & ~is_label)[:, :, None],
         "other_to_last": to_last & ~is_label[:, None, :],
     }
 
 
-def _by_layer(view: ModelView, batch: PromptBatch, kept: Callable[[Tensor, slice], Tensor]) -> Tensor:
-    """Return [batch layer ...] `kept` of each layer's saliency, computed in pieces of few prompts."""
+def _by_layer(view: ModelView, batch: PromptBatch, reduce: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    """Apply `reduce` to each layer's saliency [row query key] of some rows of the batch; return [batch layer ...].
+
+    Prompts are processed a few at a time, to bound memory.
+    """
     if bool((batch.answer_tokens < 0).any()):
         row = int((batch.answer_tokens < 0).nonzero()[0])
         raise InputError(f"batch must have an answer or target for every prompt, got none for prompt {row}")
@@ -153,7 +157,7 @@ def _by_layer(view: ModelView, batch: PromptBatch, kept: Callable[[Tensor, slice
         layers = []
         for saliency in _saliency(view, piece):
             missing = width - saliency.shape[-1]
-            layers.append(kept(torch.nn.functional.pad(saliency, (0, missing, 0, missing)), rows))
+            layers.append(reduce(torch.nn.functional.pad(saliency, (0, missing, 0, missing)), rows))
         pieces.append(torch.stack(layers, dim=1))
     return torch.cat(pieces)
 
@@ -161,25 +165,27 @@ def _by_layer(view: ModelView, batch: PromptBatch, kept: Callable[[Tensor, slice
 def _saliency(view: ModelView, batch: PromptBatch) -> list[Float[Tensor, "batch query key"]]:
     values = [LayerValues(view, layer) for layer in range(view.n_layers)]
     hooks = [hook for one in values for hook in recording_hooks(one, "v", "pattern")]
-    zs, (slopes,) = z_gradients(view, batch, lambda log_probs: _losses(log_probs, batch), hooks)
-    found, everything = [], list(range(view.n_heads))
-    for layer, (z, slope) in enumerate(zip(zs, slopes, strict=True)):
+    zs, (gradients,) = z_gradients(view, batch, lambda log_probs: _losses(log_probs, batch), hooks)
+    found, all_heads = [], list(range(view.n_heads))
+    for layer, (z, gradient) in enumerate(zip(zs, gradients, strict=True)):
         dtype = torch.promote_types(z.dtype, torch.float32)
-        v, pattern = values[layer].heads("v", everything).to(dtype), values[layer].seen["pattern"].to(dtype)
+        v, pattern = values[layer].heads("v", all_heads).to(dtype), values[layer].seen["pattern"].to(dtype)
         _check(view, layer, pattern, v, z, batch)
-        by_edge = einsum(slope.to(dtype), v, "batch query head d_head, batch key head d_head -> batch head query key")
-        found.append((pattern * by_edge).abs().sum(1).to(view.unembed_device))
+        edge_gradient = einsum(
+            gradient.to(dtype), v, "batch query head d_head, batch key head d_head -> batch head query key"
+        )
+        found.append((pattern * edge_gradient).abs().sum(1).to(view.unembed_device))
     return found
 
 
 def _losses(log_probs: Float[Tensor, "batch d_vocab"], batch: PromptBatch) -> Float[Tensor, "batch 1"]:
     rows = torch.arange(len(batch), device=log_probs.device)
-    own = log_probs[rows, batch.answer_tokens.clone().to(log_probs.device)]
+    answer = log_probs[rows, batch.answer_tokens.clone().to(log_probs.device)]
     if not batch.labels:
-        return -own[:, None]
+        return -answer[:, None]
     mask = batch.label_mask.clone().to(log_probs.device)
     labels = log_probs[:, batch.label_tokens.clone().to(log_probs.device)].masked_fill(~mask, -torch.inf)
-    return (labels.logsumexp(-1) - own)[:, None]
+    return (labels.logsumexp(-1) - answer)[:, None]
 
 
 def _check(view: ModelView, layer: int, pattern: Tensor, v: Tensor, z: Tensor, batch: PromptBatch) -> None:

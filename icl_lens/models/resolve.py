@@ -16,14 +16,14 @@ from icl_lens.models.gguf import convert_gguf
 from icl_lens.models.installed import INSTALLED_MODELS
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-_SMALL = (".json", ".txt", ".model", ".tiktoken", ".jinja")
+_SMALL_FILE_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 _NOT_NEEDED = re.compile(r"(trainer_state|optimizer|training_args|.*\.index)\.json|README.*|LICENSE.*|requirements.*")
 _TOKENIZER = re.compile(r"tokenizer\.json|vocab\.(json|txt)|.*\.(model|tiktoken)|tokenizer_config\.json|tekken\.json")
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """The folder of a model, its display name, and whether it is local or in a cache."""
+    """The folder of a model, its display name, and its source: local or bundled, the Hub, or converted from GGUF."""
 
     name: str
     folder: Path
@@ -52,8 +52,8 @@ def resolve_model(
 ) -> ModelSource:
     """Return the folder of a bundled or local model, or of a Hub model after downloading missing files.
 
-    `weights`, `tokenizer` and `code` select the required files; a GGUF file is converted to weights in `dtype`. Raise
-    InputError if the model is unavailable.
+    Without `weights` or `tokenizer`, these files are not required. With `code`, Python files (for trust_remote_code)
+    are downloaded too. A GGUF file is converted to weights in `dtype`. Raise InputError if the model is unavailable.
     """
     if name in INSTALLED_MODELS:
         _check_no_revision(name, revision)
@@ -76,12 +76,12 @@ def resolve_model(
     repository = open_repository(official, kind="model", revision=revision, is_complete=is_complete)
     if "config.json" not in repository.files:
         raise _no_config_error(f"model {name!r} on the Hugging Face Hub", name, repository.files)
-    small = [f for f in repository.files if _needed(f, code)]
+    small_files = [file for file in repository.files if _is_small_file(file, code)]
     if tokenizer and not has_tokenizer(repository.files):
         raise InputError(missing_tokenizer_error(name))
-    repository.fetch(["config.json", *(f for f in small if f != "config.json")])
+    repository.fetch(["config.json", *(file for file in small_files if file != "config.json")])
     if weights:
-        repository.fetch([*small, *_weights(repository)])
+        repository.fetch(_weights(repository))
     repository.record_revision()
     return ModelSource(name, repository.folder, "hub")
 
@@ -89,8 +89,8 @@ def resolve_model(
 def _check_no_revision(name: str, revision: str | None) -> None:
     if revision is not None:
         raise InputError(
-            f"{name!r} is not a Hugging Face Hub model and has no revision {revision!r}; leave --revision "
-            "(revision= in Python) out"
+            f"{name!r} is not a Hugging Face Hub model and has no revision {revision!r}; omit --revision "
+            "(revision= in Python)"
         )
 
 
@@ -100,9 +100,9 @@ def _gguf_file(name: str, revision: str | None) -> Path:
     if path.is_file():
         _check_no_revision(name, revision)
         return path
-    *owner, file = name.split("/", 2)
-    hub_name = "/".join(owner)
-    if len(owner) < 2 or path.is_absolute() or owner[0] in ("", ".", "..", "~") or Path(*owner).is_dir():
+    *folders, file = name.split("/", 2)
+    hub_name = "/".join(folders)
+    if len(folders) < 2 or path.is_absolute() or folders[0] in ("", ".", "..", "~") or Path(hub_name).is_dir():
         raise InputError(f"there is no file {name!r}; pass an existing .gguf file, or OWNER/REPOSITORY/FILE.gguf")
     repository = open_repository(
         hub_name, kind="model", revision=revision, is_complete=lambda cached: file in cached.files
@@ -110,14 +110,14 @@ def _gguf_file(name: str, revision: str | None) -> Path:
     if file not in repository.files:
         raise InputError(
             f"model {hub_name!r} on the Hugging Face Hub has no file {file!r}; "
-            f"{_name_gguf_file(hub_name, repository.files) or 'choose another model'}"
+            f"{_gguf_hint(hub_name, repository.files) or 'choose another model'}"
         )
     folder = repository.fetch([file])
     repository.record_revision()
     return folder / file
 
 
-def _name_gguf_file(name: str, files: Sequence[str]) -> str:
+def _gguf_hint(name: str, files: Sequence[str]) -> str:
     """Return a hint to pass one of the GGUF files of a folder or repository; empty if there are none."""
     found = sorted(file for file in files if file.endswith(".gguf"))
     if not found:
@@ -128,7 +128,7 @@ def _name_gguf_file(name: str, files: Sequence[str]) -> str:
 
 
 def has_tokenizer(names: Sequence[str]) -> bool:
-    """Return whether one of the files can be a tokenizer's."""
+    """Return whether any of the files belongs to a tokenizer."""
     return any(_TOKENIZER.fullmatch(name) for name in names)
 
 
@@ -191,9 +191,7 @@ def _no_config_error(where: str, name: str, files: Sequence[str]) -> InputError:
         what, remedy = "is an adapter of another model", "merge it into its model with peft and save that"
     else:
         what, remedy = "is not a Hugging Face model", "choose another, or save it with transformers first"
-    return InputError(
-        f"{where} {what}: it has no config.json ({_shown(files)}); {_name_gguf_file(name, files) or remedy}"
-    )
+    return InputError(f"{where} {what}: it has no config.json ({_listing(files)}); {_gguf_hint(name, files) or remedy}")
 
 
 def _official(name: str) -> str:
@@ -206,10 +204,11 @@ def _official(name: str) -> str:
     return name
 
 
-def _needed(file: str, code: bool) -> bool:
+def _is_small_file(file: str, code: bool) -> bool:
+    """Return whether the model needs this file besides its weights."""
     if "/" in file:
         return code and file.endswith(".py")
-    return (file.endswith(_SMALL) and not _NOT_NEEDED.fullmatch(file)) or (code and file.endswith(".py"))
+    return (file.endswith(_SMALL_FILE_SUFFIXES) and not _NOT_NEEDED.fullmatch(file)) or (code and file.endswith(".py"))
 
 
 def _weights(repository: Repository) -> list[str]:
@@ -220,10 +219,10 @@ def _weights(repository: Repository) -> list[str]:
                 return [name]
             return [name, *_shards(repository.fetch([name]) / name)]
     if repository.from_cache:
-        return ["model.safetensors"]
+        return ["model.safetensors"]  # a file that the cache lacks, so the cached copy is not complete
     raise InputError(
         f"model {repository.name!r} on the Hugging Face Hub has no weights as safetensors or PyTorch files "
-        f"({_shown(repository.files)}); choose another, or convert it with transformers first"
+        f"({_listing(repository.files)}); choose another, or convert it with transformers first"
     )
 
 
@@ -237,6 +236,6 @@ def _shards(index: Path) -> list[str]:
         ) from error
 
 
-def _shown(names: Sequence[str]) -> str:
+def _listing(names: Sequence[str]) -> str:
     visible = [name for name in names if not name.startswith(".")]
     return f"it has {', '.join(visible[:5])}{', …' if len(visible) > 5 else ''}" if visible else "it is empty"

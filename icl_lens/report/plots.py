@@ -85,7 +85,7 @@ def similarity_matrix(
     label: str = "score",
     width: float = COLUMN,
 ) -> Figure:
-    """Plot a head's metric between queries and keys [query key], orange below zero and blue above.
+    """Plot a head's scores of queries and keys, `values` [query key], orange below zero and blue above.
 
     Rows and columns keep their order; group words by class so that a metric that distinguishes classes shows blocks.
     Raise InputError if the sizes do not match.
@@ -98,9 +98,9 @@ def similarity_matrix(
         )
     figure, ax = _axes(width, min(max(width * len(queries) / len(keys), 1.5), 1.6 * width))
     _image(figure, ax, grid, label)
-    small = 6 if max(grid.shape) <= 24 else 4
-    ax.set_xticks(range(len(keys)), [_plain(key) for key in keys], fontsize=small, rotation=90)
-    ax.set_yticks(range(len(queries)), [_plain(query) for query in queries], fontsize=small)
+    font_size = 6 if max(grid.shape) <= 24 else 4
+    ax.set_xticks(range(len(keys)), [_plain(key) for key in keys], fontsize=font_size, rotation=90)
+    ax.set_yticks(range(len(queries)), [_plain(query) for query in queries], fontsize=font_size)
     ax.set_xlabel("key", fontsize=8)
     ax.set_ylabel("query", fontsize=8)
     return figure
@@ -117,7 +117,8 @@ def top_head_bars(
     best = heads.nlargest(k, value).iloc[::-1]
     figure, ax = _axes(width, 0.55 + 0.16 * len(best))
     values = best[value].to_numpy(dtype=float)
-    ax.barh(range(len(best)), values, height=0.7, color=_by_sign(values), xerr=_spread(best, values), **_CAPS)
+    errors = _error_lengths(best, values)
+    ax.barh(range(len(best)), values, height=0.7, color=_by_sign(values), xerr=errors, **_ERROR_BARS)
     ax.set_yticks(range(len(best)), best["name"], fontsize=7)
     ax.axvline(0, color=GRAY, linewidth=0.6)
     ax.set_xlabel(label)
@@ -151,7 +152,8 @@ def label_attention_bars(
         rows = means.reindex(heads)
         values = rows["attention"].to_numpy(dtype=float)
         at = np.arange(len(heads)) + (i - (len(groups) - 1) / 2) * bar_width
-        ax.bar(at, values, bar_width, color=color, label=names.get(key, str(key)), yerr=_spread(rows, values), **_CAPS)
+        label, errors = names.get(key, str(key)), _error_lengths(rows, values)
+        ax.bar(at, values, bar_width, color=color, label=label, yerr=errors, **_ERROR_BARS)
     ax.set_xticks(range(len(heads)), heads, fontsize=7, rotation=90 if len(heads) > 6 else 0)
     ax.set_ylabel("attention probability")
     ax.set_ylim(bottom=0)
@@ -193,9 +195,10 @@ def head_scatter(
     label: str = _INCREASE,
     width: float = COLUMN,
 ) -> Figure:
-    """Plot each head's score in B over its score in A, with the line of equal scores; name the `k` that changed most.
+    """Plot each head's score in B over its score in A, with the line of equal scores; label the `k` that differ most.
 
-    Columns: name (L22H0), a, b. Raise InputError for missing columns or an empty table.
+    A and B are two prompts or two models. Columns: name (L22H0), a, b. Raise InputError for missing columns or an empty
+    table.
     """
     _require(heads, "name", "a", "b")
     figure, ax = _axes(width, width)
@@ -216,6 +219,7 @@ def writer_pairs(
 ) -> Figure:
     """Plot why a head attends: its strongest query writers left, key writers right, and their strongest pairs between.
 
+    A writer is an earlier component that adds to the residual stream: the embedding, a head, an FFN or the biases.
     `parts` is `MeanScoreParts.to_frame()` or `explanation.to_frame("why")`: columns name, side ("query", "key" or
     "pair"), writer and value, optionally low and high (interval). `name` selects a head, by default the first; `n`
     writers of each side and `n_pairs` pairs among them are shown. Blue parts raise the score difference, orange ones
@@ -229,7 +233,7 @@ def writer_pairs(
         of_head[of_head["side"] == side].sort_values("value", key=abs, ascending=False)[:n] for side in ("query", "key")
     ]
     if any(side.empty for side in sides):
-        raise InputError(f"table must have query and key parts of {name!r}; pass a head that it has")
+        raise InputError(f"table must have query and key parts of {name!r}; pass the name of a head in the table")
     rows = max(map(len, sides))
     figure = _figure(width, 0.6 + 0.17 * rows)
     left, middle, right = figure.subplots(1, 3, width_ratios=(1, 0.7, 1))
@@ -239,7 +243,8 @@ def writer_pairs(
     low, high = min(0.0, 1.05 * float(np.nanmin(ends))), max(0.0, 1.05 * float(np.nanmax(ends)))
     for ax, side, title in ((left, sides[0], "at the last token"), (right, sides[1], "at the keys")):
         values = side["value"].to_numpy(dtype=float)
-        ax.barh(range(len(side)), values, height=0.65, color=_by_sign(values), xerr=_spread(side, values), **_CAPS)
+        errors = _error_lengths(side, values)
+        ax.barh(range(len(side)), values, height=0.65, color=_by_sign(values), xerr=errors, **_ERROR_BARS)
         ax.set_yticks(range(len(side)), side["writer"])
         ax.axvline(0, color=GRAY, linewidth=0.6)
         ax.set_title(title, fontsize=8)
@@ -253,27 +258,27 @@ def writer_pairs(
     middle.set_axis_off()
     middle.set_xlim(0, 1)
     middle.set_ylim(rows - 0.5, -0.5)
-    place = [{writer: row for row, writer in enumerate(side["writer"])} for side in sides]
+    query_rows, key_rows = ({writer: row for row, writer in enumerate(side["writer"])} for side in sides)
     pairs = []
     for writer, value in of_head[of_head["side"] == "pair"][["writer", "value"]].to_numpy():
-        one, other = writer.split(" × ")
-        if one in place[0] and other in place[1]:
-            pairs.append((place[0][one], place[1][other], float(value)))
+        query, key = writer.split(" × ")
+        if query in query_rows and key in key_rows:
+            pairs.append((query_rows[query], key_rows[key], float(value)))
     pairs.sort(key=lambda pair: abs(pair[2]), reverse=True)
-    for one, other, value in reversed(pairs[:n_pairs]):
+    for query_row, key_row, value in reversed(pairs[:n_pairs]):
         thickness = 0.4 + 2.6 * abs(value) / abs(pairs[0][2])
-        middle.plot(
-            (0, 1), (one, other), color=_by_sign(np.array([value]))[0], lw=thickness, alpha=0.8, solid_capstyle="butt"
-        )
+        color = _by_sign(np.array([value]))[0]
+        middle.plot((0, 1), (query_row, key_row), color=color, lw=thickness, alpha=0.8, solid_capstyle="butt")
     figure.supxlabel(f"{name}: part of the score difference", fontsize=8)
     return figure
 
 
 def circuit_curve(circuit: Circuit, *, width: float = COLUMN) -> Figure:
-    """Plot the faithfulness of the first edges of `il.locate_circuit` over the share of edges kept, on a log scale.
+    """Plot the faithfulness of the strongest edges of `il.locate_circuit` over the share of edges kept (log scale).
 
-    The band is the 95% interval; gray are random rankings with as many edges of every part, role and sender's layer:
-    mean, and range of single rankings. Raise InputError if the edges carry nothing, so that faithfulness is undefined.
+    Blue: the strongest edges, with their 95% interval. Gray: random edges with the same number per part, role and
+    sender's layer, as the mean and range over random rankings. Raise InputError if faithfulness is undefined, because
+    the interval of m(all) − m(none) includes 0.
     """
     if not circuit.is_defined:
         raise InputError("circuit must carry a part of the answer, got an interval of m(all) − m(none) that includes 0")
@@ -302,8 +307,8 @@ def circuit_curve(circuit: Circuit, *, width: float = COLUMN) -> Figure:
 def explanation_figures(explanation: Findings, *, width: float = COLUMN) -> dict[str, Figure]:
     """Return an explanation's figures: "layers", "heads" (heatmap), "top_heads" (located heads) and "why".
 
-    "why" shows the writers behind the attention of the head named with `why`, or of the first; it is omitted if scores
-    could not be split.
+    "why" shows the writers that make one head attend: the head passed to `explain` as `why=`, by default the first
+    located one. It is omitted if scores could not be split.
     """
     found = {
         "layers": layer_bars(explanation.to_frame("layers"), width=width),
@@ -315,7 +320,7 @@ def explanation_figures(explanation: Findings, *, width: float = COLUMN) -> dict
     return found
 
 
-_CAPS: dict[str, Any] = {"error_kw": {"elinewidth": 0.8, "capsize": 1.5, "ecolor": INK}}
+_ERROR_BARS: dict[str, Any] = {"error_kw": {"elinewidth": 0.8, "capsize": 1.5, "ecolor": INK}}
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -345,7 +350,7 @@ def _by_sign(values: np.ndarray) -> list[str]:
     return [BLUE if value >= 0 else ORANGE for value in values]
 
 
-def _spread(rows: pd.DataFrame, values: np.ndarray) -> np.ndarray | None:
+def _error_lengths(rows: pd.DataFrame, values: np.ndarray) -> np.ndarray | None:
     """Return the distances of interval ends from the values, clipped at zero, or None without intervals."""
     if not {"low", "high"} <= set(rows):
         return None
