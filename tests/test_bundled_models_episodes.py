@@ -58,12 +58,12 @@ def test_the_bundled_models_have_a_tokenizer_whose_pieces_do_not_tell_the_catego
     tokenizer = make_tokenizer(WORDS, 320)
     for name in ("icl-mini", "icl-mini-gptj", "icl-mini-llama"):
         assert AutoTokenizer.from_pretrained(BUNDLED / name)._tokenizer.to_str() == tokenizer._tokenizer.to_str()
-    spelled = {word: tokenizer(word).input_ids for word in WORDS.owners}
+    spelled = {word: tokenizer(word).input_ids for word in WORDS.categories_of}
     assert min(map(len, spelled.values())) == 2
     words_with = {}
     for word, pieces in spelled.items():
         for piece in pieces:
-            words_with.setdefault(piece, []).append({*WORDS.owners[word]})
-    pairs = [({*WORDS.owners[word]}, piece) for word, pieces in spelled.items() for piece in pieces]
+            words_with.setdefault(piece, []).append({*WORDS.categories_of[word]})
+    pairs = [({*WORDS.categories_of[word]}, piece) for word, pieces in spelled.items() for piece in pieces]
     shares = [statistics.fmean(bool(own & other) for other in words_with[piece]) for own, piece in pairs]
     assert statistics.fmean(shares) < 0.25

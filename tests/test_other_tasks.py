@@ -79,7 +79,7 @@ def test_mappings_and_names_are_what_they_say(study):
 def test_text_prompts_are_scored_against_their_own_token(study):
     asked = other_tasks.ioi(study, seed=0)
     values = study.map(asked.batch, contrasts)
-    above = study.map(asked.batch, other_tasks.is_above)
+    above = study.map(asked.batch, other_tasks.answer_beats_others)
     for row in (0, 7):
         one = asked.batch[row]
         with torch.no_grad():

@@ -80,7 +80,7 @@ class Data:
         self.seed = seed
         self.n_tokens = n_tokens
         self.held_out = held_out_pairs(words)
-        known = [*SPECIAL, *words.fillers, *words.labels, *words.names.values(), *words.owners]
+        known = [*SPECIAL, *words.fillers, *words.labels, *words.names.values(), *words.categories_of]
         self.pieces: dict[str, list[int]] = {word: tokenizer.encode(word) for word in known}
 
     def batch(self, step: int, level: int) -> Batch:

@@ -1,8 +1,8 @@
 """How in-context heads come about: accuracy, heads and their attention at a training run's snapshots.
 
 Heads are located in the trained model, on half of the queries; everything else is measured on the other half, at each
-snapshot. Induction and previous-token scores are attention to drawn tokens that are shown twice, so that neither words
-nor labels help.
+snapshot. Induction and previous-token scores are measured on sequences of random tokens shown twice, in which neither
+words nor labels help.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ from icl_lens import Head, load_model
 from icl_lens.errors import InputError
 
 N_REPEATED, N_SEQUENCES = 32, 24
-"""Different tokens of a sequence that is shown twice, and such sequences."""
-BY = ("increase", "contrast")
-DECIDES = "contrast"
+"""Number of distinct tokens per sequence, and of sequences. Each sequence is shown twice."""
+RANKINGS = ("increase", "contrast")
+MAIN_RANKING = "contrast"
 """The ranking whose heads the figure and the summary show."""
 
 
@@ -38,8 +38,8 @@ class Emergence:
     """Tables of one training run, by snapshot.
 
     `prompts`: step, prompt, query, correct. `heads`: step, prompt, query, name, layer, increase, contrast (nats),
-    on_true, on_false (attention of the last token). `scores`: step, sequence, name, layer, induction, previous (times
-    evenly spread attention). `located`: by ranking, the names of the located heads.
+    on_true, on_false (attention of the last token). `scores`: step, sequence, name, layer, induction, previous (in
+    multiples of evenly spread attention). `located`: by ranking, the names of the located heads.
     """
 
     prompts: pd.DataFrame
@@ -81,18 +81,18 @@ def names_of(n_layers: int, n_heads: int) -> list[str]:
 
 
 def repeated_tokens(tokenizer: Any) -> Int[Tensor, "sequence pos"]:
-    """Sequences of different drawn tokens, each shown twice."""
+    """Draw sequences of distinct random tokens; each is shown twice."""
     generator = torch.Generator().manual_seed(0)
-    usual = torch.tensor([i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids])
-    drawn = [usual[torch.randperm(len(usual), generator=generator)[:N_REPEATED]] for _ in range(N_SEQUENCES)]
+    ordinary = torch.tensor([i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids])
+    drawn = [ordinary[torch.randperm(len(ordinary), generator=generator)[:N_REPEATED]] for _ in range(N_SEQUENCES)]
     return torch.stack([torch.cat([tokens, tokens]) for tokens in drawn])
 
 
 @torch.no_grad()
 def repeat_scores(model: Any, tokens: Int[Tensor, "sequence pos"]) -> dict[str, Float[Tensor, "seq head"]]:
-    """Attention in the second showing to the token after the first one's twin (induction), and to the token before.
+    """Return attention from repeated tokens to the token after their first occurrence, and to the token before them.
 
-    Each in multiples of evenly spread attention, mean over the second showing's positions.
+    These are "induction" and "previous", in multiples of evenly spread attention, averaged over the repetition.
     """
     n = tokens.shape[1] // 2
     query = torch.arange(n, 2 * n)
@@ -113,16 +113,16 @@ def measure(checkpoints: Path, folder: Path, *, n: int = 320) -> Emergence:
     chosen, tested = chosen_and_tested(load_words(), n)
     _, final = head_values(load_model(str(folder), device="cpu"), chosen)
     names = names_of(*final["increase"].shape[1:])
-    located = {by: list(map(str, best_heads(final[by], N_LOCATED))) for by in BY}
+    located = {by: list(map(str, best_heads(final[by], N_LOCATED))) for by in RANKINGS}
     queries = [" ".join(episode.items[-1].text) for episode in tested]
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    twice = repeated_tokens(tokenizer)
+    sequences = repeated_tokens(tokenizer)
     prompts, heads, scores = [], [], []
     for step, path in paths.items():
-        plain = load_snapshot(folder, path)
-        found = repeat_scores(plain, twice)
-        scores.append(_table(found, names, step, sequence=range(len(twice))))
-        model = load_model(str(folder), device="cpu", hf_model=plain, tokenizer=tokenizer)
+        hf_model = load_snapshot(folder, path)
+        found = repeat_scores(hf_model, sequences)
+        scores.append(_table(found, names, step, sequence=range(len(sequences))))
+        model = load_model(str(folder), device="cpu", hf_model=hf_model, tokenizer=tokenizer)
         correct, values = head_values(model, tested)
         rows = pd.DataFrame({"step": step, "prompt": range(len(tested)), "query": queries, "correct": correct})
         prompts.append(rows)
@@ -145,11 +145,11 @@ def steepest(accuracy: pd.Series) -> tuple[int, int]:
 
 
 def summarize(run: Emergence) -> dict[str, Any]:
-    """Return what rises with accuracy, between the snapshots between which it rises most.
+    """Return the steepest rise of accuracy between two neighboring snapshots, and what rises with it.
 
-    `attention`: the rise of attention to true less false labels in located heads, against the others of their layers,
-    as a share of the located heads' final attention to labels. `induction`: the best head's induction score against 1,
-    which is evenly spread attention, on sequences it was not chosen on.
+    `attention`: the rise of attention to true minus false labels in located heads, compared with the other heads of
+    their layers, as a share of the located heads' final attention to labels. `induction`: the best head's induction
+    score up to then, compared with 1 (evenly spread attention), on sequences that were not used to choose the head.
     """
     accuracy: Any = run.prompts.groupby("step")["correct"].mean()
     before, after = steepest(accuracy)
@@ -167,24 +167,26 @@ def summarize(run: Emergence) -> dict[str, Any]:
 
 
 def _attention_rise(run: Emergence, before: int, after: int) -> Comparison:
-    every: Any = run.heads
-    located = every["name"].isin(run.located[DECIDES])
-    same = every["layer"].isin(set(every["layer"][located]))
-    heads = every.assign(tells=every["on_true"] - every["on_false"], on_labels=every["on_true"] + every["on_false"])
-    final = float(heads[located & (heads["step"] == heads["step"].max())]["on_labels"].mean())
+    heads = run.heads.assign(
+        true_minus_false=run.heads["on_true"] - run.heads["on_false"],
+        on_labels=run.heads["on_true"] + run.heads["on_false"],
+    )
+    is_located = heads["name"].isin(run.located[MAIN_RANKING])
+    in_same_layers = heads["layer"].isin(set(heads["layer"][is_located]))
+    final = float(heads[is_located & (heads["step"] == heads["step"].max())]["on_labels"].mean())
 
     def rise(chosen: Any) -> pd.Series:
-        means = heads[chosen].groupby(["step", "prompt", "query"])["tells"].mean()
+        means = heads[chosen].groupby(["step", "prompt", "query"])["true_minus_false"].mean()
         return (means[after] - means[before]) / final
 
-    mine, others = rise(located), rise(same & ~located)
-    queries = pd.factorize(mine.index.get_level_values("query"))[0]
-    return compare(mine.to_numpy(), others.to_numpy(), queries)
+    located, others = rise(is_located), rise(in_same_layers & ~is_located)
+    queries = pd.factorize(located.index.get_level_values("query"))[0]
+    return compare(located.to_numpy(), others.to_numpy(), queries)
 
 
-def _best_induction(scores: pd.DataFrame, until: int) -> tuple[str, int, Comparison]:
-    """Return the head and step of largest induction score up to a step, chosen on half of the sequences."""
-    early: Any = scores[scores["step"] <= until]
+def _best_induction(scores: pd.DataFrame, last_step: int) -> tuple[str, int, Comparison]:
+    """Return the head and step with the largest induction score up to `last_step`, chosen on half of the sequences."""
+    early: Any = scores[scores["step"] <= last_step]
     chosen = early[early["sequence"] % 2 == 0].groupby(["step", "name"])["induction"].mean()
     step, name = chosen.idxmax()
     held_out = early[(early["sequence"] % 2 == 1) & (early["step"] == step) & (early["name"] == name)]["induction"]
@@ -192,9 +194,9 @@ def _best_induction(scores: pd.DataFrame, until: int) -> tuple[str, int, Compari
 
 
 def head_onsets(run: Emergence) -> pd.DataFrame:
-    """by, name, final (nats), step: the first snapshot at which a located head has half of its final value.
+    """Return by, name, final (nats) and step, the first snapshot at which a located head has half of its final value.
 
-    The step is missing for a head whose final value is not above zero on these queries.
+    The step is missing if the final value is not above zero.
     """
     rows = []
     for by, names in run.located.items():
@@ -207,10 +209,10 @@ def head_onsets(run: Emergence) -> pd.DataFrame:
 
 
 def trajectory(run: Emergence) -> pd.DataFrame:
-    """One row a step: accuracy; located heads' means by either ranking; the largest induction and previous scores."""
+    """Return one row per step: accuracy, means over the heads of each ranking, and the largest repetition scores."""
     heads: Any = run.heads
     columns: dict[str, Any] = {"accuracy": run.prompts.groupby("step")["correct"].mean()}
-    for by in BY:
+    for by in RANKINGS:
         located = heads[heads["name"].isin(run.located[by])].groupby("step")
         columns |= {f"{by} of located": located[by].mean()}
         columns |= {f"{by}: attention to {kind}": located[f"on_{kind}"].mean() for kind in ("true", "false")}

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.bundled_models.emergence import BY, DECIDES, Emergence, head_onsets, summarize, trajectory
+from experiments.bundled_models.emergence import MAIN_RANKING, RANKINGS, Emergence, head_onsets, summarize, trajectory
 from experiments.framework import markdown
 from experiments.framework.estimate import compare
 from experiments.framework.plotting import STYLE
@@ -37,12 +37,12 @@ def figure(run: Emergence) -> Figure:
     axes[0, 0].axhline(0.5, color="0.5", linewidth=0.6, linestyle=":")
     axes[0, 0].set(ylabel="Accuracy", title="Answers", ylim=(0, 1.02))
     colors = (BLUE, ORANGE, GREEN, GRAY)
-    for name, color in zip(run.located[DECIDES], colors, strict=False):
-        _curve(axes[0, 1], run.heads[run.heads["name"] == name], DECIDES, color, name)
+    for name, color in zip(run.located[MAIN_RANKING], colors, strict=False):
+        _curve(axes[0, 1], run.heads[run.heads["name"] == name], MAIN_RANKING, color, name)
     axes[0, 1].axhline(0, color="0.5", linewidth=0.6)
     axes[0, 1].set(ylabel="Contrast of the labels (nats)", title="Located heads")
     axes[0, 1].legend()
-    located: Any = run.heads[run.heads["name"].isin(run.located[DECIDES])]
+    located: Any = run.heads[run.heads["name"].isin(run.located[MAIN_RANKING])]
     for kind, color in (("true", BLUE), ("false", ORANGE)):
         _curve(axes[1, 0], located, f"on_{kind}", color, f"{kind} labels")
     axes[1, 0].set(xlabel="Step", ylabel="Attention of the last token", title="Located heads look at", ylim=(0, 1.02))
@@ -72,7 +72,7 @@ def write(run: Emergence, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "table.csv", trajectory(run).to_csv(float_format="%.4f"))
     write_text(folder / "heads.csv", head_onsets(run).to_csv(index=False, float_format="%.4f"))
-    stored = {**summarize(run), "located": {by: run.located[by] for by in BY}}
+    stored = {**summarize(run), "located": {by: run.located[by] for by in RANKINGS}}
     write_text(folder / "summary.json", json.dumps(stored, indent=2) + "\n")
     with matplotlib.rc_context(STYLE):
         figure(run).savefig(folder / "figure.png", dpi=150)

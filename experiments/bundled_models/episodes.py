@@ -1,7 +1,7 @@
-"""The synthetic world that the bundled models are trained on: lists, named words and classification episodes.
+"""The synthetic world that the bundled models are trained on.
 
-Everything is a function of its random generator, so step n of a run has the same data however often
-the run was interrupted.
+It has lists of related words, texts followed by their category's name, and classification episodes. Everything is a
+function of its random generator, so step n of a run has the same data however often the run was interrupted.
 """
 
 import itertools
@@ -15,6 +15,7 @@ from pathlib import Path
 BUNDLED = Path(__file__).resolve().parent.parent.parent / "icl_lens" / "bundled"
 SPECIAL = ("<unk>", "<pad>", ":")
 ALWAYS_HELD_OUT = (("sentiment", "number"), ("animal", "country"))
+"""The categories of the two word tasks."""
 NEAR = (
     ("animal", "insect"),
     ("country", "city"),
@@ -31,11 +32,12 @@ NEAR = (
     ("sport", "movement", "vehicle", "instrument"),
     ("crime", "disease", "bodypart", "clothing", "color"),
 )
-"""Categories whose words are met together in lists, and that episodes contrast more often than others."""
+"""Groups of similar categories. Lists mix the words of a group, and episodes contrast its categories more often."""
 
 LABEL_WEIGHT = 1.0
 OTHER_WEIGHT = 0.1
 ASIDE_WEIGHT = 0.5
+"""Loss weights of labels shown before (also of names in `named_sequence`), of names in episodes, and of other words."""
 
 
 @dataclass(frozen=True)
@@ -46,30 +48,24 @@ class Vocabulary:
     labels: tuple[str, ...]
     fillers: tuple[str, ...]
 
-    @property
-    def vocabulary(self) -> tuple[str, ...]:
-        """Every word once, specials first; without the categories' names."""
-        content = itertools.chain.from_iterable(self.categories.values())
-        return tuple(dict.fromkeys([*SPECIAL, *self.fillers, *self.labels, *content]))
-
     @cached_property
     def names(self) -> dict[str, str]:
         """Each category's own name as a word; capitals keep them apart from content words ("School", "school")."""
         return {category: category.capitalize() for category in self.categories}
 
     @cached_property
-    def owners(self) -> dict[str, tuple[str, ...]]:
-        """The categories of each content word: one, or two of an ambiguous one."""
-        owners: dict[str, tuple[str, ...]] = {}
+    def categories_of(self) -> dict[str, tuple[str, ...]]:
+        """The categories of each content word: one, or two if it is ambiguous."""
+        found: dict[str, tuple[str, ...]] = {}
         for name, group in self.categories.items():
             for word in group:
-                owners[word] = (*owners.get(word, ()), name)
-        return owners
+                found[word] = (*found.get(word, ()), name)
+        return found
 
     @cached_property
     def near(self) -> dict[str, tuple[str, ...]]:
         """The other categories of each category's group in `NEAR`."""
-        return {name: tuple(o for o in group if o != name) for group in NEAR for name in group}
+        return {name: tuple(other for other in group if other != name) for group in NEAR for name in group}
 
 
 def load_words() -> Vocabulary:
@@ -80,7 +76,7 @@ def load_words() -> Vocabulary:
 
 
 def held_out_pairs(words: Vocabulary) -> frozenset[frozenset[str]]:
-    """Category pairs that no training episode contains: the word tasks and a tenth of all pairs."""
+    """Category pairs that no training episode contains: those of the word tasks and a random tenth of all."""
     pairs = list(itertools.combinations(sorted(words.categories), 2))
     drawn = random.Random(0).sample(pairs, round(0.1 * len(pairs)))
     return frozenset(frozenset(pair) for pair in [*ALWAYS_HELD_OUT, *drawn])
@@ -94,7 +90,10 @@ def seen_pairs(words: Vocabulary, held_out: frozenset[frozenset[str]]) -> list[t
 
 @dataclass(frozen=True)
 class Item:
-    """A text, its class and the class whose label it is shown with: indices into the episode's categories."""
+    """A text, the index of its category (`side`) and that of the category whose label it is shown with.
+
+    The two differ in mislabeled demonstrations. Indices are into the episode's categories.
+    """
 
     text: tuple[str, ...]
     side: int
@@ -128,38 +127,41 @@ class Difficulty:
     classes: tuple[int, int] = (2, 2)
     demonstrations: tuple[int, int] = (4, 4)
     longest: int = 1
-    """Words of the longest text; every length from 1 is as likely."""
+    """Maximum number of words per text; lengths from 1 to it are equally likely."""
     strays: float = 0.0
-    """Share of a text's fillers that are content words of some other category instead."""
+    """Probability that a filler is replaced by a content word of another category."""
     mislabeled: float = 0.0
-    """Share of demonstrations with the label of another class of the episode."""
+    """Probability that a demonstration has another class's label; `draw_episode` uses it in half of its episodes."""
     uneven: bool = False
-    """Shares of classes are drawn per episode, see `draw_sides`; otherwise they are equal."""
+    """Whether the shares of classes are drawn per episode, see `draw_sides`; otherwise they are equal."""
     stay: float = 0.0
-    """Probability that an item's class is that of the item before."""
+    """Probability that an item's class is copied from the item before instead of drawn."""
     near: float = 0.0
     """Probability that the categories are drawn from one group of `NEAR`."""
     repeats: float = 0.0
-    """Probability that an item shows the text of an earlier one again."""
+    """Probability that an item repeats the text of an earlier item of its class, if there is one."""
     asides: float = 0.0
-    """Probability each that a demonstration has its category's own name in place of its label, or after it."""
+    """Probability that a demonstration has its category's name instead of its label ("love : Sentiment").
+
+    With the same probability, it has the name after its label ("love : foo Sentiment").
+    """
 
 
 PLAIN = Difficulty()
 
 
 def _text(
-    rng: random.Random, words: Vocabulary, pool: list[str], how: Difficulty, others: Sequence[str], later: int
+    rng: random.Random, words: Vocabulary, pool: list[str], difficulty: Difficulty, others: Sequence[str], n_later: int
 ) -> tuple[str, ...]:
-    """Draw a text: at least one word removed from `pool`, about half fillers or strays, in any order.
+    """Draw a text: about half of its words, at least one, removed from `pool`, the rest fillers or strays, shuffled.
 
-    Enough of the pool is left for each of the `later` texts to have a word too.
+    The pool keeps a word for each of the `n_later` texts that will be drawn from it.
     """
-    length = rng.randint(1, how.longest)
+    length = rng.randint(1, difficulty.longest)
     n_content = max(1, sum(rng.random() < 0.5 for _ in range(length)))
-    n_content = min(n_content, max(1, min(len(pool) // 4, len(pool) - later)))
+    n_content = min(n_content, max(1, min(len(pool) // 4, len(pool) - n_later)))
     content = [pool.pop() for _ in range(n_content)]
-    n_strays = sum(rng.random() < how.strays for _ in range(length - len(content)))
+    n_strays = sum(rng.random() < difficulty.strays for _ in range(length - len(content)))
     stray = [rng.choice(words.categories[rng.choice(others)]) for _ in range(n_strays)]
     text = content + stray + [rng.choice(words.fillers) for _ in range(length - len(content) - n_strays)]
     rng.shuffle(text)
@@ -171,23 +173,24 @@ def make_episode(
     words: Vocabulary,
     categories: Sequence[str],
     sides: Sequence[int],
-    how: Difficulty = PLAIN,
+    difficulty: Difficulty = PLAIN,
     *,
     labels: Sequence[str] | None = None,
     held_out: frozenset[frozenset[str]] = frozenset(),
 ) -> Episode:
-    """Build one episode; item i is of category `categories[sides[i]]`, and no word of theirs occurs twice.
+    """Build one episode; item i is of category `categories[sides[i]]`.
 
-    Strays are of categories that are in no `held_out` pair with these. `labels[side]` is the label of a class; drawn
-    when not given. A label's loss weight is `LABEL_WEIGHT` once it has been shown and `OTHER_WEIGHT` before, when
-    nothing could tell it. An aside ("w : Name", "w : label Name") has `ASIDE_WEIGHT`: with it colons and labels come to
-    know the category of the text before them. Without, both only gather the labels there are, and stay at chance for
-    long.
+    No two texts share a word of these categories, but a text can be shown again (`repeats`). Strays are of categories
+    that are in no `held_out` pair with these. `labels[side]` is the label of a class; labels are drawn if not given. A
+    label's loss weight is `LABEL_WEIGHT` if it has been shown before and `OTHER_WEIGHT` if not, since it then cannot be
+    predicted. A category's name (`asides`) has `ASIDE_WEIGHT`. Predicting names makes colons and labels represent the
+    category of the text before them. Without names, the model only learns which labels occur, and training stays at
+    chance for long.
     """
     pools: list[list[str]] = [[] for _ in categories]
-    place = {name: side for side, name in enumerate(categories)}
+    side_of = {name: side for side, name in enumerate(categories)}
     for word in dict.fromkeys(itertools.chain.from_iterable(words.categories[name] for name in categories)):
-        possible = [place[name] for name in words.owners[word] if name in place]
+        possible = [side_of[name] for name in words.categories_of[word] if name in side_of]
         pools[possible[0] if len(possible) == 1 else rng.choice(possible)].append(word)
     for pool in pools:
         rng.shuffle(pool)
@@ -195,16 +198,16 @@ def make_episode(
     others = [
         name
         for name in words.categories
-        if name not in place and not any(frozenset((name, own)) in held_out for own in categories)
+        if name not in side_of and not any(frozenset((name, own)) in held_out for own in categories)
     ]
     items: list[Item] = []
     for i, side in enumerate(sides):
         shown_side = side
-        if i < len(sides) - 1 and rng.random() < how.mislabeled:
+        if i < len(sides) - 1 and rng.random() < difficulty.mislabeled:
             shown_side = rng.choice([other for other in range(len(categories)) if other != side])
-        earlier = [item.text for item in items if item.side == side] if rng.random() < how.repeats else []
-        later = sum(other == side for other in sides[i + 1 :])
-        text = rng.choice(earlier) if earlier else _text(rng, words, pools[side], how, others, later)
+        earlier = [item.text for item in items if item.side == side] if rng.random() < difficulty.repeats else []
+        n_later = sum(other == side for other in sides[i + 1 :])
+        text = rng.choice(earlier) if earlier else _text(rng, words, pools[side], difficulty, others, n_later)
         items.append(Item(text, side, shown_side))
     tokens: list[str] = []
     weights: list[float] = []
@@ -212,21 +215,21 @@ def make_episode(
     for i, item in enumerate(items):
         tokens += [*item.text, ":"]
         weights += [OTHER_WEIGHT] * (len(item.text) + 1)
-        kind = rng.random() if i < len(items) - 1 else 1.0
-        if kind >= how.asides:
+        draw = rng.random() if i < len(items) - 1 else 1.0
+        if draw >= difficulty.asides:
             tokens.append(labels[item.shown_class])
             weights.append(LABEL_WEIGHT if item.shown_class in shown else OTHER_WEIGHT)
             shown.add(item.shown_class)
-        if kind < 2 * how.asides:
+        if draw < 2 * difficulty.asides:
             tokens.append(words.names[categories[item.side]])
             weights.append(ASIDE_WEIGHT)
     return Episode(tuple(tokens), tuple(weights), tuple(items), labels, tuple(categories))
 
 
-def even_episode(
+def balanced_episode(
     rng: random.Random, words: Vocabulary, pairs: Sequence[tuple[str, ...]], n_shown: int, *, longest: int
 ) -> Episode:
-    """Draw an episode of one of the pairs with `n_shown` right demonstrations, half of each class, in any order."""
+    """Draw an episode of one of the pairs with `n_shown` correctly labeled demonstrations, half per class, shuffled."""
     sides = [0, 1] * (n_shown // 2)
     rng.shuffle(sides)
     pair = rng.sample(rng.choice(pairs), 2)
@@ -236,7 +239,7 @@ def even_episode(
 def draw_categories(
     rng: random.Random, words: Vocabulary, n: int, held_out: frozenset[frozenset[str]], *, near: bool = False
 ) -> tuple[str, ...]:
-    """`n` categories no two of which are a held-out pair; with `near`, the first ones are of one group."""
+    """`n` categories, no two of which are a held-out pair; with `near`, as many as possible are of one group."""
     while True:
         names = rng.sample(sorted(words.categories), len(words.categories))
         if near:
@@ -252,9 +255,10 @@ def draw_categories(
 
 
 def draw_sides(rng: random.Random, n: int, n_classes: int = 2, *, uneven: bool = True, stay: float = 0.25) -> list[int]:
-    """Classes of `n` items: by equal shares or, `uneven`, by Dirichlet(2) ones, some copied from the item before.
+    """Draw the classes of `n` items; with probability `stay`, an item has the class of the item before.
 
-    Both tilt an unsure model: to the class shown more often (majority) and to the one shown last (recency).
+    Classes have equal shares or, if `uneven`, shares drawn from Dirichlet(2). Uneven shares reward an unsure model for
+    predicting the majority label, and `stay` for predicting the last one.
     """
     shares = [rng.gammavariate(2.0, 1.0) if uneven else 1.0 for _ in range(n_classes)]
     sides = rng.choices(range(n_classes), shares)
@@ -264,19 +268,19 @@ def draw_sides(rng: random.Random, n: int, n_classes: int = 2, *, uneven: bool =
 
 
 def draw_episode(
-    rng: random.Random, words: Vocabulary, how: Difficulty, held_out: frozenset[frozenset[str]], n_items: int
+    rng: random.Random, words: Vocabulary, difficulty: Difficulty, held_out: frozenset[frozenset[str]], n_items: int
 ) -> Episode:
-    """An episode of `n_items` items over categories that are no held-out pair."""
-    n_classes = rng.randint(*how.classes)
-    categories = draw_categories(rng, words, n_classes, held_out, near=rng.random() < how.near)
-    sides = draw_sides(rng, n_items, n_classes, uneven=how.uneven, stay=how.stay)
+    """An episode of `n_items` items over categories that are no held-out pair; half of them have no wrong labels."""
+    n_classes = rng.randint(*difficulty.classes)
+    categories = draw_categories(rng, words, n_classes, held_out, near=rng.random() < difficulty.near)
+    sides = draw_sides(rng, n_items, n_classes, uneven=difficulty.uneven, stay=difficulty.stay)
     if rng.random() >= 0.5:
-        how = replace(how, mislabeled=0.0)
-    return make_episode(rng, words, categories, sides, how, held_out=held_out)
+        difficulty = replace(difficulty, mislabeled=0.0)
+    return make_episode(rng, words, categories, sides, difficulty, held_out=held_out)
 
 
 def list_sequence(rng: random.Random, words: Vocabulary, n: int) -> list[str]:
-    """`n` different words of one category, or with probability ¼ of one group: plain language modeling."""
+    """`n` different words of one category, or with probability ¼ of one group."""
     name = rng.choice(sorted(words.categories))
     pool = list(words.categories[name])
     if rng.random() < 0.25:
@@ -287,7 +291,7 @@ def list_sequence(rng: random.Random, words: Vocabulary, n: int) -> list[str]:
 def named_sequence(rng: random.Random, words: Vocabulary, n: int, *, longest: int = 1) -> tuple[list[str], list[float]]:
     """`n` texts of any categories, each with its category's own name ("love : Sentiment"), and the loss weights.
 
-    This is how the models come to know what words mean before they are asked to compare them.
+    From these, the models learn the categories of words before episodes ask them to compare texts.
     """
     tokens: list[str] = []
     weights: list[float] = []

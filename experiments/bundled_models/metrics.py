@@ -15,8 +15,8 @@ from experiments.bundled_models.episodes import (
     Difficulty,
     Episode,
     Vocabulary,
+    balanced_episode,
     draw_sides,
-    even_episode,
     make_episode,
 )
 from icl_lens import (
@@ -137,6 +137,6 @@ def _drawn_sides(rng: random.Random, n: int) -> list[int]:
 def shown_episodes(
     words: Vocabulary, pairs: Sequence[tuple[str, str]], n_shown: int, n: int, *, longest: int
 ) -> list[Episode]:
-    """Return prompts over many pairs with `n_shown` right demonstrations, half of each class, in any order."""
+    """Return prompts over many pairs with `n_shown` correctly labeled demonstrations, half per class, shuffled."""
     rng = random.Random(f"card shown {n_shown} {longest}")
-    return [even_episode(rng, words, pairs, n_shown, longest=longest) for _ in range(n)]
+    return [balanced_episode(rng, words, pairs, n_shown, longest=longest) for _ in range(n)]

@@ -186,7 +186,7 @@ def write_card(
         dtype=stored_dtype(folder),
         pieces=" and ".join(f'"{piece}"' for piece in tokenizer.tokenize("love")),
         words=words,
-        n_words=f"{len(words.owners):,}",
+        n_words=f"{len(words.categories_of):,}",
         smallest_category=min(map(len, words.categories.values())),
         n_pairs=len(seen) + len(held_out),
         n_held_out=len(held_out),

@@ -60,7 +60,7 @@ def check_run(arch: Arch, folder: Path, run: dict[str, Any]) -> None:
 
 def check_tokenizer(tokenizer: Any, words: Vocabulary) -> None:
     """Raise InputError if a word of the list or the example cannot be spelled, or a label is not one token."""
-    known = [*PROMPT.split(), *words.fillers, *words.labels, *words.owners]
+    known = [*PROMPT.split(), *words.fillers, *words.labels, *words.categories_of]
     unknown = [word for word in known if tokenizer.unk_token_id in tokenizer(word).input_ids]
     if unknown:
         raise InputError(f"the tokenizer cannot spell {len(unknown)} words of words.json, {unknown[0]!r} among them")

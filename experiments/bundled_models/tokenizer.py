@@ -58,7 +58,7 @@ def learn_merges(words: Iterable[str], n: int, *, never: frozenset[str]) -> list
 
 def make_tokenizer(words: Vocabulary, n_positions: int) -> PreTrainedTokenizerFast:
     """Words separated by blanks, content words in pieces; nothing is added before or after a text."""
-    content = sorted(words.owners)
+    content = sorted(words.categories_of)
     whole = [*SPECIAL, *words.fillers, *words.labels, *words.names.values()]
     merges = learn_merges(content, N_MERGES, never=frozenset([*content, *whole]))
     letters = [*ascii_letters, *(INSIDE + letter for letter in ascii_lowercase)]

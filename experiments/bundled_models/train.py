@@ -1,7 +1,7 @@
-"""Training with words in pieces: one run, its levels, its stopping rule, what it writes.
+"""Train one bundled model: its levels, stopping rule, checkpoints and exported files.
 
-A step's data is a function of (seed, step, level) and levels follow from accuracies, so a run that was interrupted
-and resumed is the run it would have been.
+A step's data is a function of (seed, step, level) and levels follow from accuracies, so an interrupted and resumed run
+gives the same model as an uninterrupted one.
 """
 
 import json
@@ -29,7 +29,7 @@ from experiments.bundled_models.episodes import (
     LABEL_WEIGHT,
     Episode,
     Vocabulary,
-    even_episode,
+    balanced_episode,
     load_words,
     seen_pairs,
 )
@@ -40,39 +40,41 @@ from icl_lens.errors import InputError
 CHECKPOINT = "checkpoint.safetensors"
 N_SNAPSHOTS = 10
 SHOWN = (2, 4, 8, 16)
-"""Numbers of demonstrations in validation, all that training episodes can have."""
+"""Numbers of demonstrations in validation prompts; training episodes have 1 to 16."""
 CHUNK = 32
+"""Validation prompts per forward pass."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All that shapes a run; a checkpoint is resumed only by a run of the same settings."""
+    """Settings of a run; a checkpoint can be resumed only with the same ones."""
 
     arch: Arch
     seed: int = 0
     n_tokens: int = 2000
-    """Tokens of a step's batch, a little more."""
+    """Minimum number of tokens per batch."""
     matrix_rate: float = 0.01
-    """Muon's learning rate, of the layers' matrices."""
+    """Muon's learning rate, for the layers' matrices."""
     other_rate: float = 3e-3
-    """AdamW's, of embeddings, norms and biases."""
+    """AdamW's learning rate, for embeddings, norms and biases."""
     warm_up: int = 60
+    """Steps in which both rates rise linearly from zero."""
     slow_from: int = 750
     slow: float = 0.3
     """Factor of both rates from step `slow_from` on: fast while words are learned, slower while they are compared."""
     min_level_steps: int = 100
-    """Steps of every level, however soon its accuracy is reached."""
+    """Minimum number of steps per level, even if its accuracy is reached sooner."""
     memory: float = 0.96
-    """How much of the running accuracy one step leaves."""
+    """Weight of the previous value in the running accuracy, an exponential moving average."""
     check_every: int = 100
     n_checked: int = 240
-    """Prompts of single words, and of texts, in each validation."""
+    """Number of prompts in each of the three validation sets: single words, texts, texts of seen pairs."""
     decay_accuracy: float = 88.0
-    """Accuracy (%) on held-out pairs, in the last level, from which on learning rates fall."""
+    """Accuracy (%) on held-out pairs, in the last level, at which learning rates start to decay to zero."""
     stop_accuracy: float = 97.0
-    """Accuracy at which training stops at once."""
+    """Accuracy (%) on held-out pairs, in the last level, at which training stops at once."""
     cool_down: float = 0.2
-    """Steps in which the rates fall to zero, as a share of those before, rounded down to `check_every`."""
+    """Length of the decay to zero, as a share of the steps before it, rounded down to a multiple of `check_every`."""
     steps: int = 12_000
     """Training ends here at the latest."""
 
@@ -86,7 +88,7 @@ class Progress:
     level_began: int = 0
     cooling_began: int | None = None
     recent: float | None = None
-    """Running accuracy of this level's names or labels."""
+    """Running accuracy (0 to 1) on what this level measures: names, or labels shown before."""
     seconds: float = 0.0
     """Processor time of all steps."""
     finished: bool = False
@@ -107,16 +109,16 @@ def weighted_losses(
 def known_label_accuracy(
     logits: Float[Tensor, "row pos vocab"], tokens: Int[Tensor, "row pos"], weights: Float[Tensor, "row pos"]
 ) -> float:
-    """Share of the fully weighted tokens (names, labels shown before) that are the most probable of all tokens."""
+    """Share of the fully weighted tokens (names, labels shown before) that the model predicts: most probable of all."""
     counted = weights[:, 1:] == LABEL_WEIGHT
     return (logits[:, :-1].argmax(-1) == tokens[:, 1:])[counted].float().mean().item()
 
 
 def validation_episodes(data: Data, n: int, *, longest: int, held_out: bool = True) -> list[Episode]:
-    """Return `n` prompts of two classes, always the same: 2 to 16 right demonstrations, half of each class."""
+    """Return `n` prompts of two classes, always the same: 2 to 16 correctly labeled demonstrations, half per class."""
     rng = random.Random(f"validation {longest} {held_out}")
     pairs = sorted(tuple(sorted(pair)) for pair in data.held_out) if held_out else seen_pairs(data.words, data.held_out)
-    return [even_episode(rng, data.words, pairs, SHOWN[i % len(SHOWN)], longest=longest) for i in range(n)]
+    return [balanced_episode(rng, data.words, pairs, SHOWN[i % len(SHOWN)], longest=longest) for i in range(n)]
 
 
 @torch.no_grad()
@@ -157,7 +159,7 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
 
     def rate(self) -> float:
-        """The factor of both learning rates: warm-up, 1, `slow`, and the fall to zero once accuracy is enough."""
+        """The factor of both learning rates: warm-up, 1, `slow`, and the decay to zero once accuracy is enough."""
         at = self.progress
         factor = min(1.0, (at.done + 1) / self.settings.warm_up)
         if at.done >= self.settings.slow_from:
@@ -226,7 +228,7 @@ class Trainer:
         _write(folder / CHECKPOINT, tensors, {"run": json.dumps(run)})
 
     def resume(self, folder: Path) -> None:
-        """Take up the checkpoint in `folder`, if there is one; raises InputError if it is of another run."""
+        """Load the checkpoint in `folder`, if there is one; raise InputError if it was saved with other settings."""
         path = folder / CHECKPOINT
         if not path.exists():
             return
@@ -235,7 +237,7 @@ class Trainer:
             if run["settings"] != asdict(self.settings):
                 raise InputError(
                     f"{path} is of a run with {run['settings']}, not {asdict(self.settings)};"
-                    " restart with --no-resume, or request the same run"
+                    " restart with --no-resume, or use the same settings"
                 )
             names = {id(parameter): name for name, parameter in self.model.named_parameters()}
             for name, parameter in self.model.named_parameters():

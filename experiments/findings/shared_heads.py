@@ -20,7 +20,14 @@ import icl_lens as il
 from experiments.framework import other_tasks
 from experiments.framework.estimate import Comparison, compare, compare_drawn
 from experiments.framework.finding import Finding, Measured, Row, percent
-from experiments.framework.other_tasks import CATEGORIES, MAPPINGS, MAX_PROMPTS, TaskPrompts, is_above, n_prompts
+from experiments.framework.other_tasks import (
+    CATEGORIES,
+    MAPPINGS,
+    MAX_PROMPTS,
+    TaskPrompts,
+    answer_beats_others,
+    n_prompts,
+)
 from experiments.framework.overlap import Lists, drawn_lists, expected_overlap, overlap
 from experiments.framework.plotting import panels
 from experiments.framework.study import MAX_ROWS, Study, clusters_of, contrasts, increases
@@ -79,7 +86,7 @@ def rank(study: Study, prompts: TaskPrompts, *, seed: int) -> Ranked:
     """Rank heads by contrast; raise InputError if the model does not do the task."""
 
     def score(acts: il.Activations) -> Float[Tensor, "row part"]:
-        return torch.cat([contrasts(acts).flatten(1), is_above(acts)[:, None]], dim=1)
+        return torch.cat([contrasts(acts).flatten(1), answer_beats_others(acts)[:, None]], dim=1)
 
     found = study.map(prompts.batch, score).double().numpy()
     accuracy = compare(found[:, -1], prompts.chance, prompts.clusters, bounds=(0, 1))

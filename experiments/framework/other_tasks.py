@@ -1,7 +1,7 @@
 """Tasks to compare with a study's own: other labels and classes, mappings, copying, IOI and induction.
 
-Each function returns a two-class task, or tokenized prompts with the token that each answer is compared with and the
-clusters that are drawn in a bootstrap. It raises InputError where the model's vocabulary does not have the words.
+Each function returns a two-class task, or tokenized prompts with a token to compare each answer with and a cluster for
+the bootstrap. It raises InputError if the words are not in the model's vocabulary.
 """
 
 import json
@@ -32,10 +32,11 @@ OTHER_LABELS = (("baz", "qux"), ("alpha", "beta"), ("foo", "bar"))
 MAPPINGS = ("country-capital", "antonym", "plural", "past-tense", "number-next")
 DEMONSTRATIONS = 6
 """Number of demonstrations of a mapping per prompt."""
-MIN_WORDS = 2 * DEMONSTRATIONS
+MIN_PAIRS = 2 * DEMONSTRATIONS
+"""Fewest pairs that a mapping needs."""
 MAX_PROMPTS = 100
 RANDOM_TOKENS = 24
-"""Different tokens in a sequence for induction."""
+"""Number of distinct tokens in a sequence for induction."""
 
 NAMES = (
     "Mary John Tom James David Anna Paul Mark Laura Peter Sarah Kate Jack Alice Robert Emma Daniel Lisa Adam Jane"
@@ -53,7 +54,7 @@ IOI_TEMPLATES = (
 
 @dataclass(frozen=True)
 class TaskPrompts:
-    """Prompts of a task, the cluster of each, and the share that guessing gets right."""
+    """Prompts of a task, the cluster of each, and the accuracy of guessing."""
 
     batch: il.PromptBatch
     clusters: Int[np.ndarray, " row"]
@@ -65,7 +66,7 @@ def n_prompts(study: Study) -> int:
     return min(study.n, MAX_PROMPTS)
 
 
-def is_above(acts: il.Activations) -> Bool[Tensor, " row"]:
+def answer_beats_others(acts: il.Activations) -> Bool[Tensor, " row"]:
     """Whether each prompt's answer is more probable than every token that it is compared with."""
     logits = acts.readout.using(final_norm="frozen", bias=True).logits(acts.resid_final)
     others = compared_tokens(acts.batch)
@@ -74,7 +75,7 @@ def is_above(acts: il.Activations) -> Bool[Tensor, " row"]:
 
 
 def other_labels(study: Study) -> Task:
-    """The study's words with two other labels that say nothing about them, each one token if there are such."""
+    """The study's words with two other labels that say nothing about them, of one token each if possible."""
     pairs = [pair for pair in OTHER_LABELS if not {*pair} & {*study.task.labels}]
     single_token = [pair for pair in pairs if len(one_token_words(study, pair, after="a :")) == 2]
     return replace(study.task, name="other labels", labels=[*single_token, *pairs][0])
@@ -95,7 +96,7 @@ def other_classes(study: Study) -> Task:
 
 
 def _names(study: Study, data: str) -> tuple[str, str]:
-    """The names of two categories, capitalized if only so they are tokens of the model's vocabulary."""
+    """The names of two categories, capitalized if each is a single token only then."""
     first, _, second = data.partition("-")
     if not second:
         raise InputError("the names of the classes are not known")
@@ -111,22 +112,22 @@ def classes(study: Study, categories: Sequence[str], *, seed: int) -> TaskPrompt
     to each class equally often. Demonstrations are shuffled.
     """
     count, rng = len(categories), random.Random(seed)
-    every = Counter(word for name in categories for word in {*word_list()[name]})
-    words = {name: [word for word in word_list()[name] if every[word] == 1] for name in categories}
+    n_categories = Counter(word for name in categories for word in {*word_list()[name]})
+    words = {name: [word for word in word_list()[name] if n_categories[word] == 1] for name in categories}
     prompts = []
     for i in range(n_prompts(study)):
-        query, shift = categories[i % count], i // count % count
+        query_class, shift = categories[i % count], i // count % count
         label_of = {name: LABELS[(place + shift) % count] for place, name in enumerate(categories)}
         drawn = {name: rng.sample(words[name], study.task.demonstrations + 1) for name in categories}
         shown = [il.Demonstration(word, label_of[name]) for name in categories for word in drawn[name][1:]]
         rng.shuffle(shown)
-        prompts.append(il.Prompt(shown, drawn[query][0], label_of[query], LABELS[:count]))
+        prompts.append(il.Prompt(shown, drawn[query_class][0], label_of[query_class], LABELS[:count]))
     batch = il.tokenize(study.model, prompts, template=study.task.template, labels=LABELS[:count])
     return TaskPrompts(batch, clusters_of(batch), 1 / count)
 
 
 def mapping(study: Study, name: str, *, seed: int) -> TaskPrompts:
-    """Continue a list of word pairs: the right word against another demonstration's second word."""
+    """Continue a list of word pairs. Each answer is compared with the second word of one of the demonstrations."""
     pairs = [tuple(pair) for pair in json.loads(WORDS.read_text(encoding="utf-8"))["pairs"][name]]
     return _pairs(study, pairs, seed=seed)
 
@@ -138,9 +139,9 @@ def copying(study: Study, *, seed: int) -> TaskPrompts:
 
 
 def ioi(study: Study, *, seed: int) -> TaskPrompts:
-    """Name the one who receives: "When Mary and John went to the store, John gave a drink to" Mary, against John.
+    """Name the receiver: "When Mary and John went to the store, John gave a drink to" is continued by "Mary".
 
-    In half of the prompts the answer is named first.
+    The answer is compared with the giver, "John". In half of the prompts, the answer is named first.
     """
     names, rng = one_token_words(study, NAMES, after="the"), random.Random(seed)
     _check_enough(names, 4, "names")
@@ -153,11 +154,14 @@ def ioi(study: Study, *, seed: int) -> TaskPrompts:
         texts.append(template.format(first=order[0], second=order[1], giver=giver))
         answers.append(receiver)
         others.append(giver)
-    return _texts(study, texts, answers, others)
+    return _tokenized(study, texts, answers, others)
 
 
 def induction(study: Study, *, seed: int) -> TaskPrompts:
-    """Continue random tokens that are repeated: the token that followed last time against another of them."""
+    """Continue a repeated sequence of random tokens.
+
+    The answer is the token that followed the first time. It is compared with another token of the sequence.
+    """
     rng = random.Random(seed)
     rows, answers, others = [], [], []
     prefix = prefix_tokens(study.model)
@@ -171,15 +175,15 @@ def induction(study: Study, *, seed: int) -> TaskPrompts:
 
 
 def one_token_words(study: Study, words: Sequence[str], *, after: str) -> list[str]:
-    """Return the words that are one token of the model's vocabulary after this text, so that no part is scored.
+    """Return the words that the model encodes as one token after this text.
 
-    Raise InputError for a text with words that the model does not know.
+    Of longer words, only a part would be scored. Raise InputError for a text with words that the model does not know.
     """
     il.tokenize_text(study.model, after)
     decode, found = study.model.tokenizer.decode, []
     for word in words:
-        with warnings.catch_warnings(), suppress(InputError):  # about words of several tokens, and unknown ones
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(), suppress(InputError):  # the error is about words that the model does not know
+            warnings.simplefilter("ignore")  # about words of several tokens
             token = int(il.tokenize_text(study.model, after, targets=f" {word}").answer_tokens)
             if decode([token]).strip() == word:
                 found.append(word)
@@ -187,11 +191,11 @@ def one_token_words(study: Study, words: Sequence[str], *, after: str) -> list[s
 
 
 def _pairs(study: Study, pairs: Sequence[tuple[str, str]], *, seed: int) -> TaskPrompts:
-    """Prompts with a demonstration per line; no other line has the query's word or its answer."""
+    """Prompts with one pair per line; no demonstration contains the query or its answer."""
     rng = random.Random(seed)
     usable = {*one_token_words(study, [second for _, second in pairs], after="a ->")}
     pairs = [pair for pair in pairs if pair[1] in usable]
-    _check_enough(pairs, MIN_WORDS, "answers")
+    _check_enough(pairs, MIN_PAIRS, "answers")
     texts, answers, others = [], [], []
     for query, answer in islice(cycle(rng.sample(pairs, len(pairs))), n_prompts(study)):
         shown = rng.sample([pair for pair in pairs if not {query, answer} & {*pair}], DEMONSTRATIONS)
@@ -199,11 +203,11 @@ def _pairs(study: Study, pairs: Sequence[tuple[str, str]], *, seed: int) -> Task
         texts.append(ARROWS.render(prompt).text)
         answers.append(answer)
         others.append(rng.choice(shown)[1])
-    return _texts(study, texts, answers, others)
+    return _tokenized(study, texts, answers, others)
 
 
-def _texts(study: Study, texts: list[str], answers: list[str], others: list[str]) -> TaskPrompts:
-    """Texts clustered by their answers."""
+def _tokenized(study: Study, texts: list[str], answers: list[str], others: list[str]) -> TaskPrompts:
+    """Tokenize texts; those with the same answer are one cluster."""
     batch = il.tokenize_text(
         study.model, texts, targets=[f" {word}" for word in answers], against=[[f" {word}"] for word in others]
     )

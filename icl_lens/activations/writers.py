@@ -34,11 +34,12 @@ def writer_names(view: ModelView, layer: int) -> tuple[str, ...]:
 
 
 def vector_bytes(view: ModelView) -> int:
-    """Return the memory of what all writers add to one row, with biases by layer."""
+    """Return the bytes of one row of all writers' vectors in float32, with the sum of biases at every layer."""
     return 4 * (len(writer_names(view, view.n_layers)) + view.n_layers) * view.d_model
 
 
 def has_pos_embed(view: ModelView) -> bool:
+    """Return whether the model adds learned position embeddings to the residual stream."""
     return attention_scores.attention_scoring(view, 0).position == "standard"
 
 
@@ -51,7 +52,7 @@ class Writers:
 
     view: ModelView
     row: Int[Tensor, "batch pos"]
-    """The row of each prompt's positions; -1 where nothing was kept."""
+    """The row in which each position of each prompt is stored; -1 where nothing was kept."""
     passes: Int[Tensor, " batch"]
     """Each prompt's index into the first axis of `k`."""
     resid_pre: Float[Tensor, "row layer d_model"]
@@ -98,22 +99,22 @@ class Writers:
             vectors, bias = self._vectors
             return torch.cat([vectors[rows, : len(self.names(layer)) - 1], bias[rows, layer, None]], dim=1)
         written = list(self._vectors_by_layer(rows, layer))
-        return torch.cat([*(u for u, _ in written), written[-1][1]], dim=1)
+        return torch.cat([*(vectors for vectors, _ in written), written[-1][1]], dim=1)
 
     def split(
         self, rows: Int[Tensor, " row"], layer: int, matrix: Float[Tensor, "d_model d_out"]
     ) -> Float[Tensor, "row writer d_out"]:
         """Multiply what each writer added to a layer's input by a matrix; writers are in the order of `names`.
 
-        For few rows, vectors of all writers are computed, and kept for the next call if all rows are few. For many, W_O
-        is multiplied by the matrix first, which is cheaper and needs no vector [row, writer, d_model].
+        For few rows, this multiplies `vectors`. For many, each W_O is multiplied by the matrix first, which is cheaper
+        and needs no vectors [row, writer, d_model].
         """
         if self._keeps_vectors or len(rows) <= self._few_rows:
             return self.vectors(rows, layer) @ matrix
         found = matrix.new_empty(len(rows), len(self.names(layer)), matrix.shape[1])
-        first, bias = self._embeddings(rows)
-        start = first.shape[1]
-        found[:, :start] = first @ matrix
+        embeddings, bias = self._embeddings(rows)
+        start = embeddings.shape[1]
+        found[:, :start] = embeddings @ matrix
         for lower in range(layer):
             z, scale = self.scaled_z(rows, lower)
             heads = einsum(z, self.view.W_O(lower).to(z) @ matrix, "row head d, head d out -> row head out")
@@ -139,7 +140,7 @@ class Writers:
 
     @property
     def _few_rows(self) -> int:
-        """Number of rows up to which vectors take fewer operations than products of W_O, and fit in `WRITER_BYTES`."""
+        """Largest number of rows for which `vectors` takes fewer operations than products of W_O and fits in memory."""
         return min(self.view.d_model // (self.view.n_heads + 1), WRITER_BYTES // vector_bytes(self.view))
 
     @property
@@ -151,14 +152,14 @@ class Writers:
         """What every writer except the biases wrote at all rows, and the sum of b_O before each layer."""
         all_rows = torch.arange(len(self.z), device=self.z.device)
         written = list(self._vectors_by_layer(all_rows, self.view.n_layers))
-        return torch.cat([u for u, _ in written], dim=1), torch.cat([bias for _, bias in written], dim=1)
+        return torch.cat([vectors for vectors, _ in written], dim=1), torch.cat([bias for _, bias in written], dim=1)
 
     def _vectors_by_layer(
         self, rows: Int[Tensor, " row"], layer: int
     ) -> Iterator[tuple[Float[Tensor, "row n d_model"], Float[Tensor, "row 1 d_model"]]]:
         """Yield the embeddings, then the heads and FFN of each layer before `layer`, with the sum of b_O so far."""
-        first, bias = self._embeddings(rows)
-        yield first, bias
+        embeddings, bias = self._embeddings(rows)
+        yield embeddings, bias
         for lower in range(layer):
             z, scale = self.scaled_z(rows, lower)
             bias = self._add_b_O(bias, lower, scale)
@@ -169,12 +170,12 @@ class Writers:
         self, rows: Int[Tensor, " row"]
     ) -> tuple[Float[Tensor, "row n d_model"], Float[Tensor, "row 1 d_model"]]:
         """Return the embeddings of tokens and positions, and zeros to add biases to."""
-        first = self.resid_pre[rows, :1].to(self.view.compute_dtype)
-        bias = torch.zeros_like(first)
+        embeddings = self.resid_pre[rows, :1].to(self.view.compute_dtype)
+        bias = torch.zeros_like(embeddings)
         if self.pos_embed is not None:
-            position = self.pos_embed[rows, None].to(first)
-            first = torch.cat([first - position, position], dim=1)
-        return first, bias
+            position = self.pos_embed[rows, None].to(embeddings)
+            embeddings = torch.cat([embeddings - position, position], dim=1)
+        return embeddings, bias
 
     def _add_b_O(self, bias: Tensor, layer: int, scale: Tensor) -> Float[Tensor, "row 1 d_model"]:
         b_O = self.view.b_O(layer)

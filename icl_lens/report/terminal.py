@@ -55,25 +55,27 @@ def _prompt(explanation: Findings) -> Panel:
 
 
 def _answer(explanation: Findings) -> RenderableType:
-    free, several = explanation.is_plain_text, bool(explanation.whole_label_log_probs)
-    columns = ["p", "log p", "scored token", "all tokens" if free else "full label"]
-    columns = ["token" if free else "label", *(columns if several else ["probability", "log-prob (nats)"]), ""]
-    table = new_table(*columns, left=(0, 3, 5) if several else (0, 3), title=explanation.headline)
+    is_plain, has_long_labels = explanation.is_plain_text, bool(explanation.whole_label_log_probs)
+    scores = ["probability", "log-prob (nats)"]
+    if has_long_labels:
+        scores = ["p", "log p", "scored token", "all tokens" if is_plain else "full label"]
+    columns = ["token" if is_plain else "label", *scores, ""]
+    table = new_table(*columns, left=(0, 3, 5) if has_long_labels else (0, 3), title=explanation.headline)
     for column in table.columns[:-1]:
         column.no_wrap = True  # narrow terminals wrap the notes, not the numbers
     for i, label in enumerate(explanation.labels):
-        whole: list[Text | str] = []
-        if several:
-            spelling = explanation.label_token_names[i]
-            of = "" if len(spelling) == 1 else f" of {len(spelling)}"
-            whole = [Text(f"{spelling[explanation.n_shared_tokens]!r}{of}")]
-            whole += [f"{explanation.whole_label_log_probs[i]:.2f}"]
-        notes = {"predicted": None if free else explanation.predicted, "explained": explanation.target}
+        long_label_cells: list[Text | str] = []
+        if has_long_labels:
+            tokens = explanation.label_token_names[i]
+            of_tokens = "" if len(tokens) == 1 else f" of {len(tokens)}"
+            long_label_cells = [Text(f"{tokens[explanation.n_shared_tokens]!r}{of_tokens}")]
+            long_label_cells += [f"{explanation.whole_label_log_probs[i]:.2f}"]
+        notes = {"predicted": None if is_plain else explanation.predicted, "explained": explanation.target}
         table.add_row(
             Text(label, _label_style(i)),
             percent(math.exp(explanation.label_log_probs[i])),
             f"{explanation.label_log_probs[i]:.2f}",
-            *whole,
+            *long_label_cells,
             ", ".join(note for note, which in notes.items() if which == label),
         )
     token, probability = explanation.next_tokens[0]
@@ -98,29 +100,33 @@ def _bar(value: float, reach: float) -> Text:
 
 
 def _heads(explanation: Findings) -> RenderableType:
-    """Return the located heads with their attention to each label or, if these are too many, to a few tokens."""
+    """Return the located heads with their attention to each label.
+
+    If these columns are too wide, or there are no labels, show the three labels or tokens that each head attends to
+    most.
+    """
     names = {position: explanation.key_name(position) for position in explanation.label_at}
     columns: list[str | Text] = ["head", "increase", *_contrast_column(explanation)]
     columns += ["effect"] if explanation.head_effects else []
     n_scores = len(columns)
-    is_narrow = sum(len(name) + 5 for name in names.values()) <= ATTENTION_WIDTH
-    if names and is_narrow:
+    labels_fit = sum(len(name) + 5 for name in names.values()) <= ATTENTION_WIDTH
+    if names and labels_fit:
         columns += [Text(f"→ {names[at]}", _label_style(label)) for at, label in explanation.label_at.items()]
     else:
         columns += ["labels attended to most" if names else "attends most to"]
     title = f"Heads by {explanation.settings.by}, nats, with attention from the last token"
-    table = new_table(*columns, left=(0,) if names and is_narrow else (0, n_scores), title=title)
+    table = new_table(*columns, left=(0,) if names and labels_fit else (0, n_scores), title=title)
     for report in explanation.heads:
         weights = [(names[at], report.attention[at]) for at in names]
-        if names and is_narrow:
+        if names and labels_fit:
             attention = [
                 Text(f"{weight:.2f}", "bold" if weight >= 0.25 else "" if weight >= 0.05 else QUIET)
                 for _, weight in weights
             ]
         else:
-            most = sorted(weights, key=lambda one: -one[1])[:3]
-            most = most or [(f"{explanation.shown_tokens[at]}@{at}", weight) for at, weight in report.top_attended(3)]
-            attention = [Text("  ".join(f"{name} {weight:.2f}" for name, weight in most))]
+            top = sorted(weights, key=lambda one: -one[1])[:3]
+            top = top or [(f"{explanation.shown_tokens[at]}@{at}", weight) for at, weight in report.top_attended(3)]
+            attention = [Text("  ".join(f"{name} {weight:.2f}" for name, weight in top))]
         table.add_row(str(report.head), *(f"{score:+.3f}" for score in report.scores.values()), *attention)
     return Group(table, *([Text(explanation.verdict)] if explanation.compared_with else []))
 
@@ -164,13 +170,13 @@ def _words(explanation: Findings) -> RenderableType:
 
 def _why(explanation: Findings) -> list[RenderableType]:
     """Return the writers that contribute most to one head's attention and to what its values carry."""
-    chosen = [one for one in explanation.heads if str(one.head) == explanation.settings.why] or explanation.heads[:1]
-    why = chosen[0].why
+    asked = [one for one in explanation.heads if str(one.head) == explanation.settings.why]
+    report = (asked or explanation.heads)[0]
+    why = report.why
     if why is None:
         return []
-    report = chosen[0]
     more, less = explanation.keys_name(why.more), explanation.keys_name(why.less)
-    # Keys and values can be those of the answer's label although the head attends to the others.
+    # With labels, `more` are the answer's, even if the head attends more to the others.
     verb = "attends to" if why.score_difference >= 0 else "does not attend to"
     columns = ["at the last token", "score", "at the keys", "score", *(["value", "nats"] if why.value else [])]
     table = new_table(*columns, left=(0, 2, 4), title=f"Why {report.head} {verb} {more} rather than {less}")
@@ -189,7 +195,7 @@ def _why(explanation: Findings) -> list[RenderableType]:
         for writer, (found, standout) in why.words(side).items():
             listed = Text(", ".join(word.strip() for word in found[:6]), QUIET if is_noise(standout) else "")
             words.add_row(name, writer, f"{standout:.1f}", listed)
-            name = ""
+            name = ""  # the side is named only in its first row
     in_words = [words] if words.row_count else []
     return [Group(table, Text(explanation.why_sentence(report)), Text(note, QUIET), *in_words)]
 
