@@ -167,7 +167,7 @@ def summarize(run: Emergence) -> dict[str, Any]:
 
 
 def _attention_rise(run: Emergence, before: int, after: int) -> Comparison:
-    heads = run.heads.assign(
+    heads: Any = run.heads.assign(
         true_minus_false=run.heads["on_true"] - run.heads["on_false"],
         on_labels=run.heads["on_true"] + run.heads["on_false"],
     )
