@@ -92,28 +92,26 @@ FINDING = Finding(
     title="Does the model prefer the majority label?",
     question="Is the model right more often when most demonstrations have the answer's label, and does rescaling the "
     "located heads' attention to labels reduce the difference?",
-    claim="Models prefer the majority label, because attention sums over its demonstrations. Rescaling attention to "
-    "labels in 12 heads against label frequency reduces the bias by 22%. When the last true demonstration is dropped, "
+    claim="Models prefer the majority label, because attention sums over its demonstrations. Dividing the attention "
+    "of 12 heads to labels by label frequency reduces the bias by 22%. When the last true demonstration is dropped, "
     "attention to true labels decreases and attention to false labels increases (GPT-2 large; among the heads shown, "
     "only L21H19 attends more).",
     covers="section 5.1, Figures 8 and 10, and section 4.1 of the published version",
     measures=(BIAS, GAP, *FIX, *ATTENTION),
     measure=measure,
     look_for="Filled dots right of the hollow ones: the majority label is preferred. In the second figure, a good fix "
-    "brings the two dots of a line together by moving the lower one up; one that moves the upper dot down makes "
-    "the model worse on all prompts.",
-    method="True labels are those of the query's class. Each query is shown twice, in random order: three quarters of "
-    "the demonstrations have its own class, or "
-    "one quarter. The last demonstration has "
-    "the answer's label in half of the prompts of either kind, so copying the last label gives no gap. Control: the "
-    "same prompts, with demonstrations between the first and the last exchanged so that both labels are equally "
-    "frequent: a model that copies the first or the last label has the same gap there; a negative control counts as 0. "
-    "The fix "
-    "divides attention from the last position to each label by (label frequency / mean frequency)^strength. The "
-    "strength, at most 1, is the one with the smallest bias on the locating half among those that cost at most one "
-    "point of accuracy over both kinds of prompts; each of 5 random sets from the same layers gets its own. What "
-    "softmax alone predicts: the dropped demonstration's tokens are removed from the intact prompt's attention, and "
-    "the rest is divided by its sum.",
+    "brings the two dots of a line together by moving the lower one up; one that moves the upper dot down only makes "
+    "the model worse.",
+    method="True labels are those of the query's class. Each query is in two prompts with demonstrations in random "
+    "order: in one, three quarters of them have the query's class; in the other, one quarter. The last demonstration "
+    "has the answer's label in half of the prompts of either kind, so copying the last label gives no gap. Control: "
+    "the same prompts with some demonstrations, but not the first or last, replaced by ones of the other class, so "
+    "that both labels are equally frequent. A model that copies the first or last label has the same gap there. A "
+    "negative control counts as 0. The fix divides attention from the last position to each label by (label frequency "
+    "/ mean frequency)^strength. The strength, at most 1, is the one with the smallest bias on the locating half "
+    "among those that cost at most one point of accuracy over both kinds of prompts; each of 5 random sets from the "
+    "same layers gets a strength of its own. What softmax alone predicts: the dropped demonstration's tokens are "
+    "removed from the intact prompt's attention, and the rest is divided by its sum.",
     caveats=(
         "The paper does not say in which unit its bias was reduced by 22%; here it is the answer's log-odds.",
         "A model that is right on nearly all prompts has little room for a gap in accuracy; log-odds still show one.",

@@ -161,23 +161,27 @@ FINDING = Finding(
     short="queries matched with keys",
     title="Do queries and keys act as two towers?",
     question="Do located heads score labels of the query's class higher, and does the answer change as two towers "
-    "predict when queries, keys or values are exchanged?",
+    "predict when their queries, keys or values come from a prompt with another query, with the texts of the two "
+    "classes exchanged, or with the two labels exchanged?",
     claim="Query and key matrices can be regarded as two towers that learn the similarity of the input and each "
-    "demonstration; values carry the label. The paper infers this from attention and top words, and neither measures "
-    "it nor swaps anything.",
+    "demonstration; values carry the label. The paper infers this from attention and top words; it neither measures "
+    "the similarity nor swaps queries, keys or values.",
     covers="Sections 3.2, 4.4 and 6.1 (c); the published version's open question of direct evidence",
     measures=(*LOSSES, AUROC, CHANCE, RELABELED),
     measure=measure,
-    look_for="The first three swaps far to the right in located heads, and the two idle ones near zero: queries and "
-    "keys compare texts, values carry labels.",
+    look_for="In the second figure, two towers predict that the first three swaps in located heads lie far to the "
+    "right, and the last two (idle: without effect) near zero, because queries and keys compare texts and values "
+    "carry labels.",
     method="Scores are those of the head without rotary position embeddings; learned position embeddings remain, as "
-    "part of the inputs. Two labels of each class are shown in balanced random order, and either label can be the "
-    "answer, so that a head that prefers one label or position scores 0.5. Swaps change all located heads at once, "
-    "and only what the last position sees: its query, or keys or values at labels. Random sets have the same number "
-    "of heads from the same layers.",
+    "part of the inputs. Both classes have the same number of demonstrations, in random order, and either label can "
+    "be the answer, so that a head that prefers one label or position scores 0.5. A swap replaces only what the last "
+    "position uses, in all located heads at once: its query, or the keys or values at labels. They come from the same "
+    "prompt with a query of the other class, with the texts of the two classes exchanged while labels stay in place, "
+    "or with the two labels exchanged while texts stay. Random sets have the same number of heads from the same "
+    "layers.",
     caveats=(
-        "A model that copies a label, such as the last one, also loses when values come from exchanged labels; swaps "
-        "of queries and keys distinguish it from two towers.",
+        "A model that copies a label, such as the last one, also loses log-odds when values come from exchanged "
+        "labels; swaps of queries and keys distinguish it from two towers.",
         "All located heads count equally: if more heads are located than do the work, the others pull the mean toward "
         "the control and widen its interval.",
         "Late heads may read the answer that earlier ones wrote at the last position; the swap of keys with exchanged "
