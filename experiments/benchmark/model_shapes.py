@@ -83,7 +83,7 @@ def build(shape: Shape, folder: Path) -> None:
                 fan_in = shape.d_mlp if shape.d_mlp in parameter.shape else shape.d_model
                 parameter.normal_(0.0, fan_in**-0.5 / 10, generator=generator)
     model.save_pretrained(folder)
-    known = load_words().vocabulary
+    known = load_words().all_words
     step = shape.d_vocab // (len(known) + 1)  # ids all over the vocabulary
     tokenizer = Tokenizer(models.WordLevel({word: step * i for i, word in enumerate(known)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -48,6 +48,12 @@ class Vocabulary:
     labels: tuple[str, ...]
     fillers: tuple[str, ...]
 
+    @property
+    def all_words(self) -> tuple[str, ...]:
+        """Every word once, specials first; without the categories' names."""
+        content = itertools.chain.from_iterable(self.categories.values())
+        return tuple(dict.fromkeys([*SPECIAL, *self.fillers, *self.labels, *content]))
+
     @cached_property
     def names(self) -> dict[str, str]:
         """Each category's own name as a word; capitals keep them apart from content words ("School", "school")."""
