@@ -26,7 +26,7 @@ PROMPTS = [
 ]
 """Ragged: 14, 11 and 10 tokens; four, three and two demonstrations."""
 SEVERAL = torch.tensor([[7, -1, 12, 40], [-1, 4, -1, -1], [96, 3, -1, 0]])
-"""Three, one and three tokens to compare their answers with: rows of different lengths, with gaps."""
+"""Tokens to compare each prompt's answer with: three, one and three, with gaps (-1)."""
 CATEGORIES = {
     "sentiment": ["love", "like", "hate", "happy", "sad", "good", "bad"],
     "number": ["eight", "two", "one", "nine", "three"],
@@ -42,7 +42,7 @@ torch.set_num_threads(1)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests on any but six families as slow, except in the files that test identities on all of them."""
+    """Mark tests as slow if none of their families is in `QUICK_FAMILIES`, except in the files `ON_ALL_FAMILIES`."""
     for item in items:
         values = getattr(item, "callspec", None)
         if values is None or item.path.stem in ON_ALL_FAMILIES:
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def no_type_checks() -> Iterator[None]:
-    """Switches off the annotation checks that run under pytest, to see the error a user would see."""
+    """Switch off the annotation checks that run under pytest, to see the error a user would see."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -62,20 +62,20 @@ def no_type_checks() -> Iterator[None]:
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """Keeps to float64 what libraries compute in float32, for a test of models in float64."""
+    """Make libraries compute in float64 what they otherwise compute in float32, for tests of models in float64."""
     with Float64():
         yield
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., tuple[Any, str, str]]:
-    """Runs `icl-lens` in this process; returns exit code, standard output, standard error."""
+    """Return a function that runs `icl-lens` in this process; it returns exit code, standard output, standard error."""
     return partial(faults.call, monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A word list with `CATEGORIES`."""
+    """Return the path of a word list with `CATEGORIES`."""
     path = tmp_path_factory.mktemp("words") / "words.json"
     path.write_text(json.dumps({"categories": CATEGORIES}))
     return path
@@ -83,14 +83,14 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gguf_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the test's own for converted GGUF files."""
+    """Return the folder, used by this test only, that converted GGUF files are kept in."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "icl_lens" / "gguf"
 
 
 @pytest.fixture(scope="session")
 def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The saved Hugging Face folder of a family's tiny model, written once a session."""
+    """Return a function from a family to the Hugging Face folder of its tiny model, saved once per session."""
     root = tmp_path_factory.mktemp("families")
 
     @cache
@@ -109,12 +109,12 @@ def tiny(family_folder: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def load_tiny(family_folder: Callable[[str], Path]) -> Callable[..., Any]:
-    """Loads a family's tiny model as users load theirs; the same object for the same arguments."""
+    """Return a function that loads a family's tiny model as users do; the same arguments give the same object."""
 
     @cache
     def load(name: str, **kwargs: Any) -> Any:
         folder = family_folder(name)
-        # Given by hand: transformers would rebuild some families' tokenizers from their own classes.
+        # Passed explicitly: transformers would rebuild some families' tokenizers from their own classes.
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         with Float64() if kwargs.get("dtype") == torch.float64 else nullcontext():
             return il.load_model(str(folder), device="cpu", tokenizer=tokenizer, **kwargs)
@@ -124,7 +124,7 @@ def load_tiny(family_folder: Callable[[str], Path]) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def family_run(load_tiny: Callable[..., Any], family_folder: Callable[[str], Path]) -> Callable[[str], SimpleNamespace]:
-    """A family's model, `PROMPTS` as its batch, their activations, and its Hugging Face twin in float64."""
+    """Return a function from a family to its model, batch of `PROMPTS`, activations and float64 Hugging Face model."""
 
     @cache
     def run(name: str) -> SimpleNamespace:

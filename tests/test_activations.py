@@ -1,4 +1,4 @@
-"""Capture: one pass as the model's own, caches that do not fit, half precision."""
+"""Capture: one pass that leaves the model unchanged, caches that do not fit the batch, other precisions."""
 
 import pytest
 import torch
@@ -99,7 +99,7 @@ def test_half_precision_finds_the_same_heads(name):
 
 @pytest.fixture
 def written_out(monkeypatch):
-    """Dtypes that the GELU which Hugging Face writes out was called with."""
+    """Return a list that collects the dtypes with which Hugging Face's written-out GELU is called."""
     called = []
     own = NewGELUActivation.forward
 
@@ -113,7 +113,7 @@ def written_out(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gelu_is_one_kernel_in_passes_of_our_own(load_tiny, gpt2_batch, written_out, dtype):
-    """The same numbers as the model's own pass, within rounding; afterwards, also after an error, that is as it was."""
+    """Numbers equal those of the model's own pass up to rounding; that pass is unchanged afterwards, even after an error."""
     model = load_tiny("gpt2", dtype=dtype)
     layers = ModelView.of(model).n_layers
     tokens, mask = gpt2_batch.tokens, gpt2_batch.attention_mask

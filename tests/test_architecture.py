@@ -1,7 +1,7 @@
-"""The house: arrows between rooms point down, and nothing goes in a circle.
+"""The architecture: imports between packages point down, and none form a cycle.
 
-The contracts stand in pyproject.toml ([tool.importlinter]); import-linter reads every import, also those inside
-functions and those for type checkers only. Here they are run, and broken on purpose to see that they hold.
+The contracts are in pyproject.toml ([tool.importlinter]); import-linter reads every import, including those inside
+functions and those for type checkers only. The tests check the contracts, and that violations on purpose are reported.
 """
 
 import os

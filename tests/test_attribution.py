@@ -1,4 +1,4 @@
-"""Increases by hand and in pieces, and what is refused; test_families compares them with Hugging Face."""
+"""Increases by hand, in pieces and by convention; test_families compares them with Hugging Face."""
 
 import math
 
@@ -58,7 +58,7 @@ def test_a_hand_computed_increase():
         normalize=False,
     )
     x, v = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[5.0, 1.0, 2.0]])
-    shown = {"atol": 6e-3, "rtol": 0}  # two decimals in the paper, cut off
+    shown = {"atol": 6e-3, "rtol": 0}  # the paper truncates to two decimals
     torch.testing.assert_close(readout.log_probs(x).exp()[0], torch.tensor([0.09, 0.24, 0.67]), **shown)
     torch.testing.assert_close(readout.log_probs(x + v).exp()[0], torch.tensor([0.70, 0.04, 0.26]), **shown)
     foo = torch.tensor([0])

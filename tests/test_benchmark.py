@@ -30,7 +30,7 @@ def run(*arguments):
 
 
 def rows_of(out, arguments, mark):
-    """The cells of the page's lines with a mark."""
+    """Run the benchmark; return the cells of the page's lines that contain `mark`."""
     result = run(*arguments.split(), "--out", str(out))
     assert result.exit_code == 0, result.output
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.read_text().splitlines() if mark in line]

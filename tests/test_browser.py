@@ -1,4 +1,4 @@
-"""Pages and notebook output in a real browser without a network: nothing requested, nothing complained of, all drawn.
+"""Pages and notebook output in a real browser without a network: no requests, no messages, all elements drawn.
 
 Skipped where Chromium (Debian's `chromium`) or Playwright is missing.
 """
@@ -43,7 +43,7 @@ UNDRAWN = """[...document.querySelectorAll('.cv')].filter(place => !place.closes
 
 
 PATIENCE = 300_000
-"""Milliseconds after which a page is taken to hang: what a page does in time shows on a free machine only."""
+"""Milliseconds after which a page counts as hanging: long, since the machine may be busy with other tests."""
 
 
 def opened(browser, **options):
@@ -62,7 +62,7 @@ def browser():
 
 @pytest.fixture
 def show(browser, tmp_path):
-    """Opens a page's source; at the end of the test, nothing may have been requested or complained of."""
+    """Return a function that opens a page's source; at the end, assert that it made no requests, messages or errors."""
     seen, contexts = [], []
 
     def call(source, *, width=1280, scheme="light", prepare=None):
@@ -98,7 +98,7 @@ def long():
 
 
 def joined(texts):
-    """Tokens as circuitsvis shows them, without what only separates characters."""
+    """Return tokens as circuitsvis shows them, without the characters that only separate others."""
     return [text.replace("\u2060", "").replace("\u00a0", " ") for text in texts]
 
 
@@ -124,7 +124,7 @@ def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width)
             assert joined(strip.locator("> span").all_inner_texts()) == list(explanation.tokens)
         assert panel.locator(".weights .bar").count() == len(explanation.label_positions)
         assert panel.locator("table.words tbody tr").count() == len(explanation.label_positions)
-    # Nothing is drawn of no size, and nothing sticks out to the side.
+    # Every element has a visible size, and none exceeds the page's width.
     sizes = page.evaluate(
         "[...document.querySelectorAll('.cells button, figure.bars svg, svg.dots, table')]"
         ".filter(e => e.checkVisibility()).map(e => e.getBoundingClientRect()).map(r => [r.width, r.height])"
@@ -136,7 +136,7 @@ def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width)
 
 
 def test_a_click_on_a_head_shows_its_panel(show, paper):
-    """From the table of located heads, and on the map for one that is not located."""
+    """The click is in the table of located heads or, for a head that is not located, on the map."""
     page = show(paper.to_html())
     name = str(paper.heads[3].head)
     page.locator(f'[data-show="{name}"]').click()
@@ -238,7 +238,7 @@ html.head_heatmap(e)
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
-    """The folder of look.ipynb, executed, nobody's signature on it."""
+    """Return the folder of look.ipynb, which is executed and has no trust signature."""
     pytest.importorskip("nbconvert", reason="nbconvert is missing: no notebook is drawn")
     pytest.importorskip("ipykernel", reason="ipykernel is missing: no notebook is drawn")
     import nbformat
@@ -262,7 +262,7 @@ def convert(folder, *options):
 def test_an_executed_notebook_shows_the_same(browser, notebook):
     convert(notebook, "--to", "html")
 
-    def answer(route):  # what nbconvert's own template asks for, which is not ours
+    def answer(route):  # requests of nbconvert's own template, not of our output
         outside.append(route.request.url)
         route.abort()
 
@@ -285,7 +285,7 @@ def test_an_executed_notebook_shows_the_same(browser, notebook):
     large = frames[2].locator("canvas").last.bounding_box()  # the chosen pattern, which must not collapse in a frame
     assert large["width"] >= 400
     assert large["width"] == pytest.approx(large["height"], abs=2)
-    for frame in frames:  # each as high as its content, so that a notebook needs no second scroll bar
+    for frame in frames:  # as high as its content: a notebook needs no second scroll bar
         frame.wait_for_function("document.body.getBoundingClientRect().height <= innerHeight")
     maps = frames[5]
     maps.locator("button[data-value]").first.click()
@@ -298,7 +298,7 @@ def test_an_executed_notebook_shows_the_same(browser, notebook):
 def test_a_notebook_without_scripts_shows_the_static_twins(browser, notebook):
     convert(notebook, "--to", "html", "--output", "clean")
     path = notebook / "clean.html"
-    # What a repository's viewer leaves of HTML: no frames, scripts and styles, with what they hold, and no tints.
+    # A repository's viewer removes frames, scripts and style sheets with their content, and all style attributes.
     source = re.sub(r"<(iframe|script|style)\b.*?</\1>", "", path.read_text(encoding="utf-8"), flags=re.S)
     path.write_text(re.sub(r' style="[^"]*"', "", source), encoding="utf-8")
     context = opened(browser, viewport={"width": 1280, "height": 900}, java_script_enabled=False, offline=True)
@@ -310,7 +310,7 @@ def test_a_notebook_without_scripts_shows_the_static_twins(browser, notebook):
 
 
 def assert_twins(page):
-    """All six pictures are there to be read, with numbers and words, and nothing of a script's."""
+    """Assert that the static versions of all six pictures show their numbers and words, and no source of a script."""
     text = " ".join(page.locator("body").inner_text().split())
     explanation = ex.made(words=["</script><script>alert(1)</script>"])
     assert text.count("Static version") == 6
@@ -346,13 +346,13 @@ def test_a_picture_is_dark_where_its_notebook_is(browser, tmp_path, paper, attri
         assert frame.evaluate(background) == "rgb(20, 21, 23)"
         page.evaluate(f"document.body.setAttribute('{attribute}', '{light}')")  # the reader switches
         frame.wait_for_function(f"{background} === 'rgb(255, 255, 255)'")
-        page.evaluate(f"document.body.removeAttribute('{attribute}')")  # nobody says: as the system
+        page.evaluate(f"document.body.removeAttribute('{attribute}')")  # no theme given: as the system
         system = "rgb(20, 21, 23)" if scheme == "dark" else "rgb(255, 255, 255)"
         frame.wait_for_function(f"{background} === '{system}'")
         context.close()
 
 
-# Boxes of every line of text and of every bar, clipped where they scroll; the pairs that overlap by more than rounding.
+# Returns pairs of boxes (lines of text, bars; clipped where they scroll) that overlap by more than rounding.
 OVERLAPS = """() => {
   const boxes = [];
   const add = (rect, element, what, bar) => {
@@ -384,7 +384,7 @@ OVERLAPS = """() => {
   });
   return found;
 }"""
-# Rules of hosts that would reach into the output; the last is nobody's, and worse than all.
+# CSS rules of host pages that could change the output; the last are invented, and worse than those of any host.
 HOSTS = {
     "page": None,
     "furo": """article { max-width: 46em } table { border-radius: .2rem; border-spacing: 0; border-collapse: collapse }
@@ -398,7 +398,7 @@ HOSTS = {
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_no_text_or_bar_overlaps_another(browser, tmp_path, paper, host):
-    """In a page of its own and under the rules of other pages, which the output leaves as they are."""
+    """In a page of its own, and under the CSS rules of host pages, whose own style the output does not change."""
     contrast = {
         "compared_with": ("bar",),
         "head_effects": paper.head_increases,
@@ -437,7 +437,7 @@ LAB = shutil.which("jupyter-lab", path=os.pathsep.join([str(Path(sys.executable)
 
 @pytest.fixture(scope="module")
 def lab(notebook, tmp_path_factory):
-    """A live JupyterLab, dark, over look.ipynb (trusted) and other.ipynb (the same, not trusted); its address."""
+    """Start a dark JupyterLab with look.ipynb (trusted) and other.ipynb (the same, not trusted); yield its address."""
     home = tmp_path_factory.mktemp("home")
     settings = home / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The synthetic world: the tokenizer and batches that models were trained with, and what these may not reveal."""
+"""The synthetic world: the tokenizer and batches that models were trained with, and what pieces must not reveal."""
 
 import hashlib
 import itertools
@@ -27,7 +27,7 @@ DIGESTS = (
     "25f0487568786521",
     "3cc522d281477261",
 )
-"""Of 40 batches of each level, with which the bundled models were trained."""
+"""Digests of 40 batches of each level, drawn by the recipe that the bundled models were trained with."""
 
 
 @pytest.mark.parametrize("level", range(len(DIGESTS)))

@@ -1,4 +1,4 @@
-"""Where it happens, how it came about, and what is shipped: measured on a model after two steps of training."""
+"""Where a bundled model learns in context, how that emerges, and what is shipped, on a model after two steps."""
 
 import json
 import random
@@ -39,13 +39,13 @@ SMALL = {"n_prompts": 2, "n_sure": 2, "n_where": 32}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A GPT-2 after two steps, said to have ended by its rule, and its snapshots of steps 1 and 2."""
+    """Return a GPT-2 after two steps of training, and its snapshots of steps 1 and 2."""
     root = tmp_path_factory.mktemp("run")
     settings = TrainConfig("gpt2", n_tokens=120, check_every=1, n_checked=4, steps=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             training, "make_tokenizer", lambda *args: AutoTokenizer.from_pretrained(BUNDLED / "icl-mini")
-        )  # it takes seconds
+        )  # learning one takes seconds
         train(settings, root / "model", root / "kept", resume=True)
     return SimpleNamespace(folder=root / "model", kept=root / "kept", model=load_model(str(root / "model")))
 
@@ -123,7 +123,7 @@ def test_where_agrees_with_hugging_face(run):
 
 
 def test_a_minority_is_at_each_place_so_that_the_nearest_label_is_no_more_often_the_majoritys(monkeypatch):
-    """Models that say the label at one place, whichever: the majority's three times in four, not always."""
+    """A model that repeats the label at a fixed place says the majority's in three of four prompts, at any place."""
 
     def of(place):
         def said(model, episodes):
@@ -222,7 +222,7 @@ def test_repeat_scores_are_attention_to_the_twins_successor_and_the_token_before
 
 
 def made_up(*, rises=0.6, others=0.0, induction=8.0, right=(0.5, 0.5, 0.95), all_labels=0.0, noise=0.02):
-    """Three snapshots, 40 queries; accuracy rises from the second to the third, and with it what is asked for."""
+    """Return three snapshots of 40 queries: induction rises at the second, accuracy and all else at the third."""
     rng = np.random.default_rng(0)
     prompts, heads, scores = [], [], []
     located = ["L3H0", "L3H1"]

@@ -1,4 +1,4 @@
-"""Training of the bundled models: a killed run goes on as if it had not been, and ends by its own rule."""
+"""Training of the bundled models: a killed run resumes to the same result, and training ends by its own rule."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ TOKENIZER = AutoTokenizer.from_pretrained(BUNDLED / "icl-mini")
 
 @pytest.fixture(autouse=True)
 def _one_tokenizer(monkeypatch):
-    """Learning the pieces takes seconds, and they are the same ones every time."""
+    """Use one tokenizer in all tests: learning its pieces takes seconds and always gives the same ones."""
     monkeypatch.setattr(training, "make_tokenizer", lambda *args: TOKENIZER)
 
 
@@ -105,7 +105,7 @@ def test_resuming_another_run_is_refused(tmp_path):
 
 
 def checked(monkeypatch, accuracies, *, level, at):
-    """A trainer after checks that give these accuracies, 100 steps apart, and after which of them it had finished."""
+    """Return a trainer after checks with these accuracies, 100 steps apart, and whether it had finished after each."""
     trainer = Trainer(TrainConfig("gpt2"), WORDS)
     trainer.progress.level = level
     finished = []

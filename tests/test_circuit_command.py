@@ -1,4 +1,4 @@
-"""`icl-lens circuit`: the tables of Python; killed and resumed, or shared by processes, the same bytes; its figures."""
+"""`icl-lens circuit` and its figures: tables equal Python's; resumed and distributed runs write the same bytes."""
 
 import io
 import json
@@ -75,7 +75,7 @@ def test_files_and_text_are_what_python_finds(inputs, unbroken, found, tmp_path,
 
 
 def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, monkeypatch, capsys):
-    """By contrast on the locating half; the folder refuses other heads and other prompts of either half."""
+    """Heads are ranked by contrast on the locating half; the folder refuses other heads, and other prompts in a half."""
     out, numbers = tmp_path / "out", tmp_path / "circuit.json"
     task = ["circuit", "-t", TASK, "-n", 8, "--no-check", "--edges", 2, "--random-sets", 2, "--device", "cpu"]
     code, said, _ = call(monkeypatch, capsys, *task, "-k", 2, "--out", out, "--json", numbers)
@@ -149,7 +149,7 @@ def test_a_task_is_required(monkeypatch, capsys):
 
 
 def made(rows):
-    """A circuit with these edges: receiver, part, sender, role, effect, and half of its interval."""
+    """Return a circuit with these edges: receiver, part, sender, role, effect, and half the width of its interval."""
     edges = pd.DataFrame(
         [
             {
@@ -211,7 +211,7 @@ def test_the_graph_has_widths_signs_and_intervals():
     assert widths == sorted(widths, reverse=True)
     assert widths[0] - widths[1] == pytest.approx(2 * (widths[1] - widths[2]))  # 2, 1 and 0.5 nats
     names = [text.get_text() for text in ax.texts]
-    assert names.count("L1H0") == 1  # at the last token, it is read and reads
+    assert names.count("L1H0") == 1  # one node, although it is a sender and a receiver
     assert names.count("F0") == 1
     places = {text.get_text(): text.get_position() for text in ax.texts}
     assert places["embed"][1] < places["F0"][1] < places["L1H0"][1] < places["L3H1"][1]
@@ -220,7 +220,7 @@ def test_the_graph_has_widths_signs_and_intervals():
 
 
 def many():
-    """Seven heads, more than fit next to each other, and five senders of one role and layer."""
+    """Yield edges into more heads than fit next to each other, and from five senders of one role and layer."""
     for i in range(5):
         yield "L29H1", "k", f"L17H1{i}", "label", 0.1, 0.2
     for i in range(40):

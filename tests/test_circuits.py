@@ -43,7 +43,7 @@ def test_label_keys_of_both_sources(gpt2, gpt2_acts, gpt2_batch):
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "neox", "llama_gqa", "phi3", "cohere"])
 def test_last_query_gives_the_heads_scores(family_run, name):
-    """q·k for any key is the carried query times the key's (normed) input, up to what does not depend on it."""
+    """For any key, q·k is `last_query` times the key's (normed) input, up to the share of b_K."""
     if name == "cohere" and tl_version() < (4, 0):
         pytest.skip("Cohere is refused on TransformerLens 3")
     model, batch, acts = family_run(name).model, family_run(name).batch[:1], family_run(name).acts
@@ -60,12 +60,12 @@ def test_last_query_gives_the_heads_scores(family_run, name):
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "olmo2"])
 def test_last_query_passes_the_norms_of_queries_and_keys(family_run, name):
-    """Divided by each key's own scale, the carried query times the key's input is the head's score before rotation."""
+    """Divided by each key's own scale, `last_query` times the key's input is the head's score before rotation."""
     model, batch, acts = family_run(name).model, family_run(name).batch[:1], family_run(name).acts
     _, cache = model.run_with_cache(batch.tokens)
 
     def normed(layer, which, kept):
-        """[pos head d_head] as the model normalized them, over each head or over all heads together."""
+        """Return queries or keys [pos head d_head] as the model normalizes them, per head or over all heads jointly."""
         hook = cache[f"blocks.{layer}.attn.hook_{which}_normed"][0]
         n_heads = cache[f"blocks.{layer}.attn.hook_{which}"].shape[2]
         return hook.unflatten(-1, (n_heads, -1)) if kept == "all" else hook.transpose(0, 1)

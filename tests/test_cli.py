@@ -154,7 +154,7 @@ TEMPLATE = ("--template", "{text}\\n: {label}", "--separator", "\\n")
 
 @pytest.fixture(scope="module")
 def six(tmp_path_factory):
-    """A CSV of six classes in the bundled model's words, and the options that read it."""
+    """Return options that read a CSV of six classes in the bundled model's words, and three prompts of that task."""
     words = json.loads((Path(il.__file__).parent / "bundled" / "words.json").read_text())["categories"]
     rows = [f"{word} {other},{kind}" for kind in SIX for word, other in itertools.pairwise(words[kind][:20])]
     file = tmp_path_factory.mktemp("six") / "kinds.csv"
@@ -205,7 +205,7 @@ def test_a_task_is_drawn_by_its_seed(run, six, tmp_path):
 
 
 def test_many_labels_fit_a_terminal(six, icl_mini):
-    """At 80 columns nothing is broken within a word; the prompt stands as it is written."""
+    """At 80 columns, no word is broken, and the prompt is shown as written."""
     _, prompts = six
     labels = ("joyful", "furious", "melancholic", "terrified", "disgusted", "astonished")
     found = il.explain(icl_mini, prompts[0], template=il.Template("{text}\n: {label}", "{text}\n:", separator="\n"))
@@ -234,7 +234,7 @@ def test_tiny_models_have_fewer_heads_than_locate_asks_for(run, tiny, words):
 
 
 def test_templates_are_decoded(run, tiny, tmp_path):
-    """A break typed as two characters is one, in the numbers as in Python."""
+    """A line break typed as two characters becomes one character."""
     file = tmp_path / "x.json"
     code, _, _ = run("explain", families.PROMPT, "-m", tiny, "-a", "foo", "--separator", "\\n", "--json", file)
     assert code == 0

@@ -92,7 +92,7 @@ def test_no_query_recurs(options, n):
 
 
 def test_a_task_with_few_queries_uses_them_twice(tmp_path, capsys):
-    """Fewer than eight for each list; the command says so."""
+    """With fewer than eight queries per half, the halves share queries, and the command reports how many."""
     path = tmp_path / "words.json"
     for n, is_few in ((7, True), (9, False)):
         categories = {name: words[:n] for name, words in word_list().items() if name in ("animal", "country")}

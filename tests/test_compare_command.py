@@ -53,7 +53,7 @@ TASK = ("-t", "sentiment-number", "--demonstrations", 1, "-n", 6, "--no-check")
 
 
 def test_two_models_explain_the_same_answer(run, tiny, noised):
-    """A's prediction, also where B predicts another label, unless B has its own."""
+    """Both explain A's prediction, even if B predicts another label, unless --answer-b is given."""
     models = [il.load_model(str(folder), device="cpu") for folder in (tiny, noised)]
     prompts = [families.PROMPT.replace("one :", f"{query} :") for query in ("love", "like", "hate", "eight", "two")]
     batch = il.tokenize(models[0], prompts)

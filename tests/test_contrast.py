@@ -14,7 +14,7 @@ from icl_lens.models.readout import Readout
 
 
 def contrasts(batch):
-    """What `against` may look like: one token a prompt, and several."""
+    """Return two forms of `against`: one token per prompt, and several."""
     return {"one": batch.other_label_tokens, "several": SEVERAL}
 
 
@@ -35,7 +35,7 @@ def refuse(*_):
 
 
 def test_search_goes_on_while_a_bound_is_larger(gpt2_acts, gpt2_batch):
-    """Among the 42 largest bounds of a prompt are not all of its 40 largest parts."""
+    """The 42 largest bounds of a prompt do not include all of its 40 largest parts."""
     top = against_hf.check_search(gpt2_acts, gpt2_batch, certified=True, k=40)
     assert top.n_exact.max() > 42
 
@@ -124,7 +124,7 @@ def test_bad_against_is_refused(gpt2, gpt2_acts, gpt2_batch, no_type_checks, aga
 
 
 def test_other_labels(gpt2):
-    """Each prompt's own labels but its answer, whatever the batch's other prompts offer; -1 fills up."""
+    """Each prompt's own labels except its answer, whatever labels other prompts of the batch have, padded with -1."""
     words = ("foo", "bar", "red", "yes")
     ids = dict(zip(words, map(families.WORDS.index, words), strict=True))
     prompts = [

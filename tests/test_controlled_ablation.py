@@ -1,4 +1,4 @@
-"""What `ablate` computes: which heads are chosen, what is left without them, and the random heads beside them."""
+"""What `ablate` computes: the heads it chooses, scores without them, and scores without random control heads."""
 
 import random
 from collections import Counter
@@ -21,7 +21,7 @@ HEADS = [il.Head(0, 1), il.Head(2, 3)]
 
 @pytest.fixture(scope="module")
 def found(gpt2, gpt2_batch):
-    """Several forward passes even for a few prompts."""
+    """Return an ablation whose passes are so small that even a few prompts take several."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(controlled_ablation, "PASS_TOKENS", 100)
         return il.ablate_with_controls(gpt2, gpt2_batch, ["L0H1", (2, 3), "L0H1"], n_random_sets=2, seed=1)
@@ -99,7 +99,7 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions):
 
 
 def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
-    """With one set, an interval is that of clustered prompts; with several, sets are drawn as well."""
+    """With one set, an interval resamples prompts clustered by query; with several, it resamples sets as well."""
     batch = il.tokenize(icl_mini, il.load_task("sentiment-number", n=24, layout="random"))
     found = il.ablate_with_controls(icl_mini, batch, ["L4H0"], n_random_sets=4, positions="last")
     odds = found.per_prompt("heads", "log_odds")[0]
@@ -124,7 +124,7 @@ def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
 
 
 def test_balanced_prompts_do_not_locate_a_head_that_favors_a_label(icl_mini):
-    """The head always writes foo − bar: the largest contrast where every answer is foo, none where half are bar."""
+    """The head always writes foo − bar: it is in the top 3 if every answer is foo, in the lower half if half are bar."""
     view, head = ModelView.of(icl_mini), il.Head(7, 3)
     batches = {}
     for layout in ("order", "random"):

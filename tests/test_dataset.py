@@ -1,4 +1,4 @@
-"""Heads located over many prompts: the certified mean is the exhaustive one, however the prompts are cut up."""
+"""Heads located over many prompts: the certified mean is the exhaustive one, however the prompts are batched."""
 
 import re
 
@@ -46,7 +46,7 @@ def every_increase(gpt2, many):
 
 @pytest.fixture
 def few_candidates(monkeypatch):
-    """As few candidates as possible, so that heads stay open after the first pass."""
+    """Keep as few candidates as possible, so that some heads are still undecided after the first pass."""
     monkeypatch.setattr(dataset, "MARGIN", 0)
 
 
@@ -75,7 +75,7 @@ def test_certified_is_exhaustive(gpt2, many, every_increase, few_candidates, k, 
 
 @pytest.mark.parametrize("contrast", [False, True])
 def test_heads_left_open_are_passed_again(gpt2, many, every_increase, few_candidates, contrast):
-    """A slack wider than any bound leaves every head open: all are evaluated, on the batches that lack them only."""
+    """A slack wider than any bound leaves every head undecided: each is evaluated on the batches that lack it only."""
     against = contrasts(many)["several"] if contrast else None
     every = every_contrast(gpt2, many, against) if contrast else every_increase
     best, passes = every.mean(0).flatten().topk(1).values, {}
@@ -159,7 +159,7 @@ def test_plan(gpt2, many):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "neox"])
 def test_slack_against_float64(load_tiny, name):
-    """float32 bounds stay above float64 exact values, less the slack; with a tenth of it to spare for every part."""
+    """For every part, the exact float64 value exceeds the float32 bound by less than a tenth of the slack."""
     models = {dtype: load_tiny(name, dtype=dtype) for dtype in (torch.float32, torch.float64)}
     batch = il.tokenize(models[torch.float32], draw(25, seed=3), prepend_bos=False)
     targets = batch.answer_tokens
@@ -202,7 +202,7 @@ def every_contrast(model, many, against, **convention):
 
 @pytest.mark.parametrize("which", ["one", "several"])
 def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candidates, which):
-    """Parts that are there are not computed again, and give the same numbers to the last bit."""
+    """Chunks in the folder are not recomputed, and the result is the same to the last bit."""
     against = contrasts(many)[which]
     folder = RunFolder(tmp_path, {"against": against.tolist()})
     whole = il.locate_heads(gpt2, many, k=2, against=against, batch_size=8, folder=folder)
@@ -237,7 +237,7 @@ def test_contrast_parts_are_not_mixed_with_others(gpt2, many, tmp_path):
 
 @pytest.mark.parametrize("locate", [il.locate_heads, il.mean_head_increases, il.locate_effects])
 def test_a_bar_is_shown_where_one_is_asked_for(gpt2, gpt2_batch, capsys, locate):
-    """progress=True: with its total and rate, erased at the end; none otherwise."""
+    """With progress=True, a bar shows total and rate and is erased at the end; otherwise there is none."""
     more = {"k": 2} if locate is il.locate_heads else {}
     locate(gpt2, gpt2_batch, batch_size=1, **more)
     assert capsys.readouterr().err == ""

@@ -24,7 +24,7 @@ def batch(model):
 
 
 def test_weights_by_hand(batch):
-    """bar bar foo foo; bar bar foo; foo bar: labels' mean frequency over their own."""
+    """Labels are bar bar foo foo, bar bar foo, and foo bar; weights are labels' mean frequency over a label's own."""
     weights = il.balancing_weights(batch)
     expected = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.75, 0.75, 1.5, 1.0], [1.0, 1.0, 1.0, 1.0]])
     torch.testing.assert_close(weights, expected)
@@ -113,7 +113,7 @@ def test_fixes_side_by_side_are_the_blocks_one_by_one(load_tiny, monkeypatch, na
         with il.debias(model, batch, fix.heads, majority=fix.majority, recency=fix.recency):
             whole.append(il.label_log_probs(model, batch))
     whole = torch.stack(whole, dim=1)
-    # No pass is run for each fix: only the pass that makes the keys has whole prompts in it.
+    # No pass is run for each fix: only the pass that computes the keys runs over full prompts.
     widths = []
     handle = model.blocks[0].register_forward_pre_hook(
         lambda module, args, kwargs: widths.append(
@@ -140,7 +140,7 @@ def test_within_another_intervention_each_fix_has_a_pass(model, batch):
 
 
 def test_factors_of_demonstrations_that_are_not_there_do_nothing(model, batch):
-    """Ragged prompts: what stands in the weights where a prompt has no demonstration is not read."""
+    """In ragged prompts, weights of demonstrations that a prompt does not have are not read."""
     weights = il.balancing_weights(batch)
     absent = batch.label_positions < 0
     assert bool(absent.any())

@@ -2,9 +2,9 @@
 
 TransformerLens' weight processing folds norms into the next matrices, centers what writes into the stream and
 moves the part of each value that does not depend on the input, `κ = (b_V + β W_V) W_O` (β: the shift of the norm
-before attention), from the heads into b_O. Centring and folding leave logits as they were up to one number for the
-whole vocabulary. So layers, neurons and label log-probabilities stay, while a head loses κ and a subhead its
-attention weight times κ. `constants` computes κ from Hugging Face's weights; nothing here reads the package's code.
+before attention), from the heads into b_O. Centering and folding at most add one number to all logits. Therefore
+increases of layers and neurons and label log-probabilities do not change, while a head's output loses κ and a
+subhead's loses its attention weight times κ. `constants` computes κ from Hugging Face's weights alone.
 """
 
 from itertools import product
@@ -20,7 +20,7 @@ _NORMS_BEFORE_ATTENTION = ("ln_1", "input_layernorm", "self_attn_layer_norm")
 
 
 def constant_values(hf, layer):
-    """[head, d_head]: the part of every value in a layer that does not depend on the input."""
+    """Return [head, d_head]: the part of a layer's values that does not depend on the input."""
     wiring = reference_hf._WIRING[hf.config.model_type]
     block = reference_hf._layers(hf)[layer]
     norm = next((getattr(block, name) for name in _NORMS_BEFORE_ATTENTION if hasattr(block, name)), None)
@@ -39,7 +39,7 @@ def constant_values(hf, layer):
 
 
 def constants(hf, layer):
-    """κ [head, d_model] of a layer, before any norm or multiplier that follows attention."""
+    """Return κ [head, d_model] of a layer, before any norm or multiplier that follows attention."""
     out = reference_hf._layers(hf)[layer].get_submodule(reference_hf._WIRING[hf.config.model_type].out)
     values = constant_values(hf, layer)
     weight = reference_hf._weight_in_out(out).reshape(*values.shape, -1)
@@ -47,11 +47,11 @@ def constants(hf, layer):
 
 
 def references_of(batch, hf, *, folded=False):
-    """Each prompt's reference, alone and unpadded; with `folded`, heads and subheads without their constant part."""
+    """Return each prompt's reference, unpadded; if `folded`, without the constant parts of heads and subheads."""
     rows = zip(batch.tokens, batch.last.tolist(), strict=True)
     references = [reference_hf.Reference(hf, tokens[: last + 1]) for tokens, last in rows]
     if folded:
-        # Families with a norm after attention have no constant part.
+        # κ is zero in families with a norm after attention, so only the multiplier remains to be applied.
         multiplier = reference_hf._setting(hf.config, "residual_multiplier", default=1.0)
         kappa = torch.stack([constants(hf, layer) for layer in range(len(references[0].x))]) * multiplier
         for theirs in references:
@@ -61,7 +61,7 @@ def references_of(batch, hf, *, folded=False):
 
 
 def check_increases(acts, batch, hf, *, folded=False, against=(None,), conventions=CONVENTIONS):
-    """Every part's increase and contrasts, label log-probabilities and attention rows of a batch, prompt by prompt."""
+    """Assert that increases, contrasts, label log-probabilities and attention rows equal each prompt's reference."""
     targets, references = batch.answer_tokens, references_of(batch, hf, folded=folded)
     for others, (final_norm, bias) in product(against, conventions):
         asked = {"against": others, "final_norm": final_norm, "bias": bias}
@@ -94,7 +94,7 @@ def _padded(theirs, ours):
 
 
 def check_search(acts, batch, *, certified, k=9, **convention):
-    """Assert that the certified search finds what trying everything finds, in order; return what it found."""
+    """Assert that `top_subheads` finds what evaluating all subheads finds, in order; return its result."""
     top = il.top_subheads(acts, batch.answer_tokens, k=k, **convention)
     assert top.certified == certified
     everything = il.subhead_log_prob_increase(acts, batch.answer_tokens, **convention)
@@ -110,7 +110,7 @@ def check_search(acts, batch, *, certified, k=9, **convention):
 
 
 def check_cache(model, batch, acts):
-    """A cache from a plain run_with_cache gives the same activations, tensor by tensor."""
+    """Assert that a cache from run_with_cache gives the same activations, tensor by tensor."""
     _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
     again = il.Activations.from_cache(model, cache, batch)
     for field, value in vars(acts).items():
@@ -119,7 +119,7 @@ def check_cache(model, batch, acts):
 
 
 def check_ablation(model, batch, hf, heads, *, folded):
-    """Zeroing heads in the model = zeroing, or with `folded` making constant, the heads' z in Hugging Face's."""
+    """Assert that ablating heads equals zeroing their z (if `folded`: keeping its constant part) in Hugging Face's."""
     with il.ablate_heads(model, heads):
         ours = il.label_log_probs(model, batch)
 

@@ -1,4 +1,4 @@
-"""Explanations built by hand, of any size, for drawing: every number is a function of its indices."""
+"""Explanations of any size, for drawing: their numbers are invented, and depend on the arguments only."""
 
 import io
 import math
@@ -22,7 +22,7 @@ HOSTILE = [SCRIPT, IMAGE, "\"'><svg onload=alert(1)>", "<!--", "]]>", "&lt;b&gt;
 
 
 def terminal_text(explanation: Explanation, width: int = 4000) -> str:
-    """What a terminal of this width shows, without colors."""
+    """Return what a terminal of this width shows, without colors."""
     console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(render(explanation))
     return console.file.getvalue()
@@ -42,7 +42,7 @@ def made(
 ) -> Explanation:
     """An explanation of a prompt of one-word texts and labels, with invented numbers.
 
-    `tokens` replace the prompt's own words as tokens; labels stay where the words put them.
+    `tokens` replace the prompt's own words as tokens; labels stay at positions 2, 5, 8, …
     """
     if isinstance(prompt, str):
         prompt = Prompt.parse(prompt, answer=answer)
@@ -115,7 +115,7 @@ def made(
 
 
 def long_prompt() -> Prompt:
-    """Demonstrations of one-word texts: 200 words."""
+    """Return a prompt of 200 words: 66 demonstrations of one-word texts, and the query."""
     rng = random.Random(0)
     words = ["river", "seven", "quiet", "nine", "brave", "eleven", "bitter", "forty"]
     shown = [Demonstration(rng.choice(words), rng.choice(["foo", "bar"])) for _ in range(66)]

@@ -4,7 +4,7 @@ Every parameter is drawn afresh: biases are never zero and norm gains never one 
 stores gain - 1), and the weights are large enough that attention patterns and logits are far from uniform.
 A mistake that zeros, ones or a uniform pattern would hide therefore shows as a wrong number.
 
-Imports torch, transformers and tokenizers only, so that the references built on it stay independent.
+This module imports neither the package nor TransformerLens, so that references built on it stay independent.
 """
 
 import zlib
@@ -141,7 +141,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "starcoder2": ("starcoder2", _sizes() | _GROUPED | {"use_bias": True}),
 }
-"""Name -> (Hugging Face model type, what its configuration says beyond vocabulary and special tokens)."""
+"""Name -> (Hugging Face model type, configuration other than vocabulary and special tokens)."""
 
 
 def randomise(model: PreTrainedModel, *, seed: int) -> None:
@@ -176,7 +176,7 @@ def build(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
 
 
 def tokenizer(known: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer over some words and fillers that splits on blanks and adds no special token."""
+    """Return a word-level tokenizer over `known` words and fillers; it splits at blanks and adds no special token."""
     words = [*known, *(f"w{i}" for i in range(len(known), VOCAB_SIZE))]
     fast = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -1,4 +1,4 @@
-"""Which tiny families are exact, and why the others are refused: what the tests hold, and docs/families.md shows."""
+"""Which tiny families are exact, and why the others are refused: tests check this, and docs/families.md shows it."""
 
 import families
 
@@ -6,7 +6,7 @@ from icl_lens.models.view import tl_version
 
 
 def refused(version: tuple[int, int]) -> dict[str, tuple[str, str]]:
-    """Family -> (what the error says, the reason in one clause), on a TransformerLens version."""
+    """Return {family: (words of the error, the reason in one clause)} for a TransformerLens version."""
     reasons = {
         "opt_post_norm": ("got OPTForCausalLM without", "no final norm before the unembedding"),
         "falcon_new": ("could not load", "TransformerLens cannot load it"),
@@ -23,7 +23,7 @@ REFUSED = refused(tl_version())
 EXACT = sorted(set(families.CONFIGS) - set(REFUSED))
 SOFT_CAPPED = {"gemma2"}
 
-# Families HookedTransformer does not hold: TransformerLens' converters refuse them or make another model of them.
+# Families that HookedTransformer does not support: TransformerLens' converters refuse them or change the model.
 _NO_CONVERTER = ("falcon", "falcon_new", "falcon_alibi", "granite", "cohere", "stablelm", "starcoder2", "opt_post_norm")
 NOT_HOOKED = {
     **dict.fromkeys(_NO_CONVERTER, "TransformerLens has no converter for it"),

@@ -1,4 +1,4 @@
-"""What every fault must come to: one sentence that names the cause, and no traceback."""
+"""Check that a fault ends in one sentence that names the cause, without a traceback."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ from icl_lens.cli import main
 
 
 def assert_sentence(message: str, words: str) -> None:
-    """One line with the words in it, long enough to hold a cause and a remedy, without Python's own vocabulary."""
+    """Assert that a message is one line, contains `words`, can hold a cause and a fix, and is free of Python jargon."""
     assert words in message, message
     assert "\n" not in message, message
     assert len(message) >= 20, message
@@ -22,14 +22,14 @@ def assert_sentence(message: str, words: str) -> None:
 
 
 def assert_refused(words: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    """Assert that a call raises InputError, in one sentence with the words in it."""
+    """Assert that a call raises InputError, with one sentence that contains `words`."""
     with pytest.raises(il.InputError) as caught:
         function(*arguments, **options)
     assert_sentence(str(caught.value), words)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: Any) -> tuple[Any, str, str]:
-    """Runs `icl-lens` in this process: exit code, standard output, standard error."""
+    """Run `icl-lens` in this process; return exit code, standard output and standard error."""
     monkeypatch.setattr(sys, "argv", ["icl-lens", *map(str, arguments)])
     monkeypatch.setattr("icl_lens.cli.program.quiet_libraries", logging.disable_progress_bar)  # not the whole process
     monkeypatch.setenv("COLUMNS", "300")
@@ -44,5 +44,5 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: Any) -> tuple
 
 
 def left_in(folder: Path) -> set[str]:
-    """The names in a folder, hidden ones too."""
+    """Return the names of all files in a folder, including hidden ones."""
     return {path.name for path in folder.iterdir()}

@@ -1,8 +1,8 @@
 """Tiny GGUF files of several architectures, written the way llama.cpp's converter writes them.
 
-A tiny random Hugging Face model goes in, its weights come out under GGUF names and in GGUF's layout: Llama's queries
+A tiny random Hugging Face model's weights are stored under GGUF names and in GGUF's layout: Llama's queries
 and keys permuted, GPT-2's projections transposed, one added to Gemma's norm gains. `restored` reads a file back into a
-Hugging Face model with the gguf package alone. Nothing here uses transformers' GGUF code or the package's.
+Hugging Face model with the gguf package alone. This module uses neither transformers' GGUF code nor the package's.
 """
 
 import json
@@ -40,13 +40,13 @@ _SIZES: dict[str, Any] = {
 }
 _GPT2 = {"n_positions": 1024, "n_embd": 64, "n_layer": 3, "n_head": N_HEADS, "layer_norm_epsilon": 1e-3}
 _CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0}
-# llama.cpp stores no attention scale: it is one over the root of the width
+# Files hold no attention scale: loaders take 1/√head_dim, which is Gemma's default scale if head_dim is 256
 _GEMMA = _SIZES | {"head_dim": 256, "sliding_window": 4}
 _LLAMA3 = families._LLAMA3_ROPE | {"rope_theta": 500.0}
 
 
 def _gemma3(**rope: Any) -> dict[str, Any]:
-    """The sixth layer is the first without a window, and has rotary angles of its own."""
+    """Return a configuration whose sixth layer is the first without a window, and has rotary angles of its own."""
     ropes = {"full_attention": {"rope_theta": 500.0, **rope}, "sliding_attention": families._rope()}
     return _GEMMA | {"num_hidden_layers": 7, "rope_parameters": ropes}
 
@@ -64,7 +64,7 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3": ("phi3", "pieces", _SIZES | {"sliding_window": 4}),
     "starcoder2": ("starcoder2", "bytes", _SIZES | {"use_bias": True}),
 }
-"""Name -> (Hugging Face model type, vocabulary, what its configuration says beyond vocabulary and special tokens)."""
+"""Name -> (Hugging Face model type, vocabulary, configuration other than vocabulary and special tokens)."""
 
 
 def arch_of(name: str) -> str:
@@ -73,7 +73,7 @@ def arch_of(name: str) -> str:
 
 @cache
 def tokenizer(vocabulary: str) -> PreTrainedTokenizerFast:
-    """A small tokenizer in which the words of `TEXT` are single tokens: of bytes (GPT-2) or of pieces (Llama)."""
+    """Return a small tokenizer of "bytes" (as GPT-2's) or "pieces" (as Llama's); words of `TEXT` are single tokens."""
     if vocabulary == "bytes":
         return small_tokenizers.tokenizer_of("byte", " ".join(TEXT))
     fast = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
@@ -115,7 +115,7 @@ def write(
     settings: Mapping[str, Any] | None = None,
     change: Callable[[dict[str, np.ndarray]], None] = lambda tensors: None,
 ) -> PreTrainedModel:
-    """Write a tiny GGUF file with matrices in `quantization`; return the model whose weights it holds.
+    """Write a tiny GGUF file with matrices in `quantization`; return the model that was written.
 
     `architecture` replaces general.architecture, `settings` are added to the architecture's own, and `change` may edit
     the tensors before they are stored.
@@ -180,7 +180,7 @@ def _converted(name: str, gguf_name: str, value: np.ndarray, *, back: bool = Fal
 
 
 def _llama3_factors(config: Any) -> np.ndarray:
-    """By how much each frequency is divided, which llama.cpp stores instead of Llama 3's four settings."""
+    """Return what each rotary frequency is divided by: llama.cpp stores this instead of Llama 3's four settings."""
     rope = config.rope_parameters
     d_head = config.hidden_size // config.num_attention_heads
     wavelength = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, d_head, 2) / d_head)

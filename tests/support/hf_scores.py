@@ -1,11 +1,11 @@
-"""Attention scores and what components wrote, computed with Hugging Face's GPT-2, Llama and Qwen 3 alone."""
+"""Attention scores, and vectors that components write, computed from Hugging Face's GPT-2, Llama and Qwen 3 only."""
 
 import reference_hf
 import torch
 
 
 def hf_writers(hf, ids, position, layer):
-    """Name -> vector of everything written at a position before a layer, and the layer's inputs [pos, d_model]."""
+    """Return {name: vector} of what is written at a position before a layer, and the layer's inputs [pos, d_model]."""
     seen, found = reference_hf.capture(hf, ids), {}
     found["embed"] = seen.x[0, position]
     if hf.config.model_type == "gpt2":

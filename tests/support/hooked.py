@@ -1,6 +1,6 @@
 """HookedTransformers of the tiny families, built from Hugging Face models as TransformerLens 3.9 converts them.
 
-`HookedTransformer.from_pretrained` knows official names only; a tiny model goes through the same converters by hand.
+`HookedTransformer.from_pretrained` accepts official names only; `hooked` calls the same converters on a tiny model.
 Import only where `transformer_lens.HookedTransformer` exists (TransformerLens 3).
 """
 
@@ -74,7 +74,7 @@ def hooked(
     `tokenizer` must be a fresh one.
     """
     kind = hf.config.model_type
-    fold_norms = processed and kind != "olmo2"  # whose norms come after the matrices
+    fold_norms = processed and kind != "olmo2"  # OLMo 2's norms come after the matrices
     if kind in BY_OFFICIAL_NAME:
         config = _config(hf)
         if fold_norms:

@@ -1,4 +1,4 @@
-"""A small imitation of the Hugging Face Hub in this process: what huggingface_hub asks for is answered from memory."""
+"""A small imitation of the Hugging Face Hub: requests of huggingface_hub in this process are answered from memory."""
 
 import hashlib
 import re
@@ -15,8 +15,8 @@ http: Any = sys.modules[type(default_client_factory()).__module__.partition(".")
 class Hub:
     """`content[name][revision][file]` are bytes; `asked` are the paths of all requests so far.
 
-    `fault` is what happens to requests of paths with a pattern: (a status, a name of the HTTP library's errors, or
-    "cut" for one in the middle of a file; the pattern). The token hf_good may read everything.
+    `fault` is (what happens, pattern) for requests of paths that match the pattern: an HTTP status, an error's name in
+    the HTTP library, or "cut" for a connection lost in the middle of a file. The token hf_good may read all files.
     """
 
     def __init__(self, content: dict[str, dict[str, dict[str, bytes]]], *, private: str, gated: str):

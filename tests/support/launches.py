@@ -18,13 +18,13 @@ ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_proc
 NODES = ["-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "NODE", "--nproc_per_node", "1"]
 NODES += ["--master_addr", "127.0.0.1", "--master_port", "PORT"]
 LAUNCHES = {"torchrun": TORCHRUN, "accelerate": ACCELERATE, "two nodes": NODES}
-"""Two processes on one machine, by each launcher, and on two "machines", both of them this one."""
+"""Ways to start two processes: on one machine by each launcher, and on two "machines" that are both this one."""
 
 
 def forked(main, arguments, *, dies_after=None, kind="part"):
-    """`main` with these arguments in a child process of its own; its id.
+    """Run `main` with these arguments in a forked child process; return the process id.
 
-    With `dies_after`, the child dies of SIGKILL after this number of chunks of a kind and half of the next one.
+    With `dies_after`, the child dies of SIGKILL once it wrote this number of chunks of `kind` and half of the next one.
     """
     pid = os.fork()
     if pid:
@@ -56,24 +56,24 @@ def forked(main, arguments, *, dies_after=None, kind="part"):
 
 
 def ended(pid):
-    """The exit code of a child, negative for a signal."""
+    """Wait for a child process to end; return its exit code, negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def undisturbed(main, arguments, out):
-    """Every file of a run in a child process that nothing disturbs."""
+    """Run `main` to its end in a child process; return the `contents` of its output folder."""
     assert ended(forked(main, arguments)) == 0
     return contents(out)
 
 
 def contents(out):
-    """Every file under a folder but locks."""
+    """Return {path: bytes} of every file under a folder, except locks."""
     return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if _kept(path)}
 
 
 def stamps(out, pattern):
-    """When each file was written, and which file it is on the disk: neither survives its being written again."""
-    whole = (path for path in out.rglob(pattern) if not path.name.startswith("."))  # others are half-written
+    """Return {name: (time of writing, inode)} of each file: a file that is written again gets others."""
+    whole = (path for path in out.rglob(pattern) if not path.name.startswith("."))  # hidden files are half-written
     return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in whole}
 
 
@@ -82,7 +82,7 @@ def _kept(path):
 
 
 def assert_shared(chunks, numbers):
-    """Assert that two processes computed different parts, these together, each about half of them."""
+    """Assert that two processes computed the parts of these numbers, each part once and each process about half."""
     assert sorted(rank for rank, _ in chunks) == [0, 1]
     first, second = (chunks[key] for key in sorted(chunks))
     assert sorted(first + second) == [f"part-{number:05d}.parquet" for number in numbers]
@@ -100,7 +100,7 @@ def same_numbers(out, expected):
 
 
 def launched(launch, arguments, log, **environment):
-    """Every node's result; and the chunks that every (rank, process id) computed, from their logs."""
+    """Run `icl-lens` by a launcher; return every node's result, and {(rank, process id): chunks it computed}."""
     log.mkdir(exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])

@@ -1,7 +1,7 @@
-"""`python -m logged …`: `icl-lens`, which logs every chunk that it computes and can die of one.
+"""`python -m logged …` runs `icl-lens`, logs every chunk that it computes, and can be killed at a given chunk.
 
-In $LOGGED every process leaves a file named rank-pid with a chunk's name a line, except for the pilot batch's.
-$LOGGED_DEATH, "rank number", kills that rank by SIGKILL at the start of its chunk of that number (from 0).
+Every process writes the names of its chunks, one per line, to a file $LOGGED/rank-pid; the pilot batch is not logged.
+$LOGGED_DEATH="rank n" kills that rank by SIGKILL at the start of its nth chunk (from 0).
 """
 
 import os

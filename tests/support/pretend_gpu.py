@@ -1,8 +1,8 @@
-"""A GPU to test with where there is none: tensors that count as being on it, and errors where the two are mixed.
+"""A pretended GPU for tests: tensors count as being on it, and mixing them with tensors on the CPU raises errors.
 
-Everything is computed on the CPU. A tensor is "on the GPU" if it is marked, which results of marked tensors are too;
-`.to`, `.cpu` and functions with `device=` move as they would. What PyTorch refuses on a real one is refused here:
-operations on tensors of both, a marked index into an unmarked tensor, and `.numpy()` of a marked tensor.
+Everything is computed on the CPU. A tensor is "on the GPU" if it is marked; results of marked tensors are marked too.
+`.to`, `.cpu` and functions with `device=` set the mark as they would move tensors. What PyTorch refuses on a real GPU
+is refused here: mixing marked and unmarked tensors, a marked index into an unmarked tensor, `.numpy()` of a marked one.
 """
 
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ def is_marked(x: Tensor) -> bool:
 
 
 def marked(x: Tensor) -> Tensor:
-    """The same values, on the GPU."""
+    """Mark a tensor as being on the GPU, in place; return it."""
     x.__dict__[MARK] = True
     return x
 
 
 def fresh(x: Tensor) -> Tensor:
-    """Another tensor of the same values, not marked."""
+    """Return an unmarked view of a tensor; a sparse tensor is returned itself."""
     return x.view_as(x) if not x.is_sparse else x
 
 
@@ -41,7 +41,7 @@ def is_gpu(device: Any) -> bool:
 
 
 class PretendGpu(TorchFunctionMode):
-    """See the file."""
+    """Apply the rules in the module's docstring to every torch function."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -110,7 +110,7 @@ class PretendGpu(TorchFunctionMode):
 
 @contextmanager
 def on_a_pretended_gpu(model: Any) -> Iterator[Any]:
-    """The model as if it were on a GPU while the block runs."""
+    """Treat the model as if it were on a GPU while the block runs."""
     roots = {id(root): root for root in (model, getattr(model, "original_model", model))}
     own = [x for root in roots.values() for x in (*root.parameters(), *root.buffers())]
     before = model.cfg.device

@@ -1,8 +1,8 @@
 """Attention of GPT-2, GPT-J and Llama written out by hand on Hugging Face modules, so that it can be edited.
 
 One unpadded prompt at a time. Queries, keys and values are read off the projections, patterns are computed here
-(rotation as multiplication of complex numbers), and what comes out replaces the chosen heads' part of the output
-projection's input. Imports nothing of the package.
+(rotation as multiplication of complex numbers), and the resulting z replaces the chosen heads' part of the output
+projection's input. This module does not import the package.
 """
 
 from collections.abc import Callable
@@ -17,17 +17,17 @@ Edit = Callable[["HandAttention"], None]
 
 @dataclass
 class HandAttention:
-    """One layer's attention for one prompt: change what you like, and `z` follows."""
+    """One layer's attention for one prompt; edits change its fields, and z follows from them unless `z` is set."""
 
     layer: int
     q: Tensor  # [head pos d_head], before rotation
     k: Tensor
     v: Tensor
-    q_flat: Tensor  # the same without the position embedding's share (GPT-2)
+    q_flat: Tensor  # q without the position embedding's share (GPT-2)
     k_flat: Tensor
-    rotary: tuple[int, bool] | None  # rotated dimensions, interleaved
+    rotary: tuple[int, bool] | None  # number of rotated dimensions, whether interleaved
     flat: set[int] = field(default_factory=set)  # heads whose scores have no position term
-    flat_from: int = 0  # first row of which that is so
+    flat_from: int = 0  # first query position without a position term
     row_edits: Callable[[int, Tensor], Tensor] = lambda head, pattern: pattern
     z: Tensor | None = None
 
@@ -56,12 +56,12 @@ class HandAttention:
         return torch.cat([part, x[:, d:]], dim=-1)
 
     def own_z(self) -> Tensor:
-        """[pos head d_head] as the patterns and values make it."""
+        """Return z [pos head d_head], computed from the patterns and values."""
         return torch.stack([self.pattern(head) @ self.v[head] for head in range(len(self.q))], dim=1)
 
 
 def _parts(hf: Any, layer: int) -> tuple[Any, Any]:
-    """(attention module, output projection)."""
+    """Return (attention module, output projection)."""
     if hf.config.model_type == "llama":
         attn = hf.model.layers[layer].self_attn
         return attn, attn.o_proj
@@ -72,9 +72,9 @@ def _parts(hf: Any, layer: int) -> tuple[Any, Any]:
 def edited_run(
     hf: Any, ids: Tensor, heads: list[tuple[int, int]], edit: Edit
 ) -> tuple[Tensor, dict[int, HandAttention]]:
-    """Log-probabilities after the prompt [vocab] when `edit` has been at the chosen heads' attention.
+    """Return log-probabilities after the prompt [vocab] with `edit` applied to the chosen heads' attention.
 
-    And layer -> the attention as it was after editing.
+    Also return {layer: its attention after editing}.
     """
     config = hf.config
     n_heads = config.num_attention_heads
@@ -100,7 +100,7 @@ def edited_run(
                 q_flat, k_flat, rotary = *(split(part, n_heads) for part in flat), None
             else:
                 q, k, v = split(entry["q"], n_heads), split(entry["k"], n_kv), split(entry["v"], n_kv)
-                q_flat, k_flat = q, k  # content: what is patched in one is in the other
+                q_flat, k_flat = q, k  # the same tensors: an edit of q or k in place is in both
                 is_llama = config.model_type == "llama"
                 rotary = (q.shape[-1], False) if is_llama else (config.rotary_dim, True)
             hand = HandAttention(layer, q, k, v, q_flat, k_flat, rotary)
@@ -127,7 +127,7 @@ def edited_run(
 
 
 def _without_share(hf: Any, layer: int, attn: Any, x: Tensor) -> Tensor:
-    """GPT-2's queries, keys and values from the residual without the position embedding, at the scale with it."""
+    """Return GPT-2's q, k and v without the position embedding's share; the norm keeps the full residual's scale."""
     norm = hf.transformer.h[layer].ln_1
     std = (x.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
     content = x - hf.transformer.wpe.weight[: len(x)]

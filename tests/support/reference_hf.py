@@ -2,7 +2,7 @@
 
 One unpadded prompt at a time, no batching, no einsum tricks, no code shared with the package: a second
 opinion whose only job is to be right. Every call checks that what it read adds up to the model's residual
-stream and to the model's own logits, so a family wired otherwise than the table says fails, not misleads.
+stream and to the model's own logits, so a family wired differently from the table fails instead of misleading.
 
 Units: nats for increases; vectors are in residual-stream units, that is, after everything the family does
 between a head's output and the residual stream (post-norm, residual multiplier).
@@ -82,7 +82,7 @@ def _layers(hf_model: PreTrainedModel) -> nn.ModuleList:
 
 
 class _Norm:
-    """A LayerNorm or RMSNorm taken apart: centring, scale, gain, bias."""
+    """A LayerNorm or RMSNorm in its parts: centering, scale, gain, bias."""
 
     def __init__(self, module: Any) -> None:
         kind = type(module).__name__
@@ -100,7 +100,7 @@ class _Norm:
 
 
 def _weight_in_out(module: Any) -> Tensor:
-    """A projection's weight as [in, out]: GPT-2's Conv1D stores it so, nn.Linear the other way round."""
+    """Return a projection's weight as [in, out]: GPT-2's Conv1D stores it so, nn.Linear as [out, in]."""
     weight = module.weight.detach()
     return weight if type(module).__name__ == "Conv1D" else weight.T
 
@@ -129,8 +129,8 @@ def _n_kv_heads(config: Any, n_heads: int) -> int:
 def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
     """Run one prompt and return, per layer, what plain hooks saw.
 
-    `x`, `attn_raw`, `ffn_raw` [layer, pos, d_model] (layer input, outputs of the two last projections), `z`
-    [layer, pos, head, d_head], `v` [layer, pos, kv, d_head], `m` [layer, pos, d_mlp], `pattern`
+    `x`, `attn_raw`, `ffn_raw` [layer, pos, d_model] (layer input, outputs of attention's and the FFN's last projections),
+    `z` [layer, pos, head, d_head], `v` [layer, pos, kv, d_head], `m` [layer, pos, d_mlp], `pattern`
     [layer, head, query, key], `final` [pos, d_model] (input of the final norm), `logits` [pos, vocab].
     """
     config = hf_model.config
@@ -141,7 +141,7 @@ def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
     n_heads = _setting(config, "num_attention_heads", "num_heads", "n_head")
     seen: dict[str, list[Tensor]] = {name: [] for name in ("x", "v", "z", "attn_raw", "m", "ffn_raw", "final")}
 
-    # Everything is copied at once: some families add to these tensors in place afterwards.
+    # Tensors are copied immediately: some families add to these tensors in place afterwards.
     def keep_input(name: str):
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
             tensor = args[0] if args else kwargs["hidden_states"]
@@ -271,7 +271,7 @@ class Reference:
         self.readout = _Readout(hf_model, self.final)
 
         def to_stream(post_norm: str | None, layer: int, raw: Tensor) -> Tensor:
-            """What a part of `raw` [d_model] is multiplied by on its way into the residual stream: [d_model]."""
+            """Return the factor [d_model] that parts of `raw` [d_model] get on their way into the residual stream."""
             factor = torch.full_like(raw, _setting(config, "residual_multiplier", default=1.0))
             if post_norm is None:
                 return factor
@@ -318,7 +318,7 @@ class Reference:
         final_norm: FinalNorm = "frozen",
         bias: bool = True,
     ) -> Tensor:
-        """One of `PARTS` in nats: [layer], [layer], [layer, head], [layer, head, pos], [layer, d_mlp]."""
+        """Return one of `PARTS`, nats: [layer] (attn, ffn), [layer, head], [layer, head, pos] or [layer, d_mlp]."""
         outputs = {
             "attn": self.attn_out.__getitem__,
             "ffn": self.ffn_out.__getitem__,

@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that models have, in which every given word is one token and others are cut up."""
+"""Small tokenizers of the kinds that models have, in which every given word is one token."""
 
 from functools import cache
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ END = "<|endoftext|>"
 @cache
 def tokenizer_of(kind: str, words: str = WORDS) -> PreTrainedTokenizerFast:
     """A tokenizer of one of `KINDS`; `words` are tokens at a text's start and elsewhere."""
-    # No word before another: a merge across two words is out of the question.
+    # A word follows itself only, so that no merge spans two different words.
     corpus = [form for word in words.split() for form in [word, f"{word} {word}"] * 10]
     if kind == "word":
         raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<unk>", *words.split()])}, "<unk>"))
@@ -47,6 +47,6 @@ def tokenizer_of(kind: str, words: str = WORDS) -> PreTrainedTokenizerFast:
 
 
 def model_of(tokenizer: str | PreTrainedTokenizerFast | None, n_ctx: int = 1024, **cfg: int | str) -> SimpleNamespace:
-    """What `tokenize` needs of a model: a tokenizer, or the kind of one, and its configuration."""
+    """Return what `tokenize` needs of a model: a tokenizer (given, or one of `KINDS`) and a configuration."""
     tokenizer = tokenizer_of(tokenizer) if isinstance(tokenizer, str) else tokenizer
     return SimpleNamespace(tokenizer=tokenizer, cfg=SimpleNamespace(n_ctx=n_ctx, **cfg))

@@ -28,7 +28,7 @@ def tiny_study(model: Any, folder: Path, n: int = 12) -> Study:
 
 
 def planted_study(kind: Kind, folder: Path) -> Study:
-    """Return a study of a planted model that locates as many heads as write labels."""
+    """Return a study of a planted model; it locates as many heads as write labels, or four if none does."""
     planted = build(kind, folder, seed=0)
     n_heads = sum(len(planted.heads[role]) for role in WRITING) or 4
     return Study(il.load_model(str(planted.folder), device="cpu"), task_of(planted), 40, n_heads=n_heads)
@@ -50,7 +50,7 @@ def labels_of(prompt: il.Prompt) -> list[str]:
 
 
 def rank_by_chance(monkeypatch: pytest.MonkeyPatch, study: Study) -> None:
-    """Make every study rank heads at random, those that are really located last."""
+    """Make every study rank heads at random, with the heads that it would locate last."""
     located = {head for ranking in ("contrast", "increase") for head in study.ranked_by(ranking).located}
 
     def ranked_heads(self: Study) -> list[il.Head]:

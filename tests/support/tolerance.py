@@ -1,8 +1,8 @@
-"""How far two computations of one number may lie apart on any processor, and float64 that is float64 throughout.
+"""How much two computations of one number may differ on any processor, and float64 without steps in float32.
 
-Processors, and the libraries that choose their code by them, add the same terms up in different orders. What that
-changes grows with the precision's unit, the size of the numbers and the root of the number of terms, since roundings
-up and down cancel. No tolerance here is what one machine happened to give.
+Processors, and libraries that choose their code by processor, add the same terms up in different orders. The difference
+grows with the precision's unit, the size of the numbers and the square root of the number of terms, since roundings
+up and down cancel. No tolerance here is fitted to what one machine gives.
 """
 
 import math
@@ -26,8 +26,8 @@ def tolerance(dtype: torch.dtype = torch.float32, *, n_terms: int = FORWARD, sca
 def assert_close(actual: Any, expected: Any, *, scale: float = 1.0, msg: str = "") -> None:
     """Assert that numbers from the tiny models are equal up to rounding in the coarser of their precisions.
 
-    Tensors have a precision of their own; other numbers came out of float32 models. `scale` is the size of the numbers
-    behind the result where they are larger than 1 and than the result itself, as where large ones are subtracted.
+    Numbers that are not tensors count as float32. `scale` is the size of the numbers that the result is computed from,
+    if these are larger than 1 and than the result itself, as when large numbers are subtracted.
     """
     both = [x if isinstance(x, torch.Tensor) else np.asarray(x, dtype=np.float32) for x in (actual, expected)]
     both = [torch.as_tensor(x).detach().cpu() for x in both]
@@ -44,7 +44,7 @@ def assert_close(actual: Any, expected: Any, *, scale: float = 1.0, msg: str = "
 
 
 class Float64(TorchFunctionMode):
-    """Computes in float64, within the block, what libraries compute in float32 whatever the model's dtype.
+    """Makes libraries compute in float64, within the block, what they compute in float32 whatever the model's dtype.
 
     Hugging Face and TransformerLens take norms, rotations and softmaxes through float32. Load the models in the block
     too: their tables of rotations are then float64 from the start.
