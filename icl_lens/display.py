@@ -54,7 +54,7 @@ def interval_texts(table: pd.DataFrame) -> list[str]:
 
 
 def interval_suffix(low: float, high: float, number: str = "+.2f") -> str:
-    """Return " (95% interval +0.12 … +0.45)", or nothing without an interval."""
+    """Return " (95% interval +0.12 … +0.45)", or "" if the interval is NaN."""
     return "" if low != low else f" (95% interval {low:{number}} … {high:{number}})"
 
 
@@ -91,7 +91,7 @@ def html_table(title: str, columns: Mapping[str, Sequence[Any]], *, total: int |
 
 
 class ShownAsTable:
-    """A result that is shown as a small table, as text or as HTML: title, columns and number of rows of `_shown`."""
+    """A result displayed as a small table in text or HTML; `_shown` returns its title, columns and full row count."""
 
     def _shown(self) -> tuple[str, Mapping[str, Sequence[Any]], int]:
         raise NotImplementedError
@@ -110,8 +110,10 @@ def _rows(columns: Mapping[str, Sequence[Any]]) -> list[list[str]]:
 
 
 def _rest(rows: list[list[str]], total: int | None) -> list[str]:
+    """Return a line with the number of rows that are not shown; empty if all are."""
     return [] if total is None or total <= len(rows) else [f"… {total - len(rows)} more rows: to_frame() has all"]
 
 
 def _is_number(column: Sequence[Any]) -> bool:
+    """Return whether a non-empty column holds only numbers and texts that begin with "+", "-" or "–"."""
     return all(isinstance(cell, (int, float)) or str(cell)[:1] in "+-–" for cell in column) and bool(column)

@@ -35,7 +35,8 @@ class Explanation(HasPage, Findings):
     """The result of `explain`: displays itself in a notebook and exports tables, JSON and a page.
 
     Log-probabilities and increases are in nats. `target` is the label whose log-probability is explained (the answer if
-    the prompt has one, else the prediction), `label_attention[layer][head][demo]` attention from the last token.
+    the prompt has one, else the prediction); `label_attention[layer][head][demo]` is the attention from the last token
+    to each demonstration's label.
 
     Example:
         >>> explanation = il.explain(model, prompt)
@@ -115,17 +116,17 @@ def explain(
     Each increase comes with a contrast: what the part adds to log p(answer) − log Σ p(`against`), where `against`
     defaults to all other labels. The contrast separates heads that find the answer from heads that raise every label.
     `by` selects the score that ranks heads: "contrast" (default with `against`), "increase" (default without), or
-    "effect", the drop in log p(answer), or of the contrast with `against`, if the head is zeroed at the last position.
+    "effect", the drop in log p(answer) or, with `against`, in the contrast, if the head is zeroed at the last position.
 
     Each described head's attention and values are split by what earlier components wrote (`attention_score_parts`,
-    `value_parts`). `why` names a head to describe also if it is not among the k.
+    `value_parts`). `why` names a head to describe even if it is not among the k.
 
     Plain text has no demonstrations, and its target is any token, given with its leading space (`answer=" Mary"`,
     `against=" John"`) or as an id; without `answer`, the target is the model's most probable token. A string is plain
     text with `plain_text=True`, or if it has no standalone colon and `answer` or `against` is given. A one-row
     `PromptBatch` from `tokenize_text` holds its own targets. `shared_prefix` is passed to `tokenize`.
 
-    Raise InputError for invalid prompts; warns if a label is scored by a white-space token.
+    Raise InputError for invalid prompts; warn if a label is scored by a white-space token.
 
     Example:
         >>> explanation = il.explain(model, prompt, k=4)

@@ -1,4 +1,4 @@
-"""Compute the sections of an explanation: each function returns fields of `Findings` for one captured prompt."""
+"""Compute the sections of an explanation: functions that return fields of `Findings` for one captured prompt."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ N_ATTENDED_POSITIONS, N_DESCRIBED_POSITIONS = 24, 5
 
 @dataclass(frozen=True)
 class ScoredPrompt:
-    """The captured prompt, the scored tokens with their names, and which of them are the target and the others."""
+    """The captured prompt, and the scored tokens with their names; `target` and `others` are indices into these."""
 
     model: Any
     acts: Activations
@@ -239,7 +239,7 @@ def position_fields(scored: ScoredPrompt) -> dict[str, Any]:
 def _by_position(
     scored: ScoredPrompt, heads: list[Head], against: Int[Tensor, "1 other"] | None = None
 ) -> dict[Head, Float[Tensor, " pos"]]:
-    """Return the increases, or contrasts, of every position of these heads, nats."""
+    """Return these heads' increase, or contrast with `against`, of every position, nats."""
     increases = head_position_increases(scored.acts, scored.targets, heads, against=against, **scored.readout_options)[
         0
     ]
@@ -344,9 +344,9 @@ def _similarities(scored: ScoredPrompt, heads: list[Head]) -> list[tuple[tuple[f
 def _reasons(
     scored: ScoredPrompt, heads: list[Head]
 ) -> list[tuple[AttentionReasons | None, dict[Side, Float[Tensor, "n d_model"]]]]:
-    """Return why each head attends to the target's labels, or in plain text to its most attended token.
+    """Return why each head attends to the target's labels rather than the others, and its first writers' vectors.
 
-    The vectors are those of its first writers, to decode in words.
+    For plain text, compare its most attended token with the next. A head whose scores cannot be split has None.
     """
     batch, acts = scored.acts.batch, scored.acts
     if scored.is_plain_text:

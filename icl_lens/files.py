@@ -99,6 +99,7 @@ def _target(path: Path) -> Path | None:
 
 
 def _mode(target: Path) -> int:
+    """Return the mode of an existing file, else that of a new one: 0o666 without the bits of the process's umask."""
     if target.exists():
         return stat.S_IMODE(target.stat().st_mode)
     umask = os.umask(0)

@@ -33,7 +33,10 @@ _MESSAGES = {
 
 @dataclass(frozen=True)
 class Repository:
-    """A model or dataset at one commit. `files` lists its files on the Hub, or those in the cache if `from_cache`."""
+    """A model or dataset at the commit of the requested `revision` (None: main).
+
+    `files` lists the files on the Hub, or only those in the cache if `from_cache`.
+    """
 
     name: str
     kind: Kind
@@ -76,9 +79,9 @@ def open_repository(
 ) -> Repository:
     """Return the repository `name` at the commit of `revision`, a branch, tag or commit (default: main).
 
-    Offline, or if `revision` is a commit, the cached copy is used if `is_complete` accepts it. It is also used, with a
-    warning, if the request to the Hub fails for any reason. Raise InputError, with the cause and a remedy, if the
-    repository is unavailable.
+    A cached copy that `is_complete` accepts is used in offline mode (HF_HUB_OFFLINE), if `revision` is a commit, and,
+    with a warning, if the request to the Hub fails for any reason. Raise InputError, with the cause and a remedy, if
+    the repository is unavailable.
     """
     from huggingface_hub import HfApi, constants
 
@@ -126,7 +129,7 @@ def explain_hub_error(error: BaseException, name: str, kind: Kind, revision: str
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first non-empty line of an error, else its type; without request IDs."""
+    """Return the first non-empty line of an error, without request IDs and cut to 160 characters; if none, its type."""
     for line in str(error).splitlines():
         line = re.sub(r"\s*\(Request ID: [^)]*\)", "", line).strip().rstrip(".:;")
         if line:
@@ -147,7 +150,7 @@ def download_bars(shown: bool) -> None:
 
 
 def _in_cache(name: str, kind: Kind, revision: str | None) -> Repository | None:
-    """Return the repository at the commit in the cache; None if there is none."""
+    """Return the repository at the cached commit of a revision, with its cached files; None if it is not cached."""
     folder = _cache_folder(name, kind)
     reference = folder / "refs" / (revision or "main")
     commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else (revision or "main")

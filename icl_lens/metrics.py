@@ -1,6 +1,6 @@
-"""Accuracy, reciprocal ranks, label biases, and bootstrap intervals over prompts.
+"""Accuracy, rank statistics, label biases, and bootstrap intervals over prompts.
 
-All functions take tensors with one row per prompt.
+Axes named `batch` or `prompt` have one entry per prompt; `n`, `query` and `key` count any items.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -229,10 +229,11 @@ def bootstrap_interval(
 
     Prompts that share a query are not independent: with `clusters`, such as the query of each prompt, whole clusters
     are resampled; the statistic must then be the mean. With `bounds`, the smallest and largest possible value, an
-    interval of a mean without spread has the exact binomial width for the number of clusters: 30 of 30 correct answers
-    give 90.5% to 100%.
+    interval of zero width, as for equal rows, is widened to the exact binomial width for the number of clusters (else
+    of prompts): 30 of 30 correct answers give 90.5% to 100%.
 
-    Raise InputError for fewer than two prompts, values that are not finite, or a level outside 0 to 1.
+    Raise InputError for fewer than two prompts, values that are not finite, a level outside 0 to 1, fewer than one
+    draw, `clusters` with a `statistic`, or rows of several numbers without one.
     """
     rows = np.asarray(per_prompt.detach().cpu() if isinstance(per_prompt, Tensor) else per_prompt, dtype=float)
     n = len(rows)
@@ -269,7 +270,7 @@ def mean_intervals(
 ) -> tuple[Float[np.ndarray, " column"], Float[np.ndarray, " column"], Float[np.ndarray, " column"]]:
     """Return each column's mean and the ends of its `bootstrap_interval` with `clusters`; NaN for a single cluster.
 
-    The bytes are the same in every process: no matrix product, whose rounding depends on memory alignment.
+    Results have the same bytes in every process: no matrix product is used, since its rounding depends on alignment.
     """
     mean = rows.mean(0)
     if len(set(clusters)) < 2:

@@ -37,9 +37,10 @@ def compare_models(
 ) -> ModelComparison:
     """Compare two models on the same prompts, for example a model before and after fine-tuning.
 
-    Each prompt's answer is scored by both models: whether it is the most probable label, log p(answer), and
-    log p(answer) − log Σ p(other labels). So is each head: its increase, its contrast and, with `by="effect"`, the drop
-    in log p(answer) if it is zeroed at the last position. `by` selects the score that ranks heads by its mean change.
+    Both models score each prompt's answer: whether it is the most probable label, log p(answer), and
+    log p(answer) − log Σ p(other labels). The scores of each head are its increase, its contrast and, with
+    `by="effect"`, the drop in log p(answer) if the head is zeroed at the last position. `by` selects the score whose
+    mean change ranks heads.
     `template`, `prepend_bos` and `shared_prefix` are those of `tokenize`; `progress=True` shows a progress bar.
 
     Raise InputError for fewer than two prompts, prompts without an answer, or an unknown `by`.

@@ -53,9 +53,9 @@ class TaskCheck:
     - `prefers`: how much more often the model predicts `favorite` than it is the answer, over random order and
       exchanged labels, divided by the same for a model that always predicts `favorite`.
 
-    `lesser` are the behaviors whose effect is smaller than the largest effect: the interval of the paired difference is
-    above zero. Learning and knowing are compared as one effect, their sum, because they add up to doing the task: with
-    two labels, accuracy in random order is (1 + learns + knows) / 2.
+    `lesser` lists those of `behaviors` whose effect is clearly smaller than the largest: the interval of the paired
+    difference is above zero. Learning and knowing are compared as one effect, their sum, because they add up to doing
+    the task: with two labels, accuracy in random order is (1 + learns + knows) / 2.
 
     The intervals of the four effects hold jointly with 95% confidence (each alone with 98.75%). All intervals resample
     queries, since prompts with the same query are not independent.
@@ -131,9 +131,10 @@ def task_check(
 ) -> TaskCheck:
     """Return whether a model learns a task from demonstrations, knows its labels, copies the last one or prefers one.
 
-    `task` is the name of a task, a `TextTask`, or prompts. For a named task, `n` prompts (default: 60) come from
-    `il.load_task(task, layout="random")`: queries of both classes, each label the answer equally often. Your own
-    prompts should be balanced in the same way: if all answers are "foo", a model that prefers "foo" is always right.
+    `task` is the name of a task, a `TextTask`, or prompts. For the first two, `n` prompts (default: 60) come from
+    `il.load_task(task, layout="random")`. With two classes per prompt, each label is then the answer equally often.
+    Your own prompts should be balanced in the same way: if all answers are "foo", a model that prefers "foo" is always
+    right.
 
     The model runs on four arrangements of the demonstrations of every prompt:
 
@@ -144,7 +145,7 @@ def task_check(
     See `TaskCheck` for what is computed from them. `template`, `prepend_bos` and `shared_prefix` are those of
     `il.tokenize`; `progress=True` shows a progress bar.
 
-    Takes at most four forward passes per prompt. Raise InputError for fewer than 20 prompts, prompts without an
+    The model runs on at most four texts per prompt. Raise InputError for fewer than 20 prompts, prompts without an
     answer, and prompts whose demonstrations all have the same label.
 
     Example:
@@ -241,7 +242,7 @@ def _check_prompts(prompts: tuple[Prompt, ...]) -> None:
 
 
 def _predict(model: Any, batch: PromptBatch) -> Int[Tensor, " batch"]:
-    """Return the index of the most probable label among each prompt's own."""
+    """Return the index of the most probable of each prompt's own labels."""
     return label_log_probs(model, batch).cpu().masked_fill(~batch.label_mask.cpu(), -torch.inf).argmax(-1)
 
 

@@ -1,4 +1,4 @@
-"""Differences between models: families, model classes, versions of TransformerLens.
+"""Load models, and hide how families, model classes and versions of TransformerLens differ.
 
 1. `load`: loads a bundled model, a folder or a Hub repository as a `TransformerBridge` with raw weights.
 2. `view`: `ModelView` locates a model's weights and hooks and describes what a block does to a head's output; all other

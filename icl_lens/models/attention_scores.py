@@ -17,7 +17,10 @@ class RotaryAnglesUnavailable(InputError):
 
 
 class AttentionScoring(NamedTuple):
-    """The scoring of one attention layer: `soft_cap(scale · q·k)`, positional embedding, and attention window."""
+    """The scoring of one attention layer: `soft_cap(scale · q·k)` within an attention window (None: all keys).
+
+    `position` is the type of positional embedding; `interleaved` tells whether rotation pairs adjacent dimensions.
+    """
 
     scale: float
     soft_cap: float | None
@@ -45,7 +48,7 @@ def attention_scoring(view: ModelView, layer: int) -> AttentionScoring:
 
 
 def _window(view: ModelView, inner: Any) -> int | None:
-    """Return how many keys a layer's queries see, including their own position; None for all."""
+    """Return how many keys each query of a layer sees, including its own position; None for all."""
     kind = getattr(inner, "attention_type", None)  # GPT-Neo
     if kind is not None:
         return int(view.hf_config_value("window_size", 0)) if kind == "local" else None
@@ -56,7 +59,7 @@ def _window(view: ModelView, inner: Any) -> int | None:
 
 
 def normed_hooks(view: ModelView, layer: int) -> dict[str, str]:
-    """Return the hooks of queries and keys after their norm and before rotation; they fire if there is a norm."""
+    """Return the hooks of queries and keys between norm and rotation; empty if missing. They fire if there is a norm."""
     names = {f"{name}_normed": f"blocks.{layer}.attn.hook_{name}_normed" for name in "qk"}
     return {name: hook for name, hook in names.items() if hook in view.hook_names}
 
@@ -75,7 +78,7 @@ def rotation_hooks(view: ModelView, layer: int) -> tuple[str, str] | None:
 
 
 def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines at positions [batch pos], for families that store them in a table."""
+    """Return cosines and sines at positions [batch pos] from a table; raise RotaryAnglesUnavailable if there is none."""
     attn = view.attn(layer)
     inner = getattr(attn, "original_component", None)
     if inner is None:
@@ -109,7 +112,7 @@ def alibi(view: ModelView, layer: int, key_mask: Tensor) -> Float[Tensor, "batch
         return attn.create_alibi_bias(view.n_heads, n_keys, key_mask.device)[None, :, -1].expand(len(key_mask), -1, -1)
     build = sys.modules[type(inner).__module__].build_alibi_tensor
     bias = build(key_mask.long(), view.n_heads, view.compute_dtype)
-    # Falcon's eager attention adds it twice: to the unscaled scores and to the mask.
+    # Falcon's eager attention adds the bias twice: to the unscaled scores and to the mask.
     times = 2.0 * float(inner.inv_norm_factor) if view.architecture.startswith("Falcon") else float(inner.beta)
     return bias.reshape(len(key_mask), view.n_heads, -1) * times
 

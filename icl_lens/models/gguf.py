@@ -3,7 +3,7 @@
 1. Check that the file is complete GGUF of an architecture that transformers reads (`gguf_header`).
 2. Dequantize the weights and rebuild the configuration and tokenizer with transformers' GGUF loader.
 3. Write the result to a new folder and move it into place, so that an interrupted process leaves no partial result.
-   Later loads use this folder, since reading the file again would take most of the loading time.
+   Later loads use this folder, since converting the file again would take most of the loading time.
 """
 
 import hashlib
@@ -27,6 +27,7 @@ from icl_lens.models.quiet import quiet_loading
 ORIGIN = "dequantized_from"
 """The key in a converted folder's config.json that describes the original file."""
 UNQUANTIZED = ("F32", "F16", "BF16", "F64")
+"""GGUF types of weights that are not quantized."""
 CONVERSION = 1
 """Version of the conversion; increase it to invalidate folders converted before."""
 
@@ -84,7 +85,7 @@ def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    # In a separate folder, since transformers would also read a config.json next to the file.
+    # Link the file into a separate folder, since transformers would also read a config.json next to it.
     link = partial / "file" / file.name
     link.parent.mkdir()
     link.symlink_to(file.resolve())
@@ -108,7 +109,7 @@ def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
         except InputError:
             raise
         except Exception as error:  # many types, from several libraries
-            if isinstance(error, OSError) and error.errno is not None:  # transformers raises others without a number
+            if isinstance(error, OSError) and error.errno is not None:  # from the disk; transformers' own have no errno
                 raise
             raise InputError(
                 f"{file.name!r} must be a file that transformers {transformers.__version__} can load, got: "

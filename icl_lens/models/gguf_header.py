@@ -1,6 +1,6 @@
 """Read a GGUF file's header, including the settings that transformers' loader ignores.
 
-Tested against the original models for `ARCHITECTURES`. Files of other architectures are rejected, since transformers
+Files of `ARCHITECTURES` are tested against the original models. Other architectures are rejected, since transformers
 silently drops some of their settings and weights, which gives wrong results.
 """
 
@@ -21,7 +21,7 @@ _COPIED = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
-"""Settings by GGUF key that transformers ignores for some of the architectures, and their names in a configuration."""
+"""Settings that transformers ignores for some of the architectures: GGUF key and name in a configuration."""
 _ROPE_FACTORS = "rope_freqs.weight"
 _ORIGINAL = "pass the folder or the Hub name of the original model"
 
@@ -123,7 +123,7 @@ class Header:
 
 @contextmanager
 def parsed_once(name: str) -> Iterator[None]:
-    """Cache the gguf package's parser, since transformers parses the same header several times, for seconds each.
+    """Cache the gguf package's parser, since transformers parses the same header several times, each taking seconds.
 
     Raise InputError if the gguf package is missing.
     """

