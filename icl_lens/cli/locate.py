@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions:
-    """What heads are ranked by, how many are shown, and the size of batches."""
+    """The score that ranks heads, the number of heads to find, and the size of batches."""
 
     panel: ClassVar[str] = "Options"
 

@@ -14,7 +14,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with each option group among its parameters expanded for Typer.
 
     A group is a dataclass with a class attribute `panel`, the help panel of its options, and fields
-    `Annotated[type, typer.Option(...)]` with defaults. They follow the command's other parameters.
+    `Annotated[type, typer.Option(...)]` with defaults. The options follow the command's other parameters.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
@@ -54,7 +54,7 @@ def _options(group: Any) -> list[inspect.Parameter]:
 
 
 def reject_options(group: Any, *names: str, reason: str) -> None:
-    """Raise InputError if one of these options differs from its default, which would be ignored."""
+    """Raise InputError if one of these options, which have no effect, differs from its default."""
     for field in fields(group):
         if field.name in names and getattr(group, field.name) != field.default:
             raise InputError(f"--{field.name.replace('_', '-')} has no effect here: {reason}; remove it")

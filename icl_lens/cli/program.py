@@ -29,7 +29,7 @@ def run_program(app: typer.Typer, program: str, *, default: str | None = None) -
     """Run the program's command; without arguments, run the command `default`."""
     with one_line_errors(program):
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):  # print what the terminal cannot encode as escapes
+            if isinstance(stream, io.TextIOWrapper):  # escape what the terminal cannot encode
                 stream.reconfigure(errors="backslashreplace")
         if not {"-h", "--help", "--version"} & set(sys.argv[1:]):
             quiet_libraries()

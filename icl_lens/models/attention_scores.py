@@ -59,7 +59,7 @@ def _window(view: ModelView, inner: Any) -> int | None:
 
 
 def normed_hooks(view: ModelView, layer: int) -> dict[str, str]:
-    """Return the hooks of queries and keys between norm and rotation; empty if missing. They fire if there is a norm."""
+    """Return the hooks, if any, of queries and keys between norm and rotation; they fire if there is a norm."""
     names = {f"{name}_normed": f"blocks.{layer}.attn.hook_{name}_normed" for name in "qk"}
     return {name: hook for name, hook in names.items() if hook in view.hook_names}
 
@@ -78,7 +78,7 @@ def rotation_hooks(view: ModelView, layer: int) -> tuple[str, str] | None:
 
 
 def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines at positions [batch pos] from a table; raise RotaryAnglesUnavailable if there is none."""
+    """Return cosines and sines at positions [batch pos] from a table, or raise RotaryAnglesUnavailable."""
     attn = view.attn(layer)
     inner = getattr(attn, "original_component", None)
     if inner is None:

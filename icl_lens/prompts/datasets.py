@@ -29,9 +29,9 @@ class RawTable:
 class HubDataset:
     """The location of a dataset on the Hub, in data files that need no code from the repository.
 
-    `file` is a pattern for the name of the one file that is read of a split. The first existing column of `labels` is
-    read; `class_names` are its class names if the file does not define them. At most the first `max_rows` rows are
-    read.
+    `file` is a regular expression for the name of the file that is read for `{split}`, and `text` the text column. The
+    first existing column of `labels` is read; `class_names` are its class names if the file does not define them. At
+    most the first `max_rows` rows are read.
     """
 
     repository: str
@@ -174,7 +174,7 @@ def _parquet(path: Path, max_rows: int | None) -> RawTable:
 
     file = pq.ParquetFile(path)
     _distinct(file.schema_arrow.names)
-    # The library `datasets` stores the names of classes here.
+    # The library `datasets` stores class names in this metadata.
     info = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface") or b"{}").get("info", {})
     features = {column: kind for column, kind in info.get("features", {}).items() if isinstance(kind, dict)}
     rows = (row for batch in file.iter_batches() for row in batch.to_pylist())

@@ -17,7 +17,7 @@ KeepTexts = Callable[[list[list[str]]], list[list[str]]]
 
 @dataclass(frozen=True)
 class Draw:
-    """One prompt's texts: those of each false class and of the true class, and a query of either."""
+    """One prompt's texts: those of each false class and of the true class, and a query of the true class."""
 
     false: list[tuple[str, list[str]]]
     true: tuple[str, list[str]]
@@ -29,9 +29,9 @@ class Draw:
 
     @property
     def order_seed(self) -> str:
-        """What seeds the random order of the demonstrations.
+        """The seed of the random order of the demonstrations.
 
-        Written out, so that renaming this class or its fields changes no prompt: published numbers depend on it.
+        It is written out, so that renaming this class or its fields changes no prompt: published numbers depend on it.
         """
         return (
             f"_Draw(false={self.false!r}, true={self.true!r}, query={self.query!r}, other_query={self.false_query!r})"
@@ -39,11 +39,11 @@ class Draw:
 
     @property
     def classes(self) -> list[str]:
-        """All classes in alphabetical order."""
+        """The classes that the prompt shows, in alphabetical order."""
         return sorted([self.true[0], *(kind for kind, _ in self.false)])
 
     def with_false_query(self) -> "Draw":
-        """Return the same demonstrations with the query of the other class, which becomes the true class.
+        """Return the same demonstrations with the query of the first false class, which becomes the true class.
 
         Raise InputError if that class has no unused text.
         """
@@ -55,7 +55,7 @@ class Draw:
 
 
 def unused_text(texts: list[str], shown: list[str], query: str) -> str | None:
-    """Return an unused text, chosen by a seed from this prompt, so that other prompts do not change."""
+    """Return one of `texts` that is not `shown`, or None; the choice depends on no other prompt."""
     left = [text for text in texts if text not in shown]
     return random.Random(f"{query} {shown}").choice(left) if left else None
 

@@ -39,7 +39,7 @@ def tokenize_text(
     all texts, one per text (also as a tensor [text]), or for each text a list with one per position. A string of
     several tokens is scored by its first, with a warning that lists them. By default each position is scored by the
     next token of the text, and the last position has no target. `against` has the tokens to compare targets with: one
-    for all texts, or one or a list per text. If `texts` is a single string, a list applies to that text.
+    for all texts, or one or a list per text. If `texts` is a single string, lists are those of this text.
 
     `positions` (default: the last) is one or several positions for all texts, a list per text, or "all"
     (`PromptBatch.at`); they count from the start of the row, including prepended tokens. Each position is a row;

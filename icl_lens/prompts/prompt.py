@@ -177,7 +177,7 @@ class Template:
     `demonstration` contains `{text}` and `{label}` once each, and `query` contains `{text}`; other braces are kept.
     The query must be the demonstration cut before its label, without the spaces there: most tokenizers make " foo"
     one token, so a query that ends in a space would be followed by a token that no demonstration contains.
-    `prefix=" "` does the same for the first word, which such tokenizers may otherwise split differently.
+    `prefix=" "` likewise puts a space before the first word, which such tokenizers may otherwise split differently.
 
     Raise InputError for a field that is missing, repeated or out of order, and for any other query.
 

@@ -29,7 +29,7 @@ QueryClass = Literal["true", "false", "both"]
 MAX_PROMPTS = 1_000_000
 """Maximum number of prompts per call, which limits memory."""
 
-# Draws in a row that show other classes than those that labels name.
+# Limit of consecutive draws that do not show all classes that labels name.
 MAX_SKIPPED = 10_000
 
 
@@ -67,9 +67,9 @@ def load_task(
     Every prompt has a true class, that of its query, and a false class, with `demonstrations` texts each. The labels
     of the true and false class are `labels[0]` and `labels[1]` (default: "foo" and "bar"). `layout` orders the
     demonstrations: "order" puts those of the true class last, next to the query; "reorder" puts them first;
-    "imbalanced" is "order" without the last one. The same seed gives the same texts. With these layouts the answer is
-    the same label in every prompt. With "order" (the paper's layout and the default here), it is also the last label,
-    so a model that only copies the last label is always right.
+    "imbalanced" is "order" without the last one. The same seed gives the same texts. With these layouts, by
+    default, the answer is the same label in every prompt. With "order" (the paper's layout and the default here), it is
+    also the last label, so a model that only copies the last label is always right.
 
     `layout="random"`, the default of the commands, shuffles the demonstrations, so that neither a constant answer
     nor the last label scores above chance: the queries of a word task alternate between both classes
@@ -217,7 +217,7 @@ def _build_prompt(
 
 
 def _named_classes(labels: Sequence[str], classes: Sequence[str]) -> dict[str, str]:
-    """Return the label of each class that a label names, in any case."""
+    """Return the label of each class that a label names, ignoring case."""
     named: dict[str, str] = {}
     for label in labels:
         own = [name for name in classes if name.casefold() == label.casefold()]
@@ -227,7 +227,7 @@ def _named_classes(labels: Sequence[str], classes: Sequence[str]) -> dict[str, s
 
 
 def _with_classes(draws: Iterable[Draw], named: set[str]) -> Iterator[Draw]:
-    """Yield the draws that show all these classes; raise InputError if there is none among many."""
+    """Yield the draws that show all `named` classes; raise InputError after `MAX_SKIPPED` others in a row."""
     n_skipped = 0
     for draw in draws:
         if named.issubset(draw.classes):
@@ -241,7 +241,7 @@ def _with_classes(draws: Iterable[Draw], named: set[str]) -> Iterator[Draw]:
 
 
 def _labels_of_classes(classes: Sequence[str], labels: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
-    """Return the label of each class: its own if one is named after it, else the next of the others."""
+    """Return the label of each class: the one that names it, else the next label that names no class."""
     others = iter([label for label in labels if label not in named.values()])
     return {name: named[name] if name in named else next(others) for name in classes}
 

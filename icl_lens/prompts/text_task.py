@@ -102,6 +102,7 @@ class TextTask:
 
 
 def _filtered(rows: dict[str, Rows], keep: KeepTexts) -> dict[str, Rows]:
+    """Return the rows of each split whose text remains when `keep` filters the texts of every split and class."""
     groups = [(split, kind) for split in rows for kind in sorted({kind for _, kind in rows[split]})]
     texts = keep([[text for text, one in rows[split] if one == kind] for split, kind in groups])
     kept = dict(zip(groups, map(set, texts), strict=True))
@@ -132,6 +133,7 @@ def _pools(rows: dict[str, Rows], split: str, count: int, rng: random.Random) ->
 
 
 def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) -> Iterator[tuple[str, str]]:
+    """Yield text and class of the rows that `TextTask` does not skip; raise InputError for an invalid row."""
     class_names = table.class_names.get(columns[1], ())
     seen = set()
     written: dict[str, bool] = {}

@@ -117,7 +117,7 @@ def tokenize_texts(tokenizer: Any, rendered: list[Rendered]) -> list[TokenizedTe
 
 
 def word_around(text: str, start: int, end: int) -> str:
-    """Return the word that contains the characters from `start` to `end`; only these if no white space is near."""
+    """Return the word around the characters from `start` to `end`, or only these if it is over 30 characters longer."""
     piece = text[start:end].strip()
     if text[start:end] != piece:
         return piece
@@ -133,6 +133,7 @@ class LabelTokens:
         self.seen: dict[str, tuple[list[int], str]] = {}
 
     def add(self, label: str, ids: list[int], where: str) -> None:
+        """Record a label's tokens in the context that `where` names; raise InputError if they differ from others."""
         known, first_place = self.seen.setdefault(label, (ids, where))
         if ids != known:
             raise InputError(
@@ -197,7 +198,7 @@ def special_prefix(tokenizer: Any, text: TokenizedText, prepend_bos: bool | None
         )
     if not prepend_bos:
         return []
-    # TransformerLens sets one for every tokenizer; if the vocabulary lacks it, its id is that of the unknown token.
+    # TransformerLens sets a BOS token for every tokenizer; if the vocabulary lacks it, its id is the unknown token's.
     if tokenizer.bos_token_id is None or tokenizer.decode([tokenizer.bos_token_id]) != tokenizer.bos_token:
         raise InputError("the model's tokenizer has no beginning-of-sequence token; omit prepend_bos (--bos)")
     return [tokenizer.bos_token_id]

@@ -73,7 +73,7 @@ def unpadded(rows: list[list[int]], attention_mask: Tensor | Sequence[Sequence[i
 def check_no_padding(tokenizer: Any, rows: list[list[int]]) -> None:
     """Raise InputError if a row begins or ends with padding.
 
-    A padding token that also begins or ends texts may be there once.
+    One padding token is allowed if it is also the tokenizer's beginning- or end-of-sequence token.
     """
     pad = getattr(tokenizer, "pad_token_id", None)
     if pad is None:
@@ -138,7 +138,7 @@ _DIGESTS: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
 
 
 def vocabulary_digest(tokenizer: Any) -> str:
-    """Return a hexadecimal digest of the vocabulary's size and up to about 256 entries; empty if unknown.
+    """Return a hexadecimal digest of the vocabulary's size and 256 to 511 of its entries; empty if unknown.
 
     Tokens added later, such as the padding token that TransformerLens adds, are ignored.
     """
@@ -153,6 +153,7 @@ def vocabulary_digest(tokenizer: Any) -> str:
 
 
 def check_context_length(model: Any, rows: list[list[int]]) -> None:
+    """Raise InputError if a row is longer than the model's context or has an id outside its vocabulary."""
     longest = max(range(len(rows)), key=lambda row: len(rows[row]))
     if len(rows[longest]) > model.cfg.n_ctx:
         raise InputError(

@@ -50,7 +50,7 @@ def tokenize(
     every_label = _every_label(prompts, labels)
     tokenizer = require_fast_tokenizer(model)
     texts = tokenize_texts(tokenizer, [template.render(prompt) for prompt in prompts])
-    # Each label after each query that has it as a choice; a label of no prompt, after the first query.
+    # Tokenize each label after each query that has it as a choice, and a label of no prompt after the first query.
     pairs = [(row, label) for row, prompt in enumerate(prompts) for label in prompt.labels]
     choices = {label for _, label in pairs}
     pairs += [(0, label) for label in every_label if label not in choices]
@@ -98,6 +98,7 @@ def tokenize(
 
 
 def _every_label(prompts: tuple[Prompt, ...], labels: Sequence[str] | None) -> tuple[str, ...]:
+    """Return `labels`, which must contain those of all prompts, or by default these in order of appearance."""
     used = tuple(dict.fromkeys(label for prompt in prompts for label in prompt.labels))
     if labels is None:
         return used

@@ -41,7 +41,7 @@ class WordTask:
         return json_digest(word_list(self.path))
 
     def draws(self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None) -> Iterator[Draw]:
-        """Yield endless draws, all different as long as there are enough words.
+        """Yield endless draws; none repeats until every possible draw has been used.
 
         Raise InputError for an unknown task, an unreadable word list, and a category with too few words.
         """

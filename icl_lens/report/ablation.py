@@ -80,7 +80,7 @@ def render(found: ControlledAblation) -> Group:
 
 
 def notes(found: ControlledAblation) -> list[str]:
-    """Return what a reader must know of the table's numbers."""
+    """Return notes that explain the table's numbers."""
     n, n_queries = len(found.queries), len(set(found.queries))
     n_sets = len(found.conditions["same layers"].sets)
     where = "all positions" if found.positions == "all" else "the last position"

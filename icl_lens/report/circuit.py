@@ -55,7 +55,7 @@ def group_rows(found: Circuit) -> list[list[str]]:
 
 
 def notes(found: Circuit) -> list[str]:
-    """Return what a reader must know of the tables' terms and numbers."""
+    """Return notes that explain the tables' terms and numbers."""
     n_edges, n_mean = len(found.edges), min(found.n_located, MEAN_PROMPTS)
     lines = [
         "An edge, such as F0 → L4H1.k (label), is what a sender wrote to tokens of one role, as read by a head's "

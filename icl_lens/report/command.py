@@ -60,6 +60,7 @@ def _prompt_python(explanation: Findings, prompt: Prompt) -> str:
 
 
 def _free_python(explanation: Findings) -> str:
+    """Return the code of a batch of plain text, with its target."""
     settings = explanation.settings
     target = None if settings.target is None else [settings.target]
     against = None if settings.against is None else [list(settings.against)]
@@ -70,7 +71,7 @@ def _free_python(explanation: Findings) -> str:
 
 
 def _typed(explanation: Findings) -> bool:
-    """Whether the command line can express all settings."""
+    """Return whether the command line can express all settings."""
     settings = explanation.settings
     if settings.n_random != 20:
         return False
@@ -81,7 +82,7 @@ def _typed(explanation: Findings) -> bool:
 
 
 def _reads_back(prompt: Prompt, labels: Sequence[str]) -> bool:
-    """Whether the command line parses the same prompt, with the same labels, from its text."""
+    """Return whether the command line parses the same prompt, with the same labels, from its text."""
     try:
         same = Prompt.parse(str(prompt), answer=prompt.answer) == prompt
     except InputError:

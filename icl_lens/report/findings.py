@@ -66,16 +66,16 @@ class ExplainOptions:
 
 @dataclass(frozen=True)
 class HeadReport:
-    """A located head: increase (nats), attention and increase by token position, top words, effect of zeroing it.
+    """A located head: its increase (nats), its attention and increase by token position, and its top words.
 
     `value_words`, `key_words` and `value_ranks` have one entry per demonstration; `value_ranks` is the rank of the
     demonstration's own label in the projection of its value. `ablated` holds the label log-probabilities (nats) with
     only this head zeroed. `contrast` and `position_contrasts` (if the target is compared with other tokens) are the
     head's contributions to the difference in log-probability between the target and those tokens. `effect` (with
-    `by="effect"`) is the drop in log p(target), or of that difference with `against`, if the head is zeroed at the last
-    position. For plain text, words and ranks refer to `positions`, the tokens that the head attends to most, ranks are
-    those of the tokens themselves, and there are no key words. `similarity` holds position-free attention scores
-    between the queries at the prediction positions and at the last token, and the keys at the labels
+    `by="effect"`) is the drop in log p(target) or, with `against`, in that difference, if the head is zeroed at the
+    last position. For plain text, words and ranks refer to `positions`, the tokens that the head attends to most;
+    ranks are those of the tokens themselves, and there are no key words. `similarity` has a row of position-free
+    attention scores to the keys at the labels for the query of each prediction position and of the last token
     (`label_similarity`); it is empty for plain text and for models that do not expose their rotary angles.
     """
 
@@ -120,7 +120,7 @@ class HeadReport:
 
 @dataclass(frozen=True)
 class SubheadReport:
-    """A located (head, position) part and its increase, nats."""
+    """A located (head, position) part, its increase and, if the target is compared, its contrast (nats)."""
 
     head: Head
     position: int
@@ -188,7 +188,7 @@ class Findings:
     layer_attn_contrast: tuple[float, ...] = ()
     layer_ffn_contrast: tuple[float, ...] = ()
     attended_positions: tuple[int, ...] = ()
-    """Positions in plain text with the most attention of any head; `attended_attention` is each head's attention."""
+    """Positions in plain text with the most attention of any head; `attended_attention` is each head's to them."""
     attended_attention: tuple[tuple[tuple[float, ...], ...], ...] = ()
     prediction_positions: tuple[int, ...] = ()
     """Position where each demonstration's label is predicted: the token before its scored token."""
@@ -303,7 +303,7 @@ class Findings:
         """Return one of the explanation's tables in tidy form.
 
         "heads" (all heads), "layers", "subheads", "labels", "words", "similarity" (queries by label keys) or "why"
-        (largest parts by writer: of attention scores and, in nats, of what values add; the first in words).
+        (the largest parts, by writer, of attention scores and, in nats, of what values add; words for the first).
         """
         check_choice("table", table, get_args(Table))
         if table == "heads":
@@ -392,7 +392,7 @@ class Findings:
         return f"{self.shown_tokens[position].strip() if label is None else self.labels[label]}@{position}"
 
     def keys_name(self, positions: Sequence[int]) -> str:
-        """Return the names of a few keys, or the number of labels they are: "foo@8, foo@11", "12 foo labels"."""
+        """Return the names of up to three keys, or the number of more labels: "foo@8, foo@11", "12 foo labels"."""
         if len(positions) < 4:
             return ", ".join(map(self.key_name, positions))
         named = {self.labels[self.label_at[position]] for position in positions}
@@ -453,7 +453,7 @@ class Findings:
         yield len(self.tokens) - 1, "query", report.query_words, report.query_standout, None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as lists, numbers and strings for JSON, with heads as `L22H0`."""
+        """Return all fields, the prediction and label probabilities for JSON, with heads as `L22H0`."""
         state = asdict(self)
         for report, entry in zip(self.heads, state["heads"], strict=True):
             entry["head"] = str(report.head)
@@ -469,7 +469,7 @@ class Findings:
 
 
 def is_noise(standout: float | None) -> bool:
-    """Return whether a vector's top words stand out no more than those of a typical random direction."""
+    """Return whether a vector's top words stand out no more than those of most random directions."""
     return standout is not None and standout < MIN_STANDOUT
 
 

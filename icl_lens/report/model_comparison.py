@@ -157,6 +157,7 @@ class ModelComparison(HasPage):
 
 
 def _change(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
+    """Return the means of a and b and the mean of their paired differences with its interval."""
     change, low, high = bootstrap_interval(b - a)
     return {"a": float(a.mean()), "b": float(b.mean()), "change": change, "low": low, "high": high}
 

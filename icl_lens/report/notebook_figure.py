@@ -25,7 +25,7 @@ COLUMN, PAGE = 3.3, 6.8
 INK = "#777777"
 """Contrast 4.5:1 to white, 4.2:1 to the #111 of JupyterLab's dark theme."""
 
-# Limits of brightness and saturation for a color to count as ink.
+# Ink has at most this brightness, and at most this difference between its color channels.
 _DARKEST, _GRAYEST = 0.5, 0.06
 
 
@@ -49,6 +49,7 @@ def transparent_png(figure: Figure) -> bytes:
 
 @contextmanager
 def _in_gray(figure: Figure) -> Iterator[None]:
+    """Make axes transparent and black ink gray inside the block."""
     figure.draw_without_rendering()  # creates the ticks, which are colored individually
     before: list[tuple[Artist, str, Any]] = []
 
@@ -79,7 +80,7 @@ def _inked(artist: Artist) -> tuple[str, ...]:
 
 
 def _is_ink(color: Any) -> bool:
-    """Whether a color, or every color of a collection, is a visible black or dark gray."""
+    """Return whether a color, or every color of a collection, is a visible black or dark gray."""
     colors = color if isinstance(color, list) or getattr(color, "ndim", 1) == 2 else [color]
     rgba = [to_rgba(one) for one in colors]
     return bool(rgba) and all(

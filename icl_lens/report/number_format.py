@@ -23,7 +23,7 @@ def percent(value: float) -> str:
 
 
 def mean_and_range(shares: Sequence[float]) -> str:
-    """Format the mean of probabilities with their range, as "46.8% (18.8%–64.3%)"; one alone without a range."""
+    """Format the mean of probabilities with their range, as "46.8% (18.8%–64.3%)"; a single one has no range."""
     if not shares:
         return "–"
     mean = percent(fmean(shares))

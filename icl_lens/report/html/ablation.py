@@ -25,7 +25,7 @@ def ablation_page(
     behavior: str = "",
     command: str = "",
 ) -> str:
-    """Return a self-contained page: answers intact, with the heads zeroed, and with random heads zeroed.
+    """Return a self-contained page of answers without ablation, with the heads zeroed and with random heads zeroed.
 
     `text` is the first prompt, `answer` its answer; `chosen` says how the heads were chosen, `behavior` what the model
     does on the task (`il.task_check`), and `command` reproduces the page.

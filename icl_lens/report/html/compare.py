@@ -18,7 +18,7 @@ def content(a: Findings, b: Findings, scores: list[By], changed: pd.DataFrame | 
     """Return what the page shows of two explanations.
 
     `changed` are the rows of `Comparison.to_frame` to show; None if the models have different numbers of layers or
-    heads: the page then shows the best heads of each.
+    heads: the page then shows each model's best heads.
     """
     plain_text, by = a.is_plain_text or b.is_plain_text, scores[0]
     shown = {

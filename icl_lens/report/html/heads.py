@@ -14,7 +14,7 @@ from icl_lens.report.html.sections import contrast_name, separated, unit_name
 from icl_lens.report.html.templating import label_color, visible
 from icl_lens.report.number_format import percent, signed
 
-# Rows of words shown without a scrollbar.
+# Most rows of words shown without a scrollbar.
 LONG = 12
 # Maximum number of demonstrations in the similarity panel.
 MOST_COMPARED = 16
@@ -189,7 +189,7 @@ def _writers_table(why: AttentionReasons) -> Table:
 def words_table(e: Findings, report: HeadReport) -> dict[str, Any]:
     """Return the top words of the head's values and keys at the labels, and of its query at the last token.
 
-    For plain text: of its values at the tokens it attends to most, in text order.
+    For plain text, values are those at the tokens that the head attends to most, in text order; keys are omitted.
     """
     positions, labels = e.label_positions, e.demonstration_labels
     if e.is_plain_text:
@@ -218,10 +218,10 @@ def words_table(e: Findings, report: HeadReport) -> dict[str, Any]:
 def _scores(e: Findings, report: HeadReport) -> dict[str, Any] | None:
     """Return the head's attention scores between each prediction position and each label; None if unavailable.
 
-    Omitted for fewer than two labels. Scores are centered by row, on the labels of other texts, because softmax is
-    invariant to a constant added to all scores of a query. `matching` is how much higher a column scores in rows of its
-    own label than in rows of other labels, averaged over columns: a head that prefers one label in all rows has 0. A
-    text's own label is left out.
+    None also for fewer than two demonstrations. Each row is centered on its mean over the labels of other texts, since
+    softmax is invariant to a constant added to all scores of a query. `matching` is how much higher a column scores in
+    rows of its own label than in rows of other labels, averaged over columns: a head that prefers one label in all
+    rows has 0. A text's own label is left out.
     """
     count = len(e.label_positions)
     if e.prompt is None or not report.similarity or count < 2:
@@ -238,7 +238,7 @@ def _scores(e: Findings, report: HeadReport) -> dict[str, Any] | None:
         list(map(Chip, texts[shown], labels.tolist())),
         list(zip(map(Chip, texts[rows[0] :], row_labels.tolist()), centered, strict=True)),
     )
-    # Less the mean over all shown columns: without own labels, a preference for one label would differ between rows.
+    # Center on all shown columns: a mean without the text's own label would make a label preference differ by row.
     relative = scores[rows, shown] - scores[rows, shown].mean(1, keepdims=True)
     left_out = is_own[rows, shown] | (row_labels < 0)[:, None]
     is_same = row_labels[:, None] == labels

@@ -9,7 +9,7 @@ from icl_lens.report.html.templating import label_color, visible
 from icl_lens.report.number_format import signed
 from icl_lens.report.palette import BLUE, GRAY, ORANGE
 
-# Number of largest values listed under tokens and maps; most columns for which a static map shows numbers.
+# Number of largest values listed under tokens and maps; largest number of columns with which a static map has numbers.
 NAMED, NUMBERED = 5, 16
 _WORD_JOINER = "\u2060"
 
@@ -76,7 +76,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Dots:
-    """Probabilities on a line from 0 to 1: before and after an ablation, and after each random one."""
+    """Probabilities or accuracies on a line from 0 to 1: before and after an ablation, and after each random one."""
 
     kind: ClassVar = "dots"
     before: float
@@ -95,7 +95,7 @@ def runs(cell: Cell) -> list[Run]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table by column name; names that start with `#` are of columns of numbers. `style` is its CSS class."""
+    """A table; the names of columns of numbers start with `#`. `style` is the table's CSS class."""
 
     columns: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
@@ -135,7 +135,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class HeadMap:
-    """Values (nats) by layer and head; `located` heads are ringed. `name` is that of the values."""
+    """Values (nats) by layer and head; `located` heads are ringed; `name` says what the values are."""
 
     values: Sequence[Sequence[float]]
     located: Collection[Head] = ()
@@ -156,7 +156,7 @@ class HeadMap:
 
     @property
     def grid(self) -> Grid:
-        """The same with heads as rows and layers as columns, as the map lies on a wide screen."""
+        """The values with heads as rows and layers as columns, the orientation of the map on a wide screen."""
         by_head = list(zip(*self.values, strict=True))
         titles = [[f"{head}: {signed(value)}" for head, value, _ in row] for row in zip(*self.cells, strict=True)]
         rows = [(Chip(str(head)), values) for head, values in enumerate(by_head)]
@@ -202,7 +202,7 @@ class Strip:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the page's script draws it from."""
+        """The data from which the page's script draws the tokens."""
         positive, negative = (GRAY, GRAY) if self.attention else (BLUE, ORANGE)
         marks = [
             (position, label, round(self.values[position] / self.reach, 3) if self.attention else None)

@@ -16,7 +16,7 @@ def label_chips(e: Findings) -> dict[str, Chip]:
 
 
 def unit_name(e: Findings) -> str:
-    """Return what the rows of probability tables are."""
+    """Return what a row of a probability table is about: a token for plain text, else a label."""
     return "token" if e.is_plain_text else "label"
 
 
@@ -34,7 +34,7 @@ def separated(chips: Sequence[Run], by: str = ", ") -> list[Run]:
 
 
 def prompt_pieces(e: Findings) -> list[tuple[str, Chip | None]]:
-    """Return the text that the model continues in pieces, with the label of those that are one."""
+    """Return the prompt's text in pieces, each with its chip if it is a label."""
     if e.prompt is None:
         return [(e.text, None)]
     rendered, chips = e.template.render(e.prompt), label_chips(e)
@@ -122,7 +122,7 @@ def removal_table(e: Findings) -> Table:
 
 
 def parts_table(e: Findings) -> Table:
-    """Return the (head, position) parts with the largest increase."""
+    """Return the (head, position) parts with the largest increase, or contrast if heads are ranked by it."""
     reach = largest([part.increase for part in e.subheads])
     rows = [
         [

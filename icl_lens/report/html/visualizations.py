@@ -30,7 +30,7 @@ class Element:
 
     title: str
     blocks: Sequence[tuple[str, Any]]
-    """What it consists of: macros of templates/macros.html.j2, each with its data."""
+    """Names of macros in templates/macros.html.j2, each with the data that it draws."""
 
     def __str__(self) -> str:
         return render_page(TEMPLATE, **self._content())
@@ -182,7 +182,8 @@ def words_by_position(explanation: Findings, heads: Sequence[Head] | None = None
 def head_heatmap(source: Findings | Float[Tensor, "layer head"]) -> Element:
     """Show log-probability increases by layer and head (nats); cells are buttons for mouse, Tab and arrow keys.
 
-    From an Explanation, selecting a cell shows that head. From a tensor, a cell only shows its value.
+    From an Explanation, the map shows the score that ranks its heads, and selecting a cell shows that head. From a
+    tensor, a cell only shows its value.
     """
     if isinstance(source, Findings):
         return Element("Increase by layer and head", [("explorer", head_parts.explorer(source))])
