@@ -113,7 +113,7 @@ def written_out(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gelu_is_one_kernel_in_passes_of_our_own(load_tiny, gpt2_batch, written_out, dtype):
-    """Numbers equal those of the model's own pass up to rounding; that pass is unchanged afterwards, even after an error."""
+    """Numbers equal those of the model's own pass up to rounding; that pass stays unchanged, also after an error."""
     model = load_tiny("gpt2", dtype=dtype)
     layers = ModelView.of(model).n_layers
     tokens, mask = gpt2_batch.tokens, gpt2_batch.attention_mask

@@ -142,6 +142,7 @@ def test_a_minority_is_at_each_place_so_that_the_nearest_label_is_no_more_often_
 
 
 def finished(source, target, **changes):
+    """Copy a run to `target`, with a record that says that it ended by its rule, and with `changes`."""
     shutil.copytree(source, target)
     record = json.loads((target / "training.json").read_text())
     (target / "training.json").write_text(json.dumps(record | {"finished": True} | changes))

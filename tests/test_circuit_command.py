@@ -75,7 +75,7 @@ def test_files_and_text_are_what_python_finds(inputs, unbroken, found, tmp_path,
 
 
 def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, monkeypatch, capsys):
-    """Heads are ranked by contrast on the locating half; the folder refuses other heads, and other prompts in a half."""
+    """Heads are ranked by contrast on the locating half; the folder refuses other heads and other prompts."""
     out, numbers = tmp_path / "out", tmp_path / "circuit.json"
     task = ["circuit", "-t", TASK, "-n", 8, "--no-check", "--edges", 2, "--random-sets", 2, "--device", "cpu"]
     code, said, _ = call(monkeypatch, capsys, *task, "-k", 2, "--out", out, "--json", numbers)

@@ -124,7 +124,7 @@ def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
 
 
 def test_balanced_prompts_do_not_locate_a_head_that_favors_a_label(icl_mini):
-    """The head always writes foo − bar: it is in the top 3 if every answer is foo, in the lower half if half are bar."""
+    """The head always writes foo − bar: it is in the top 3 if every answer is foo, in the lower half otherwise."""
     view, head = ModelView.of(icl_mini), il.Head(7, 3)
     batches = {}
     for layout in ("order", "random"):

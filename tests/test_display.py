@@ -1,4 +1,4 @@
-"""Results show themselves: the right numbers in small tables and frames that hold everything, HTML without script."""
+"""How results display: the right numbers in short text and HTML tables without scripts; frames hold all rows."""
 
 import re
 from html import unescape

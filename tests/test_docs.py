@@ -20,7 +20,7 @@ TUTORIALS = sorted((DOCS / "tutorials").glob("*.ipynb"))
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "howto").glob("*.md"))]
 API = (DOCS / "api.md").read_text(encoding="utf-8")
 
-# The public names that are no modules (`il.plots` and the like have sections of the reference of their own).
+# Public names that are not modules (modules such as `il.plots` have their own sections in the reference).
 NAMES = [name for name in il.__all__ if not inspect.ismodule(getattr(il, name))]
 
 # Axes in prose, such as [batch demo], where an annotation cannot hold them.
@@ -34,7 +34,7 @@ def cells(notebook: Path, kind: str) -> list[str]:
 
 
 def annotations(public: Any) -> list[Any]:
-    """Of a function: parameters and return value; of a class: its fields."""
+    """Return the annotations of a function's parameters and return value, or of a class's fields."""
     if inspect.isclass(public):
         return list(inspect.get_annotations(public).values())
     signature = inspect.signature(public)
@@ -66,7 +66,7 @@ def test_public_names_are_in_the_reference(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def names(icl_mini: Any) -> dict[str, Any]:
-    """What examples begin from: the lines at the top of the reference, run."""
+    """Run the setup code at the top of the reference; return its names, which examples use."""
     setup = re.search(r"```\{code-block\} python\n:name: setup\n\n(.*?)```", API, re.DOTALL)
     assert setup is not None
     found: dict[str, Any] = {}
@@ -77,7 +77,7 @@ def names(icl_mini: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_examples_run(name: str, names: dict[str, Any]) -> None:
     public = getattr(il, name)
-    # Fields and methods of the class have examples of their own, if any: all are found.
+    # Examples of a class's fields and methods are found as well.
     tests = doctest.DocTestFinder().find(public, name, module=False, globs=names)
     assert any(test.examples for test in tests)
     report: list[str] = []

@@ -21,7 +21,7 @@ from icl_lens.models.view import ModelView
 
 
 def scores(model, batch, against=None):
-    """[batch 3] log p(answer), its log-odds against the other label, and log p(answer) − log p(against)."""
+    """Return [batch, 2 or 3]: log p(answer), its log-odds, and log p(answer) − log p(against) if `against` is given."""
     log_probs = il.last_log_probs(model, batch)
     rows = torch.arange(len(batch))
     labels = log_probs[:, batch.label_tokens]
@@ -33,7 +33,7 @@ def scores(model, batch, against=None):
 
 
 def one_by_one(model, batch, *, positions="last", against=None):
-    """Every head's effects from `ablate_heads`, a head and a whole pass at a time."""
+    """Return every head's effects, from one full forward pass per head under `ablate_heads`."""
     view = ModelView.of(model)
     clean = scores(model, batch, against)
     found = clean.new_empty(len(batch), view.n_layers, view.n_heads, clean.shape[-1])
@@ -49,7 +49,7 @@ def ragged(model):
 
 
 def remains(model):
-    """What an edit could leave behind on a model."""
+    """Return what an edit could leave behind: hooks, replaced forwards, which parameters require gradients."""
     hooks = sum(len(point.fwd_hooks) + len(point.bwd_hooks) for point in model.hook_dict.values())
     modules = list(model.modules())
     handles = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules)
@@ -59,7 +59,7 @@ def remains(model):
 
 @pytest.mark.parametrize("name", EXACT)
 def test_shared_keys_are_whole_passes(load_tiny, name):
-    """Every family: ragged prompts in one piece are as zeroing head after head in whole passes, and as each alone."""
+    """In every family, effects on a ragged batch equal those of full passes per head and those of each prompt alone."""
     model = load_tiny(name)
     batch = ragged(model)
     effects = il.head_effects(model, batch, positions="last")
@@ -128,7 +128,7 @@ def test_prompts_without_an_answer_have_no_log_odds(load_tiny):
 
 
 def other_scores(**how):
-    """A family whose scores are made in a way we think wrongly of."""
+    """Return a change after which the package assumes wrong attention scores for the model."""
 
     def change(patch, request, model):
         right = kv_cache.attention_scores.attention_scoring
@@ -140,7 +140,7 @@ def other_scores(**how):
 
 
 def shifted_rows(layer):
-    """Something in the blocks that depends on the token the model is given, which rows share: not seen in z."""
+    """Return a change that shifts the output of an MLP in single-token passes, which z of that layer does not show."""
 
     def shift(module, args, output):
         return output + 0.1 * torch.arange(output.shape[-1]) if output.shape[1] == 1 else output
@@ -233,7 +233,7 @@ def test_nothing_is_left_behind(load_tiny, monkeypatch, options, failing):
 
 
 class Largest(TorchDispatchMode):
-    """The largest tensor, in bytes of its storage, that any operation in the block made."""
+    """Records the largest storage, in bytes, of a tensor that an operation in the block makes, except `known` ones."""
 
     def __init__(self, known):
         super().__init__()
@@ -248,7 +248,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_keys_are_shared_not_copied():
-    """60 rows over 200 keys of width 64: nothing that is made is larger than their scores."""
+    """For 60 rows over 200 keys of width 64, no tensor is a tenth as large as one copy of the keys per row."""
     n_rows, n_keys, heads, groups, width = 60, 200, 4, 2, 64
     random = torch.Generator().manual_seed(0)
 
@@ -274,7 +274,7 @@ def test_keys_are_shared_not_copied():
 def test_memory_bounds_what_runs_together(load_tiny, monkeypatch):
     model = load_tiny("gpt2")
     view, batch = ModelView.of(model), ragged(model)
-    keys = 2 * 3 * 4 * 8 * 14 * 4  # both, layers, heads, width, positions, bytes
+    keys = 2 * 3 * 4 * 8 * 14 * 4  # keys and values, layers, heads, width, positions, bytes
     sizes = {"n_rows": 12, "attention": False}
     for count in (1, 2, 3):
         monkeypatch.setattr(prefix_cache, "KEY_BYTES", count * keys + 1)
@@ -308,7 +308,7 @@ def hf_falls(hf, ids, target, *, last_only):
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "gemma2", "olmo2", "bloom", "phi3", "granite"])
 @pytest.mark.parametrize("positions", ["last", "all"])
 def test_estimates_are_hugging_faces_gradients(load_tiny, family_folder, float64, name, positions, monkeypatch):
-    """In float64, ragged, and in pieces of one prompt: the same."""
+    """Estimates of a ragged float64 batch are those of each prompt alone, also in pieces of one prompt."""
     model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
     batch = ragged(model)
     if name == "gemma2":
@@ -327,7 +327,7 @@ def test_estimates_are_hugging_faces_gradients(load_tiny, family_folder, float64
 
 
 def test_estimates_of_differences(load_tiny):
-    """log p(target) − log p(against) is linear in both: its estimate is the difference of theirs."""
+    """log p(target) − log p(against) is linear in both terms: its estimate is the difference of their estimates."""
     model = load_tiny("qwen2")
     batch = ragged(model)
     other = batch.label_tokens[1 - batch.answer]

@@ -1,4 +1,4 @@
-"""Examples' outputs and the README's tables, made anew: what changed is written, what denies itself is told."""
+"""Examples' outputs, refreshed: changed ones are rewritten, comparisons that become false reported; README numbers."""
 
 import json
 import re

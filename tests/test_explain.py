@@ -90,7 +90,6 @@ def test_ablations_are_those_of_the_context_manager(gpt2, acts, explanation):
 
 
 def test_long_prompts_are_ablated_in_several_passes(gpt2, explanation, monkeypatch):
-    # By module: the package's attribute `explain` is the function.
     monkeypatch.setattr(sys.modules["icl_lens.explanation_sections"], "PASS_TOKENS", 30)
     again = il.explain(gpt2, families.PROMPT, answer="foo", k=5, n_ablated=3, n_random=6)
     assert_close(again.ablation.located, explanation.ablation.located)
@@ -174,7 +173,7 @@ def test_a_head_that_attends_to_the_other_label_is_not_said_to_attend_to_the_ans
 
 
 def test_what_is_free_and_what_is_not(gpt2):
-    """A colon standing alone makes demonstrations; without one, answer or against make a free prompt."""
+    """A standalone colon makes demonstrations; without one, `answer`, `against` or `plain_text` make plain text."""
     free = il.explain(gpt2, "love like", against=" foo", k=2)
     assert free.settings.target is None
     assert free.target == free.next_tokens[0][0], "the most probable token is explained"
@@ -192,7 +191,7 @@ def test_what_is_free_and_what_is_not(gpt2):
 
 @pytest.mark.parametrize("by", ["contrast", "effect"])
 def test_heads_are_ranked_by_the_chosen_score(gpt2, acts, explanation, by):
-    """The scores are those of the functions, and the heads with the largest of all are described and zeroed."""
+    """Scores are those of the functions, and the heads with the largest scores are described and ablated."""
     batch, against = acts.batch, acts.batch.other_label_tokens
     found = il.explain(gpt2, families.PROMPT, answer="foo", by=by, k=5, n_ablated=3, n_random=2)
     contrasts = il.head_log_prob_increase(acts, batch.answer_tokens, against=against)[0]
@@ -219,7 +218,7 @@ def test_heads_are_ranked_by_the_chosen_score(gpt2, acts, explanation, by):
 
 
 def test_labels_of_several_tokens(pair):  # noqa: F811
-    """Said so, scored by one token that is shown, the whole label's log-probability by teacher forcing."""
+    """One token, which is shown, scores a label; log-probabilities of full labels are computed by teacher forcing."""
     model, hf = pair
     with pytest.warns(UserWarning, match="'zoo' is scored by .*only white space"):
         explanation = il.explain(model, "John : zoo store : Mary went :", answer="Mary", k=2)
@@ -369,7 +368,7 @@ def test_reasons_in_words(icl_mini):
 
 
 def test_the_sentence_says_why(icl_mini):
-    """Attention, score difference and the strongest writers, in the page, its static version and the terminal."""
+    """It states attention, score difference and strongest writers, on the page, in its static version and terminal."""
     explanation = il.explain(icl_mini, families.PROMPT, answer="foo", k=2, by="contrast")
     report = explanation.heads[0]
     sentence = explanation.why_sentence(report)

@@ -14,7 +14,7 @@ from icl_lens.models.view import ModelView
 
 @pytest.mark.parametrize("name", EXACT)
 def test_increases_and_contrasts_agree_with_hugging_face(family_run, name):
-    """Every part, in all conventions, against no, one and several tokens; ragged and padded here, unpadded there."""
+    """Every part, in all conventions, against no, one and several tokens; our batch is padded, the reference is not."""
     run = family_run(name)
     assert (run.batch.attention_mask == 0).any()
     against_hf.check_increases(run.acts, run.batch, run.hf, against=(None, run.batch.other_label_tokens, SEVERAL))
@@ -51,7 +51,7 @@ def test_identities(family_run, name):
 
 @pytest.mark.parametrize("name", EXACT)
 def test_searches_find_what_trying_everything_finds(family_run, name):
-    """Exact for one token and soft-capped logits, few evaluations otherwise; the increases are those tested above."""
+    """All parts are evaluated against one token or if logits are soft-capped, fewer otherwise; increases: see above."""
     run = family_run(name)
     certified, one = name not in SOFT_CAPPED, run.batch.other_label_tokens
     for against in (None, one, SEVERAL):
@@ -72,7 +72,6 @@ def test_searches_find_what_trying_everything_finds(family_run, name):
 
 @pytest.mark.parametrize("name", EXACT)
 def test_from_cache_is_capture(family_run, name):
-    """A cache from a plain run_with_cache gives the same activations, tensor by tensor."""
     run = family_run(name)
     against_hf.check_cache(run.model, run.batch, run.acts)
 
@@ -93,7 +92,7 @@ def test_unsupported_families_are_refused_by_name(load_tiny, name):
 
 
 def test_blocks_that_do_not_add_up_are_refused(load_tiny, monkeypatch):
-    """The check at capture is what keeps an unknown family from being explained wrongly: feed it one."""
+    """The check at capture prevents wrong explanations of an unknown family; here, one multiplier is unknown."""
     model = load_tiny("granite")
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     for multiplier, message in [

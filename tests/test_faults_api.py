@@ -1,4 +1,4 @@
-"""The library misused: InputError with one sentence, whatever the function; and edits that cannot go wrong silently."""
+"""Misuse raises InputError with one sentence in every function, and edits cannot go wrong silently."""
 
 import copy
 import threading
@@ -212,7 +212,7 @@ def test_blocks_end_in_any_order(gpt2, gpt2_batch, edit, heads):
     [("hate : foo one : bar two three", "row 0 is a different prompt"), ("love : foo one : bar two", "at least")],
 )
 def test_another_batch_is_refused_inside_a_block_of_a_batch(gpt2, passed, words):
-    """In a shorter one, labels would be looked for among other tokens."""
+    """In a shorter batch, label positions would point to other tokens."""
     edited, other = (il.tokenize(gpt2, f"{text} :") for text in ("love : foo one : bar two three", passed))
     with il.scale_label_attention(gpt2, HEADS, edited, [[0.5, 1.0]], renormalize=True):
         il.last_log_probs(gpt2, edited)

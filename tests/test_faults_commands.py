@@ -1,4 +1,4 @@
-"""Bad command lines: exit code 2 and one sentence, whatever is asked of which command."""
+"""Bad command lines: exit code 2 and one sentence, for every command."""
 
 import copy
 import json
@@ -73,7 +73,7 @@ def loaded():
 
 @pytest.fixture
 def run(run, monkeypatch, loaded, tmp_path):
-    """Runs a command in an empty folder; models that load are loaded once."""
+    """Return `run`, in an empty folder and with each model loaded only once."""
     real = il.load_model
 
     def load(name, **kwargs):
@@ -124,7 +124,7 @@ def test_an_ascii_terminal(tmp_path):
 
 
 def test_a_closed_pipe_loses_nothing(tmp_path):
-    """Whoever reads goes away at once: the files are there, and nothing is said."""
+    """If the reader closes the pipe at once, the file is still written, and no exception is printed."""
     file = tmp_path / "a.json"
     process = subprocess.Popen(
         [sys.executable, "-m", "icl_lens", "explain", PROMPT, "--json", str(file)],
@@ -216,7 +216,7 @@ def test_an_output_that_is_full_is_one_sentence(arguments, tmp_path):
 
 
 def test_nan_is_named(run, monkeypatch, loaded, icl_mini):
-    """Weights that became NaN give no accuracy of 50%."""
+    """NaN weights raise an error instead of giving an accuracy of 50%."""
     broken = copy.deepcopy(icl_mini)
     broken.blocks[5].mlp.out.weight.data.fill_(float("nan"))
     monkeypatch.setattr("icl_lens.load_model", lambda name, **kwargs: broken)

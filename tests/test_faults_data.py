@@ -1,4 +1,4 @@
-"""Data, word lists, manifests, results and chunks that are wrong: one sentence, or read as written; never a guess."""
+"""Wrong data, word lists, manifests and chunks: refused in one sentence or read as written, never guessed."""
 
 import contextlib
 import io
@@ -112,7 +112,7 @@ def chunk(folder):
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 def test_a_flipped_byte_is_damage(tmp_path, place, flip):
-    """Of the pages, which hold the numbers; and nothing but damage is ever raised."""
+    """Before the footer, it raises CorruptChunk or changes no number; nowhere does it raise another error."""
     run, path = chunk(tmp_path)
     whole = run.read(path.name)
     data = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Information flow: edges and losses by hand, random edges, and answers at random, of which nothing can be lost."""
+"""Information flow: edges and losses by hand, random edges, and random answers, which no blocked edge makes worse."""
 
 from itertools import pairwise
 
@@ -44,7 +44,7 @@ def test_random_edges_are_as_many_others():
     wanted = edges[..., 1:].sum(-1)
     assert torch.equal(found[..., 1:].sum(-1), torch.minimum(wanted, free))
     chosen = random_edges(edges[:1].expand(2000, -1, -1), generator)[:, 11, 1:11].double().mean(0)[~edges[0, 11, 1:11]]
-    assert float(chosen.std()) < 0.03  # all of them equally often
+    assert float(chosen.std()) < 0.03  # all free positions equally often
 
 
 @pytest.mark.parametrize("flow", ["text_to_label", "label_to_last"])
@@ -67,7 +67,7 @@ def test_losses_are_those_of_blocked_edges(gpt2, tmp_path, flow, layers):
 
 
 def test_nothing_flows_to_labels_in_the_last_layer(gpt2, tmp_path):
-    """What labels collect there, no layer reads."""
+    """No layer reads what labels collect there."""
     study = tiny_study(gpt2, tmp_path)
     blocked = log_odds(study, study.held_out, [families.N_LAYERS - 1], "text_to_label")
     assert blocked == pytest.approx(log_odds(study, study.held_out), abs=1e-5)
@@ -92,7 +92,7 @@ def test_shares_of_saliency_by_hand(gpt2, tmp_path):
 
 
 def test_of_answers_at_random_nothing_is_lost(icl_mini):
-    """With the two labels of every other pair of prompts exchanged in the answer only, no flow carries it."""
+    """The answers are independent of the prompts, so no flow carries them."""
     study = Study(icl_mini, PAPER_TASKS[0], 24)
     first, batch = study.halves()
     prompts = [

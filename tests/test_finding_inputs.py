@@ -55,7 +55,7 @@ def test_groups_sum_writers_of_each_prompt(load_tiny: Any, tmp_path: Path, famil
 
 
 def _from_labels(acts: il.Activations, head: il.Head) -> torch.Tensor:
-    """What a head adds to the answer's log-odds from labels, from the subheads' contrasts."""
+    """Return what a head adds to the answer's log-odds from label positions: the sum of subhead contrasts."""
     batch = acts.batch
     found = il.subhead_log_prob_increase(
         acts, batch.answer_tokens, layers=[head.layer], against=batch.other_label_tokens

@@ -1,4 +1,4 @@
-"""Location: every method's scores against plain hooks, the deep share by hand, and models in which nothing is found."""
+"""Location: every method's scores against plain hooks, the deep share by hand, an untrained model."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ def set_z(value, head, z, hook):
 
 
 def reference(name, study, batch, row, layer, head):
-    """One head's score on one prompt by another way: its z or pattern in a run of this prompt alone."""
+    """Return one head's score on one prompt, computed from its z or pattern in passes of this prompt alone."""
     hook = f"blocks.{layer}.attn.hook_z"
     tokens = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
     _, cache = study.model.run_with_cache(tokens)
@@ -70,7 +70,7 @@ def test_deep_share_by_hand():
 
 
 def test_the_heads_mean_decides_and_not_the_prompts():
-    """A contribution that cancels over prompts is none."""
+    """A contribution that cancels over prompts counts as zero."""
     values = torch.zeros(10, 2, 1)
     values[:, 0], values[::2, 1], values[1::2, 1] = 1.0, 9.0, -9.0
     assert deep_share(values, np.arange(10)).quantity == pytest.approx(0, abs=1e-6)

@@ -57,8 +57,8 @@ def test_models_that_look_at_labels_only(rule, gap, difference):
     row = gap_rows((scores[0], scores[1]), (scores[2], scores[3]), np.arange(40) // 2)[0]
     assert gap is None or 100 * row.quantity == gap
     assert difference is None or 100 * (row.quantity - row.control) == difference
-    assert (row.low > 0.5) == (gap == 100)  # what counts is told from everything else
-    assert gap is not None or row.quantity > 0.3  # which the quantity alone would not do
+    assert (row.low > 0.5) == (gap == 100)  # only the model that counts labels differs from the control
+    assert gap is not None or row.quantity > 0.3  # the quantity alone would not show that
 
 
 def test_prompts_without_a_majority_are_refused(icl_mini):
@@ -76,7 +76,7 @@ def test_no_query_is_in_both_halves(icl_mini):
 
 
 def test_what_softmax_alone_predicts(gpt2):
-    """The dropped tokens are the ones that are gone; the rest is the softmax of the same scores without them."""
+    """`dropped` marks the tokens that the shorter prompt lacks; attention is the softmax of the other scores."""
     prompts = [PROMPTS[0], il.Prompt.parse("two : foo one : bar cat : foo dog : bar hate :", answer="bar")]
     whole = il.tokenize(gpt2, prompts, labels=("foo", "bar"))
     fewer = il.tokenize(gpt2, [without_last_true(prompt) for prompt in prompts], labels=("foo", "bar"))

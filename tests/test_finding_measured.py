@@ -32,7 +32,7 @@ N_PROMPTS = {
 
 @pytest.fixture(scope="module")
 def measured(icl_mini: Any) -> Any:
-    """(study, what a finding measures there), by the finding's id; measured once."""
+    """Return a function from a finding's id to (study, what the finding measures there); each is measured once."""
 
     @cache
     def get(name: str) -> tuple[Study, Measured]:

@@ -1,4 +1,4 @@
-"""Other papers: scores and function vectors against plain hooks, a planted induction head, and models without any."""
+"""Other papers: function vectors and indirect effects against the library and loops, and an untrained model."""
 
 import pytest
 import torch

@@ -72,7 +72,7 @@ def texts_of(prompt):
 
 
 def test_queries_by_hand(load_tiny, tmp_path):
-    """Heads get the last query of the other prompt; gains count where the exchanged text was of the other class."""
+    """Heads get the other prompt's last query vector; drops count if the text had the answer's class, else gains."""
     model = load_tiny("llama_gqa")
     study, heads = tiny_study(model, tmp_path, n=4), [il.Head(1, 0), il.Head(2, 2)]
     texts = exchange_texts(study.prompts_with(3)[1], 0)

@@ -1,4 +1,4 @@
-"""Shared heads: overlap and its chance by enumeration, balanced prompts, and lists with nothing in common."""
+"""Shared heads: overlap expected by chance, by enumeration; ranking in each draw; a model that cannot do the task."""
 
 from itertools import combinations, product
 
@@ -13,7 +13,7 @@ from experiments.framework.run import measure
 
 
 def lists_of(counts: list[int], n_heads: int) -> list[np.ndarray]:
-    """Every list with these numbers of heads per layer."""
+    """Return every list with these numbers of heads per layer, each as [1 layer head] booleans."""
     found = []
     for chosen in product(*(combinations(range(n_heads), count) for count in counts)):
         one = np.zeros((1, len(counts), n_heads), dtype=bool)

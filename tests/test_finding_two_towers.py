@@ -1,4 +1,4 @@
-"""Finding 7: scores and swaps against plain loops and hooks, and made-up scores."""
+"""Finding 7: scores and swaps against plain loops and hooks, and exchanged texts."""
 
 from functools import partial
 from pathlib import Path

@@ -22,7 +22,7 @@ def study(gpt2: Any, tmp_path: Path) -> Study:
 
 
 def written(model: Any, study: Study, batch: il.PromptBatch, row: int, head: il.Head) -> tuple[torch.Tensor, float]:
-    """What a head writes at each label, centered and times the final gain, and the final scale: from a plain cache."""
+    """Return what a head writes at each label (centered, times the final gain), and the final norm's scale."""
     tokens = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
     _, cache = model.run_with_cache(tokens)
     v = cache[f"blocks.{head.layer}.attn.hook_v"][0, batch.label_positions[row], head.head]

@@ -38,7 +38,7 @@ def test_every_class_and_label_is_the_answer_equally_often(task):
 
 
 def shown_class(task: Task, prompt) -> str:
-    """The class of a prompt's query: that of the demonstrations with its answer."""
+    """Return the class of a prompt's query, after asserting that a demonstration with its answer has the same class."""
     from icl_lens.prompts.word_task import word_list
 
     words = word_list(task.path)

@@ -15,7 +15,7 @@ from experiments.framework.tasks import PAPER_TASKS
 
 
 def test_the_fix_by_hand(gpt2, tmp_path):
-    """Each label's attention from the last position times (mean frequency / frequency) ** strength."""
+    """The fix multiplies labels' attention from the last position by (mean frequency / own frequency) ** strength."""
     study, heads = tiny_study(gpt2, tmp_path), [(0, 1), (1, 0), (2, 2)]
     batch = study.tokenize(prompts_by_frequency(study.prompts_with(3)[1], 2, 0)["minority"])
     fixes = [il.DebiasSettings([]), il.DebiasSettings(heads, majority=0.5)]
@@ -56,7 +56,7 @@ def test_strengths_are_those_of_the_library(icl_mini, monkeypatch):
 
 
 def test_a_strength_that_costs_accuracy_is_not_chosen():
-    """The strongest removes the bias and one answer in ten; the next gives the others what it costs the favored.
+    """The strongest removes the bias but loses 10 of 100 answers; the next loses 10 favored and gains 10 others.
 
     In the second set of heads, no strength reduces the bias.
     """

@@ -32,7 +32,7 @@ def ids_of(name):
 
 
 def check_close(ours, theirs):
-    """Equal up to the rounding of twelve operations in every layer, relative to the largest logit."""
+    """Assert equality up to the rounding of twelve operations in every layer, relative to the largest logit."""
     tolerance = 12 * LAYERS * torch.finfo(torch.float32).eps * theirs.abs().max().item()
     difference = (ours - theirs).abs().max().item()
     assert difference <= tolerance, f"logits differ by {difference:.1e}, allowed {tolerance:.1e}"
@@ -106,7 +106,7 @@ def test_a_folder_with_a_gguf_file(tmp_path):
     folder = tmp_path / "models"
     folder.mkdir()
     original = gguf_files.write("gpt2", folder / "x.gguf")
-    (folder / "config.json").write_text('{"model_type": "nothing"}')  # of no meaning for the file beside it
+    (folder / "config.json").write_text('{"model_type": "nothing"}')  # does not apply to the GGUF file next to it
     expected = logits(original, ids_of("gpt2"))
     check_close(logits(il.load_model(str(folder), gguf_file="x.gguf", device="cpu"), ids_of("gpt2")), expected)
     check_close(logits(il.load_model(f"{folder}/x.gguf", device="cpu"), ids_of("gpt2")), expected)

@@ -1,4 +1,4 @@
-"""The cache of converted GGUF files: converted once, also by two processes; kept whole, also when one is killed."""
+"""The cache of GGUF files: one conversion, even by two processes; nothing incomplete is used, even after a kill."""
 
 import logging
 import os
@@ -50,9 +50,9 @@ def conversions(caplog):
 
 
 def child(file, log, *, ready=lambda: True, limit=None):
-    """The id of a process that loads a file, and writes its id and what it logs to a file of its own.
+    """Start a child process that loads `file` and writes its id and its log to `log`; return its id.
 
-    The converted weights, all of them written, are not put in place until `ready()`.
+    It writes all converted weights, but does not put them in place until `ready()`.
     """
 
     def main():

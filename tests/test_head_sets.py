@@ -19,7 +19,7 @@ SETS = [[], [(2, 3)], [(0, 1), (0, 2), (2, 0)], [(1, 0), (2, 0)], [(1, 0)], [(1,
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize(("mode", "positions"), [("mean", "last"), ("mean", "all"), ("zero", "all")])
 def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
-    """Also in the smallest pieces, and where keys and values cannot be shared; test_effects has zero at the last."""
+    """Also in the smallest pieces, and if keys and values cannot be shared; test_effects covers zero at the last."""
     model = load_tiny(name)
     batch = ragged(model)
     reference = batch if mode == "mean" else None
@@ -48,7 +48,7 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
 
 @contextmanager
 def attention_run(model):
-    """Layer and number of rows of every attention that runs in the block."""
+    """Yield a list that collects (layer, number of rows) of every attention that runs in the block."""
     ran: list[tuple[int, int]] = []
 
     def noted(layer):
@@ -64,7 +64,7 @@ def attention_run(model):
 
 @pytest.mark.parametrize("sets", [*permutations([[(1, 0)], [(0, 2)], [(1, 0), (2, 1)]])])
 def test_rows_enter_where_their_sets_begin(gpt2, gpt2_batch, sets):
-    """Of three sets one begins in layer 0 and two in layer 1, alike; they part in layer 2; each prompt has row 0."""
+    """One set begins in layer 0, two share an edit in layer 1 and split in layer 2; each prompt has an unedited row."""
     with attention_run(gpt2) as ran:
         il.label_log_probs_ablated(gpt2, gpt2_batch, sets, positions="last")
     assert ran[-3:] == [(0, 6), (1, 9), (2, 12)]

@@ -63,7 +63,7 @@ def test_raw_is_the_bridge(run, load_tiny, name):
     """Raw HookedTransformer and raw bridge: the same activations, weights and projections, tensor by tensor."""
     _, batch, acts, _ = run(name, "raw")
     bridge = il.capture(load_tiny(name), batch)
-    padding = (batch.attention_mask == 0)[:, None, :, None, None]  # where values are nobody's, and may differ
+    padding = (batch.attention_mask == 0)[:, None, :, None, None]  # values at padding are not used, and may differ
     for field, value in vars(bridge).items():
         if isinstance(value, torch.Tensor):
             ours = getattr(acts, field)
@@ -120,10 +120,10 @@ def test_raw_effects_are_the_bridges(run, load_tiny, name):
     assert_close(ours, theirs)
 
 
-# `stack_head_results` and `stack_neuron_results` leave out a norm that follows attention or the FFN.
+# `stack_head_results` and `stack_neuron_results` ignore a norm that follows attention or the FFN.
 @pytest.mark.parametrize("name", sorted(set(HOOKED_EXACT) - SOFT_CAPPED - {"gemma3"}))
 def test_contrasts_are_logit_attrs(run, name):
-    """TransformerLens' own direct logit attribution of heads, layers and neurons, of each prompt alone."""
+    """Contrasts are TransformerLens' direct logit attribution of heads, layers and neurons, for each prompt alone."""
     model, batch, acts, _ = run(name, "processed")
     targets, against = batch.answer_tokens, batch.other_label_tokens
     heads = il.head_log_prob_increase(acts, targets, against=against)
@@ -145,7 +145,7 @@ def test_contrasts_are_logit_attrs(run, name):
 
 
 def test_capture_leaves_no_gradients(run):
-    """HookedTransformer's parameters want gradients; nothing the analysis keeps or returns does."""
+    """HookedTransformer's parameters require gradients; no tensor that the analysis keeps or returns does."""
     model, batch, acts, _ = run("gpt2", "processed")
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert not any(value.requires_grad for value in vars(acts).values() if isinstance(value, torch.Tensor))

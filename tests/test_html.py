@@ -95,13 +95,13 @@ def test_nothing_on_a_page_points_outside(paper):
 
 def test_circuitsvis_is_embedded_once_where_it_draws_and_not_where_it_does_not(paper):
     packed = circuitsvis_bundle()
-    assert re.fullmatch(r"[A-Za-z0-9+/]{,500000}=*", packed)  # can stand in a script element
+    assert re.fullmatch(r"[A-Za-z0-9+/]{,500000}=*", packed)  # safe inside a script element
     bundle = gzip.decompress(base64.b64decode(packed)).decode()
     assert "var CircuitsVis=" in bundle[:60]
     assert "sourceMappingURL" not in bundle  # developer tools would fetch it
     assert paper.to_html().count(packed) == 1
     counts = [str(element).count(packed) for element in every_element(paper)]
-    assert counts == [1, 1, 1, 1, 0, 1, 0]  # words are ours alone; so is a heatmap without panels
+    assert counts == [1, 1, 1, 1, 0, 1, 0]  # circuitsvis draws neither words nor a heatmap without panels
 
 
 def test_nothing_asks_the_network(monkeypatch, paper):
@@ -142,7 +142,7 @@ def test_a_large_page_is_small_and_quick():
     explanation = ex.large()
     assert (len(explanation.head_increases), len(explanation.head_increases[0])) == (36, 20)
     assert len(explanation.tokens) == 200
-    start = time.process_time()  # not the wall's: other work on the machine is not the page's
+    start = time.process_time()  # CPU time: other processes must not count
     page = explanation.to_html()
     assert time.process_time() - start < 3
     assert len(page.encode()) <= 3_000_000
@@ -160,7 +160,7 @@ def hostile_explanation(text):
 
 
 def pages_and_twins(word):
-    """Everything that can be shown, with this word wherever a user can put one, and what is left of it statically."""
+    """Return all pages and elements, with this word wherever a user can put one, and their static versions."""
     one_word = word.replace(" ", "_")
     free, own = ex.free(f"a b {one_word} d", target=one_word, other="x"), hostile_explanation(word)
     elements = every_element(own)
@@ -251,14 +251,14 @@ def test_every_head_has_a_cell_with_its_value(paper, paper_page):
 
 
 def test_the_style_sheet_has_the_palettes_colors():
-    """On a light screen, whose colors come first."""
+    """Only colors of the light theme are compared: they come first in the sheet."""
     sheet = asset("page.css")
 
     def colors(*names):
         return [re.search(rf"--{name}: (#[0-9a-f]{{6}})", sheet)[1].upper() for name in names]
 
     assert colors("pos", "neg") == [palette.BLUE, palette.ORANGE]
-    # The fifth label's, a yellow, is darker on white paper than the terminal's.
+    # The fifth label's yellow differs on purpose: it is darker on a white page than in the terminal.
     labels = [palette.SKY, palette.AMBER, palette.GREEN, palette.PINK, palette.ORANGE]
     assert colors("l0", "l1", "l2", "l3", "l5") == labels
 
@@ -382,7 +382,7 @@ def test_a_sanitized_notebook_shows_the_numbers_and_no_source(paper, strip):
     for shown in (paper, html.words_by_position(paper), il.compare(paper, paper)):
         source = shown._repr_html_()
         shown_by_default = clean_html(source).partition("&lt;script&gt;")[0]
-        # Its parser puts <tbody> into every table, a DataFrame's too, and its list of tags lacks it.
+        # nbconvert's parser adds <tbody> to every table, even a DataFrame's, but does not allow this tag.
         assert set(re.findall(r"&lt;/?\w+", shown_by_default)) <= {"&lt;tbody", "&lt;/tbody"}
         assert "<table>" in shown_by_default or "Largest: " in shown_by_default
         assert "Static version" in shown_by_default
@@ -436,7 +436,7 @@ def test_wrong_sizes_and_heads_are_said(paper, gpt2_acts, call, message, no_type
 
 
 def twin(shown):
-    """What is left of a notebook's output where frames, scripts and styles are taken away."""
+    """Return a notebook's output without frames, scripts and styles; assert that nothing in it is interactive."""
     without = re.sub(r"<(iframe|script|style)\b.*?</\1>", "", shown._repr_html_(), flags=re.S)
     page = Page(without)
     assert {"iframe", "script", "style", "button", "svg"}.isdisjoint(tag for tag, _ in page.elements)
@@ -500,7 +500,7 @@ def test_comparing_models_of_other_shapes_and_prompts_of_other_labels(paper):
     text = Page(il.compare(paper, other).to_html()).text
     assert "Two prompts, tiny" in text
     assert "A explains foo, B explains yes" in text
-    assert "–" in text[text.index("Attention to labels") :]  # A knows no “yes”
+    assert "–" in text[text.index("Attention to labels") :]  # A has no label “yes”
     text = Page(il.compare(ex.free(), ex.free("John met Mary", target="␣him")).to_html()).text
     assert "Two prompts, tiny" in text
     assert "Attention to labels" not in text

@@ -1,4 +1,4 @@
-"""Models, GGUF files and datasets of the Hub, against a small imitation of it: what is said, asked for and kept."""
+"""Models, GGUF files and datasets of the Hub, against a small imitation of it: messages, requests, cached files."""
 
 import io
 import json
@@ -118,13 +118,13 @@ def hub(content, cache, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with Hub(content, private="some/private", gated="some/gated") as hub:
         yield hub
-    for path in hub.asked:  # no conversion of weights is looked for or asked for
+    for path in hub.asked:  # no request looks for converted weights or asks for a conversion
         assert re.match("/api/(models|datasets)/|.*/resolve/|/api/agent-harnesses", path), path
         assert "discussions" not in path
 
 
 def load(name, **options):
-    """Loads a model; returns the revision that its weights and its tokenizer are of."""
+    """Load a model; return the revision of its weights, after asserting that its tokenizer is of the same."""
     model = il.load_model(name, device="cpu", **options)
     assert model.cfg.model_name == name
     weights = "v1" if float(model.blocks[0].attn.b_O[0]) == 1.5 else "main"
@@ -138,7 +138,7 @@ def load_task(name, **options):
 
 
 def kept(cache):
-    """The number of files in the cache."""
+    """Return the number of files in the cache."""
     return sum(path.is_file() for path in cache.glob("*/snapshots/*/**/*"))
 
 
@@ -218,7 +218,7 @@ def test_the_cache_is_used_while_the_hub_is_away(hub, caplog, fault):
 
 
 def test_offline(hub, monkeypatch):
-    """What is in the cache loads without a request; what is not, or in part only, is named."""
+    """Cached models and data load without a request; those that are missing or incomplete are refused by name."""
     load("gpt2")
     load_task("sst2")
     il.load_model("some/quantized/x.gguf", device="cpu")
@@ -290,7 +290,7 @@ def test_datasets_that_cannot_be_fetched(hub, fault, words):
 
 
 def not_located(cause):
-    """What huggingface_hub raises if a request for a file fails."""
+    """Return what huggingface_hub raises if a request for a file fails."""
     error = LocalEntryNotFoundError("An error happened while trying to locate the file on the Hub")
     error.__cause__ = cause
     return error
@@ -315,7 +315,7 @@ def test_reasons_of_the_network_and_the_disk(error, words):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_bars_of_downloads_in_a_terminal_only(terminal, monkeypatch):
-    """Also where everything has been imported before, and although transformers switches them off."""
+    """This holds even if all libraries are already imported, and although transformers switches bars off."""
     from huggingface_hub.utils import are_progress_bars_disabled
 
     from icl_lens.cli.program import quiet_libraries

@@ -28,7 +28,7 @@ OTHERS = [
     il.Prompt.parse("good : foo bad : foo love : bar like :", answer="foo"),
     il.Prompt.parse("red : bar the dog : foo a cat :", answer="bar"),
 ]
-"""Token by token as long as PROMPTS."""
+"""Each has as many tokens as the prompt of PROMPTS with the same index."""
 
 # In float64, so that a difference is the edit and not rounding.
 pytestmark = pytest.mark.usefixtures("float64")
@@ -53,7 +53,7 @@ def ids_of(batch, row):
 
 
 def assert_same(model, batch, hf, heads, edit_of_row):
-    """What the model says now is what the hand-edited Hugging Face model says, prompt by prompt."""
+    """Assert that log-probabilities are those of the hand-edited Hugging Face model, and differ from the unedited."""
     ours = il.last_log_probs(model, batch)
     plain = []
     for row in range(len(batch)):
@@ -64,7 +64,7 @@ def assert_same(model, batch, hf, heads, edit_of_row):
 
 
 def rows_edited(change):
-    """What gives each prompt's attention another pattern: `change(row, head, pattern)`, which it may overwrite."""
+    """Return an `edit_of_row` that replaces patterns by `change(row, head, pattern)`, which may overwrite `pattern`."""
 
     def edit_of(row):
         def edit(hand):
@@ -90,7 +90,7 @@ def test_the_reference_is_the_model(run, name):
 @pytest.mark.parametrize("name", BY_HAND)
 @pytest.mark.parametrize("positions", ["all", "last"])
 def test_ablated_heads(run, name, positions):
-    """To zero, or to the mean over another batch's real tokens, whether it is given whole or in several batches."""
+    """To zero, or to the mean over another batch's real tokens, whether this is given as one batch or several."""
     model, batch, other, hf = run(name)
     z = [reference_hf.capture(hf, ids_of(other, row)).z for row in range(len(other))]
     mean = torch.cat(z, dim=1).mean(1) if positions == "all" else torch.stack([one[:, -1] for one in z]).mean(0)
@@ -129,7 +129,7 @@ def test_scaled_label_attention(run, name, renormalize):
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_blocked_edges(run, name):
-    """What a query may not see goes to what it sees; one that sees nothing any more attends nowhere."""
+    """Attention on blocked edges moves to the query's other keys; a query without other keys attends to nothing."""
     model, batch, _, hf = run(name)
     width = batch.tokens.shape[1]
     edges = torch.rand(len(batch), width, width, generator=torch.Generator().manual_seed(0)) < 0.3
@@ -181,7 +181,7 @@ STRETCHED = [
     il.Prompt.parse("good a bad : foo bad : foo love : bar like the a :", answer="foo"),
     il.Prompt.parse("red : bar dog : foo cat :", answer="bar"),
 ]
-"""As many demonstrations as PROMPTS, and none as long."""
+"""Each has as many demonstrations as the prompt of PROMPTS with the same index, and another length."""
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ STRETCHED = [
 )
 @pytest.mark.parametrize(("what", "positions"), PATCHES)
 def test_patched_from_another_prompt(run, name, what, positions, aligned):
-    """Of the same length, position by position; or label by label and the last, whatever the lengths."""
+    """Sources of the same length align by position, those of other lengths by labels and the last position."""
     model, batch, other, hf = run(name)
     if aligned:
         other = il.tokenize(model, STRETCHED, prepend_bos=False, labels=("foo", "bar"))
@@ -263,7 +263,7 @@ def all_heads(model):
 
 @pytest.mark.parametrize("name", EXACT)
 def test_nothing_changes_where_the_edit_changes_nothing(run, name):
-    """Scores recomputed with all of the position term, factors of one, a head's own values: the model as it was."""
+    """Strength zero, factors of one and patches from the same batch leave log-probabilities as they are."""
     model, batch, _, _ = run(name)
     plain = il.last_log_probs(model, batch)
     heads = all_heads(model)
@@ -301,7 +301,7 @@ def test_without_position_everywhere_is_the_model_with_all_tokens_in_one_place(r
 
 @pytest.mark.parametrize("name", ["opt", "gpt_neo"])
 def test_learned_positions_share_is_linear_in_the_embedding(run, name):
-    """With position embeddings of zero there is no share to take out; with real ones there is."""
+    """With position embeddings of zero there is no share to remove; with real ones there is."""
     model, batch, _, _ = run(name)
     plain = il.last_log_probs(model, batch)
     with il.remove_position(model, HEADS):
@@ -334,7 +334,7 @@ def test_capture_sees_the_edited_attention(run, name):
 
 
 def blocks(model, batch, other):
-    """One of each, all on overlapping heads."""
+    """Return {name: function that makes an edit}: one edit of each kind, on overlapping heads."""
     weights = torch.full((len(batch), batch.label_positions.shape[1]), 0.3, dtype=torch.float64)
     return {
         "patch": lambda: il.patch_heads(model, HEADS[1:3], other, activation="k"),
@@ -426,7 +426,7 @@ def test_blocks_on_two_models_do_not_mix(run):
         assert torch.equal(il.last_log_probs(second, batch), plain)
 
 
-# What is said, and what is refused
+# Warnings and errors
 
 
 def test_a_head_that_does_not_reach_the_logits_is_named_once(run):
@@ -507,7 +507,7 @@ def test_rows_lose_their_own_heads(run):
     ],
 )
 def test_sets_are_patched_one_after_the_other(run, name, what, options):
-    """As each in a block of its own; the source is run once, and so is the batch where only its end is touched."""
+    """Sets give what their own blocks give; the source is run once, and so is the batch if only its end changes."""
     model, batch, other, _ = run(name)
     sets = [HEADS, HEADS[1:2], HEADS[::-1], [(2, 3), (0, 0)]]
     into = {"batch": batch} if options.get("align") == "labels" else {}

@@ -1,4 +1,4 @@
-"""Folders of models that are damaged or mistaken, one by one, and what is said of each; weights that do not fit."""
+"""Damaged or wrong model folders are refused in one sentence each; harmless differences are accepted."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ WEIGHTS = "model.safetensors"
 
 
 def config(**changes):
-    """Changes config.json; a value None takes the key out."""
+    """Return a function that changes config.json in a folder; the value None removes a key."""
 
     def spoil(folder):
         path = folder / "config.json"
@@ -27,7 +27,7 @@ def config(**changes):
 
 
 def weights(change):
-    """Changes the tensors, `change(state)`."""
+    """Return a function that changes the stored tensors in a folder by `change(state)`."""
 
     def spoil(folder):
         state = {key: value.clone() for key, value in load_file(folder / WEIGHTS).items()}
@@ -38,7 +38,7 @@ def weights(change):
 
 
 def write(name, content):
-    """Writes a file; bytes may be a function of those there."""
+    """Return a function that writes a file in a folder; `content` may be a function of its present bytes."""
 
     def spoil(folder):
         data = content((folder / name).read_bytes()) if callable(content) else content
@@ -48,7 +48,7 @@ def write(name, content):
 
 
 def without(*names, then=lambda folder: None):
-    """Removes files."""
+    """Return a function that removes files from a folder, then calls `then(folder)`."""
 
     def spoil(folder):
         for path in [path for name in names for path in folder.glob(name)]:
@@ -64,7 +64,7 @@ class Evil:
 
 
 def pickled(content):
-    """The weights as pytorch_model.bin only, with other content."""
+    """Return a function that replaces the weights in a folder by a pytorch_model.bin with this content."""
     return without(WEIGHTS, then=lambda folder: torch.save(content, folder / "pytorch_model.bin"))
 
 
@@ -76,14 +76,14 @@ NOT_DECODER = "is not a decoder-only language model"
 NOT_FIT = "do not match config.json"
 
 FAULTS = {
-    # weights that do not fit: transformers would make them random, or drop them, without a word
+    # weights that do not fit: transformers would silently make them random or drop them
     "gpt2 renamed": (weights(lambda s: s.update({f"{C_FC}_old": s.pop(C_FC)})), f"unexpected {C_FC}_old"),
     "llama_gqa no lm_head": (weights(lambda s: s.pop("lm_head.weight")), f"{NOT_FIT} (missing lm_head.weight"),
     "llama_gqa more layers asked for": (config(num_hidden_layers=5), "missing model.layers.3"),
     "llama_gqa biases asked for": (config(attention_bias=True), "self_attn.k_proj.bias"),
     # asks for seven billion parameters
     "gpt2 of another model": (config(model_type="llama", architectures=["LlamaForCausalLM"]), "hold"),
-    # numbers that are none, and integers without a word on their scale
+    # weights that are not finite, and integers without a scale
     "gpt2 NaN": (weights(lambda s: s[C_FC][0].fill_(float("nan"))), "contain NaN in"),
     "gpt2 infinity": (weights(lambda s: s[C_FC][0].fill_(float("-inf"))), "contain infinity in"),
     "gpt2 in 8 bits": (weights(lambda s: s.update({C_FC: s[C_FC].to(torch.int8)})), f"are integers in {C_FC}"),
@@ -119,7 +119,7 @@ FAULTS = {
 
 @pytest.fixture
 def spoilt(family_folder, tmp_path):
-    """A copy of a family's folder, spoilt."""
+    """Return a function that copies a family's folder and spoils the copy."""
 
     def copy(family, spoil):
         shutil.copytree(family_folder(family), tmp_path / family)

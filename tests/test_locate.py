@@ -1,4 +1,4 @@
-"""`icl-lens locate`: killed and taken up again, shared among processes, disturbed: same bytes, or one clear line."""
+"""`icl-lens locate`: runs that are killed, distributed or disturbed give the same results, or one clear line."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ N, BATCH = 60, 4
 
 @pytest.fixture(scope="module")
 def inputs(tiny, words):
-    """Arguments of a run on a tiny model (-n: torchrun takes --n for its own); only launched ones check the task."""
+    """Arguments of a run on a tiny model (-n: torchrun takes --n for its own); only launched runs check the task."""
     task = ["--task", "sentiment-number", "--path", str(words), "-n", str(N), "--by", "increase"]
     return [*task, "--model", str(tiny), "--device", "cpu", "--top", "3", "--batch-size", str(BATCH)]
 
@@ -45,7 +45,7 @@ def unbroken(inputs, tmp_path_factory):
 
 
 def started(inputs, out, dies_after=None):
-    """A run in a child process of its own; its id."""
+    """Start a run in a child process; return its id."""
     return forked(main, ["icl-lens", "locate", "--no-check", *inputs, "--out", out], dies_after=dies_after)
 
 
@@ -83,7 +83,7 @@ def test_files_and_table(inputs, unbroken, run, tmp_path, gpt2, words):
     expected = every[found["prompt"].to_numpy(), found["layer"].to_numpy(), found["head"].to_numpy()]
     assert_close(found["increase"], expected)
     assert (found["bound"] >= found["increase"] - tolerance()).all()
-    # Where all of it comes from.
+    # The manifest and the parts state where the numbers come from.
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     metadata = pq.read_schema(tmp_path / "out" / "part-00000.parquet").metadata
     for name in ("model", "revision", "weights", "task", "seed", "template", "final_norm", "bias", "versions"):
@@ -143,7 +143,7 @@ def test_killed_ten_times(inputs, unbroken, tmp_path):
 
 
 def test_full_disk(inputs, unbroken, run, tmp_path, monkeypatch):
-    """The disk fills up in the middle: one line; with room again the run goes on and ends the same."""
+    """If the disk fills up, the run prints one line; once space is free, it resumes and ends the same."""
     out, write = tmp_path / "out", Path.write_bytes
 
     def full(path, data):
@@ -216,7 +216,7 @@ def test_what_is_no_folder_of_a_run(inputs, run, tmp_path):
 
 @pytest.fixture(scope="module")
 def by_two(inputs, tmp_path_factory):
-    """What two processes left, said and computed, by the way they were started; run once each."""
+    """Return a function from a launch to (output folder, results, chunks) of its two processes; each runs once."""
     done = {}
 
     def by_two(way):
@@ -249,7 +249,7 @@ def test_equal_bytes_for_an_equal_number_of_processes(by_two, way):
 @pytest.mark.slow
 @pytest.mark.parametrize(("dead", "way"), [(0, "torchrun"), (1, "torchrun"), (1, "two nodes")])
 def test_one_of_two_dies(inputs, unbroken, tmp_path, dead, way):
-    """The other ends within a minute without a traceback of ours; three processes, then one, resume from the chunks."""
+    """The other ends within a minute without a traceback of ours; three processes, or one, resume from the chunks."""
     out, log = tmp_path / "out", tmp_path / "log"
     arguments = ["locate", *inputs, "--out", out]
     nodes, _ = launched(LAUNCHES[way], arguments, log, LOGGED_DEATH=f"{dead} 3")

@@ -23,7 +23,7 @@ TASK = "sentiment-number"
 
 
 def planted(kind: str, folder: Path, role: str, seed: int = 0):
-    """A planted model's circuit into the heads of a role, and the truth about it."""
+    """Return the truth about a planted model, and its circuit into the heads of a role."""
     truth = build(kind, folder, seed=seed)
     study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 40)
     heads = truth.heads[role] or truth.heads["decoy"]
@@ -63,7 +63,7 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
     ],
 )
 def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, role):
-    """In balanced order, heads that copy the last label, or all of them, raise the answer as often as the other."""
+    """In balanced order, heads that copy the last label, or all labels, raise the other label as much as the answer."""
     truth = build(kind, tmp_path, seed=0)
     heads = truth.heads[role] or tuple(il.Head(layer, 2) for layer in (4, 5, 6))
     study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 40)
@@ -78,7 +78,7 @@ def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, 
 
 @pytest.fixture(scope="module")
 def small(load_tiny, words):
-    """A circuit of a random model, and prompts that measured it."""
+    """Return a random model, prompts to rank and to test edges on, heads, and the circuit into these heads."""
     model = load_tiny("llama_gqa")
     ranking, testing = il.split_by_query(il.load_task(TASK, n=60, layout="random", path=words), 12)
     heads = [il.Head(2, 1), il.Head(1, 3)]

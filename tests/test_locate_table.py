@@ -92,7 +92,7 @@ TOP = il.TopHeads(
 
 
 def test_values_of_both_passes(tmp_path):
-    """A located head that led in some batches only: its other values come from the second pass."""
+    """If a located head led in some batches only, its other values come from the second pass."""
     folder = RunFolder(tmp_path, {"batches": 2})
     bound = np.ones((2, 12), np.float32)
     chunks = {

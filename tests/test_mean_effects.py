@@ -1,4 +1,4 @@
-"""Mean effects over many prompts: against effects one by one, in any batches; killed, damaged, shared: the same."""
+"""Mean effects over many prompts are those of heads one by one, also if runs are interrupted or distributed."""
 
 import hashlib
 import io
@@ -27,7 +27,7 @@ def many(gpt2, words):
 
 
 def test_means_and_intervals(gpt2, many):
-    """Means of effects one by one; intervals from prompts written out as often as each draw has their query."""
+    """Means of effects one by one; intervals from draws that repeat each prompt as often as its query."""
     found = il.locate_effects(gpt2, many, batch_size=7, positions="last", against=many.other_label_tokens)
     expected = torch.stack(one_by_one(gpt2, many)).double()
     queries = [prompt.query for prompt in many.prompts]

@@ -1,4 +1,4 @@
-"""Mean score parts: those of each prompt, on planted models; killed and resumed, the same bytes."""
+"""Mean score parts: means of each prompt's parts, planted writers first; resumed runs write the same bytes."""
 
 import io
 import json
@@ -53,7 +53,7 @@ def test_means_and_intervals_of_each_prompts_parts(load_tiny, words, name):
 
 
 def test_values_groups_and_totals(load_tiny, words):
-    """By role: sums over labels of one kind of `value_parts`, prompt by prompt; groups and totals sum writers."""
+    """Values by role sum `value_parts` over labels of one kind, prompt by prompt; groups and totals sum writers."""
     model = load_tiny("llama_gqa")
     many = sample(model, words, 10)
     heads = [il.Head(2, 0), il.Head(1, 3)]
@@ -147,7 +147,7 @@ def test_the_planted_writer_is_first_on_both_sides(tmp_path):
 def test_models_that_compare_nothing_show_none(tmp_path, kind):
     study, found = of_planted(kind, tmp_path)
     alike = [head for head in study.located if "alike" in found.sentence(head)]
-    assert len(alike) >= len(study.located) - 1  # one 95% interval in four may miss zero by chance
+    assert len(alike) >= len(study.located) - 1  # one of four 95% intervals may exclude zero by chance
     table = found.to_frame()
     sides = table[table["side"].isin(["query", "key"])]
     assert ((sides["low"] > 0.05) | (sides["high"] < -0.05)).mean() < 0.05

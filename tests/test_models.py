@@ -1,4 +1,4 @@
-"""Loading, head names, norms as probed, and what is said when a model cannot be loaded."""
+"""Loading, head names, inferred norms, and messages for models that cannot be loaded."""
 
 import families
 import pytest
@@ -31,7 +31,7 @@ def test_loaded_models_are_raw_and_quiet(gpt2, family_folder):
 
 @pytest.mark.parametrize("name", sorted(set(families.CONFIGS) - {"opt_post_norm", "falcon_new"}))
 def test_probed_norms_are_the_norms(load_tiny, name):
-    """The final norm as probed (gain, shift, eps, centring) gives what the module gives, on fresh vectors."""
+    """The final norm as inferred (gain, shift, eps, centering) gives what the module gives, on fresh vectors."""
     model = load_tiny(name)
     x = torch.randn(1, 5, families.D_MODEL, generator=torch.Generator().manual_seed(0)) * 3 + 1
     norm = infer_norm(model.ln_final, families.D_MODEL, x.device, default_eps=1e-5)
@@ -68,7 +68,7 @@ def test_a_revision_is_for_models_of_the_hub(tmp_path):
 
 
 def test_what_is_asked_for_reaches_the_loader(monkeypatch, family_folder):
-    """The folder that was found, and every keyword as it was given."""
+    """The loader gets the folder that was found, and every keyword unchanged."""
     from transformer_lens.model_bridge import TransformerBridge
 
     seen = {}

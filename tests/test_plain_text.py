@@ -1,4 +1,4 @@
-"""Texts without demonstrations: any target in its place, any position; the same numbers as plain Hugging Face code."""
+"""Texts without demonstrations: any target, any position, and the same numbers as plain Hugging Face code."""
 
 import warnings
 from contextlib import nullcontext
@@ -193,7 +193,7 @@ def test_from_cache_reads_any_position(free):
 
 
 def test_rows_of_a_prompt_share_a_pass_only_where_nothing_edits_the_model(gpt2):
-    """An edit for each row, or of each row's last position, needs the rows themselves."""
+    """An edit per row, or at each row's last position, needs a pass over every row."""
     batch = il.PromptBatch.from_tokens(FREE["tokens"][:1], model=gpt2, positions=[1, 3, 5])
     assert len(il.capture(gpt2, batch).pass_v) == 1
     with il.ablate_heads(gpt2, [(1, 0)], positions="last"):
@@ -208,7 +208,7 @@ def test_rows_of_a_prompt_share_a_pass_only_where_nothing_edits_the_model(gpt2):
 
 
 def test_positions_of_a_classification_prompt(gpt2, gpt2_batch):
-    """No label beyond the row's end, no answer but at the prompt's; the label log-probabilities are Hugging Face's."""
+    """Rows have labels up to their end, an answer at the prompt's end only, and Hugging Face's log-probabilities."""
     acts = il.capture(gpt2, gpt2_batch, positions=[2, 6, -1])
     rows = acts.batch
     assert rows.prompt_index.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]

@@ -1,4 +1,4 @@
-"""Planted heads do what their roles say, and are the cause of what models answer, which test_task_behavior.py has."""
+"""Planted heads do what their roles say and cause the models' answers, which test_task_behavior.py tests."""
 
 from collections.abc import Callable
 from functools import cache
@@ -20,7 +20,7 @@ NATURAL = ("number", "sentiment")
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Planted, Any]]:
-    """A planted model's truth and the model, built once."""
+    """Return a function from a kind to (truth, planted model), each built once."""
     root = tmp_path_factory.mktemp("planted")
 
     @cache
@@ -44,7 +44,7 @@ def balanced(truth: Planted, *, demonstrations: int = 2) -> list[il.Prompt]:
 
 
 def with_counts(truth: Planted, true: int, false: int) -> list[il.Prompt]:
-    """Prompts in random order with unequal numbers of demonstrations of the query's class and of the other."""
+    """Return prompts in random order with `true` demonstrations of the query's class and `false` of the other."""
     prompts = []
     for prompt in balanced(truth, demonstrations=4):
         left = [true if one.label == prompt.answer else false for one in prompt.demonstrations]
@@ -65,7 +65,7 @@ def tokenized(model: Any, prompts: list[il.Prompt]) -> il.PromptBatch:
 
 
 class Answers(NamedTuple):
-    """What a model says to prompts of two labels each: means over the prompts."""
+    """Accuracy and log-odds of a model on prompts of two labels each, as means over the prompts."""
 
     accuracy: float
     log_odds: float
@@ -78,7 +78,7 @@ def answers(model: Any, prompts: list[il.Prompt]) -> Answers:
 
 
 def noise_like(truth: Planted, heads: tuple[il.Head, ...]) -> list[il.Head]:
-    """As many heads of the same layers that are noise."""
+    """Return the same number of heads of the same layers that are noise."""
     used = {head for own in truth.heads.values() for head in own}
     chosen: list[il.Head] = []
     for head in heads:

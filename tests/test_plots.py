@@ -1,4 +1,4 @@
-"""Figures: what is drawn where, with which names and units; nothing is ever shown."""
+"""Figures: what is drawn where, with which names and units, and without pyplot."""
 
 import base64
 import io
@@ -176,7 +176,7 @@ def rgba(png):
 
 @pytest.mark.parametrize("name", ["layers", "top_heads", "heads", "attention"])
 def test_a_notebook_shows_figures_on_any_background(monkeypatch, name):
-    """Nothing behind the picture, and nothing opaque in it that white or black would swallow; files stay."""
+    """In a notebook, the background is transparent and no opaque ink is near black or white; files do not change."""
     explanation = ex.made()
     if name == "attention":
         rows = [(head, which, 0.4, 0.2, 0.5) for head in NAMES for which in (True, False)]

@@ -63,7 +63,7 @@ def test_search_caches_and_ablation(run, name, mode):
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "qwen3"])
 def test_processed_projections(run, load_tiny, name):
-    """Label values lose κ, last queries gain the gain of the norm before attention; LayerNorm models' are centered."""
+    """Label values lose κ, last queries are times the gain of the norm before attention; LayerNorm centers both."""
     _, batch, acts, hf = run(name, "processed")
     raw = il.capture(load_tiny(name), batch)
     block = load_tiny(name).blocks[1]

@@ -97,7 +97,7 @@ def test_a_continuation_is_the_prompt_and_then_a_demonstration(template):
     assert continued.label_spans[:-1] == asked.label_spans
     assert continued.label_spans[-1] == (len(asked.text + template.gap), len(asked.text + template.gap) + 3)
     assert (continued.text_spans, continued.query_span) == (asked.text_spans, asked.query_span)
-    # The same text, had the query been one more demonstration before another query.
+    # The text is as if the query were one more demonstration before another query.
     longer = Prompt([*prompt.demonstrations, Demonstration(prompt.query, "foo")], "x")
     rendered = template.render(longer)
     assert rendered.text.startswith(continued.text + template.separator)

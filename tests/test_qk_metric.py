@@ -45,7 +45,7 @@ def test_scores_are_the_models_own_attention(family, load_tiny):
 
 @pytest.mark.parametrize("family", ["gpt2", "gptj", "llama_gqa", "qwen2", "gemma2", "neox"])
 def test_the_matrix_is_what_is_bilinear_in_the_scores(family, load_tiny):
-    """Scores of normed inputs differ from the bilinear form by terms in which only one of the two stands."""
+    """Scores of normed inputs differ from the bilinear form by terms that depend on one of the two only."""
     model = load_tiny(family)
     metric = il.query_key_metric(model, (1, 3), distance=3 if family in ("gptj", "neox") else None)
     generator = torch.Generator().manual_seed(0)
@@ -171,11 +171,11 @@ def test_a_head_made_to_copy_has_a_score_of_one(made):
 
 
 def test_a_head_that_likes_one_label_copies_nothing(load_tiny):
-    """Its own logits are the highest for the label it always says, and it tells no label from another."""
+    """It writes the first label most, whatever it reads, and does not write a label more when it reads that label."""
     logits = torch.tensor([[5.0, 0.0], [5.1, 0.0]])
     copying = il.HeadCopying(torch.tensor([0, 1]), logits)
     assert copying.copy_score == 0.5
-    assert copying.discrimination == 0.25  # says "0" more when it reads "1"; of "1" nothing either way
+    assert copying.discrimination == 0.25  # label 0 is higher if it reads 1; label 1 is the same either way
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptj", "llama_gqa"])

@@ -58,7 +58,7 @@ def test_half_precision_weights_are_read_out_in_float32(half, monkeypatch):
 
 
 def test_ranks_and_words_by_hand():
-    """The identity unembedding, no centring: a vector's largest entry is its top token."""
+    """With the identity as unembedding and no centering, a vector's largest entry is its top token."""
     readout = Readout(
         W_U=torch.eye(4),
         b_U=torch.tensor([0.0, 0.0, 0.0, 9.0]),
@@ -90,7 +90,7 @@ def test_ranks_do_not_depend_on_the_convention():
 
 
 def test_only_planted_directions_stand_out():
-    """A token's own column stands out of any scale's random directions; other random directions hardly ever do."""
+    """A token's own column stands out at any scale; random directions hardly ever do."""
     W_U = torch.randn(48, 900, generator=torch.Generator().manual_seed(3))
     readout = Readout(
         W_U,

@@ -1,4 +1,4 @@
-"""The reference is worth something only if it agrees with the models themselves."""
+"""The reference agrees with the models themselves, and refuses what it would misread."""
 
 import ast
 from itertools import product
@@ -18,7 +18,7 @@ EXACT = sorted(set(families.CONFIGS) - {"opt_post_norm"})
 
 
 def _model_reads(model: PreTrainedModel, vectors: Tensor) -> Tensor:
-    """What the model itself makes of residual vectors [n, d_model]: log-probabilities [n, vocab].
+    """Return the log-probabilities [n, vocab] that the model itself reads from residual vectors [n, d_model].
 
     The vectors take the place of the final norm's input in a real forward pass, so norm, unembedding,
     multipliers and soft-caps are the model's, each vector with its own scale.
@@ -31,7 +31,7 @@ def _model_reads(model: PreTrainedModel, vectors: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_parts_add_up_and_are_read_as_the_model_reads_them(float64, name):
-    """With each vector's own scale, reading a vector needs no formula: the model can be asked."""
+    """With each vector's own scale, the model itself reads the vectors, without any formula."""
     model = families.build(name, dtype=torch.float64)
     found = reference_hf.Reference(model, TOKENS)
     with torch.no_grad():
@@ -69,7 +69,7 @@ def _ffn_ignores_attention(model: PreTrainedModel) -> bool:
 
 @pytest.mark.parametrize("name", ["gptj", "llama_gqa", "gemma2"])
 def test_frozen_increases_written_out(float64, name):
-    """GPT-J: centring and b_U. Llama: a root mean square. Gemma-2: gain 1 + w, logits capped at 4."""
+    """GPT-J: centering and b_U. Llama: a root mean square. Gemma-2: gain 1 + w, logits capped at 4."""
     model = families.build(name, dtype=torch.float64)
     found, weights = reference_hf.Reference(model, TOKENS), model.state_dict()
     norm, shift, b_U = "model.norm", 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Induction and previous-token scores: those of the attention pattern."""
+"""Induction and previous-token scores are those of the attention pattern."""
 
 import numpy as np
 import pytest

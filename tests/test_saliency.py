@@ -36,7 +36,7 @@ def mean_over(saliency, edges):
 
 
 def flows(saliency, labels, n, shown):
-    """The published means by counting edges: `shown` tokens belong to demonstrations, the last of n asks."""
+    """Return the published means by counting edges; the first `shown` of n tokens belong to demonstrations."""
     every = [(i, j) for i in range(n) for j in range(i)]
     to_label = [(i, j) for i, j in every if i in labels]
     to_last = [(n - 1, j) for j in labels]
@@ -73,7 +73,7 @@ def test_saliency_is_hugging_faces_patterns_times_their_gradients(load_tiny, fam
 
 
 def test_heads_that_are_edited_are_refused(gpt2, gpt2_batch):
-    """What a removed head gives is not its attention times its values."""
+    """The output of an ablated head is not its attention times its values."""
     with pytest.raises(InputError, match="remove any active edits"), il.ablate_heads(gpt2, [il.Head(1, 0)]):
         il.attention_saliency(gpt2, gpt2_batch)
 
@@ -91,7 +91,7 @@ def test_free_texts_are_scored_over_the_vocabulary(load_tiny, family_folder, flo
 
 def test_it_leaves_nothing_behind_and_shows_itself(load_tiny):
     model = load_tiny("gptj")
-    il.saliency_flow(model, ragged(model))  # TransformerLens sets what it needs for good
+    il.saliency_flow(model, ragged(model))  # at first use TransformerLens adds hooks that stay
     before = remains(model)
     with torch.inference_mode():
         flow = il.saliency_flow(model, ragged(model))

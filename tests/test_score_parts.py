@@ -56,7 +56,7 @@ def edited(model, hook_name, position, change):
 
 
 def row_of(model, batch, head):
-    """The head's attention from the last position, in a pass of the model as it is."""
+    """Return a head's attention from the last position, in a pass with the model's current hooks."""
     return il.capture(model, batch, check=False).pattern[:, head.layer, head.head]
 
 
@@ -122,7 +122,7 @@ def test_pairs_are_second_derivatives_of_hugging_faces_score(captured, family_ru
     x = states[i].detach(), states[j].detach()
     hessian = torch.autograd.functional.hessian(lambda a, b: hf_score(hf, LAYER, head, a, b, i, j), x)[0][1].detach()
     pairs = torch.einsum("cd,kd->ck", parts.query_parts[row], parts.key_parts[row, key])
-    names = [writer for writer in parts.writers if writer != "bias"]  # the bias also has what is constant in q and k
+    names = [writer for writer in parts.writers if writer != "bias"]  # the bias also includes constants of q and k
     for number, writer in enumerate(names):
         for other, source in enumerate(names):
             expected = at_query[writer] @ hessian @ at_key[source]
@@ -237,7 +237,7 @@ def test_plain_text_has_parts_at_all_positions(gpt2):
 
 
 def test_parts_that_do_not_sum_are_refused_by_name(captured, monkeypatch):
-    """Feed the check a family whose norm is read wrongly."""
+    """Here, the gain of a norm is read wrongly."""
     _, _, acts = captured("llama_gqa")
     norm = acts.view.attn_input_norm(LAYER)
     monkeypatch.setattr(ModelView, "attn_input_norm", lambda self, layer: norm._replace(gain=norm.gain * 1.1))
@@ -278,7 +278,7 @@ def test_parts_without_kept_vectors_are_those_with_them(captured, monkeypatch, n
     scale = float(kept.query_parts.norm(dim=-1).amax() * kept.key_parts.norm(dim=-1).amax())
     assert_close(new.key_side, kept.key_side, scale=scale)
     assert_close(new.query_side, kept.query_side, scale=scale)
-    for writer in kept.writers:  # of one writer alone: the same
+    for writer in kept.writers:  # the vectors of one writer alone are the same
         rows = acts.writers.rows_at(batch.last[:, None])[:, 0]
         matrix = torch.eye(acts.view.d_model)
         all_at_once = fresh.writers.split(rows, LAYER, matrix)[:, kept.writers.index(writer)]

@@ -1,4 +1,4 @@
-"""Captures on disk and digests: back as they were, for the same weights only; nothing half written or unpickled."""
+"""Captures load from disk unchanged, for the same weights only; no file is half-written; digests are stable."""
 
 import pytest
 import torch
@@ -126,7 +126,7 @@ TENSORS = {
 
 
 def test_stored_values():
-    """As versions before this one wrote them: a run can be continued, a result recognized."""
+    """Digests are those of earlier versions, so that runs can be resumed and results recognized."""
     assert weights_digest(TENSORS) == "5cbdf266ccd59412"
     assert json_digest([[1, 2], "x"]) == "0aa6a7ae8092abf5"
 

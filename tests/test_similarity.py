@@ -62,7 +62,7 @@ OF_EACH_KIND = {"gpt2", "gptj", "neox", "llama_gqa", "llama_bias", "qwen3", "gem
 
 @pytest.mark.parametrize("family", [name for name in EXACT if name in OF_EACH_KIND])
 def test_queries_meet_keys_as_the_metric_scores_them(family: str, load_tiny: Any) -> None:
-    """Each entry alone, from the residual stream that a whole cache of the pass holds."""
+    """Each entry is computed alone, from the residual stream in a cache of the full pass."""
     model = load_tiny(family)
     view, batch = ModelView.of(model), il.tokenize(model, PROMPTS)
     heads = [il.Head(0, 1), il.Head(view.n_layers - 1, view.n_heads - 1)]
@@ -103,7 +103,7 @@ def test_an_explanation_holds_it_for_every_located_head(gpt2: Any) -> None:
 
 
 def matching(scores: Any) -> float:
-    """How much higher columns score in rows of their label, from the definition, with an answer 'foo'."""
+    """Return how much higher columns score in rows of their own label, by definition, for the answer 'foo'."""
     x, asked = np.array(scores), np.array([0, 0, 1, 1, 1])  # bar, bar, foo, foo, and the answer
     x = x - x.mean(1, keepdims=True)
     columns = []

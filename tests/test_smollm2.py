@@ -118,7 +118,7 @@ def test_the_keys_of_induction_heads_come_from_a_previous_token_head(model):
 
 
 def test_the_queries_of_name_movers_come_from_heads_that_attend_to_the_second_subject(model):
-    """Indirect-object identification (Wang et al. 2022): movers attend to the name that S-inhibition heads leave."""
+    """Indirect-object identification (Wang et al. 2022): movers attend to the name that S-inhibition heads spare."""
     names, texts, targets, against = ["Mary", "John", "Tom", "Anna", "James", "Paul"], [], [], []
     for number, (other, subject) in enumerate(permutations(names, 2)):
         first, second = (other, subject) if number % 2 else (subject, other)

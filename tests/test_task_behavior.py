@@ -1,4 +1,4 @@
-"""What a model does on a task: models that do one thing only are told apart, and the numbers are those of a loop."""
+"""What a model does on a task: models with one behavior each are distinguished, and numbers are those of a loop."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ EXPECTED: dict[str, tuple[Kind, tuple[str, ...] | None, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("case", EXPECTED)
 def test_models_that_do_one_thing(case, tmp_path, capsys):
-    """Also in the sentence that a command prints, whatever layout it is asked for."""
+    """`icl-lens locate` prints the same sentence, although its layout is another."""
     kind, labels, behaviors = EXPECTED[case]
     truth = build(kind, tmp_path)
     model = il.load_model(str(truth.folder), device="cpu")
@@ -48,7 +48,7 @@ Rule = Callable[[il.Prompt], str]
 
 
 def check_rule(model: Any, monkeypatch: pytest.MonkeyPatch, prompts: list[il.Prompt], rule: Rule) -> il.TaskCheck:
-    """The check of a model that predicts the label that a rule returns."""
+    """Return the check of a model that predicts the label that a rule returns."""
 
     def by_rule(model: Any, batch: il.PromptBatch) -> torch.Tensor:
         return torch.eye(len(batch.labels))[[batch.labels.index(rule(prompt)) for prompt in batch.prompts]]
@@ -106,7 +106,7 @@ def test_smaller_effects_are_clearly_smaller(icl_mini, monkeypatch, rules, lesse
 
 
 def test_effects_that_one_query_shows_are_not_told(icl_mini, monkeypatch):
-    """An effect above zero whose interval includes zero is no behavior, and no lesser one."""
+    """An effect above zero whose interval includes zero is neither a behavior nor a lesser one."""
     prompts = il.load_task("animal-country", layout="random", n=60)
     odd = prompts[0].query
     found = check_rule(
@@ -119,7 +119,7 @@ def test_effects_that_one_query_shows_are_not_told(icl_mini, monkeypatch):
 
 
 def test_learning_and_knowing_count_together():
-    """Each is smaller than the others, their sum is not."""
+    """Each is smaller than the preference, but their sum is larger than every other effect."""
     values = {"learns": 0.4, "knows": 0.4, "copies": 0.3, "prefers": 0.5}
     per_prompt = {name: torch.full((4,), value, dtype=torch.float64) for name, value in values.items()}
     assert _lesser(per_prompt, bootstrap_interval) == ("copies", "prefers")
@@ -137,7 +137,7 @@ def three_classes() -> list[il.Prompt]:
 
 
 def test_preferring_is_a_share_with_three_classes(icl_mini, monkeypatch):
-    """Also among prompts that do not have the label."""
+    """This holds even if some prompts do not have the label."""
     prompts = three_classes()
     others = [il.Prompt(p.demonstrations[:-1], p.query, "foo", ("foo", "bar")) for p in prompts]
     for some, favorite in ((prompts, "baz"), (prompts + others, "baz"), (prompts + others, "bar")):

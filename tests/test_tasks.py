@@ -26,7 +26,7 @@ CATEGORIES = {
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
-    """Nothing here, and nothing that reads a local file, looks up a host; libraries hide it when they do."""
+    """Assert that no test here looks up a host, even if a library hides that the look-up failed."""
     hosts = []
 
     def getaddrinfo(host, *_, **__):
@@ -89,13 +89,13 @@ def test_the_papers_word_tasks(name):
         assert set(shown(prompt, "bar")) <= set(words[false]) - set(words[true])
         assert {*shown(prompt, "foo"), prompt.query} <= set(words[true]) - set(words[false])
         assert len({*shown(prompt, "foo"), *shown(prompt, "bar"), prompt.query}) == 5
-    # Every word takes its turn, in every place.
+    # Every word is a query.
     assert len({prompt.query for prompt in prompts}) == len(set(words[true]) - set(words[false]))
 
 
 @pytest.fixture(params=["words", "sentences", "sentences of all classes"])
 def task(request, words, folder):
-    """Loads a task of each kind with the same options."""
+    """Return a function that loads a task of one kind with given options; tests run for each kind."""
     classes = "all" if "all" in request.param else "binary"
     source = TextTask("trec", folder, classes=classes)
     where = {"task": "color-fruit", "path": words} if request.param == "words" else {"task": source}
@@ -115,7 +115,7 @@ def test_layouts_show_the_same_texts_in_another_order(task):
 
 
 def test_the_same_texts_asked_about_the_other_class(task):
-    """The query is an unseen text of the false class that stands first, and that class's label answers it."""
+    """The query is an unseen text of the false class that is shown first, and the answer is that class's label."""
     one, other = (task(n=60, query_class=asked) for asked in ("true", "false"))
     for left, right in zip(one, other, strict=True):
         assert left.demonstrations == right.demonstrations
@@ -310,7 +310,7 @@ def test_other_files_and_columns(tmp_path, suffix):
 
 
 def test_numbers_as_labels(tmp_path):
-    """A gap makes a CSV column of integers one of floats; the classes stay the same."""
+    """An empty cell turns a CSV column of integers into floats; the classes stay the same."""
     lines = [f"text {kind} {i},{kind}" for i in range(6) for kind in range(3)]
     (tmp_path / "train.csv").write_text("text,label\n" + "\n".join([*lines, "text without label,"]))
     write(tmp_path / "test.jsonl", [{"text": f"ask {i}", "label": i % 3} for i in range(6)])
@@ -378,7 +378,7 @@ def layouts(prompts, model, template):
 @pytest.mark.parametrize("prefix", ["", " "])
 @pytest.mark.parametrize("options", [{}, {"balanced": True}, {"layout": "imbalanced"}])
 def test_rows_of_one_length_align(tmp_path, options, prefix):
-    """A tokenizer to which most words are as many tokens as letters."""
+    """With this tokenizer, most words have as many tokens as letters."""
     model, template = model_of("byte"), Template(prefix=prefix)
     four = {"color": ["blue", "pink", "gold", "gray"], "fruit": ["pear", "plum", "lime", "kiwi", "date"]}
     others = {"color": ["cyan-like", "red"], "fruit": ["fig", "banana", "apple"]}
@@ -414,7 +414,7 @@ def test_rows_that_cannot_align_are_refused(words):
 
 
 def test_a_seed_gives_the_prompts_that_it_has_always_given():
-    """Published numbers are of these prompts, so a change of names must not change them."""
+    """Published numbers were measured on these prompts, so they must not change."""
     stored = load_task("animal-country", n=2, layout="random", seed=3, demonstrations=4)
     assert [str(prompt) for prompt in stored] == [
         "elephant : bar raven : bar Chile : foo Norway : foo Lebanon : foo seal : bar owl : bar Qatar : foo Germany :",

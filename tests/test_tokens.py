@@ -1,4 +1,4 @@
-"""Positions and scored tokens, by hand, on tokenizers of four kinds trained here."""
+"""Positions and scored tokens, by hand, on tokenizers of six kinds trained here."""
 
 from types import SimpleNamespace
 
@@ -67,7 +67,7 @@ def test_the_papers_positions_whatever_the_tokenizer(kind, prepend_bos):
 
 @pytest.mark.parametrize(("kind", "front"), [("byte", []), ("metaspace", ["<s>"])])
 def test_the_beginning_of_sequence_is_the_published_tokenizers(kind, front, tmp_path):
-    """TransformerLens loads every tokenizer with add_bos_token=True; GPT-2 has no such token in front all the same."""
+    """TransformerLens loads every tokenizer with add_bos_token=True, although GPT-2's own adds no such token."""
     tokenizer_of(kind).save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path, add_bos_token=True)
     assert loaded("love")["input_ids"][0] == loaded.bos_token_id
@@ -110,7 +110,7 @@ def test_foo_with_and_without_its_space_are_two_labels(kind):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("byte")])
 def test_a_space_too_many_is_the_first_token_of_its_label(kind):
-    """After "one :", " foo" with the template's own space begins with a lone space: that is what is predicted."""
+    """If the template adds a space, the label " foo" begins with a lone space, which is then the scored token."""
     batch = tokenize(model_of(kind), prompt_of(("love", " foo"), ("two", "foo")))
     assert strings(kind, batch.tokens[0])[1:] == ["_:", "_", "_foo", "_two", "_:", "_foo", "_one", "_:"]
     assert strings(kind, batch.label_tokens) == ["_", "_foo"]
@@ -135,7 +135,7 @@ def test_appending_what_the_labels_share(kind):
 
 @pytest.mark.parametrize("kind", ["byte", "byte-trimmed", "byte-prefixed", "metaspace"])
 def test_labels_of_several_tokens(kind):
-    """Position: the last token of the label. Scored: the first."""
+    """A label's position is that of its last token; its first token is scored."""
     prompt = prompt_of(("love", "happy two"), ("nine", "sad"), query="a three", answer="happy two")
     batch = tokenize(model_of(kind), prompt, prepend_bos=False)
     # 0 love 1 : 2 happy 3 two 4 nine 5 : 6 sad 7 a 8 three 9 :
@@ -325,7 +325,7 @@ def test_an_unknown_letter_is_named_with_its_word():
 
 
 def test_special_tokens_that_are_no_words_of_the_vocabulary():
-    """TransformerLens names a beginning and an end for tokenizers without; their id is then that of unknown words."""
+    """TransformerLens names bos and eos tokens for tokenizers without; their id is then that of unknown words."""
     raw = Tokenizer.from_str(tokenizer_of("word").backend_tokenizer.to_str())
     named = PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
     named.bos_token = named.eos_token = END

@@ -1,4 +1,4 @@
-"""Where weights lie and what they are: device maps, half precision beside single, quantized and absent weights."""
+"""Weights that are not in memory as floats: quantized ones are refused, offloaded ones read, absent ones refused."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from icl_lens.models.view import ModelView, tl_version
 
 @pytest.fixture
 def load(family_folder):
-    """A model of one's own, to be spoilt."""
+    """Return a function that loads a model anew, so that a test may change it."""
 
     def fresh(name, **kwargs):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(family_folder(name))
@@ -26,7 +26,7 @@ def load(family_folder):
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
 def test_packed_weights_are_refused(load, dtype):
-    """As 8-bit and 4-bit layers hold them."""
+    """Layers in 8 and 4 bits hold such weights."""
     model = load("llama_gqa", device="cpu")
     linear = next(module for module in model.blocks[1].modules() if type(module) is nn.Linear)
     linear.weight = nn.Parameter(torch.zeros(linear.weight.shape).to(dtype), requires_grad=False)
@@ -42,7 +42,7 @@ def test_quantizers_that_leave_no_packed_parameter_are_refused(load):
         ModelView.of(model)
 
 
-# Where accelerate keeps what is no block.
+# Device maps of the parts other than blocks.
 REST = {
     "gpt2": {"transformer.wte": "cpu", "transformer.wpe": "disk", "transformer.ln_f": "disk", "lm_head": "cpu"},
     "llama_gqa": {"model.embed_tokens": "disk", "model.norm": "disk", "model.rotary_emb": "cpu", "lm_head": "disk"},
@@ -69,7 +69,7 @@ def offloaded(load, tmp_path):
 @pytest.mark.skipif(tl_version() < (4, 0), reason="TransformerLens 3 does not split fused matrices that are away")
 @pytest.mark.parametrize("name", REST)
 def test_offloaded_weights_are_read_when_needed(offloaded, load_tiny, name):
-    """Everything that reads weights, as with the whole model in memory; nothing stays in memory afterwards."""
+    """Results are those of the model in memory; the weights do not stay in memory afterwards."""
     model, whole = offloaded(name), load_tiny(name)
     away = {name for name, parameter in model.original_model.named_parameters() if parameter.is_meta}
     found, expected = (_everything(one) for one in (model, whole))
@@ -83,7 +83,7 @@ def test_offloaded_weights_are_read_when_needed(offloaded, load_tiny, name):
 
 
 def _everything(model):
-    """What each part of the package makes of a model's weights."""
+    """Return a result from each part of the package that reads a model's weights."""
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     acts, targets = il.capture(model, batch), batch.answer_tokens
     head = il.Head(1, 0)

@@ -129,7 +129,7 @@ def _n_kv_heads(config: Any, n_heads: int) -> int:
 def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
     """Run one prompt and return, per layer, what plain hooks saw.
 
-    `x`, `attn_raw`, `ffn_raw` [layer, pos, d_model] (layer input, outputs of attention's and the FFN's last projections),
+    `x`, `attn_raw`, `ffn_raw` [layer, pos, d_model] (layer input, outputs of attention's and FFN's last projection),
     `z` [layer, pos, head, d_head], `v` [layer, pos, kv, d_head], `m` [layer, pos, d_mlp], `pattern`
     [layer, head, query, key], `final` [pos, d_model] (input of the final norm), `logits` [pos, vocab].
     """
@@ -141,7 +141,7 @@ def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
     n_heads = _setting(config, "num_attention_heads", "num_heads", "n_head")
     seen: dict[str, list[Tensor]] = {name: [] for name in ("x", "v", "z", "attn_raw", "m", "ffn_raw", "final")}
 
-    # Tensors are copied immediately: some families add to these tensors in place afterwards.
+    # Everything is copied immediately: some families add to these tensors in place afterwards.
     def keep_input(name: str):
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
             tensor = args[0] if args else kwargs["hidden_states"]
