@@ -126,7 +126,7 @@ def explain(
     text with `plain_text=True`, or if it has no standalone colon and `answer` or `against` is given. A one-row
     `PromptBatch` from `tokenize_text` holds its own targets. `shared_prefix` is passed to `tokenize`.
 
-    Raise InputError for invalid prompts; warn if a label is scored by a white-space token.
+    Raise InputError for invalid prompts or options; warn if a label is scored by a white-space token.
 
     Example:
         >>> explanation = il.explain(model, prompt, k=4)
@@ -228,6 +228,7 @@ def explain(
 
 
 def _listed(against: str | int | Sequence[str | int] | None) -> tuple[str | int, ...] | None:
+    """Return `against` as a tuple; raise InputError if it is empty."""
     if against is None or isinstance(against, (str, int)):
         return None if against is None else (against,)
     if not against:

@@ -84,6 +84,7 @@ class ScoredPrompt:
 
     @property
     def is_plain_text(self) -> bool:
+        """Whether tokens are scored instead of labels: text without labels, or a batch with its own targets."""
         return not self.acts.batch.labels or self.acts.batch.targets is not None
 
     @property
@@ -104,6 +105,7 @@ class ScoredPrompt:
 
 
 def _label(batch: PromptBatch, name: str | int, target: str) -> int:
+    """Return the index of a label to compare with; raise InputError if it is unknown or the target."""
     if name not in batch.labels:
         raise InputError(f"against must be one of the labels {quoted_list(batch.labels)}, got {name!r}; pass a label")
     if name == target:

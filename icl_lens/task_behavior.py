@@ -253,6 +253,7 @@ def _shuffle(prompt: Prompt, seed: int) -> Prompt:
 
 
 def _exchange_labels(prompt: Prompt, seed: int) -> Prompt:
+    """Return the shuffled prompt with each label, also the answer, replaced by the next demonstrated one."""
     labels = [label for label in prompt.labels if label in {demo.label for demo in prompt.demonstrations}]
     following = dict(zip(labels, [*labels[1:], labels[0]], strict=True))
     shown = [replace(demo, label=following[demo.label]) for demo in _shuffle(prompt, seed).demonstrations]
@@ -260,6 +261,7 @@ def _exchange_labels(prompt: Prompt, seed: int) -> Prompt:
 
 
 def _sort_by_answer(prompt: Prompt, seed: int, *, last: bool) -> Prompt:
+    """Return the shuffled prompt with the demonstrations of the answer moved to the end, or to the start."""
     shown = sorted(_shuffle(prompt, seed).demonstrations, key=lambda demo: (demo.label == prompt.answer) == last)
     return Prompt(shown, prompt.query, prompt.answer, prompt.labels)
 

@@ -45,11 +45,11 @@ def locate(
     n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts.")] = 1000,
     seed: SeedOption = 0,
 ) -> None:
-    """Locate the heads with the largest mean contrast over a task's prompts; the result is exact and certified.
+    """Locate the heads with the largest mean contrast over a task's prompts, exactly.
 
     A head's contrast is its increase of log p(answer) − log Σ p(other labels). With --by increase, rank heads by their
     increase of log p(answer), as the paper does; with --by effect, by how much log p(answer) drops when the head is
-    zeroed.
+    zeroed, or by a gradient estimate of this with --method gradient.
 
     With --out, an interrupted run resumes where it stopped and writes the same files. A corrupt chunk is reported and
     recomputed. Different settings require a different folder. `torchrun --nproc_per_node 2 -m icl_lens locate …`

@@ -40,6 +40,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options(group: Any) -> list[inspect.Parameter]:
+    """Return a group's fields as keyword-only parameters that Typer shows in the group's panel."""
     hints = get_type_hints(group, include_extras=True)
     options = []
     for field in fields(group):

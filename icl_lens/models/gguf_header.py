@@ -115,6 +115,7 @@ class Header:
         return self._fields[key].contents() if key in self._fields else default
 
     def _setting(self, key: str, default: Any = None) -> Any:
+        """Return a field whose key begins with the architecture, such as "llama.rope.freq_base"."""
         return self._field(f"{self._architecture}.{key}", default)
 
     def _refuse(self, condition: str) -> None:

@@ -94,6 +94,7 @@ def load_model(
 
 
 def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) -> Any:
+    """Find a model's folder, check its files and load it with `boot`; raise InputError with the cause of a failure."""
     weights = kwargs.get("load_weights", True)
     own_tokenizer = kwargs.get("tokenizer") is not None
     code = kwargs["trust_remote_code"]

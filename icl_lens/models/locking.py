@@ -33,6 +33,7 @@ _MAKING = Lock()
 
 
 def _turn(model: Any) -> _Turn:
+    """Return a model's turn, created on first use."""
     try:
         with _MAKING:
             return _TURNS.setdefault(model, _Turn())
@@ -47,7 +48,7 @@ def _busy() -> InputError:
 
 
 def check_thread(model: Any) -> None:
-    """Raise InputError if another thread edits the model."""
+    """Raise InputError if another thread has a pass running or a block open on the model."""
     turn = _turn(model)
     with turn.changed:
         if turn.thread not in (None, get_ident()):

@@ -38,10 +38,10 @@ class NormView(NamedTuple):
 
 
 def infer_norm(module: Any, d_model: int, device: torch.device, *, default_eps: float) -> NormView:
-    """Infer a norm module's gain, shift and centering from its outputs; raise InputError if it is another function.
+    """Infer a norm module's gain, shift and centering from its outputs; raise InputError if it is no norm.
 
     Families differ in where gains are and whether they are stored as `w` or `1 + w`; outputs do not depend on this. The
-    zero vector gives the shift, two vectors that make eps negligible the rest, and a short one tests the module's eps.
+    zero vector gives the shift, two long vectors, for which eps is negligible, the rest, and a short one tests eps.
     """
     signs = torch.ones(1, 1, d_model, dtype=torch.float64)
     signs[..., 1::2] = -1

@@ -185,6 +185,7 @@ def _parquet(path: Path, max_rows: int | None) -> RawTable:
 
 
 def _distinct(columns: list[str]) -> list[str]:
+    """Return the column names; raise ValueError if there are none or if one repeats."""
     if not columns or len(set(columns)) < len(columns):
         raise ValueError(f"columns must have different names, got {columns}")
     return columns

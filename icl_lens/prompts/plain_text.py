@@ -74,6 +74,7 @@ def tokenize_text(
     long: dict[str, list[int]] = {}  # strings of several tokens
 
     def find_token(given: TokenSpec, number: int, place: int, what: str) -> int:
+        """Return the id that scores `given` after position `place` of text `number`."""
         if isinstance(given, int):
             check_ids(model, [given])
             return given

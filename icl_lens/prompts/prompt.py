@@ -220,6 +220,7 @@ class Template:
 
     @property
     def _pieces(self) -> tuple[str, str, str]:
+        """What a demonstration has before its text, between text and label, and after its label."""
         before, _, rest = self.demonstration.partition("{text}")
         between, _, after = rest.partition("{label}")
         return before, between, after
@@ -236,6 +237,7 @@ class Template:
         return self._write(prompt, label)
 
     def _write(self, prompt: Prompt, answer: str | None) -> Rendered:
+        """Render the prompt up to its answer or, if that is None, up to where it is predicted."""
         before, between, after = self._pieces
         parts: list[str] = []
         length = 0

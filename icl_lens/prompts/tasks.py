@@ -206,6 +206,7 @@ def _check_rows_align(prompts: list[Prompt], model: Any, template: Template, cho
 def _build_prompt(
     draw: Draw, label_of: dict[str, str], choices: tuple[str, ...], layout: Layout, query_class: QueryClass
 ) -> Prompt:
+    """Return the prompt of one draw: its texts with the labels of their classes, ordered by `layout`."""
     false = [Demonstration(text, label_of[class_name]) for class_name, texts in draw.false for text in texts]
     true = [Demonstration(text, label_of[draw.true[0]]) for text in draw.true[1]]
     shown = [*true, *false] if layout == "reorder" else [*false, *(true[:-1] if layout == "imbalanced" else true)]

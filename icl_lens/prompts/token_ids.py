@@ -20,6 +20,7 @@ TokenPositions = int | Literal["last", "all"] | Sequence[int] | Sequence[Sequenc
 
 
 def decode_tokens(tokenizer: Any, rows: list[list[int]]) -> list[list[str]]:
+    """Return the text of each token, decoded alone."""
     distinct = sorted({token for row in rows for token in row})
     strings = tokenizer.batch_decode([[token] for token in distinct], clean_up_tokenization_spaces=False)
     string = dict(zip(distinct, strings, strict=True))

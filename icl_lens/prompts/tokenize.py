@@ -72,6 +72,7 @@ def tokenize(
     demos = max(len(prompt.demonstrations) for prompt in prompts)
 
     def by_demo(values: list[list[Any]], missing: Any) -> Tensor:
+        """Return values [batch demo], with `missing` for demonstrations that a prompt lacks."""
         return torch.tensor([[*row, *[missing] * (demos - len(row))] for row in values])
 
     batch = PromptBatch(

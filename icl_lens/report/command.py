@@ -45,6 +45,7 @@ def command(explanation: Findings) -> str:
 
 
 def _prompt_python(explanation: Findings, prompt: Prompt) -> str:
+    """Return the code of a prompt and of its tokenization."""
     demonstrations = ",\n         ".join(
         f"il.Demonstration({shown.text!r}, {shown.label!r})" for shown in prompt.demonstrations
     )

@@ -42,7 +42,7 @@ def supports(increase: float, contrast: float) -> Supports:
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """Arguments of `explain` that change its numbers."""
+    """Settings of `explain` that its numbers and words depend on."""
 
     final_norm: FinalNorm = "frozen"
     bias: bool = True
@@ -143,9 +143,11 @@ class Findings:
     """Results of `explain` for one prompt, as plain data for tables, figures, pages and the terminal.
 
     Log-probabilities and increases are in nats. `labels[i]` belongs to `label_log_probs[i]`; `target` is the label
-    whose log-probability is explained (the answer if the prompt has one, else the prediction).
-    `label_attention[layer][head][demo]` is every head's attention from the last token to the labels. `model` is the
-    displayed name; `source` is the argument that reloads the model, such as a folder's path.
+    whose log-probability is explained (the answer if the prompt has one, else the prediction). `next_tokens` are the
+    most probable tokens of the vocabulary and their probabilities. `label_attention[layer][head][demo]` is every head's
+    attention from the last token to the labels. `n_exact` of `n_parts` (head, position) parts were evaluated exactly to
+    find `subheads`; if `certified`, bounds prove that no other part is larger. `model` is the displayed name; `source`
+    is the argument that reloads the model, such as a folder's path.
     """
 
     model: str

@@ -149,6 +149,7 @@ class ModelComparison(HasPage):
         }
 
     def _best(self, name: str, side: Mapping[str, np.ndarray]) -> tuple[str, Table]:
+        """Return the name of a side and the table of its heads with the largest mean scores."""
         means = side[self.by].mean(0)
         heads = [Head.from_index(int(index), means.shape[1]) for index in np.argsort(-means, axis=None)[:SHOWN]]
         reach = largest([float(means[head]) for head in heads])
@@ -175,6 +176,7 @@ def _answer_rows(both: ModelComparison) -> list[list[str]]:
 
 
 def _table(rows: Sequence[Mapping[Any, Any]]) -> Table:
+    """Return rows of `ModelComparison.to_frame` as a table of the page."""
     reach = largest([row["change"] for row in rows])
     cells: list[list[Cell]] = []
     for row in rows:

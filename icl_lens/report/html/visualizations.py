@@ -193,6 +193,7 @@ def head_heatmap(source: Findings | Float[Tensor, "layer head"]) -> Element:
 
 
 def _reports(explanation: Findings, heads: Sequence[Head] | None, default: int = 4) -> list[HeadReport]:
+    """Return the reports of `heads`, or of the first `default` located heads; raise InputError for other heads."""
     if heads is None:
         return list(explanation.heads[:default])
     described = {report.head: report for report in explanation.heads}
