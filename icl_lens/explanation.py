@@ -1,4 +1,4 @@
-"""Explain one prompt: what raises the answer, what those heads encode, and what ablating them does."""
+"""Explain one prompt: which layers and heads raise the answer, what heads encode, and what ablating them does."""
 
 import warnings
 from collections.abc import Sequence

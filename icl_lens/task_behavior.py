@@ -181,8 +181,8 @@ def task_check(
     def equals(indices: Int[Tensor, " batch"], label: Tensor) -> Float[Tensor, " batch"]:
         return (indices == label).double()
 
-    # In how many of two arrangements (random order, exchanged labels) the favorite is predicted, is the answer, and is
-    # one of the labels.
+    # Count the arrangements (of two: random order, exchanged labels) in which the favorite is predicted, in which it is
+    # the answer, and in which it is one of the labels.
     n_predicted = equals(predicted["random"], favorite) + equals(predicted["exchanged"], favorite)
     n_answers = equals(answers["random"], favorite) + equals(answers["exchanged"], favorite)
     n_possible = 2 * torch.tensor([labels[int(favorite)] in prompt.labels for prompt in prompts]).double()

@@ -43,7 +43,7 @@ def _gelu(own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 @contextmanager
 def replaced_forwards(forwards: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Replace the `forward` of modules inside the block."""
+    """Replace `forward` in each (module, forward) pair's module while the block runs."""
     before = [vars(module).get("forward") for module, _ in forwards]
     try:
         for module, forward in forwards:

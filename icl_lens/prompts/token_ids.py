@@ -122,7 +122,7 @@ def resolve_positions(positions: TokenPositions, lengths: list[int]) -> list[lis
 
 
 def ids_per_row(ids: Any, n: int, what: str, *, lists: bool = False) -> list[list[int]] | None:
-    """Return each row's ids, from one id for all rows, one per row or, with `lists`, a list per row padded with -1."""
+    """Return each row's ids, given one id for all rows, one per row or, with `lists`, also lists that -1 pads."""
     if ids is None:
         return None
     if isinstance(ids, Tensor):

@@ -16,9 +16,9 @@ from icl_lens.report.number_format import percent
 from icl_lens.report.rich_table import new_table
 
 SHOWN = 8
-"""Heads in the representation in Python."""
+"""Number of heads in the repr."""
 N_CHANGED = 12
-"""Heads on the page and in the terminal."""
+"""Number of heads on the page and in the terminal."""
 RELATED = Text("Heads of two models correspond only if one model was trained from the other.", "dim")
 
 

@@ -5,6 +5,7 @@ from decimal import Decimal
 from statistics import fmean
 
 SMALLEST = 1e-8
+"""Smallest probability that is written as a number."""
 
 
 def percent(value: float) -> str:

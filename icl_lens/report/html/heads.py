@@ -21,7 +21,7 @@ MOST_COMPARED = 16
 
 
 def explorer(e: Findings) -> dict[str, Any]:
-    """Return the map of all heads, the panels of the located ones, and what the script needs of the others."""
+    """Return the map of all heads, the panels of the located ones, and the data with which the script shows others."""
     positions, labels, attention = e.label_positions, e.demonstration_labels, e.label_attention
     if e.is_plain_text:
         positions, attention = e.attended_positions, e.attended_attention

@@ -49,7 +49,7 @@ def prompt_pieces(e: Findings) -> list[tuple[str, Chip | None]]:
 def answer(e: Findings) -> dict[str, Any]:
     """Return the label probabilities, the next tokens and remarks.
 
-    For labels of several tokens, the table also has the scored one and the full label's log p.
+    For labels of several tokens, the table also has the scored token and the full label's log p.
     """
     rows: list[list[Cell]] = []
     several = bool(e.whole_label_log_probs)

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from icl_lens.errors import InputError
 from icl_lens.report.number_format import percent, signed
 
-# Characters that are invisible or change the text direction, shown as code points. Joiners stay: emoji need them.
+# Characters that are invisible or change the text direction, shown as code points. Emoji need zero-width joiners.
 _HIDDEN = set("\u00ad\u061c\u200b\u200e\u200f\u2060\ufeff") | {
     chr(code) for start, stop in ((0x202A, 0x202F), (0x2066, 0x206A)) for code in range(start, stop)
 }

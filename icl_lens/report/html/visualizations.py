@@ -51,9 +51,9 @@ def attention_to_labels(
 ) -> Element:
     """Show the attention of some heads from the last token, with label tokens in color and all others dimmed.
 
-    From an Explanation: located heads only (default: the first four). From Activations: any heads, for prompt `row`.
-    Color intensity is attention probability, scaled to each head's largest weight. Rendered by circuitsvis. Raise
-    InputError for heads that the explanation does not describe.
+    An Explanation has the attention of located heads only (default: the first four), Activations that of any heads, for
+    prompt `row`. Color intensity is attention probability, scaled to each head's largest weight. circuitsvis draws the
+    tokens. Raise InputError for heads that the explanation does not describe or the model does not have.
     """
     if isinstance(source, Findings):
         reports = _reports(source, heads)
@@ -115,7 +115,7 @@ def token_values(
 ) -> Element:
     """Show signed values over tokens, one row per name, blue above zero and orange below on a shared scale.
 
-    Rendered by circuitsvis' colored_tokens. Raise InputError if the sizes do not match.
+    The element is circuitsvis' colored_tokens. Raise InputError if the sizes do not match.
     """
     if tuple(values.shape) != (len(names), len(tokens)):
         raise InputError(
@@ -183,7 +183,7 @@ def head_heatmap(source: Findings | Float[Tensor, "layer head"]) -> Element:
     """Show log-probability increases by layer and head (nats); cells are buttons for mouse, Tab and arrow keys.
 
     From an Explanation, the map shows the score that ranks its heads, and selecting a cell shows that head. From a
-    tensor, a cell only shows its value.
+    tensor, a cell only shows its value. Raise InputError for a tensor of another shape.
     """
     if isinstance(source, Findings):
         return Element("Increase by layer and head", [("explorer", head_parts.explorer(source))])
