@@ -1,4 +1,4 @@
-"""The benchmark's command on a small shape: every row is there, and searches that must agree do."""
+"""The benchmark command on a small shape: its pages have all rows, and searches that must agree do."""
 
 import re
 

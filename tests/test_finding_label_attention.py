@@ -25,7 +25,7 @@ def study(gpt2: Any, tmp_path: Path) -> Study:
 
 @pytest.fixture(scope="module")
 def prompts(icl_mini: Any) -> Study:
-    """Many prompts, of which only labels and answers are read."""
+    """Return a study of many prompts; tests read only their labels and answers."""
     return Study(icl_mini, PAPER_TASKS[0], 80)
 
 

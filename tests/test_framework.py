@@ -58,7 +58,7 @@ def test_exchanged_labels_demonstrate_the_opposite(task):
 
 
 def test_the_interval_covers_the_difference_of_clustered_numbers():
-    """In 19 of 20 made-up data sets, up to chance; numbers within a cluster are alike."""
+    """It covers in about 19 of 20 made-up data sets, where numbers within a cluster are alike."""
     rng = np.random.default_rng(0)
     clusters = np.repeat(np.arange(20), 10)
     covered = widths = 0
@@ -71,7 +71,7 @@ def test_the_interval_covers_the_difference_of_clustered_numbers():
         assert found.quantity - found.control == pytest.approx((quantity - control).mean())
     assert 180 <= covered <= 199
     independent = compare(quantity, control, np.arange(200))
-    assert independent.high - independent.low < 0.7 * widths / 200  # ignoring clusters would be too sure
+    assert independent.high - independent.low < 0.7 * widths / 200  # too narrow, as it ignores clusters
 
 
 def test_a_share_that_never_varies_has_an_interval():

@@ -1,4 +1,4 @@
-"""Edges between heads: equal to hooked forward passes in every family, one pair at a time, and to each other."""
+"""Effects of edges equal hooked forward passes in every family; single edges, sets and estimates agree."""
 
 import pytest
 import torch

@@ -556,7 +556,7 @@ SUPPORTS = [
 
 
 def test_what_heads_support_is_decided_by_the_numbers(paper):
-    """The same sentence on the page and in the terminal; nothing is said without a contrast."""
+    """The page and the terminal show the same sentence."""
     heads = tuple(
         replace(paper.heads[0], head=il.Head(9, i), increase=increase, contrast=contrast)
         for i, (increase, contrast, _) in enumerate(SUPPORTS)
@@ -575,7 +575,7 @@ def test_what_heads_support_is_decided_by_the_numbers(paper):
 
 @pytest.mark.parametrize("by", ["contrast", "effect"])
 def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
-    """The map's cells, the panels' text, and what the command repeats."""
+    """The map's cells, the panels' text and the command have this score."""
     scores = tuple(tuple(-x for x in row) for row in paper.head_increases)
     explanation = replace(
         paper,

@@ -105,7 +105,7 @@ def unbroken(inputs, tmp_path_factory):
 
 
 def test_an_interrupted_run_ends_in_the_same_files(run, inputs, unbroken, tmp_path):
-    """Some chunks are there, one of them damaged: that one and the missing ones are computed."""
+    """One of the chunks in the folder is damaged: only this one and the missing ones are computed."""
     out = tmp_path / "out"
     out.mkdir()
     for name in ("manifest.json", *(f"part-{number:05d}.parquet" for number in range(5))):

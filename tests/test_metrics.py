@@ -82,7 +82,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
 
 
 def test_clusters_are_drawn_whole():
-    """Ten copies of every value say no more than one; mean ± 1.96 standard errors over clusters."""
+    """Ten copies of every value count as one: the interval is mean ± 1.96 standard errors over clusters."""
     values = np.random.default_rng(4).normal(size=400)
     value, low, high = bootstrap_interval(values.repeat(10), clusters=list(np.arange(400).repeat(10)))
     error = values.std(ddof=1) / math.sqrt(400)

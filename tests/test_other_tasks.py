@@ -1,4 +1,4 @@
-"""Prompts of other tasks: balanced, answered rightly, and scored against the token they name."""
+"""Prompts of other tasks: balanced, with correct answers, and scored against the token they name."""
 
 from collections import Counter
 

@@ -32,7 +32,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pla
 
 
 def task(truth: Planted, *, swapped: bool = False, n: int = 12, **options: Any) -> list[il.Prompt]:
-    """Prompts of load_task about numbers, or with the classes swapped, about sentiments."""
+    """Return prompts of load_task whose queries are numbers or, if `swapped`, sentiments."""
     name = "number-sentiment" if swapped else "sentiment-number"
     return il.load_task(name, path=truth.words, n=n, **options)
 
@@ -88,7 +88,7 @@ def noise_like(truth: Planted, heads: tuple[il.Head, ...]) -> list[il.Head]:
 
 
 def share_on_true(acts: il.Activations, heads: list[il.Head] | tuple[il.Head, ...]) -> list[float]:
-    """Of each head's attention to labels, the share to labels of the query's class, over all prompts."""
+    """Return the share of each head's attention to labels that is on labels of the query's class, over all prompts."""
     attention = il.attention_to_labels(acts)
     is_true = (acts.batch.label_index == acts.batch.answer[:, None])[:, None, None]
     share = (attention * is_true).sum((0, -1)) / attention.sum((0, -1))

@@ -123,7 +123,7 @@ LABELS = ("foo", "bar")
 
 @pytest.fixture(scope="module")
 def made(family_folder):
-    """Tiny GPT-2 whose head L0H0 tells words of kind 0 from kind 1 and writes the label that it reads."""
+    """Tiny GPT-2 whose head L0H0 distinguishes words of kinds 0 and 1 and writes the label that it reads."""
     folder = family_folder("gpt2")
     model: Any = il.load_model(str(folder), device="cpu")
     ids = [model.tokenizer.encode(" " + word, add_special_tokens=False)[LAST] for word in (*WORDS, *LABELS)]

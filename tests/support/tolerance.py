@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 FORWARD = families.N_LAYERS * (5 * families.D_MODEL + families.D_MLP + len(families.PROMPT_IDS))
-"""Terms behind a number from a tiny model: queries, keys, values, heads, FFN inputs; neurons; positions; each layer."""
+"""Terms in a number from a tiny model; per layer: d_model for q, k, v, heads and FFN inputs; neurons; positions."""
 SAFETY = 64
 
 
