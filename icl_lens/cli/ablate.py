@@ -50,8 +50,8 @@ def ablate(
     """Zero-ablate heads and compare with random head sets of the same size, from the same layers and from all layers.
 
     With two classes, both are queried and each label is the answer equally often, so a constant answer scores at
-    chance, 50%. Accuracy is reported between the labels and over the full vocabulary (top token), log-odds against the
-    other labels.
+    chance, 50%. Accuracy is reported between the labels and over the full vocabulary (top token); log-odds are those
+    against the other labels.
     """
     import icl_lens as il
     from icl_lens.models.view import ModelView

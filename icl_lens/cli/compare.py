@@ -60,9 +60,9 @@ def compare(
 ) -> None:
     """Compare two prompts on one model, or two models on one prompt: answers and heads.
 
-    With --task or --path, A and B are a task's first two prompts, or its first prompt on two models; with -n, means
-    over prompts, with intervals of the differences. With --html, the page also compares layers and attention, or shows
-    all heads of both models.
+    With --task or --path, A and B are a task's first two prompts, or its first prompt on two models. With -n, compare
+    means over prompts, with intervals of the differences. With --html, the page also compares layers and attention, or
+    shows all heads of both models.
     """
     from icl_lens import compare_models, explain
     from icl_lens.report.comparison import compare as compared

@@ -71,7 +71,7 @@ class Header:
         return "tokenizer.ggml.tokens" in self._fields
 
     def complete(self, config: Any) -> None:
-        """Add the settings that transformers' loader ignores to a configuration; raise InputError if impossible."""
+        """Add to a configuration what transformers' loader ignores; raise InputError for settings it cannot hold."""
         for key, name in _COPIED.items():
             value = self._setting(key)
             if value is not None and hasattr(config, name):

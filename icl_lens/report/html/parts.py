@@ -118,7 +118,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Grid:
-    """Signed values by row and column, blue above zero and orange below; `titles` appear over cells without numbers."""
+    """Signed values by row and column, blue above zero and orange below.
+
+    In the static version, cells show numbers if `numbered`, and `titles` on hover.
+    """
 
     name: str
     corner: str
@@ -165,7 +168,7 @@ class HeadMap:
 
     @property
     def largest(self) -> str:
-        """The heads with the largest values."""
+        """The heads with the largest magnitudes, with their values."""
         flat = sorted((cell for row in self.cells for cell in row), key=lambda cell: -abs(cell[1]))
         return ", ".join(f"{head} {signed(value)}" for head, value, _ in flat[:NAMED])
 
@@ -233,7 +236,7 @@ class Strip:
 
     @property
     def largest(self) -> str:
-        """The tokens with the largest values."""
+        """The tokens with the largest magnitudes, with their values."""
         order = sorted(range(len(self.values)), key=lambda i: -abs(self.values[i]))[:NAMED]
         written = "{:.3f}".format if self.attention else signed
         named = [f"“{self.tokens[i]}” at {i} {written(self.values[i])}" for i in order if self.values[i]]
