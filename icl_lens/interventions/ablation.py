@@ -33,7 +33,7 @@ def ablate_heads(
     `positions="last"` edits only each prompt's last position.
 
     Blocks nest. Warn once if a head does not reach the logits. Raise InputError for an unknown head, mode or positions,
-    and for a mean without reference.
+    a mean without `reference` or with non-finite values, and a `reference` without `mode="mean"`.
 
     Example:
         >>> with il.ablate_heads(model, [il.Head(2, 0), il.Head(3, 1)]):
@@ -88,7 +88,7 @@ def ablate_heads_per_row(model: Any, heads: Sequence[Iterable[Head | tuple[int, 
 
 
 def check_ablation(positions: Positions, mode: Mode, reference: PromptBatch | Iterable[PromptBatch] | None) -> None:
-    """Raise InputError for unknown positions or mode, or unless there is a reference for a mean only."""
+    """Raise InputError for unknown positions or mode, a mean without reference, or a reference without a mean."""
     check_choice("positions", positions, ("all", "last"))
     check_choice("mode", mode, ("zero", "mean"))
     if (mode == "mean") != (reference is not None):
@@ -112,7 +112,7 @@ def mean_z(
     reference: PromptBatch | Iterable[PromptBatch],
     positions: Positions,
 ) -> dict[int, Tensor]:
-    """Return layer -> mean z of its chosen heads [chosen d_head], in float64, over all tokens or each prompt's last."""
+    """Return layer -> float64 mean of its chosen heads' z [chosen d_head], over all tokens or each prompt's last."""
     batches = reference_batches(reference)
     sums: dict[int, Tensor] = {}
     count = 0

@@ -1,4 +1,4 @@
-"""Edit attention patterns: reweight label positions, remove the position term, block edges (attention knockout)."""
+"""Edit attention patterns: reweight label positions, remove the position term, knock out query-key pairs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,13 +27,13 @@ def scale_label_attention(
 ) -> Iterator[None]:
     """Multiply the attention of chosen heads from the last position to each label position.
 
-    `weights` [batch demo] are factors: 1 keeps the attention to a label, 0 removes it. With `renormalize`, the row is
-    divided by its sum afterwards, so the removed attention is redistributed proportionally. Passes in the block must be
-    over `batch` or, if `batch` is one prompt, over any number of rows that begin with it.
+    `weights` [batch demo] are factors: 1 keeps the attention to a label, 0 removes it. With `renormalize`, the last
+    position's attention is then divided by its sum, which redistributes removed attention proportionally. Passes in the
+    block must be over `batch` or, if `batch` is one prompt, over any number of rows that all begin with this prompt.
 
     Warn once if a head does not reach the logits. Raise InputError for weights that are negative, not finite or of the
-    wrong shape, an unknown head, and passes over other prompts. Source: the published version, section 4.1 (weights
-    against the majority label bias).
+    wrong shape, an unknown head, prompts without demonstrations, passes over other prompts, and families whose
+    attention cannot be recomputed. Source: the published version, section 4.1 (weights against majority-label bias).
 
     Example:
         >>> with il.scale_label_attention(model, [il.Head(2, 0)], batch, [[0.0, 0.0, 1.0, 1.0]], renormalize=True):
@@ -100,10 +100,10 @@ def remove_position(
 ) -> Iterator[None]:
     """Remove the position term from chosen heads' query-key products.
 
-    Rotary models: q·k without rotation. Learned positions: the position embedding's share is removed from the heads'
-    query and key inputs, at the unedited norm's scale. ALiBi: no slope. Mask and softmax are unchanged. Position
-    information that earlier layers wrote into the residual stream remains. `strength` interpolates the scores: 1
-    removes the position term, 0 keeps it. `positions="last"` edits only the attention of the last position.
+    In rotary models, q·k is computed without rotation. With learned positions, the position embedding's share is
+    subtracted from the heads' queries and keys, at the unedited norm's scale. With ALiBi, the bias is omitted. Mask and
+    softmax are unchanged, and position information that earlier layers wrote remains. `strength` interpolates the
+    scores: 1 removes the position term, 0 keeps it. `positions="last"` edits only the attention of the last position.
 
     Warn once if a head does not reach the logits. Raise InputError for an unknown head, a strength outside 0 to 1, and
     families whose attention cannot be recomputed. Source: the published version, section 4.2.
@@ -142,10 +142,11 @@ def position_edit(by_layer: dict[int, list[int]], strength: float, positions: Po
 def block_attention(
     model: Any, heads: Iterable[Head | tuple[int, int]], edges: Bool[Tensor, "batch query key"]
 ) -> Iterator[None]:
-    """Block attention of chosen heads along `edges` and renormalize over the other positions (attention knockout).
+    """Block attention of chosen heads where `edges` is True and renormalize over the other keys (attention knockout).
 
-    A query with all edges blocked attends nowhere. `edges` with one row applies to every row of a pass. Warn once if a
-    head does not reach the logits. Raise InputError for an unknown head and for passes of another shape.
+    An edge is here a pair of a query and a key position. A query with all edges blocked attends nowhere. If `edges` has
+    batch size 1, it applies to every row of a pass. Warn once if a head does not reach the logits. Raise InputError for
+    an unknown head, passes of another shape, and families whose attention cannot be recomputed.
 
     Example:
         >>> edges = batch.attention_mask.new_zeros((1, batch.tokens.shape[1], batch.tokens.shape[1])).bool()

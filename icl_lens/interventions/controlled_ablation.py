@@ -1,9 +1,9 @@
 """Ablate heads and compare with random head sets of the same size, from the same layers and from all layers.
 
-1. `random_head_sets` draws sets of the same number of other heads. Heads of some layers matter more whichever they are,
-   so sets from the layers of the chosen heads are the stricter control.
+1. `random_head_sets` draws sets that have as many heads as were chosen and contain none of these. Any heads of some
+   layers matter more than those of other layers, so sets from the chosen heads' layers are the stricter control.
 2. `ablate_with_controls` scores every prompt without ablation, with the chosen heads zeroed, and with each set zeroed.
-3. Intervals resample queries, because prompts with the same query are not independent, and random sets.
+3. Intervals resample random sets and queries (not prompts, because those with the same query are not independent).
 """
 
 import random
@@ -40,7 +40,7 @@ _MEASURES: dict[Measure, Callable[[AnswerScores], Tensor]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """The answer scores under ablation of each of some head sets: one set, or several random ones."""
+    """Head sets, and the answer scores with each of them zeroed; random conditions have several sets."""
 
     sets: tuple[tuple[Head, ...], ...]
     scores: tuple[AnswerScores, ...]
@@ -78,7 +78,7 @@ class ControlledAblation:
 
     @property
     def n_displaced(self) -> int:
-        """Number of heads of a "same layers" set that are from a neighboring layer, for lack of other heads."""
+        """Number of heads of the first "same layers" set that are from another layer, for lack of other heads."""
         first = next(iter(self.conditions["same layers"].sets), self.heads)
         own, others = (Counter(head.layer for head in heads) for heads in (self.heads, first))
         return (own - others).total()
@@ -86,7 +86,8 @@ class ControlledAblation:
     def per_prompt(self, condition: ConditionName, measure: Measure) -> Float[np.ndarray, "set prompt"]:
         """Return a measure for every head set of a condition and every prompt.
 
-        Raise InputError for prompts without an answer, and log-odds of prompts with one label.
+        Raise InputError for an unknown condition or measure, prompts without an answer, and the log-odds of prompts
+        with one label.
         """
         check_choice("condition", condition, tuple(self.conditions))
         check_choice("measure", measure, tuple(_MEASURES))
@@ -108,15 +109,16 @@ class ControlledAblation:
         return self._interval(float(first.mean() - second.mean()), drawn - other_drawn, bounds)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per condition: each measure with its interval, its range over sets, and minus "same layers".
+        """Return one row per condition: each measure, its interval, its range over sets, and minus that of "same layers".
 
-        Columns: `n_sets`; for each measure its mean, `_low`, `_high` (95% interval), `_min`, `_max` (of a set's mean),
-        and `_minus_same_layers` with `_low` and `_high`.
+        The columns are `n_sets` and, for each measure, its mean, `_low` and `_high` (95% interval), `_min` and `_max`
+        (over the means of sets), and, if there are random sets, `_minus_same_layers` with `_low` and `_high`.
         """
         rows = {name: self._row(name) for name, condition in self.conditions.items() if condition.sets}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("condition")
 
     def _row(self, name: ConditionName) -> dict[str, float | int]:
+        """Return one row of `to_frame`; log-odds are omitted if there is only one label."""
         row: dict[str, float | int] = {"n_sets": len(self.conditions[name].sets)}
         measures: list[Measure] = [measure for measure in _MEASURES if measure != "log_odds" or len(self.labels) > 1]
         for measure in measures:
@@ -151,8 +153,8 @@ def random_head_sets(
 ) -> list[list[Head]]:
     """Return `draws` random sets of `len(heads)` distinct heads that are not in `heads`.
 
-    With `same_layers`, a set has as many heads of each layer as `heads`; if a layer has too few others, the rest are
-    of the nearest layers. Raise InputError if fewer than `len(heads)` other heads exist.
+    With `same_layers`, a set has as many heads of each layer as `heads`; if a layer has too few others, the rest come
+    from the nearest layers. Raise InputError if fewer than `len(heads)` other heads exist.
     """
     every = view.heads()
     rest = [head for head in every if head not in heads]
@@ -186,9 +188,9 @@ def ablate_with_controls(
 ) -> ControlledAblation:
     """Score a batch without ablation, with `heads` zeroed, and with random sets of the same number of other heads.
 
-    `n_random_sets` random sets are from the layers of `heads`, and the same number from all layers. Heads are zeroed at
-    all `positions` of a prompt or, much faster, at the "last". `progress=True` shows a progress bar. Raise InputError
-    for an unknown head, and if fewer than `len(heads)` other heads exist.
+    `n_random_sets` sets are drawn from the layers of `heads`, and the same number from all layers. `positions="last"`
+    zeroes heads only at each prompt's last position, which is much faster. `progress=True` shows a progress bar. Raise
+    InputError for an unknown head, no heads, a negative `n_random_sets`, or fewer than `len(heads)` other heads.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20, layout="random"))

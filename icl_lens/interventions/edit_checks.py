@@ -16,9 +16,11 @@ from icl_lens.interventions.pattern import LayerValues, recompute_pattern, recor
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 
+# Model -> heads that were tested for reaching the logits, and layers whose patterns can be recomputed.
 _TESTED: "WeakKeyDictionary[Any, set[Head]]" = WeakKeyDictionary()
 _RECOMPUTABLE: "WeakKeyDictionary[Any, set[int]]" = WeakKeyDictionary()
 
+# Length of the random prompt on which patterns are recomputed, and heads tested per pass.
 N_TOKENS = 24
 ROWS = 256
 # Absolute tolerance of recomputed attention probabilities, by dtype of the model.
@@ -28,7 +30,7 @@ PATTERN_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5
 def checked_heads(
     view: ModelView, heads: Iterable[Head | tuple[int, int]], *, attention: bool = False
 ) -> dict[int, list[int]]:
-    """Return layer -> its chosen heads, after checking that they can be edited; with `attention`, before z.
+    """Return layer -> its chosen heads, after checking that their z or, with `attention`, their attention is editable.
 
     Warn the first time a head that does not reach the logits is chosen. Raise InputError for an unknown head and, with
     `attention`, for a model whose attention patterns cannot be recomputed.
@@ -41,7 +43,7 @@ def checked_heads(
 
 
 def _warn_if_inert(view: ModelView, heads: list[Head]) -> None:
-    """Warn if setting a head's hook_z, to noise in a single-token row of its own, does not change the logits."""
+    """Warn of heads whose hook_z can be set to noise, each in its own single-token row, without changing the logits."""
     known = _TESTED.setdefault(view.model, set())
     new = sorted(set(heads) - known)
     for start in range(0, len(new), ROWS):
@@ -57,6 +59,7 @@ def _warn_if_inert(view: ModelView, heads: list[Head]) -> None:
 
 
 def _change_logits(view: ModelView, heads: list[Head]) -> list[bool]:
+    """Return, for each head, whether noise in its z changes the logits."""
     rows_of: dict[int, list[tuple[int, int]]] = {}
     for row, (layer, head) in enumerate(heads):
         rows_of.setdefault(layer, []).append((row, head))
@@ -95,6 +98,7 @@ def _check_pattern_recomputable(view: ModelView, layers: Iterable[int]) -> None:
 
 
 def _tokens(view: ModelView, n: int) -> Tensor:
+    """Return one row of up to `n` random tokens, the same in every call."""
     n = min(n, int(view.cfg.n_ctx))
     d_vocab = view.model.W_U.shape[1]
     tokens = torch.randint(d_vocab, (1, n), generator=torch.Generator().manual_seed(0))
@@ -102,6 +106,7 @@ def _tokens(view: ModelView, n: int) -> Tensor:
 
 
 def _run(view: ModelView, tokens: Tensor, hooks: list[tuple[str, Any]]) -> Tensor:
+    """Return the last position's logits in a pass with `hooks` and without active edits."""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(view.exclusive_pass())

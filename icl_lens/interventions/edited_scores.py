@@ -70,10 +70,10 @@ def label_log_probs_ablated(
 ) -> Float[Tensor, "batch set label"]:
     """Return the log-probability of each label after each prompt when the heads of each set are ablated jointly, nats.
 
-    A head's z is set to zero or, with `mode="mean"`, to its mean over the same positions of the `reference` prompts.
-    `positions` selects whether this is done at all positions or only at the last. For each set, the result equals that
-    of `label_log_probs` within `ablate_heads(model, heads, positions=positions)`, up to rounding. An empty set means
-    the unedited model. To keep only some heads, ablate all others.
+    `positions` selects whether z is ablated at all positions or only at the last. It is set to zero or, with
+    `mode="mean"`, to its mean over all tokens, or over the last tokens, of the `reference` prompts. For each set, the
+    result equals that of `label_log_probs` within `ablate_heads` with the same options, up to rounding. An empty set
+    means the unedited model. To keep only some heads, ablate all others.
 
     At all positions, each set re-runs every prompt from the set's first layer on. At the last position, every prompt
     runs once, and each set then re-runs one token per prompt, if the prefix cache is supported (see `head_effects`).
@@ -133,7 +133,7 @@ def score_sets(
     if not len(sets):
         raise InputError("head_sets must contain at least one set, got none; a set may be empty")
     ablated = head_mask(view, sets)
-    if positions == "all":  # as in `ablate_heads`; at the last position, a set may contain every head
+    if positions == "all":  # warns of heads that do not reach the logits, as in `ablate_heads`
         checked_heads(view, map(tuple, ablated.any(0).nonzero().tolist()))
     all_heads = {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
     means = None if reference is None else mean_z(view, all_heads, reference, positions)

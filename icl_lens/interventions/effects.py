@@ -37,9 +37,9 @@ Algorithm = Literal["partial_forward", "prefix_cache", "gradient"]
 class HeadEffects(ShownAsTable):
     """Drop of the answer's score when each head is ablated, nats; positive where the head helps.
 
-    `log_prob` is the drop in log p(target); `log_odds` that of the answer's log-odds versus the prompt's other labels,
-    NaN for prompts without an answer and for gradient estimates; `logit_diff` that of log p(target) − log p(against),
-    None without `against`.
+    `log_prob` is the drop in log p(target). `log_odds` is the drop in the answer's log-odds against the prompt's other
+    labels, NaN for prompts without an answer or with one label, and for gradient estimates. `logit_diff` is the drop in
+    log p(target) − log p(against), None without `against`.
 
     Example:
         >>> effects = il.head_effects(model, batch)
@@ -63,7 +63,7 @@ class HeadEffects(ShownAsTable):
         return self.algorithm != "gradient"
 
     def top(self, k: int, *, by: Score = "log_prob") -> list[Head]:
-        """Return the k heads with the largest mean effect over prompts; raise InputError for a missing score."""
+        """Return the k heads with the largest mean effect. Raise InputError for "logit_diff" without `against`."""
         check_choice("by", by, ("log_prob", "log_odds", "logit_diff"))
         effect = getattr(self, by)
         if effect is None:
@@ -130,12 +130,12 @@ def head_effects(
     `logit_diff` holds the effect on log p(target) − log p(against), where several tokens' probabilities are summed.
 
     `method="exact"` equals `ablate_heads(..., positions=positions)` for one head at a time, up to rounding.
-    `positions="all"` costs about half a forward pass per head and prompt; memory is three tensors of the size of the
-    residual stream per layer and prompt, so split large datasets. `positions="last"` costs one pass over the prompts
-    and one single-token row per head and prompt, from the head's layer on: the rows of a prompt share its cached keys
-    and values (`algorithm` is "prefix_cache"). If the cache is not supported (other hooks or interventions are active,
-    or the model's attention is unknown), heads are ablated in partial forward passes over the full prompts, as for all
-    positions; `algorithm` is then "partial_forward", and `fallback_reason` gives the reason.
+    `positions="all"` costs about half a forward pass per head and prompt. It stores each layer's residual stream for
+    as many prompts at a time as fit in 256 MiB (for all prompts if other hooks are active). `positions="last"` costs
+    one pass over the prompts and one single-token row per head and prompt, from the head's layer on: the rows of a
+    prompt share its cached keys and values (`algorithm` is "prefix_cache"). If the cache is not supported (other hooks
+    or interventions are active, or the model's attention is unknown), heads are ablated in partial forward passes over
+    the full prompts, as for all positions; `algorithm` is then "partial_forward", and `fallback_reason` says why.
 
     `method="gradient"` is a first-order estimate (`exact` is False): the drop if log p were linear in the head's z,
     z · ∂ log p/∂z. It takes one forward and one backward pass for all heads, plus a backward pass for `against`, and
@@ -213,7 +213,7 @@ def answer_scores(
     against: CheckedAgainst,
     prompts: Int[Tensor, " row"],
 ) -> Float[Tensor, "row score"]:
-    """Return log p(target), the answer's log-odds (NaN without an answer) and, with `against`, the logit difference."""
+    """Return log p(target), the answer's log-odds (NaN if undefined) and, with `against`, the logit difference."""
     device = log_probs.device
     own = log_probs.gather(1, targets[prompts].to(device)[:, None])
     labels = log_probs[:, batch.label_tokens.to(device)]
@@ -231,7 +231,7 @@ def logit_differences(
     against: CheckedAgainst,
     prompts: Int[Tensor, " row"],
 ) -> list[Float[Tensor, "row 1"]]:
-    """Return log p(target) − log Σ p(against), where `own` is log p(target); nothing without `against`."""
+    """Return log p(target) − log Σ p(against), where `own` is log p(target); an empty list without `against`."""
     if against is None:
         return []
     ids = against[prompts].clone().to(log_probs.device)  # a clone, because ids may be inference tensors

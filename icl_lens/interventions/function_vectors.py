@@ -35,8 +35,8 @@ def function_vector(
 ) -> Float[Tensor, " d_model"]:
     """Return the sum of the heads' outputs at the last position, averaged over the `reference` prompts.
 
-    In residual-stream units, without b_O. Duplicate heads count once. Raise InputError for an unknown head or an empty
-    reference.
+    The vector is in residual-stream units and does not contain b_O. Duplicate heads count once. Raise InputError for an
+    unknown head or an empty reference.
 
     Example:
         >>> vector = il.function_vector(model, [il.Head(2, 0), il.Head(3, 1)], batch)
@@ -60,7 +60,7 @@ def indirect_effects(
     """Return how much of the answer's probability (−1 to 1) each head's mean output recovers on corrupted prompts.
 
     The head's output at the last position is replaced by its mean over the last positions of the `reference` prompts.
-    The mean over prompts is the average indirect effect. Cost and memory are those of
+    Averaged over `corrupted`, this is the average indirect effect of Todd et al. Cost and memory are those of
     `head_effects(..., positions="last", mode="mean")`. Raise InputError for prompts without answer or target.
 
     Example:

@@ -1,4 +1,4 @@
-"""Gradients with respect to the z of every head: one forward pass, and one backward pass per score."""
+"""Compute gradients with respect to every head's z in one forward pass, and one backward pass per score."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from icl_lens.activations.activations import check_finite
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-# Approximate memory for activations that one piece stores for the backward pass.
+# Approximate memory for the activations that are stored for one backward pass; it limits the prompts per pass.
 GRAPH_BYTES = 2**30
 
 
@@ -22,7 +22,7 @@ def z_gradients(
     scores: Callable[[Float[Tensor, "batch d_vocab"]], Float[Tensor, "batch score"]],
     hooks: Iterable[tuple[str, Callable[..., Any]]] = (),
 ) -> tuple[list[Float[Tensor, "batch pos head d_head"]], list[tuple[Tensor, ...]]]:
-    """Return every layer's z, and for each score its gradients with respect to them.
+    """Return every layer's z, and for each score its gradients with respect to every layer's z.
 
     `scores` maps the log-probabilities after each prompt to scores, whose sums over prompts are differentiated. It must
     clone the index tensors it uses, because they may have been created in inference mode. The graph begins at the first

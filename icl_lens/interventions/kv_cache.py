@@ -21,23 +21,25 @@ SCORE_BYTES = 8 * 2**20
 
 @dataclass(frozen=True)
 class LayerKVCache:
-    """Keys (rotated) and values of one layer, once per prompt, for the last-position queries of all its rows."""
+    """Rotated keys, and values, of one layer, stored once per prompt and attended to by all of the prompt's rows."""
 
     k: Float[Tensor, "batch kv_head key d_head"]
     v: Float[Tensor, "batch kv_head key d_head"]
     visible_keys: Bool[Tensor, "batch key"]
     """Keys that a prompt's last query attends to, its own included."""
     alibi: Float[Tensor, "batch head key"] | None
+    """ALiBi's bias of the scores; None for other models."""
     turn: tuple[Tensor, Tensor] | None
-    """Cosines and sines of the last position, [batch 1 d_rotary]."""
+    """Cosines and sines of the last position, [batch 1 d_rotary]; None for models without rotation."""
     last: Int[Tensor, " batch"]
+    """Position of each prompt's last token, where the rows are."""
     how: AttentionScoring
     values: LayerValues | None = None
-    """The prompts' recorded activations, from which edited attention is recomputed; None if it is not edited."""
+    """The prompts' activations, from which edited attention is recomputed; None if no edit changes attention."""
 
     @classmethod
     def of(cls, values: LayerValues, batch: PromptBatch, *, editable: bool = False) -> "LayerKVCache":
-        """Build from a layer's recorded activations; with `editable`, keep these."""
+        """Build from a layer's recorded activations; with `editable`, keep these for edits of attention."""
         view, layer = values.view, values.layer
         how = attention_scores.attention_scoring(view, layer)
         k, v = (per_kv_head(values.seen[name], view.n_kv_heads) for name in "kv")
@@ -93,9 +95,9 @@ class LayerKVCache:
         return z.transpose(1, 2).flatten(2, 3)
 
     def with_row(self, q: Tensor, k: Tensor, v: Tensor, resid: Float[Tensor, "batch d_model"]) -> LayerValues:
-        """Return the layer's activations with those of one row per prompt, [batch head d_head], at the last position.
+        """Return the layer's activations with one row's q, k, v and `resid` in place of each prompt's last position.
 
-        The last query is the only one.
+        `q`, `k` and `v` are [batch head d_head]. The result has no other queries than this row's.
         """
         assert self.values is not None
         seen = dict(self.values.seen)

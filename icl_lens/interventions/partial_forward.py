@@ -87,6 +87,7 @@ class BlockInputs:
 
     view: ModelView
     resid: dict[int, Float[Tensor, "batch *pos d_model"]] = field(default_factory=dict)
+    """Layer -> what `recorded` kept of its input."""
     n_returned: int | None = None
     """Length of the tuple that each block returns; None for a single tensor."""
 
@@ -138,11 +139,12 @@ def replace_residual(
 
 
 def _stream(args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """Return the residual stream among a block's arguments."""
     return kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
 
 
 def _passes(view: ModelView, start_layers: list[int], batch: PromptBatch, pass_tokens: int) -> Iterator[list[Pair]]:
-    """Yield the rows of each pass: sets ordered by their first layer, without empty sets."""
+    """Yield each pass's rows as (set, prompt) pairs, ordered by the set's first layer; skip empty sets."""
     n, width = batch.tokens.shape
     sets = [one for one in range(len(start_layers)) if start_layers[one] < view.n_layers]
     if has_active_hooks(view):

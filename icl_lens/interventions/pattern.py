@@ -62,9 +62,9 @@ class LayerValues:
 
 
 def layer_hooks(view: ModelView, layer: int) -> dict[str, str]:
-    """Return short name -> hook name of the activations from which to recompute a layer's attention, and its pattern.
+    """Return short name -> hook name of a layer's attention pattern and of what is needed to recompute it.
 
-    "cos" and "sin" are rotary angles; "position" and "resid" are what the share of learned positions needs.
+    "cos" and "sin" are those of rotary angles; "position" and "resid" give the share of learned positions.
     """
     hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in ("q", "k", "v", "pattern")}
     hooks |= attention_scores.normed_hooks(view, layer)
@@ -91,7 +91,7 @@ def recording_hooks(values: LayerValues, *names: str) -> list[tuple[str, Any]]:
 class ScoreInputs:
     """Queries and keys of chosen heads before rotation, and the shares that learned positions add to them.
 
-    They are separate so that both can be patched from another prompt.
+    The shares are separate so that they can be patched from another prompt together with the queries or keys.
     """
 
     q: Float[Tensor, "batch query chosen d_head"]
@@ -174,6 +174,7 @@ def recompute_pattern(
 
 
 def rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines at all positions: those recorded or, if the model has no hooks for them, a table's."""
     if "cos" in values.seen:
         return values.seen["cos"], values.seen["sin"]
     positions: Int[Tensor, "batch key"] = (mask.long().cumsum(-1) - 1).clamp(min=0)

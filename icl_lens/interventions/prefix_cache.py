@@ -3,8 +3,8 @@
 An edit at the last position does not change earlier positions. So one pass over the prompts caches each layer's keys
 and values, and edits then run as single-token rows in one batch. A row starts at the layer of its first edit, as a copy
 of the last position's residual stream there, and continues through the later layers. `kv_cache` computes the attention
-of rows; all other modules are the model's own. Every pass is checked against the pass that filled the cache; for
-families whose attention differs, and models with active edits, PrefixCacheUnsupported is raised.
+of rows; all other modules are the model's own. The unedited row of every pass is compared with the pass that filled the
+cache. If they differ, as in families with another attention, or edits are active, PrefixCacheUnsupported is raised.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ from icl_lens.models.locking import model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-# Memory for the keys and values of one piece's prompts, and for the widest activations of one pass's rows.
+# Memory for the keys and values of the prompts cached at a time, and for the widest activations of one pass's rows.
 KEY_BYTES = 384 * 2**20
 ROW_BYTES = 256 * 2**20
 
@@ -47,14 +47,14 @@ class RowEdits:
     """
 
     marks: Int[Tensor, "set layer mark"]
-    """Edits of each set by layer; 0 is none. Sets with the same marks up to some layer share a row up to there."""
+    """Identifiers of each set's edits by layer, 0 for none; sets share a row until their marks differ."""
     edit_z: Callable[[int, list[int], Float[Tensor, "batch row head d_head"], RowsOfLayer], None] | None = None
     edit_resid: Callable[[int, list[int], Float[Tensor, "batch row d_model"]], None] | None = None
     """Edits the residual stream after a layer."""
 
     @classmethod
     def ablating(cls, removed: Bool[Tensor, "set layer head"], replacement: Replacement = None) -> "RowEdits":
-        """Set each set's heads to zero or to `replacement`."""
+        """Return edits that set the z of each set's heads to zero or to `replacement`."""
 
         def edit_z(layer: int, sets: list[int], z: Tensor, values: RowsOfLayer) -> None:
             rows, heads = (place.to(z.device) for place in removed[sets, layer].nonzero(as_tuple=True))
@@ -64,7 +64,7 @@ class RowEdits:
 
     @classmethod
     def applying(cls, view: ModelView, sets: Sequence[Sequence[Edit]]) -> "RowEdits":
-        """Apply the edits of blocks, made for single-token rows, one set of them per row."""
+        """Return edits that apply those of `with` blocks, made for single-token rows; each set is one row."""
         marks = torch.zeros(len(sets), view.n_layers, 1, dtype=torch.long)
         layers = [{layer for edit in edits for layer in edit.heads} for edits in sets]
         for place, edited in enumerate(layers):
@@ -93,13 +93,15 @@ class PrefixCache:
     log_probs: Float[Tensor, "batch d_vocab"]
     """Log-probabilities of the unedited model, nats."""
     keys: dict[int, LayerKVCache]
+    """Layer -> keys and values."""
     inputs: BlockInputs
-    """Residual stream at the last position."""
+    """Each layer's input at the last position."""
     z: dict[int, Float[Tensor, "batch head d_head"]]
+    """Layer -> the unedited model's z at the last position."""
 
     @classmethod
     def of(cls, view: ModelView, batch: PromptBatch, *, attention: bool = False) -> "PrefixCache":
-        """Run one pass over the batch and record what rows need; with `attention`, also for edits of attention."""
+        """Run one pass over the batch and record what rows need, including edits of attention if `attention`."""
         if has_active_hooks(view):
             raise PrefixCacheUnsupported("other hooks or interventions are active on the model")
         values = {layer: LayerValues(view, layer) for layer in range(view.n_layers)}
@@ -128,7 +130,7 @@ class PrefixCache:
     def run(self, edits: RowEdits, sets: range) -> tuple[Float[Tensor, "batch row d_vocab"], list[int]]:
         """Return logits of an unedited row 0 and of rows with the edits of `sets`, and the row of each set.
 
-        Blocks before the first edit are not run. Raise PrefixCacheUnsupported if row 0 is not like the model's pass.
+        Blocks before the first edit are not run. Raise PrefixCacheUnsupported if row 0 does not match the model's pass.
         """
         view, n = self.view, len(self.batch)
         marks = edits.marks[sets.start : sets.stop]
@@ -139,7 +141,7 @@ class PrefixCache:
         resid: dict[int, Tensor] = {}
 
         def join(layer: int) -> Any:
-            """Let row 0 go on from the model's own residual stream, and append a layer's new rows."""
+            """Return a hook that resets row 0 to the model's own residual stream and adds the layer's new rows."""
 
             def joined(x: Float[Tensor, "row 1 d_model"]) -> Tensor:
                 x = x[:, 0].unflatten(0, (n, -1))
@@ -209,7 +211,7 @@ class PrefixCache:
         return logits[:, 0].unflatten(0, (n, -1)), tree[-1].row_of
 
     def _check(self, what: str, layer: int, ours: Tensor, theirs: Tensor) -> None:
-        """Raise PrefixCacheUnsupported unless the unedited row is like the model's last position."""
+        """Raise PrefixCacheUnsupported if the unedited row, `ours`, differs from the model's last position, `theirs`."""
         ours, theirs = ours.float(), theirs.float().to(ours.device)
         error = float((ours - theirs).abs().max() / (theirs.abs().max() + 1e-30))
         if not error <= PATTERN_TOLERANCE.get(self.view.model.W_U.dtype, 1e-4):
@@ -243,14 +245,14 @@ def _branches(marks: Int[Tensor, "set layer mark"]) -> Iterator[_Branches]:
 
 
 def max_prompts(view: ModelView, batch: PromptBatch, *, pass_tokens: int, n_rows: int, attention: bool) -> int:
-    """Return the number of prompts whose keys and `n_rows` rows fit the budget."""
+    """Return how many prompts, with `n_rows` rows each, fit `KEY_BYTES`, `max_rows` and `pass_tokens`; at least one."""
     width, size = batch.tokens.shape[1], 4 if view.compute_dtype == torch.float32 else 8
     keys = (5 if attention else 2) * view.n_layers * view.n_kv_heads * view.d_head * width * size
     return max(1, min(KEY_BYTES // keys, max_rows(view) // (1 + n_rows), pass_tokens // width))
 
 
 def max_rows(view: ModelView) -> int:
-    """Return the number of rows per pass."""
+    """Return the number of rows that fit `ROW_BYTES`; at least one per head of a layer and the unedited row."""
     size = 4 if view.compute_dtype == torch.float32 else 8
     d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * view.d_model)
     return max(1 + view.n_heads, ROW_BYTES // (size * max(view.model.W_U.shape[1], 3 * d_mlp)))
