@@ -346,7 +346,7 @@ def _similarities(scored: ScoredPrompt, heads: list[Head]) -> list[tuple[tuple[f
 def _reasons(
     scored: ScoredPrompt, heads: list[Head]
 ) -> list[tuple[AttentionReasons | None, dict[Side, Float[Tensor, "n d_model"]]]]:
-    """Return why each head attends to the target's labels rather than the others, and its first writers' vectors.
+    """Return why each head attends to the target's labels rather than other labels, and its first writers' vectors.
 
     For plain text, compare its most attended token with the next. A head whose scores cannot be split has None.
     """

@@ -129,7 +129,7 @@ def task_check(
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> TaskCheck:
-    """Return whether a model learns a task from demonstrations, knows its labels, copies the last one or prefers one.
+    """Check whether a model learns a task from demonstrations, knows its labels, copies the last one or prefers one.
 
     `task` is the name of a task, a `TextTask`, or prompts. For the first two, `n` prompts (default: 60) come from
     `il.load_task(task, layout="random")`. With two classes per prompt, each label is then the answer equally often.

@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 COLUMN, PAGE = 3.3, 6.8
-"""Widths of figures, inches: one column of a paper, or both."""
+"""Widths of figures, inches: one column of a paper, or its two columns."""
 
 INK = "#777777"
 """Contrast 4.5:1 to white, 4.2:1 to the #111 of JupyterLab's dark theme."""

@@ -92,7 +92,7 @@ def layer_charts(e: Findings, *others: Findings) -> list[dict[str, Any]]:
     low, high = min(values), max(values)
     high = high if high > low else 1.0
     span = high - low
-    # Ends of the scale that are too close to zero would overlap it.
+    # Omit ends of the scale whose labels would overlap that of zero.
     ticks = [0.0, *(value for value in (low, high) if abs(value) > 0.12 * span)]
     charts = {"attention": e.layer_attn, "FFN": e.layer_ffn}
     return [{"name": name, "bars": bars, "high": high, "span": span, "ticks": ticks} for name, bars in charts.items()]
