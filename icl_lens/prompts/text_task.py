@@ -24,10 +24,10 @@ class TextTask:
 
     `name` is a dataset downloaded once from the Hub ("sst2", "trec", "agnews", "ethos", "amazon"), or any name with
     `path`: a .jsonl, .csv or .parquet file with the two `columns` text and label, or a folder with one file per split
-    ("train.jsonl", "sst2-test.csv"). Demonstrations come from the train split and queries from `split`; if these are the
-    same split, as with a single file, the texts of each class are divided in half. No text is used for both purposes.
-    White space in texts is collapsed. Duplicates, empty texts, texts without a label and texts of more than `max_words`
-    words are skipped. For Amazon polarity, the first 20,000 rows of a split are used.
+    ("train.jsonl", "sst2-test.csv"). Demonstrations come from the train split and queries from `split`; if these are
+    the same split, as with a single file, the texts of each class are divided in half. No text is used for both. White
+    space in texts is collapsed. Duplicates, empty texts, texts without a label and texts of more than `max_words` words
+    are skipped. For Amazon polarity, the first 20,000 rows of a split are used.
 
     `classes="binary"` shows two classes per prompt, `classes="all"` every class.
 
