@@ -3,7 +3,7 @@
 1. `activations`: `capture` runs the model once, and `recorder` keeps, per prompt and layer, only what the analysis
    reads: vectors at the last position, the last query's attention row, values, and inputs at label positions.
    `from_cache` reads the same tensors from a TransformerLens cache.
-2. Every batch is checked: heads must sum to the attention output, sublayers must sum to the residual stream, and the
-   readout must reproduce the model's logits. A model family that fails is rejected.
+2. Unless `check=False`, every batch is checked: heads must sum to the attention output, sublayers must sum to the
+   residual stream, and the readout must reproduce the model's logits. A model family that fails is rejected.
 3. `decompose`: exact einsum splits of attention and FFN outputs into heads, (head, position) parts and neurons.
 """

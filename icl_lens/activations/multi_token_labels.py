@@ -31,7 +31,7 @@ Ids = Sequence[int]
 def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> tuple[Ids, tuple[Ids, ...]]:
     """Return the tokens of a prompt, without appended label tokens, and the tokens of each label after it.
 
-    Raise InputError for prompts without demonstrations.
+    Raise InputError for prompts without demonstrations, and for a batch that another tokenizer tokenized.
     """
     batch.require_labels("label to tokenize", "pass target tokens to il.tokenize_text instead")
     tokenizer, prompt, template = require_fast_tokenizer(model), batch.prompts[row], batch.template
@@ -54,8 +54,8 @@ def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> tuple[Ids, 
 def whole_label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch label"]:
     """Return the log-probability of each full label after each prompt, summed over its tokens (teacher forcing), nats.
 
-    For single-token labels this equals `label_log_probs`. Costs one row per token of each label. Inside interventions
-    these are the edited model's. Raise InputError for prompts without demonstrations.
+    For single-token labels this equals `label_log_probs`. Costs one row per token of each label. In the block
+    of an intervention, the edited model is scored. Raise InputError for prompts without demonstrations.
 
     Example:
         >>> whole, first = il.whole_label_log_probs(model, batch), il.label_log_probs(model, batch)

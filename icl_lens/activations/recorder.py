@@ -24,10 +24,11 @@ class ReadPlan:
     run: PromptBatch
     rows: PromptBatch
     pass_index: Int[Tensor, " batch"] | None = None
-    """Row of `run` that each row is read from; None if they are the same."""
+    """Row of `run` that each row is read from; None if `rows` is `run`."""
 
     @classmethod
     def at(cls, batch: PromptBatch, positions: TokenPositions) -> "ReadPlan":
+        """Run the batch once; read one row per prompt and position."""
         rows = replace(batch, prompt_index=None).at(positions)
         assert rows.prompt_index is not None
         index, prompt_index = rows.prompt_index, batch.prompt_index
@@ -54,7 +55,7 @@ class Recorder:
             self._choose_writer_rows(writers)
 
     def _choose_writer_rows(self, positions: bool | TokenPositions) -> None:
-        """Let the rows of `Writers` be these positions of each prompt (True: the labels) and its last one."""
+        """Choose the rows of `Writers`: these positions (True: the labels, or all without labels) and the last."""
         batch = self.batch
         if isinstance(positions, bool):
             positions = [row[row >= 0].tolist() or [-1] for row in batch.label_positions] if batch.labels else "all"
@@ -69,7 +70,7 @@ class Recorder:
             self.writer_row[prompt, place[1]] = row_of[place]
 
     def hooks(self) -> list[tuple[str, Callable[..., None]]]:
-        """Return (hook name, callback) pairs for all recorded values; names of `Writers` begin with "writers."."""
+        """Return (hook name, callback) pairs for all values; those of `Writers` are stored under names with a dot."""
         view, found = self.view, []
         if self.keeps_writers and has_pos_embed(view):
             found.append(("hook_pos_embed", self._keep(None, {"writers.pos_embed": self._at_writer_rows})))
@@ -132,11 +133,12 @@ class Recorder:
         return value[rows, self.row_position.to(value.device)]
 
     def _of_longest(self, angles: Tensor) -> Tensor:
-        """Return the angles of the longest prompt; they include those of all others, which begin at position 0, too."""
+        """Return the angles of the longest prompt, which include those of all others: each begins at position 0."""
         longest = int(self.row_pass[self.row_position.argmax()]) if len(angles) > 1 else 0
         return angles[longest, : self.batch.tokens.shape[1]]
 
     def _everywhere(self, v: Tensor) -> Tensor:
+        """Return keys or values at all positions, once per key-value group."""
         repeated = v.shape[2] // self.view.n_kv_heads  # TransformerLens may repeat key-value groups
         return v[:, : self.batch.tokens.shape[1], ::repeated]
 

@@ -25,7 +25,7 @@ def write_tensors(path: str | Path, kind: str, version: int, tensors: dict[str, 
 
 
 def read_metadata(path: str | Path, kind: str, version: int) -> dict[str, Any]:
-    """Return a file's metadata; raise InputError if it is of another kind or a newer version."""
+    """Return a file's metadata; raise InputError if it is unreadable, of another kind, or of a newer version."""
     try:
         with safe_open(path, framework="pt") as file:
             described = (file.metadata() or {}).get(KEY)

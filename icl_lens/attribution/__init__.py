@@ -6,4 +6,6 @@
 3. `circuits`: a head's values, keys and queries in the residual stream, to be read in the vocabulary.
 4. `attention`: attention from the last position to each label.
 5. `qk_metric`, `similarity`, `copying`: what heads compare, in general and on one prompt, and what they copy.
+6. `score_parts`, `value_parts`, `reasons`: attention scores and values of a head, split by the components that wrote
+   the layer's input.
 """

@@ -15,7 +15,7 @@ from icl_lens.models.head import Head
 
 
 def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor, "batch demo d_model"]:
-    """Return a head's value at each label position times W_O, in the residual stream, not weighted by attention.
+    """Return a head's value at each label position times W_O, in residual-stream units, not weighted by attention.
 
     Contains b_V where the model's values do (raw weights). Zero where a prompt has fewer demonstrations.
     Raise InputError for an unknown head or a batch without demonstrations.
@@ -35,11 +35,11 @@ def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tenso
 def label_keys(
     acts: Activations, head: Head | tuple[int, int], *, source: Literal["resid", "attn"] = "resid"
 ) -> Float[Tensor, "batch demo d_model"]:
-    """Return the input of a head's keys at the label positions, before the key matrix.
+    """Return the input of a head's keys at the label positions, before the norm and the key matrix.
 
     `"resid"`: the residual stream entering the head's layer, as in the paper. `"attn"`: only what earlier attention
-    layers wrote into it (no embedding, no FFN), as in the authors' code. It is the same for all heads of a layer.
-    Zero where a prompt has fewer demonstrations. Raise InputError for an unknown head or source, and for prompts
+    layers wrote into it (no embedding, no FFN), as in the authors' code. The result is the same for all heads of a
+    layer. Zero where a prompt has fewer demonstrations. Raise InputError for an unknown head or source, and for prompts
     without demonstrations.
 
     Example:
@@ -63,7 +63,7 @@ def last_query(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor,
 
     For models that normalize queries and keys (Qwen3, Gemma-3, OLMo-2), `q` is the query after its norm, times the
     gain of the keys' norm. Each key's own scale is omitted, because no direction in d_model can represent it: the
-    score is this dot product times 1/√(mean square of that key), so keys of different norm may change order.
+    score is this dot product times 1/√(mean square of that key), so keys of different norms may be ordered differently.
     Processed weights fold the gain of the norm before attention into W_K; raw weights do not.
 
     Raise InputError for an unknown head or an unsupported query norm.
@@ -104,7 +104,7 @@ def is_content_word(token: str) -> bool:
 
 
 def own_label_ranks(acts: Activations, head: Head | tuple[int, int]) -> Tensor:
-    """Return [batch demo] the rank of each demonstration's own label token in its label value's projection; 1 is top.
+    """Return the rank [batch demo] of each demonstration's label token in its label value's projection; 1 is top.
 
     Zero where a prompt has fewer demonstrations.
 

@@ -20,7 +20,7 @@ class HeadCopying:
     """One head's OV circuit restricted to some tokens; made by `head_copying`.
 
     `logits[i, j]`: what attending to token i with weight 1 adds to the logit of token j, up to the final norm's scale
-    and without biases, which do not depend on the token. Source: docs/howto/numbers.md.
+    and without biases, which do not depend on token i. Source: docs/howto/numbers.md.
 
     Example:
         >>> copying = il.head_copying(model, "L2H0", [5, 8, 13])

@@ -32,7 +32,7 @@ def require_writers(acts: Activations) -> Writers:
 
 
 def key_positions(acts: Activations, keys: TokenPositions | None) -> Int[Tensor, "batch key"]:
-    """Return the positions of keys, padded with -1; by default the labels, or all positions if there are none."""
+    """Return positions of keys, padded with -1; by default those of labels, or all if there are no labels."""
     if keys is None and acts.batch.labels:
         return acts.batch.label_positions.to(acts.view.unembed_device)
     lengths = (acts.batch.last + 1).tolist()
@@ -42,8 +42,8 @@ def key_positions(acts: Activations, keys: TokenPositions | None) -> Int[Tensor,
 class HeadProjection:
     """The map from a layer's input to a head's query, key or value at some positions, with all norms' scales frozen.
 
-    Queries are at the last positions. Vectors are [batch n …] for n positions; those at missing positions (-1) are
-    undefined.
+    For queries, positions must be prompts' last ones. Vectors are [batch n …] for n positions; those at missing
+    positions (-1) are undefined.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class HeadProjection:
         weight = weight[self.index].to(dtype)
         matrix = self.norm.gain_as(dtype).to(weight.device)[..., None] * weight
         self.matrix = matrix - matrix.mean(0, keepdim=True) if self.norm.center else matrix
-        """The linear part of the map without scales: centering, the norm's gain, W_Q, W_K or W_V."""
+        """The linear part of the map without scales: centering, the norm's gain, and W_Q, W_K or W_V."""
+        # The constant part: the bias, and the norm's shift times the weights.
         self.shift = torch.zeros_like(weight[0]) if bias is None else bias[self.index].to(dtype)
         if self.norm.shift is not None:
             self.shift = self.shift + self.norm.shift.to(weight) @ weight
@@ -95,7 +96,7 @@ class HeadProjection:
     def rotate(
         self, x: Float[Tensor, "batch n *m d_head"], positions: Int[Tensor, "batch n"], *, back: bool = False
     ) -> Float[Tensor, "batch n *m d_head"]:
-        """Rotate (parts of) queries or keys for their positions; values and non-rotary models' keys are unchanged."""
+        """Rotate (parts of) queries or keys for their positions; leave values and non-rotary models unchanged."""
         if self.scoring.position != "rotary" or self.kind == "v":
             return x
         at = positions.clamp(min=0)
@@ -114,7 +115,7 @@ class HeadProjection:
         return rotated.reshape(x.shape)
 
     def parts(self, writer: str | None = None) -> Float[Tensor, "batch n writer d_head"]:
-        """Return each writer's part, or that of one, before rotation; that of "bias" holds all constants."""
+        """Return every writer's part, or only `writer`'s, before rotation; the part of "bias" holds all constants."""
         rows, layer = self.rows.flatten(), self.head.layer
         if writer is None:
             parts = self.writers.split(rows, layer, self.matrix)
@@ -133,7 +134,7 @@ class HeadProjection:
         return parts.unflatten(0, self.rows.shape)
 
     def pull_back(self, direction: Float[Tensor, "batch n d_head"]) -> Float[Tensor, "batch n d_model"]:
-        """Return g whose dot product with what was written is that of its part, before rotation, with `direction`."""
+        """Return g such that written · g = part · `direction`, for what a writer wrote and its part before rotation."""
         if self.own_norm is not None:
             gain = head_slice(self.own_norm.gain_as(direction.dtype), self.index, self.view).to(direction)
             direction = direction * gain * self.own_scale[self.rows][..., None]
@@ -141,7 +142,7 @@ class HeadProjection:
         return direction @ self.matrix.T * self.scale[self.rows][..., None]
 
     def without_each(self) -> Float[Tensor, "batch n writer d_head"]:
-        """Return the queries or keys without each writer, with all norms recomputed, rotated and scaled."""
+        """Return rotated and scaled queries, or rotated keys, without each writer, with all norms recomputed."""
         found = []
         for rows in self.rows.flatten().split(max(1, WRITER_BYTES // vector_bytes(self.view))):
             u = self.writers.vectors(rows, self.head.layer)
@@ -151,7 +152,7 @@ class HeadProjection:
         return rotated * self.scoring.scale if self.kind == "q" else rotated
 
     def by_position(self, writer: Head, direction: Float[Tensor, "batch n d_head"]) -> Float[Tensor, "batch n pos"]:
-        """Return the dot product of one earlier head's part, rotated, with a direction, by the position that it read.
+        """Split the dot product of an earlier head's rotated part and `direction` by the positions that it read.
 
         Raise InputError unless the writer is a head of an earlier layer.
         """
@@ -183,7 +184,7 @@ class AttentionRow:
     def from_queries(
         cls, keys: HeadProjection, queries: Float[Tensor, "batch n d_head"], positions: Int[Tensor, "batch n"]
     ) -> "AttentionRow":
-        """Return the scores of queries, rotated and scaled, at these positions; `keys` is the projection to keys."""
+        """Score rotated and scaled queries at `positions` against all keys; `keys` is the head's projection to keys."""
         acts, view, scoring = keys.acts, keys.view, keys.scoring
         every = torch.arange(acts.pattern.shape[-1], device=positions.device).expand(len(positions), -1)
         rotated = keys.rotate(keys.vectors_at(every), every)
@@ -207,7 +208,7 @@ class AttentionRow:
 def attention_from(acts: Activations, head: Head, positions: Int[Tensor, "batch n"]) -> Float[Tensor, "batch n pos"]:
     """Recompute a head's attention from positions whose writers were kept.
 
-    Raise InputError if its attention from the last position differs from the model's.
+    Raise InputError if the recomputed attention from the last position differs from the model's.
     """
     writers, scoring = require_writers(acts), attention_scores.attention_scoring(acts.view, head.layer)
     positions = torch.cat([positions, acts.batch.last.to(positions)[:, None]], dim=1)

@@ -20,11 +20,11 @@ from icl_lens.models.view import ModelView
 class QueryKeyMetric:
     """How one head compares the inputs at two positions; made by `query_key_metric`.
 
-    `scores(x, y)` are the head's exact attention scores between residual streams [query d_model] and [key d_model]:
-    both pass through the norm before attention, then one through W_Q and one through W_K (the two towers), including
-    norms of queries and keys, with the query rotated by `distance` positions in rotary models. `matrix` is their
-    bilinear form between normed inputs. The score scale, 1/√d_head in most families, is part of the query tower:
-    `scores(x, y) = queries(x) @ keys(y).T`, and `query_side` contains it too.
+    `scores(x, y)` are the head's exact attention scores between residual streams x [query d_model] and y [key d_model]:
+    x and y pass through the norm before attention, then x through W_Q and y through W_K (the two towers), including
+    norms of queries and keys; in rotary models, the query is rotated by `distance` positions. `matrix` is the bilinear
+    form that scores normed inputs, without biases. The score scale, 1/√d_head in most families, is part of the query
+    tower: `scores(x, y) = queries(x) @ keys(y).T`, and `query_side` contains the scale too.
 
     All computations are low-rank: the matrix is `query_side @ key_side.T`, and only `matrix` itself allocates d_model²
     numbers. Source: the paper, section 5; docs/howto/numbers.md.
@@ -47,7 +47,7 @@ class QueryKeyMetric:
     key_side: Float[Tensor, "d_model d_head"]
     """Product of the gain of the norm before attention, W_K, and the key norm's gain."""
     rotation: tuple[Tensor, Tensor] | None
-    """Cosines and sines that rotate the queries, [d_rotary] each."""
+    """Cosines and sines that rotate the queries, [d_rotary] each; None for models without rotary embedding."""
     key_rotation: Float[Tensor, "d_head d_head"] | None = None
     """Rotation applied to the keys by `with_random_rotation`."""
 
@@ -129,10 +129,10 @@ class QueryKeyMetric:
         return float((1 + (crossed * crossed.T).sum() / total) / 2)
 
     def directions(self, k: int) -> tuple[Float[Tensor, "k d_model"], Float[Tensor, " k"], Float[Tensor, "k d_model"]]:
-        """Return the top `k` singular directions: of query inputs, their singular values, of key inputs.
+        """Return the top `k` directions of query inputs, their singular values, and the key inputs' directions.
 
-        Unit vectors in the space of normed inputs; only the joint sign of a pair is meaningful. Raise InputError if k
-        exceeds d_head.
+        Directions are unit vectors in the space of normed inputs; only the joint sign of a pair is meaningful. Raise
+        InputError unless k is between 1 and d_head.
         """
         q_basis, u, s, vh, k_basis = self._core
         if not 1 <= k <= len(s):
@@ -162,7 +162,7 @@ def part_weights(view: ModelView, layer: int, name: str) -> tuple[Tensor, Tensor
 
 
 def project(view: ModelView, head: Head, name: str, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
-    """Return a head's queries, keys or values of residual streams after the norm before attention, not rotated."""
+    """Return a head's unrotated queries, keys or values from x, the output of the norm before attention."""
     weight, bias, own = part_weights(view, head.layer, name)
     index = head.head if name == "q" else view.kv_head(head.head)
     if own is None or own.width == view.d_head:
@@ -237,12 +237,13 @@ def head_slice(gain: Tensor, index: int, view: ModelView) -> Tensor:
 
 
 def _turn(x: Float[Tensor, "*n d_head"], rotation: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
+    """Rotate vectors by one rotation, the same for all."""
     cos, sin = (angle.to(x)[None, None] for angle in rotation)
     return attention_scores.rotate(x.reshape(1, -1, 1, x.shape[-1]), cos, sin, interleaved).reshape(x.shape)
 
 
 def _rotation(view: ModelView, layer: int, distance: int | None) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines between a query and a key `distance` positions before it; None for no rotation."""
+    """Return cosines and sines of the rotation by `distance` positions, or of the identity if it is None."""
     last = distance or 0
     hooks = attention_scores.rotation_hooks(view, layer)
     if hooks is None:
@@ -264,8 +265,8 @@ def _rotation(view: ModelView, layer: int, distance: int | None) -> tuple[Tensor
 
 
 def identity_rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of the identity rotation, with the scale of the given ones.
+    """Return cosines and sines of the identity rotation times the square of the given rotation's scale.
 
-    Some families scale the rotation of both queries and keys, so scores contain the square.
+    The scale is squared because some families scale both queries and keys, whereas the metric rotates only queries.
     """
     return cos.square() + sin.square(), torch.zeros_like(sin)

@@ -18,7 +18,7 @@ from icl_lens.models.head import Head
 Writer = tuple[str, float]
 Side = Literal["query", "key", "value"]
 SIDES: dict[Side, str] = {"query": "at the last token", "key": "at the keys", "value": "in the values"}
-"""Where writers write, by side of an attention score or of the values."""
+"""Side -> where its writers write."""
 WRITER_NAMES = "L20H5 is head 5 of layer 20, F20 the FFN of layer 20"
 
 # Writers kept per side, pairs of them, and writers whose contributions are decoded in words.
@@ -30,8 +30,8 @@ class AttentionReasons:
     """Why a head attends to the positions `more` rather than `less`, and what its values at `more` carry, by writer.
 
     `query` and `key` are the writers with the largest parts of the score difference, at the last position and at the
-    keys; `pairs` are the parts of (query writer, key writer) pairs among them. `value` holds the writers with the
-    largest parts of what the head adds to the answer from `more`, nats; it is empty if the readout is not affine.
+    keys; `pairs` are the largest parts of (query writer, key writer) pairs among them. `value` holds the writers with
+    the largest parts of what the head adds to the answer from `more`, nats; it is empty if the readout is not affine.
     """
 
     more: tuple[int, ...]
@@ -41,17 +41,20 @@ class AttentionReasons:
     key: tuple[Writer, ...]
     pairs: tuple[tuple[str, str, float], ...]
     n_writers: int
+    """Number of all writers of the head's layer."""
     value: tuple[Writer, ...] = ()
     value_total: float = 0.0
+    """What the head adds to the answer from `more`, summed over all writers, nats."""
     value_is_exact: bool = True
     """Whether value parts are exact (one token to compare with) or first-order."""
     query_words: tuple[tuple[str, ...], ...] = ()
-    """Top words of what the first writers of `query` add to the query; of `key`: wrote at `more` minus at `less`, on
-    average; of `value`: add to the values at `more`, on average."""
+    """Top words of what each of the first writers of `query` adds to the query vector."""
     key_words: tuple[tuple[str, ...], ...] = ()
+    """Top words of what each of the first writers of `key` wrote at `more` minus at `less`, on average."""
     value_words: tuple[tuple[str, ...], ...] = ()
+    """Top words of what each of the first writers of `value` adds to the values at `more`, on average."""
     query_standouts: tuple[float, ...] = ()
-    """How far each of these stands out from random directions (`Readout.describe`), in standard deviations."""
+    """Standout of the vector of each entry of `query_words`, in standard deviations (`Readout.describe`)."""
     key_standouts: tuple[float, ...] = ()
     value_standouts: tuple[float, ...] = ()
 
@@ -79,12 +82,13 @@ def attention_reasons(
     targets: Int[Tensor, " 1"],
     against: Int[Tensor, "1 other"] | None,
 ) -> tuple[AttentionReasons, dict[Side, Float[Tensor, "n d_model"]]]:
-    """Return the writers that contribute most to one head's attention; the activations must be those of one prompt.
+    """Return the writers that contribute most to one head's attention, and their vectors by side.
 
-    The vectors are what the first `N_DECODED` writers of each side contribute, to decode in words: for the query, its
-    part mapped to the space of the keys' inputs, as in `last_query`; for keys, the mean of what was written at `more`
-    minus that at `less`; for values, the mean part of the values at `more`, through W_O. Sides without writers are
-    missing.
+    The activations must be those of one prompt; `targets` and `against` define the answer. Vectors, to be decoded in
+    words, are what the first `N_DECODED` writers of each side contribute. A query writer's vector is its part mapped to
+    the space of the keys' inputs, as in `last_query`; a key writer's is the mean of what it wrote at `more` minus that
+    at `less`; a value writer's is its mean part of the values at `more`, through W_O. "value" is missing if the readout
+    is not affine.
 
     Raise InputError if the activations hold no writers at these positions, and for an unsupported family.
     """
@@ -129,7 +133,7 @@ def because(query: Sequence[Writer], key: Sequence[Writer], *, above: bool) -> s
 
 
 def writers_in_words(writers: Sequence[Writer], above: bool) -> str:
-    """Name the two strongest writers with parts of one sign, and one with the other that has half their strength."""
+    """Name up to two of the strongest writers of one sign, and the strongest of the other if over half as strong."""
     pro = sorted((one for one in writers if (one[1] >= 0) == above), key=lambda one: -abs(one[1]))
     against = sorted((one for one in writers if (one[1] >= 0) != above), key=lambda one: -abs(one[1]))
     if not pro:
@@ -142,11 +146,12 @@ def writers_in_words(writers: Sequence[Writer], above: bool) -> str:
 
 
 def writer_in_words(name: str) -> str:
-    """Return "FFN 20" for "F20"; heads keep their names."""
+    """Return "FFN 20" for "F20", and words for embeddings and biases; heads keep their names."""
     words = {"embed": "the token's embedding", "pos_embed": "the position embedding", "bias": "biases"}
     return words.get(name, f"FFN {name[1:]}" if name.startswith("F") else name)
 
 
 def _strongest(values: Float[Tensor, " writer"], writers: tuple[str, ...]) -> tuple[Writer, ...]:
+    """Return up to `N_WRITERS` writers with the largest absolute values."""
     order = values.abs().argsort(descending=True)[:N_WRITERS].tolist()
     return tuple((writers[i], float(values[i])) for i in order)

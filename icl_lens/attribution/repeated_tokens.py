@@ -21,11 +21,12 @@ _SEQUENCES_AT_ONCE = 8
 def induction_scores(
     model: Any, *, n: int = N_SEQUENCES, n_tokens: int = N_TOKENS, seed: int = 0
 ) -> Float[Tensor, "layer head"]:
-    """Return how much each head attends to the token after the same token's earlier occurrence, 0 to 1.
+    """Return how much each head attends to the token that followed the current token's earlier occurrence, 0 to 1.
 
-    The mean over `n` sequences of `n_tokens` different random tokens shown twice, and over the tokens of the second
-    showing. Attention spread evenly scores about 1 / (1.5 · n_tokens). Raise InputError for a slow tokenizer, and for
-    sequences shorter than two tokens or longer than the vocabulary or half the context. Source: Olsson et al. (2022).
+    The score is a mean over `n` sequences, which show `n_tokens` different random tokens twice, and over the tokens of
+    the second showing. Attention spread evenly scores about 1 / (1.5 · n_tokens). Raise InputError for a slow
+    tokenizer, `n` below 1, and `n_tokens` below two or above the vocabulary or half the context. Source: Olsson et al.
+    (2022).
 
     Example:
         >>> scores = il.induction_scores(model)
@@ -82,6 +83,7 @@ def random_tokens(model: Any, n: int, n_tokens: int, seed: int) -> list[list[int
 
 
 def _usable_tokens(model: Any) -> list[int]:
+    """Return the tokens of the vocabulary that are not special."""
     special = {*getattr(model.tokenizer, "all_special_ids", ())}
     return [token for token in range(min(len(model.tokenizer), model.cfg.d_vocab)) if token not in special]
 

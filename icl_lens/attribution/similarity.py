@@ -18,12 +18,13 @@ from icl_lens.prompts.batch import PromptBatch
 def label_similarity(
     model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int] | str]
 ) -> Float[Tensor, "batch head query demo"]:
-    """Return the similarity scores of heads between the queries of a prompt and the keys of its labels.
+    """Return heads' similarity scores between the query vectors of a prompt and the key vectors at its labels.
 
-    Queries: the positions where labels are predicted (`batch.prediction_positions`), and the last position. Keys: the
-    labels' last tokens. The scores are `query_key_metric(...).scores` without position, so keys after a query, which
-    the model masks, have scores too. In a head that compares texts by class, queries and keys of the same label score
-    higher. Zero where a prompt has fewer demonstrations, and where nothing precedes its first label. One forward pass.
+    Query vectors are those at the positions where labels are predicted (`batch.prediction_positions`) and at the last
+    position, key vectors those at the labels' last tokens. Scores are `query_key_metric(...).scores` without rotation
+    and without a mask, so they include keys after a query. In a head that compares texts by class, queries and keys of
+    the same label score higher. Zero where a prompt has fewer demonstrations, and where nothing precedes its first
+    label. Costs one forward pass.
 
     Raise InputError for unknown heads, an empty list of heads, and prompts without demonstrations, and
     RotaryAnglesUnavailable for a rotary model that does not expose its angles.
@@ -42,7 +43,7 @@ def label_similarity(
 
 
 def compared_positions(batch: PromptBatch) -> list[list[int]]:
-    """Return the positions whose queries or keys `label_similarity` reads, without each prompt's last."""
+    """Return the positions whose queries or keys `label_similarity` reads, except each prompt's last position."""
     if batch.prediction_positions is None:
         raise InputError("batch must have prediction_positions, got None; create it with il.tokenize")
     both = torch.cat([batch.prediction_positions, batch.label_positions], dim=1)

@@ -7,8 +7,9 @@ from torch import Tensor
 from icl_lens.models.view import ModelView
 
 GROUPS = ("embeddings", "early heads", "early FFNs", "late heads", "late FFNs", "biases")
-"""Early layers are those in the first half of the model; of a head in them, all writers are early."""
+"""Early layers are those in the first half of the model."""
 EARLY = ("embeddings", "early heads", "early FFNs")
+"""Groups of early writers; a head in an early layer has no others except biases."""
 
 
 def group_sums(

@@ -7,6 +7,6 @@
    same head in the same way, the inner one is applied last. `pattern` recomputes attention from queries and keys.
 3. These edits reach the model through `hook_z`, because some families ignore edits of the attention pattern.
    `add_vector` (in `function_vectors`) is the exception: it edits the residual stream after a layer.
-4. `edited_scores` scores prompts under many edits, which it runs in `prefix_cache` or `partial_forward`. `effects`
+4. `edited_scores` scores prompts under many edits, with `prefix_cache` or `partial_forward`. `effects`
    (effect of ablating each head) and `debias` (two corrections for label biases) are built on these modules.
 """

@@ -109,7 +109,7 @@ class ControlledAblation:
         return self._interval(float(first.mean() - second.mean()), drawn - other_drawn, bounds)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per condition: each measure, its interval, its range over sets, and minus that of "same layers".
+        """Return one row per condition: each measure, its interval, its range over sets, and minus "same layers".
 
         The columns are `n_sets` and, for each measure, its mean, `_low` and `_high` (95% interval), `_min` and `_max`
         (over the means of sets), and, if there are random sets, `_minus_same_layers` with `_low` and `_high`.

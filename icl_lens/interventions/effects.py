@@ -63,7 +63,7 @@ class HeadEffects(ShownAsTable):
         return self.algorithm != "gradient"
 
     def top(self, k: int, *, by: Score = "log_prob") -> list[Head]:
-        """Return the k heads with the largest mean effect. Raise InputError for "logit_diff" without `against`."""
+        """Return the heads with the k largest means. Raise InputError for "logit_diff" without `against`."""
         check_choice("by", by, ("log_prob", "log_odds", "logit_diff"))
         effect = getattr(self, by)
         if effect is None:

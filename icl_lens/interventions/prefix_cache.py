@@ -211,7 +211,7 @@ class PrefixCache:
         return logits[:, 0].unflatten(0, (n, -1)), tree[-1].row_of
 
     def _check(self, what: str, layer: int, ours: Tensor, theirs: Tensor) -> None:
-        """Raise PrefixCacheUnsupported if the unedited row, `ours`, differs from the model's last position, `theirs`."""
+        """Raise PrefixCacheUnsupported if the unedited row (`ours`) differs from the model's last position."""
         ours, theirs = ours.float(), theirs.float().to(ours.device)
         error = float((ours - theirs).abs().max() / (theirs.abs().max() + 1e-30))
         if not error <= PATTERN_TOLERANCE.get(self.view.model.W_U.dtype, 1e-4):

@@ -1,10 +1,11 @@
 """Locate the heads with the largest mean increase or effect over any number of prompts.
 
-1. `locate`: each batch of prompts yields bounds for all heads and exact values for candidates; the mean of the bounds
-   bounds the mean, so few heads need a second pass. The result is exact and certified.
+1. `locate`: each batch of prompts yields bounds for all heads and exact values for candidates. No head's mean increase
+   exceeds its mean bound, so few heads need a second pass. The result is exact and, where bounds exist, certified.
 2. `mean_effects`: mean ablation effects of all heads, with intervals.
 3. `mean_score_parts`: why some heads attend to true labels, and what their values carry, with intervals.
 4. `stream`: plan prompts into batches, and compute or read each batch's chunk.
 5. `run_folder`: store finished chunks as files, from which an interrupted run resumes.
 6. `distributed`: distribute batches over processes.
+7. `circuit`: rank the edges into some heads, and test on other prompts how much of the answer the top ones carry.
 """

@@ -1,4 +1,7 @@
-"""Columns of stored chunks: one table row per prompt and head, heads being indexed as `layer · n_heads + head`."""
+"""Columns of chunks, the tables of a batch's results: one table row per prompt and head.
+
+As an array index, a head is `layer · n_heads + head`.
+"""
 
 from typing import Any
 
@@ -37,7 +40,8 @@ def increase_columns(
 ) -> dict[str, Any]:
     """Return prompt, layer, head, bound and increase (nats) of a batch; `heads`, ascending, are evaluated exactly.
 
-    With bounds, every head has rows, and `increase` is null where it was not evaluated; without, `bound` is null.
+    With bounds, there are rows for all heads, and `increase` is null for those not evaluated. Without bounds, there are
+    rows only for `heads`, and `bound` is null.
     """
     if bound is None:
         nulls = pa.nulls(increase.size, pa.from_numpy_dtype(increase.dtype))

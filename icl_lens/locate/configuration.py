@@ -22,8 +22,8 @@ def configuration(
     """Return everything that a run's chunks and results depend on, in manifest order.
 
     `request` holds the model and prompt options as given by the user, `options` the keyword arguments of the run's
-    function that determine its numbers. In addition: digests of the weights, of the prompts' tokens and answers, and of
-    the batch plan; the labels; the device type; and package versions. Raise InputError for invalid batch sizes.
+    function that determine its numbers. The result also holds digests of the weights, the prompts' tokens and answers,
+    and the batch plan; the labels; the device type; and package versions. Raise InputError for invalid batch sizes.
     """
     view = ModelView.of(model)
     batches = {name: options[name] for name in ("batch_size", "byte_budget") if name in options}
@@ -51,8 +51,8 @@ def prepare_run_folder(
 ) -> RunFolder:
     """Initialize the run's folder with its `configuration`; call it inside `locked_folder(path)`.
 
-    Raise InputError if the folder holds another configuration or files without a manifest, and if `k` exceeds the
-    number of heads.
+    Raise InputError if the folder holds another configuration or files without a manifest, for invalid batch sizes, and
+    if `k` exceeds the number of heads.
     """
     if "k" in options:
         check_k(options["k"], len(ModelView.of(model).heads()), "heads")  # before the folder is initialized

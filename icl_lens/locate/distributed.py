@@ -1,4 +1,4 @@
-"""Processes started by torchrun, `accelerate launch` or mpirun; a single process without a launcher.
+"""Exchange values between processes started by torchrun, `accelerate launch` or mpirun.
 
 Processes exchange only small values in main memory (batch numbers, chunks), never GPU tensors. They therefore use gloo
 on GPUs too, so that tests cover the same code, and two processes can share a GPU. If one dies, its launcher ends the
@@ -90,6 +90,7 @@ class Distributed:
         return found
 
     def _exchanged(self, exchange: Callable[[], _Value]) -> _Value:
+        """Return the result of `exchange`; raise InputError if another process has ended."""
         try:
             return exchange()
         except RuntimeError as error:
@@ -106,7 +107,8 @@ def _first_line(error: Exception) -> str:
 def _check_accelerate() -> None:
     """Raise InputError if `accelerate launch` started one process instead of several.
 
-    With --cpu it starts one process, or those of --mpirun_hostfile; it sets MASTER_ADDR if several were requested.
+    With --cpu, `accelerate launch` starts one process, or those of --mpirun_hostfile, and sets MASTER_ADDR if several
+    were requested.
     """
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and os.environ.get("MASTER_ADDR"):
         raise InputError(

@@ -3,11 +3,11 @@
 1. A pilot batch, which covers all prompt lengths, selects candidates: its top heads.
 2. Every batch yields a bound on every head's increase, and the exact increases of the candidates and of the batch's own
    top heads.
-3. A head's mean is bounded by the mean of its exact increases, with bounds for the batches that lack them.
-4. Heads whose mean could still reach the top k are evaluated in a second pass over those batches.
+3. A head's mean is at most the mean of its exact increases and, in batches where it was not evaluated, its bounds.
+4. Heads whose mean could still reach the top k are evaluated in a second pass over the batches that skipped them.
 
-Batches and candidates depend only on the prompts, and sums are taken in float64 in batch order. A resumed run therefore
-gives the same numbers, and a run on several processes gives the same numbers within rounding.
+Neither batches nor candidates depend on stored chunks or the number of processes, and sums are taken in float64 in
+batch order. A resumed run therefore gives the same numbers, and a run on several processes the same within rounding.
 Source: docs/howto/numbers.md.
 """
 
@@ -54,7 +54,7 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 
-# Number of candidates beyond k. More cost a little time on every batch; fewer may cause a second pass.
+# Number of candidates beyond k. More candidates cost a little time on every batch; fewer may cause a second pass.
 MARGIN = 20
 
 RankBy = Literal["increase", "contrast", "effect"]
@@ -250,6 +250,7 @@ class _Search:
         self.against = check_against_ids(self.view, self.targets, against)
 
     def capture(self, rows: list[int]) -> tuple[Activations, Readout]:
+        """Return the activations of some prompts, and their readout with the options of the search."""
         acts = capture(self.model, self.batch[rows])
         return acts, acts.readout.using(**self.readout_options)
 

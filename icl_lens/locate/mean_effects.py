@@ -167,7 +167,7 @@ def locate_effects(
 ) -> MeanEffects:
     """Return the mean effect of zeroing each head over any number of prompts, with intervals.
 
-    See `head_effects` for the effects and for `targets`, `against`, `positions` and `method`. `positions="last"` is
+    `targets`, `against`, `positions` and `method` are those of `head_effects`. `positions="last"` is
     much faster than all positions. Intervals are 95% bootstrap intervals over queries, because prompts with the same
     query are not independent.
 
@@ -262,6 +262,7 @@ class _Sums:
         self.queries.add(sha256(query.encode()).digest()[:16])
 
     def mean(self, name: str, view: ModelView) -> MeanScore:
+        """Return the means and intervals of score `name`; raise InputError if a mean is NaN or infinite."""
         shape = (view.n_layers, view.n_heads)
         missing = torch.full(shape, torch.nan, dtype=torch.float64)
         if not self.n:

@@ -59,6 +59,7 @@ class RunFolder:
             self.write_bytes(MANIFEST, text.encode())
 
     def _compare(self, manifest: Path, ours: dict[str, Any]) -> None:
+        """Raise InputError if an existing manifest is unreadable or differs from this configuration."""
         try:
             theirs = json.loads(manifest.read_text(encoding="utf-8"))
             different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
@@ -104,7 +105,7 @@ class RunFolder:
 
 
 class CorruptChunk(ValueError):
-    """A chunk that cannot be read, or fails its checksums."""
+    """Raised for a chunk that cannot be read, fails its checksums, or belongs to another configuration."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Stream prompts in batches: each batch yields a chunk, computed by one of the processes or read from the run's folder.
 
-1. `plan_batches` groups prompts of similar length.
+1. `plan_batches` groups prompts of similar length, after a first batch that covers all lengths.
 2. `ChunkStream.chunks` computes the batches that have no stored chunk, one batch per process in each round. The main
    process stores every chunk and yields all of them in order, so sums do not depend on the number of processes.
 """
@@ -39,10 +39,11 @@ def prompt_bytes(view: ModelView, width: int) -> int:
 def plan_batches(
     view: ModelView, batch: PromptBatch, *, batch_size: int | None = None, byte_budget: int = BYTE_BUDGET
 ) -> list[list[int]]:
-    """Return the rows of each batch: prompts of similar length, up to `byte_budget`.
+    """Return the rows of each batch: `batch_size` prompts or, by default, up to `MAX_ROWS` that fit `byte_budget`.
 
-    The first batch covers all lengths and is used to choose candidate heads (see `locate`). The plan depends only on
-    prompt lengths. Raise InputError if `batch_size` or `byte_budget` is below 1.
+    Prompts of a batch are of similar length, except in the first, which covers all lengths and serves to choose
+    candidate heads (see `locate`). The plan depends only on the lengths of prompts, the options, and the model's shape.
+    Raise InputError if `batch_size` or `byte_budget` is below 1.
     """
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
@@ -137,6 +138,7 @@ class ChunkStream:
         return chunk
 
     def _stored(self, kind: str, number: int) -> pa.Table | None:
+        """Return a stored chunk; None if it does not exist or is corrupt, which is reported through `warn`."""
         if self.folder is None:
             return None
         try:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def heads_table(top: TopHeads, folder: RunFolder | None = None) -> "pd.DataFrame":
     """Return rank, layer, head, name, increase (mean, nats), low, high (95% bootstrap over prompts), share_evaluated.
 
-    Without a folder, which stores per-prompt values, or with a single prompt, there are no intervals.
+    Intervals (low, high) need more than one prompt and a folder, which stores per-prompt values. `share_evaluated`, the
+    share of prompts on which a head was evaluated, is always 1 for located heads.
     """
     table = top.to_frame().rename(columns={"value": "increase"})
     if folder is not None and top.n_prompts > 1:
@@ -54,7 +55,7 @@ def per_prompt(top: TopHeads, folder: RunFolder) -> Float[np.ndarray, "prompt k"
 
 
 def summary(top: TopHeads) -> str:
-    """Return a sentence on the share of exact evaluations and the largest unevaluated bound."""
+    """Return one or two sentences on the share of exact evaluations and the largest unevaluated bound."""
     if not top.certified:
         return (
             f"All {top.n_parts} heads were evaluated exactly on all {top.n_prompts:,} prompts, because this readout "
