@@ -1,7 +1,7 @@
 """Log-probabilities of full labels that have several tokens.
 
-Elsewhere a label is scored by one token, which for " about animals" may be just " ". The full label's log-probability
-is the sum over its tokens, each conditioned on the prompt and the label's earlier tokens:
+Elsewhere a label is scored by one token, which for " about animals" may be just " about". The full label's
+log-probability is the sum over its tokens, each conditioned on the prompt and the label's earlier tokens:
 
     log p(label | prompt) = Σ_j log p(token_j | prompt, token_1 … token_{j−1})
 

@@ -69,6 +69,7 @@ class HeadProjection:
         self.scale = x.new_ones(len(x))
         if self.norm.normalize:
             self.scale = norm_scale(x, eps=self.norm.eps, center=self.norm.center)
+        # The scale of the norm of queries or keys.
         self.own_scale = torch.ones_like(self.scale)
         if self.own_norm is not None and self.own_norm.normalize:
             raw = self._without_norm(positions)

@@ -28,9 +28,9 @@ def ablate_heads(
 ) -> Iterator[None]:
     """Ablate heads while the block runs.
 
-    `mode="zero"` sets the heads' z to zero, so that they write nothing; b_O is kept. `mode="mean"` sets z to its mean
-    over the `reference` prompts: over all their tokens or, with `positions="last"`, over their last tokens.
-    `positions="last"` edits only each prompt's last position.
+    `mode="zero"` sets the heads' z to zero, so that they write nothing; b_O is kept. `mode="mean"` sets z to its mean,
+    without active edits, over the `reference` prompts: over all their tokens or, with `positions="last"`, over their
+    last tokens. `positions="last"` edits only each prompt's last position.
 
     Blocks nest. Warn once if a head does not reach the logits. Raise InputError for an unknown head, mode or positions,
     a mean without `reference` or with non-finite values, and a `reference` without `mode="mean"`.

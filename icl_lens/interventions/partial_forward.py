@@ -1,7 +1,7 @@
 """Ablate head sets by re-running only from the first ablated layer.
 
 1. One unedited pass over the prompts stores the residual stream at the input of every layer in which a set starts.
-2. Every prompt and set makes one row; rows of sets that start at about the same layer share a pass.
+2. Every pair of a prompt and a set makes one row; rows of sets that start at about the same layer share a pass.
 3. Each pass resumes from the stored stream at the first of these layers, and the heads of each row's set are ablated.
 """
 

@@ -20,8 +20,8 @@ MANIFEST = "manifest.json"
 class RunFolder:
     """Chunks and results of one run with one configuration, written atomically.
 
-    The bytes depend only on the configuration and the numbers, not on times, hosts or counters. Use it inside
-    `locked_folder`.
+    The files' bytes depend only on the configuration and the numbers, not on times, hosts or counters. Use the class
+    inside `locked_folder`.
     """
 
     def __init__(self, path: Path, configuration: Mapping[str, Any]):
