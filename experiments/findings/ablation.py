@@ -55,7 +55,7 @@ def measure(study: Study) -> Measured:
 def ablated_scores(
     study: Study, sets: Sequence[Sequence[il.Head]]
 ) -> tuple[Float[np.ndarray, "row set"], Float[np.ndarray, "row set"]]:
-    """Whether each held-out prompt is answered correctly without each set of heads, and the answer's log-odds, nats.
+    """Return whether each held-out prompt is answered correctly without each set, and the answer's log-odds, nats.
 
     Heads are set to zero at the last position, where the answer is predicted.
     """
@@ -69,7 +69,7 @@ def ablated_scores(
 
 
 def _curve(study: Study) -> pd.DataFrame:
-    """Accuracy and log-odds without the first 1, 2, 4, … heads, and without as many random ones of their layers."""
+    """Return accuracy and log-odds without the first 1, 2, 4, … heads, and without as many random heads (5 sets)."""
     ranked = study.ranked_heads()
     counts = [count for count in COUNTS if count <= len(ranked) // 2]
     random = [study.random_sets(ranked[:count], n=5) for count in counts]

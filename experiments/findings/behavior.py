@@ -35,7 +35,7 @@ OTHERS = tuple(
 
 
 def measure(study: Study) -> Measured:
-    """Accuracy in four conditions, next to the accuracy of copying the last demonstration's label."""
+    """Measure accuracy in four conditions, next to the accuracy of copying the last demonstration's label."""
     rows, details = [], []
     for condition, words in CONDITIONS.items():
         exchanged = condition == "exchanged"
@@ -57,7 +57,7 @@ def measure(study: Study) -> Measured:
 
 
 def label_log_probs(study: Study, batch: il.PromptBatch) -> torch.Tensor:
-    """Log-probability of each label after each prompt, nats."""
+    """Return each label's log-probability after each prompt [row label], nats."""
     return torch.cat([il.label_log_probs(study.model, piece).cpu() for piece in study.pieces(batch)])
 
 

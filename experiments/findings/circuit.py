@@ -42,7 +42,7 @@ MEASURES = [CPR, KEPT, *(Measure(group, words, HEADS, NATS) for group, words in 
 
 def measure(study: Study) -> Measured:
     """Measure CPR, what the first 1% of edges keep, and groups of edges, for heads located by contrast."""
-    ranking, testing = (thin_out(half, N_PROMPTS) for half in study.halves())  # of all classes and labels
+    ranking, testing = (thin_out(half, N_PROMPTS) for half in study.halves())  # all classes and labels
     circuit = il.locate_circuit(study.model, ranking, testing, study.located, n_random=N_RANDOM)
     sizes = {
         "ranking": study.ranking,

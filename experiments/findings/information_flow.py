@@ -47,9 +47,9 @@ NAMES = {
     "label_to_last": ("label → last", "random edges into the last token"),
 }
 N_WINDOWS = 4
-"""Of layers, in the curve."""
+"""Maximum number of windows of layers in the curve."""
 N_CURVE, N_SALIENCY = 100, 200
-"""Prompts that the curve is measured on, and those whose saliency is measured; each takes a backward pass."""
+"""Minimum number of prompts (if there are more) for the curve, and for saliency, which takes a backward pass."""
 
 
 def measure(study: Study) -> Measured:
@@ -73,6 +73,7 @@ def halves_of(n_layers: int) -> dict[str, list[int]]:
 
 
 def _blocked_rows(study: Study, halves: dict[str, list[int]]) -> tuple[list[Row], pd.DataFrame]:
+    """Measure what blocking each flow costs: rows by half of the layers, and the curve by window of layers."""
     batch, layers = study.held_out, range(study.view.n_layers)
     intact, rows = log_odds(study, batch), []
     for flow, half, other in (("text_to_label", "shallow", "deep"), ("label_to_last", "deep", "shallow")):

@@ -6,8 +6,8 @@
    gap a_same − a_other counts heads by their attention to labels.
 2. Prompts show both classes equally often in random order, and both labels and both classes are the answer equally
    often, so that a head that attends to the nearest label, or to one label word, has a share of 50%.
-3. With a query of the other class after the same demonstrations, attention moves from one class's labels to those of
-   the other: half of the change of a_same − a_other, with classes named for the first query.
+3. With a query of the other class after the same demonstrations, attention should move to the other class's labels.
+   The shift is half of the drop of a_same − a_other, where "same" is the class of the first query in both prompts.
 4. Within a prompt, the labels' attention is ranked against what each label adds to its own log-odds.
 """
 
@@ -41,7 +41,7 @@ MEASURES = (
 
 
 def measure(study: Study) -> Measured:
-    """Attention to the labels of either class before and after the query changes its class, and what it brings."""
+    """Measure attention to either class's labels, its shift with the query's class, and its correlation with effects."""
     batch = study.held_out
     parts = study.map(batch, lambda acts: torch.stack([il.attention_to_labels(acts), label_effects(acts)], dim=-1))
     attention, effects = parts.double().unbind(-1)
@@ -87,7 +87,7 @@ def shifts(
     same: Bool[Tensor, "row demo"],
     other: Bool[Tensor, "row demo"],
 ) -> Float[Tensor, "row layer head"]:
-    """Return the attention (0–1) that labels of the first query's class lose and the others gain, the mean of both."""
+    """Return the mean (0–1) of what attention labels of the first query's class lose and the other labels gain."""
     of_same, of_other = class_sums(before - after, same, other)
     return (of_same - of_other) / 2
 
@@ -95,7 +95,7 @@ def shifts(
 def _heads(
     study: Study, of_same: Float[Tensor, "row layer head"], of_other: Float[Tensor, "row layer head"]
 ) -> pd.DataFrame:
-    """Mean attention (%) of each located head to labels of the answer's class and of the other."""
+    """Return the mean attention (%) of each located head to labels of the answer's class and of the other."""
     same, other = (100 * one.mean(0) for one in (of_same, of_other))
     return pd.DataFrame(
         {"part": "attention", "head": str(head), "same": float(same[*head]), "other": float(other[*head])}
@@ -106,7 +106,7 @@ def _heads(
 def _effects(
     study: Study, attention: Float[Tensor, "row layer head demo"], effects: Float[Tensor, "row layer head demo"]
 ) -> pd.DataFrame:
-    """Attention (%) to labels of the answer's class, and its effect (nats), in the best heads: 200 labels of each."""
+    """Return attention (%) to labels of the answer's class and its effect (nats), for up to 200 labels per best head."""
     same, found = label_classes(study.held_out)[0], []
     for place, head in zip(PLACES, study.located, strict=False):
         x, y = (one[:, *head][same][:200].numpy() for one in (attention, effects))

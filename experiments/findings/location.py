@@ -3,7 +3,7 @@
 Deep share: S = Σ_{h deep} max(c_h, 0) / Σ_h max(c_h, 0), where c_h is a head's mean contribution on held-out prompts.
 Deep is the second half of the layers; with an odd number, the middle layer counts half, so that evenly spread heads
 give S = 50%. The same share is computed with layers instead of heads: deep attention layers among all attention and
-FFN layers, where 25% is even.
+FFN layers, where an even spread gives 25%.
 """
 
 import time
@@ -50,7 +50,7 @@ LOST = tuple(
 
 
 def measure(study: Study) -> Measured:
-    """Share of the deeper half by both rankings, by exact effects, and of layers; then what each method finds."""
+    """Measure the deeper half's share by either ranking, by exact effects and of layers, and what each method finds."""
     scores, seconds = _timed_scores(study)
     layers = _layer_contributions(study)
     rows: list[Row] = []
@@ -73,7 +73,7 @@ def measure(study: Study) -> Measured:
 def deep_share(
     values: Float[Tensor, "row layer part"], clusters: Int[np.ndarray, " row"], counted: slice = slice(None)
 ) -> Comparison:
-    """Compare the share of the deeper half's counted parts in all positive mean contributions with an even spread."""
+    """Compare the share of the deeper half's `counted` parts in all positive mean contributions with an even spread."""
     means = np.einsum("dr,rlp->dlp", weights_with_data(clusters), values.double().numpy())
     positive = np.clip(means, 0, None)
     n_layers, n_parts = means.shape[1:]
@@ -86,7 +86,7 @@ def deep_share(
 
 
 def _timed_scores(study: Study) -> tuple[dict[str, Scores], dict[str, float]]:
-    """Every method's scores of all heads on the locating prompts, and its seconds per 100 prompts."""
+    """Return every method's scores of all heads on the locating prompts, and its seconds per 100 prompts."""
     batch = study.halves()[0]
     scores, seconds = {}, {}
     for name, method in METHODS.items():
@@ -100,7 +100,7 @@ def _timed_scores(study: Study) -> tuple[dict[str, Scores], dict[str, float]]:
 def _compared(
     study: Study, found: Mapping[str, Sequence[il.Head]], seconds: Mapping[str, float]
 ) -> tuple[list[Row], pd.DataFrame]:
-    """Log-odds lost on held-out prompts without each method's heads, next to random heads of the same layers."""
+    """Measure log-odds lost on held-out prompts without each method's heads, and without random ones of their layers."""
     sets = [[], *(one for heads in found.values() for one in [heads, *study.random_sets(heads)])]
     _, odds = ablated_scores(study, sets)
     lost = (odds[:, :1] - odds)[:, 1:].reshape(len(odds), len(found), 1 + N_RANDOM_SETS)
@@ -121,7 +121,7 @@ def _compared(
 
 
 def _layer_contributions(study: Study) -> Float[Tensor, "row ranking layer component"]:
-    """What each layer's attention and FFN add on held-out prompts, nats, by contrast and by increase."""
+    """Return what each layer's attention and FFN add on held-out prompts, nats, by contrast and by increase."""
 
     def added(acts: il.Activations) -> Float[Tensor, "row 2 layer 2"]:
         tokens, others = acts.batch.answer_tokens, acts.batch.other_label_tokens
@@ -142,7 +142,7 @@ def _layer_table(contributions: Float[Tensor, "row ranking layer component"]) ->
 
 
 def _top_heads(study: Study) -> pd.DataFrame:
-    """The heads of largest mean on held-out prompts, nats, by both rankings."""
+    """Return the `SHOWN_HEADS` heads of largest mean (nats) on held-out prompts, by either ranking."""
     rows = []
     for ranked in study.by_ranking():
         values = ranked.head_scores("held_out")

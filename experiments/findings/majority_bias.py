@@ -1,8 +1,8 @@
 """Finding 9: does the model prefer the label that more demonstrations have?
 
-Two prompts with one query are compared: in one, three in four demonstrations have the answer's label; in the other,
-one in four. Every other thing that could favor a label is the same in both or balanced: the last demonstration's label,
-the classes, the label words, and the number of demonstrations.
+Two prompts with the same query are compared: about three in four demonstrations have the answer's label in one prompt,
+and one in four in the other. All else that could favor a label is the same in the two prompts or balanced: the last
+demonstration's label, the classes, the label words, and the number of demonstrations.
 """
 
 from functools import partial
@@ -50,7 +50,7 @@ ATTENTION = tuple(
 
 
 def measure(study: Study) -> Measured:
-    """Measure the gap, what the fix does to it, and attention without one demonstration next to what softmax does."""
+    """Measure the gap, what the fix does to it, and how attention changes without one demonstration."""
     shown = study.task.demonstrations
     if shown < 2:
         raise il.InputError("with one demonstration of each class, no label can be rarer and still be shown")

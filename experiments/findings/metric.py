@@ -2,11 +2,11 @@
 
 1. x is what enters a head at the last position, y what enters it at a label, both after the norm without its gain and
    shift. The head's form is xᵀ M y with M = gain W_Q W_Kᵀ gain; the baseline is the cosine of the same x and y.
-2. Both are centered alike: the mean x of the prompts is subtracted from x, and the mean y from y, before either is
-   computed. What every query adds to a label's score, and every label to a query's, is removed from both.
+2. Form and cosine have the same centered inputs: x minus the mean x of the prompts, and y minus the mean y. This
+   removes what every query adds to a label's score, and what every label adds to a query's.
 3. The AUROC of a prompt is the share of pairs, a label of the query's class and one of the other, in which the first
-   scores higher; precision@1 is the share of prompts whose best label is of the query's class. Ties count by their
-   share.
+   scores higher (ties count half); precision@1 is the share of prompts whose best label is of the query's class (of
+   labels that tie for the best, the share that are).
 4. Where the cosine is near 1, nothing can exceed it. The same heads are therefore also compared on categories of close
    meaning, on which they were not located.
 """
@@ -36,7 +36,7 @@ from experiments.framework.study import Study, clusters_of, label_classes
 from icl_lens.errors import InputError
 
 CLOSE = ("city-country", "food-drink", "clothing-furniture", "insect-animal", "taste-texture")
-"""Pairs of categories of close meaning; three that share none with the task are used."""
+"""Pairs of categories of close meaning; the first three without a category of the task are used."""
 N_ROTATIONS = 5
 
 HEAD, COSINE, UNIT = "located heads' form", "cosine of the same inputs", "AUROC of the query's class among labels, 0–1"
@@ -53,7 +53,7 @@ MEASURES = (
 def center(
     queries: Float[Tensor, "row d_model"], keys: Float[Tensor, "row demo d_model"]
 ) -> tuple[Float[Tensor, "row d_model"], Float[Tensor, "row demo d_model"]]:
-    """Return the inputs less the mean of all queries and the mean of all keys."""
+    """Return queries minus their mean over rows, and keys minus their mean over rows and demonstrations."""
     return queries - queries.mean(0), keys - keys.flatten(0, 1).mean(0)
 
 
@@ -93,7 +93,10 @@ def measure(study: Study) -> Measured:
 
 @torch.no_grad()
 def head_columns(study: Study, batch: il.PromptBatch) -> dict[str, Float[np.ndarray, "row head"]]:
-    """Return AUROC and precision@1 (0–1) of each located head's form and of the cosine of its inputs."""
+    """Return AUROCs (0–1) of each located head's form and of the cosine of its inputs, centered and not ("raw_").
+
+    Also return those of forms with rotated keys, and precision@1 (0–1) of the centered form and cosine ("_first").
+    """
     layers = sorted({head.layer for head in study.located})
     streams = study.map(batch, lambda acts: layer_inputs(acts, layers)).to(study.view.unembed_device)
     classes = [one.numpy() for one in label_classes(batch)]
@@ -117,7 +120,7 @@ def head_columns(study: Study, batch: il.PromptBatch) -> dict[str, Float[np.ndar
 
 
 def close_categories(study: Study) -> Comparison | str:
-    """Compare located heads' forms with the cosine on categories of close meaning, or say why it is impossible."""
+    """Compare located heads' forms with the cosine on categories of close meaning, or return why it is impossible."""
     chosen = [name for name in CLOSE if not {*study.task.data.split("-")} & {*name.split("-")}][:3]
     tasks = [replace(study.task, name=name, data=name, path=None) for name in chosen]
     n = max(8, study.n // 3)

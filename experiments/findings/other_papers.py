@@ -1,7 +1,8 @@
 """Finding 12: are located heads induction heads or function-vector heads?
 
 1. Induction score (Olsson et al. 2022): on random tokens shown twice, a head's attention from a token's second
-   occurrence to the token after its first one. Previous-token score: to the token before. Means over the second half.
+   occurrence to the token after its first one. Previous-token score: its attention to the token before. Both are means
+   over the tokens of the second showing.
 2. Function vector (Todd et al. 2023): the sum of heads' mean outputs at the last position over prompts with one
    assignment of the labels. It is added to prompts whose labels carry no information, and should restore that
    assignment.
@@ -49,7 +50,7 @@ MEASURES = (
 
 
 def measure(study: Study) -> Measured:
-    """Induction and previous-token scores of located heads, their function vector, and their indirect effects."""
+    """Measure located heads' induction and previous-token scores, function vectors, and indirect effects."""
     induction, previous = repeat_scores(study.model, n=SEQUENCES, n_tokens=RANDOM_TOKENS, seed=study.seed).unbind(-1)
     scores = {"induction": induction, "previous": previous}
     tasks = list(assignments(study))
@@ -95,7 +96,7 @@ def _in_common(
 
 
 def _heads(study: Study, scores: Mapping[str, Float[Tensor, "row layer head"]]) -> pd.DataFrame:
-    """Every head's mean scores."""
+    """Return a row with the mean scores of each head, for the figure."""
     means = {name: values.double().mean(0) for name, values in {"contrast": study.head_scores(), **scores}.items()}
     located = {*study.located}
     return pd.DataFrame(

@@ -1,8 +1,8 @@
 """Finding 3: are the same heads used by different tasks?
 
-For a task's list of k heads of largest mean contrast, overlap = heads in common / k. Random lists with as many heads in
-each layer have Σ_layers a · b / H heads in common on average, where a layer of H heads has a on one list and b on the
-other; this is the control, so that two lists do not count as similar just because both are deep.
+Each task has a list of the k heads of largest mean contrast; the overlap of two lists is heads in common / k. Random
+lists with as many heads in each layer have Σ_layers a · b / H heads in common on average, where a layer of H heads has
+a on one list and b on the other. This is the control: two lists are not similar just because both contain deep heads.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,6 +37,7 @@ OWN = "this task"
 
 
 def _two_classes(study: Study, *, task_of: Callable[[Study], Task], seed: int) -> TaskPrompts:
+    """Return the locating prompts of another task with two classes, in balanced order."""
     batch = Study(study.model, task_of(study), n_prompts(study), seed).halves()[0]
     return TaskPrompts(batch, clusters_of(batch))
 
@@ -101,7 +102,7 @@ def rank(study: Study, prompts: TaskPrompts, *, seed: int) -> Ranked:
 
 
 def measure(study: Study) -> Measured:
-    """Overlap of the located heads with those of each other task that the model does, and its mean."""
+    """Measure the overlap of the located heads with those of each other task that the model does, and its mean."""
     locating, held_out = (TaskPrompts(half, clusters_of(half)) for half in study.halves())
     own, same = rank(study, locating, seed=0), rank(study, held_out, seed=1)
     ranked, tasks = {OWN: own}, dict[str, TaskPrompts]()
@@ -143,7 +144,7 @@ def _row(measure: str, own: Ranked, lists: Lists, others: list[Lists], ranking: 
 
 
 def _matrix(ranked: dict[str, Ranked]) -> Iterator[dict[str, object]]:
-    """The overlap of each pair of tasks, that of random lists, and the first task's accuracy."""
+    """Yield the overlap of each pair of tasks, that of random lists, and the first task's accuracy."""
     for first, one in ranked.items():
         for second, other in ranked.items():
             lists = one.lists[:1], other.lists[:1]

@@ -3,9 +3,10 @@
 1. A head's score from the last position splits exactly by writers at the key, and by writers at the query
    (`il.attention_score_parts`). What matters to attention is a difference of scores: the mean over labels of the
    answer's class minus the mean over the other labels.
-2. Writers are grouped: embeddings, heads and FFNs of the first half of the layers (early), of the second half (late).
-3. A group counts for a head if its part of the difference is above zero, and more so than in other heads of the layer:
-   what distinguishes the classes in any head is then not specific to located heads.
+2. Writers are grouped: embeddings, and heads and FFNs of the first half of the layers, are early; heads and FFNs of
+   the second half are late; biases are neither.
+3. A group's part in located heads is compared with its part in other heads of their layers: what distinguishes the
+   classes in every head is not specific to located heads.
 """
 
 from functools import partial
@@ -44,7 +45,7 @@ MEASURES = _measures()
 
 
 def measure(study: Study) -> Measured:
-    """Differences of scores between labels of either class, by group of writers and side."""
+    """Measure differences of scores between true and false labels, by group of writers and side (key or query)."""
     groups = study.map_heads(
         study.held_out, study.compared, lambda acts: score_groups(acts, study.compared), writers=True
     )

@@ -2,8 +2,8 @@
 
 1. A head's query at the last position is scored against its keys at the labels, without the position term. A prompt's
    AUROC is the share of pairs, a label of the query's class and one of the other, in which the first scores higher.
-2. The same with keys from the prompt whose labels are exchanged: keys that represent texts keep the order of classes;
-   keys that represent label words reverse it where the query already holds the answer.
+2. The same is measured with keys from the prompt whose labels are exchanged: keys that represent texts keep the order
+   of the classes; keys that represent label words reverse it where the query already holds the answer.
 3. In all located heads at once, the last position's query, or the keys or the values that it sees at labels, come from
    another prompt. Two towers predict that the answer becomes less likely if the query's class, the keys' texts or
    the values' labels are exchanged, but not if the keys' labels or the values' texts are.
@@ -38,7 +38,7 @@ class Swap(NamedTuple):
     activation: HeadActivation
     source: str
     words: str
-    """Short, for the figure."""
+    """Name in the figure."""
     quantity: str
     """Heading of the table."""
 
@@ -98,7 +98,7 @@ def query_key_scores(
 ) -> Float[np.ndarray, "row layer head demo"]:
     """Return each compared head's scores, without the position term, of one batch's last queries with another's keys.
 
-    NaN for all other heads.
+    All other heads have NaN.
     """
     layers = sorted({head.layer for head in study.compared})
     of_queries, of_keys = (study.map(batch, lambda acts: layer_inputs(acts, layers)) for batch in (queries, keys))

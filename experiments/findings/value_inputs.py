@@ -1,8 +1,9 @@
 """Finding 14: who wrote what located heads' values carry to the last position?
 
 1. What a head adds to the answer's log-odds from a label splits exactly by writers at that label (`il.value_parts`).
-2. Writers are grouped: embeddings, heads and FFNs of the first half of the layers (early), of the second half (late).
-3. Summed over a prompt's labels, a group's part is what it adds through the head. Controls are other heads of its
+2. Writers are grouped: embeddings, and heads and FFNs of the first half of the layers, are early; heads and FFNs of
+   the second half are late; biases are neither.
+3. Summed over a prompt's labels, a group's part is what it adds through the head. Controls are other heads of the
    layer.
 """
 
@@ -34,7 +35,7 @@ MEASURES = [
 
 
 def measure(study: Study) -> Measured:
-    """What heads add to the answer's log-odds from labels, by group of writers."""
+    """Measure what heads add to the answer's log-odds from labels, by group of writers."""
     groups = study.map_heads(
         study.held_out, study.compared, lambda acts: value_groups(acts, study.compared), writers=True
     )
@@ -54,7 +55,7 @@ def measure(study: Study) -> Measured:
 
 
 def value_groups(acts: il.Activations, heads: list[il.Head]) -> Float[Tensor, "row head group"]:
-    """Return what each head adds to the answer's log-odds from all labels, by group of writers there."""
+    """Return what each head adds to the answer's log-odds (nats) from all labels, by group of writers at the labels."""
     against = compared_tokens(acts.batch)
     found = []
     for head in heads:

@@ -3,10 +3,10 @@
 1. A head's value at a label position, carried through W_O, is projected into the vocabulary, where the label's own
    token has rank r. Means over the labels of a prompt: 1 / r, and the orders of magnitude log10(vocabulary size / r),
    which a few top ranks do not dominate.
-2. With the labels of a prompt exchanged, the same token is ranked where the other label now is: a value that names the
-   label follows it; a value that names the text, or always the same words, does not.
+2. In prompts with exchanged labels, the same token is ranked at the same position, which now holds the other label:
+   the rank worsens if values name the label, and stays if they name the text or always the same words.
 3. Label features: log p(foo) − log p(bar) of the value at foo minus that at bar, halved.
-4. Copying needs no prompts: Σ λ / Σ |λ| of the eigenvalues of W_E W_V W_O W_U between tokens.
+4. Copying, from weights alone: Σ λ / Σ |λ| of the eigenvalues of W_E W_V W_O W_U between tokens of the prompts.
 """
 
 from functools import partial
@@ -105,6 +105,7 @@ def circuit_scores(study: Study) -> dict[str, Float[np.ndarray, "1 layer head"]]
 
 
 def _words_of_best(study: Study) -> list[Row]:
+    """Return rows on the top words of the best located head's keys and query, or the reason why there are none."""
     best, names = study.located[0], ("key_words", "query_words")
     if best.layer == 0:
         why = f"the best head, {best}, is in the first layer, whose inputs are embeddings"
@@ -117,7 +118,7 @@ def _words_of_best(study: Study) -> list[Row]:
 def _details(
     study: Study, own: Float[Tensor, "row layer head"], moved: Float[Tensor, "row layer head"]
 ) -> pd.DataFrame:
-    """Mean reciprocal ranks of each located head ("head"), and the best head's top words for a prompt."""
+    """Return mean reciprocal ranks of each located head (part "head"), and the best head's top words for a prompt."""
     found = []
     for head in study.located:
         others = [float(own[:, *one].mean()) for one in study.controls[head.layer]]
