@@ -41,7 +41,7 @@ MEASURES = (
 
 
 def measure(study: Study) -> Measured:
-    """Measure attention to either class's labels, its shift with the query's class, and its correlation with effects."""
+    """Measure attention to either class's labels, its shift with the query's class, and its rank against effects."""
     batch = study.held_out
     parts = study.map(batch, lambda acts: torch.stack([il.attention_to_labels(acts), label_effects(acts)], dim=-1))
     attention, effects = parts.double().unbind(-1)
@@ -106,7 +106,7 @@ def _heads(
 def _effects(
     study: Study, attention: Float[Tensor, "row layer head demo"], effects: Float[Tensor, "row layer head demo"]
 ) -> pd.DataFrame:
-    """Return attention (%) to labels of the answer's class and its effect (nats), for up to 200 labels per best head."""
+    """Return attention (%) to labels of the answer's class and its effect (nats): up to 200 labels per best head."""
     same, found = label_classes(study.held_out)[0], []
     for place, head in zip(PLACES, study.located, strict=False):
         x, y = (one[:, *head][same][:200].numpy() for one in (attention, effects))

@@ -100,7 +100,7 @@ def _timed_scores(study: Study) -> tuple[dict[str, Scores], dict[str, float]]:
 def _compared(
     study: Study, found: Mapping[str, Sequence[il.Head]], seconds: Mapping[str, float]
 ) -> tuple[list[Row], pd.DataFrame]:
-    """Measure log-odds lost on held-out prompts without each method's heads, and without random ones of their layers."""
+    """Measure log-odds lost on held-out prompts without each method's heads, next to random heads of their layers."""
     sets = [[], *(one for heads in found.values() for one in [heads, *study.random_sets(heads)])]
     _, odds = ablated_scores(study, sets)
     lost = (odds[:, :1] - odds)[:, 1:].reshape(len(odds), len(found), 1 + N_RANDOM_SETS)
