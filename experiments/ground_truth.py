@@ -1,7 +1,7 @@
 """The findings on models whose circuit is known, and how well each location method recovers it.
 
-A finding may only be believed if it finds two towers where they are planted and none where the same task is solved
-otherwise. `python -m experiments ground-truth` builds the planted models, measures every finding on them, and writes
+A finding is credible only if it finds two towers where they are planted, and none where the same task is solved in
+another way. `python -m experiments ground-truth` builds the planted models, measures every finding on them, and writes
 docs/results/ground-truth.md.
 """
 
@@ -48,6 +48,7 @@ SETTINGS = {
     "untrained": Setting("untrained", "random weights"),
 }
 PLANTED = ("two-tower", "compare-copy")
+"""Settings whose circuit has two towers."""
 WRITING = ("two-tower", "copier", "last-label", "majority")
 """Roles of heads that write labels as outputs; a study locates as many heads as there are."""
 ANSWERING = ("two-tower", "comparer", "copier")
@@ -56,7 +57,7 @@ ANSWERING = ("two-tower", "comparer", "copier")
 
 @dataclass(frozen=True)
 class Expected:
-    """In which settings a measure must be above its control, and where it may be; in no other it may."""
+    """Settings in which a measure must be above its control, and where it may be, and why; elsewhere it must not be."""
 
     above: tuple[str, ...]
     may: tuple[str, ...] = ()
@@ -127,7 +128,7 @@ def planted_models(folder: Path, seeds: Sequence[int] = SEEDS) -> dict[tuple[Kin
 
 
 def task_of(planted: Planted, labels: tuple[str, str] = ("foo", "bar")) -> Task:
-    """Return the task that a planted model's words are of."""
+    """Return the task `DATA` with a planted model's words."""
     return Task(f"{DATA}, {'/'.join(labels)}", DATA, labels, path=str(planted.words))
 
 
@@ -150,7 +151,7 @@ def cells(
 
 
 class Observed(NamedTuple):
-    """A measure in a setting: a row for each seed, and whether most of them are as expected."""
+    """A measure in a setting: a row for each seed, and whether `above`, the result of most seeds, is as expected."""
 
     rows: list[Row]
     as_expected: bool
@@ -173,7 +174,7 @@ Table = dict[tuple[str, str], dict[str, Observed]]
 
 
 def observe(results: Path, findings: Sequence[Finding]) -> Table:
-    """Return the stored rows of every measure that something is expected of."""
+    """Return the stored rows of every measure in `EXPECTED`."""
     rows: dict[tuple[str, str, str], list[Row]] = {}
     for finding, cell in load_cells(results, findings):
         setting = cell["configuration"]["model"].removeprefix("planted ")
@@ -191,7 +192,7 @@ def observe(results: Path, findings: Sequence[Finding]) -> Table:
 
 
 def recovery(planted: Planted, n: int, load: Callable[[str], Any] = il.load_model) -> dict[str, dict[str, int]]:
-    """Return the roles of the heads that each location method finds, as many as answer in the planted circuit."""
+    """Return, for each location method, the roles of its k best heads, where k heads of the planted circuit answer."""
     role_of = {head: role for role, heads in planted.heads.items() for head in heads}
     k = sum(role in ANSWERING for role in role_of.values())
     study = Study(load(str(planted.folder)), task_of(planted), n)
@@ -338,7 +339,7 @@ def _number(value: float, measure: Measure) -> str:
 
 
 def _found(counts: Sequence[Mapping[str, int]]) -> tuple[int, int, Counter[str]]:
-    """Return how many answering heads were found, of how many, and the roles of the others."""
+    """Return how many found heads answer, how many were found, and the roles of the others."""
     total: Counter[str] = sum(map(Counter, counts), Counter())
     others = Counter({role: n for role, n in total.items() if role not in ANSWERING})
     return total.total() - others.total(), total.total(), others

@@ -24,6 +24,7 @@ TEMPLATES = {"lines": LINES, "paper": PAPER, "arrows": ARROWS, "questions": QUES
 """Lines: "cat : foo", one per line. Paper: the same in one line. Arrows: "cat -> foo". Questions: "Input: cat"."""
 DEMONSTRATIONS = (1, 2, 4, 8, 16)
 ROWS = 20
+"""Maximum number of prompts per pass."""
 _WORDS = str(WORDS)
 
 TASKS = (
@@ -58,7 +59,7 @@ class Setting:
 
 
 def settings() -> Iterator[Setting]:
-    """Every task at 1 to 16 demonstrations, and at 4 of them in every layout and template."""
+    """Yield each task at 1 to 16 demonstrations per class, and at 4 in each layout and in each template."""
     for task in TASKS:
         for count in DEMONSTRATIONS:
             yield Setting(replace(task, demonstrations=count, template=LINES), "lines")

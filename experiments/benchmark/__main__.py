@@ -1,7 +1,7 @@
 """`python -m experiments.benchmark`: one table from one run.
 
-Variants are timed in turns, so that a busy machine slows all of them; times are medians, and ratios are within the
-run. Peak memory is that of a child process that does nothing else.
+Variants are timed in alternation, so that a busy machine slows all of them; times are medians, and ratios are within
+the run. Peak memory is that of a child process that does nothing else.
 """
 
 import tempfile
@@ -37,11 +37,11 @@ DOCUMENT = Path(__file__).parent.parent.parent / "docs" / f"benchmark{'-gpu' if 
 LONGEST = 45.0
 """Maximum seconds of a bare forward pass; larger batches are omitted."""
 AT_LAST_TOKENS = (14, 200, 1000)
-"""Lengths of the prompt whose heads are all removed at its last position."""
+"""Lengths (tokens) of the prompts on which every head is removed at the last position."""
 
 
 def sizes_of(text: str) -> list[tuple[int, int]]:
-    """ "14x1,200x16" as (tokens, batch); raises InputError if it is not that."""
+    """Return the (tokens, prompts) pairs of a text such as 14x1,200x16; raise InputError for another text."""
     try:
         return [(int(tokens), int(batch)) for tokens, batch in (size.split("x") for size in text.split(",") if size)]
     except ValueError:
@@ -51,14 +51,14 @@ def sizes_of(text: str) -> list[tuple[int, int]]:
 def batches(
     model: Any, name: str, sizes: list[tuple[int, int]], slow: list[tuple[int, int]], *, repeats: int
 ) -> Iterator[Row]:
-    """Every variant on every size of batch."""
+    """Measure every variant on every size of batch; omit sizes whose forward pass would exceed `LONGEST` seconds."""
     per_token = 0.0
     for tokens, batch in sizes:
         expected = per_token * tokens * batch
         if expected > LONGEST:
             yield Row(name, f"{batch} × {tokens}", "all", note=f"left out: {expected:.0f} s a forward pass")
             continue
-        # Longer batches vary less and take longer: fewer turns.
+        # Slow batches need fewer turns: their times vary less.
         turns = repeats if expected < 10 else min(repeats, 3)
         rows = list(measure(model, name, tokens, batch, repeats=turns, slow=(tokens, batch) in slow))
         yield from rows
@@ -68,11 +68,11 @@ def batches(
 Only = Literal["everything", "explain", "edges"]
 EDGE_TOKENS = (14, 200)
 EXPLAINED = ("smollm2-135m", "gemma-3-270m")
-"""Shapes of the models that one prompt is explained by, for the time."""
+"""Shapes of the models whose explanation of one prompt is timed."""
 
 
 def on_real_weights(n: int, device: str, *, repeats: int) -> Iterator[Row]:
-    """The bundled models."""
+    """Measure every variant, and location and removal over many prompts, on the bundled models."""
     for name in il.bundled_models():
         model = il.load_model(name, device=device)
         batch = il.tokenize(model, load_task("sentiment-number", n=n))
@@ -86,7 +86,7 @@ def on_real_weights(n: int, device: str, *, repeats: int) -> Iterator[Row]:
 
 
 def memory(folder: Path, n: int) -> Iterator[Peak]:
-    """Peaks of everything that is promised to be small."""
+    """Measure peak memory of passes, searches, an explanation, removing heads, and location over many prompts."""
     for key in ("bare", "captured", "certified", "linear"):
         yield peak_of(folder, key, 16, 14)
     yield peak_of(folder, "explain", 1, 14)
@@ -97,7 +97,7 @@ def memory(folder: Path, n: int) -> Iterator[Peak]:
 
 
 def explained(name: str, folder: Path) -> Iterator[Peak]:
-    """Explaining one prompt by a model that fills the machine, in its own precision."""
+    """Measure peak memory of explaining one prompt with a model that fills the machine, in the shape's precision."""
     build(SHAPES[name], folder)
     yield peak_of(folder, "explain", 1, 14, dtype=SHAPES[name].dtype)
 
@@ -132,7 +132,7 @@ def main(
         for row in measured:
             rows.append(row)
             say.print("  ".join(row.cells()), markup=False, highlight=False)
-            write_text(out, document(rows, peaks))  # what is measured is not lost
+            write_text(out, document(rows, peaks))  # keeps rows if the run stops
 
     with tempfile.TemporaryDirectory() as temporary:
         for name in EXPLAINED:

@@ -18,14 +18,14 @@ from icl_lens.models.view import ModelView
 
 
 def in_turns(repeats: int, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[float, float, Any, Any]:
-    """Return the median seconds of two ways, timed in turns, and what each returned last."""
+    """Return the median seconds of two functions, timed in alternation, and what each returned last."""
     turns = [(timed(first), timed(second)) for _ in range(repeats)]
     one, other = (statistics.median(turn[i][0] for turn in turns) for i in (0, 1))
     return one, other, turns[-1][0][1], turns[-1][1][1]
 
 
 def forward_over(model: Any, batch: il.PromptBatch) -> Callable[[], None]:
-    """Return what runs the model over the batches that location makes of a batch; they are run on one here."""
+    """Return a function that runs the model over the batches that location makes of `batch`; warm up on the first."""
     plan = plan_batches(ModelView.of(model), batch)
     forward_only(model, batch[plan[0]])
 
@@ -37,7 +37,7 @@ def forward_over(model: Any, batch: il.PromptBatch) -> Callable[[], None]:
 
 
 def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, check: bool) -> Iterator[Row]:
-    """Locating heads over many prompts, relative to forward passes over its batches; `check` against every mean."""
+    """Time locating heads over many prompts, relative to forward passes; with `check`, compare with all means."""
     view = ModelView.of(model)
     n_heads = view.n_layers * view.n_heads
     k = min(K, n_heads)
@@ -60,7 +60,7 @@ def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, chec
 
 
 def mean_effects(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
-    """Every head's mean effect at the last position, streamed, relative to the forward passes over the same batches."""
+    """Time every head's mean effect at the last position, streamed, relative to forward passes over these batches."""
     forward, seconds, *_ = in_turns(
         repeats, forward_over(model, batch), lambda: il.locate_effects(model, batch, positions="last")
     )
@@ -69,7 +69,7 @@ def mean_effects(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) 
 
 
 def shares(model: Any, name: str, batch: il.PromptBatch) -> Iterator[Row]:
-    """Share of (layer, head, position) parts evaluated for the top 20 of each prompt, and where the model is unsure."""
+    """Measure the share of subheads evaluated for each prompt's top 20: all prompts, and those with unsure answers."""
     n_exact, n_parts, margin = [], [], []
     for chunk in batch.split(50):
         acts = il.capture(model, chunk)
@@ -93,7 +93,7 @@ def shares(model: Any, name: str, batch: il.PromptBatch) -> Iterator[Row]:
 
 
 def removing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
-    """The effect of removing every head, relative to one full forward pass per head and prompt."""
+    """Time the effect of removing every head, relative to one full forward pass per head and prompt."""
     view = ModelView.of(model)
     rows = [row for row in range(len(batch)) for _ in range(view.n_heads)]
     pieces = list(batch[rows].split(max(1, PASS_TOKENS // batch.tokens.shape[1])))
@@ -114,7 +114,7 @@ STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 
 
 def fixing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
-    """Both bias fixes in a quarter of the heads, at several strengths: one pass for each, and all in one batch."""
+    """Time both bias fixes in a quarter of the heads, at several strengths: one pass for each, and all in one batch."""
     heads = ModelView.of(model).heads()[::4]
     fixes = [il.DebiasSettings(heads, **{fix: strength}) for fix in ("majority", "recency") for strength in STRENGTHS]
 
@@ -142,7 +142,7 @@ AT_LAST = {
 
 
 def removing_at_last(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
-    """Every head's effect at the last position, exact and estimated, alternating with the bare forward pass."""
+    """Time every head's effect at the last position, exact and estimated, in alternation with the bare forward pass."""
     times: dict[str, list[float]] = {}
     found: dict[str, il.HeadEffects] = {}
     forward_only(model, batch)
@@ -174,7 +174,7 @@ N_RECEIVERS = 20
 
 
 def edges(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
-    """Exact edges from all earlier heads into heads of the last quarter of the layers, in turns with a forward pass."""
+    """Time exact edges from all earlier heads into up to 20 heads of the last quarter of the layers."""
     view = ModelView.of(model)
     late = [head for head in view.heads() if 4 * head.layer >= 3 * view.n_layers]
     receivers = late[:: max(1, len(late) // N_RECEIVERS)][:N_RECEIVERS]

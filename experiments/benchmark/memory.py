@@ -17,7 +17,7 @@ EXAMPLE = "love : bar like : bar eight : foo two : foo one :"
 
 
 def peak_of(folder: Path, what: str, n: int, n_tokens: int, *, dtype: torch.dtype = torch.float32) -> Peak:
-    """Of a fresh process that loads the model in this precision and does `what` to `n` prompts.
+    """Return the peak of a fresh process that loads the model in this precision and does `what` to `n` prompts.
 
     `what` is a variant's key, "locate", "removed" (every head, at the last position) or "explain".
     """
@@ -35,14 +35,14 @@ def peak_of(folder: Path, what: str, n: int, n_tokens: int, *, dtype: torch.dtyp
 
 
 def _resident() -> float:
-    """The process's largest resident set so far, GiB; pages of a mapped weight file count."""
-    # Not ru_maxrss, which is at least that of the process this one was started from.
+    """Return the process's largest resident set so far, GiB; pages of a mapped weight file count."""
+    # Not ru_maxrss, which is at least that of the parent process.
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) / 2**20
 
 
 def _measure(folder: str, what: str, n: int, n_tokens: int, dtype: str) -> dict[str, float]:
-    """The numbers of a `Peak`, of this process."""
+    """Return the numbers of a `Peak` for this process."""
     model = il.load_model(folder, device="cpu", dtype=getattr(torch, dtype))
     # Parts of a fused matrix may be views of one storage, which is counted once.
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}

@@ -41,11 +41,11 @@ SHAPES = {
 
 
 def build(shape: Shape, folder: Path) -> None:
-    """Writes a model of that shape, scaled so that attention and predictions are far from uniform.
+    """Write a model of that shape, scaled so that attention and predictions are far from uniform.
 
     Unit-variance inputs give attention scores of standard deviation 2 and logits of standard deviation 3; each
     sublayer adds about a tenth of the embedding's variance to the stream. The tokenizer knows the bundled word list,
-    one token a word.
+    one token per word.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -84,14 +84,14 @@ def build(shape: Shape, folder: Path) -> None:
                 parameter.normal_(0.0, fan_in**-0.5 / 10, generator=generator)
     model.save_pretrained(folder)
     known = load_words().all_words
-    step = shape.d_vocab // (len(known) + 1)  # ids all over the vocabulary
+    step = shape.d_vocab // (len(known) + 1)  # spreads ids over the vocabulary
     tokenizer = Tokenizer(models.WordLevel({word: step * i for i, word in enumerate(known)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
 
 
 def random_prompts(n: int, n_tokens: int) -> list[il.Prompt]:
-    """Prompts of four demonstrations with texts as long as makes `n_tokens` tokens of one word each."""
+    """Return prompts of four demonstrations with `n_tokens` tokens each, at one token per word."""
     rng = random.Random(0)
     known = sorted({word for category in load_words().categories.values() for word in category})
     each, rest = divmod(n_tokens - 9, 5)

@@ -1,4 +1,4 @@
-"""The benchmark's page, docs/benchmark.md: machine, times, memory, line by line."""
+"""The benchmark's page, docs/benchmark.md or docs/benchmark-gpu.md: machine, times and memory."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ PACKAGES = ("torch", "transformers", "transformer-lens", "icl-lens")
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table of times; `parts` are those evaluated exactly, of all."""
+    """A line of the table of times; `parts` says how many parts of all were evaluated exactly."""
 
     model: str
     prompts: str
@@ -34,9 +34,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Peak:
-    """A line of the table of memory, of one process, GiB, and what it took without loading, seconds.
+    """A line of the table of memory, for one process: GiB, and the seconds that it took after loading.
 
-    The model's weights, and the largest resident set after loading and at the end.
+    `loaded` and `peak` are the largest resident set after loading and at the end.
     """
 
     what: str
@@ -52,7 +52,7 @@ class Peak:
 
 
 def machine() -> list[str]:
-    """What the numbers were measured on."""
+    """Return lines on the processor, GPU and packages that the numbers were measured with."""
     cpu = platform.processor() or platform.machine()
     known = Path("/proc/cpuinfo")
     if known.exists():
@@ -67,7 +67,7 @@ def machine() -> list[str]:
 
 
 def document(rows: Sequence[Row], peaks: Sequence[Peak]) -> str:
-    """The page as Markdown."""
+    """Return the page in Markdown."""
     where = " on a GPU" if torch.cuda.is_available() else ""
     lines = [f"# Benchmark{where}", "", "Made by `python -m experiments.benchmark`; one run.", ""]
     lines += [f"* {line}" for line in machine()]

@@ -1,4 +1,4 @@
-"""Locating heads by two processes of one thread each, relative to one: complete commands of a user."""
+"""Locating heads by two processes of one thread each, relative to one such process, as complete commands."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "
 
 
 def two_processes(folder: Path, n: int) -> Iterator[Row]:
-    """Seconds of `icl-lens locate`, start and loading in them, and how far the two tables differ."""
+    """Time `icl-lens locate`, including start and loading, and compare the two tables of heads."""
     with tempfile.TemporaryDirectory() as temporary:
         one, alone = _located((), folder, n, Path(temporary) / "one")
         two, shared = _located(TORCHRUN, folder, n, Path(temporary) / "two")
@@ -30,6 +30,7 @@ def two_processes(folder: Path, n: int) -> Iterator[Row]:
 
 
 def _located(launcher: tuple[str, ...], folder: Path, n: int, out: Path) -> tuple[float, pd.DataFrame]:
+    """Return the seconds of one command and its table of heads."""
     task = ["--task", "sentiment-number", "-n", str(n), "--top", "20", "--by", "increase"]
     command = [sys.executable, *launcher, "-m", "icl_lens", "locate", *task, "--model", str(folder), "--out", str(out)]
     start = time.perf_counter()

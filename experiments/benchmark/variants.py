@@ -1,4 +1,4 @@
-"""What is timed on one batch: the forward pass, location in its several ways, and yardsticks."""
+"""What is timed on one batch: the forward pass, the ways to locate parts, and other methods for comparison."""
 
 import statistics
 import time
@@ -27,28 +27,28 @@ class TimedVariant:
     label: str
     run: Callable[[Any, il.PromptBatch], Any]
     slow: bool = False
-    """Takes minutes: run once, and only on sizes chosen for it."""
+    """Whether it takes minutes, so that it runs once, and only on sizes chosen for it."""
 
 
 def forward_only(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch pos d_vocab"]:
-    """The model's forward pass as anyone would call it, logits at every position."""
+    """Return the logits at every position of an ordinary forward pass."""
     with torch.no_grad():
         return model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
 
 
 def certified(model: Any, batch: il.PromptBatch) -> il.TopSubheads:
-    """The certified search for each prompt's best subheads, the pass and its capture included."""
+    """Return the certified search's best subheads of each prompt, including the pass and its capture."""
     return il.top_subheads(il.capture(model, batch), batch.answer_tokens, k=K)
 
 
 def exhaustive(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch k"]:
-    """Every subhead's exact increase, and the largest of them."""
+    """Return each prompt's `K` largest increases, after computing every subhead's."""
     increase = il.subhead_log_prob_increase(il.capture(model, batch), batch.answer_tokens)
     return increase.flatten(1).topk(K).values
 
 
 def paper_loop(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch k"]:
-    """As the paper's notebooks go about it: prompt by prompt, a loop over layers and heads, all positions projected."""
+    """Return the same as the paper's notebooks do: for each prompt, layer and head, with all positions at once."""
     best = []
     for row in range(len(batch)):
         acts = il.capture(model, batch[row])
@@ -66,7 +66,7 @@ def paper_loop(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch k"]:
 
 
 def linear(model: Any, batch: il.PromptBatch) -> Float[Tensor, "component batch"]:
-    """TransformerLens' own `stack_head_results` and `logit_attrs`: logits, not log-probabilities, of whole heads."""
+    """Return the logits (not log-probabilities) of heads by TransformerLens' `stack_head_results` and `logit_attrs`."""
     with torch.no_grad():
         _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
         results = cache.stack_head_results(layer=-1)[:, torch.arange(len(batch)), batch.last]
@@ -85,7 +85,7 @@ VARIANTS: dict[str, TimedVariant] = {
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds that a call takes, everything on a GPU finished, and what it returns."""
+    """Return the seconds that a call takes, until the GPU has finished, and what it returns."""
     start = time.perf_counter()
     result = function()
     if torch.cuda.is_available():
@@ -94,7 +94,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measure(model: Any, name: str, n_tokens: int, n: int, *, repeats: int, slow: bool) -> Iterator[Row]:
-    """Every variant on one batch, in turns; the slow ones once, if at all. Searches that must agree are compared."""
+    """Time every variant on one batch, in alternation, and slow ones at most once; compare searches that must agree."""
     batch = il.tokenize(model, random_prompts(n, n_tokens))
     view = ModelView.of(model)
     parts = view.n_layers * view.n_heads * n_tokens
@@ -102,7 +102,7 @@ def measure(model: Any, name: str, n_tokens: int, n: int, *, repeats: int, slow:
     results = n * parts * view.d_model * view.model.W_U.element_size()
     if results > MOST_RESULTS:
         left_out["linear"] = f"left out: holds {results / 2**30:.0f} GiB of head results"
-    forward_only(model, batch)  # whatever happens once only happens here
+    forward_only(model, batch)  # warms up
     times: dict[str, list[float]] = {key: [] for key in VARIANTS}
     search: list[float] = []  # seconds of the certified search alone, without the pass and the capture
     found: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def measure(model: Any, name: str, n_tokens: int, n: int, *, repeats: int, slow:
             except (AttributeError, RuntimeError, KeyError, AssertionError, TypeError) as error:
                 if key != "linear":
                     raise
-                # The yardstick is someone else's: where it does not run on a model, the table says so.
+                # TransformerLens' own way may not support a model; the table says so.
                 left_out[key] = f"fails: {str(error).splitlines()[0][:80]}"
                 continue
             times[key].append(seconds)
@@ -144,7 +144,7 @@ def measure(model: Any, name: str, n_tokens: int, n: int, *, repeats: int, slow:
 
 
 def explaining(model: Any, name: str, *, repeats: int) -> Iterator[Row]:
-    """One prompt's forward pass, product with W_U, increases of all heads and explanation, in turns."""
+    """Time one prompt's forward pass, product with W_U, increases of all heads and explanation, in alternation."""
     batch = il.tokenize(model, random_prompts(1, 14))
     acts = il.capture(model, batch)
     inputs = acts.resid_pre[0].to(acts.readout.dtype)

@@ -7,11 +7,12 @@ import icl_lens as il
 
 
 def prompts_by_frequency(prompts: Sequence[il.Prompt], shown: int, seed: int) -> dict[str, list[il.Prompt]]:
-    """Return each prompt with some of its demonstrations: the answer's label on most, on few, and on half of them.
+    """Return four lists of prompts with fewer demonstrations: the answer's label on most, on few, and twice on half.
 
-    Of 2 · `shown` demonstrations the minority label has shown // 2, but at least one. The last one has the answer's
-    label in every other row of all four lists. The "balanced" lists have the prompts of the list that they are named
-    after, with demonstrations of the majority label exchanged for ones of the other label, except the first and last.
+    Of 2 · `shown` demonstrations, the rarer label has shown // 2, but at least one. The last demonstration has the
+    answer's label in every other row of all four lists. "majority balanced" and "minority balanced" have the prompts of
+    "majority" and "minority", with some demonstrations of the frequent label, but not the first or last, replaced by
+    ones of the other label.
     """
     rng = random.Random(seed)
     few = max(1, shown // 2)
@@ -49,7 +50,7 @@ def orders_by_label(prompts: Sequence[il.Prompt], place: int, seed: int) -> tupl
     """Return each prompt in two orders: with the answer's label at `place`, 0 or -1, and with another label there.
 
     One of the two is the prompt itself. In the other one, the demonstration at `place` and a random one with another
-    label, which is neither first nor last, have changed places.
+    label, which is neither first nor last, have been exchanged.
     """
     rng = random.Random(seed)
     favored, unfavored = [], []

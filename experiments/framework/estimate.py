@@ -2,11 +2,12 @@
 
 1. Prompts with the same query word are not independent, so whole clusters of prompts are drawn (with G clusters, G − 1
    draws scaled to G: Rao and Wu 1988).
-2. Claims about heads also draw the located heads, each with its own difference from the other heads of its layer, and
-   those other heads within their layer.
+2. Comparisons of heads also draw the located heads, each with its own difference from the control heads of its layer,
+   and the control heads within their layer.
 3. The interval is the difference ± t · (standard deviation of the draws), with the t of one degree of freedom less than
    the clusters (or the located heads, if they are fewer).
-4. Where every draw agrees, a share still gets the exact binomial bound of G clusters: that many can agree by chance.
+4. If all draws of a bounded number agree, the interval has the width of the exact binomial bound for G clusters: a
+   share 1 − 0.05^(1/G) of clusters may differ without one of them having been drawn.
 """
 
 import math
@@ -34,7 +35,10 @@ Ratio = tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Means of a quantity and of its control, and the 95% interval of their difference, in one unit."""
+    """Means of a quantity and of its control, and the 95% interval of their difference, in one unit.
+
+    A size is 0 where it has no meaning: `n_prompts` of weights, `n_heads` where no heads are compared.
+    """
 
     quantity: float
     control: float
@@ -52,7 +56,7 @@ def compare(
     *,
     bounds: Bounds | None = None,
 ) -> Comparison:
-    """Compare two numbers per prompt, or one with a constant; `bounds` are those of either number."""
+    """Compare two numbers per prompt, or one number with a constant; `bounds` limit each number."""
     quantity = np.asarray(quantity, dtype=float)
     control = np.broadcast_to(np.asarray(control, dtype=float), quantity.shape)
     weights = cluster_weights(clusters)
@@ -146,14 +150,14 @@ def auroc_of_rows(
 def precision_of_rows(
     scores: Float[np.ndarray, "row n"], positive: Bool[np.ndarray, "row n"], negative: Bool[np.ndarray, "row n"]
 ) -> Float[np.ndarray, " row"]:
-    """Return 1 where a row's best score is a positive's, else 0; of tied best scores the share that are."""
+    """Return 1 where a row's best score is a positive's, else 0; if best scores tie, the positives' share of them."""
     found = np.where(positive | negative, scores, -np.inf)
     best = found == found.max(-1, keepdims=True)
     return (best & positive).sum(-1) / best.sum(-1)
 
 
 def compare_ratios(quantity: Ratio, control: Ratio, clusters: Clusters, *, total: str) -> Comparison | str:
-    """Compare two ratios of means over prompts, or say why not: a denominator, named by `total`, may be zero."""
+    """Compare two ratios of means over prompts, or return why not: a denominator, named by `total`, may be zero."""
     n, n_clusters = len(clusters), len(np.unique(clusters))
     weights = weights_with_data(clusters)
     ratios = []
@@ -177,7 +181,7 @@ def compare_drawn(
 ) -> Comparison:
     """Compare two statistics, each computed from the data (first) and from each bootstrap draw of clusters.
 
-    For what is not a mean over prompts, such as a share or the overlap of two lists; see `weights_with_data`.
+    Use it for statistics that are not means over prompts, such as the overlap of two lists; see `weights_with_data`.
     """
     control = np.broadcast_to(np.asarray(control, dtype=float), quantity.shape)
     difference = quantity - control
@@ -192,7 +196,7 @@ def weights_with_data(clusters: Int[np.ndarray, " row"], *, seed: int = 0) -> Fl
 
 
 def _drawn_weights(n: int, draws: int, rng: np.random.Generator) -> Float[np.ndarray, "draw n"]:
-    """Weights of n things in each draw of n − 1 of them, which sum to 1; the first draw is the data."""
+    """Return weights of n things that sum to 1, for each draw of n − 1 things; the first row is the data."""
     weights = np.ones((draws, 1))
     if n > 1:
         weights = rng.multinomial(n - 1, np.full(n, 1 / n), size=draws) * (n / (n - 1))
@@ -203,6 +207,7 @@ def _drawn_weights(n: int, draws: int, rng: np.random.Generator) -> Float[np.nda
 def _interval(
     difference: float, drawn: np.ndarray, freedom: int, n_clusters: int, bounds: Bounds | None
 ) -> tuple[float, float]:
+    """Return the ends of the interval around a difference (items 3 and 4 above); NaN without a degree of freedom."""
     if freedom < 1:
         return math.nan, math.nan
     error = float(drawn.std())

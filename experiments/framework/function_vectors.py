@@ -34,6 +34,7 @@ class Assignment:
     locating: il.PromptBatch
     """The same prompts with shuffled labels; the answer is still that of the assignment."""
     held_out: il.PromptBatch
+    """Held-out prompts, with shuffled labels as well."""
 
 
 def assignments(study: Study) -> Iterator[Assignment]:
@@ -61,12 +62,12 @@ def shuffle_labels(prompt: il.Prompt, seed: int) -> il.Prompt:
 
 @dataclass(frozen=True)
 class IndirectEffects:
-    """What each head's mean output, put in place of its own at the last position, gives back to held-out prompts."""
+    """What each head's mean output, in place of its own at the last position, restores in held-out prompts."""
 
     probability: Float[Tensor, "row layer head"]
-    """Of the answer's probability, as in Todd et al.; a head that raises both labels alike counts as well."""
+    """Effects on the answer's probability, as in Todd et al.; heads that raise both labels equally count as well."""
     log_odds: Float[Tensor, "row layer head"]
-    """Of the answer's log-odds against the other label, nats."""
+    """Effects on the answer's log-odds against the other label, nats."""
     clusters: Int[np.ndarray, " row"]
 
 
@@ -92,11 +93,11 @@ def without_demonstrations(study: Study, batch: il.PromptBatch) -> il.PromptBatc
 def steered(
     study: Study, tasks: Sequence[Assignment], *, zero_shot: bool
 ) -> tuple[Float[np.ndarray, "row set"], Int[np.ndarray, " row"]]:
-    """Whether held-out prompts are answered by the assignment with nothing added (first), with the vector of the
-    located heads, and with those of random sets; and the prompts' clusters.
+    """Return whether held-out prompts are answered by the assignment, with each vector; and the prompts' clusters.
 
-    Labels are shuffled, or with `zero_shot` there are no demonstrations. A vector is added after the layer where it
-    raises the answer's log-odds most on the locating prompts, one layer for all assignments.
+    Sets are none (nothing added), the located heads, and random sets. Labels are shuffled, or with `zero_shot` there
+    are no demonstrations. Each set's vector is added after the layer where the answer's log-odds on the locating
+    prompts are largest, the same layer for all assignments.
     """
     sets = [[], study.located, *study.random_sets(study.located, VECTOR_SETS)]
     vectors = [_vectors(study, task.reference, sets) for task in tasks]
@@ -112,7 +113,7 @@ def steered(
 def _vectors(
     study: Study, reference: il.PromptBatch, sets: Sequence[Sequence[il.Head]]
 ) -> Float[Tensor, "set d_model"]:
-    """The function vector of each set, as `il.function_vector` makes it, from one run for all sets."""
+    """Return the function vector of each set, as `il.function_vector` does, from one pass for all sets."""
     mean = study.map(reference, lambda acts: acts.scaled_z).double().mean(0)
     W_O = [study.view.W_O(layer).double().cpu() for layer in range(study.view.n_layers)]
     nothing = torch.zeros(study.view.d_model, dtype=torch.double)
@@ -122,9 +123,9 @@ def _vectors(
 def _log_odds(
     study: Study, batch: il.PromptBatch, vectors: Float[Tensor, "set d_model"], zero_shot: bool
 ) -> Float[Tensor, "row set layer"]:
-    """The answer's log-odds against the other label with each vector added after each layer tried, nats."""
+    """Return the answer's log-odds against the other label with each vector added after each layer tried, nats."""
     n, count = study.view.n_layers, min(study.view.n_layers, LAYERS_TRIED)
-    layers = [(i + 1) * n // count - 1 for i in range(count)]  # at equal distances, the last among them
+    layers = [(i + 1) * n // count - 1 for i in range(count)]  # evenly spaced, including the last layer
     cases = vectors.float().to(study.view.unembed_device).repeat_interleave(count, dim=0)
     tokens = batch.label_tokens
     pieces = [

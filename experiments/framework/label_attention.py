@@ -1,4 +1,4 @@
-"""Attention to labels by class, also as softmax alone predicts it without some keys; and edges into and from labels."""
+"""Attention to labels by class, measured or predicted by softmax without some keys; edges into and from labels."""
 
 from dataclasses import replace
 
@@ -52,7 +52,7 @@ def label_edges(batch: il.PromptBatch) -> Bool[Tensor, "row query key"]:
 def random_edges(edges: Bool[Tensor, "row query key"], rng: torch.Generator) -> Bool[Tensor, "row query key"]:
     """Return the same number of other edges from each query, to random earlier positions, or all if they are fewer.
 
-    Many heads rest on the first position: an edge to it is returned exactly where it is among `edges`.
+    Many heads attend mostly to the first position: an edge to it is returned if and only if it is among `edges`.
     """
     width = edges.shape[-1]
     earlier = torch.ones(width, width, dtype=torch.bool, device=edges.device).tril(-1)

@@ -1,4 +1,4 @@
-"""A label bias before and after its published fix: the gap, what the fix removes of it, and accuracy on either side.
+"""A label bias before and after its published fix: the gap, the share removed, and accuracy in either kind of prompt.
 
 Prompts come in pairs with one query: in the favored prompt the bias helps the answer, in the other one it does not. The
 bias is the difference of the answer's log-odds (nats) or of accuracy. A fix is tried at several strengths in the
@@ -21,12 +21,12 @@ from icl_lens.interventions.debias import Fix
 from icl_lens.metrics import is_correct, label_log_odds
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
-"""Strengths that are tried besides 0, which changes nothing."""
+"""Strengths that are tried in addition to 0, which changes nothing."""
 MAX_ACCURACY_DROP = 0.01
-"""Of all prompts together: what a strength may cost on the half that it is chosen on."""
+"""Accuracy (0–1) that a strength may cost over favored and unfavored prompts of the locating half."""
 N_RANDOM_SETS = 5
 N_CHOOSING = 60
-"""Locating prompts that strengths are tried on."""
+"""Minimum number of locating prompts (if there are more) that strengths are tried on."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def answered(
 def choose_strengths(study: Study, pairs: Pairs, sets: Sequence[Sequence[il.Head]], fix: Fix) -> list[float]:
     """Return, for each set of heads, the strength that leaves the smallest bias at little cost in accuracy.
 
-    As `il.choose_strength`, but for many sets in one pass, and a strength may cost the favored prompts what it gives
-    to the others.
+    Unlike `il.choose_strength`, it tries many sets in one pass, and a strength may lower accuracy on the favored
+    prompts as much as it raises accuracy on the others.
     """
     fixes = [il.DebiasSettings([])]
     fixes += [il.DebiasSettings(heads, **{fix: strength}) for heads in sets for strength in STRENGTHS]
@@ -121,7 +121,7 @@ def best_strengths(favored: Scores, unfavored: Scores) -> list[float]:
 def gap_rows(pairs: tuple[Scores, Scores], control: tuple[Scores, Scores], clusters: Clusters) -> list[Row]:
     """Return rows "gap" (accuracy) and "bias" (log-odds): favored minus unfavored prompts, next to the control's.
 
-    A control whose mean is below zero counts as zero: what avoids a label there need not favor it here.
+    A control whose mean is below zero counts as zero: a model that avoids a label there need not favor it here.
     """
     (favored, unfavored), (also_favored, also_unfavored) = pairs, control
     gap, control_gap = favored.correct - unfavored.correct, also_favored.correct - also_unfavored.correct

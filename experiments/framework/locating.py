@@ -1,4 +1,4 @@
-"""Methods of finding heads: each scores all heads on prompts, and finds those of largest mean score."""
+"""Methods of finding heads: each scores all heads on prompts and selects those of largest mean score."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,13 +32,13 @@ def best_heads(values: Scores, k: int) -> list[il.Head]:
 
 
 def by_effect(study: Study, batch: il.PromptBatch) -> Scores:
-    """What setting each head alone to zero at the last position costs the answer's log-odds, nats."""
+    """Return what the answer's log-odds lose if each head alone is set to zero at the last position, nats."""
     found = [il.head_effects(study.model, piece, positions="last").log_odds for piece in study.pieces(batch)]
     return torch.cat(found).cpu()
 
 
 def by_gradient(study: Study, batch: il.PromptBatch) -> Scores:
-    """The same to first order, z · ∂ log-odds / ∂z, nats."""
+    """Return the first-order estimate of `by_effect`, z · ∂ log-odds / ∂z, nats."""
     found = []
     for piece in study.pieces(batch):
         against = piece.other_label_tokens
@@ -49,7 +49,7 @@ def by_gradient(study: Study, batch: il.PromptBatch) -> Scores:
 
 
 def by_attention(study: Study, batch: il.PromptBatch) -> Scores:
-    """Attention from the last position to labels of the answer's class minus that to all other labels."""
+    """Return the attention from the last position to labels of the answer's class minus that to all other labels."""
 
     def score(acts: il.Activations) -> Scores:
         by_label = il.attention_by_label(acts)
@@ -60,10 +60,10 @@ def by_attention(study: Study, batch: il.PromptBatch) -> Scores:
 
 
 def by_tracing(study: Study, batch: il.PromptBatch) -> Scores:
-    """The log-odds that each head restores, nats, in a run of the same prompt with its labels exchanged.
+    """Return the log-odds (nats) that each head restores in a run of the same prompt with its labels exchanged.
 
-    The head's output at the last position comes from the run with the right labels; all else stays. `batch` must be the
-    first prompts of the study's locating half.
+    The head's output at the last position comes from the run with the right labels; the rest is unchanged. `batch`
+    must be the first prompts of the study's locating half.
     """
     heads = [[head] for head in study.view.heads()]
     exchanged = study.halves(exchanged=True)[0]
@@ -83,7 +83,7 @@ METHODS = {
     "contrast": Method("contrast", lambda study, batch: study.map(batch, contrasts), lambda heads: 1),
     "increase": Method("increase", lambda study, batch: study.map(batch, increases), lambda heads: 1),
     "effects": Method("exact effects", by_effect, lambda heads: 1 + heads),
-    "gradient": Method("gradient estimate", by_gradient, lambda heads: 1 + 2 * 2),  # log p and log-odds, backward
+    "gradient": Method("gradient estimate", by_gradient, lambda heads: 1 + 2 * 2),  # backward for log p and log-odds
     "attention": Method("attention to labels", by_attention, lambda heads: 1),
     "tracing": Method("causal tracing", by_tracing, lambda heads: 2 + heads),
 }

@@ -29,7 +29,7 @@ def overlap(first: Lists, second: Lists) -> Float[np.ndarray, " draw"]:
 
 
 def expected_overlap(first: Lists, second: Lists) -> Float[np.ndarray, " draw"]:
-    """Return the expected overlap of random lists with as many heads in each layer as these two (0 to 1).
+    """Return the expected overlap of random lists with the same number of heads in each layer as these two (0 to 1).
 
     In a layer of H heads, a random heads and b random heads have a · b / H in common on average (hypergeometric).
     """

@@ -48,7 +48,7 @@ class Stored:
 
     @classmethod
     def from_json(cls, finding: Finding, cell: Mapping[str, Any]) -> "Stored":
-        """Return what `run.store` wrote."""
+        """Return the cell from what `run.store` wrote."""
         about = cell["configuration"]
         model, seed, task = about["model"], about["training_seed"], about["task"]["name"]
         details = pd.DataFrame(cell["details"]).assign(model=model, task=task, training_seed=seed)
@@ -60,7 +60,7 @@ class Stored:
         return [row for row in self.rows if row.measure == measure]
 
     def row(self, measure: str, ranking: str = "") -> Row | None:
-        """Return the row of a measure; by the first ranking it has unless one is named."""
+        """Return the row of a measure by `ranking`, or its first row; None if there is none."""
         return next((row for row in self.all_rows(measure) if ranking in ("", row.ranking)), None)
 
 
@@ -86,7 +86,7 @@ def write_pages(
 
 
 def _options(about: Mapping[str, Any]) -> str:
-    """Return the options that measure a stored cell again."""
+    """Return the command-line options that would compute a stored cell."""
     task = about["task"]
     separator = task["template"]["separator"].replace("\n", "\\n")
     options = {"model": about["model"], "task": task["data"], "labels": ",".join(task["labels"])}
@@ -101,7 +101,7 @@ def _options(about: Mapping[str, Any]) -> str:
 
 
 def applicable(cells: Iterable[Stored], measure: str, ranking: str = "") -> Rows:
-    """Return each cell's row of a measure where it applies; by the main ranking unless one is named."""
+    """Return each cell's row of a measure where it applies, by `ranking` or else the first row."""
     found = [(cell, cell.row(measure, ranking)) for cell in cells]
     return [(cell, row) for cell, row in found if row is not None and row.applies]
 
@@ -222,6 +222,7 @@ def other_measures(finding: Finding, cells: Sequence[Stored]) -> str:
 
 
 def _by(row: Row) -> str:
+    """Return the ranking as a suffix of the model's name; none for contrast."""
     return "" if row.ranking in ("", "contrast") else f", by {row.ranking}"
 
 
@@ -243,7 +244,7 @@ def every_row(finding: Finding, cells: Sequence[Stored]) -> pd.DataFrame:
 
 
 def _other_seeds(cells: Sequence[Stored], cell: Stored, row: Row) -> list[float]:
-    """The quantity on models of the same recipe with other training seeds."""
+    """Return the row's quantity on models of the same recipe with other training seeds."""
     same = [one for one in cells if one.training_seed and (one.model, one.task) == (cell.model, cell.task)]
     found = [other.quantity for one in same if (other := one.row(row.measure, row.ranking)) is not None]
     return [quantity for quantity in found if not math.isnan(quantity)]

@@ -125,7 +125,7 @@ def curves(table: pd.DataFrame, *, x: str, y: str, by: str, label: str) -> Figur
 
 
 def _label_conditions(axes: Axes, place: int, label: str) -> None:
-    """Name the conditions at the first of three panels only."""
+    """Label the x-axis, and name the conditions only at the first of three panels in a row."""
     if place % 3:
         axes.set_yticklabels([])
     axes.set_xlabel(label, fontsize=8)

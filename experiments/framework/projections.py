@@ -15,7 +15,7 @@ from torch import Tensor
 import icl_lens as il
 
 RANKED_ROWS = 256
-"""Number of values whose scores over the vocabulary are held at a time."""
+"""Number of values whose scores over the vocabulary are in memory at a time."""
 
 
 def layer_inputs(acts: il.Activations, layers: Sequence[int]) -> Float[Tensor, "row layer place d_model"]:
@@ -29,8 +29,8 @@ def label_token_ranks(
 ) -> Float[Tensor, "row chosen demo"]:
     """Return the rank of the label's token in each label's value, 1 to the vocabulary's size; NaN: no demonstration.
 
-    With `other`, the rank of the token of the label that is not at the position; of two labels. W_O and W_U are
-    multiplied once per head, since d_head is smaller than d_model.
+    With `other` (two labels only), rank the token of the label that is not at the position. W_O and W_U are multiplied
+    once per head, since d_head is smaller than d_model.
     """
     index = acts.batch.label_index.to(acts.readout.W_U.device)
     real = index >= 0
@@ -49,7 +49,7 @@ def _ranks(scores: Float[Tensor, "n d_vocab"], tokens: Int[Tensor, " n"]) -> Flo
 
 
 def label_features(acts: il.Activations, heads: Sequence[il.Head]) -> Float[Tensor, "row chosen"]:
-    """Return half of log p(first label) − log p(second) of values at first labels minus that at second labels, nats.
+    """Return half of: log p(first label) − log p(second) of values at first labels, minus that at second labels, nats.
 
     Values are read out with each prompt's own final scale and without biases. A head that writes the same at both
     labels gets 0.
@@ -67,7 +67,7 @@ def label_features(acts: il.Activations, heads: Sequence[il.Head]) -> Float[Tens
 
 
 def label_effects(acts: il.Activations) -> Float[Tensor, "row layer head demo"]:
-    """Return what each label adds to its own log-odds over the other label by the attention a head pays it, nats."""
+    """Return what attention times value at each label adds to the label's log-odds against the other label, nats."""
     first, second = (label.expand(len(acts.batch)) for label in acts.batch.label_tokens.to(acts.view.unembed_device))
     added = il.subhead_log_prob_increase(acts, first, against=second)
     places = acts.batch.label_positions.to(added.device)[:, None, None].clamp(min=0)
@@ -77,9 +77,9 @@ def label_effects(acts: il.Activations) -> Float[Tensor, "row layer head demo"]:
 
 
 def tokens_read_and_written(batch: il.PromptBatch) -> dict[str, tuple[Int[Tensor, " n"], Int[Tensor, " n"]]]:
-    """Return the tokens that OV circuits are measured between: of labels their last and scored one, of texts the last.
+    """Return the (read, written) tokens of OV circuits: each label's last and scored token, or last tokens of texts.
 
-    Texts end in at most 200 different tokens.
+    Of the different last tokens of texts, the first 200 are used.
     """
     places = [(batch.label_index == label).nonzero()[0] for label in (0, 1)]
     labels = torch.stack([batch.tokens[row, batch.label_positions[row, demo]] for row, demo in places])
@@ -88,7 +88,7 @@ def tokens_read_and_written(batch: il.PromptBatch) -> dict[str, tuple[Int[Tensor
 
 
 def eigenvalue_score(circuit: il.HeadCopying) -> float:
-    """Return Σ λ / Σ |λ| of an OV circuit between tokens, −1 to 1, less what is written of each whatever is read.
+    """Return Σ λ / Σ |λ| of an OV circuit between tokens, −1 to 1, less each token's mean over what is read.
 
     0 for a circuit that writes the same whatever is read.
     """
@@ -99,8 +99,8 @@ def eigenvalue_score(circuit: il.HeadCopying) -> float:
 def own_word_wins(acts: il.Activations, head: il.Head) -> Float[Tensor, "row 2"]:
     """Return shares of pairs in which the own word ranks first: a demonstration's in its key, the input's in the query.
 
-    The others are the words of the other demonstrations, or of all. Each text is represented by its last token, so that
-    long ones have no advantage; ties count half.
+    A key's word is paired with the words of the other demonstrations, the input's word with those of all. Each text is
+    represented by its last token, so that long ones have no advantage; ties count half.
     """
     texts, query = _last_tokens(acts.batch), acts.batch.tokens.gather(1, acts.batch.query_range[:, 1:] - 1)
     n = texts.shape[1]
@@ -112,15 +112,17 @@ def own_word_wins(acts: il.Activations, head: il.Head) -> Float[Tensor, "row 2"]
 
 
 def _wins(own: Tensor, other: Tensor) -> Tensor:
+    """Return 1 where `own` is larger, ½ where the two tie, else 0."""
     return (own > other).float() + 0.5 * (own == other)
 
 
 def _last_tokens(batch: il.PromptBatch) -> Int[Tensor, "row demo"]:
+    """Return the last token of each demonstration's text."""
     return batch.tokens.gather(1, batch.text_ranges[..., 1] - 1)
 
 
 def top_words(acts: il.Activations, head: il.Head) -> pd.DataFrame:
-    """Return the first ten content words of the values and keys of one prompt's last four labels, and of its query."""
+    """Return the top ten content words of values and keys at the first prompt's last four labels, and of its query."""
     positions, last = acts.batch.label_positions[0, -4:].tolist(), int(acts.batch.last[0])
     found = []
     for part, at, vectors in (

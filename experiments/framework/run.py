@@ -1,4 +1,4 @@
-"""Run findings on models and tasks: one file per cell, so that a killed run resumes where it stopped.
+"""Run findings on models and tasks: one file per cell, so that an interrupted run resumes where it stopped.
 
 A cell is one finding on one model and task. Its file is written when it is complete, and the same command computes only
 what is missing. Several processes started on the same folder, on any number of machines that share it, divide the cells
@@ -30,7 +30,7 @@ PACKAGES = ("torch", "transformers", "transformer-lens")
 
 @dataclass(frozen=True)
 class Cell:
-    """A finding on a model and a task. `training_seed` distinguishes models of one recipe; `model` loads it."""
+    """A finding on a model and a task, with `n` prompts per half. `model` is the name or folder that is loaded."""
 
     finding: Finding
     model: str
@@ -39,6 +39,7 @@ class Cell:
     name: str
     """The model's name in tables and folders."""
     training_seed: int = 0
+    """Distinguishes models of one recipe."""
     n_heads: int | None = None
     """How many heads are located; see `Study`."""
 
@@ -47,7 +48,7 @@ class Cell:
         return folder / _slug(model) / _slug(self.task.name) / f"{self.finding.id}.json"
 
     def configuration(self) -> dict[str, Any]:
-        """What decides the cell's numbers; a file with another configuration is computed again."""
+        """Return what determines the cell's numbers; a file with another configuration is computed again."""
         return {
             "finding": self.finding.id,
             "model": self.name,
@@ -59,7 +60,7 @@ class Cell:
         }
 
     def is_done(self, folder: Path) -> bool:
-        """Whether the cell's file exists and belongs to this configuration."""
+        """Return whether the cell's file exists and has this configuration."""
         try:
             stored = json.loads(self.path(folder).read_text(encoding="utf-8"))["configuration"]
         except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: it is computed again
@@ -76,7 +77,7 @@ def run(
 ) -> int:
     """Compute the cells that are missing in `folder`, in order; return how many were computed.
 
-    A model is loaded once for cells in a row that share it, and what its findings share is computed once per task. A
+    A model is loaded once for consecutive cells that share it, and what its findings share is computed once per task. A
     finding that a model or task does not allow is stored as not applicable, with the reason.
     """
     done = 0
@@ -140,7 +141,7 @@ def summary(finding: Finding, measured: Measured) -> str:
 
 @contextmanager
 def _claimed(cell: Cell, folder: Path) -> Iterator[bool]:
-    """Lock a cell that is still to be computed; False where it is done, or another process computes it."""
+    """Lock a cell that is still to be computed; yield False if it is done or another process is computing it."""
     path = cell.path(folder).with_suffix(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, timeout=0)
@@ -163,5 +164,6 @@ def load_cells(folder: Path, findings: Sequence[Finding]) -> Iterator[tuple[Find
 
 
 def _slug(name: str) -> str:
+    """Return a name that is valid as a folder's name."""
     clean = "".join(c if c.isalnum() or c in "-_." else "-" for c in name.strip("/").replace("/", "--"))
     return clean.strip(".-") or "model"

@@ -24,8 +24,9 @@ Prompts = TypeVar("Prompts", il.PromptBatch, list[il.Prompt])
 
 PASS_BYTES = 128 * 2**20
 MAX_ROWS, ROWS_WITH_WRITERS = 64, 8
+"""Limits of a pass: bytes of residual streams, prompts, and prompts if every component's output is kept."""
 N_LOCATED = 12
-"""Number of heads to locate: 12, as in the published version, but at most an eighth of a small model's heads."""
+"""Number of heads to locate: 12, as in the published version, but at most an eighth of the model's heads."""
 N_RANDOM_SETS = 20
 """Random sets that a set of heads is compared with."""
 
@@ -37,6 +38,7 @@ class Study:
     model: Any
     task: Task
     n: int
+    """Maximum number of prompts in each half."""
     seed: int = 0
     ranking: Ranking = "contrast"
     n_heads: int | None = None
@@ -106,7 +108,7 @@ class Study:
 
     @property
     def clusters(self) -> Int[np.ndarray, " row"]:
-        """The number of each held-out prompt's query word."""
+        """A number for each held-out prompt's query; prompts with the same query share it."""
         return clusters_of(self.held_out)
 
     @property
@@ -178,7 +180,7 @@ class Study:
     def random_sets(self, heads: Sequence[il.Head], n: int = N_RANDOM_SETS) -> list[list[il.Head]]:
         """Return n random sets, each with as many heads as `heads`, from the same layers, excluding `heads`.
 
-        Where a layer has no heads left, they are from the nearest layer that has.
+        Where a layer has no heads left, they are drawn from the nearest layer that has some.
         """
         rng = random.Random(self.seed)
         sets = []
@@ -225,7 +227,7 @@ class Study:
 
 
 def clusters_of(batch: il.PromptBatch) -> Int[np.ndarray, " row"]:
-    """Number each prompt's query."""
+    """Return a number for each prompt's query; prompts with the same query share it."""
     numbers: dict[str, int] = {}
     return np.array([numbers.setdefault(prompt.query, len(numbers)) for prompt in batch.prompts])
 

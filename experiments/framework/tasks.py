@@ -56,7 +56,7 @@ class Task:
         class. In "order" the query's class is demonstrated last, in "reorder" first. With `exchanged`, every prompt
         has the two labels exchanged and the answer with them: the same texts demonstrate the opposite mapping. The same
         seed gives the same texts in every layout. With `fixed`, arbitrary labels stay with their class as well.
-        `same_length_for`, a model, keeps the texts of one number of tokens.
+        `same_length_for`, a model, keeps only texts with the same number of tokens.
         """
         # `load_task` gives its first label to the class named last in `data`, in the first of each two pairs.
         labels = self.labels if exchanged else self.labels[::-1]
@@ -83,7 +83,7 @@ class Task:
 
 
 def with_labels(prompt: Prompt, choices: Sequence[str], exchange: Mapping[str, str] | None = None) -> Prompt:
-    """Return the prompt with its choices in the given order, and its labels exchanged if asked for."""
+    """Return the prompt with `choices` as its labels, in this order; `exchange` maps old labels to new ones."""
     label = {name: name for name in choices} if exchange is None else exchange
     shown = [Demonstration(one.text, label[one.label]) for one in prompt.demonstrations]
     return Prompt(shown, prompt.query, None if prompt.answer is None else label[prompt.answer], choices)

@@ -29,8 +29,8 @@ are the same in all kinds of one seed; together they favor some labels over othe
 "untrained" is this noise with random embeddings.
 
 The models are GPT-2s with untied embeddings. A learned position embedding can hold waves, for which "so many tokens
-back" is a linear map from query to key, and leaves other comparisons alone; a rotary one turns every query and key. An
-untied unembedding reads directions of its own, so what a token is does not add to what the model says.
+back" is a linear map from query to key, and does not affect other comparisons; a rotary one turns every query and key.
+An untied unembedding reads directions of its own, so a token's embedding does not add to the prediction.
 """
 
 from experiments.planted.build import Planted, build

@@ -25,7 +25,7 @@ NOISE_FFN_NORM = 1.2  # output norm of FFNs of noise
 TYPE_SCORE, EQUAL_SCORE, DISTANCE_SCORE = 5.0, 5.0, 20.0
 """Attention scores, in nats, for the right type of token, for equal features, and for the right distance."""
 EVEN_SCORE = 3.0
-"""The same for labels in majority heads: lower, so that noise in the scores moves less attention between labels."""
+"""Score of labels in majority heads: lower than `TYPE_SCORE`, so that noise moves less attention between labels."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Site:
 
 
 def draw_sites(kind: Kind, generator: torch.Generator) -> list[Site]:
-    """Draw the planted heads; heads in the same layer and place are the same in all kinds of one seed."""
+    """Draw the planted heads; all kinds of one seed plant their heads of a layer at the same indices."""
     left = [torch.randperm(N_HEADS, generator=generator).tolist() for _ in range(N_LAYERS)]
     mover, *answerers = (Head(layer, left[layer].pop()) for layer in (MOVER_LAYER, *ANSWER_LAYERS))
     sites = [Site(Head(layer, left[layer].pop()), "decoy", DECOY_NORM) for layer in DECOY_LAYERS]
@@ -55,7 +55,7 @@ def draw_sites(kind: Kind, generator: torch.Generator) -> list[Site]:
 
 
 def scale_before(layer: int) -> float:
-    """Return the factor by which LayerNorm scales the residual stream before a layer, as expected from the noise."""
+    """Return the expected factor by which a layer's LayerNorm scales the residual stream of embeddings and noise."""
     noise = layer * (N_HEADS * NOISE_NORM**2 + NOISE_FFN_NORM**2)
     return math.sqrt(D_MODEL / (EMBEDDED**2 + noise))
 
@@ -82,7 +82,7 @@ def head_weights(site: Site, stream: Stream) -> HeadWeights:
 
 def lookup_neurons(stream: Stream) -> tuple[Directions, Float[Tensor, " neuron"], Directions]:
     """Return what neurons read, their biases and what they write: for each moved category the output of its name."""
-    present, absent = 3.0, -1.0  # before the GELU, which makes 3 and −0.16 of them
+    present, absent = 3.0, -1.0  # before the GELU, which maps them to 3 and −0.16
     reads = stream.moved * (present - absent) / (FEATURE * scale_before(LOOKUP_LAYER))
     names = [LABELS.index(name) for name in CATEGORIES]
     return reads, torch.full((len(names),), absent), stream.output[names] * sum(ANSWER_NORMS) / present

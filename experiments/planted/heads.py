@@ -15,7 +15,7 @@ N_HEADS = 8
 D_HEAD = D_MODEL // N_HEADS
 NOISE_NORM, NOISE_SPREAD = 0.5, 0.5
 """Output norm of noise heads that attend to one token: median, and standard deviation of the logarithm."""
-MAX_DISTANCE = 4  # tokens that noise heads look back, if they look back a fixed number of them
+MAX_DISTANCE = 4  # tokens between query and key, for noise heads that attend at a fixed distance
 
 
 @dataclass(frozen=True)
