@@ -96,6 +96,10 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions):
     assert not torch.allclose(*scores)
     with pytest.raises(il.InputError, match="L9H0"):
         il.ablate_with_controls(gpt2, gpt2_batch, [(9, 0)])
+    with pytest.raises(il.InputError, match="heads must contain at least one head, got none"):
+        il.ablate_with_controls(gpt2, gpt2_batch, [])
+    with pytest.raises(il.InputError, match="n_random_sets must be at least 0, got -1"):
+        il.ablate_with_controls(gpt2, gpt2_batch, [(0, 0)], n_random_sets=-1)
 
 
 def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):

@@ -104,6 +104,9 @@ def test_logit_differences(load_tiny, positions, several):
         assert_close(effects.logit_diff, effects.log_odds)
     best = int(logit_diff.mean(0).argmax())
     assert effects.top(1, by="logit_diff") == [il.Head(best // 4, best % 4)]
+    frame = effects.to_frame()
+    assert_close(torch.tensor(frame["logit_diff"]).view_as(logit_diff), logit_diff)
+    assert "logit_diff" not in il.head_effects(model, batch[0], positions=positions).to_frame()
 
 
 @pytest.mark.parametrize("positions", ["last", "all"])
@@ -125,6 +128,12 @@ def test_prompts_without_an_answer_have_no_log_odds(load_tiny):
     effects = il.head_effects(model, batch, batch.label_tokens[[0]])
     assert effects.log_odds.isnan().all()
     assert effects.log_prob.isfinite().all()
+    with pytest.raises(il.InputError, match="requires prompts with an answer"):
+        effects.top(1, by="log_odds")
+    with_one_answer = il.tokenize(model, [PROMPTS[0], batch.prompts[0]], prepend_bos=False)
+    effects = il.head_effects(model, with_one_answer, with_one_answer.label_tokens[[0, 0]])
+    best = effects.log_odds[0].flatten().argsort(descending=True)[:3].tolist()
+    assert effects.top(3, by="log_odds") == [il.Head(index // 4, index % 4) for index in best]
 
 
 def other_scores(**how):
@@ -260,9 +269,9 @@ def test_keys_are_shared_not_copied():
         v=draw(1, groups, n_keys, width),
         visible_keys=torch.ones(1, n_keys, dtype=torch.bool),
         alibi=None,
-        turn=None,
+        last_rotation=None,
         last=torch.tensor([n_keys - 1]),
-        how=AttentionScoring(0.1, None, None, "standard", False),
+        scoring=AttentionScoring(0.1, None, None, "standard", False),
     )
     rows = draw(1, n_rows, heads, width), draw(1, n_rows, groups, width), draw(1, n_rows, groups, width)
     with Largest([keys.k, keys.v]) as made:

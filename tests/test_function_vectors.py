@@ -1,5 +1,7 @@
 """Function vectors against Hugging Face's modules and plain hooks: mean outputs, indirect effects, the vector added."""
 
+from weakref import WeakKeyDictionary
+
 import families
 import pytest
 import reference_hf
@@ -9,7 +11,7 @@ from test_effects import hf_twin, remains
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.interventions import edited_scores
+from icl_lens.interventions import edit_checks, edited_scores
 from icl_lens.interventions.function_vectors import read_with_vectors
 
 FAMILIES = ["gpt2", "gptj", "llama_bias"]
@@ -144,3 +146,16 @@ def test_vectors_share_keys_and_go_the_long_way_where_hooks_are_at_work(load_tin
         assert len(whole) == 3
         with il.add_vector(model, vectors[1], 1, batch):
             assert_close(found[:, 1], il.last_log_probs(model, batch))
+
+
+@pytest.mark.parametrize("mode", ["zero", "mean"])
+def test_tests_of_heads_and_means_are_without_the_vector(load_tiny, monkeypatch, mode):
+    model = load_tiny("gpt2")
+    batch = tokenized(model, PROMPTS)
+    vector = torch.randn(families.D_MODEL, generator=torch.Generator().manual_seed(0))
+    options = {"mode": mode, "reference": batch[:1] if mode == "mean" else None}
+    with il.ablate_heads(model, HEADS, **options), il.add_vector(model, vector, 1, batch):
+        expected = il.last_log_probs(model, batch)
+    monkeypatch.setattr(edit_checks, "_TESTED", WeakKeyDictionary())
+    with il.add_vector(model, vector, 1, batch), il.ablate_heads(model, HEADS, **options):
+        assert_close(il.last_log_probs(model, batch), expected)

@@ -19,6 +19,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.interventions import edit_checks as check
 from icl_lens.interventions.pattern import recompute_pattern
+from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.models.view import ModelView
 
 BY_HAND = ("gpt2", "gptj", "llama_gqa", "llama_bias")
@@ -525,6 +526,17 @@ def test_sets_are_patched_one_after_the_other(run, name, what, options):
     assert (found[:, :1] - found[:, 1:2]).abs().max() > 1e-4
     with pytest.raises(il.InputError, match="head_sets must contain at least one"):
         il.label_log_probs_patched(model, batch, [], other, activation=what, **options)
+
+
+def test_an_error_while_making_edits_is_not_a_reason_to_fall_back(run, monkeypatch):
+    model, batch, other, _ = run("gpt2")
+
+    def fail(*_):
+        raise RuntimeError("this edit is wrong")
+
+    monkeypatch.setattr(RowEdits, "applying", fail)
+    with pytest.raises(RuntimeError, match="this edit is wrong"):
+        il.label_log_probs_patched(model, batch, [HEADS], other, activation="z", positions="last")
 
 
 def test_what_cannot_be_aligned_is_said(run):

@@ -13,6 +13,8 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.activations import writers
 from icl_lens.attribution.head_projection import HeadProjection
+from icl_lens.attribution.reasons import attention_reasons
+from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.models.view import ModelView
 
 LAYER = 2
@@ -297,3 +299,22 @@ def test_long_prompts_keep_no_attention_of_every_label(icl_mini):
         return sum(value.numel() * value.element_size() for value in tensors) / batch.tokens.shape[1]
 
     assert bytes_per_token(40) < 1.1 * bytes_per_token(10)
+
+
+@pytest.mark.parametrize("name", ["gpt2", *SOFT_CAPPED])
+def test_only_a_soft_cap_leaves_out_the_values(load_tiny, name):
+    model = load_tiny(name)
+    batch = il.tokenize(model, PROMPTS[:1], prepend_bos=False)
+    acts = il.capture(model, batch, writers=True)
+    more, less = batch.label_positions[0, :2].tolist()
+    why, vectors = attention_reasons(acts, il.Head(LAYER, 0), [more], [less], batch.answer_tokens, None)
+    assert bool(why.value) == ("value" in vectors) == (name == "gpt2")
+    if name == "gpt2":
+        with pytest.raises(il.InputError, match="targets must be between"):
+            attention_reasons(acts, il.Head(LAYER, 0), [more], [less], torch.tensor([-1]), None)
+
+
+def test_biases_have_no_layer():
+    assert [layer_of(name) for name in ("embed", "L12H3", "F4")] == [-1, 12, 4]
+    with pytest.raises(ValueError, match="'bias' has no layer"):
+        layer_of("bias")

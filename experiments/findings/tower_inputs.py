@@ -21,7 +21,7 @@ from experiments.framework.estimate import compare_same_heads
 from experiments.framework.finding import Finding, Measure, Measured, Row, rows_of
 from experiments.framework.plotting import group_lines
 from experiments.framework.study import Study
-from icl_lens.attribution.writer_groups import EARLY, GROUPS, group_sums
+from icl_lens.attribution.writer_groups import EARLY_GROUPS, GROUPS, group_sums
 
 OTHERS = "other heads of the same layers"
 UNIT = "score, true minus false labels"
@@ -71,7 +71,7 @@ def measure(study: Study) -> Measured:
 
 def by_group(parts: Float[Tensor, "*rest group"]) -> dict[str, Float[Tensor, "*rest"]]:
     """Return the sums over early and over late groups of writers, and each group's own part."""
-    early = torch.tensor([group in EARLY for group in GROUPS])
+    early = torch.tensor([group in EARLY_GROUPS for group in GROUPS])
     late = torch.tensor([group.startswith("late") for group in GROUPS])
     found = {"early": parts[..., early].sum(-1), "late": parts[..., late].sum(-1)}
     return found | dict(zip(GROUPS, parts.unbind(-1), strict=True))

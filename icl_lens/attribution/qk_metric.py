@@ -186,7 +186,7 @@ def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance
     For models that normalize queries and keys (Qwen3, Gemma-3, OLMo-2), `scores` applies these norms exactly; the
     bilinear form contains only their gains, because the scale of each vector is not part of any matrix.
 
-    Raise InputError for an unknown head, a negative distance, or a distance in a model without rotation.
+    Raise InputError for an unknown head, a distance beyond the context, or a distance in a model without rotation.
     Source: the paper, section 5; docs/howto/numbers.md.
 
     Example:
@@ -200,12 +200,12 @@ def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance
     head = view.check_head(head)
     layer = head.layer
     rotates = attention_scores.attention_scoring(view, layer).position == "rotary"
-    if distance is not None and (distance < 0 or not rotates):
+    if distance is not None and not rotates:
         raise InputError(
-            f"distance must be at least 0, got {distance}"
-            if distance < 0
-            else f"distance must be None for {view.architecture}, which has no rotary embedding, got {distance}"
+            f"distance must be None for {view.architecture}, which has no rotary embedding, got {distance}"
         )
+    if distance is not None and not 0 <= distance < view.cfg.n_ctx:
+        raise InputError(f"distance must be between 0 and {view.cfg.n_ctx - 1} (the model's context), got {distance}")
     return build_metric(view, head, distance, _rotation(view, layer, distance) if rotates else None)
 
 
@@ -250,8 +250,6 @@ def _rotation(view: ModelView, layer: int, distance: int | None) -> tuple[Tensor
         cos, sin = attention_scores.rotation_table(view, layer, torch.tensor([[last]]))
         cos, sin = cos[0, 0], sin[0, 0]
     else:
-        if last >= view.cfg.n_ctx:
-            raise InputError(f"distance must be less than the model's context of {view.cfg.n_ctx}, got {distance}")
         seen: dict[str, Tensor] = {}
         keep = [(name, lambda value, hook: seen.__setitem__(hook.name, value.detach()[0, last])) for name in hooks]
         tokens = torch.zeros(1, last + 1, dtype=torch.long, device=view.cfg.device)

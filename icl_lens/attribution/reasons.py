@@ -1,7 +1,6 @@
 """Find the writers that contribute most to one head's attention in one prompt, and to what it adds to the answer."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,7 +11,6 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations
 from icl_lens.attribution.score_parts import attention_score_parts
 from icl_lens.attribution.value_parts import value_parts
-from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 
 Writer = tuple[str, float]
@@ -90,7 +88,7 @@ def attention_reasons(
     at `less`; a value writer's is its mean part of the values at `more`, through W_O. "value" is missing if the readout
     is not affine.
 
-    Raise InputError if the activations hold no writers at these positions, and for an unsupported family.
+    Raise InputError for invalid token ids, activations without writers at these positions, and an unsupported family.
     """
     parts = attention_score_parts(acts, head, keys=[*more, *less])
     is_more = torch.arange(len(more) + len(less), device=parts.positions.device)[None] < len(more)
@@ -117,7 +115,7 @@ def attention_reasons(
         "query": torch.stack([parts.vectors(name, "query")[0, 0] for name, _ in query[:N_DECODED]]),
         "key": torch.stack([at_more.mean(0) - at_less.mean(0) for at_more, at_less in key_vectors]),
     }
-    with suppress(InputError):  # raised for models with a logit soft-cap
+    if acts.readout.is_affine:
         values = value_parts(acts, head, targets, against=against, keys=list(more))
         total = values.parts[0].sum(0)
         value = _strongest(total, values.writers)

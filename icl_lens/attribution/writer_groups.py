@@ -8,7 +8,7 @@ from icl_lens.models.view import ModelView
 
 GROUPS = ("embeddings", "early heads", "early FFNs", "late heads", "late FFNs", "biases")
 """Early layers are those in the first half of the model."""
-EARLY = ("embeddings", "early heads", "early FFNs")
+EARLY_GROUPS = ("embeddings", "early heads", "early FFNs")
 """Groups of early writers; a head in an early layer has no others except biases."""
 
 
@@ -30,5 +30,10 @@ def group_of(writer: str, n_layers: int) -> str:
 
 
 def layer_of(writer: str) -> int:
-    """Return the layer of a head or FFN, named as in `il.attention_score_parts`; -1 for embeddings."""
+    """Return the layer of a head or FFN, named as in `il.attention_score_parts`; -1 for embeddings.
+
+    Raise ValueError for "bias", which is a sum over layers.
+    """
+    if writer == "bias":
+        raise ValueError("'bias' has no layer: it is a sum over layers")
     return -1 if writer in ("embed", "pos_embed") else int(writer[1:].partition("H")[0])

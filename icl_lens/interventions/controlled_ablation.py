@@ -201,8 +201,10 @@ def ablate_with_controls(
     view = ModelView.of(model)
     check_integers(n_random_sets=n_random_sets)
     chosen = list(dict.fromkeys(view.check_head(head) for head in heads))
-    if not chosen or n_random_sets < 0:
-        raise InputError(f"pass at least one head and n_random_sets of at least 0, got {chosen} and {n_random_sets}")
+    if not chosen:
+        raise InputError("heads must contain at least one head, got none")
+    if n_random_sets < 0:
+        raise InputError(f"n_random_sets must be at least 0, got {n_random_sets}")
     sets: dict[ConditionName, list[list[Head]]] = {
         "no ablation": [[]],
         "heads": [chosen],

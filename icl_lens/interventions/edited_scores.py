@@ -21,7 +21,7 @@ from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import Mode, check_ablation, mean_z
 from icl_lens.interventions.edit_checks import checked_heads
 from icl_lens.interventions.editor import Positions, head_mask
-from icl_lens.interventions.partial_forward import Read, run_sets
+from icl_lens.interventions.partial_forward import ReduceLogProbs, run_sets
 from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported, RowEdits, max_prompts, max_rows
 from icl_lens.metrics import accuracy
 from icl_lens.models.head import Head
@@ -117,7 +117,7 @@ def score_sets(
     view: ModelView,
     batch: PromptBatch,
     sets: Sets,
-    reduce_log_probs: Read,
+    reduce_log_probs: ReduceLogProbs,
     positions: Positions,
     mode: Mode = "zero",
     reference: Reference = None,
@@ -153,7 +153,7 @@ def score_rows(
     view: ModelView,
     batch: PromptBatch,
     edits_of: Callable[[list[int]], RowEdits],
-    reduce_log_probs: Read,
+    reduce_log_probs: ReduceLogProbs,
     fallback: Callable[[], Float[Tensor, "batch set n"]],
     *,
     n_sets: int,
@@ -162,19 +162,19 @@ def score_rows(
 ) -> tuple[Float[Tensor, "batch set n"], str]:
     """Return `reduce_log_probs` of the log-probabilities under each of several edits at the last position.
 
-    `edits_of(prompt_indices)` returns the edits for those prompts. `attention` is True if they edit attention before z
-    (queries, keys, values, scores or patterns). If the prefix cache cannot be used, return the scores of `fallback()`.
-    The second value is the reason for this fallback, "" if there was none.
+    `edits_of(prompt_indices)` returns the edits for those prompts; its errors are raised. `attention` is True if they
+    edit attention before z (queries, keys, values, scores or patterns). If the prefix cache cannot be used, return the
+    scores of `fallback()`. The second value is the reason for this fallback, "" if there was none.
     """
     size = max_prompts(view, batch, pass_tokens=pass_tokens, n_rows=n_sets, attention=attention)
     # Prompts of similar length share a pass, to minimize padding.
     order = batch.last.argsort(stable=True).tolist()
     scores: Tensor | None = None
-    try:
-        for start in range(0, len(order), size):
-            prompts = order[start : start + size]
+    for start in range(0, len(order), size):
+        prompts = order[start : start + size]
+        edits = edits_of(prompts)
+        try:
             cache = PrefixCache.of(view, batch[prompts], attention=attention)
-            edits = edits_of(prompts)
             step = max(1, max_rows(view) // len(prompts) - 1)
             for first in range(0, n_sets, step):
                 sets = range(first, min(first + step, n_sets))
@@ -184,19 +184,22 @@ def score_rows(
                 if scores is None:
                     scores = values.new_empty(len(order), n_sets, values.shape[-1])
                 scores[prompts, sets.start : sets.stop] = values
-    except (PrefixCacheUnsupported, InputError) as error:  # InputError: a hook that the family does not expose
-        return fallback(), str(error)
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        text = str(error).splitlines()[0]
-        return fallback(), f"{view.architecture} does not support single-token rows ({text})"
+        except (PrefixCacheUnsupported, InputError) as error:  # InputError: a hook that the family does not expose
+            return fallback(), str(error)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            text = str(error).splitlines()[0]
+            return fallback(), f"{view.architecture} does not support single-token rows ({text})"
     assert scores is not None
     return scores, ""
 
 
 def score_passes(
-    view: ModelView, batch: PromptBatch, contexts: Iterable[AbstractContextManager[None]], reduce_log_probs: Read
+    view: ModelView,
+    batch: PromptBatch,
+    contexts: Iterable[AbstractContextManager[None]],
+    reduce_log_probs: ReduceLogProbs,
 ) -> Float[Tensor, "batch set n"]:
     """Return `reduce_log_probs` of the log-probabilities of one full forward pass within each context manager."""
     scores = []
@@ -206,13 +209,13 @@ def score_passes(
     return torch.stack(scores, dim=1)
 
 
-def read_labels(batch: PromptBatch) -> Read:
+def read_labels(batch: PromptBatch) -> ReduceLogProbs:
     """Return a function that selects the labels' log-probabilities from those of the vocabulary."""
     return lambda log_probs, prompts: log_probs[:, batch.label_tokens.to(log_probs.device)]
 
 
 def _reduce_rows(
-    logits: Float[Tensor, "batch row d_vocab"], prompts: Sequence[int], reduce_log_probs: Read
+    logits: Float[Tensor, "batch row d_vocab"], prompts: Sequence[int], reduce_log_probs: ReduceLogProbs
 ) -> Float[Tensor, "batch row n"]:
     """Return `reduce_log_probs` of the log-probabilities of several rows per prompt, computed in pieces."""
     flat, dtype = logits.flatten(0, 1), torch.promote_types(logits.dtype, torch.float32)

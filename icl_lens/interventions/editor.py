@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from einops import einsum
@@ -85,7 +85,6 @@ class Editor:
     edits: list[Edit] = field(default_factory=list)
     hooked: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """Hook name -> hook point and handle, kept as long as any edit needs the hook."""
-    edits_disabled: bool = False
     key_mask: Tensor | None = None
     """[batch key] which keys of the current pass are tokens; None without an attention mask."""
     values: dict[int, LayerValues] = field(default_factory=dict)
@@ -115,7 +114,7 @@ class Editor:
 
     def start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check the inputs of a forward pass and reset the state of the previous one."""
-        if not self.edits_disabled:
+        if not are_edits_disabled(self.view):
             check_thread(self.view.model)
             tokens = next((x for x in (*args, *kwargs.values()) if _is_tokens(x)), None)
             for edit in self.edits:
@@ -222,6 +221,8 @@ def edited_attention(
 
 
 _EDITORS: "WeakKeyDictionary[Any, Editor]" = WeakKeyDictionary()
+# Models inside `edits_disabled`.
+_DISABLED: "WeakSet[Any]" = WeakSet()
 
 
 @contextmanager
@@ -272,15 +273,18 @@ def _check_same_prompts(batch: PromptBatch, tokens: Tensor) -> None:
 @contextmanager
 def edits_disabled(view: ModelView) -> Iterator[None]:
     """Disable all edits inside the `with` block."""
-    editor = _EDITORS.get(view.model)
-    before = editor.edits_disabled if editor is not None else False
+    is_nested = are_edits_disabled(view)
+    _DISABLED.add(view.model)
     try:
-        if editor is not None:
-            editor.edits_disabled = True
         yield
     finally:
-        if editor is not None:
-            editor.edits_disabled = before
+        if not is_nested:
+            _DISABLED.discard(view.model)
+
+
+def are_edits_disabled(view: ModelView) -> bool:
+    """Return whether a block of `edits_disabled` is open."""
+    return view.model in _DISABLED
 
 
 def _hook_names(view: ModelView, edit: Edit) -> dict[str, tuple[int | None, str]]:
@@ -296,7 +300,7 @@ def _hook_names(view: ModelView, edit: Edit) -> dict[str, tuple[int | None, str]
 
 def _hook_fn(editor: Editor, layer: int | None, name: str) -> Callable[..., Tensor | None]:
     def hook_fn(value: Tensor, hook: Any) -> Tensor | None:
-        if editor.edits_disabled:
+        if are_edits_disabled(editor.view):
             return None
         if layer is None:
             for number in {layer for edit in editor.edits if edit.stage in ATTENTION_STAGES for layer in edit.heads}:

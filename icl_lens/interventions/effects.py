@@ -29,6 +29,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 Score = Literal["log_prob", "log_odds", "logit_diff"]
+SCORES: tuple[Score, ...] = ("log_prob", "log_odds", "logit_diff")
 Method = Literal["exact", "gradient"]
 Algorithm = Literal["partial_forward", "prefix_cache", "gradient"]
 
@@ -63,19 +64,24 @@ class HeadEffects(ShownAsTable):
         return self.algorithm != "gradient"
 
     def top(self, k: int, *, by: Score = "log_prob") -> list[Head]:
-        """Return the heads with the k largest means. Raise InputError for "logit_diff" without `against`."""
-        check_choice("by", by, ("log_prob", "log_odds", "logit_diff"))
-        effect = getattr(self, by)
-        if effect is None:
-            raise InputError("by must be 'log_prob' or 'log_odds', got 'logit_diff', which requires against=")
-        mean = effect.mean(0)
-        order = mean.flatten().argsort(descending=True)[:k]
-        return [Head.from_index(index, mean.shape[1]) for index in order.tolist()]
+        """Return the heads with the k largest means over prompts with the score.
+
+        Raise InputError if no prompt has it: "logit_diff" without `against`, and "log_odds" for gradient estimates and
+        for prompts without an answer or with one label.
+        """
+        check_choice("by", by, SCORES)
+        effect: Tensor | None = getattr(self, by)
+        return largest_means(None if effect is None else effect.nanmean(0), k, by=by)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return prompt, layer, head, name, log_prob and log_odds (nats), one row per prompt and head."""
+        """Return one row per prompt and head: prompt, layer, head, name and the scores (nats).
+
+        The scores are log_prob, log_odds and, with `against`, logit_diff.
+        """
         frame = long_frame(self.log_prob, ("prompt", "layer", "head"), value="log_prob")
-        frame["log_odds"] = self.log_odds.detach().float().cpu().flatten().numpy()
+        for name, values in (("log_odds", self.log_odds), ("logit_diff", self.logit_diff)):
+            if values is not None:
+                frame[name] = values.detach().float().cpu().flatten().numpy()
         return frame
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
@@ -87,6 +93,19 @@ class HeadEffects(ShownAsTable):
         n = len(self.log_prob)
         title = f"HeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}, heads removed one by one"
         return title, columns, self.log_prob[0].numel()
+
+
+def largest_means(mean: Float[Tensor, "layer head"] | None, k: int, *, by: Score) -> list[Head]:
+    """Return the heads with the k largest mean effects; raise InputError if the score is missing."""
+    if mean is None or bool(mean.isnan().all()):
+        required = {
+            "log_prob": "finite effects",
+            "log_odds": "prompts with an answer among several labels, and exact effects",
+            "logit_diff": "against=",
+        }
+        raise InputError(f"by={by!r} requires {required[by]}")
+    order = mean.flatten().argsort(descending=True, stable=True)[:k]
+    return [Head.from_index(index, mean.shape[1]) for index in order.tolist()]
 
 
 @dataclass(frozen=True)

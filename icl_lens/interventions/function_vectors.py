@@ -20,9 +20,9 @@ from icl_lens.activations.activations import capture, last_log_probs
 from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import reference_batches
 from icl_lens.interventions.edited_scores import score_passes, score_rows
-from icl_lens.interventions.editor import group_by_layer
+from icl_lens.interventions.editor import are_edits_disabled, group_by_layer
 from icl_lens.interventions.effects import head_effects
-from icl_lens.interventions.partial_forward import Read
+from icl_lens.interventions.partial_forward import ReduceLogProbs
 from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.models.head import Head
 from icl_lens.models.locking import model_lock
@@ -78,7 +78,7 @@ def read_with_vectors(
     batch: PromptBatch,
     vectors: Float[Tensor, "case d_model"],
     layers: Sequence[int],
-    read: Read,
+    read: ReduceLogProbs,
 ) -> Float[Tensor, "batch case n"]:
     """Return `read` of the log-probabilities after each prompt, with each vector added after its layer.
 
@@ -124,6 +124,8 @@ def add_vector(model: Any, vector: Tensor, layer: int, batch: PromptBatch) -> It
     _check(view, vector, layer, len(batch))
 
     def add(stream: Tensor, hook: Any) -> Tensor:
+        if are_edits_disabled(view):
+            return stream
         if tuple(stream.shape[:2]) != tuple(batch.tokens.shape):
             raise InputError(
                 f"the forward pass must have shape {tuple(batch.tokens.shape)} like batch, got "

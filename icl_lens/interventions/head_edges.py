@@ -29,7 +29,7 @@ from icl_lens.interventions.edited_scores import read_labels, score_passes, scor
 from icl_lens.interventions.editor import Edit, Stage, editing, group_by_layer
 from icl_lens.interventions.effects import answer_scores, logit_differences
 from icl_lens.interventions.gradients import z_gradients
-from icl_lens.interventions.partial_forward import Read
+from icl_lens.interventions.partial_forward import ReduceLogProbs
 from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.interventions.receiver import PARTS, Means, Part, Receiver
 from icl_lens.models.head import Head
@@ -235,7 +235,7 @@ def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> Remov
 
 
 def score_without_edges(
-    model: Any, batch: PromptBatch, removed: RemovalMasks, means: Means | None, read: Read
+    model: Any, batch: PromptBatch, removed: RemovalMasks, means: Means | None, read: ReduceLogProbs
 ) -> tuple[Float[Tensor, "batch set n"], str]:
     """Return the scores that `read` computes from the log-probabilities when each set of edges is removed.
 
@@ -362,7 +362,7 @@ def _score_replaced(
     batch: PromptBatch,
     sets: Sequence[Mapping[Head, int]],
     new_z: Float[Tensor, "batch z d_head"],
-    read: Read,
+    read: ReduceLogProbs,
 ) -> tuple[Float[Tensor, "batch set n"], str]:
     """Return the scores that `read` computes when each set's receivers have another z at the last position.
 

@@ -29,11 +29,11 @@ class LayerKVCache:
     """Keys that a prompt's last query attends to, its own included."""
     alibi: Float[Tensor, "batch head key"] | None
     """ALiBi's bias of the scores; None for other models."""
-    turn: tuple[Tensor, Tensor] | None
+    last_rotation: tuple[Tensor, Tensor] | None
     """Cosines and sines of the last position, [batch 1 d_rotary]; None for models without rotation."""
     last: Int[Tensor, " batch"]
     """Position of each prompt's last token, where the rows are."""
-    how: AttentionScoring
+    scoring: AttentionScoring
     values: LayerValues | None = None
     """The prompts' activations, from which edited attention is recomputed; None if no edit changes attention."""
 
@@ -41,26 +41,26 @@ class LayerKVCache:
     def of(cls, values: LayerValues, batch: PromptBatch, *, editable: bool = False) -> "LayerKVCache":
         """Build from a layer's recorded activations; with `editable`, keep these for edits of attention."""
         view, layer = values.view, values.layer
-        how = attention_scores.attention_scoring(view, layer)
+        scoring = attention_scores.attention_scoring(view, layer)
         k, v = (per_kv_head(values.seen[name], view.n_kv_heads) for name in "kv")
         device, dtype = k.device, torch.promote_types(k.dtype, torch.float32)
         mask, last = batch.attention_mask.bool().to(device), batch.last.to(device)
-        turn, alibi = None, None
+        last_rotation, alibi = None, None
         k = k.to(dtype)
-        if how.position == "rotary":
+        if scoring.position == "rotary":
             cos, sin = (x.to(device, dtype).expand(len(k), -1, -1) for x in rotation(values, mask))
             rows = torch.arange(len(k), device=device)
-            turn = cos[rows, last, None], sin[rows, last, None]
-            k = rotate(k, cos, sin, how.interleaved)
-        elif how.position == "alibi":
+            last_rotation = cos[rows, last, None], sin[rows, last, None]
+            k = rotate(k, cos, sin, scoring.interleaved)
+        elif scoring.position == "alibi":
             alibi = attention_scores.alibi(view, layer, mask).to(device, dtype)
         back = last[:, None] - torch.arange(k.shape[1], device=device)
         visible = mask & (back >= 0)
-        if how.window is not None:
-            visible = visible & (back < how.window)
+        if scoring.window is not None:
+            visible = visible & (back < scoring.window)
         k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (k, v.to(dtype)))
         kept = LayerValues(view, layer, mask, dict(values.seen), last[:, None]) if editable else None
-        return cls(k, v, visible, alibi, turn, last, how, kept)
+        return cls(k, v, visible, alibi, last_rotation, last, scoring, kept)
 
     def attend(
         self,
@@ -70,8 +70,8 @@ class LayerKVCache:
     ) -> Float[Tensor, "batch row head d_head"]:
         """Return z of rows at their prompt's last position, each with its own query, key and value."""
         q, k, v = (x.to(self.k.dtype) for x in (q, k, v))
-        if self.turn is not None:
-            q, k = (rotate(x, *self.turn, self.how.interleaved) for x in (q, k))
+        if self.last_rotation is not None:
+            q, k = (rotate(x, *self.last_rotation, self.scoring.interleaved) for x in (q, k))
         each = q.shape[0] * q.shape[2] * self.k.shape[2] * q.element_size()
         pieces = (x.split(max(1, SCORE_BYTES // each), dim=1) for x in (q, k, v))
         return torch.cat([self._attend(*piece) for piece in zip(*pieces, strict=True)], dim=1)
@@ -83,11 +83,11 @@ class LayerKVCache:
         scores = (q.flatten(2, 3) @ self.k.transpose(-1, -2)).unflatten(2, (n_rows, -1))
         # At the last position each row uses its own key and value instead of its prompt's.
         place = self.last[:, None, None, None, None].expand(own.shape)
-        scores = self.how.scale * scores.scatter(-1, place, own)
+        scores = self.scoring.scale * scores.scatter(-1, place, own)
         if self.alibi is not None:
             scores = scores + self.alibi.unflatten(1, (n_groups, 1, -1))
-        if self.how.soft_cap is not None:
-            scores = self.how.soft_cap * torch.tanh(scores / self.how.soft_cap)
+        if self.scoring.soft_cap is not None:
+            scores = self.scoring.soft_cap * torch.tanh(scores / self.scoring.soft_cap)
         pattern = scores.masked_fill(~self.visible_keys[:, None, None, None], -torch.inf).softmax(dim=-1)
         at_own = pattern.gather(-1, place)
         others = pattern.scatter(-1, place, 0.0)

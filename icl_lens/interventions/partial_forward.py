@@ -21,7 +21,7 @@ from icl_lens.models.locking import model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-Read = Callable[[Float[Tensor, "row d_vocab"], Int[Tensor, " row"]], Float[Tensor, "row n"]]
+ReduceLogProbs = Callable[[Float[Tensor, "row d_vocab"], Int[Tensor, " row"]], Float[Tensor, "row n"]]
 """Function that reduces log-probabilities, given them and the prompt index of each row."""
 Replacement = Mapping[int, Float[Tensor, "head d_head"]] | None
 """Layer -> replacement of each head's z; None for zero."""
@@ -38,7 +38,7 @@ def run_sets(
     view: ModelView,
     batch: PromptBatch,
     removed: Bool[Tensor, "set layer head"],
-    read: Read,
+    read: ReduceLogProbs,
     replacement: Replacement,
     *,
     positions: Positions,

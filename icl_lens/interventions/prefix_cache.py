@@ -35,7 +35,7 @@ class PrefixCacheUnsupported(Exception):
     """Raised when the prefix cache cannot reproduce a full forward pass; the message is the reason."""
 
 
-RowsOfLayer = Callable[[int], LayerValues]
+LayerValuesOfRow = Callable[[int], LayerValues]
 """Function of a row that returns a layer's activations with that row's at the last position."""
 
 
@@ -48,7 +48,7 @@ class RowEdits:
 
     marks: Int[Tensor, "set layer mark"]
     """Identifiers of each set's edits by layer, 0 for none; sets share a row until their marks differ."""
-    edit_z: Callable[[int, list[int], Float[Tensor, "batch row head d_head"], RowsOfLayer], None] | None = None
+    edit_z: Callable[[int, list[int], Float[Tensor, "batch row head d_head"], LayerValuesOfRow], None] | None = None
     edit_resid: Callable[[int, list[int], Float[Tensor, "batch row d_model"]], None] | None = None
     """Edits the residual stream after a layer."""
 
@@ -56,7 +56,7 @@ class RowEdits:
     def ablating(cls, removed: Bool[Tensor, "set layer head"], replacement: Replacement = None) -> "RowEdits":
         """Return edits that set the z of each set's heads to zero or to `replacement`."""
 
-        def edit_z(layer: int, sets: list[int], z: Tensor, values: RowsOfLayer) -> None:
+        def edit_z(layer: int, sets: list[int], z: Tensor, values: LayerValuesOfRow) -> None:
             rows, heads = (place.to(z.device) for place in removed[sets, layer].nonzero(as_tuple=True))
             z[:, 1 + rows, heads] = 0.0 if replacement is None else replacement[layer].to(z)[heads]
 
@@ -70,7 +70,7 @@ class RowEdits:
         for place, edited in enumerate(layers):
             marks[place, list(edited)] = 1 + place
 
-        def edit_z(layer: int, shown: list[int], z: Tensor, values: RowsOfLayer) -> None:
+        def edit_z(layer: int, shown: list[int], z: Tensor, values: LayerValuesOfRow) -> None:
             only = torch.zeros(len(z), dtype=torch.long, device=z.device)
             for row, place in enumerate(shown, start=1):
                 if layer not in layers[place]:

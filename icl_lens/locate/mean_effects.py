@@ -22,7 +22,15 @@ from icl_lens.attribution.increases import check_against_ids, check_target_ids, 
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, interval_texts, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.editor import Positions
-from icl_lens.interventions.effects import Algorithm, HeadEffects, Method, Score, head_effects
+from icl_lens.interventions.effects import (
+    SCORES,
+    Algorithm,
+    HeadEffects,
+    Method,
+    Score,
+    head_effects,
+    largest_means,
+)
 from icl_lens.locate.chunk import index_columns, read_index
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.run_folder import RunFolder
@@ -36,7 +44,6 @@ from icl_lens.prompts.tokenize import tokenize
 
 # Number of bootstrap resamples, and confidence level of the interval.
 DRAWS, LEVEL = 2000, 0.95
-SCORES: tuple[Score, ...] = ("log_prob", "log_odds", "logit_diff")
 
 
 def effect_columns(rows: list[int], effects: HeadEffects) -> dict[str, Any]:
@@ -99,12 +106,7 @@ class MeanEffects(ShownAsTable):
         """Return the k heads with the largest mean effect on a score. Raise InputError if the score is missing."""
         check_choice("by", by, SCORES)
         score: MeanScore | None = getattr(self, by)
-        if score is None or bool(score.mean.isnan().all()):
-            raise InputError(
-                f"by={by!r} requires {'against=' if by == 'logit_diff' else 'prompts with an answer and exact effects'}"
-            )
-        order = score.mean.flatten().argsort(descending=True, stable=True)[:k]
-        return [Head.from_index(index, score.mean.shape[1]) for index in order.tolist()]
+        return largest_means(None if score is None else score.mean, k, by=by)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per head, largest effect first, with columns for log p, log-odds and logit difference.
@@ -135,7 +137,7 @@ class MeanEffects(ShownAsTable):
         n = f"{self.n_prompts:,} prompt{'s' * (self.n_prompts != 1)}"
         text = f"{method} {where} of {n}; 95% intervals over {self.n_queries:,} distinct queries."
         if self.fallback_reason:
-            text += f" Full forward passes where the prefix cache could not be used: {self.fallback_reason}."
+            text += f" Partial forward passes where the prefix cache could not be used: {self.fallback_reason}."
         return text
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
