@@ -191,7 +191,7 @@ def explain(
     options = replace(
         options, by=by, why=None if why is None else str(why), dtype=str(acts.z.dtype).removeprefix("torch.")
     )
-    scored = ScoredPrompt.of(model, acts, options)
+    scored = ScoredPrompt.from_activations(model, acts, options)
     increases = head_log_prob_increase(acts, scored.targets, **scored.readout_options)[0]
     contrasts = effects = None
     if scored.others:
@@ -211,7 +211,7 @@ def explain(
     single, ablation = sections.ablation(scored, located)
     explanation = Explanation(
         **sections.prompt_fields(scored),
-        **(sections.plain_text_fields(scored) if scored.is_plain_text else sections.label_fields(scored)),
+        **(sections.plain_text_fields(scored) if scored.scores_tokens else sections.label_fields(scored)),
         **sections.score_fields(scored),
         **sections.layer_fields(scored),
         **sections.position_fields(scored),

@@ -33,6 +33,8 @@ from icl_lens.report.findings import AblationReport, ExplainOptions, HeadReport,
 PASS_TOKENS = 2048
 # For plain text: positions stored with every head's attention, and positions described for each located head.
 N_ATTENDED_POSITIONS, N_DESCRIBED_POSITIONS = 24, 5
+# Top words of each value, key and query.
+N_WORDS = 10
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class ScoredPrompt:
     others: tuple[int, ...]
 
     @classmethod
-    def of(cls, model: Any, acts: Activations, options: ExplainOptions) -> "ScoredPrompt":
+    def from_activations(cls, model: Any, acts: Activations, options: ExplainOptions) -> "ScoredPrompt":
         """Check the options; score the labels of a prompt, or plain text's target and the tokens it is compared with.
 
         Raise InputError for invalid options.
@@ -83,7 +85,7 @@ class ScoredPrompt:
         return cls(model, acts, options, torch.tensor(ids, device=device), names, 0, tuple(range(1, len(ids))))
 
     @property
-    def is_plain_text(self) -> bool:
+    def scores_tokens(self) -> bool:
         """Whether tokens are scored instead of labels: text without labels, or a batch with its own targets."""
         return not self.acts.batch.labels or self.acts.batch.targets is not None
 
@@ -283,7 +285,7 @@ def head_reports(
     own_labels = acts.batch.label_tokens[acts.batch.label_index[0]].tolist() if acts.batch.labels else []
     positions, groups, tokens = list[list[int]](), list[Tensor](), list[int]()
     for head in heads:
-        if scored.is_plain_text:
+        if scored.scores_tokens:
             attention = acts.pattern[0, head.layer, head.head, :n_tokens].float()
             positions.append(attention.topk(min(N_DESCRIBED_POSITIONS, n_tokens)).indices.sort().values.tolist())
             v = acts.values(head.layer)[0, positions[-1], acts.view.kv_head(head.head)].to(acts.readout.dtype)
@@ -296,9 +298,7 @@ def head_reports(
         of_writers = [written.get(side, keys[:0]) for side in SIDES]
         groups += [last_query(acts, head), values, keys, *of_writers]
         tokens += [-1, *own, *[-1] * (len(keys) + sum(map(len, of_writers)))]
-    words = acts.readout.describe(
-        torch.cat(groups), torch.tensor(tokens), k=scored.options.n_words, keep=is_content_word
-    )
+    words = acts.readout.describe(torch.cat(groups), torch.tensor(tokens), k=N_WORDS, keep=is_content_word)
     rows = [slice(end - len(group), end) for group, end in zip(groups, accumulate(map(len, groups)), strict=True)]
     names, standouts = [tuple(one) for one in words.tokens], words.standouts.tolist()
     for i, head in enumerate(heads):
@@ -337,7 +337,7 @@ def _similarities(scored: ScoredPrompt, heads: list[Head]) -> list[tuple[tuple[f
 
     Empty for plain text, without prediction positions, or if the rotary angles are unavailable.
     """
-    if not scored.is_plain_text and scored.acts.batch.prediction_positions is not None:
+    if not scored.scores_tokens and scored.acts.batch.prediction_positions is not None:
         with suppress(RotaryAnglesUnavailable):  # the other fields need no angles
             return [tuple(map(tuple, rows)) for rows in similarity_in(scored.acts, heads)[0].tolist()]
     return [()] * len(heads)
@@ -351,7 +351,7 @@ def _reasons(
     For plain text, compare its most attended token with the next. A head whose scores cannot be split has None.
     """
     batch, acts = scored.acts.batch, scored.acts
-    if scored.is_plain_text:
+    if scored.scores_tokens:
         attended = [acts.pattern[0, head.layer, head.head, : scored.n_tokens].float() for head in heads]
         groups = [[[place] for place in one.topk(min(2, scored.n_tokens)).indices.tolist()] for one in attended]
         acts = capture(

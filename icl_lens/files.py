@@ -31,7 +31,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         handle, name = tempfile.mkstemp(dir=folder, prefix=f".icl_lens-{path.stem[:30]}-", suffix=path.suffix[:20])
         os.close(handle)
     except (OSError, ValueError, RuntimeError) as error:  # a null byte in the name, a symlink loop
-        raise _not_written(path, error) from error
+        raise _write_error(path, error) from error
     temp_path = Path(name)
     try:
         yield temp_path
@@ -44,7 +44,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise _not_written(path, error) from error
+        raise _write_error(path, error) from error
     finally:
         temp_path.unlink(missing_ok=True)
 
@@ -79,7 +79,7 @@ def check_writable(*paths: str | Path | None) -> None:
             if not os.access(target.parent, os.W_OK | os.X_OK):
                 raise PermissionError(EACCES, os.strerror(EACCES))
         except (OSError, ValueError, RuntimeError) as error:
-            raise _not_written(path, error) from error
+            raise _write_error(path, error) from error
         if str(target) in seen:
             raise InputError(f"{str(path)!r} is given for two outputs; pass a different file for each")
         seen[str(target)] = path
@@ -107,7 +107,7 @@ def _mode(target: Path) -> int:
     return 0o666 & ~umask
 
 
-def _not_written(path: Path, error: Exception) -> InputError:
+def _write_error(path: Path, error: Exception) -> InputError:
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     remedy = "choose an existing, writable folder"
     if isinstance(error, IsADirectoryError):

@@ -137,7 +137,7 @@ def first_line(error: BaseException) -> str:
     return type(error).__name__
 
 
-def download_bars(shown: bool) -> None:
+def show_download_bars(shown: bool) -> None:
     """Show or hide the progress bars of downloads, unless the environment variable HF_HUB_DISABLE_PROGRESS_BARS is set.
 
     Even when shown, bars appear only in a terminal.

@@ -15,9 +15,9 @@ from torch import Tensor
 from icl_lens.errors import InputError
 
 # Values drawn at a time: limits the memory of a bootstrap for any number of prompts.
-DRAWN_AT_ONCE = 2_000_000
+MAX_DRAWN_VALUES = 2_000_000
 # Columns whose bootstrap samples fit in a processor's cache.
-COLUMNS_DRAWN = 64
+N_COLUMNS_PER_CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def bootstrap_interval(
         return percentile_interval(value, samples, n_clusters=len(set(clusters)), bounds=bounds, level=level)
     rng = np.random.default_rng(seed)
     samples = np.empty(draws)
-    step = max(1, DRAWN_AT_ONCE // n)
+    step = max(1, MAX_DRAWN_VALUES // n)
     for start in range(0, draws, step):
         index = rng.integers(n, size=(min(step, draws - start), n))
         chunk = slice(start, start + len(index))
@@ -276,8 +276,8 @@ def mean_intervals(
     if len(set(clusters)) < 2:
         return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
     ends = np.empty((2, rows.shape[1]))
-    for start in range(0, rows.shape[1], COLUMNS_DRAWN):
-        some = slice(start, start + COLUMNS_DRAWN)
+    for start in range(0, rows.shape[1], N_COLUMNS_PER_CHUNK):
+        some = slice(start, start + N_COLUMNS_PER_CHUNK)
         ends[:, some] = np.quantile(
             resampled_means(rows[:, some], clusters), [(1 - level) / 2, (1 + level) / 2], axis=0
         )

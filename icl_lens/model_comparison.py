@@ -12,7 +12,7 @@ from icl_lens.interventions.effects import head_effects
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, reported
+from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.report.findings import By
@@ -58,7 +58,7 @@ def compare_models(
         raise InputError("prompts must be at least two prompts with answers; use il.compare for a single prompt")
     tokenizing: dict[str, Any] = {"prepend_bos": prepend_bos, "shared_prefix": shared_prefix}
     sides = []
-    with reported(progress) as report:
+    with progress_callback(progress) as report:
         for model in (a, b):
             batch = tokenize(model, prompts, template=template or Template(), **tokenizing)
             pieces: list[dict[str, torch.Tensor]] = []

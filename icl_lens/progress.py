@@ -41,7 +41,7 @@ def progress_bar(*, hidden: bool = False) -> Iterator[Progress]:
 
 
 @contextmanager
-def reported(progress: Progress | bool | None) -> Iterator[Progress]:
+def progress_callback(progress: Progress | bool | None) -> Iterator[Progress]:
     """Yield a callback: the given one, that of a progress bar for True, or one that does nothing."""
     if progress is True:
         with progress_bar() as advance:

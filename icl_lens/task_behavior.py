@@ -14,7 +14,7 @@ from torch import Tensor
 from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError
 from icl_lens.metrics import Interval, bootstrap_interval, recent_label
-from icl_lens.progress import Progress, reported
+from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list
 from icl_lens.prompts.tasks import load_task
@@ -167,7 +167,7 @@ def task_check(
     row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(chain.from_iterable(arranged.values())))}
     batch = tokenize(model, [*row_of], template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
     predictions: list[Tensor] = []
-    with reported(progress) as report:
+    with progress_callback(progress) as report:
         for piece in batch.split(max(1, _PASS_TOKENS // batch.tokens.shape[1])):
             predictions.append(_predict(model, piece))
             report("checking the task", sum(map(len, predictions)), len(row_of))

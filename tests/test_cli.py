@@ -10,7 +10,9 @@ from pathlib import Path
 import explanations as ex
 import families
 import faults
+import pandas as pd
 import pytest
+from tolerance import assert_close
 from typer import rich_utils
 from typer.testing import CliRunner
 
@@ -254,6 +256,9 @@ def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_
     top = il.locate_heads(icl_mini, batch, k=2, against=batch.other_label_tokens)
     assert all(f"{value:.4f}" in out for value in top.value.tolist())
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["by"] == "contrast"
+    table = pd.read_csv(tmp_path / "run" / "heads.csv")
+    assert_close(table["contrast"], top.value)
+    assert "increase" not in table
     code, _, err = run(*arguments, "--layout", "order", "--by", "increase", "--out", tmp_path / "run")
     assert code == 2
     assert "by='contrast'" in err

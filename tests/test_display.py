@@ -110,6 +110,13 @@ def test_tables_of_results_are_their_frames(gpt2_acts, gpt2_batch):
         (tables.top_subheads_table(gpt2_acts, parts), parts),
     ):
         pd.testing.assert_frame_equal(table.rename(columns={"increase": "value"}), result.to_frame())
+    others = gpt2_batch.other_label_tokens
+    top = il.top_heads(gpt2_acts, targets, k=3, against=others)
+    parts = il.top_subheads(gpt2_acts, targets, k=2, against=others)
+    for table, result in ((tables.top_heads_table(top), top), (tables.top_subheads_table(gpt2_acts, parts), parts)):
+        pd.testing.assert_frame_equal(table.rename(columns={"contrast": "value"}), result.to_frame())
+        assert "contrast" in repr(result)
+        assert "increase" not in repr(result)
     heads = il.head_log_prob_increase(gpt2_acts, targets)
     frame = tables.head_table(heads)
     assert_close(frame[(frame["prompt"] == 1) & (frame["name"] == "L2H3")]["increase"].item(), heads[1, 2, 3])

@@ -16,6 +16,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.attribution.reasons import writer_in_words, writers_in_words
+from icl_lens.report.html.sections import prompt_pieces
 from icl_lens.report.terminal import render
 
 
@@ -249,6 +250,8 @@ def test_labels_that_begin_alike_are_explained(pair):  # noqa: F811
     assert explanation.n_shared_tokens >= 2
     assert len(explanation.tokens) == il.tokenize(model, text, shared_prefix="append").tokens.shape[1]
     assert set(explanation.scored_tokens) == {"o", "e"}
+    assert f"{text} z" in ex.terminal_text(explanation)
+    assert "".join(piece for piece, _ in prompt_pieces(explanation)) == f"{text} z"
 
 
 def test_saved_and_loaded(gpt2, explanation, tmp_path):

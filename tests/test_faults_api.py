@@ -244,7 +244,7 @@ def test_another_thread_is_refused_while_a_block_is_open(gpt2, gpt2_batch):
         thread.join()
     assert len(said) == 2
     for sentence in said:
-        faults.assert_sentence(sentence, "edited in another thread")
+        faults.assert_sentence(sentence, "in use by another thread")
     il.capture(gpt2, gpt2_batch)
 
 

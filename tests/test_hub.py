@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 import icl_lens as il
-from icl_lens.hub import download_bars, explain_hub_error
+from icl_lens.hub import explain_hub_error, show_download_bars
 from icl_lens.prompts.datasets import load_hub_splits
 
 ROWS = 24
@@ -325,4 +325,4 @@ def test_bars_of_downloads_in_a_terminal_only(terminal, monkeypatch):
         patch.setattr("warnings.simplefilter", lambda *_: None)
         quiet_libraries()
     assert are_progress_bars_disabled() is not terminal
-    download_bars(True)
+    show_download_bars(True)

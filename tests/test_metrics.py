@@ -118,7 +118,7 @@ def test_draws_without_a_value_are_left_out_unless_there_are_many():
 def test_the_same_seed_gives_the_same_interval_however_it_is_chunked(monkeypatch):
     values = torch.rand(30)
     whole = bootstrap_interval(values, seed=5)
-    monkeypatch.setattr("icl_lens.metrics.DRAWN_AT_ONCE", 100)
+    monkeypatch.setattr("icl_lens.metrics.MAX_DRAWN_VALUES", 100)
     assert bootstrap_interval(values, seed=5) == pytest.approx(whole)
     assert bootstrap_interval(values, seed=6).low != whole.low
 

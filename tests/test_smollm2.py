@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import icl_lens as il
-from icl_lens.models.gguf_header import parsed_once
+from icl_lens.models.gguf_header import cached_parser
 from icl_lens.models.installed import SMOLLM2
 
 ATOL = 1e-4
@@ -40,7 +40,7 @@ def model(tmp_path_factory):
 def hf():
     """The same file, loaded by transformers alone."""
     where = {"gguf_file": SMOLLM2.path.name}
-    with parsed_once("the file"):  # the same numbers in a third of the time
+    with cached_parser("the file"):  # the same numbers in a third of the time
         loaded = AutoModelForCausalLM.from_pretrained(SMOLLM2.path.parent, dtype=torch.float32, **where)
         tokenizer = AutoTokenizer.from_pretrained(SMOLLM2.path.parent, **where)
     loaded.set_attn_implementation("eager")

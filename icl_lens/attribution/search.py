@@ -19,7 +19,7 @@ Source: docs/howto/numbers.md.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -48,10 +48,12 @@ from icl_lens.models.readout import FinalNorm, Readout
 # Float32 rounding can push a bound at most this far below the exact value, in nats; tested against float64.
 SLACK = 1e-4
 
+RankedBy = Literal["increase", "contrast"]
+
 
 @dataclass(frozen=True, repr=False)
 class TopSubheads(ShownAsTable):
-    """The k largest (layer, head, position) increases of each prompt, largest first, in nats.
+    """The k largest (layer, head, position) increases, or contrasts, of each prompt, largest first, in nats.
 
     `n_exact` of `n_parts` parts are evaluated exactly; every other part's bound is at most `unevaluated_bound`, which
     does not exceed the k-th value, and `certified` is True. For a contrast with one token in `against`, the bounds are
@@ -76,6 +78,8 @@ class TopSubheads(ShownAsTable):
     certified: bool
     tokens: Sequence[Sequence[str]] | None = None
     """Each prompt's tokens, with white space visible."""
+    by: RankedBy = "increase"
+    """What the values are: increases or, with `against`, contrasts."""
 
     def to_frame(self) -> pd.DataFrame:
         """Return prompt, rank, layer, head, name, position, token and value (nats), one row per part, largest first."""
@@ -97,14 +101,14 @@ class TopSubheads(ShownAsTable):
         columns = {"prompt": frame["prompt"].tolist()} if n > 1 else {}
         columns |= {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
         columns |= {name: frame[name].tolist() for name in ("position", "token") if name in frame}
-        columns["increase"] = [format_signed(value) for value in frame["value"]]
+        columns[self.by] = [format_signed(value) for value in frame["value"]]
         summary = f"{evaluated} parts evaluated{' per prompt' if n > 1 else ''}, {_certainty(self.certified)}"
         return f"TopSubheads of {plural_prompts(n)}, nats: {summary}", columns, self.value.numel()
 
 
 @dataclass(frozen=True, repr=False)
 class TopHeads(ShownAsTable):
-    """The k heads with the largest mean increase over the prompts, largest first, in nats.
+    """The k heads with the largest mean increase, or contrast, over the prompts, largest first, in nats.
 
     `n_exact` of `n_parts` heads are evaluated exactly on every prompt; every other head's mean bound is at most
     `unevaluated_bound`. `certified` is as in `TopSubheads`. `n_evaluations` counts the (head, prompt) pairs that are
@@ -125,6 +129,8 @@ class TopHeads(ShownAsTable):
     certified: bool
     n_evaluations: int
     n_prompts: int
+    by: RankedBy = "increase"
+    """What the values are: increases or, with `against`, contrasts."""
 
     @property
     def share_evaluated(self) -> float:
@@ -150,9 +156,14 @@ class TopHeads(ShownAsTable):
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         frame = self.to_frame().head(SHOWN_ROWS)
         columns = {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
-        columns["mean increase"] = [format_signed(value) for value in frame["value"]]
+        columns[f"mean {self.by}"] = [format_signed(value) for value in frame["value"]]
         summary = f"{self.n_exact} of {self.n_parts} heads evaluated, {_certainty(self.certified)}"
         return f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {summary}", columns, len(self.value)
+
+
+def ranked_by(against: CheckedAgainst) -> RankedBy:
+    """Return what a search ranks by: increases, or contrasts with the tokens in `against`."""
+    return "increase" if against is None else "contrast"
 
 
 def _certainty(certified: bool) -> str:
@@ -229,14 +240,14 @@ def top_subheads(
     n_layers, n_heads, width = acts.view.n_layers, acts.view.n_heads, acts.pattern.shape[-1]
     n_parts = n_layers * n_heads * (acts.batch.last.to(readout.W_U.device) + 1)
     check_k(k, int(n_parts.min()), "(layer, head, position) parts")
-    tokens = acts.batch.token_names
+    tokens, by = acts.batch.token_names, ranked_by(others)
     linear = linear_direction(readout, targets, others) is not None
     if linear or not readout.is_affine:
         exact = subhead_log_prob_increase(acts, targets, against=against, final_norm=final_norm, bias=bias)
         best = exact.masked_fill(acts.padding[:, None, None], -torch.inf).flatten(1).topk(k, dim=-1)
         layer, head, position = _unravel(best.indices, n_heads, width)
         no_bound = best.values.new_full((len(exact),), -torch.inf)
-        return TopSubheads(best.values, layer, head, position, n_parts, n_parts, no_bound, linear, tokens)
+        return TopSubheads(best.values, layer, head, position, n_parts, n_parts, no_bound, linear, tokens, by)
 
     base, g = layer_gradients(acts, targets, readout, against=others)
     bounds = subhead_bounds(acts, g).flatten(1)
@@ -268,7 +279,7 @@ def top_subheads(
         step = min(max(4, value.shape[1] // 2), n_all - value.shape[1])
     best = value.topk(k, dim=-1)
     layer, head, position = _unravel(index.gather(1, best.indices), n_heads, width)
-    return TopSubheads(best.values, layer, head, position, n_exact, n_parts, unevaluated_bound, True, tokens)
+    return TopSubheads(best.values, layer, head, position, n_exact, n_parts, unevaluated_bound, True, tokens, by)
 
 
 def _exact_subheads(
@@ -324,7 +335,7 @@ def top_heads(
     targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
     n_parts = len(acts.view.heads())
     check_k(k, n_parts, "heads")
-    means = HeadMeans(n_parts)
+    means = HeadMeans(n_parts, ranked_by(others))
     linear = linear_direction(readout, targets, others) is not None
     if linear or not readout.is_affine:
         increases = every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, targets, others)
@@ -347,7 +358,8 @@ class HeadMeans:
     Heads are indexed as `layer · n_heads + head`.
     """
 
-    def __init__(self, n_parts: int):
+    def __init__(self, n_parts: int, by: RankedBy = "increase"):
+        self.by: RankedBy = by
         self.n_prompts = 0
         self.increase_sums = np.zeros(n_parts)
         self.n_exact = np.zeros(n_parts, dtype=np.int64)
@@ -407,6 +419,7 @@ class HeadMeans:
             certified=self.bounded,
             n_evaluations=int(self.n_exact.sum()),
             n_prompts=self.n_prompts,
+            by=self.by,
         )
 
 

@@ -103,7 +103,7 @@ def _heads(table: "pd.DataFrame", by: By) -> Table:
     odds = ["log-odds drop"] if by == "effect" else []
     shown = new_table("rank", "head", f"mean {by} (nats)", *intervals, *odds, left=(1,))
     for row in table.to_dict("records"):
-        cells = [str(row["rank"]), row["name"], f"{row['effect' if odds else 'increase']:.4f}"]
+        cells = [str(row["rank"]), row["name"], f"{row[by]:.4f}"]
         cells += [f"{row['low']:.4f} … {row['high']:.4f}"] if intervals else []
         shown.add_row(*cells, *([f"{row['log_odds']:.4f}"] if odds else []))
     return shown

@@ -45,11 +45,11 @@ def quiet_libraries() -> None:
     logging.getLogger("icl_lens").setLevel(logging.WARNING)
     import transformers
 
-    from icl_lens.hub import download_bars
+    from icl_lens.hub import show_download_bars
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()  # also disables download progress bars
-    download_bars(sys.stderr.isatty())
+    show_download_bars(sys.stderr.isatty())
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from icl_lens.interventions.editor import Positions
 from icl_lens.metrics import Interval, cluster_weights, is_correct, label_log_odds, percentile_interval
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, reported
+from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
 
 ConditionName = Literal["no ablation", "heads", "same layers", "all layers"]
@@ -213,7 +213,7 @@ def ablate_with_controls(
     }
     every = [one for some in sets.values() for one in some]
     pieces: list[list[AnswerScores]] = []
-    with reported(progress) as report:
+    with progress_callback(progress) as report:
         for rows in batch.split(max(1, PASS_TOKENS // (len(every) * batch.tokens.shape[1]))):
             pieces.append(score_ablated_sets(model, rows, every, positions=positions))
             report("ablating heads", sum(len(one[0].answer) for one in pieces), len(batch))

@@ -229,7 +229,7 @@ _DISABLED: "WeakSet[Any]" = WeakSet()
 def editing(view: ModelView, *edits: Edit) -> Iterator[None]:
     """Activate edits inside the `with` block, in addition to other active ones; blocks may end in any order.
 
-    Raise InputError if another thread is editing the model or runs it inside the block.
+    Raise InputError if another thread has such a block open or runs the model inside this one.
     """
     with model_lock(view.model, block=True):
         editor = _EDITORS.get(view.model)

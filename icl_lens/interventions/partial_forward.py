@@ -16,7 +16,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.interventions.editor import Positions
-from icl_lens.models.inference import replaced_forwards
+from icl_lens.models.inference import replace_forwards
 from icl_lens.models.locking import model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -120,7 +120,7 @@ class BlockInputs:
         def enter(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return replace_residual(args, kwargs, lambda x: resid.to(x.device))
 
-        with replaced_forwards([(blocks[skipped], hand_on) for skipped in range(layer)]):
+        with replace_forwards([(blocks[skipped], hand_on) for skipped in range(layer)]):
             handle = blocks[layer].register_forward_pre_hook(enter, with_kwargs=True)
             try:
                 yield

@@ -45,7 +45,7 @@ from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, reported
+from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
@@ -235,7 +235,7 @@ def locate_circuit(
     means = sender_means(model, ranking[mean_prompts.tolist()])
     space = EdgeSpace.of(view, heads)
 
-    with reported(progress) as report:
+    with progress_callback(progress) as report:
 
         def estimate(number: int) -> dict[str, Any]:
             found = estimate_effects(model, ranking[ranking_plan[number]], heads, means)

@@ -39,6 +39,7 @@ from icl_lens.attribution.search import (
     exact_head_increases,
     head_bounds,
     layer_gradients,
+    ranked_by,
 )
 from icl_lens.errors import InputError, check_choice
 from icl_lens.locate.chunk import increase_columns, read_increases
@@ -49,7 +50,7 @@ from icl_lens.locate.stream import BYTE_BUDGET, MAX_ROWS, ChunkStream, plan_batc
 from icl_lens.models.head import Head
 from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, reported
+from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
@@ -109,8 +110,8 @@ def locate_heads(
         _check_folder(folder, search.against)
     distributed = distributed or Distributed()
     plan = plan_batches(view, search.batch, batch_size=batch_size, byte_budget=byte_budget)
-    means, evaluated = HeadMeans(n_heads), list[np.ndarray]()
-    with reported(progress) as report:
+    means, evaluated = HeadMeans(n_heads, ranked_by(search.against)), list[np.ndarray]()
+    with progress_callback(progress) as report:
         stream = ChunkStream(plan, folder, distributed, report, warn)
         # The pilot batch selects the candidates, so all processes need it.
         pilot = stream.first(lambda number: search.first_pass(plan[number], k + MARGIN))
@@ -175,7 +176,7 @@ def mean_head_increases(
     group: list[int] = []
     captured: list[tuple[Readout, Tensor, Tensor]] = []
     done = 0
-    with reported(progress) as report:
+    with progress_callback(progress) as report:
         for rows in plan:
             acts, readout = search.capture(rows)
             captured.append((readout, acts.resid_pre, acts.scaled_z))

@@ -37,7 +37,7 @@ from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, reported
+from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
@@ -209,7 +209,7 @@ def locate_effects(
     sums: dict[str, _Sums] = {}
     algorithms: dict[Algorithm, int] = {}
     fallback_reason = ""
-    with reported(progress) as report:
+    with progress_callback(progress) as report:
         stream = ChunkStream(plan, folder, distributed, report, warn)
         for chunk in stream.chunks("part", range(len(plan)), compute):
             rows, _ = read_index(chunk, view.n_heads)

@@ -45,7 +45,7 @@ from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
 from icl_lens.metrics import mean_intervals
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, reported
+from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
@@ -181,7 +181,7 @@ def mean_score_parts(
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
     names = {head: writer_names(view, head.layer) for head in chosen}
 
-    with reported(progress) as report:
+    with progress_callback(progress) as report:
         stream = ChunkStream(plan, folder, distributed, report, warn)
 
         def chunks(kind: str, columns: Callable[[Activations, list[int]], dict[str, Any]]) -> Any:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def heads_table(top: TopHeads, folder: RunFolder | None = None) -> "pd.DataFrame":
-    """Return rank, layer, head, name, increase (mean, nats), low, high (95% bootstrap over prompts), share_evaluated.
+    """Return one row per head: rank, layer, head, name, `top.by` (mean, nats), low, high, share_evaluated.
 
-    Intervals (low, high) need more than one prompt and a folder, which stores per-prompt values. `share_evaluated`, the
-    share of prompts on which a head was evaluated, is always 1 for located heads.
+    95% bootstrap intervals over prompts (low, high) need more than one prompt and a folder, which stores per-prompt
+    values. `share_evaluated`, the share of prompts on which a head was evaluated, is always 1 for located heads.
     """
-    table = top.to_frame().rename(columns={"value": "increase"})
+    table = top.to_frame().rename(columns={"value": top.by})
     if folder is not None and top.n_prompts > 1:
         values = per_prompt(top, folder)
         intervals = [bootstrap_interval(values[:, i]) for i in range(values.shape[1])]

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from icl_lens.errors import InputError
 from icl_lens.hub import first_line
-from icl_lens.models.gguf_header import Header, parsed_once
+from icl_lens.models.gguf_header import Header, cached_parser
 from icl_lens.models.quiet import quiet_loading
 
 ORIGIN = "dequantized_from"
@@ -95,15 +95,15 @@ def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
         how["quantization_config"] = transformers.GgufConfig(dequantize=True)
     folder = partial / "model"
     log = logging.getLogger("icl_lens")
-    with parsed_once(file.name):
+    with cached_parser(file.name):
         header = Header(link)
         try:
             config = AutoConfig.from_pretrained(link.parent, **where)
-            header.complete(config)
+            header.complete_config(config)
             log.warning("converting %s (%s) once; this takes up to a minute", file.name, header.quantization)
             found: Any = AutoModelForCausalLM.from_pretrained(link.parent, config=config, **where, **how)
             model, loading = found
-            header.check_used(model, **loading)
+            header.check_weights_used(model, **loading)
             if header.has_tokenizer:
                 AutoTokenizer.from_pretrained(link.parent, **where).save_pretrained(folder)
         except InputError:

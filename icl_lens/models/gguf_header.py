@@ -70,7 +70,7 @@ class Header:
     def has_tokenizer(self) -> bool:
         return "tokenizer.ggml.tokens" in self._fields
 
-    def complete(self, config: Any) -> None:
+    def complete_config(self, config: Any) -> None:
         """Add to a configuration what transformers' loader ignores; raise InputError for settings it cannot hold."""
         for key, name in _COPIED.items():
             value = self._setting(key)
@@ -88,28 +88,28 @@ class Header:
         if scaling == "linear":
             rope |= {"rope_type": "linear", "factor": self._setting("rope.scaling.factor")}
         elif scaling != "none":
-            self._refuse(f"whose positions are scaled linearly or not at all, got {scaling!r}")
+            self._raise_unsupported(f"whose positions are scaled linearly or not at all, got {scaling!r}")
         if _ROPE_FACTORS in self._tensors:  # of Llama 3.1 and later: each frequency is divided by a factor
             factors = self._tensors[_ROPE_FACTORS].data.tolist()
             rope |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
             rope["original_max_position_embeddings"] = config.max_position_embeddings
         d_head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if (rotated := self._setting("rope.dimension_count", d_head)) != d_head:
-            self._refuse(f"that rotates all {d_head} dimensions of its heads, got {rotated}")
+            self._raise_unsupported(f"that rotates all {d_head} dimensions of its heads, got {rotated}")
         if (scalar := getattr(config, "query_pre_attn_scalar", d_head)) != d_head:  # not in the file: by model size
-            self._refuse(f"with heads of width {scalar}, got {d_head}")
+            self._raise_unsupported(f"with heads of width {scalar}, got {d_head}")
 
-    def check_used(self, model: Any, missing_keys: Any, mismatched_keys: Any, **_: Any) -> None:
+    def check_weights_used(self, model: Any, missing_keys: Any, mismatched_keys: Any, **_: Any) -> None:
         """Raise InputError if a model loaded from the file has missing, mismatched or unused weights."""
         stored = sum(int(tensor.n_elements) for name, tensor in self._tensors.items() if name != _ROPE_FACTORS)
         used = sum(parameter.numel() for parameter in model.parameters())
         if missing_keys:
-            self._refuse(f"with all weights of its architecture, got none for {min(missing_keys)}")
+            self._raise_unsupported(f"with all weights of its architecture, got none for {min(missing_keys)}")
         if mismatched_keys:
             name, found, expected = min(mismatched_keys)
-            self._refuse(f"with {name} of shape {tuple(expected)}, got {tuple(found)}")
+            self._raise_unsupported(f"with {name} of shape {tuple(expected)}, got {tuple(found)}")
         if stored != used:
-            self._refuse(f"whose {stored:,} parameters transformers reads completely, got {used:,} of them")
+            self._raise_unsupported(f"whose {stored:,} parameters transformers reads completely, got {used:,} of them")
 
     def _field(self, key: str, default: Any = None) -> Any:
         return self._fields[key].contents() if key in self._fields else default
@@ -118,12 +118,12 @@ class Header:
         """Return a field whose key begins with the architecture, such as "llama.rope.freq_base"."""
         return self._field(f"{self._architecture}.{key}", default)
 
-    def _refuse(self, condition: str) -> None:
+    def _raise_unsupported(self, condition: str) -> None:
         raise InputError(f"{self.name!r} must be a {self._architecture} model {condition}; {_ORIGINAL}")
 
 
 @contextmanager
-def parsed_once(name: str) -> Iterator[None]:
+def cached_parser(name: str) -> Iterator[None]:
     """Cache the gguf package's parser, since transformers parses the same header several times, each taking seconds.
 
     Raise InputError if the gguf package is missing.

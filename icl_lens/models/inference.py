@@ -29,7 +29,7 @@ def inference_kwargs(model: Any) -> Iterator[dict[str, Any]]:
     handles = [block.attn.register_forward_hook(forget) for block in model.blocks if hasattr(block.attn, "_pattern")]
     gelu_modules = [module for module in original.modules() if type(module) is NewGELUActivation]
     try:
-        with replaced_forwards([(module, partial(_gelu, module.forward)) for module in gelu_modules]):
+        with replace_forwards([(module, partial(_gelu, module.forward)) for module in gelu_modules]):
             yield {"output_attentions": False, "use_cache": False}
     finally:
         for handle in handles:
@@ -42,7 +42,7 @@ def _gelu(own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 @contextmanager
-def replaced_forwards(forwards: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+def replace_forwards(forwards: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     """Replace `forward` in each (module, forward) pair's module while the block runs."""
     before = [vars(module).get("forward") for module, _ in forwards]
     try:

@@ -23,7 +23,7 @@ def load_model(
     name: str = "icl-mini",
     *,
     device: str | torch.device | None = None,
-    dtype: torch.dtype | str = torch.float32,
+    dtype: torch.dtype | str | None = torch.float32,
     revision: str | None = None,
     gguf_file: str | None = None,
     device_map: str | dict[str, str | int] | None = None,
@@ -36,9 +36,10 @@ def load_model(
     local Hugging Face folder, or a Hub name such as "gpt2-large", "EleutherAI/gpt-j-6b" or "huggyllama/llama-7b". It
     may also be a GGUF file ("model.gguf", or "OWNER/REPOSITORY/model.gguf" on the Hub; or name a folder or repository
     and pass its file as `gguf_file`): its weights are dequantized to `dtype` and cached, and its own tokenizer is used
-    unless `tokenizer=` is given. `dtype` is a torch dtype or its name. `revision` is a branch, tag or commit on the
-    Hub; configuration, tokenizer and weights are read from the same commit. Other keywords are passed to
-    `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
+    unless `tokenizer=` is given. `dtype` is a torch dtype, its name, or None for that of the stored weights (GGUF:
+    float32). `revision` is a branch, tag or commit on the Hub; configuration, tokenizer and weights are read from the
+    same commit. Other keywords are passed to `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`,
+    `tokenizer`, `hf_model`, …).
 
     If a model does not fit in GPU memory, a `device_map` with "cpu" for some modules, or "disk" with
     `offload_folder=`, offloads weights: they are loaded one module at a time when needed, which is slow but gives the

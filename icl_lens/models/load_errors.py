@@ -35,7 +35,7 @@ def check_config(source: ModelSource, *, trust_remote_code: bool) -> None:
     except Exception as error:  # configuration classes raise many types; the file is at fault
         raise InputError(
             f"cannot use the config.json of model {source.name!r} ({type(error).__name__}: {first_line(error)}); fix "
-            f"it, or {_again(source)}"
+            f"it, or {_remedy(source)}"
         ) from error
     if getattr(config, "scale_attn_weights", True) is False:
         raise InputError(
@@ -74,7 +74,7 @@ def diagnose_load_error(source: ModelSource, error: BaseException, *, weights: b
         cause = f"{type(error).__name__} {cause}"
     return (
         f"could not load model {source.name!r}: {cause}; check that TransformerLens supports its architecture and that "
-        f"its config.json and tokenizer belong to its weights, or {_again(source)}"
+        f"its config.json and tokenizer belong to its weights, or {_remedy(source)}"
     )
 
 
@@ -84,11 +84,11 @@ def _check_weight_files(source: ModelSource) -> None:
     if not paths:
         raise InputError(
             f"folder {str(source.folder)!r} contains no weights (model.safetensors or pytorch_model.bin); "
-            f"{_again(source)}"
+            f"{_remedy(source)}"
         )
     for path in paths:
         if not path.is_file():
-            raise InputError(f"the weights of model {source.name!r} lack the file {path.name!r}; {_again(source)}")
+            raise InputError(f"the weights of model {source.name!r} lack the file {path.name!r}; {_remedy(source)}")
         _check_no_pointer(path, source)
         try:
             if path.suffix == ".safetensors":
@@ -123,10 +123,10 @@ def _check_no_pointer(path: Path, source: ModelSource) -> None:
 
 
 def _file_error(file: str, source: ModelSource, fault: str) -> InputError:
-    return InputError(f"{file!r} of model {source.name!r} {fault}; {_again(source)}")
+    return InputError(f"{file!r} of model {source.name!r} {fault}; {_remedy(source)}")
 
 
-def _again(source: ModelSource) -> str:
+def _remedy(source: ModelSource) -> str:
     """Return the remedy for damaged files: how to obtain them again."""
     if source.kind == "gguf":
         return f"delete the folder {str(source.folder)!r} and retry to reconvert it"

@@ -19,40 +19,42 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass
-class _Turn:
+class _ModelLock:
     """The thread that uses a model, with its numbers of running passes and open blocks."""
 
-    changed: Condition = field(default_factory=Condition)
+    condition: Condition = field(default_factory=Condition)
     thread: int | None = None
     passes: int = 0
     blocks: int = 0
 
 
-_TURNS: "WeakKeyDictionary[Any, _Turn]" = WeakKeyDictionary()
-_MAKING = Lock()
+_LOCKS: "WeakKeyDictionary[Any, _ModelLock]" = WeakKeyDictionary()
+_CREATION_LOCK = Lock()
 
 
-def _turn(model: Any) -> _Turn:
-    """Return a model's turn, created on first use."""
+def _lock_of(model: Any) -> _ModelLock:
+    """Return a model's lock, created on first use."""
     try:
-        with _MAKING:
-            return _TURNS.setdefault(model, _Turn())
+        with _CREATION_LOCK:
+            return _LOCKS.setdefault(model, _ModelLock())
     except TypeError:  # not an object with hooks
         raise InputError(
             f"expected a TransformerLens model, got {type(model).__name__}; load one with il.load_model(name)"
         ) from None
 
 
-def _busy() -> InputError:
-    return InputError("model is being edited in another thread; exit that block or load one model per thread")
+def _busy_error() -> InputError:
+    return InputError(
+        "model is in use by another thread; wait for its pass or exit its block, or load one model per thread"
+    )
 
 
 def check_thread(model: Any) -> None:
     """Raise InputError if another thread has a pass running or a block open on the model."""
-    turn = _turn(model)
-    with turn.changed:
-        if turn.thread not in (None, get_ident()):
-            raise _busy()
+    lock = _lock_of(model)
+    with lock.condition:
+        if lock.thread not in (None, get_ident()):
+            raise _busy_error()
 
 
 @contextmanager
@@ -62,24 +64,24 @@ def model_lock(model: Any, *, block: bool = False) -> Iterator[None]:
     Set `block` for a block of user code, which may take any time. Raise InputError while another thread has such a
     block open.
     """
-    turn, me = _turn(model), get_ident()
-    with turn.changed:
-        while turn.thread not in (None, me):
-            if not turn.passes:
-                raise _busy()
-            turn.changed.wait()
-        turn.thread = me
-        turn.passes += not block
-        turn.blocks += block
+    lock, me = _lock_of(model), get_ident()
+    with lock.condition:
+        while lock.thread not in (None, me):
+            if not lock.passes:
+                raise _busy_error()
+            lock.condition.wait()
+        lock.thread = me
+        lock.passes += not block
+        lock.blocks += block
     try:
         yield
     finally:
-        with turn.changed:
-            turn.passes -= not block
-            turn.blocks -= block
-            if not turn.passes and not turn.blocks:
-                turn.thread = None
-            turn.changed.notify_all()
+        with lock.condition:
+            lock.passes -= not block
+            lock.blocks -= block
+            if not lock.passes and not lock.blocks:
+                lock.thread = None
+            lock.condition.notify_all()
 
 
 def locks_model(function: F) -> F:

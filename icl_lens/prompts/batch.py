@@ -22,8 +22,8 @@ from icl_lens.prompts.token_ids import (
     ids_per_row,
     name_tokens,
     padded_ids,
+    remove_padding,
     resolve_positions,
-    unpadded,
     vocabulary_digest,
 )
 
@@ -181,7 +181,7 @@ class PromptBatch:
             raise InputError(f"tokens must be one list of integers per prompt, got {tokens!r}") from None
         check_ids(None, [token for row in rows for token in row])
         if attention_mask is not None:
-            rows = unpadded(rows, attention_mask)
+            rows = remove_padding(rows, attention_mask)
         elif model is not None:
             check_no_padding(getattr(model, "tokenizer", None), rows)
         if not rows or not all(rows):

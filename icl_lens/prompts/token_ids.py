@@ -58,7 +58,7 @@ def check_ids(model: Any, ids: list[int]) -> None:
         raise InputError(f"token id {wrong[0]} is out of range; {valid}")
 
 
-def unpadded(rows: list[list[int]], attention_mask: Tensor | Sequence[Sequence[int]]) -> list[list[int]]:
+def remove_padding(rows: list[list[int]], attention_mask: Tensor | Sequence[Sequence[int]]) -> list[list[int]]:
     """Return the ids where the mask is 1; raise InputError if it has another shape or values, or a hole in a row."""
     mask = attention_mask.tolist() if isinstance(attention_mask, Tensor) else [list(row) for row in attention_mask]
     if [len(row) for row in mask] != [len(row) for row in rows]:

@@ -13,7 +13,7 @@ def command(explanation: Findings) -> str:
     """Return the shell command that reproduces the explanation, or Python code if the CLI cannot express it."""
     explanation = replace(explanation, model=explanation.source or explanation.model)  # a folder's path, not its name
     settings, prompt = explanation.settings, explanation.prompt
-    if _typed(explanation):
+    if _fits_command_line(explanation):
         if prompt is None:
             words = ["icl-lens", "explain", "--text", explanation.text, "--model", explanation.model]
             words += [] if settings.target is None else ["--target", str(settings.target)]
@@ -31,7 +31,7 @@ def command(explanation: Findings) -> str:
         words += ["--dtype", settings.dtype]
         return shlex.join(words)
     against = "" if settings.against is None else f"    against={list(settings.against)!r},\n"
-    what = _free_python(explanation) if prompt is None else _prompt_python(explanation, prompt)
+    what = _plain_text_code(explanation) if prompt is None else _prompt_python(explanation, prompt)
     return (
         "import icl_lens as il\n"
         "import torch\n"
@@ -60,7 +60,7 @@ def _prompt_python(explanation: Findings, prompt: Prompt) -> str:
     )
 
 
-def _free_python(explanation: Findings) -> str:
+def _plain_text_code(explanation: Findings) -> str:
     """Return the code of a batch of plain text, with its target."""
     settings = explanation.settings
     target = None if settings.target is None else [settings.target]
@@ -71,7 +71,7 @@ def _free_python(explanation: Findings) -> str:
     )
 
 
-def _typed(explanation: Findings) -> bool:
+def _fits_command_line(explanation: Findings) -> bool:
     """Return whether the command line can express all settings."""
     settings = explanation.settings
     if settings.n_random != 20:

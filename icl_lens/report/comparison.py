@@ -15,7 +15,7 @@ from icl_lens.report.html.page import HasPage
 from icl_lens.report.number_format import percent
 from icl_lens.report.rich_table import new_table
 
-SHOWN = 8
+N_SHOWN = 8
 """Number of heads in the repr."""
 N_CHANGED = 12
 """Number of heads on the page and in the terminal."""
@@ -113,8 +113,8 @@ class Comparison(HasPage):
         if not self.same_heads:
             return title
         frame = self.to_frame()
-        columns = {"head": frame["name"][:SHOWN].tolist()}
-        columns |= {f"{name}, nats": [format_signed(x) for x in frame[name][:SHOWN]] for name in ("a", "b", "change")}
+        columns = {"head": frame["name"][:N_SHOWN].tolist()}
+        columns |= {f"{name}, nats": [format_signed(x) for x in frame[name][:N_SHOWN]] for name in ("a", "b", "change")}
         return text_table(title, columns, total=len(frame))
 
 

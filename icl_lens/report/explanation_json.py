@@ -12,7 +12,7 @@ from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings
 
 FORMAT, VERSION = "icl-lens explanation", 2
-"""Header of a file; the version increases when a field changes its meaning or is removed."""
+"""Header of a file; the version increases when files of earlier versions can no longer be read correctly."""
 
 Kind = TypeVar("Kind", bound=Findings)
 

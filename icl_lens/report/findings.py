@@ -49,7 +49,6 @@ class ExplainOptions:
     k: int = 10
     n_ablated: int = 4
     n_random: int = 20
-    n_words: int = 10
     seed: int = 0
     prepend_bos: bool | None = None
     dtype: str = "float32"
@@ -177,7 +176,7 @@ class Findings:
     quantization: str = ""
     """Quantization of the weights, such as "Q4_1"; empty if they are not quantized."""
     text: str = ""
-    """The text the model continues."""
+    """The text the model continues, without appended shared tokens."""
     token_names: tuple[str, ...] = ()
     """The tokens with white space visible: "␣to"."""
     compared_with: tuple[str, ...] = ()
@@ -215,6 +214,11 @@ class Findings:
     def shown_tokens(self) -> tuple[str, ...]:
         """Tokens for display, with white space visible."""
         return self.token_names or self.tokens
+
+    @property
+    def appended_text(self) -> str:
+        """The first tokens that all labels share, appended to the prompt (`shared_prefix="append"`); else empty."""
+        return "".join(self.shown_tokens[len(self.tokens) - self.n_shared_tokens :]).replace("␣", " ")
 
     @property
     def head_scores(self) -> tuple[tuple[float, ...], ...]:

@@ -24,7 +24,7 @@ from icl_lens.report.rich_table import new_table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TEMPLATE, SHOWN = "compare_models.html.j2", 12
+TEMPLATE, N_SHOWN = "compare_models.html.j2", 12
 MEASURES = ("accuracy", "log p", "log-odds")
 
 
@@ -101,7 +101,7 @@ class ModelComparison(HasPage):
             return Group(*shown, Text(note, "dim"))
         for by in self._shown_scores:
             table = new_table("head", "A", "B", "change", "95% interval")
-            for row in self.to_frame(by).head(SHOWN).to_dict("records"):
+            for row in self.to_frame(by).head(N_SHOWN).to_dict("records"):
                 numbers = [f"{row[column]:+.3f}" for column in ("a", "b", "change", "low", "high")]
                 table.add_row(row["name"], *numbers[:3], " … ".join(numbers[3:]))
             shown += [Text(f"Heads whose mean {by} changed most, nats", "bold"), table]
@@ -121,7 +121,7 @@ class ModelComparison(HasPage):
         title += f"{self.models[1]}; heads by change of {self.by}, nats)"
         if not self.same_heads:
             return title
-        frame = self.to_frame().head(SHOWN)
+        frame = self.to_frame().head(N_SHOWN)
         columns = {"head": frame["name"].tolist()}
         columns |= {name: list(map(format_signed, frame[name])) for name in ("a", "b", "change", "low", "high")}
         return text_table(title, columns, total=self.a["increase"][0].size)
@@ -137,21 +137,21 @@ class ModelComparison(HasPage):
         if not self.same_heads:
             return TEMPLATE, content | {"tables": [], "best": [self._best("A", self.a), self._best("B", self.b)]}
         rows = self.to_frame().to_dict("records")
-        changed = {Head(row["layer"], row["head"]) for row in rows[:SHOWN]}
+        changed = {Head(row["layer"], row["head"]) for row in rows[:N_SHOWN]}
         return TEMPLATE, content | {
-            "tables": [(by, _table(self.to_frame(by).to_dict("records")[:SHOWN])) for by in self._shown_scores],
+            "tables": [(by, _table(self.to_frame(by).to_dict("records")[:N_SHOWN])) for by in self._shown_scores],
             "changes": HeadMap(
                 (self.b[self.by] - self.a[self.by]).mean(0).tolist(), changed, f"change of {self.by}, B minus A, nats"
             ),
             "scatter": Scatter(
-                f"mean {self.by}, nats", [(row["name"], row["a"], row["b"], i < SHOWN) for i, row in enumerate(rows)]
+                f"mean {self.by}, nats", [(row["name"], row["a"], row["b"], i < N_SHOWN) for i, row in enumerate(rows)]
             ),
         }
 
     def _best(self, name: str, side: Mapping[str, np.ndarray]) -> tuple[str, Table]:
         """Return the name of a side and the table of its heads with the largest mean scores."""
         means = side[self.by].mean(0)
-        heads = [Head.from_index(int(index), means.shape[1]) for index in np.argsort(-means, axis=None)[:SHOWN]]
+        heads = [Head.from_index(int(index), means.shape[1]) for index in np.argsort(-means, axis=None)[:N_SHOWN]]
         reach = largest([float(means[head]) for head in heads])
         rows: list[list[Cell]] = [[str(head), Bar.signed(float(means[head]), reach)] for head in heads]
         return name, Table(["head", f"#mean {self.by}, nats"], rows)

@@ -24,13 +24,13 @@ def head_table(increases: Tensor) -> pd.DataFrame:
 
 
 def top_heads_table(top: TopHeads) -> pd.DataFrame:
-    """Return located heads: rank, layer, head, name, increase (mean over prompts, nats)."""
-    return top.to_frame().rename(columns={"value": "increase"})
+    """Return located heads: rank, layer, head, name, increase or contrast (`top.by`, mean over prompts, nats)."""
+    return top.to_frame().rename(columns={"value": top.by})
 
 
 def top_subheads_table(acts: Activations, top: TopSubheads) -> pd.DataFrame:
-    """Return located parts: prompt, rank, layer, head, name, position, token, increase (nats)."""
-    return replace(top, tokens=acts.batch.token_names).to_frame().rename(columns={"value": "increase"})
+    """Return located parts: prompt, rank, layer, head, name, position, token, increase or contrast (`top.by`, nats)."""
+    return replace(top, tokens=acts.batch.token_names).to_frame().rename(columns={"value": top.by})
 
 
 def label_attention_table(acts: Activations) -> pd.DataFrame:

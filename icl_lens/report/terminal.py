@@ -46,7 +46,7 @@ def _prompt(explanation: Findings) -> Panel:
         text = Text(explanation.text, overflow="fold")
     else:
         rendered = explanation.template.render(explanation.prompt)
-        text = Text(rendered.text, overflow="fold")
+        text = Text(rendered.text + explanation.appended_text, overflow="fold")
         for (start, stop), label in zip(rendered.label_spans, explanation.demonstration_labels, strict=True):
             text.stylize(_label_style(label), start, stop)
     note = f"{settings.final_norm} final norm, {'with' if settings.bias else 'without'} bias"

@@ -10,14 +10,14 @@ import numpy as np
 from icl_lens.attribution.reasons import SIDES, WRITER_NAMES, AttentionReasons, Side
 from icl_lens.report.findings import Findings, HeadReport, is_noise
 from icl_lens.report.html.parts import Bar, Cell, Chip, Grid, HeadMap, Link, Run, Strip, Table, Words, largest
-from icl_lens.report.html.sections import contrast_name, separated, unit_name
+from icl_lens.report.html.sections import contrast_name, join_runs, unit_name
 from icl_lens.report.html.templating import label_color, visible
 from icl_lens.report.number_format import percent, signed
 
 # Most rows of words shown without a scrollbar.
-LONG = 12
+MAX_UNSCROLLED_ROWS = 12
 # Maximum number of demonstrations in the similarity panel.
-MOST_COMPARED = 16
+MAX_COMPARED = 16
 
 
 def explorer(e: Findings) -> dict[str, Any]:
@@ -155,8 +155,8 @@ def _why(e: Findings, report: HeadReport) -> dict[str, Any] | None:
     ]
     pairs: list[list[Cell]] = [[one, other, signed(value)] for one, other, value in why.pairs]
     return {
-        "more": separated(chips[0]),
-        "less": separated(chips[1]),
+        "more": join_runs(chips[0]),
+        "less": join_runs(chips[1]),
         "why": why,
         "names": WRITER_NAMES,
         "lines": lines,
@@ -207,7 +207,7 @@ def words_table(e: Findings, report: HeadReport) -> dict[str, Any]:
     return {
         "head": str(report.head),
         "table": Table(columns, rows, "words"),
-        "scrolls": len(rows) > LONG,
+        "scrolls": len(rows) > MAX_UNSCROLLED_ROWS,
         "last": Chip(e.shown_tokens[last]),
         "position": last,
         "query": found[-1][1],
@@ -226,7 +226,7 @@ def _scores(e: Findings, report: HeadReport) -> dict[str, Any] | None:
     count = len(e.label_positions)
     if e.prompt is None or not report.similarity or count < 2:
         return None
-    rows, shown = np.arange(max(0, count - MOST_COMPARED), count + 1), slice(max(0, count - MOST_COMPARED), count)
+    rows, shown = np.arange(max(0, count - MAX_COMPARED), count + 1), slice(max(0, count - MAX_COMPARED), count)
     labels, row_labels = np.array(e.demonstration_labels)[shown], np.array(e.query_labels)[rows]
     scores = np.array(report.similarity)
     is_own = np.eye(count + 1, count, dtype=bool)

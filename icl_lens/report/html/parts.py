@@ -10,7 +10,7 @@ from icl_lens.report.number_format import signed
 from icl_lens.report.palette import BLUE, GRAY, ORANGE
 
 # Number of largest values listed under tokens and maps; largest number of columns with which a static map has numbers.
-NAMED, NUMBERED = 5, 16
+N_NAMED, MAX_NUMBERED_COLUMNS = 5, 16
 _WORD_JOINER = "\u2060"
 
 
@@ -164,13 +164,13 @@ class HeadMap:
         titles = [[f"{head}: {signed(value)}" for head, value, _ in row] for row in zip(*self.cells, strict=True)]
         rows = [(Chip(str(head)), values) for head, values in enumerate(by_head)]
         layers = [Chip(str(layer)) for layer in range(len(self.values))]
-        return Grid(self.name, "head \\ layer", layers, rows, len(layers) <= NUMBERED, titles)
+        return Grid(self.name, "head \\ layer", layers, rows, len(layers) <= MAX_NUMBERED_COLUMNS, titles)
 
     @property
     def largest(self) -> str:
         """The heads with the largest magnitudes, with their values."""
         flat = sorted((cell for row in self.cells for cell in row), key=lambda cell: -abs(cell[1]))
-        return ", ".join(f"{head} {signed(value)}" for head, value, _ in flat[:NAMED])
+        return ", ".join(f"{head} {signed(value)}" for head, value, _ in flat[:N_NAMED])
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class Strip:
     @property
     def largest(self) -> str:
         """The tokens with the largest magnitudes, with their values."""
-        order = sorted(range(len(self.values)), key=lambda i: -abs(self.values[i]))[:NAMED]
+        order = sorted(range(len(self.values)), key=lambda i: -abs(self.values[i]))[:N_NAMED]
         written = "{:.3f}".format if self.attention else signed
         named = [f"“{self.tokens[i]}” at {i} {written(self.values[i])}" for i in order if self.values[i]]
         return ", ".join(named) or "none"

@@ -25,16 +25,16 @@ def contrast_name(e: Findings) -> list[Run]:
     if not e.is_plain_text:
         return ["contrast"]
     chips = label_chips(e)
-    return ["against ", *separated([chips[name] for name in e.compared_with])]
+    return ["against ", *join_runs([chips[name] for name in e.compared_with])]
 
 
-def separated(chips: Sequence[Run], by: str = ", ") -> list[Run]:
+def join_runs(chips: Sequence[Run], by: str = ", ") -> list[Run]:
     """Return runs with a separator between them."""
     return [run for chip in chips for run in (by, chip)][1:]
 
 
 def prompt_pieces(e: Findings) -> list[tuple[str, Chip | None]]:
-    """Return the prompt's text in pieces, each with its chip if it is a label."""
+    """Return the text the model continues in pieces, each with its chip if it is a label."""
     if e.prompt is None:
         return [(e.text, None)]
     rendered, chips = e.template.render(e.prompt), label_chips(e)
@@ -43,7 +43,7 @@ def prompt_pieces(e: Findings) -> list[tuple[str, Chip | None]]:
     for (start, stop), demonstration in zip(rendered.label_spans, e.prompt.demonstrations, strict=True):
         pieces += [(rendered.text[at:start], None), (rendered.text[start:stop], chips[demonstration.label])]
         at = stop
-    return [*pieces, (rendered.text[at:], None)]
+    return [*pieces, (rendered.text[at:] + e.appended_text, None)]
 
 
 def answer(e: Findings) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def answer(e: Findings) -> dict[str, Any]:
         whole: list[Cell] = []
         if several:
             spelling = list(map(Chip, e.label_token_names[i]))
-            among = [" of ", *separated(spelling, " ")] if len(spelling) > 1 else []
+            among = [" of ", *join_runs(spelling, " ")] if len(spelling) > 1 else []
             whole = [[spelling[e.n_shared_tokens], *among], _negative(e.whole_label_log_probs[i])]
         rows.append(
             [

@@ -180,13 +180,14 @@ def words_by_position(explanation: Findings, heads: Sequence[Head] | None = None
 
 
 def head_heatmap(source: Findings | Float[Tensor, "layer head"]) -> Element:
-    """Show log-probability increases by layer and head (nats); cells are buttons for mouse, Tab and arrow keys.
+    """Show increases, contrasts or effects by layer and head (nats); cells are buttons for mouse, Tab and arrow keys.
 
     From an Explanation, the map shows the score that ranks its heads, and selecting a cell shows that head. From a
     tensor, a cell only shows its value. Raise InputError for a tensor of another shape.
     """
     if isinstance(source, Findings):
-        return Element("Increase by layer and head", [("explorer", head_parts.explorer(source))])
+        title = f"{source.settings.by.capitalize()} by layer and head"
+        return Element(title, [("explorer", head_parts.explorer(source))])
     if source.ndim != 2:
         raise InputError(f"increases must have shape [layer head], got {list(source.shape)}; pass one value per head")
     return Element("Increase by layer and head", [("head_map", HeadMap(source.float().tolist()))])
