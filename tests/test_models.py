@@ -99,8 +99,8 @@ def test_bundled_models_load_without_bars_and_leave_the_setting(capfd):
 def test_dtypes_by_name_or_as_stored_and_models_without_a_tokenizer(tmp_path):
     assert il.load_model("icl-mini", dtype="bfloat16").W_U.dtype == torch.bfloat16
     families.build("gpt2", dtype=torch.float16).save_pretrained(tmp_path)
-    tokenizer = families.tokenizer()
-    assert il.load_model(str(tmp_path), tokenizer=tokenizer).W_U.dtype == torch.float32
-    assert il.load_model(str(tmp_path), tokenizer=tokenizer, dtype=None).W_U.dtype == torch.float16
+    families.tokenizer().save_pretrained(tmp_path)
+    assert il.load_model(str(tmp_path)).W_U.dtype == torch.float32
+    assert il.load_model(str(tmp_path), dtype=None).W_U.dtype == torch.float16
     with pytest.raises(il.InputError, match="needs its tokenizer"):
         il.load_model("mine", hf_model=nn.Linear(1, 1))
