@@ -175,7 +175,7 @@ def test_what_transformer_lens_does_not_convert(tmp_path, name):
             difference = (model(words) - hf(words).logits).abs().max().item()
     except Exception as raised:
         error = raised
-    if NOT_HOOKED[name].startswith("another model"):
+    if "another model" in NOT_HOOKED[name]:
         assert error is None
         assert difference > 1
         assert il.capture(model, il.tokenize(model, PROMPTS, prepend_bos=False)) is not None
