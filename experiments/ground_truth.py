@@ -28,10 +28,10 @@ DATA = "animal-country"
 
 
 class Setting(NamedTuple):
-    """A kind of model, the labels that it is measured with, and how it answers."""
+    """A kind of model, how it answers, and the labels that it is measured with."""
 
     kind: Kind
-    words: str
+    answers: str
     labels: tuple[str, str] = ("foo", "bar")
 
 
@@ -43,25 +43,29 @@ SETTINGS = {
     "compare-copy": Setting("compare-copy", "one head compares, three later ones copy the label that it picked"),
     "last-label": Setting("last-label", "four heads copy the label shown last"),
     "majority": Setting("majority", "four heads copy all labels alike"),
-    "lookup": Setting("lookup", "an FFN says the name of the query's category, which is not among the labels here"),
-    NAMES: Setting("lookup", "the same with the categories' names as labels: always right", ("animal", "country")),
+    "lookup": Setting("lookup", "an FFN writes the name of the query's category, which is not one of the labels here"),
+    NAMES: Setting(
+        "lookup", "the same, always right because the labels are the categories' names", ("animal", "country")
+    ),
     "untrained": Setting("untrained", "random weights"),
 }
 PLANTED = ("two-tower", "compare-copy")
 """Settings whose circuit has two towers."""
 WRITING = ("two-tower", "copier", "last-label", "majority")
-"""Roles of heads that write labels as outputs; a study locates as many heads as there are."""
+"""Roles of heads that write labels into the answer; as many heads are located as a model has of these."""
 ANSWERING = ("two-tower", "comparer", "copier")
 """Roles of heads that find the answer among the labels."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Settings in which a measure must be above its control, and where it may be, and why; elsewhere it must not be."""
+    """Where a measure must, and where it may, be above its control."""
 
     above: tuple[str, ...]
-    may: tuple[str, ...] = ()
+    """Settings in which it must be above; in those of neither list, it must not be."""
+    maybe_above: tuple[str, ...] = ()
     why: str = ""
+    """Reason for an exception, for the page."""
 
 
 EXPECTED = {
@@ -75,47 +79,49 @@ EXPECTED = {
     ("ablation", "log_odds"): Expected(
         PLANTED,
         (NAMES,),
-        f"in `{NAMES}` the noise heads that help most are removed, and help with hundredths of nats: how much is lost "
-        "tells the two apart, not that something is. The same holds for `information-flow` and `location`",
+        f"in `{NAMES}`, the located heads are the noise heads that help most. Removing them rather than random heads "
+        "costs tenths of nats; removing planted heads costs several nats. The same holds for `information-flow` and "
+        "`location`",
     ),
     ("two-towers", "key_texts"): Expected(
         ("two-tower",),
         ("compare-copy", "lookup"),
-        "copiers do not read texts, and the comparer that does writes nothing into the answer and is not located by "
-        "contrast; where a noise head reads what a mover wrote, exchanging texts moves the answer by hundredths of "
+        "copiers do not read texts; the comparer does, but it does not write the answer, so it is not located by "
+        "contrast. Where a noise head reads what the mover wrote, exchanging texts moves the answer by hundredths of "
         "nats",
     ),
-    ("metric", "auroc"): Expected((), (), "the mover has brought categories to labels and to the last position, where "
-        "the cosine finds them always; nothing can exceed it, and the table of further measures rotates keys instead"),
+    ("metric", "auroc"): Expected((), (), "the mover has brought categories to labels and to the last position, so the "
+        "cosine is always right and cannot be exceeded; the table of further measures rotates keys instead"),
     ("majority-bias", "bias"): Expected(
-        ("majority",), (*PLANTED, "untrained"), "attention sums over labels of a class, so that two towers prefer "
-        "frequent labels too; random weights average the labels that they see, which moves log-odds by hundredths"
+        ("majority",), (*PLANTED, "untrained"), "attention sums over the labels of a class, so two towers prefer "
+        "frequent labels too; random weights average all labels, which moves log-odds by tenths of nats"
     ),
     ("recency-bias", "bias"): Expected(("last-label",)),
     ("information-flow", "text_to_label"): Expected(PLANTED, (NAMES,)),
     ("other-papers", "induction"): Expected(
-        (), PLANTED, "a repeated text has the same category, so that two towers look at the label after it"
+        (), PLANTED, "a repeated text has the same category, so two towers attend to the label after it"
     ),
     ("tower-inputs", "early_key"): Expected(PLANTED, (NAMES,)),
     ("value-inputs", "early"): Expected(PLANTED, (NAMES,)),
     ("circuit", "cpr"): Expected(PLANTED, (NAMES,)),
     ("circuit", "early → query"): Expected(
-        ("two-tower",), ("compare-copy", "lookup", NAMES), "copiers read the label that the comparer picked, in the "
-        "fourth of eight layers; noise heads read what the FFN looked up, which moves the answer by hundredths of nats"
+        ("two-tower",), ("compare-copy", "lookup", NAMES), "copiers read what the comparer wrote in layer 4, and "
+        "layers 4 to 7 are late; noise heads read what the FFN looked up, which moves the answer by hundredths of nats"
     ),
     ("circuit", "early → keys at the labels"): Expected(
         PLANTED, ("lookup", NAMES), "noise heads move the answer by hundredths of nats"
     ),
     ("circuit", "early → values at the labels"): Expected(PLANTED, (NAMES,)),
-    ("behavior", "exchanged"): Expected(PLANTED, (), f"in `{NAMES}` labels are not learned from the demonstrations"),
+    ("behavior", "exchanged"): Expected(PLANTED, (), f"in `{NAMES}`, labels are not learned from the demonstrations"),
     ("label-attention", "share"): Expected(PLANTED),
     ("two-towers", "auroc"): Expected(PLANTED),
     ("two-towers", "relabeled"): Expected(
-        ("two-tower",), (), "copiers compare label words with the picked one, so that exchanged labels mislead them"
+        ("two-tower",), (), "copiers compare label words with the label that the comparer picked, so "
+        "exchanged labels mislead them"
     ),
     ("metric", "rotated"): Expected(
-        ("two-tower",), ("compare-copy",), "with two classes the inputs differ along one direction, which a random "
-        "form, with its better sign, separates nearly as well"
+        ("two-tower",), ("compare-copy",), "with two classes, the inputs differ along one direction; a random form, "
+        "with the better of its two signs, separates them nearly as well"
     ),
 }  # fmt: skip
 """By finding and measure."""
@@ -143,15 +149,15 @@ def cells(
         for (kind, seed), planted in models.items():
             if kind == setting.kind:
                 k = sum(len(planted.heads[role]) for role in WRITING) or 4  # pyright: ignore[reportArgumentType]
-                about = str(planted.folder), task_of(planted, setting.labels), n, f"planted {name}", seed, k
-                yield from (Cell(one, *about) for one in findings)
+                shared = str(planted.folder), task_of(planted, setting.labels), n, f"planted {name}", seed, k
+                yield from (Cell(finding, *shared) for finding in findings)
 
 
 # What was measured next to what is expected
 
 
 class Observed(NamedTuple):
-    """A measure in a setting: a row for each seed, and whether `above`, the result of most seeds, is as expected."""
+    """A measure in a setting: a row for each seed, and whether most seeds are as expected."""
 
     rows: list[Row]
     as_expected: bool
@@ -162,6 +168,7 @@ class Observed(NamedTuple):
 
     @property
     def above(self) -> bool:
+        """Whether the measure is above its control in most seeds."""
         return 2 * self.n_above > len(self.rows)
 
     @property
@@ -179,20 +186,20 @@ def observe(results: Path, findings: Sequence[Finding]) -> Table:
     for finding, cell in load_cells(results, findings):
         setting = cell["configuration"]["model"].removeprefix("planted ")
         stored = rows_from_json(cell)
-        for about, name in EXPECTED:
-            if about == finding.id:  # a finding that does not apply has one row, of its main measure
+        for finding_id, name in EXPECTED:
+            if finding_id == finding.id:  # a finding that does not apply has one row, of its main measure
                 row = next((row for row in stored if row.measure == name), Row(name, note=stored[0].note))
-                rows.setdefault((about, name, setting), []).append(row)
+                rows.setdefault((finding_id, name, setting), []).append(row)
     found: Table = {}
-    for (about, name, setting), some in rows.items():
-        one, expected = Observed(some, True), EXPECTED[about, name]
-        right = setting in expected.may or one.above == (setting in expected.above)
-        found.setdefault((about, name), {})[setting] = one._replace(as_expected=right)
+    for (finding_id, name, setting), some in rows.items():
+        one, expected = Observed(some, True), EXPECTED[finding_id, name]
+        right = setting in expected.maybe_above or one.above == (setting in expected.above)
+        found.setdefault((finding_id, name), {})[setting] = one._replace(as_expected=right)
     return {key: found[key] for key in EXPECTED if key in found}
 
 
 def recovery(planted: Planted, n: int, load: Callable[[str], Any] = il.load_model) -> dict[str, dict[str, int]]:
-    """Return, for each location method, the roles of its k best heads, where k heads of the planted circuit answer."""
+    """Return how many heads of each role are among the k best of each method; k planted heads find the answer."""
     role_of = {head: role for role, heads in planted.heads.items() for head in heads}
     k = sum(role in ANSWERING for role in role_of.values())
     study = Study(load(str(planted.folder)), task_of(planted), n)
@@ -228,39 +235,46 @@ def page(results: Path, findings: Sequence[Finding], recovered: Mapping[str, Seq
     mains = {(finding.id, finding.main.name) for finding in findings}
     table = observe(results, findings)
     first, further = ({key: row for key, row in table.items() if (key in mains) == main} for main in (True, False))
-    reasons = [f"- `{about}` ({measures[about, name].quantity}): {one.why}." for (about, name), one in EXPECTED.items()
-               if one.why and (about, name) in table]  # fmt: skip
+    reasons = [
+        f"- `{finding_id}` ({measures[finding_id, name].quantity}): {one.why}."
+        for (finding_id, name), one in EXPECTED.items()
+        if one.why and (finding_id, name) in table
+    ]
     parts = [
         "# Ground truth: models whose circuit is planted",
         _summary(first, table, recovered),
         "## Does each finding see what was planted?",
         "Quantity / control of the main measure, the mean of all seeds. **Bold**: the interval of the difference is "
-        "above zero in most seeds; a fraction counts the seeds in which it is, where they disagree. A dash: not "
-        "applicable. ⚠: not as expected.",
+        "above zero in most seeds. Where seeds disagree, a fraction counts those with an interval above zero. A dash: "
+        "not applicable. ⚠: not as expected.",
         _markdown(first, measures, _cell),
-        "Measures that tell apart what the main one does not:",
+        "Further measures, for what the main one does not distinguish:",
         _markdown(further, measures, _cell),
-        "**What is expected.** Two towers in the first two columns and in no other; `majority-bias` and `recency-bias` "
-        f"where they are planted; `behavior` also in `{NAMES}`, which is right. Exceptions, written down after the "
-        f"first results, and why:",
+        "**What is expected.** Findings are above their control in the first two columns, which have two towers, and "
+        "in no other. But `majority-bias` and `recency-bias` are above it only where these biases are planted, and "
+        f"`behavior` also in `{NAMES}`, which answers correctly. We wrote down the following exceptions after the "
+        "first results; movers, comparers and copiers are explained [below](#how-the-models-are-made):",
         "\n".join(reasons),
         "<details><summary>Intervals of the difference, by seed</summary>",
         _markdown(table, measures, _intervals),
         "</details>",
         "## Does each location method recover the planted heads?",
-        "Planted heads that answer (two-tower heads; comparer and copiers) among as many found ones, summed over "
-        "seeds, and what else was found. Passes count runs of the model per prompt.",
+        "Each method selects as many heads as were planted to find the answer (two-tower heads, or comparer and "
+        "copiers). The table shows how many of those it selects, summed over seeds, and what the others are. Passes "
+        "are runs of the model per prompt.",
         _recovery_table(recovered),
         "Contrast and increase count what a head writes into the answer itself; the comparer writes for later heads "
         "only. The mover brings the query's category to the last position, so its removal costs as much as that of all "
         "planted heads together.",
         "## How the models are made",
-        markdown.bullets(f"`{name}`: {setting.words}." for name, setting in SETTINGS.items()),
-        "Every model has 8 layers of 8 heads. All other heads and FFNs are noise that is the same in all kinds of one "
-        "seed, and two decoys raise every label alike.",
+        markdown.bullets(f"`{name}`: {setting.answers}." for name, setting in SETTINGS.items()),
+        "Every model has 8 layers of 8 heads. Where categories are compared or looked up, another head, the *mover*, "
+        "has copied each text's category to the label after it, and the query's category to the last position. All "
+        "models but `untrained` have two *decoys*, heads that raise every label alike. All other heads and FFNs are "
+        "noise, the same in all models of one seed.",
         "## Caveats",
-        "- As many heads are located as were planted to write labels. Where more are located than do the work, the "
-        "others pull means toward the control and widen intervals.\n"
+        "- As many heads are located as were planted to write labels into the answer, and 4 where there are none. If "
+        "only some of them do the work, the others pull means toward the control and widen intervals.\n"
         "- No noise head has much contrast. In trained models heads differ gradually, and recovery is harder.\n"
         "- An interval is above zero by chance in one of 40 comparisons, so one seed alone decides nothing.\n"
         "- Planted heads do one thing each; trained heads may do several.",
@@ -273,45 +287,51 @@ def _summary(first: Table, table: Table, recovered: Mapping[str, Sequence[Any]])
     """Return what was found in a few sentences, all from the numbers."""
     seeds = len(next(iter(recovered.values())))
     said = [
-        f"Two circuits with two towers, and four other ways to answer, are written by hand into the weights of small "
-        f"transformers; seeds of each: {seeds}."
+        f"Two circuits with two towers, and three other ways to answer, are written by hand into the weights of small "
+        f"transformers, with {seeds} seeds each."
     ]
-    found = {name: _found([one[name] for one in recovered["two-tower"]]) for name in METHODS}
-    all_found = [f"{METHODS[name].name} ({METHODS[name].passes(64)})" for name, (n, k, _) in found.items() if n == k]
+    found = {name: _count_found([one[name] for one in recovered["two-tower"]]) for name in METHODS}
+    all_found = [
+        f"{METHODS[name].name} ({(runs := METHODS[name].passes(64))} run{'s' * (runs > 1)} of the model per prompt)"
+        for name, (n, k, _) in found.items()
+        if n == k
+    ]
     by_increase, k, others = found["increase"]
     said.append(
-        f"All {k} planted two-tower heads are found by {_listed(all_found) or 'no method'} (in brackets: runs of the "
-        f"model per prompt). The paper's ranking by increase finds {by_increase}, and decoys in {others['decoy']} of "
-        f"the {k} places."
+        f"All {k} planted two-tower heads are found by {_listed(all_found) or 'no method'}. The paper's ranking by "
+        f"increase finds {by_increase} of them; {others['decoy']} of its {k} heads are decoys, which raise every label "
+        "alike."
     )
     for setting in PLANTED:
-        above = [about for (about, _), row in first.items() if row[setting].above]
+        above = [finding_id for (finding_id, _), row in first.items() if row[setting].above]
         said.append(f"On `{setting}`, {len(above)} of {len(first)} findings are above their control.")
     others = {
-        setting: [about for (about, _), row in first.items() if setting in row and row[setting].above]
+        setting: [finding_id for (finding_id, _), row in first.items() if setting in row and row[setting].above]
         for setting in SETTINGS
         if setting not in PLANTED
     }
     named = [f"{_listed([f'`{one}`' for one in some])} on `{setting}`" for setting, some in others.items() if some]
     none = [f"`{setting}`" for setting, some in others.items() if not some]
-    said.append(f"On models that answer otherwise: {'; '.join(named)}; none on {_listed(none)}.")
+    said.append(
+        f"On models that answer in other ways, these are above their control: {'; '.join(named)}; none on "
+        f"{_listed(none)}."
+    )
     every = [one for row in table.values() for one in row.values()]
     right = sum(one.as_expected for one in every)
     said.append(
         f"Of {len(every)} pairs of measure and model, {right} are as expected from how the models are made, counting "
-        f"the "
-        "exceptions listed below as expected."
+        "the exceptions listed below as expected."
     )
     return " ".join(said)
 
 
 def _markdown(table: Table, measures: Mapping[tuple[str, str], Measure], cell: Callable[..., str]) -> str:
     rows = []
-    for (about, name), row in table.items():
-        values = [cell(row[setting], measures[about, name]) if setting in row else "" for setting in SETTINGS]
-        first = next(measure for finding, measure in EXPECTED if finding == about)
+    for (finding_id, name), row in table.items():
+        values = [cell(row[setting], measures[finding_id, name]) if setting in row else "" for setting in SETTINGS]
+        first = next(measure for finding, measure in EXPECTED if finding == finding_id)
         extra = "" if cell is _cell and name == first else f", {name}"
-        rows.append([f"[{about}]({about}.md){extra}", *values])
+        rows.append([f"[{finding_id}]({finding_id}.md){extra}", *values])
     return markdown.table(["", *SETTINGS], rows, align="l" * (1 + len(SETTINGS)))
 
 
@@ -338,7 +358,7 @@ def _number(value: float, measure: Measure) -> str:
     return f"{value * measure.scale:.{measure.digits}f}".replace("-", "−")
 
 
-def _found(counts: Sequence[Mapping[str, int]]) -> tuple[int, int, Counter[str]]:
+def _count_found(counts: Sequence[Mapping[str, int]]) -> tuple[int, int, Counter[str]]:
     """Return how many found heads answer, how many were found, and the roles of the others."""
     total: Counter[str] = sum(map(Counter, counts), Counter())
     others = Counter({role: n for role, n in total.items() if role not in ANSWERING})
@@ -350,7 +370,7 @@ def _recovery_table(recovered: Mapping[str, Sequence[Any]]) -> str:
     for name, method in METHODS.items():
         values = []
         for some in recovered.values():
-            n, k, others = _found([one[name] for one in some])
+            n, k, others = _count_found([one[name] for one in some])
             extra = [f", {count} {role}{'s' * (count > 1 and role != 'noise')}" for role, count in others.items()]
             values.append("".join([f"**{n} of {k}**" if n == k else f"{n} of {k}", *extra]))
         rows.append([method.name, str(method.passes(64)), *values])

@@ -71,8 +71,8 @@ def test_every_finding_has_an_expectation_that_a_control_can_miss():
     assert {about for about, _ in truth.EXPECTED} == {*IDS}
     for (about, name), one in truth.EXPECTED.items():
         assert name in [measure.name for measure in find(about).measures]
-        assert {*one.above, *one.may} < {*truth.SETTINGS}
-        assert not {*one.above} & {*one.may}
+        assert {*one.above, *one.maybe_above} < {*truth.SETTINGS}
+        assert not {*one.above} & {*one.maybe_above}
     mains = {(one, find(one).main.name) for one in IDS}
     assert mains <= truth.EXPECTED.keys()
 

@@ -20,12 +20,10 @@ N_PROMPTS, N_RANDOM = 40, 20
 SHARE = 0.01
 """The share of edges kept in the measure "kept"."""
 RANDOM = "random edges of the same parts, roles and layers"
-HEADS = "the same edges into random heads of the same layers"
+HEADS = "edges of the same kind into random heads of the same layers"
 NATS = "log-odds of the answer, nats"
 
-CPR = Measure(
-    "cpr", "share of the answer that the first edges keep, averaged over how many are kept", RANDOM, "CPR, 0–1"
-)
+CPR = Measure("cpr", "share of the answer that the first k edges keep, averaged over k", RANDOM, "CPR, 0–1")
 KEPT = percent("kept", "kept by the first 1% of edges", RANDOM, "% of what all edges carry")
 GROUPS = {
     "early → query": "lost without edges from early layers to queries",
@@ -97,8 +95,8 @@ FINDING = Finding(
     title="Which earlier components do located heads depend on?",
     question="An edge is what an earlier component wrote, as read by a located head. Do the strongest edges carry more "
     "of the answer than random edges of the same kinds, and are they those of the information flow that the paper "
-    "describes? CPR is the share of the answer that the first edges of the ranking keep, averaged over how many are "
-    "kept, from none to all.",
+    "describes? CPR is the share of the answer that the first k edges of the ranking keep, averaged over k, from none "
+    "to all edges.",
     claim="Shallow layers merge features into label positions and the last position; deep heads compare the last "
     "position's query with keys at labels and copy the labels' values. The paper argues this from projections and does "
     "not remove edges.",
@@ -112,10 +110,12 @@ FINDING = Finding(
     "over other prompts' tokens of the same role, with norms recomputed; the head's output changes at the last "
     "position, and later components run as usual. Each head is rebuilt from the intact model's activations without the "
     "removed edges. Faithfulness is (m − m(none)) / (m(all) − m(none)), where m is the mean log-odds; CPR is the area "
-    "under faithfulness over the share of edges kept (MIB, arXiv 2504.13151). At least "
-    f"{N_PROMPTS} prompts rank the edges, and as many others test them.",
+    "under faithfulness over the share of edges kept (MIB, arXiv 2504.13151). Early layers are the first half of the "
+    f"layers, with the embeddings. At least {N_PROMPTS} prompts rank the edges; the same number of other prompts test "
+    "them.",
     caveats=(
-        "Only edges that end in located heads are removed: what a removal changes in one head does not reach another.",
+        "Only edges that end in located heads are removed. If a removal changes what one located head writes, the "
+        "others do not read the change.",
         "CPR is close to 1 for any ranking that keeps the answer early, because large shares make up most of the area. "
         "Compare it with that of random rankings.",
         "Where the control of a group is below zero, random heads of these layers work against the answer.",

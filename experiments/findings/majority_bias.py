@@ -31,7 +31,7 @@ LAYOUTS: dict[Layout, str] = {"random": "balanced random order", "order": "the p
 
 GAP = percent(
     "gap",
-    "answer has the majority label − has the minority label",
+    "where the answer has the majority label, minus where it has the minority label",
     "equally frequent labels, same first and last label",
     "accuracy between the labels, points",
 )

@@ -40,8 +40,8 @@ from icl_lens.metrics import label_log_odds
 
 GAP = percent(
     "gap",
-    "answer's label is last − is not last",
-    "answer's label is first − is not first",
+    "where the answer's label is last, minus where it is not",
+    "where the answer's label is first, minus where it is not",
     "accuracy between the labels, points",
 )
 BIAS = Measure("bias", GAP.quantity, GAP.control, "log-odds of the answer, nats")

@@ -237,10 +237,8 @@ def _fixes(numbered: Numbered) -> list[str]:
             found = [f"{number_text(row.quantity, measure)}% on {cell.task}" for cell, row in real]
             found += [f"{_range(measure, small, 'quantity')}% on the small models"] * bool(small)
             (theirs,) = measure.paper.values()
-            said.append(
-                f"the [{finding.short}]({finding.id}.md) by {theirs}% in the paper, and here by {', '.join(found)}"
-            )
-    return [f"the paper's corrections reduce {'; '.join(said)}"] * bool(said)
+            said.append(f"the [{finding.short}]({finding.id}.md) by {theirs}% (here: {', '.join(found)})")
+    return [f"according to the paper, its corrections reduce {'; '.join(said)}"] * bool(said)
 
 
 def _post_hoc(numbered: Numbered) -> list[str]:
