@@ -56,13 +56,13 @@ class ScoredPrompt:
         Raise InputError for invalid options.
         """
         batch, device = acts.batch, acts.readout.W_U.device
-        most = len(acts.view.heads()) // 2
+        max_ablated = len(acts.view.heads()) // 2
         if options.k < 1:
             raise InputError(f"k must be at least 1, got {options.k}")
-        if not 1 <= options.n_ablated <= most:
+        if not 1 <= options.n_ablated <= max_ablated:
             raise InputError(
-                f"n_ablated must be between 1 and {most}, half of all heads, got {options.n_ablated}; random sets need "
-                "the other half"
+                f"n_ablated must be between 1 and {max_ablated}, half of all heads, got {options.n_ablated}; random "
+                "sets need the other half"
             )
         if batch.labels and batch.targets is None:
             target = int(batch.answer[0]) if int(batch.answer[0]) >= 0 else int(acts.predicted[0])
@@ -155,27 +155,27 @@ def plain_text_fields(scored: ScoredPrompt) -> dict[str, Any]:
     """Return the fields that only plain text has."""
     batch, tokenizer, n_tokens = scored.acts.batch, scored.model.tokenizer, scored.n_tokens
     pattern = scored.acts.pattern[0, :, :, :n_tokens].float()
-    watched = pattern.amax((0, 1)).topk(min(N_ATTENDED_POSITIONS, n_tokens)).indices.sort().values
+    attended = pattern.amax((0, 1)).topk(min(N_ATTENDED_POSITIONS, n_tokens)).indices.sort().values
     text = batch.texts[0] if batch.prompt_index is None and batch.texts else "".join(batch.token_strings[0][:n_tokens])
-    spelled = {token: [token] for token in scored.tokens.tolist()}
-    for given in (scored.options.target, *(scored.options.against or ())):
-        if isinstance(given, str):
-            before, after = (tokenizer(x, add_special_tokens=False)["input_ids"] for x in (text, text + given))
-            spelled[after[len(before)]] = after[len(before) :]
-    spellings = list(spelled.values())
+    ids_by_first = {token: [token] for token in scored.tokens.tolist()}
+    for answer in (scored.options.target, *(scored.options.against or ())):
+        if isinstance(answer, str):
+            before, after = (tokenizer(x, add_special_tokens=False)["input_ids"] for x in (text, text + answer))
+            ids_by_first[after[len(before)]] = after[len(before) :]
+    answers = list(ids_by_first.values())
     whole: Sequence[float] = ()
-    if any(len(ids) > 1 for ids in spellings):
+    if any(len(ids) > 1 for ids in answers):
         prompt = batch.tokens[0, :n_tokens].tolist()
-        whole = continuation_log_probs(scored.model, [(prompt, ids) for ids in spellings]).tolist()
+        whole = continuation_log_probs(scored.model, [(prompt, ids) for ids in answers]).tolist()
     return {
         "prompt": None,
         "text": text,
         "label_positions": (),
         "demonstration_labels": (),
         "label_attention": (),
-        "attended_positions": tuple(watched.tolist()),
-        "attended_attention": _nested(pattern[:, :, watched]),
-        "label_token_names": tuple(map(tuple, name_tokens(tokenizer, spellings))),
+        "attended_positions": tuple(attended.tolist()),
+        "attended_attention": _nested(pattern[:, :, attended]),
+        "label_token_names": tuple(map(tuple, name_tokens(tokenizer, answers))),
         "whole_label_log_probs": tuple(whole),
     }
 
@@ -185,7 +185,7 @@ def _nested(values: Float[Tensor, "i j k"]) -> tuple[tuple[tuple[float, ...], ..
 
 
 def score_fields(scored: ScoredPrompt) -> dict[str, Any]:
-    """Return the scored tokens' log-probabilities, and the five most probable tokens, with all biases."""
+    """Return the scored tokens' log-probabilities, and the five most probable tokens; biases are always included."""
     readout = scored.acts.readout
     log_probs = readout.log_probs(scored.acts.resid_final)[0]
     best = log_probs.exp().topk(5)
@@ -218,18 +218,16 @@ def position_fields(scored: ScoredPrompt) -> dict[str, Any]:
     """Return the (head, position) parts with the largest increase, or contrast if heads are ranked by it."""
     acts = scored.acts
     k = min(2 * scored.options.k, len(acts.view.heads()) * scored.n_tokens)
-    against, other = None, scored.against
-    if scored.options.by == "contrast":
-        against, other = other, against
+    by_contrast = scored.options.by == "contrast"
+    against = scored.against if by_contrast else None
     parts = top_subheads(acts, scored.targets, k=k, against=against, **scored.readout_options)
     heads = sorted({*map(Head, parts.layer[0].tolist(), parts.head[0].tolist())})
-    others = _by_position(scored, heads, other) if scored.others else None
+    other_scores = _by_position(scored, heads, None if by_contrast else scored.against) if scored.others else None
     reports = []
     columns = (parts.layer[0], parts.head[0], parts.position[0], parts.value[0])
     for layer, head, position, value in zip(*(column.tolist() for column in columns), strict=True):
-        increase, contrast = value, None if others is None else float(others[Head(layer, head)][position])
-        if against is not None and contrast is not None:
-            increase, contrast = contrast, increase
+        other = None if other_scores is None else float(other_scores[Head(layer, head)][position])
+        increase, contrast = (other, value) if by_contrast and other is not None else (value, other)
         token = acts.batch.token_names[0][position]
         reports.append(SubheadReport(Head(layer, head), position, token, increase, contrast))
     return {
@@ -244,10 +242,8 @@ def _by_position(
     scored: ScoredPrompt, heads: list[Head], against: Int[Tensor, "1 other"] | None = None
 ) -> dict[Head, Float[Tensor, " pos"]]:
     """Return these heads' increase, or contrast with `against`, of every position, nats."""
-    increases = head_position_increases(scored.acts, scored.targets, heads, against=against, **scored.readout_options)[
-        0
-    ]
-    return dict(zip(heads, increases[..., : scored.n_tokens], strict=True))
+    increases = head_position_increases(scored.acts, scored.targets, heads, against=against, **scored.readout_options)
+    return dict(zip(heads, increases[0, ..., : scored.n_tokens], strict=True))
 
 
 def ablation(scored: ScoredPrompt, located: list[Head]) -> tuple[Float[Tensor, "located label"], AblationReport]:
@@ -305,11 +301,11 @@ def head_reports(
         query, values, keys, *of_writers = rows[6 * i : 6 * i + 6]
         why, _ = reasons[i]
         if why is not None:
-            in_words = {f"{side}_words": tuple(names[some]) for side, some in zip(SIDES, of_writers, strict=True)}
-            standing = {
-                f"{side}_standouts": tuple(standouts[some]) for side, some in zip(SIDES, of_writers, strict=True)
+            side_words = {f"{side}_words": tuple(names[own]) for side, own in zip(SIDES, of_writers, strict=True)}
+            side_standouts = {
+                f"{side}_standouts": tuple(standouts[own]) for side, own in zip(SIDES, of_writers, strict=True)
             }
-            why = replace(why, **in_words, **standing)
+            why = replace(why, **side_words, **side_standouts)
         yield HeadReport(
             head=head,
             increase=float(increases[head]),
@@ -346,17 +342,16 @@ def _similarities(scored: ScoredPrompt, heads: list[Head]) -> list[tuple[tuple[f
 def _reasons(
     scored: ScoredPrompt, heads: list[Head]
 ) -> list[tuple[AttentionReasons | None, dict[Side, Float[Tensor, "n d_model"]]]]:
-    """Return why each head attends to the target's labels rather than other labels, and its first writers' vectors.
+    """Return why each head attends to the target's labels rather than other labels, and its strongest writers' vectors.
 
     For plain text, compare its most attended token with the next. A head whose scores cannot be split has None.
     """
     batch, acts = scored.acts.batch, scored.acts
     if scored.scores_tokens:
         attended = [acts.pattern[0, head.layer, head.head, : scored.n_tokens].float() for head in heads]
-        groups = [[[place] for place in one.topk(min(2, scored.n_tokens)).indices.tolist()] for one in attended]
-        acts = capture(
-            scored.model, batch, writers=sorted({place for pair in groups for (place,) in pair}), check=False
-        )
+        groups = [[[position] for position in one.topk(min(2, scored.n_tokens)).indices.tolist()] for one in attended]
+        positions = sorted({position for pair in groups for (position,) in pair})
+        acts = capture(scored.model, batch, writers=positions, check=False)
     else:
         of_target = batch.label_index[0] == scored.target
         groups = [[batch.label_positions[0, mask].tolist() for mask in (of_target, ~of_target)]] * len(heads)

@@ -46,8 +46,9 @@ class TaskCheck:
     There are four `effects`. If all labels are the answer equally often, each is 1 for a model that shows only this
     behavior, and 0 for one that shows only another:
 
-    - `learns`: the model's label follows the demonstrations when their labels are exchanged. With two labels, this is
-      accuracy in random order + accuracy with exchanged labels − 1.
+    - `learns`: how much more often the model predicts the answer of the prompt it gets than the answer of its other
+      version (random order or exchanged labels). With two labels, this is accuracy in random order + accuracy with
+      exchanged labels − 1.
     - `knows`: accuracy in random order − accuracy with exchanged labels.
     - `copies`: accuracy with the query's class last − accuracy with it first.
     - `prefers`: how much more often the model predicts `favorite` than it is the answer, over random order and
@@ -109,12 +110,13 @@ class TaskCheck:
             behavior += f", and to a lesser degree {_join_words([verbs[name] for name in self.lesser])}"
         if main and not {"learns", "knows"} & {*self.behaviors}:
             behavior += ", but shows no clear sign of doing the task"
-        right, exchanged, order, reorder = (self.accuracy[name] for name in _ARRANGE)
+        shuffled, exchanged, order, reorder = (self.accuracy[name] for name in _ARRANGE)
         return (
-            f"The model {behavior}: {right.value:.0%} correct in random order ({right.low:.0%}–{right.high:.0%}, "
-            f"{self.n_prompts} prompts; always the last label {self.last_label:.0%}, always {self.favorite!r} "
-            f"{self.one_label:.0%}), {exchanged.value:.0%} with labels exchanged, {order.value:.0%} with the query's "
-            f"class last (copying: 100%) and {reorder.value:.0%} with it first (copying: 0%)."
+            f"The model {behavior}: {shuffled.value:.0%} correct in random order "
+            f"({shuffled.low:.0%}–{shuffled.high:.0%}, {self.n_prompts} prompts; always the last label "
+            f"{self.last_label:.0%}, always {self.favorite!r} {self.one_label:.0%}), {exchanged.value:.0%} with labels "
+            f"exchanged, {order.value:.0%} with the query's class last (copying: 100%) and {reorder.value:.0%} "
+            "with it first (copying: 0%)."
         )
 
 

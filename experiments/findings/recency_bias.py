@@ -114,7 +114,7 @@ def attention_on_true(study: Study, batch: il.PromptBatch, heads: Sequence[il.He
 
 def _neighbor_rows(study: Study) -> list[Row]:
     """Measure how much the texts next to the query change the answer through located heads' queries."""
-    prompts = study.prompts_with(study.task.demonstrations + 1, same_length_for=True)[1]
+    prompts = study.prompts_with(study.task.demonstrations + 1, same_length=True)[1]
     exchanged = exchange_texts(prompts, study.seed)
     clusters, rows = clusters_of(study.tokenize(exchanged.intact)), []
     for ranked in study.by_ranking():

@@ -1,13 +1,13 @@
 """A quantity next to its control: both means, their difference, and its 95% interval.
 
-1. Prompts with the same query word are not independent, so whole clusters of prompts are drawn (with G clusters, G − 1
-   draws scaled to G: Rao and Wu 1988).
-2. Comparisons of heads also draw the located heads, each with its own difference from the control heads of its layer,
-   and the control heads within their layer.
-3. The interval is the difference ± t · (standard deviation of the draws), with the t of one degree of freedom less than
-   the clusters (or the located heads, if they are fewer).
-4. If all draws of a bounded number agree, the interval has the width of the exact binomial bound for G clusters: a
-   share 1 − 0.05^(1/G) of clusters may differ without one of them having been drawn.
+1. Prompts with the same query word, a cluster, are not independent, so the bootstrap draws clusters (of G clusters,
+   G − 1, with weights scaled to G: Rao and Wu 1988).
+2. Comparisons of heads also draw the control heads of each layer, and the located heads. A located head's difference is
+   the one from the control heads drawn for its layer.
+3. The interval is the difference ± t · (standard deviation of the draws). The degrees of freedom of t are the number of
+   clusters (or of located heads, if they are fewer) minus one.
+4. If all draws of a bounded number agree, the interval has the width of the exact binomial bound: up to a share
+   1 − 0.05^(1/G) of all possible clusters may differ although the G clusters agree.
 """
 
 import math
@@ -76,7 +76,8 @@ def compare_heads(
 ) -> Comparison:
     """Compare located heads with the control heads of their layers; `values` has one number per prompt and head.
 
-    Without `clusters`, `values` has one row, such as a number of each head's weights, and only heads are drawn.
+    Without `clusters`, `values` has one row, such as a number computed from each head's weights, and only heads are
+    drawn.
     """
     values = np.asarray(values, dtype=float)
     rng = np.random.default_rng(1)
@@ -103,7 +104,7 @@ def compare_same_heads(
     *,
     bounds: Bounds | None = None,
 ) -> Comparison:
-    """Compare two numbers per prompt of the same heads, such as a head's own score and a baseline on its inputs."""
+    """Compare two numbers per prompt and head, such as a head's own score and a baseline on its inputs."""
     heads = range(quantity.shape[1])
     pairs = np.stack([quantity, np.broadcast_to(control, quantity.shape)], axis=-1)
     located, controls = [Head(i, 0) for i in heads], {i: [Head(i, 1)] for i in heads}
@@ -190,7 +191,7 @@ def compare_drawn(
 
 
 def weights_with_data(clusters: Int[np.ndarray, " row"], *, seed: int = 0) -> Float[np.ndarray, "draw row"]:
-    """Return the rows' weights in the data (first: all alike) and in each bootstrap draw of whole clusters."""
+    """Return the weights of the rows: first those of the data, all equal, then those of each draw of clusters."""
     data = np.full((1, len(clusters)), 1 / len(clusters))
     return np.concatenate([data, cluster_weights(clusters, seed=seed)])
 
@@ -213,7 +214,7 @@ def _interval(
     error = float(drawn.std())
     if error > 1e-9 * max(1.0, abs(difference)):
         reach = float(student.ppf(0.5 + LEVEL / 2, freedom)) * error
-    elif bounds is not None:  # a share of 1 − LEVEL of the clusters may differ without having been drawn
+    elif bounds is not None:  # item 4
         reach = (bounds[1] - bounds[0]) * (1 - (1 - LEVEL) ** (1 / n_clusters))
     else:
         reach = 0.0

@@ -26,9 +26,9 @@ PASS_BYTES = 128 * 2**20
 MAX_ROWS, ROWS_WITH_WRITERS = 64, 8
 """Limits of a pass: bytes of residual streams, prompts, and prompts if every component's output is kept."""
 N_LOCATED = 12
-"""Number of heads to locate: 12, as in the published version, but at most an eighth of the model's heads."""
+"""Number of heads to locate: 12, as in the published paper, but at most an eighth of the model's heads."""
 N_RANDOM_SETS = 20
-"""Random sets that a set of heads is compared with."""
+"""Number of random sets that a set of heads is compared with."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Study:
         return [self.ranked_by(ranking) for ranking in RANKINGS]
 
     def of_located(self, values: Shaped[Tensor, "row layer head *rest"]) -> Shaped[np.ndarray, "row located *rest"]:
-        """Return the located heads' part of values of all heads, in double precision."""
+        """Return the values of the located heads from those of all heads, in double precision."""
         layers, heads = zip(*self.located, strict=True)
         return values[:, layers, heads].double().numpy()
 
@@ -82,21 +82,21 @@ class Study:
         return self.memoize(("halves", layout, exchanged), tokenize)
 
     def prompts_with(
-        self, demonstrations: int, *, same_length_for: bool = False
+        self, demonstrations: int, *, same_length: bool = False
     ) -> tuple[list[il.Prompt], list[il.Prompt]]:
         """Return (locating, held-out) prompts in random order, with this many demonstrations of each class.
 
-        Their texts differ from those of `halves`, but a query stays in its half. With `same_length_for` all texts have
-        the same number of tokens. Raise InputError if the task has too few such texts.
+        Their texts differ from those of `halves`, but a query stays in its half. With `same_length`, all texts have the
+        same number of tokens. Raise InputError if the task has too few such texts.
         """
 
         def draw() -> tuple[list[il.Prompt], list[il.Prompt]]:
             assigned = {prompt.query: i for i, half in enumerate(self.halves()) for prompt in half.prompts}
             task = replace(self.task, demonstrations=demonstrations)
-            prompts = task.prompts(3 * self.n, seed=self.seed, same_length_for=self.model if same_length_for else None)
+            prompts = task.prompts(3 * self.n, seed=self.seed, same_length_for=self.model if same_length else None)
             return il.split_by_query(prompts, self.n, assigned=assigned)
 
-        return self.memoize(("prompts", demonstrations, same_length_for), draw)
+        return self.memoize(("prompts", demonstrations, same_length), draw)
 
     def tokenize(self, prompts: Sequence[il.Prompt]) -> il.PromptBatch:
         """Tokenize prompts by the task's template, with its labels in one order."""
@@ -158,18 +158,18 @@ class Study:
         return self.memoize(("scores", self.ranking, half), score)
 
     def ranked_heads(self) -> list[il.Head]:
-        """All heads, the one of largest mean score on the locating prompts first."""
+        """All heads, the one with the largest mean score on the locating prompts first."""
         order = self.head_scores().mean(0).flatten().argsort(descending=True)
         return [il.Head.from_index(index, self.view.n_heads) for index in order.tolist()]
 
     @property
     def located(self) -> list[il.Head]:
-        """The heads of largest mean score on the locating prompts. Prompts are balanced, so no label is favored."""
+        """The heads with the largest mean scores on the locating prompts, which are balanced: no label is favored."""
         return self.ranked_heads()[: self.n_located]
 
     @property
     def controls(self) -> dict[int, list[il.Head]]:
-        """For each located head's layer its other heads, or those of the nearest layer if all are located."""
+        """Layer of a located head -> the other heads of this layer, or of the nearest layer if all are located."""
         free = [head for head in self.view.heads() if head not in set(self.located)]
         by_layer = {}
         for layer in sorted({head.layer for head in self.located}):
@@ -197,7 +197,7 @@ class Study:
 
     @property
     def compared(self) -> list[il.Head]:
-        """Heads located by either ranking and the control heads of both, in order; the heads worth measuring."""
+        """Heads located by either ranking, and the control heads of both, sorted: the heads that comparisons need."""
         heads = {
             head for study in self.by_ranking() for group in (study.located, *study.controls.values()) for head in group
         }
@@ -250,7 +250,7 @@ def contrasts(acts: il.Activations) -> Float[Tensor, "row layer head"]:
 
 
 def compared_tokens(batch: il.PromptBatch) -> Int[Tensor, "row other"]:
-    """The tokens that answers are compared with: other labels, or for texts without labels those named `against`."""
+    """The tokens that answers are compared with: other labels or, for texts without labels, those in `against`."""
     return batch.other_label_tokens if batch.against is None else batch.against
 
 

@@ -259,18 +259,18 @@ def top_subheads(
     unevaluated_bound = bounds.new_full((batch,), -torch.inf)
     step = min(k + 2, n_all)
     while True:
-        # Evaluate the parts with the largest bounds; the bound after these is the largest of the remaining ones.
+        # Evaluate the `step` parts with the largest bounds; the next bound limits all remaining parts.
         largest = bounds.topk(min(step + 1, n_all), dim=-1)
         chosen = largest.indices[:, :step]
         evaluated = active[:, None] & torch.isfinite(largest.values[:, :step])  # not padding
-        of_prompt = rows.expand_as(chosen)[evaluated]
+        prompt_of_part = rows.expand_as(chosen)[evaluated]
         exact = torch.full_like(chosen, -torch.inf, dtype=value.dtype)
-        exact[evaluated] = _exact_subheads(acts, targets, others, readout, base, of_prompt, chosen[evaluated])
+        exact[evaluated] = _exact_subheads(acts, targets, others, readout, base, prompt_of_part, chosen[evaluated])
         bounds.scatter_(1, chosen, -torch.inf)
         value, index = torch.cat([value, exact], dim=1), torch.cat([index, chosen], dim=1)
         n_exact += evaluated.sum(-1)
-        is_left = largest.values.shape[1] > step
-        next_bound = largest.values[:, step] if is_left else torch.full_like(value[:, 0], -torch.inf)
+        has_remaining = largest.values.shape[1] > step
+        next_bound = largest.values[:, step] if has_remaining else torch.full_like(value[:, 0], -torch.inf)
         unevaluated_bound = torch.where(active, next_bound, unevaluated_bound)
         kth = value.topk(k, dim=-1).values[:, -1]
         active = active & (next_bound + slack > kth)
@@ -291,7 +291,7 @@ def _exact_subheads(
     rows: Int[Tensor, " n"],
     index: Int[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
-    """Return the exact increases of the chosen parts, with one product with W_U (or its columns for `against`)."""
+    """Return the exact increases of the chosen parts, from one product with W_U (or its columns for `against`)."""
     layer, head, key = _unravel(index, acts.view.n_heads, acts.pattern.shape[-1])
     y = acts.resid_pre[rows, layer].to(readout.dtype)
     for number in layer.unique().tolist():

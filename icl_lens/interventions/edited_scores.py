@@ -4,7 +4,8 @@
    (`prefix_cache`).
 2. Edits at all positions, and models that the prefix cache does not support: each head set re-runs the prompt from the
    set's first layer (`partial_forward`); other edits need a full forward pass.
-3. Only `score_rows` decides whether edits at the last position fall back from 1 to 2.
+
+Only `score_rows` decides whether edits at the last position fall back from 1 to 2.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +32,7 @@ from icl_lens.prompts.batch import PromptBatch
 Sets = Sequence[Iterable[Head | tuple[int, int]]]
 Reference = PromptBatch | Iterable[PromptBatch] | None
 
-NO_LABELS = "use head_effects, which scores any target"
+NO_LABELS_HINT = "use head_effects, which scores any target"
 
 # Tokens per forward pass: enough for efficient matrix products, few enough to fit in small memory.
 PASS_TOKENS = 4096
@@ -86,7 +87,7 @@ def label_log_probs_ablated(
         (torch.Size([1, 3, 2]), tensor(True))
     """
     view = ModelView.of(model)
-    batch.require_labels("label to score", NO_LABELS)
+    batch.require_labels("label to score", NO_LABELS_HINT)
     return score_sets(view, batch, head_sets, read_labels(batch), positions, mode, reference)[0]
 
 
@@ -99,7 +100,7 @@ def score_ablated_sets(
 ) -> list[AnswerScores]:
     """Return each prompt's answer scores for each zeroed set of heads, on the CPU; see `label_log_probs_ablated`."""
     view = ModelView.of(model)
-    batch.require_labels("label to score", NO_LABELS)
+    batch.require_labels("label to score", NO_LABELS_HINT)
     labels = read_labels(batch)
 
     def labels_and_top1(log_probs: Tensor, prompts: Tensor) -> Tensor:

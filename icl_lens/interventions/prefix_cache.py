@@ -4,7 +4,8 @@ An edit at the last position does not change earlier positions. So one pass over
 and values, and edits then run as single-token rows in one batch. A row starts at the layer of its first edit, as a copy
 of the last position's residual stream there, and continues through the later layers. `kv_cache` computes the attention
 of rows; all other modules are the model's own. The unedited row of every pass is compared with the pass that filled the
-cache. If they differ, as in families with another attention, or edits are active, PrefixCacheUnsupported is raised.
+cache. PrefixCacheUnsupported is raised if they differ, as in families with another kind of attention, or if the model
+already has hooks or edits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +44,8 @@ LayerValuesOfRow = Callable[[int], LayerValues]
 class RowEdits:
     """Edits at the last position; each set of them is one single-token row per prompt.
 
-    The functions get the layer, the sets of the rows after the unedited row 0, and what they edit in place.
+    The functions get the layer, the set of each row after the unedited row 0, and what they edit in place; `edit_z`
+    also gets the rows' other activations.
     """
 
     marks: Int[Tensor, "set layer mark"]
@@ -57,29 +59,29 @@ class RowEdits:
         """Return edits that set the z of each set's heads to zero or to `replacement`."""
 
         def edit_z(layer: int, sets: list[int], z: Tensor, values: LayerValuesOfRow) -> None:
-            rows, heads = (place.to(z.device) for place in removed[sets, layer].nonzero(as_tuple=True))
+            rows, heads = (index.to(z.device) for index in removed[sets, layer].nonzero(as_tuple=True))
             z[:, 1 + rows, heads] = 0.0 if replacement is None else replacement[layer].to(z)[heads]
 
         return cls(removed.long(), edit_z)
 
     @classmethod
-    def applying(cls, view: ModelView, sets: Sequence[Sequence[Edit]]) -> "RowEdits":
-        """Return edits that apply those of `with` blocks, made for single-token rows; each set is one row."""
-        marks = torch.zeros(len(sets), view.n_layers, 1, dtype=torch.long)
-        layers = [{layer for edit in edits for layer in edit.heads} for edits in sets]
-        for place, edited in enumerate(layers):
-            marks[place, list(edited)] = 1 + place
+    def applying(cls, view: ModelView, edit_sets: Sequence[Sequence[Edit]]) -> "RowEdits":
+        """Return row edits that apply sets of `Edit`s, which must fit rows with a single query."""
+        marks = torch.zeros(len(edit_sets), view.n_layers, 1, dtype=torch.long)
+        layers = [{layer for edit in edits for layer in edit.heads} for edits in edit_sets]
+        for index, edited in enumerate(layers):
+            marks[index, list(edited)] = 1 + index
 
-        def edit_z(layer: int, shown: list[int], z: Tensor, values: LayerValuesOfRow) -> None:
-            only = torch.zeros(len(z), dtype=torch.long, device=z.device)
-            for row, place in enumerate(shown, start=1):
-                if layer not in layers[place]:
+        def edit_z(layer: int, sets: list[int], z: Tensor, values: LayerValuesOfRow) -> None:
+            last = torch.zeros(len(z), dtype=torch.long, device=z.device)  # the index of a row's only query
+            for row, index in enumerate(sets, start=1):
+                if layer not in layers[index]:
                     continue
-                if edits := edits_at(sets[place], layer, ATTENTION_STAGES):
-                    chosen, pattern, v = edited_attention(values(row), edits, only)
+                if edits := edits_at(edit_sets[index], layer, ATTENTION_STAGES):
+                    chosen, pattern, v = edited_attention(values(row), edits, last)
                     z[:, row, chosen] = torch.einsum("bhqk,bkhd->bhd", pattern.to(z.dtype), v.to(z.dtype))
-                for edit, heads in edits_at(sets[place], layer, Z_STAGES):
-                    edit.apply(z[:, row, None], heads, layer, only)
+                for edit, heads in edits_at(edit_sets[index], layer, Z_STAGES):
+                    edit.apply(z[:, row, None], heads, layer, last)
 
         return cls(marks, edit_z)
 
@@ -137,7 +139,7 @@ class PrefixCache:
         edited = marks.any(2).any(0).nonzero().flatten().tolist()
         first = edited[0] if edited else view.n_layers - 1
         tree = list(_branches(marks))
-        shown = [[sets.start + place for place in one.example] for one in tree]
+        sets_of_rows = [[sets.start + index for index in one.example] for one in tree]
         resid: dict[int, Tensor] = {}
 
         def join(layer: int) -> Any:
@@ -173,7 +175,7 @@ class PrefixCache:
                 if edits.edit_z is not None:
                     edits.edit_z(
                         layer,
-                        shown[layer],
+                        sets_of_rows[layer],
                         ours,
                         lambda row: cache.with_row(q[:, row], k[:, row], v[:, row], x[:, row]),
                     )
@@ -185,7 +187,7 @@ class PrefixCache:
             def hook_fn(x: Tensor, hook: Any) -> Tensor:
                 x = x.clone()
                 assert edits.edit_resid is not None
-                edits.edit_resid(layer, shown[layer], x[:, 0].unflatten(0, (n, -1)))  # a view: written in place
+                edits.edit_resid(layer, sets_of_rows[layer], x[:, 0].unflatten(0, (n, -1)))  # a view: written in place
                 return x
 
             return hook_fn
@@ -199,13 +201,13 @@ class PrefixCache:
         token = self.batch.tokens[:1, int(self.batch.last[0])][:, None]
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            lean = stack.enter_context(view.inference_pass())
+            inference_kwargs = stack.enter_context(view.inference_pass())
             stack.enter_context(self.inputs.resumed_at(first, self.inputs.resid[first][:, None]))
             stack.enter_context(view.model.hooks(fwd_hooks=hooks))
             for layer in values:
                 handle = view.model.blocks[layer].register_forward_pre_hook(join(layer), with_kwargs=True)
                 stack.callback(handle.remove)
-            logits = view.model(token, return_type="logits", **lean)
+            logits = view.model(token, return_type="logits", **inference_kwargs)
         if logits.shape[:2] != (n * len(tree[-1].parents), 1):
             raise PrefixCacheUnsupported("the model's passes do not keep one row per row of the residual stream")
         return logits[:, 0].unflatten(0, (n, -1)), tree[-1].row_of

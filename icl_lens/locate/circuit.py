@@ -107,8 +107,8 @@ class Circuit(ShownAsTable):
         """Return a score, with the low and high end of its interval.
 
         - "all", "none", "all − none": mean log-odds with all edges kept, with none, and their difference, nats.
-        - "cpr", "cmd": the areas under F and |1 − F|; "cpr, random" and "cmd, random": for random rankings; "cpr,
-          difference" and "cmd, difference".
+        - "cpr", "cmd": the areas under faithfulness F and |1 − F|; "cpr, random" and "cmd, random": for random
+          rankings; "cpr, difference" and "cmd, difference".
         - "completeness": mean |difference| of the log-odds between the model and the circuit when the same random half
           of the circuit is removed from both, nats. 0 is best.
         - "largest estimate left out": largest size of a first-order effect outside the circuit, nats (no interval).

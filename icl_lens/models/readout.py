@@ -112,7 +112,7 @@ class Readout:
         return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
 
     def log_probs(self, x: Float[Tensor, "batch *rest d_model"]) -> Float[Tensor, "batch *rest d_vocab"]:
-        """Return natural-log probabilities of the full vocabulary, nats."""
+        """Return log-probabilities of the full vocabulary, nats."""
         return torch.log_softmax(self.logits(x), dim=-1)
 
     def token_log_probs(
@@ -122,7 +122,7 @@ class Readout:
         *,
         against: Int[Tensor, "batch other"] | None = None,
     ) -> Float[Tensor, "batch n"]:
-        """Return the natural-log probability of each prompt's token, for `n` vectors per prompt, nats.
+        """Return the log-probability of each prompt's token, for `n` vectors per prompt, nats.
 
         With `against`, padded with -1, return log p(token) − log Σ p(against): the softmax's normalizer cancels, so
         only the columns of W_U for these tokens are read. Vectors are processed in pieces, so `[batch, n, d_vocab]` is
@@ -155,7 +155,7 @@ class Readout:
                     yield slice(row, row + 1), slice(start, min(start + size, n))
 
     def contrast_pieces(self, batch: int, n: int, n_against: int) -> Iterator[tuple[slice, slice]]:
-        """Split `[batch, n]` vectors into pieces that fit in `LOGIT_BYTES` with the results of `relative_logits`."""
+        """Split `[batch, n]` vectors into pieces that, with their `relative_logits`, fit in `LOGIT_BYTES`."""
         width = self.W_U.shape[0] + n_against
         size = max(1, LOGIT_BYTES // (width * self.scale.element_size()))
         n_rows, n_vectors = max(1, size // max(n, n_against + 1)), max(1, min(n, size))
