@@ -133,5 +133,8 @@ def test_gelu_is_one_kernel_in_passes_of_our_own(load_tiny, gpt2_batch, written_
 
 def test_half_precision_is_rounded_as_the_model_rounds_it(load_tiny, gpt2_batch, written_out):
     model = load_tiny("gpt2", dtype=torch.bfloat16)
-    il.last_log_probs(model, gpt2_batch)
+    ours = il.last_log_probs(model, gpt2_batch)
     assert written_out == [torch.bfloat16] * ModelView.of(model).n_layers
+    plain = model(gpt2_batch.tokens, attention_mask=gpt2_batch.attention_mask)
+    theirs = plain[torch.arange(len(gpt2_batch)), gpt2_batch.last].float().log_softmax(-1)
+    assert_close(ours, theirs)

@@ -172,7 +172,7 @@ def test_a_shipped_model_is_stored_in_half_precision_and_loaded_in_single(run, t
     assert 0 < card.index("icl-mini, seed 0") < card.index("icl-mini, seed 1")
 
 
-def test_half_precision_that_moves_answers_is_refused_and_nothing_is_put_in_place(run, tmp_path, monkeypatch):
+def test_half_precision_that_moves_answers_is_refused_and_nothing_is_put_in_place(run, tmp_path):
     bundled = tmp_path / "bundled"
     bundled.mkdir()
     source = finished(run.folder, tmp_path / "gpt2-0")

@@ -140,16 +140,17 @@ def test_training_ends_by_its_accuracy(monkeypatch, accuracies, level, cooling_b
         assert trainer.rate() == 0.0
 
 
-def test_a_level_ends_by_its_accuracy_and_not_before_its_least_length(monkeypatch):
+@pytest.mark.parametrize(("accuracy", "last"), [(LEVELS[0].until - 0.01, 0), (LEVELS[0].until, LAST)])
+def test_a_level_ends_once_its_accuracy_and_its_least_length_are_reached(monkeypatch, accuracy, last):
     trainer = Trainer(replace(SMALL, min_level_steps=2), WORDS)
-    monkeypatch.setattr(training, "known_label_accuracy", lambda *args: 1.0)
-    found = []
-    for _ in range(8):
+    monkeypatch.setattr(training, "known_label_accuracy", lambda *args: accuracy)
+    found = [0]
+    for _ in range(12):
         trainer.step()
         found.append(trainer.progress.level)
-    assert found[0] == 0
-    assert 1 in found
-    assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise(found))
+    levels, lengths = zip(*[(level, len(list(steps))) for level, steps in itertools.groupby(found)], strict=True)
+    assert levels == tuple(range(last + 1))
+    assert min(lengths) >= 2
 
 
 @pytest.mark.parametrize(("n", "kept"), [(25, 10), (11, 10), (4, 4), (0, 0)])

@@ -54,6 +54,7 @@ def test_files_and_text_are_what_python_finds(inputs, unbroken, found, tmp_path,
         pd.testing.assert_frame_equal(table, pd.read_csv(io.BytesIO(unbroken[f"{name}.csv"])))
         pd.testing.assert_frame_equal(table, getattr(found, name), rtol=1e-4, atol=1e-5)
     graph, drawn = unbroken["circuit.svg"].decode(), found.edges.to_dict("records")
+    assert len(drawn) == 5
     assert all(f"<!-- {edge['sender']} -->" in graph for edge in drawn)
     result, written = json.loads(unbroken["result.json"]), json.loads(numbers.read_text())
     assert written["sentences"] == result["sentences"] == found.sentences()

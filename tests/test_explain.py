@@ -3,6 +3,7 @@
 import html
 import io
 import json
+import random
 import sys
 from dataclasses import replace
 
@@ -80,14 +81,15 @@ def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text)
 
 
 def test_ablations_are_those_of_the_context_manager(gpt2, acts, explanation):
-    """The located set gives what `ablate_heads` gives; random sets give different results."""
-    batch = acts.batch
+    """The located set gives what `ablate_heads` gives, and random sets, which the seed draws from the others, too."""
+    batch, rng = acts.batch, random.Random(explanation.settings.seed)
     located = [report.head for report in explanation.heads[:3]]
     assert list(explanation.ablation.heads) == located
     with il.ablate_heads(gpt2, located):
         assert_close(explanation.ablation.located, il.label_log_probs(gpt2, batch)[0])
-    assert len(explanation.ablation.random) == 6
-    assert len(set(explanation.ablation.random)) > 1, "the draws must differ"
+    others = [head for head in acts.view.heads() if head not in located]
+    sets = [rng.sample(others, 3) for _ in range(6)]
+    assert_close(explanation.ablation.random, il.label_log_probs_ablated(gpt2, batch, sets)[0])
 
 
 def test_long_prompts_are_ablated_in_several_passes(gpt2, explanation, monkeypatch):
@@ -327,6 +329,9 @@ def test_reasons_are_the_score_and_value_parts(icl_mini):
         for one, other, value in why.pairs:
             at = parts.writers.index(one), parts.writers.index(other)
             assert_close(value, expected.pairs[0][at], scale=float(expected.pairs.abs().max()))
+        rows, columns = ([parts.writers.index(name) for name, _ in side] for side in (why.query, why.key))
+        largest = expected.pairs[0][rows][:, columns].abs().flatten().topk(len(why.pairs)).values
+        assert_close([abs(value) for *_, value in why.pairs], largest, scale=float(largest[0]))
         values = il.value_parts(acts, report.head, batch.answer_tokens, against=batch.other_label_tokens)
         assert_close(why.value_total, float(values.value[0][parts.of_label(batch.answer)[0]].sum()))
         assert why.value_is_exact

@@ -114,7 +114,7 @@ def test_markup_in_names_is_shown(run, tmp_path):
         assert json.loads((tmp_path / name).read_text())["target"] in ("foo", "bar")
 
 
-def test_an_ascii_terminal(tmp_path):
+def test_an_ascii_terminal():
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "icl_lens", "explain", PROMPT]
     ran = subprocess.run(command, env=environment, capture_output=True)

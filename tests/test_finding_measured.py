@@ -1,6 +1,7 @@
 """Findings on icl-mini: all rows, known gaps, figures; located heads stand out, and heads chosen by chance do not."""
 
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,7 @@ def test_every_method_locates_heads_that_matter(icl_mini: Any, measured: Any) ->
     lost = [row for row in found.rows if row.measure.startswith("lost_")]
     assert all(row.low > 0 and row.n_heads == study.n_located for row in lost)
     methods = found.details[found.details["kind"] == "method"].set_index("name")
+    assert {row.measure for row in lost} == {f"lost_{name}" for name in methods.index}
     assert methods.loc["contrast", "heads"] == " ".join(map(str, study.located))
     assert methods.loc["contrast", "in_common_with_contrast"] == study.n_located
     assert methods["passes"].tolist() == [1, 1, 49, 5, 1, 50]
@@ -115,13 +117,17 @@ def test_every_method_locates_heads_that_matter(icl_mini: Any, measured: Any) ->
 @pytest.mark.parametrize(
     ("name", "above", "none"),
     [
-        ("values", ("magnitude", "follows", "features"), ("rank", "magnitude", "follows", "features")),
-        ("label-attention", ("gap",), None),
-        ("two-towers", (), None),
+        ("values", {"magnitude", "follows", "features"}, {"rank", "magnitude", "follows", "features"}),
+        ("label-attention", {"gap"}, {"share", "gap", "mass", "shift", "dose"}),
+        (
+            "two-towers",
+            set(),
+            {"auroc", "relabeled", "key_texts", "query", "value_labels", "key_labels", "value_texts"},
+        ),
     ],
 )
 def test_heads_chosen_by_chance_show_no_difference(
-    icl_mini: Any, monkeypatch: pytest.MonkeyPatch, name: str, above: tuple[str, ...], none: tuple[str, ...] | None
+    icl_mini: Any, monkeypatch: pytest.MonkeyPatch, name: str, above: set[str], none: set[str]
 ) -> None:
     """For two towers, random sets may hold heads that matter: a difference may lie below zero, but never above."""
     study = Study(icl_mini, PAPER_TASKS[0], 16 if name == "two-towers" else 24)
@@ -130,7 +136,8 @@ def test_heads_chosen_by_chance_show_no_difference(
         located = {row.measure: row for row in finding.measure(study).rows if row.ranking == "contrast"}
         assert all(located[measure].low > 0 for measure in above)
     rank_by_chance(monkeypatch, study)
-    for row in finding.measure(study).rows:
-        if row.measure != "chance" and (none is None or row.measure in none):
-            assert row.low <= 0, row
-            assert row.high >= 0 or name == "two-towers", row
+    rows = [row for row in finding.measure(study).rows if row.measure in none]
+    assert {(row.measure, row.ranking) for row in rows} == set(product(none, ("contrast", "increase")))
+    for row in rows:
+        assert row.low <= 0, row
+        assert row.high >= 0 or name == "two-towers", row

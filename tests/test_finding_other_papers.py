@@ -30,7 +30,7 @@ def test_shuffled_labels_say_nothing_and_assignments_are_opposite(study):
     assert not {p.query for p in one.reference.prompts} & {p.query for p in one.held_out.prompts}
 
 
-def test_vectors_are_added_as_plain_blocks_would(study, monkeypatch):
+def test_vectors_are_added_as_plain_blocks_would(study):
     (task, _), sets = assignments(study), [[], [il.Head(1, 0), il.Head(2, 3)]]
     vectors = function_vectors._vectors(study, task.reference, sets)
     torch.testing.assert_close(vectors[1].float(), il.function_vector(study.model, sets[1], task.reference))
@@ -75,6 +75,8 @@ def test_indirect_effects_are_the_librarys_and_a_plain_loops(study):
 
 def test_an_untrained_model_gains_nothing(gpt2, tmp_path):
     rows = measure(FINDING, tiny_study(gpt2, tmp_path, n=40)).rows
-    for row in (row for row in rows if row.measure in ("vector_shuffled", "vector_zero_shot")):
+    gains = [row for row in rows if row.measure in ("vector_shuffled", "vector_zero_shot")]
+    assert len(gains) == 4  # for heads located by contrast and by increase
+    for row in gains:
         assert row.note == "accuracy with nothing added: 50.0%"
         assert row.low <= 0 <= row.high

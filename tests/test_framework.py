@@ -105,6 +105,7 @@ def test_located_heads_are_those_of_largest_mean_contrast_on_the_other_half(icl_
     best = scores.flatten().topk(study.n_located).indices.tolist()
     assert study.located == [Head(*divmod(index, study.view.n_heads)) for index in best]
     located = set(study.located)
+    assert study.controls.keys() == {head.layer for head in located}
     for layer, heads in study.controls.items():
         assert not located & set(heads)
         assert {head.layer for head in heads} == {layer}

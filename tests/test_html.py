@@ -532,7 +532,7 @@ def test_a_free_page_has_tokens_instead_of_labels():
         assert explanation.tokens[1] in str(element)
 
 
-def test_the_command_of_a_free_prompt(tmp_path):
+def test_the_command_of_a_free_prompt():
     explanation = ex.free()
     words = shlex.split(command(explanation))
     assert words[:8] == ["icl-lens", "explain", "--text", explanation.text, "--model", "tiny", "--target", " Mary"]

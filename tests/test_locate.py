@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -252,17 +253,21 @@ def test_one_of_two_dies(inputs, unbroken, tmp_path, dead, way):
     """The other ends within a minute without a traceback of ours; three processes, or one, resume from the chunks."""
     out, log = tmp_path / "out", tmp_path / "log"
     arguments = ["locate", *inputs, "--out", out]
-    nodes, _ = launched(LAUNCHES[way], arguments, log, LOGGED_DEATH=f"{dead} 3")
-    (last,) = log.glob(f"{dead}-*")
-    assert time.time() - last.stat().st_mtime < 60
+    nodes, logged = launched(LAUNCHES[way], arguments, log, LOGGED_DEATH=f"{dead} 3")
+    (pid,) = (pid for rank, pid in logged if rank == dead)
+    assert time.time() - (log / f"{dead}-{pid}").stat().st_mtime < 60
     assert all(node.returncode != 0 for node in nodes)
+    assert any(f"exitcode  : -{signal.SIGKILL:d} (pid: {pid})" in node.stderr for node in nodes), "as torchrun reports"
     lines = [line for node in nodes for line in node.stderr.splitlines() if line.startswith("icl-lens: ")]
     assert len(lines) <= 1, "the launcher may end the others before they notice"
     assert all("another process has ended" in line and "resumes from its chunks" in line for line in lines)
     # Any traceback is the launcher's.
     assert not any("icl_lens/" in line for node in nodes for line in node.stderr.splitlines())
     there = stamps(out, "part-*")
-    assert 0 < len(there) < N // BATCH
+    assert len(logged[dead, pid]) == 3
+    assert {"part-00000.parquet", *logged[dead, pid]} <= there.keys()
+    assert there.keys() <= {"part-00000.parquet", *chain(*logged.values())}
+    assert len(there) < N // BATCH
     if way == "torchrun" and dead:
         three = [{"2": "3"}.get(word, word) for word in LAUNCHES["torchrun"]]
         _, chunks = launched(three, arguments, tmp_path / "log3")

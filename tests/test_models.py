@@ -21,7 +21,7 @@ def test_heads_print_and_parse():
             il.Head.parse(text)
 
 
-def test_loaded_models_are_raw_and_quiet(gpt2, family_folder):
+def test_loaded_models_are_raw_and_quiet(gpt2):
     """Raw weights, eval mode, no gradients; the name of a local model is its folder's, not its path."""
     assert not gpt2.training
     assert not any(parameter.requires_grad for parameter in gpt2.parameters())

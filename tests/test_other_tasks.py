@@ -110,7 +110,7 @@ def test_labels_and_classes_of_other_tasks(icl_mini, study):
     assert other_tasks.one_token_words(study, ["Mary", "Zoe", "one"], after="a :") == ["Mary", "one"]
 
 
-def test_fixed_labels_stay_with_their_class(icl_mini):
+def test_fixed_labels_stay_with_their_class():
     task, words = PAPER_TASKS[0], other_tasks.word_list()["number"]
     for exchanged, label in ((False, "bar"), (True, "foo")):
         for prompt in task.prompts(8, exchanged=exchanged, fixed=True):

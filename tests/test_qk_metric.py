@@ -171,7 +171,7 @@ def test_a_head_made_to_copy_has_a_score_of_one(made):
     assert copying.eigenvalue_score == pytest.approx(1.0, abs=0.01)
 
 
-def test_a_head_that_likes_one_label_copies_nothing(load_tiny):
+def test_a_head_that_likes_one_label_copies_nothing():
     """It writes the first label most, whatever it reads, and does not write a label more when it reads that label."""
     logits = torch.tensor([[5.0, 0.0], [5.1, 0.0]])
     copying = il.HeadCopying(torch.tensor([0, 1]), logits)

@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 TOKENS = torch.tensor(families.PROMPT_IDS)
 TARGET = families.WORDS.index("foo")
 EXACT = sorted(set(families.CONFIGS) - {"opt_post_norm"})
+SUPPORT = Path(families.__file__).parent
+REFERENCES = ["families", "hf_scores", "tolerance", *sorted(path.stem for path in SUPPORT.glob("reference*.py"))]
 
 
 def _model_reads(model: PreTrainedModel, vectors: Tensor) -> Tensor:
@@ -141,12 +143,14 @@ def test_sliding_windows_cut():
         assert (row[:, -families.WINDOW :] > 0).all(), name
 
 
-@pytest.mark.parametrize("module", [families, reference_hf], ids=lambda module: module.__name__)
-def test_references_are_independent(module):
+@pytest.mark.parametrize("name", REFERENCES)
+def test_references_import_neither_the_package_nor_other_modules_that_do(name):
     imported = set()
-    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+    for node in ast.walk(ast.parse((SUPPORT / f"{name}.py").read_text())):
         if isinstance(node, ast.Import):
             imported |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add((node.module or "").split(".")[0])
-    assert not imported & {"icl_lens", "transformer_lens"}
+    assert "torch" in imported
+    assert not imported & {"icl_lens", "experiments", "transformer_lens"}
+    assert imported & {path.stem for path in SUPPORT.glob("*.py")} <= set(REFERENCES)

@@ -205,7 +205,7 @@ def test_contrasts_between_groups_of_keys(captured):
         parts.contrast(torch.ones_like(same))
 
 
-def test_a_prompt_alone_has_the_parts_it_has_in_a_batch(captured, load_tiny):
+def test_a_prompt_alone_has_the_parts_it_has_in_a_batch(captured):
     model, batch, acts = captured("qwen3")
     parts = il.attention_score_parts(acts, "L2H1")
     for row in range(len(batch)):

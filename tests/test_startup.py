@@ -37,8 +37,6 @@ def test_completion_sees_every_public_name():
     assert len(promised) > 50
     assert promised <= set(dir(il))
     assert promised == set(il.__all__)
-    for name in promised:
-        assert getattr(il, name) is not None
     namespace = {}
     exec("from icl_lens import *", namespace)
     assert promised <= set(namespace)

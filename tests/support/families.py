@@ -144,7 +144,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name -> (Hugging Face model type, configuration other than vocabulary and special tokens)."""
 
 
-def randomise(model: PreTrainedModel, *, seed: int) -> None:
+def randomize(model: PreTrainedModel, *, seed: int) -> None:
     """Draw every parameter of `model` afresh, in place; the same seed gives the same numbers."""
     generator = torch.Generator().manual_seed(seed)
     seen: set[int] = set()
@@ -171,7 +171,7 @@ def build(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     config = AutoConfig.for_model(model_type, vocab_size=VOCAB_SIZE, **special, **options)
     with torch.random.fork_rng(devices=[]):  # the library's own initialization, overwritten below
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    randomise(model, seed=zlib.crc32(name.encode()))
+    randomize(model, seed=zlib.crc32(name.encode()))
     return (model if dtype is None else model.to(dtype)).eval()
 
 

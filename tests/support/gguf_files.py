@@ -100,7 +100,7 @@ def build(name: str) -> PreTrainedModel:
     config = AutoConfig.for_model(model_type, vocab_size=len(tokenizer(vocabulary)), **special, **options)
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    families.randomise(model, seed=zlib.crc32(name.encode()))
+    families.randomize(model, seed=zlib.crc32(name.encode()))
     return model.float().eval()
 
 
