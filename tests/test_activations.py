@@ -65,7 +65,7 @@ def test_caches_of_shorter_or_longer_prompts_are_refused(gpt2, gpt2_batch):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
-def test_other_precisions(load_tiny, name, dtype):
+def test_increases_in_other_precisions_are_those_in_float32(load_tiny, name, dtype):
     """Half precision is captured in half and read out in float32, close to float32's numbers; float64 stays float64."""
     single, other = load_tiny(name), load_tiny(name, dtype=dtype)
     batch = il.tokenize(single, PROMPTS, prepend_bos=False)

@@ -55,7 +55,7 @@ def test_one_command_one_page(tmp_path):
     assert [row[1] for row in small if row[2].endswith("shared keys")] == ["1 × 14", "1 × 200", "1 × 1000"]
 
 
-def test_explaining_alone(tmp_path):
+def test_only_explain_compares_with_the_forward_pass(tmp_path):
     """Ratios to the forward pass and to the product with W_U, in this order of rows."""
     out = tmp_path / "explain.md"
     rows = rows_of(out, "--only explain --repeats 2", "| small")
@@ -65,7 +65,7 @@ def test_explaining_alone(tmp_path):
     assert float(rows[3][3]) > float(rows[2][3])
 
 
-def test_edges_alone(tmp_path):
+def test_only_edges_has_a_row_per_length_and_part(tmp_path):
     rows = rows_of(tmp_path / "edges.md", "--only edges --shape small --repeats 1", "| small")
     assert [(row[1], row[2].split("the ")[-1].split()[0]) for row in rows] == [
         (f"1 × {tokens}", part) for tokens in (14, 200) for part in ("queries", "keys", "values")
@@ -82,7 +82,7 @@ def test_a_bad_size_is_one_line():
     assert "14by2" in result.output
 
 
-def test_peak_memory_of_a_child(tmp_path):
+def test_peak_memory_is_the_childs_own(tmp_path):
     build(SHAPES["small"], tmp_path)
     ballast = b"\1" * 2**30  # what this process holds is not the child's
     peak = peak_of(tmp_path, "locate", 2, 14)

@@ -192,7 +192,7 @@ def test_half_precision_that_moves_answers_is_refused_and_nothing_is_put_in_plac
         ({"finished": False, "done": 1}, "gpt2", "not ended by its rule"),
     ],
 )
-def test_what_is_not_to_be_shipped(run, tmp_path, changes, arch, said):
+def test_models_with_unfit_training_are_not_shipped(run, tmp_path, changes, arch, said):
     with pytest.raises(InputError, match="training"):
         training_record(tmp_path)
     source = finished(run.folder, tmp_path / "model", **changes)

@@ -27,7 +27,7 @@ def test_label_values_agree_with_hugging_face(family_run, name):
             assert_close(values[row], expected)
 
 
-def test_label_keys_of_both_sources(gpt2, gpt2_acts, gpt2_batch):
+def test_label_keys_of_attention_lack_embedding_and_ffn_outputs(gpt2, gpt2_acts, gpt2_batch):
     """ "attn" is "resid" without the embedding and every FFN's output before the layer."""
     head = il.Head(2, 0)
     _, cache = gpt2.run_with_cache(gpt2_batch.tokens, attention_mask=gpt2_batch.attention_mask)
@@ -96,7 +96,7 @@ def test_norms_of_queries_that_are_not_known_are_refused(load_tiny, monkeypatch)
     il.last_query(acts, il.Head(2, 0))
 
 
-def test_own_label_ranks(gpt2_acts, gpt2_batch):
+def test_own_label_ranks_are_places_among_sorted_scores(gpt2_acts, gpt2_batch):
     head = il.Head(1, 1)
     ranks = il.own_label_ranks(gpt2_acts, head)
     scores = gpt2_acts.readout.vocabulary_scores(il.label_values(gpt2_acts, head))
@@ -109,7 +109,7 @@ def test_own_label_ranks(gpt2_acts, gpt2_batch):
                 assert ranks[i, demo] == 1 + order.index(int(gpt2_batch.label_tokens[label]))
 
 
-def test_attention_to_labels(gpt2_acts, gpt2_batch):
+def test_attention_to_labels_is_the_pattern_at_labels(gpt2_acts, gpt2_batch):
     attention = il.attention_to_labels(gpt2_acts)
     by_label = il.attention_by_label(gpt2_acts)
     assert attention.shape == (3, 3, 4, 4)

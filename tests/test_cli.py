@@ -131,7 +131,7 @@ def test_help_shows_the_panels(name, width, monkeypatch):
     assert max(map(len, result.output.splitlines())) <= width
 
 
-def test_any_text(run, tiny, tmp_path):
+def test_any_text_is_explained(run, tiny, tmp_path):
     file = tmp_path / "free.json"
     text = ("--text", "love : like", "--target", " foo", "--against", " bar", "--against", " no")
     code, out, _ = run("explain", *text, "-m", tiny, "-k", 3, "--json", file)

@@ -21,7 +21,7 @@ def shown(capsys):
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_one_prompt(family_folder, load_tiny, capsys, tmp_path):
+def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, tmp_path):
     """Without --answer, the answer is the model's prediction."""
     page, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
     options = {"heads": "L0H1,L2H3", "random_sets": 3, "html": page, "json_file": numbers, "device": "cpu"}
@@ -50,7 +50,7 @@ def test_one_prompt(family_folder, load_tiny, capsys, tmp_path):
         ({"by": "effect", "check": False}, "effect", "random"),
     ],
 )
-def test_a_task(icl_mini, capsys, tmp_path, options, by, layout):
+def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, options, by, layout):
     """Heads are located on other prompts, whose classes and labels are balanced as well."""
     numbers, page = tmp_path / "numbers.json", tmp_path / "page.html"
     ablate(**TASK, **options, k=2, positions="last", json_file=numbers, html=page)
@@ -115,7 +115,7 @@ def test_progress_is_shown_in_a_terminal_only(capsys, monkeypatch):
         assert [stage in err for stage in stages] == [terminal] * 4
 
 
-def test_heads_named_twice_and_one_prompt_of_a_task(capsys):
+def test_heads_named_twice_count_once_and_one_query_has_no_interval(capsys):
     """One query has no interval."""
     ablate(**TASK | {"n": 1}, check=False, heads="L1H2,L1H2", positions="last")
     out = shown(capsys)

@@ -15,7 +15,7 @@ import icl_lens as il
 OTHER = families.PROMPT.replace("one :", "hate :")
 
 
-def test_two_prompts(run, tiny, tmp_path):
+def test_two_prompts_are_compared(run, tiny, tmp_path):
     file = tmp_path / "both.html"
     code, out, _ = run("compare", families.PROMPT, OTHER, "-m", tiny, "-a", "foo", "--answer-b", "bar", "--html", file)
     assert code == 0
@@ -65,7 +65,7 @@ def test_two_models_explain_the_same_answer(run, tiny, noised):
 
 
 @pytest.mark.parametrize("by", [None, "increase", "effect"])
-def test_two_models_over_a_task(run, tiny, noised, words, tmp_path, by):
+def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp_path, by):
     """Means are those of the functions, intervals those of paired differences; page and figure show all heads."""
     page = tmp_path / "both.html"
     ranked = () if by is None else ("--by", by)
@@ -99,7 +99,7 @@ def test_two_models_over_a_task(run, tiny, noised, words, tmp_path, by):
     assert first["name"] in repr(both)
 
 
-def test_models_of_other_shapes_and_prompts_without_answers(gpt2, words):
+def test_other_shapes_have_no_table_and_prompts_without_answers_are_refused(gpt2, words):
     prompts = il.load_task("sentiment-number", path=words, demonstrations=1, n=2)
     both = il.compare_models(gpt2, gpt2, prompts)
     narrow = replace(both, b={**both.b, "increase": both.b["increase"][:, :2]})

@@ -123,7 +123,7 @@ def test_bad_against_is_refused(gpt2, gpt2_acts, gpt2_batch, no_type_checks, aga
             ask()
 
 
-def test_other_labels(gpt2):
+def test_other_labels_are_the_prompts_own_except_its_answer(gpt2):
     """Each prompt's own labels except its answer, whatever labels other prompts of the batch have, padded with -1."""
     words = ("foo", "bar", "red", "yes")
     ids = dict(zip(words, map(families.WORDS.index, words), strict=True))

@@ -104,7 +104,7 @@ def test_own_norm_is_exhaustive(gpt2, many, final_norm):
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma3", "granite", "gemma2"])
-def test_other_families(load_tiny, name):
+def test_heads_of_other_families_are_located(load_tiny, name):
     model = load_tiny(name)
     batch = il.tokenize(model, draw(12, seed=1), prepend_bos=False)
     top = il.locate_heads(model, batch, k=4, batch_size=5)
@@ -131,7 +131,7 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
     assert found[0].abs().max() > 1e-2
 
 
-def test_mean_over_groups(gpt2, many, every_increase, monkeypatch):
+def test_groups_cut_anywhere_give_the_same_mean(gpt2, many, every_increase, monkeypatch):
     """Groups cut anywhere give the same mean."""
     expected = every_increase.mean(0)
     assert_close(mean_head_increases(gpt2, many, batch_size=6), expected)
@@ -140,7 +140,7 @@ def test_mean_over_groups(gpt2, many, every_increase, monkeypatch):
     assert_close(mean_head_increases(gpt2, many, batch_size=6), expected)
 
 
-def test_plan(gpt2, many):
+def test_plans_hold_each_prompt_once_sorted_by_length(gpt2, many):
     """Every prompt once; neighbors of similar length; the first batch spread over all lengths; memory bounded."""
     view = ModelView.of(gpt2)
     lengths = (many.last + 1).tolist()

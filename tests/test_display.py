@@ -39,7 +39,7 @@ def test_text_and_html_show_the_same_rows(found, name):
     assert all(len(line) < 100 for line in repr(result).splitlines())
 
 
-def test_top_heads(found):
+def test_top_heads_show_their_values(found):
     top = found["heads"]
     frame = top.to_frame()
     assert list(frame.columns) == ["rank", "layer", "head", "name", "value"]
@@ -60,7 +60,7 @@ def test_top_subheads_name_their_tokens(found, gpt2_batch):
         assert row.value == float(top.value[place])
 
 
-def test_layers_and_effects(found):
+def test_layers_and_effects_show_their_values(found):
     layers, effects = found["layers"], found["effects"]
     frame = layers.to_frame()
     row = frame[(frame["prompt"] == 1) & (frame["layer"] == 2) & (frame["component"] == "attn")]
@@ -122,7 +122,7 @@ def test_tables_of_results_are_their_frames(gpt2_acts, gpt2_batch):
     assert_close(frame[(frame["prompt"] == 1) & (frame["name"] == "L2H3")]["increase"].item(), heads[1, 2, 3])
 
 
-def test_label_attention_table(gpt2_acts, gpt2_batch):
+def test_label_attention_table_holds_the_pattern(gpt2_acts, gpt2_batch):
     frame = tables.label_attention_table(gpt2_acts)
     assert len(frame) == 12 * (4 + 3 + 2), "missing demonstrations have no row"
     for row in frame.sample(20, random_state=0).itertuples():

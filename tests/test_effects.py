@@ -87,7 +87,7 @@ def hf_twin(family_folder, name):
 
 @pytest.mark.parametrize("positions", ["last", "all"])
 @pytest.mark.parametrize("several", [False, True])
-def test_logit_differences(load_tiny, positions, several):
+def test_logit_differences_are_those_of_one_head_at_a_time(load_tiny, positions, several):
     model = load_tiny("qwen2")
     batch = ragged(model)
     against = batch.label_tokens[1 - batch.answer]

@@ -118,7 +118,7 @@ def test_conventions_are_kept_in_the_result(gpt2, explanation):
     assert explanation.certified
 
 
-def test_tables(explanation):
+def test_tables_hold_the_explanations_numbers(explanation):
     heads = explanation.to_frame()
     assert list(heads.columns) == ["layer", "head", "name", "increase", "contrast"]
     assert len(heads) == 12
@@ -175,7 +175,7 @@ def test_a_head_that_attends_to_the_other_label_is_not_said_to_attend_to_the_ans
     assert f"<h4>{heading}<" in shown.to_html()
 
 
-def test_what_is_free_and_what_is_not(gpt2):
+def test_a_standalone_colon_makes_demonstrations(gpt2):
     """A standalone colon makes demonstrations; without one, `answer`, `against` or `plain_text` make plain text."""
     free = il.explain(gpt2, "love like", against=" foo", k=2)
     assert free.settings.target is None
@@ -220,7 +220,7 @@ def test_heads_are_ranked_by_the_chosen_score(gpt2, acts, explanation, by):
         assert_close(against_bar.head_effects, effects.logit_diff[0])
 
 
-def test_labels_of_several_tokens(pair):  # noqa: F811
+def test_labels_of_several_tokens_are_scored_by_one_and_shown_whole(pair):  # noqa: F811
     """One token, which is shown, scores a label; log-probabilities of full labels are computed by teacher forcing."""
     model, hf = pair
     with pytest.warns(UserWarning, match="'zoo' is scored by .*only white space"):
@@ -256,7 +256,7 @@ def test_labels_that_begin_alike_are_explained(pair):  # noqa: F811
     assert "".join(piece for piece, _ in prompt_pieces(explanation)) == f"{text} z"
 
 
-def test_saved_and_loaded(gpt2, explanation, tmp_path):
+def test_a_saved_explanation_is_loaded_unchanged_and_damage_is_refused(gpt2, explanation, tmp_path):
     free = il.explain(gpt2, "love like", answer=" foo", against=[" bar", 4], k=3)
     for number, one in enumerate((explanation, free)):
         path = tmp_path / f"{number}.json"
@@ -291,7 +291,7 @@ def test_saved_and_loaded(gpt2, explanation, tmp_path):
         il.Explanation.load(tmp_path / "missing.json")
 
 
-def test_two_compared(gpt2, explanation, tmp_path):
+def test_two_explanations_are_compared_head_by_head(gpt2, explanation, tmp_path):
     other = il.explain(gpt2, families.PROMPT, answer="bar", k=5)
     both = il.compare(explanation, other)
     frame = both.to_frame()
@@ -340,7 +340,7 @@ def test_reasons_are_the_score_and_value_parts(icl_mini):
     assert 'class="why"' in explanation.to_html()
 
 
-def test_reasons_in_words(icl_mini):
+def test_reasons_are_decoded_into_words(icl_mini):
     """The first writers of each side are decoded: what they add to the query, write at the keys, add to values."""
     explanation = il.explain(icl_mini, families.PROMPT, answer="foo", k=2, by="contrast")
     batch = il.tokenize(icl_mini, [il.Prompt.parse(families.PROMPT, answer="foo")])

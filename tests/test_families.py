@@ -21,7 +21,7 @@ def test_increases_and_contrasts_agree_with_hugging_face(family_run, name):
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_identities(family_run, name):
+def test_parts_sum_to_their_whole(family_run, name):
     """Σ_pos subheads = head; Σ heads + b_O = attention out; x + attn + ffn = next x; readout(F) = model."""
     run = family_run(name)
     model, batch, acts = run.model, run.batch, run.acts

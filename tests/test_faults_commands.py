@@ -88,7 +88,7 @@ def run(run, monkeypatch, loaded, tmp_path):
 
 
 @pytest.mark.parametrize(("command", "arguments", "words"), ROWS)
-def test_one_sentence(run, command, arguments, words, tmp_path):
+def test_bad_input_is_refused_in_one_sentence(run, command, arguments, words, tmp_path):
     code, out, err = run(command, *arguments)
     assert code == 2, (code, out, err)
     assert err.startswith("icl-lens: "), err
@@ -98,7 +98,7 @@ def test_one_sentence(run, command, arguments, words, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", USAGE, ids=" ".join)
-def test_usage(run, arguments):
+def test_wrong_options_print_the_usage(run, arguments):
     code, out, err = run(*arguments)
     assert code == 2, (code, out, err)
     assert "Usage" in err or "requires an argument" in err
@@ -114,7 +114,7 @@ def test_markup_in_names_is_shown(run, tmp_path):
         assert json.loads((tmp_path / name).read_text())["target"] in ("foo", "bar")
 
 
-def test_an_ascii_terminal():
+def test_output_is_ascii_in_an_ascii_terminal():
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "icl_lens", "explain", PROMPT]
     ran = subprocess.run(command, env=environment, capture_output=True)

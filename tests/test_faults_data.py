@@ -65,7 +65,7 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(("suffix", "content", "words"), BAD_FILES, ids=range(len(BAD_FILES)))
-def test_bad_files(tmp_path, suffix, content, words):
+def test_bad_files_are_refused(tmp_path, suffix, content, words):
     path = tmp_path / f"data{suffix}"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     faults.assert_refused(words, load_task, "mine-yours" if suffix == ".json" else "mine", path=path, n=2)
@@ -98,7 +98,7 @@ def test_the_digest_follows_the_content(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", DEEP, b"\xff\xfe"], ids=range(4))
-def test_bad_manifests(tmp_path, text):
+def test_bad_manifests_are_refused(tmp_path, text):
     (tmp_path / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     faults.assert_refused("choose another folder", RunFolder(tmp_path, {"a": 1}).initialize)
 
@@ -111,7 +111,7 @@ def chunk(folder):
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
-def test_a_flipped_byte_is_damage(tmp_path, place, flip):
+def test_a_flipped_byte_never_changes_numbers_unnoticed(tmp_path, place, flip):
     """Before the footer, it raises CorruptChunk or changes no number; nowhere does it raise another error."""
     run, path = chunk(tmp_path)
     whole = run.read(path.name)
@@ -126,7 +126,7 @@ def test_a_flipped_byte_is_damage(tmp_path, place, flip):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=300), cut=st.floats(0, 1))
-def test_any_bytes_are_damage(tmp_path, data, cut):
+def test_chunks_with_other_bytes_are_corrupt(tmp_path, data, cut):
     run, path = chunk(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(cut * len(whole))] + data)
@@ -137,7 +137,7 @@ def test_any_bytes_are_damage(tmp_path, data, cut):
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=200), suffix=st.sampled_from([".jsonl", ".csv", ".parquet", ".json"]))
-def test_any_file_is_read_or_refused(tmp_path, content, suffix):
+def test_files_of_random_bytes_are_refused_in_one_line(tmp_path, content, suffix):
     path = tmp_path / f"data{suffix}"
     path.write_bytes(content)
     with pytest.raises(il.InputError) as caught:

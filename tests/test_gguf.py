@@ -54,7 +54,7 @@ def test_a_file_gives_the_numbers_of_its_model(name, tmp_path):
 
 
 @pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16", "F32"])
-def test_every_kind_of_weights(quantization, tmp_path):
+def test_every_quantization_gives_its_dequantized_weights(quantization, tmp_path):
     original = gguf_files.write("llama", tmp_path / "x.gguf", quantization)
     model = il.load_model(str(tmp_path / "x.gguf"), device="cpu")
     loaded = logits(model, ids_of("llama"))
@@ -102,7 +102,7 @@ def test_a_file_without_a_tokenizer_needs_one_given(tmp_path):
     check_close(logits(loaded, ids_of("llama")), logits(gguf_files.build("llama"), ids_of("llama")))
 
 
-def test_a_folder_with_a_gguf_file(tmp_path):
+def test_a_gguf_file_in_a_folder_is_loaded_by_its_name(tmp_path):
     folder = tmp_path / "models"
     folder.mkdir()
     original = gguf_files.write("gpt2", folder / "x.gguf")

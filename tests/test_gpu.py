@@ -57,7 +57,7 @@ def same(pair, compute, scale=1.0):
     assert_close(theirs.float(), ours.float(), scale=scale)
 
 
-def test_increases_and_searches(pair):
+def test_increases_and_searches_are_equal(pair):
     same(pair, lambda m, b: il.head_log_prob_increase(il.capture(m, b), b.answer_tokens))
     same(
         pair,
@@ -69,11 +69,11 @@ def test_increases_and_searches(pair):
 
 @pytest.mark.parametrize("positions", ["last", "all"])
 @pytest.mark.parametrize("method", ["exact", "gradient"])
-def test_effects(pair, positions, method):
+def test_effects_are_equal(pair, positions, method):
     same(pair, lambda m, b: il.head_effects(m, b, positions=positions, method=method).log_prob)
 
 
-def test_edits(pair):
+def test_edits_are_equal(pair):
     def ablated(model, batch):
         with il.ablate_heads(model, HEADS, mode="mean", reference=batch):
             return il.label_log_probs(model, batch)
@@ -97,7 +97,7 @@ def test_edits(pair):
         same(pair, lambda m, b, what=what: patched(m, b, what))
 
 
-def test_strengths_are_chosen(pair):
+def test_chosen_strengths_are_equal(pair):
     found = [
         il.choose_strength(model, HEADS, batch[:8], batch[:8], fix="majority", strengths=(0.5, 1.0))
         for model, batch in pair
@@ -106,7 +106,7 @@ def test_strengths_are_chosen(pair):
     assert_close(found[0].bias, found[1].bias)
 
 
-def test_explanations(pair):
+def test_explanations_are_equal(pair):
     ours, theirs = (il.explain(model, TEXT, answer="foo") for model, _ in pair)
     assert repr(ours) == repr(theirs)
     for table in ("heads", "layers", "subheads", "labels", "similarity"):  # words may swap places by rounding
@@ -115,7 +115,7 @@ def test_explanations(pair):
         pd.testing.assert_frame_equal(theirs.to_frame(table), expected, rtol=0, atol=tolerance(scale=10))
 
 
-def test_metrics_vectors_and_saliency(pair):
+def test_metrics_vectors_and_saliency_are_equal(pair):
     same(pair, lambda m, b: il.label_similarity(m, b, HEADS), scale=10)
     same(pair, lambda m, b: il.head_copying(m, (3, 0), b.label_tokens).logits)
     same(pair, lambda m, b: il.function_vector(m, HEADS, b))

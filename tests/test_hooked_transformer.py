@@ -52,7 +52,7 @@ def test_increases_agree_with_hugging_face(run, name, mode):
 
 @pytest.mark.parametrize("name", HOOKED_EXACT)
 @pytest.mark.parametrize("mode", MODES)
-def test_search_caches_and_ablation(run, name, mode):
+def test_search_caches_and_ablation_agree_with_hugging_face(run, name, mode):
     model, batch, acts, hf = run(name, mode)
     against_hf.check_search(acts, batch, certified=name not in SOFT_CAPPED)
     against_hf.check_ablation(model, batch, hf, HEADS, folded=mode == "processed")

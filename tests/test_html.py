@@ -275,7 +275,7 @@ def test_layer_bars_are_drawn_to_scale(paper):
     ]
 
 
-def test_probabilities_of_answer_and_removal(paper):
+def test_probabilities_after_removal_are_on_the_page(paper):
     log2 = 0.6931471805599453
     explanation = replace(
         paper,
@@ -316,13 +316,13 @@ SHARED_TOKENS = SEVERAL_TOKENS | {"label_token_names": (("␣", "bar"), ("␣", 
         (SHARED_TOKENS, ["Among the labels, the model prefers"], "only white space"),
     ],
 )
-def test_what_the_page_says(paper, changes, said, unsaid):
+def test_the_page_says_what_was_compared_and_found(paper, changes, said, unsaid):
     text = Page(replace(paper, **changes).to_html()).text
     assert [words in text for words in said] == [True] * len(said)
     assert unsaid not in text
 
 
-def test_more_labels_than_colors():
+def test_labels_beyond_the_colors_are_shown():
     prompt = il.Prompt([il.Demonstration(f"t{i}", f"label{i}") for i in range(9)], "q", answer="label8")
     text = Page(ex.made(prompt).to_html()).text
     assert all(text.count(f"label{i}") > 5 for i in range(9))
@@ -409,7 +409,7 @@ def test_attention_from_activations_is_the_pattern(gpt2_acts):
     assert [mark[:2] for mark in data["marks"]] == marked.tolist()
 
 
-def test_elements_of_chosen_heads(paper):
+def test_elements_show_the_chosen_heads_on_one_scale(paper):
     heads = [report.head for report in paper.heads[3:5]]
     data = [json.loads(s) for s in Page(str(html.subhead_values(paper, heads))).scripts[:2]]
     assert [d["props"]["values"] for d in data] == [
@@ -532,7 +532,7 @@ def test_a_free_page_has_tokens_instead_of_labels():
         assert explanation.tokens[1] in str(element)
 
 
-def test_the_command_of_a_free_prompt():
+def test_the_command_of_plain_text_names_targets():
     explanation = ex.free()
     words = shlex.split(command(explanation))
     assert words[:8] == ["icl-lens", "explain", "--text", explanation.text, "--model", "tiny", "--target", " Mary"]

@@ -151,7 +151,7 @@ def kept(cache):
         ("some/gated", {"token": "hf_good"}, "main"),
     ],
 )
-def test_models_of_the_hub(hub, monkeypatch, name, options, revision):
+def test_models_of_the_hub_are_loaded_at_their_revision(hub, monkeypatch, name, options, revision):
     if token := options.pop("token", ""):
         monkeypatch.setenv("HF_TOKEN", token)
     assert load(name, **options) == revision
@@ -191,7 +191,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("label", REFUSED)
-def test_what_the_hub_refuses(hub, monkeypatch, label):
+def test_refusals_of_the_hub_are_explained(hub, monkeypatch, label):
     name, options, words = REFUSED[label]
     monkeypatch.setenv("HF_TOKEN", options.get("token", ""))
     hub.fault = options.get("fault")

@@ -90,7 +90,7 @@ def test_the_reference_is_the_model(run, name):
 
 @pytest.mark.parametrize("name", BY_HAND)
 @pytest.mark.parametrize("positions", ["all", "last"])
-def test_ablated_heads(run, name, positions):
+def test_ablated_heads_are_the_references(run, name, positions):
     """To zero, or to the mean over another batch's real tokens, whether this is given as one batch or several."""
     model, batch, other, hf = run(name)
     z = [reference_hf.capture(hf, ids_of(other, row)).z for row in range(len(other))]
@@ -112,7 +112,7 @@ def test_ablated_heads(run, name, positions):
 
 @pytest.mark.parametrize("name", BY_HAND)
 @pytest.mark.parametrize("renormalize", [True, False])
-def test_scaled_label_attention(run, name, renormalize):
+def test_scaled_label_attention_is_the_references(run, name, renormalize):
     model, batch, _, hf = run(name)
     weights = torch.tensor([[0.0, 0.5, 2.0, 1.0], [3.0, 0.2, 1.0, 1.0], [0.7, 0.0, 1.0, 1.0]])
 
@@ -129,7 +129,7 @@ def test_scaled_label_attention(run, name, renormalize):
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_blocked_edges(run, name):
+def test_blocked_edges_are_the_references(run, name):
     """Attention on blocked edges moves to the query's other keys; a query without other keys attends to nothing."""
     model, batch, _, hf = run(name)
     width = batch.tokens.shape[1]
@@ -151,7 +151,7 @@ def test_blocked_edges(run, name):
 
 @pytest.mark.parametrize("name", BY_HAND)
 @pytest.mark.parametrize("positions", ["all", "last"])
-def test_position_removed(run, name, positions):
+def test_removed_positions_are_the_references(run, name, positions):
     model, batch, _, hf = run(name)
 
     def edit(hand):
@@ -189,7 +189,7 @@ STRETCHED = [
     ("name", "aligned"), [*((name, False) for name in BY_HAND), ("gpt2", True), ("llama_gqa", True)]
 )
 @pytest.mark.parametrize(("what", "positions"), PATCHES)
-def test_patched_from_another_prompt(run, name, what, positions, aligned):
+def test_heads_patched_from_another_prompt_are_the_references(run, name, what, positions, aligned):
     """Sources of the same length align by position, those of other lengths by labels and the last position."""
     model, batch, other, hf = run(name)
     if aligned:

@@ -165,7 +165,7 @@ def test_buffers_and_extra_heads_are_no_fault(family, spoilt, load_tiny):
         assert torch.equal(found, wanted), key
 
 
-def test_weights_too_large_for_float16(spoilt):
+def test_weights_too_large_for_float16_are_refused(spoilt):
     folder = spoilt("gpt2", weights(lambda s: s[C_FC][0].fill_(1e6)))
     with pytest.raises(il.InputError, match=r"contain infinity in .*use --dtype float32 or bfloat16"):
         il.load_model(folder, device="cpu", dtype="float16")

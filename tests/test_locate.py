@@ -59,7 +59,7 @@ def one_line(code, stderr, *fragments):
         assert fragment in stderr
 
 
-def test_files_and_table(inputs, unbroken, run, tmp_path, gpt2, words):
+def test_files_and_table_hold_the_packages_numbers(inputs, unbroken, run, tmp_path, gpt2, words):
     code, stdout, _ = run(*inputs, "--out", tmp_path / "out")
     assert code == 0
     assert contents(tmp_path / "out") == unbroken
@@ -92,7 +92,7 @@ def test_files_and_table(inputs, unbroken, run, tmp_path, gpt2, words):
         assert f"icl_lens.{name}".encode() in metadata
 
 
-def test_without_a_folder(inputs, run, tmp_path, monkeypatch):
+def test_without_a_folder_nothing_is_written(inputs, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, stdout, _ = run(*inputs)
     assert code == 0
@@ -111,7 +111,7 @@ def test_interrupted_says_how_it_goes_on(inputs, run, tmp_path, monkeypatch):
     assert stderr.count("\n") == 1
 
 
-def test_your_own_columns_and_labels(inputs, run, tmp_path):
+def test_your_own_columns_and_labels_are_used(inputs, run, tmp_path):
     rows = "\n".join(f"{word},{kind}" for kind, words in CATEGORIES.items() for word in words)
     (tmp_path / "notes.csv").write_text(f"note,kind\n{rows}\n")
     mine = [*inputs[4:], "--task", "notes", "--path", tmp_path / "notes.csv"]
@@ -126,7 +126,7 @@ def test_your_own_columns_and_labels(inputs, run, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_ten_times(inputs, unbroken, tmp_path):
+def test_a_run_killed_ten_times_ends_in_the_same_bytes(inputs, unbroken, tmp_path):
     """SIGKILL in the middle of ten random chunks; nothing is lost or repeated, and the end is the same to the byte."""
     out, rng = tmp_path / "out", random.Random(0)
     before: dict[str, int] = {}
@@ -143,7 +143,7 @@ def test_killed_ten_times(inputs, unbroken, tmp_path):
     assert not [path for path in out.iterdir() if path.name.startswith(".") and path.name != ".lock"]
 
 
-def test_full_disk(inputs, unbroken, run, tmp_path, monkeypatch):
+def test_a_full_disk_is_one_line_and_the_run_resumes(inputs, unbroken, run, tmp_path, monkeypatch):
     """If the disk fills up, the run prints one line; once space is free, it resumes and ends the same."""
     out, write = tmp_path / "out", Path.write_bytes
 
@@ -163,7 +163,7 @@ def test_full_disk(inputs, unbroken, run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["cut", "foreign"])
-def test_damaged_part(inputs, unbroken, run, tmp_path, damage):
+def test_a_damaged_part_is_computed_again(inputs, unbroken, run, tmp_path, damage):
     """A part that cannot be trusted is named and computed again; the others stay."""
     out = tmp_path / "out"
     out.mkdir()
@@ -185,7 +185,7 @@ def test_damaged_part(inputs, unbroken, run, tmp_path, damage):
     assert (out / "part-00004.parquet").stat().st_mtime_ns == untouched
 
 
-def test_two_runs_in_one_folder(inputs, run, tmp_path):
+def test_a_second_run_in_a_folder_is_refused(inputs, run, tmp_path):
     with locked_folder(tmp_path / "out"):
         code, _, stderr = run(*inputs, "--out", tmp_path / "out")
     one_line(code, stderr, "in use by another run", "choose another folder")
@@ -193,7 +193,7 @@ def test_two_runs_in_one_folder(inputs, run, tmp_path):
 
 
 @pytest.mark.parametrize(("option", "value"), [("--seed", "1"), ("--top", "4"), ("--layout", "reorder"), ("--n", "59")])
-def test_another_configuration(inputs, unbroken, run, tmp_path, option, value):
+def test_another_configuration_in_a_folder_is_refused(inputs, unbroken, run, tmp_path, option, value):
     out = tmp_path / "out"
     out.mkdir()
     for name, data in unbroken.items():
@@ -203,7 +203,7 @@ def test_another_configuration(inputs, unbroken, run, tmp_path, option, value):
     assert contents(out) == unbroken
 
 
-def test_what_is_no_folder_of_a_run(inputs, run, tmp_path):
+def test_a_folder_of_other_files_is_refused(inputs, run, tmp_path):
     (tmp_path / "diary.txt").write_text("mine")
     code, _, stderr = run(*inputs, "--out", tmp_path)
     one_line(code, stderr, "diary.txt", "choose an empty or new folder")
@@ -232,7 +232,7 @@ def by_two(inputs, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", LAUNCHES)
-def test_two_processes(by_two, unbroken, way):
+def test_two_processes_share_the_work(by_two, unbroken, way):
     """Two processes compute different batches, each about half of them, and together what one computes."""
     out, nodes, chunks = by_two(way)
     assert [node.returncode for node in nodes] == [0] * len(nodes), nodes
@@ -249,7 +249,7 @@ def test_equal_bytes_for_an_equal_number_of_processes(by_two, way):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dead", "way"), [(0, "torchrun"), (1, "torchrun"), (1, "two nodes")])
-def test_one_of_two_dies(inputs, unbroken, tmp_path, dead, way):
+def test_a_run_resumes_after_one_of_two_processes_dies(inputs, unbroken, tmp_path, dead, way):
     """The other ends within a minute without a traceback of ours; three processes, or one, resume from the chunks."""
     out, log = tmp_path / "out", tmp_path / "log"
     arguments = ["locate", *inputs, "--out", out]
@@ -286,7 +286,7 @@ def test_what_is_wrong_is_said_once(inputs, tmp_path):
     assert nodes[0].stderr.count("icl-lens: ") == 1, nodes[0].stderr
 
 
-def test_processes_of_mpi(monkeypatch):
+def test_processes_of_mpi_are_counted(monkeypatch):
     """mpirun names the number of processes in its own way; accelerate knows the rest."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
@@ -296,7 +296,7 @@ def test_processes_of_mpi(monkeypatch):
     assert (found.rank, found.size, found.is_main) == (1, 2, False)
 
 
-def test_accelerate_starts_one_on_the_cpu(monkeypatch):
+def test_accelerate_on_the_cpu_is_refused(monkeypatch):
     """`accelerate launch --cpu --num_processes 2` starts one process: refused, with what to do instead."""
     for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)

@@ -107,7 +107,7 @@ def test_values_of_both_passes(tmp_path):
     np.testing.assert_array_equal(found, [[4, 3], [5, 7], [2, 1], [6, 8]])
 
 
-def test_result_files(tmp_path):
+def test_result_files_hold_the_result(tmp_path):
     folder = RunFolder(tmp_path, {"batches": 0})
     table = heads_table(TOP)
     write_run(folder, {"heads": table}, heads_result(TOP))
@@ -124,7 +124,7 @@ def test_result_files(tmp_path):
     assert heads_result(replace(TOP, n_exact=12))["largest_unevaluated_bound"] is None
 
 
-def test_configuration(gpt2, batch):
+def test_the_configuration_names_what_changes_a_run(gpt2, batch):
     found = configuration(gpt2, batch, OPTIONS, ASKED)
     given = {"model": "tiny", "task": "sentiment-number", "n": 7, "seed": 0, "k": 2, "final_norm": "frozen"}
     assert found | given == found

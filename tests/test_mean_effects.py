@@ -26,7 +26,7 @@ def many(gpt2, words):
     return il.tokenize(gpt2, load_task(TASK, n=N, layout="random", path=words))
 
 
-def test_means_and_intervals(gpt2, many):
+def test_means_and_intervals_are_those_of_effects_one_by_one(gpt2, many):
     """Means of effects one by one; intervals from draws that repeat each prompt as often as its query."""
     found = il.locate_effects(gpt2, many, batch_size=7, positions="last", against=many.other_label_tokens)
     expected = torch.stack(one_by_one(gpt2, many)).double()
@@ -119,7 +119,7 @@ def test_an_interrupted_run_ends_in_the_same_files(run, inputs, unbroken, tmp_pa
     assert {name for name, stamp in before.items() if stamps(out, "part-*")[name] != stamp} == {"part-00003.parquet"}
 
 
-def test_files_and_table(run, gpt2, many, inputs, unbroken, tmp_path):
+def test_files_and_table_hold_the_effects(run, gpt2, many, inputs, unbroken, tmp_path):
     code, said, _ = run(*inputs, "--no-check", "--out", tmp_path / "out")
     assert code == 0
     assert contents(tmp_path / "out") == unbroken
@@ -137,7 +137,7 @@ def test_files_and_table(run, gpt2, many, inputs, unbroken, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes(inputs, unbroken, tmp_path):
+def test_two_processes_share_the_work(inputs, unbroken, tmp_path):
     """Two processes compute different batches, half of them each, and together what one computes."""
     out = tmp_path / "out"
     (ran,), chunks = launched(LAUNCHES["torchrun"], [*inputs, "--out", out], tmp_path / "log")

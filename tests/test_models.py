@@ -50,7 +50,7 @@ def test_what_is_no_norm_is_refused():
     assert not identity.normalize
 
 
-def test_a_folder_without_a_model(tmp_path):
+def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(il.InputError, match=r"not a Hugging Face model: it has no config.json"):
         il.load_model(str(tmp_path))
     with pytest.raises(il.InputError, match="there is no folder"):

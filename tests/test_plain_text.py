@@ -50,7 +50,7 @@ def test_several_texts_and_positions_at_once_are_each_alone(pair):
     against_hf.check_search(acts[rows], batch[rows], certified=True, k=4)
 
 
-def test_targets_in_their_place(pair):
+def test_targets_are_given_as_text_ids_or_by_position(pair):
     model, _ = pair
     mary, john = (il.tokenize_text(model, IOI, targets=f" {name}").answer_tokens.tolist() for name in ("Mary", "John"))
     assert mary != john

@@ -31,14 +31,14 @@ def run(family_folder, family_run):
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_processed_increases(run, name):
+def test_processed_increases_agree_with_hugging_face(run, name):
     """Layers, neurons and answers as on raw weights; heads and subheads without the constant part of their values."""
     _, batch, acts, hf = run(name, "processed")
     against_hf.check_increases(acts, batch, hf, folded=True)
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_unprocessed_increases(run, name):
+def test_unprocessed_increases_agree_with_hugging_face(run, name):
     """Without processing the mode changes names only: everything as on raw weights."""
     _, batch, acts, hf = run(name, "unprocessed")
     against_hf.check_increases(acts, batch, hf, folded=False, conventions=against_hf.CONVENTIONS[:1])
@@ -54,7 +54,7 @@ def test_the_constant_part_is_there_to_be_missed(run, name):
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("mode", MODES)
-def test_search_caches_and_ablation(run, name, mode):
+def test_search_caches_and_ablation_agree_with_hugging_face(run, name, mode):
     model, batch, acts, hf = run(name, mode)
     against_hf.check_search(acts, batch, certified=name not in SOFT_CAPPED)
     against_hf.check_ablation(model, batch, hf, HEADS, folded=mode == "processed")
@@ -62,7 +62,7 @@ def test_search_caches_and_ablation(run, name, mode):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "qwen3"])
-def test_processed_projections(run, load_tiny, name):
+def test_processed_projections_are_raw_ones_without_constants(run, load_tiny, name):
     """Label values lose κ, last queries are times the gain of the norm before attention; LayerNorm centers both."""
     _, batch, acts, hf = run(name, "processed")
     raw = il.capture(load_tiny(name), batch)

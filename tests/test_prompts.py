@@ -33,7 +33,7 @@ def cut(rendered: Rendered, spans):
         ("foo : bar bar : foo foo :", [("foo", "bar"), ("bar", "foo")], "foo"),
     ],
 )
-def test_parse(text, demonstrations, query):
+def test_parse_splits_texts_from_labels(text, demonstrations, query):
     prompt = Prompt.parse(text)
     assert [(d.text, d.label) for d in prompt.demonstrations] == demonstrations
     assert prompt.query == query
@@ -56,7 +56,7 @@ def test_parse_reads_what_str_writes():
         ("love : bar like: bar eight: foo one:", "part of a word"),
     ],
 )
-def test_parse_refuses(text, complaint):
+def test_parse_refuses_incomplete_prompts(text, complaint):
     with pytest.raises(InputError, match=complaint):
         Prompt.parse(text)
 

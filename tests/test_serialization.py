@@ -125,13 +125,13 @@ TENSORS = {
 }
 
 
-def test_stored_values():
+def test_digests_are_those_of_earlier_versions():
     """Digests are those of earlier versions, so that runs can be resumed and results recognized."""
     assert weights_digest(TENSORS) == "5cbdf266ccd59412"
     assert json_digest([[1, 2], "x"]) == "0aa6a7ae8092abf5"
 
 
-def test_other_weights_names_and_shapes():
+def test_digests_of_weights_change_with_values_names_and_shapes():
     changed = TENSORS | {"a": TENSORS["a"] + 1e-3}
     renamed = {"c": TENSORS["b"], "a": TENSORS["a"]}
     turned = TENSORS | {"b": TENSORS["b"].reshape(30, 50)}
@@ -145,7 +145,7 @@ def test_half_precision_is_read_as_numbers():
     assert weights_digest(half) == weights_digest({"w": half["w"].float()})
 
 
-def test_prompts(gpt2):
+def test_digests_of_prompts_change_with_words_order_and_answer(gpt2):
     prompts = [
         il.Prompt.parse(text, answer="foo") for text in ("cat : foo the : bar a :", "love : bar one : foo two :")
     ]

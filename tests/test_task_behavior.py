@@ -189,7 +189,7 @@ def test_exchanged_labels_are_exchanged_with_three_classes(icl_mini, monkeypatch
     assert found.effects["copies"].value == 1
 
 
-def test_refused(icl_mini):
+def test_prompts_that_cannot_be_checked_are_refused(icl_mini):
     prompts = il.load_task("animal-country", layout="random", n=20)
     unanswered = il.Prompt(prompts[0].demonstrations, "dog", None, prompts[0].labels)
     same = il.Prompt([il.Demonstration("cat", "foo")], "dog", "foo", ("foo", "bar"))

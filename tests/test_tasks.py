@@ -177,7 +177,7 @@ def test_prompts_differ_as_long_as_the_words_allow(words):
     ],
 )
 @pytest.mark.usefixtures("no_type_checks")
-def test_word_tasks_that_cannot_be(words, arguments, complaint):
+def test_word_tasks_that_cannot_be_are_refused(words, arguments, complaint):
     with pytest.raises(InputError, match=complaint):
         load_task(**{"task": "color-fruit", "path": words, "n": 5} | arguments)
 
@@ -185,7 +185,7 @@ def test_word_tasks_that_cannot_be(words, arguments, complaint):
 # Sentences
 
 
-def test_two_classes_a_prompt(folder):
+def test_two_classes_a_prompt_are_those_of_query_and_another(folder):
     prompts = load_task("trec", path=folder, n=100)
     assert len(prompts) == 100
     for prompt in prompts:
@@ -203,7 +203,7 @@ def test_two_classes_a_prompt(folder):
     assert len(pairs) == 6
 
 
-def test_all_classes(folder):
+def test_all_classes_keep_their_labels(folder):
     """A label belongs to the same class in every prompt; the true class stands next to the query."""
     prompts = load_task(TextTask("trec", folder, classes="all"), n=60)
     meaning = {"foo": "ABBR", "bar": "DESC", "baz": "NUM"}
@@ -297,7 +297,7 @@ def test_what_becomes_of_odd_texts(folder):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_other_files_and_columns(tmp_path, suffix):
+def test_other_files_and_columns_are_read(tmp_path, suffix):
     rows = [{"sentence": f'{row["text"]}, "quoted"', "class": row["label"]} for row in rows_of("one")]
     table = datasets.Dataset.from_list(rows).to_pandas()
     path = tmp_path / f"rows [1].{suffix}"
@@ -309,7 +309,7 @@ def test_other_files_and_columns(tmp_path, suffix):
         load_task("mine", path=path)
 
 
-def test_numbers_as_labels(tmp_path):
+def test_numbers_as_labels_survive_an_empty_cell(tmp_path):
     """An empty cell turns a CSV column of integers into floats; the classes stay the same."""
     lines = [f"text {kind} {i},{kind}" for i in range(6) for kind in range(3)]
     (tmp_path / "train.csv").write_text("text,label\n" + "\n".join([*lines, "text without label,"]))
@@ -320,7 +320,7 @@ def test_numbers_as_labels(tmp_path):
             assert d.label == ("foo", "bar", "baz")[int(kind_of(d.text))]
 
 
-def test_class_names_of_parquet_files(tmp_path):
+def test_class_names_of_parquet_files_are_read(tmp_path):
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["z", "a"])})
     rows = {"text": [f"t {i}" for i in range(12)], "label": [i % 2 for i in range(11)] + [-1]}
     path = tmp_path / "rows.parquet"
@@ -331,7 +331,7 @@ def test_class_names_of_parquet_files(tmp_path):
         assert "t 11" not in str(prompt)
 
 
-def test_a_folder_of_several_datasets(tmp_path):
+def test_a_dataset_is_picked_from_a_folder_by_its_name(tmp_path):
     for name in ("sst2", "trec"):
         for split in ("train", "test"):
             write(tmp_path / f"{name}-{split}.jsonl", rows_of(f"{name}-{split}"))
@@ -343,7 +343,7 @@ def test_a_folder_of_several_datasets(tmp_path):
         load_task("agnews", path=tmp_path)
 
 
-def test_shards(tmp_path):
+def test_shards_are_read_together(tmp_path):
     for i, kind in enumerate(KINDS):
         write(tmp_path / f"train-0000{i}-of-00003.jsonl", rows_of("train", [kind]))
     write(tmp_path / "test-00000-of-00001.jsonl", rows_of("test"))
@@ -351,7 +351,7 @@ def test_shards(tmp_path):
     assert {kind_of(d.text) for d in prompts[0].demonstrations} == set(KINDS)
 
 
-def test_sentences_that_cannot_be_used(folder, tmp_path):
+def test_datasets_that_cannot_be_used_are_refused(folder, tmp_path):
     def refused(complaint, labels=None, **arguments):
         with pytest.raises(InputError, match=complaint):
             load_task(TextTask("mine", **{"path": folder} | arguments), n=5, labels=labels)

@@ -134,7 +134,7 @@ def test_appending_what_the_labels_share(kind):
 
 
 @pytest.mark.parametrize("kind", ["byte", "byte-trimmed", "byte-prefixed", "metaspace"])
-def test_labels_of_several_tokens(kind):
+def test_labels_of_several_tokens_end_with_the_last_and_are_scored_by_the_first(kind):
     """A label's position is that of its last token; its first token is scored."""
     prompt = prompt_of(("love", "happy two"), ("nine", "sad"), query="a three", answer="happy two")
     batch = tokenize(model_of(kind), prompt, prepend_bos=False)
@@ -146,7 +146,7 @@ def test_labels_of_several_tokens(kind):
     assert strings(kind, batch.label_tokens) == ["_happy", "_sad"]
 
 
-def test_a_label_of_bytes():
+def test_a_label_of_bytes_ends_with_its_last_byte():
     """é is two bytes that cover the same character: the label ends with the second and is scored by the space."""
     batch = tokenize(model_of("metaspace"), prompt_of(("love", "é"), ("語", "foo")), prepend_bos=False)
     expected = "_love _: _ <0xC3> <0xA9> _ <0xE8> <0xAA> <0x9E> _: _foo _one _:"
@@ -182,7 +182,7 @@ RAGGED = [
 ]
 
 
-def test_four_classes_and_ragged_rows():
+def test_four_classes_and_ragged_rows_keep_their_places():
     batch = tokenize(model_of("word"), RAGGED)
     id_of = {word: index for index, word in enumerate(WORDS.split(), 1)}
     assert batch.token_strings[0] == "love : bar like : bar eight : foo two : foo one :".split()
@@ -221,7 +221,7 @@ def test_a_row_does_not_depend_on_its_neighbors(kind):
         assert torch.equal(batch.label_tokens, alone.label_tokens)
 
 
-def test_slices():
+def test_slices_are_batches_of_their_prompts():
     batch = tokenize(model_of("word"), RAGGED)
     assert_same(batch[:], batch)
     tail = batch[1:]
@@ -248,7 +248,7 @@ def test_slices():
         assert_same(piece, expected)
 
 
-def test_devices():
+def test_batches_lie_on_the_models_device():
     moved = tokenize(model_of("word"), RAGGED).to("meta")
     there = tokenize(model_of("word", device="meta"), RAGGED)
     for batch in (moved, there):
