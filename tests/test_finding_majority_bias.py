@@ -11,7 +11,7 @@ from tiny_study import labels_of
 import icl_lens as il
 from experiments.findings.majority_bias import FINDING
 from experiments.framework.arrangements import prompts_by_frequency, without_last_true
-from experiments.framework.label_attention import attention_by_class, dropped
+from experiments.framework.label_attention import attention_by_class, last_true_tokens
 from experiments.framework.label_bias import Scores, gap_rows
 from experiments.framework.study import Study
 from experiments.framework.tasks import PAPER_TASKS
@@ -68,19 +68,19 @@ def test_prompts_without_a_majority_are_refused(icl_mini):
 
 def test_no_query_is_in_both_halves(icl_mini):
     study = Study(icl_mini, PAPER_TASKS[1], 20)
-    for same_length_for in (False, True):
-        halves = [{one.query for one in half} for half in study.prompts_with(3, same_length_for=same_length_for)]
+    for same_length in (False, True):
+        halves = [{one.query for one in half} for half in study.prompts_with(3, same_length=same_length)]
         for own, other in ((0, 1), (1, 0)):
             assert halves[own]
             assert not halves[own] & (halves[other] | {one.query for one in study.halves()[other].prompts})
 
 
 def test_what_softmax_alone_predicts(gpt2):
-    """`dropped` marks the tokens that the shorter prompt lacks; attention is the softmax of the other scores."""
+    """`last_true_tokens` marks what the shorter prompt lacks; attention is the softmax of the other scores."""
     prompts = [PROMPTS[0], il.Prompt.parse("two : foo one : bar cat : foo dog : bar hate :", answer="bar")]
     whole = il.tokenize(gpt2, prompts, labels=("foo", "bar"))
     fewer = il.tokenize(gpt2, [without_last_true(prompt) for prompt in prompts], labels=("foo", "bar"))
-    gone, acts = dropped(whole), il.capture(gpt2, whole)
+    gone, acts = last_true_tokens(whole), il.capture(gpt2, whole)
     for row, prompt in enumerate(prompts):
         assert whole.tokens[row][~gone[row]].tolist() == fewer.tokens[row].tolist()
         scores = acts.pattern[row].double().log()

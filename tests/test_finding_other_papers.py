@@ -57,7 +57,7 @@ def test_the_layer_is_chosen_on_the_locating_prompts(study, monkeypatch):
 
     monkeypatch.setattr(function_vectors, "_log_odds", made_up)
     correct, clusters = steered(study, tasks, zero_shot=False)
-    assert correct.shape == (len(clusters), 2 + function_vectors.VECTOR_SETS)
+    assert correct.shape == (len(clusters), 2 + function_vectors.N_VECTOR_SETS)
     assert not correct.any()  # the layer best on locating prompts is wrong on held-out ones
 
 

@@ -26,7 +26,7 @@ from experiments.framework.plotting import COLORS, cell_rows, dots, legend_below
 from experiments.framework.study import N_RANDOM_SETS, RANKINGS, Study, clusters_of
 
 SHOWN_HEADS = 20
-NOTHING = "located heads add nothing that is above zero on held-out prompts, so that shares would be those of noise"
+NO_CONTRIBUTION = "located heads add nothing above zero on held-out prompts, so shares would be those of noise"
 
 DEPTH = percent(
     "depth", "share of the deeper half of the layers", "heads spread evenly", "% of all positive head contributions"
@@ -35,7 +35,7 @@ DEPTH_OF_EFFECTS = replace(DEPTH, name="depth_effects", unit="% of all positive 
 DEPTH_OF_LAYERS = percent(
     "depth_layers",
     "share of deep attention layers",
-    "attention and FFN layers all alike",
+    "an even spread over attention and FFN layers",
     "% of all positive layer contributions",
 )
 LOST = tuple(
@@ -63,7 +63,7 @@ def measure(study: Study) -> Measured:
         if ranked.ranking == "contrast":
             found["depth_effects"] = deep_share(scores["effects"], clusters_of(study.halves()[0]))
         if not compare(ranked.of_located(values).sum(1), 0.0, study.clusters).low > 0:
-            found = dict.fromkeys(found, NOTHING)
+            found = dict.fromkeys(found, NO_CONTRIBUTION)
         rows += rows_of(found, ranking=ranked.ranking)
     lost, details = _compared(study, {name: best_heads(one, study.n_located) for name, one in scores.items()}, seconds)
     tables = [details, _layer_table(layers), _top_heads(study)]

@@ -13,7 +13,7 @@ import icl_lens as il
 from experiments.framework.arrangements import prompts_by_frequency, without_last_true
 from experiments.framework.estimate import compare_ratios
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent
-from experiments.framework.label_attention import attention_by_class, dropped
+from experiments.framework.label_attention import attention_by_class, last_true_tokens
 from experiments.framework.label_bias import (
     N_CHOOSING,
     Pairs,
@@ -74,7 +74,7 @@ def attention_rows(study: Study) -> list[Row]:
         intact = study.halves(layout)[1]
         fewer = study.tokenize([without_last_true(prompt) for prompt in intact.prompts])
         before = study.map(intact, attention_by_class).double()
-        predicted = study.map(intact, lambda acts: attention_by_class(acts, dropped(acts.batch))).double()
+        predicted = study.map(intact, lambda acts: attention_by_class(acts, last_true_tokens(acts.batch))).double()
         after = study.map(fewer, attention_by_class).double()
         for ranked in study.by_ranking():
             values = [ranked.of_located(one).mean(1) for one in (before, after, predicted)]

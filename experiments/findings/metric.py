@@ -111,8 +111,8 @@ def head_columns(study: Study, batch: il.PromptBatch) -> dict[str, Float[np.ndar
         scores = {name: one.double().cpu().numpy() for name, one in pairs.items()}
         found = {name: auroc_of_rows(one, *classes) for name, one in scores.items()}
         found |= {f"{name}_first": precision_of_rows(scores[name], *classes) for name in ("form", "cosine")}
-        turned = [form(metric.with_random_rotation(seed=study.seed + i), *centered) for i in range(N_ROTATIONS)]
-        aurocs = [auroc_of_rows(one.double().cpu().numpy(), *classes) for one in turned]
+        rotated = [form(metric.with_random_rotation(seed=study.seed + i), *centered) for i in range(N_ROTATIONS)]
+        aurocs = [auroc_of_rows(one.double().cpu().numpy(), *classes) for one in rotated]
         found["rotated"] = np.mean([one if one.mean() >= 0.5 else 1 - one for one in aurocs], axis=0)
         for name, values in found.items():
             columns.setdefault(name, []).append(values)
@@ -149,16 +149,16 @@ FINDING = Finding(
     measure=measure,
     look_for="In the second figure, dots as high as squares: the classes are as clear in the inputs as in the form. "
     "Both above the diamonds: a form that was not learned loses part of it.",
-    method="Inputs of located heads at the last position and at labels, after the norm, less their means over the "
-    "same prompts, for the form and for the cosine alike. The form does not include biases and rotation. Each prompt "
+    method="The form and the cosine have the same inputs: those of located heads at the last position and at labels, "
+    "after the norm, minus their means over the prompts. The form does not include biases and rotation. Each prompt "
     "shows two labels of each class in balanced random order. Rotated keys keep their lengths; for each rotation, "
     "the sign of its scores is the one that gives it the higher AUROC. Close categories are three pairs of the "
     "library's word list, none of which is in the task.",
     caveats=(
         "Where the cosine is near 1, no form can be better: a tie there means that the inputs already separate "
         "the classes, not that the form was not learned.",
-        "Inputs of two classes differ mostly along one direction, which a random form, with its better "
-        "sign, separates nearly as well: rotated keys are a hard control.",
+        "Inputs of two classes differ mostly along one direction; a random form, with the better of its two signs, "
+        "separates them nearly as well. Rotated keys are therefore a hard control.",
         "Where both are near 0.5 on close categories, the model does not separate them at all.",
         "All located heads count equally, even those that add little to the answer; the best head has a row of its "
         "own.",

@@ -20,15 +20,15 @@ from torch import Tensor
 
 from experiments.framework.estimate import compare, compare_drawn, compare_heads
 from experiments.framework.finding import Finding, Measured, Row, percent
-from experiments.framework.function_vectors import VECTOR_SETS, assignments, indirect_effects, steered
+from experiments.framework.function_vectors import N_VECTOR_SETS, assignments, indirect_effects, steered
 from experiments.framework.other_tasks import RANDOM_TOKENS
 from experiments.framework.overlap import drawn_lists, expected_overlap, overlap
 from experiments.framework.plotting import COLORS, cell_rows, legend_below
 from experiments.framework.study import Study, clusters_of
 from icl_lens.attribution.repeated_tokens import repeat_scores
 
-SEQUENCES = 40
-"""Sequences of random tokens, each shown twice."""
+N_SEQUENCES = 40
+"""Number of sequences of random tokens, each shown twice."""
 
 OTHER_HEADS = "other heads of the same layers"
 VECTORS = "vector of the located heads added", "vector of random heads added"
@@ -51,7 +51,7 @@ MEASURES = (
 
 def measure(study: Study) -> Measured:
     """Measure located heads' induction and previous-token scores, function vectors, and indirect effects."""
-    induction, previous = repeat_scores(study.model, n=SEQUENCES, n_tokens=RANDOM_TOKENS, seed=study.seed).unbind(-1)
+    induction, previous = repeat_scores(study.model, n=N_SEQUENCES, n_tokens=RANDOM_TOKENS, seed=study.seed).unbind(-1)
     scores = {"induction": induction, "previous": previous}
     tasks = list(assignments(study))
     effects = indirect_effects(study, tasks)
@@ -141,11 +141,11 @@ FINDING = Finding(
     measure=measure,
     look_for="Filled dots near 100%: located heads are induction heads. In the second figure, located heads high in "
     "the left panel are induction heads, and high in the right panel function-vector heads.",
-    method=f"Scores are means over {SEQUENCES} sequences of {RANDOM_TOKENS} random tokens shown twice (their "
+    method=f"Scores are means over {N_SEQUENCES} sequences of {RANDOM_TOKENS} random tokens shown twice (their "
     "number is in the column of prompts), for which uniform attention gives about 3%. A function vector is the sum "
     "of heads' mean outputs at the last position over prompts with one assignment of labels to classes. It is added "
     "to the last position of prompts whose labels are shuffled, or of queries without demonstrations, which are other "
-    f"words; the layer is chosen on the locating prompts, for each of {VECTOR_SETS} random sets as well. Both "
+    f"words; the layer is chosen on the locating prompts, for each of {N_VECTOR_SETS} random sets as well. Both "
     "assignments are tried, so that a vector that favors one label gains nothing. A head's indirect effect is how much "
     "its mean output restores in prompts with shuffled labels: of the answer's probability, as in Todd et al., or of "
     "its log-odds, which a head that raises both labels equally does not change.",

@@ -184,9 +184,9 @@ FINDING = Finding(
     look_for="Filled dots right of the hollow ones: tasks share more heads than their layers explain. The same task on "
     "other prompts shows how much overlap is possible. Dark squares off the diagonal are tasks that share heads.",
     method="Every task has its own prompts, answers are scored against another label or another output of the prompt, "
-    "and as many heads are listed as are located on this task. Prompts of both tasks are drawn again (by query or "
-    "answer), and heads are ranked again in each draw. Mappings show six pairs on lines such as “France -> Paris”. "
-    f"Each other task has at most {MAX_PROMPTS} prompts, and by increase at most {MAX_ROWS} of them are used.",
+    "and as many heads are listed as are located on this task. For the interval, prompts of both tasks are resampled "
+    "(by query or answer), and heads are ranked again in each sample. Mappings show six pairs on lines such as “France "
+    f"-> Paris”. Each other task has at most {MAX_PROMPTS} prompts; by increase, at most {MAX_ROWS} are used.",
     caveats=(
         "A task counts only if the model does it: the interval of its accuracy is above guessing.",
         "Heads in common need not do the same thing on both tasks.",

@@ -82,16 +82,17 @@ def score_groups(acts: il.Activations, heads: list[il.Head]) -> Float[Tensor, "r
     found = []
     for head in heads:
         parts = il.attention_score_parts(acts, head)
-        why = parts.contrast(parts.of_label(acts.batch.answer))
-        sides = [group_sums(side, acts.view, why.writers) for side in (why.key_side, why.query_side)]
-        found.append(torch.stack(sides, dim=1))
+        difference = parts.contrast(parts.of_label(acts.batch.answer))
+        sides = (difference.key_side, difference.query_side)
+        sums = [group_sums(side, acts.view, difference.writers) for side in sides]
+        found.append(torch.stack(sums, dim=1))
     return torch.stack(found, dim=1)
 
 
 FINDING = Finding(
     id="tower-inputs",
     short="what feeds the two towers",
-    title="Who wrote what located heads compare?",
+    title="Which components wrote what located heads compare?",
     question="Do the differences of attention scores between labels of the query's class and others come from what "
     "early layers wrote at the labels, more in located heads than in other heads?",
     claim="Shallow layers merge the features of texts into the label positions and the last position, and the query "

@@ -32,15 +32,14 @@ from icl_lens.metrics import label_log_odds
 
 
 class Swap(NamedTuple):
-    """What heads take from another prompt, which prompt that is, and what two towers predict."""
+    """What heads take from another prompt, which prompt that is, and the swap's names."""
 
     name: str
     activation: HeadActivation
     source: str
-    words: str
-    """Name in the figure."""
+    figure_name: str
     quantity: str
-    """Heading of the table."""
+    """Heading in the table."""
 
 
 SWAPS = (
@@ -88,7 +87,7 @@ def measure(study: Study) -> Measured:
         found["chance"] = compare_same_heads(own, 0.5, study.clusters, bounds=(0, 1))
         found |= {name: lost[ranked.ranking] for name, lost in losses.items()}
         rows += rows_of(found, ranking=ranked.ranking)
-    details = ({"swap": swap.words} | asdict(losses[swap.name]["contrast"]) for swap in SWAPS)
+    details = ({"swap": swap.figure_name} | asdict(losses[swap.name]["contrast"]) for swap in SWAPS)
     return Measured(rows, pd.DataFrame(details))
 
 
@@ -119,7 +118,7 @@ def class_aurocs(study: Study, scores: Float[np.ndarray, "row *rest demo"]) -> F
 
 
 def swap_losses(study: Study) -> dict[str, dict[Ranking, Comparison]]:
-    """Return the answer's log-odds (nats) that each swap costs in located heads, by ranking, and in random sets."""
+    """Return the log-odds (nats) that each swap costs the answer, in located heads vs. random sets, by ranking."""
     sets: dict[Ranking, list[Sequence[il.Head]]] = {
         one.ranking: [one.located, *one.random_sets(one.located, n=10)] for one in study.by_ranking()
     }
@@ -147,11 +146,11 @@ def patched_log_probs(
     study: Study, sets: Sequence[Sequence[il.Head]], source: il.PromptBatch, what: HeadActivation
 ) -> Float[torch.Tensor, "row set label"]:
     """Return the labels' log-probabilities with each set's queries, keys or values at labels taken from the source."""
-    seen: dict[str, Any] = {"positions": "last"} if what == "q" else {"align": "labels", "query_positions": "last"}
+    where: dict[str, Any] = {"positions": "last"} if what == "q" else {"align": "labels", "query_positions": "last"}
     pieces = study.pieces(study.held_out)
     pairs = zip(pieces, source.split(len(pieces[0])), strict=True)
     patched = (
-        il.label_log_probs_patched(study.model, one, sets, other, activation=what, **seen) for one, other in pairs
+        il.label_log_probs_patched(study.model, one, sets, other, activation=what, **where) for one, other in pairs
     )
     return torch.cat([one.cpu() for one in patched])
 

@@ -1,4 +1,4 @@
-"""Finding 14: who wrote what located heads' values carry to the last position?
+"""Finding 14: which components wrote what located heads' values carry to the last position?
 
 1. What a head adds to the answer's log-odds from a label splits exactly by writers at that label (`il.value_parts`).
 2. Writers are grouped: embeddings, and heads and FFNs of the first half of the layers, are early; heads and FFNs of
@@ -67,7 +67,7 @@ def value_groups(acts: il.Activations, heads: list[il.Head]) -> Float[Tensor, "r
 FINDING = Finding(
     id="value-inputs",
     short="what feeds the values",
-    title="Who wrote what located heads' values carry?",
+    title="Which components wrote what located heads' values carry?",
     question="Does what located heads add to the answer from labels come from what embeddings and early layers wrote "
     "there, more than in other heads?",
     claim="Values at label positions hold the labels' own features, which shallow layers write there. The paper argues "

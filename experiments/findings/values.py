@@ -146,15 +146,15 @@ FINDING = Finding(
     method="Values at label positions go through W_O, unweighted by attention, and are ranked against the whole "
     "vocabulary without biases. Exchanging labels keeps every text in place. Log-odds are the difference between foo "
     "and bar positions, halved, so that a preference for one label cancels. The eigenvalue score is that of the OV "
-    "circuit between token embeddings, minus what the head writes of each token on average. Keys are residual streams "
-    "at labels; queries are carried through the key matrix.",
+    "circuit between token embeddings, after subtracting what the head writes to each token on average. Keys are "
+    "residual streams at labels; queries are carried through the key matrix.",
     caveats=(
         "A head that copies every label equally, or the last one, also writes its name: values show what is copied, "
         "not how it is chosen.",
         "A mean reciprocal rank is dominated by a few top ranks: ranks 300 and 3,000 both look like 0. The orders of "
         "magnitude count every rank.",
-        "With two labels one head's eigenvalue score is 1 or −1: whether each label is written more where it is read. "
-        "It is measured from embeddings, while values at labels also carry what earlier layers wrote there.",
+        "With two labels, a head's eigenvalue score is 1 or −1: each label is written more, or less, where it is read. "
+        "The score is measured from embeddings, while values at labels also carry what earlier layers wrote there.",
         "Top words and their pairs are those of the best located head; a text is represented by its last token.",
     ),
     draw=partial(

@@ -7,7 +7,7 @@ import icl_lens as il
 
 
 def prompts_by_frequency(prompts: Sequence[il.Prompt], shown: int, seed: int) -> dict[str, list[il.Prompt]]:
-    """Return four lists of prompts with fewer demonstrations: the answer's label on most, on few, and twice on half.
+    """Return four lists of prompts: the answer's label is on most, few, half and half of their demonstrations.
 
     Of 2 · `shown` demonstrations, the rarer label has shown // 2, but at least one. The last demonstration has the
     answer's label in every other row of all four lists. "majority balanced" and "minority balanced" have the prompts of
@@ -32,7 +32,7 @@ def prompts_by_frequency(prompts: Sequence[il.Prompt], shown: int, seed: int) ->
 
 
 def _with_demonstrations(prompt: il.Prompt, is_own: Sequence[bool]) -> il.Prompt:
-    """Return the prompt with the first of its demonstrations that have, or lack, the answer's label, in this order."""
+    """Return the prompt with some of its demonstrations: the next one with (True) or without the answer's label."""
     kinds = {
         own: iter([one for one in prompt.demonstrations if (one.label == prompt.answer) == own]) for own in {*is_own}
     }

@@ -1,8 +1,8 @@
 """Function vectors of sets of heads, for tasks whose labels have no meaning of their own (Todd et al. 2023).
 
 A function vector is the sum of heads' mean outputs at the last position over prompts of a task. With arbitrary labels,
-a task is one assignment of labels to classes, and its vector is added to prompts whose labels say nothing: it should
-bring the assignment back. Both assignments are tried on the same texts, so that what favors one label gains nothing.
+a task is one assignment of labels to classes, and its vector should restore the assignment when it is added to prompts
+whose labels say nothing. Both assignments are tried on the same texts, so a vector that favors one label gains nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,11 @@ import icl_lens as il
 from experiments.framework.study import Study, clusters_of
 from icl_lens.interventions.function_vectors import read_with_vectors
 
-PROMPTS = 100
+MAX_PROMPTS = 100
 """Maximum number of prompts of each assignment for function vectors and indirect effects."""
-VECTOR_SETS = 5
-"""Random sets of heads whose vectors are added."""
-LAYERS_TRIED = 8
+N_VECTOR_SETS = 5
+"""Number of random sets of heads whose vectors are added."""
+MAX_LAYERS = 8
 """Maximum number of layers after which adding a vector is tried."""
 
 
@@ -39,7 +39,7 @@ class Assignment:
 
 def assignments(study: Study) -> Iterator[Assignment]:
     """Return both assignments of labels to classes, on the same texts; natural labels have one."""
-    n = min(study.n, PROMPTS)
+    n = min(study.n, MAX_PROMPTS)
     for exchanged in (False,) if study.task.natural else (False, True):
         prompts = study.task.prompts(3 * n, seed=study.seed, exchanged=exchanged, fixed=True)
         locating, held_out = il.split_by_query(prompts, n)
@@ -72,7 +72,7 @@ class IndirectEffects:
 
 
 def indirect_effects(study: Study, tasks: Sequence[Assignment]) -> IndirectEffects:
-    """Measure every head's indirect effect on the held-out prompts of all assignments; see `il.indirect_effects`."""
+    """Measure every head's indirect effect on the held-out prompts of all assignments; see `IndirectEffects`."""
     probability, log_odds = [], []
     for task in tasks:
         lost = il.head_effects(study.model, task.held_out, positions="last", mode="mean", reference=task.reference)
@@ -93,13 +93,13 @@ def without_demonstrations(study: Study, batch: il.PromptBatch) -> il.PromptBatc
 def steered(
     study: Study, tasks: Sequence[Assignment], *, zero_shot: bool
 ) -> tuple[Float[np.ndarray, "row set"], Int[np.ndarray, " row"]]:
-    """Return whether held-out prompts are answered by the assignment, with each vector; and the prompts' clusters.
+    """Return whether each held-out prompt is answered as its assignment says, with each set's vector, and clusters.
 
-    Sets are none (nothing added), the located heads, and random sets. Labels are shuffled, or with `zero_shot` there
-    are no demonstrations. Each set's vector is added after the layer where the answer's log-odds on the locating
-    prompts are largest, the same layer for all assignments.
+    The sets are the empty one (nothing added), the located heads, and random sets. Labels are shuffled, or with
+    `zero_shot` there are no demonstrations. Each set's vector is added after the layer where the answer's log-odds on
+    the locating prompts are largest, the same layer for all assignments.
     """
-    sets = [[], study.located, *study.random_sets(study.located, VECTOR_SETS)]
+    sets = [[], study.located, *study.random_sets(study.located, N_VECTOR_SETS)]
     vectors = [_vectors(study, task.reference, sets) for task in tasks]
     locating, held_out = (
         torch.cat([_log_odds(study, batch, own, zero_shot) for batch, own in zip(half, vectors, strict=True)])
@@ -124,7 +124,7 @@ def _log_odds(
     study: Study, batch: il.PromptBatch, vectors: Float[Tensor, "set d_model"], zero_shot: bool
 ) -> Float[Tensor, "row set layer"]:
     """Return the answer's log-odds against the other label with each vector added after each layer tried, nats."""
-    n, count = study.view.n_layers, min(study.view.n_layers, LAYERS_TRIED)
+    n, count = study.view.n_layers, min(study.view.n_layers, MAX_LAYERS)
     layers = [(i + 1) * n // count - 1 for i in range(count)]  # evenly spaced, including the last layer
     cases = vectors.float().to(study.view.unembed_device).repeat_interleave(count, dim=0)
     tokens = batch.label_tokens

@@ -10,8 +10,8 @@ import icl_lens as il
 from icl_lens.interventions.saliency import edge_kinds
 
 
-def dropped(batch: il.PromptBatch) -> Bool[Tensor, "row key"]:
-    """Return the tokens of each prompt's last demonstration with the answer's label, from the previous label on."""
+def last_true_tokens(batch: il.PromptBatch) -> Bool[Tensor, "row key"]:
+    """Return the tokens of each prompt's last demonstration with the answer's label, those after the label before."""
     true = batch.label_index == batch.answer[:, None]
     last = (true * torch.arange(1, true.shape[1] + 1, device=true.device)).argmax(1, keepdim=True)
     stop = batch.label_positions.gather(1, last)
@@ -56,7 +56,7 @@ def random_edges(edges: Bool[Tensor, "row query key"], rng: torch.Generator) -> 
     """
     width = edges.shape[-1]
     earlier = torch.ones(width, width, dtype=torch.bool, device=edges.device).tril(-1)
-    luck = torch.rand(edges.shape, generator=rng).to(edges.device).masked_fill(edges | ~earlier, -1.0)
-    luck[..., 0] = torch.where(edges[..., 0], 2.0, -1.0)
-    rank = luck.argsort(-1, descending=True).argsort(-1)
-    return (rank < edges.sum(-1, keepdim=True)) & (luck >= 0)
+    priority = torch.rand(edges.shape, generator=rng).to(edges.device).masked_fill(edges | ~earlier, -1.0)
+    priority[..., 0] = torch.where(edges[..., 0], 2.0, -1.0)
+    rank = priority.argsort(-1, descending=True).argsort(-1)
+    return (rank < edges.sum(-1, keepdim=True)) & (priority >= 0)

@@ -67,7 +67,7 @@ def n_prompts(study: Study) -> int:
 
 
 def answer_beats_others(acts: il.Activations) -> Bool[Tensor, " row"]:
-    """Whether each prompt's answer is more probable than every token that it is compared with."""
+    """Return whether each prompt's answer is more probable than every token that it is compared with."""
     logits = acts.readout.using(final_norm="frozen", bias=True).logits(acts.resid_final)
     others = compared_tokens(acts.batch)
     rivals = logits.gather(1, others.clamp(min=0)).masked_fill(others < 0, -torch.inf)
@@ -75,28 +75,28 @@ def answer_beats_others(acts: il.Activations) -> Bool[Tensor, " row"]:
 
 
 def other_labels(study: Study) -> Task:
-    """The study's words with two other labels that say nothing about them, of one token each if possible."""
+    """Return the study's words with two other labels that say nothing about them, of one token each if possible."""
     pairs = [pair for pair in OTHER_LABELS if not {*pair} & {*study.task.labels}]
     single_token = [pair for pair in pairs if len(one_token_words(study, pair, after="a :")) == 2]
     return replace(study.task, name="other labels", labels=[*single_token, *pairs][0])
 
 
 def natural_labels(study: Study) -> Task:
-    """The study's words with the names of their categories as labels."""
+    """Return the study's words with the names of their categories as labels."""
     if study.task.natural:
         raise InputError("the task itself has labels that name its classes")
     return replace(study.task, name="natural labels", labels=_names(study, study.task.data))
 
 
 def other_classes(study: Study) -> Task:
-    """Two other categories with the same labels, or with their own names if the study's labels are names."""
+    """Return two other categories with the same labels, or with their own names if the study's labels are names."""
     data = next(one.data for one in PAPER_TASKS if not {*one.data.split("-")} & {*study.task.data.split("-")})
     labels = _names(study, data) if study.task.natural else study.task.labels
     return replace(study.task, name="other classes", data=data, path=None, labels=labels)
 
 
 def _names(study: Study, data: str) -> tuple[str, str]:
-    """The names of two categories, capitalized if each is a single token only then."""
+    """Return the names of two categories, capitalized if only this makes each a single token."""
     first, _, second = data.partition("-")
     if not second:
         raise InputError("the names of the classes are not known")
@@ -106,7 +106,7 @@ def _names(study: Study, data: str) -> tuple[str, str]:
 
 
 def classes(study: Study, categories: Sequence[str], *, seed: int) -> TaskPrompts:
-    """Classify words of three or more categories, each with its own label.
+    """Return prompts that classify words of three or more categories, each with its own label.
 
     The query's class changes from prompt to prompt, and labels rotate among classes, so that each label is the answer
     to each class equally often. Demonstrations are shuffled.
@@ -127,21 +127,24 @@ def classes(study: Study, categories: Sequence[str], *, seed: int) -> TaskPrompt
 
 
 def mapping(study: Study, name: str, *, seed: int) -> TaskPrompts:
-    """Continue a list of word pairs. Each answer is compared with the second word of one of the demonstrations."""
+    """Return prompts that continue a list of word pairs.
+
+    Each answer is compared with the second word of one of the demonstrations.
+    """
     pairs = [tuple(pair) for pair in json.loads(WORDS.read_text(encoding="utf-8"))["pairs"][name]]
     return _pairs(study, pairs, seed=seed)
 
 
 def copying(study: Study, *, seed: int) -> TaskPrompts:
-    """Repeat the word: "cat -> cat"."""
+    """Return prompts that repeat a word, as in "cat -> cat"."""
     words = [word for name in CATEGORIES for word in word_list()[name]]
     return _pairs(study, [(word, word) for word in dict.fromkeys(words)], seed=seed)
 
 
 def ioi(study: Study, *, seed: int) -> TaskPrompts:
-    """Name the receiver: "When Mary and John went to the store, John gave a drink to" is continued by "Mary".
+    """Return prompts that name the receiver, such as "When Mary and John went to the store, John gave a drink to".
 
-    The answer is compared with the giver, "John". In half of the prompts, the answer is named first.
+    The answer, "Mary", is compared with the giver, "John". In half of the prompts, the answer is named first.
     """
     names, rng = one_token_words(study, NAMES, after="the"), random.Random(seed)
     _check_enough(names, 4, "names")
@@ -158,7 +161,7 @@ def ioi(study: Study, *, seed: int) -> TaskPrompts:
 
 
 def induction(study: Study, *, seed: int) -> TaskPrompts:
-    """Continue a repeated sequence of random tokens.
+    """Return prompts that continue a repeated sequence of random tokens.
 
     The answer is the token that followed the first time. It is compared with another token of the sequence.
     """
@@ -177,7 +180,8 @@ def induction(study: Study, *, seed: int) -> TaskPrompts:
 def one_token_words(study: Study, words: Sequence[str], *, after: str) -> list[str]:
     """Return the words that the model encodes as one token after this text.
 
-    Of longer words, only a part would be scored. Raise InputError for a text with words that the model does not know.
+    Only the first token of a longer word would be scored. Raise InputError for a text with words that the model does
+    not know.
     """
     il.tokenize_text(study.model, after)
     decode, found = study.model.tokenizer.decode, []
@@ -191,7 +195,7 @@ def one_token_words(study: Study, words: Sequence[str], *, after: str) -> list[s
 
 
 def _pairs(study: Study, pairs: Sequence[tuple[str, str]], *, seed: int) -> TaskPrompts:
-    """Prompts with one pair per line; no demonstration contains the query or its answer."""
+    """Return prompts with one pair per line; no demonstration contains the query or its answer."""
     rng = random.Random(seed)
     usable = {*one_token_words(study, [second for _, second in pairs], after="a ->")}
     pairs = [pair for pair in pairs if pair[1] in usable]

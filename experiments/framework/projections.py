@@ -36,11 +36,11 @@ def label_token_ranks(
     real = index >= 0
     tokens = acts.batch.label_tokens.to(index.device)[1 - index[real] if other else index[real]]
     ranks = torch.full((len(heads), *index.shape), torch.nan, dtype=torch.double, device=index.device)
-    for place, (layer, head) in zip(ranks, heads, strict=True):
+    for of_head, (layer, head) in zip(ranks, heads, strict=True):
         values = acts.at_labels(acts.values(layer)[:, :, acts.view.kv_head(head)].to(acts.readout.dtype))[real]
         to_words = acts.readout.vocabulary_scores(acts.view.W_O(layer)[head])
         pieces = zip(values.split(RANKED_ROWS), tokens.split(RANKED_ROWS), strict=True)
-        place[real] = torch.cat([_ranks(some @ to_words, its) for some, its in pieces])
+        of_head[real] = torch.cat([_ranks(some @ to_words, its) for some, its in pieces])
     return ranks.transpose(0, 1)
 
 
@@ -49,7 +49,7 @@ def _ranks(scores: Float[Tensor, "n d_vocab"], tokens: Int[Tensor, " n"]) -> Flo
 
 
 def label_features(acts: il.Activations, heads: Sequence[il.Head]) -> Float[Tensor, "row chosen"]:
-    """Return half of: log p(first label) − log p(second) of values at first labels, minus that at second labels, nats.
+    """Return half the difference, from values at first to second labels, of log p(first) − log p(second label), nats.
 
     Values are read out with each prompt's own final scale and without biases. A head that writes the same at both
     labels gets 0.
@@ -88,7 +88,7 @@ def tokens_read_and_written(batch: il.PromptBatch) -> dict[str, tuple[Int[Tensor
 
 
 def eigenvalue_score(circuit: il.HeadCopying) -> float:
-    """Return Σ λ / Σ |λ| of an OV circuit between tokens, −1 to 1, less each token's mean over what is read.
+    """Return Σ λ / Σ |λ| of an OV circuit between tokens, −1 to 1, after subtracting each written token's mean.
 
     0 for a circuit that writes the same whatever is read.
     """
@@ -97,7 +97,7 @@ def eigenvalue_score(circuit: il.HeadCopying) -> float:
 
 
 def own_word_wins(acts: il.Activations, head: il.Head) -> Float[Tensor, "row 2"]:
-    """Return shares of pairs in which the own word ranks first: a demonstration's in its key, the input's in the query.
+    """Return how often a label key ranks its demonstration's word, and the last query the input's, above another word.
 
     A key's word is paired with the words of the other demonstrations, the input's word with those of all. Each text is
     represented by its last token, so that long ones have no advantage; ties count half.

@@ -149,7 +149,7 @@ class Study:
         return self.n_heads or min(N_LOCATED, self.view.n_layers * self.view.n_heads // 8)
 
     def head_scores(self, half: Literal["locating", "held_out"] = "locating") -> Float[Tensor, "row layer head"]:
-        """What each head adds to the answer's log-odds (contrast) or log-probability (increase), nats."""
+        """Return what each head adds to the answer's log-odds (contrast) or log-probability (increase), nats."""
 
         def score() -> Float[Tensor, "row layer head"]:
             batch = self.halves()[half == "held_out"]
@@ -158,7 +158,7 @@ class Study:
         return self.memoize(("scores", self.ranking, half), score)
 
     def ranked_heads(self) -> list[il.Head]:
-        """All heads, the one with the largest mean score on the locating prompts first."""
+        """Return all heads, the one with the largest mean score on the locating prompts first."""
         order = self.head_scores().mean(0).flatten().argsort(descending=True)
         return [il.Head.from_index(index, self.view.n_heads) for index in order.tolist()]
 
@@ -245,15 +245,15 @@ def label_classes(batch: il.PromptBatch) -> tuple[Bool[Tensor, "row demo"], Bool
 
 
 def contrasts(acts: il.Activations) -> Float[Tensor, "row layer head"]:
-    """What each head adds to the answer's log-odds against the other label, nats."""
+    """Return what each head adds to the answer's log-odds against the other label, nats."""
     return il.head_log_prob_increase(acts, acts.batch.answer_tokens, against=compared_tokens(acts.batch))
 
 
 def compared_tokens(batch: il.PromptBatch) -> Int[Tensor, "row other"]:
-    """The tokens that answers are compared with: other labels or, for texts without labels, those in `against`."""
+    """Return the tokens that answers are compared with: other labels or, without labels, those in `against`."""
     return batch.other_label_tokens if batch.against is None else batch.against
 
 
 def increases(acts: il.Activations) -> Float[Tensor, "row layer head"]:
-    """What each head adds to the answer's log-probability, nats."""
+    """Return what each head adds to the answer's log-probability, nats."""
     return il.head_log_prob_increase(acts, acts.batch.answer_tokens)

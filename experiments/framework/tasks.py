@@ -58,7 +58,8 @@ class Task:
         seed gives the same texts in every layout. With `fixed`, arbitrary labels stay with their class as well.
         `same_length_for`, a model, keeps only texts with the same number of tokens.
         """
-        # `load_task` gives its first label to the class named last in `data`, in the first of each two pairs.
+        # `load_task` gives its first label to the class named last in `data`; if balanced, only in every other pair of
+        # prompts.
         labels = self.labels if exchanged else self.labels[::-1]
         exchange = None
         if self.natural and exchanged:
@@ -74,7 +75,7 @@ class Task:
     def other_queries(self, n: int, *, seed: int = 0) -> list[Prompt]:
         """Return `prompts(n)`, each with a query of its other class, so that the answer is the other label."""
         how = {"layout": "random", "balanced": False, "labels": self.labels}
-        draws = [self._load(n, seed, query_class=asked, **how) for asked in ("true", "false")]
+        draws = [self._load(n, seed, query_class=query_class, **how) for query_class in ("true", "false")]
         found = []
         for own, *drawn in zip(self.prompts(n, seed=seed), *draws, strict=True):
             query = next(one.query for one in drawn if one.query != own.query)
