@@ -74,7 +74,7 @@ def notes(found: Circuit) -> list[str]:
         lines.insert(
             3,
             "Faithfulness: the log-odds with only the first edges kept, on a scale from no edge (0%) to all (100%). "
-            f"Random: {found.n_random} rankings with as many edges of each part, role and sender's layer.",
+            f"Random: {found.n_random} rankings with the same number of edges for each part, role and sender's layer.",
         )
     return lines
 

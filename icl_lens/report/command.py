@@ -31,7 +31,7 @@ def command(explanation: Findings) -> str:
         words += ["--dtype", settings.dtype]
         return shlex.join(words)
     against = "" if settings.against is None else f"    against={list(settings.against)!r},\n"
-    what = _plain_text_code(explanation) if prompt is None else _prompt_python(explanation, prompt)
+    what = _plain_text_code(explanation) if prompt is None else _prompt_code(explanation, prompt)
     return (
         "import icl_lens as il\n"
         "import torch\n"
@@ -44,7 +44,7 @@ def command(explanation: Findings) -> str:
     )
 
 
-def _prompt_python(explanation: Findings, prompt: Prompt) -> str:
+def _prompt_code(explanation: Findings, prompt: Prompt) -> str:
     """Return the code of a prompt and of its tokenization."""
     demonstrations = ",\n         ".join(
         f"il.Demonstration({shown.text!r}, {shown.label!r})" for shown in prompt.demonstrations

@@ -19,7 +19,7 @@ N_SHOWN = 8
 """Number of heads in the repr."""
 N_CHANGED = 12
 """Number of heads on the page and in the terminal."""
-RELATED = Text("Heads of two models correspond only if one model was trained from the other.", "dim")
+MODELS_NOTE = Text("Heads of two models correspond only if one model was trained from the other.", "dim")
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,7 +99,7 @@ class Comparison(HasPage):
         for row in self.to_frame().head(N_CHANGED).to_dict("records"):
             table.add_row(row["name"], *(f"{row[column]:+.3f}" for column in columns))
         shown += [Text(f"Heads whose {first} changed most, nats ({targets})", "bold"), table]
-        shown += [RELATED] if a.model != b.model else []
+        shown += [MODELS_NOTE] if a.model != b.model else []
         if a.target != b.target and a.target in b.labels:
             note = (
                 f"Changes compare what heads add to {a.target} in A with what they add to {b.target} in B; to explain "

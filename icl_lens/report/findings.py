@@ -73,9 +73,9 @@ class HeadReport:
     head's contributions to the difference in log-probability between the target and those tokens. `effect` (with
     `by="effect"`) is the drop in log p(target) or, with `against`, in that difference, if the head is zeroed at the
     last position. For plain text, words and ranks refer to `positions`, the tokens that the head attends to most;
-    ranks are those of the tokens themselves, and there are no key words. `similarity` has a row of position-free
-    attention scores to the keys at the labels for the query of each prediction position and of the last token
-    (`label_similarity`); it is empty for plain text and for models that do not expose their rotary angles.
+    ranks are those of the tokens themselves, and there are no key words. `similarity` holds position-free attention
+    scores (`label_similarity`), with one row per prediction position and one for the last token, and one column per
+    label; it is empty for plain text and for models that do not expose their rotary angles.
     """
 
     head: Head
@@ -280,8 +280,8 @@ class Findings:
         return (
             " ".join(f"Support {name}: {found or 'none'}." for name, found in named.items())
             + (f" Lowest contrasts of all heads: {lowest}." if lowest else "")
-            + " A head supports both if it raises both and its contrast is below 0.69 nats (a factor of two in the"
-            " odds) and below half of its larger change; otherwise, the sign of its contrast decides."
+            + " A head supports both (neither, if it lowers both) if its contrast is below 0.69 nats (a factor of two"
+            " in the odds) and below half of the larger change; otherwise, the sign of its contrast decides."
         )
 
     @property
@@ -309,7 +309,7 @@ class Findings:
         """Return one of the explanation's tables in tidy form.
 
         "heads" (all heads), "layers", "subheads", "labels", "words", "similarity" (queries by label keys) or "why"
-        (the largest parts, by writer, of attention scores and, in nats, of what values add; words for the first).
+        (the largest parts, by writer, of attention scores and, in nats, of what values add; top words of the largest).
         """
         check_choice("table", table, get_args(Table))
         if table == "heads":
@@ -398,7 +398,7 @@ class Findings:
         return f"{self.shown_tokens[position].strip() if label is None else self.labels[label]}@{position}"
 
     def keys_name(self, positions: Sequence[int]) -> str:
-        """Return the names of up to three keys, or the number of more labels: "foo@8, foo@11", "12 foo labels"."""
+        """Return the names of up to three keys, or how many there are: "foo@8, foo@11", "12 foo labels"."""
         if len(positions) < 4:
             return ", ".join(map(self.key_name, positions))
         named = {self.labels[self.label_at[position]] for position in positions}
@@ -441,7 +441,7 @@ class Findings:
 
     @property
     def query_labels(self) -> tuple[int, ...]:
-        """Index of the label predicted at each row of `HeadReport.similarity`; -1 for an unknown answer."""
+        """Index of the correct label for each row of `HeadReport.similarity`; -1 for an unknown answer."""
         last = -1 if self.answer is None else self.labels.index(self.answer)
         return (*self.demonstration_labels, last)
 

@@ -11,7 +11,7 @@ from icl_lens.models.head import Head
 from icl_lens.report.rich_table import new_table
 
 N_SHOWN = 5
-"""Writers that the terminal shows per side; of pairs and false labels, three."""
+"""Writers that the terminal shows per side; three for pairs and for false labels."""
 TITLES = {
     "query": "at the last token",
     "key": "at the labels",

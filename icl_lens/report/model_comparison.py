@@ -14,7 +14,7 @@ from icl_lens.display import format_signed, text_table
 from icl_lens.errors import InputError
 from icl_lens.metrics import bootstrap_interval
 from icl_lens.models.head import Head
-from icl_lens.report.comparison import RELATED
+from icl_lens.report.comparison import MODELS_NOTE
 from icl_lens.report.findings import By
 from icl_lens.report.html.page import HasPage
 from icl_lens.report.html.parts import Bar, Cell, HeadMap, Scatter, Table, largest
@@ -105,7 +105,7 @@ class ModelComparison(HasPage):
                 numbers = [f"{row[column]:+.3f}" for column in ("a", "b", "change", "low", "high")]
                 table.add_row(row["name"], *numbers[:3], " … ".join(numbers[3:]))
             shown += [Text(f"Heads whose mean {by} changed most, nats", "bold"), table]
-        return Group(*shown, RELATED)
+        return Group(*shown, MODELS_NOTE)
 
     @property
     def _shown_scores(self) -> list[By]:

@@ -25,8 +25,8 @@ COLUMN, PAGE = 3.3, 6.8
 INK = "#777777"
 """Contrast 4.5:1 to white, 4.2:1 to the #111 of JupyterLab's dark theme."""
 
-# Ink has at most this brightness, and at most this difference between its color channels.
-_DARKEST, _GRAYEST = 0.5, 0.06
+# A color is ink if no channel exceeds the first value and its channels differ by at most the second.
+_MAX_INK_CHANNEL, _MAX_INK_DIFFERENCE = 0.5, 0.06
 
 
 class NotebookFigure(Figure):
@@ -61,7 +61,7 @@ def _in_gray(figure: Figure) -> Iterator[None]:
         for axes in figure.axes:
             change(axes.patch, "facecolor", "none")
         for artist in figure.findobj():
-            for name in _inked(artist):
+            for name in _ink_properties(artist):
                 if _is_ink(getattr(artist, f"get_{name}")()):
                     change(artist, name, INK)
         yield
@@ -70,7 +70,7 @@ def _in_gray(figure: Figure) -> Iterator[None]:
             getattr(artist, f"set_{name}")(value)
 
 
-def _inked(artist: Artist) -> tuple[str, ...]:
+def _ink_properties(artist: Artist) -> tuple[str, ...]:
     """Return the color properties of an artist that may be ink."""
     if isinstance(artist, Text | LineCollection):
         return ("color",)
@@ -84,5 +84,6 @@ def _is_ink(color: Any) -> bool:
     colors = color if isinstance(color, list) or getattr(color, "ndim", 1) == 2 else [color]
     rgba = [to_rgba(one) for one in colors]
     return bool(rgba) and all(
-        alpha > 0 and max(rgb) <= _DARKEST and max(rgb) - min(rgb) <= _GRAYEST for *rgb, alpha in rgba
+        alpha > 0 and max(rgb) <= _MAX_INK_CHANNEL and max(rgb) - min(rgb) <= _MAX_INK_DIFFERENCE
+        for *rgb, alpha in rgba
     )

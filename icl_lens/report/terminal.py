@@ -170,8 +170,8 @@ def _words(explanation: Findings) -> RenderableType:
 
 def _why(explanation: Findings) -> list[RenderableType]:
     """Return the writers that contribute most to one head's attention and to what its values carry."""
-    asked = [one for one in explanation.heads if str(one.head) == explanation.settings.why]
-    report = (asked or explanation.heads)[0]
+    chosen = [one for one in explanation.heads if str(one.head) == explanation.settings.why]
+    report = (chosen or explanation.heads)[0]
     why = report.why
     if why is None:
         return []

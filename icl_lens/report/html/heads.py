@@ -14,7 +14,7 @@ from icl_lens.report.html.sections import contrast_name, join_runs, unit_name
 from icl_lens.report.html.templating import label_color, visible
 from icl_lens.report.number_format import percent, signed
 
-# Most rows of words shown without a scrollbar.
+# Maximum number of rows of words without a scrollbar.
 MAX_UNSCROLLED_ROWS = 12
 # Maximum number of demonstrations in the similarity panel.
 MAX_COMPARED = 16

@@ -52,7 +52,7 @@ def answer(e: Findings) -> dict[str, Any]:
     For labels of several tokens, the table also has the scored token and the full label's log p.
     """
     rows: list[list[Cell]] = []
-    several = bool(e.whole_label_log_probs)
+    has_long_labels = bool(e.whole_label_log_probs)
     for i, (label, value) in enumerate(zip(e.labels, e.label_log_probs, strict=True)):
         notes = {
             "predicted": e.predicted == label and not e.is_plain_text,
@@ -61,20 +61,20 @@ def answer(e: Findings) -> dict[str, Any]:
             "compared with": e.is_plain_text and label in e.compared_with,
         }
         whole: list[Cell] = []
-        if several:
+        if has_long_labels:
             spelling = list(map(Chip, e.label_token_names[i]))
             among = [" of ", *join_runs(spelling, " ")] if len(spelling) > 1 else []
-            whole = [[spelling[e.n_shared_tokens], *among], _negative(e.whole_label_log_probs[i])]
+            whole = [[spelling[e.n_shared_tokens], *among], _log_prob_text(e.whole_label_log_probs[i])]
         rows.append(
             [
                 Chip(label, i),
                 Bar(percent(math.exp(value)), math.exp(value), label_color(i)),
-                _negative(value),
+                _log_prob_text(value),
                 *whole,
                 ", ".join(note for note, holds in notes.items() if holds),
             ]
         )
-    more = ["scored token", "#full label, log p, nats"] if several else []
+    more = ["scored token", "#full label, log p, nats"] if has_long_labels else []
     return {
         "table": Table([unit_name(e), "#probability", "#log p, nats", *more, "note"], rows, "answer"),
         "next_tokens": [(Chip(token), probability) for token, probability in e.next_tokens],
@@ -82,7 +82,7 @@ def answer(e: Findings) -> dict[str, Any]:
     }
 
 
-def _negative(value: float) -> str:
+def _log_prob_text(value: float) -> str:
     return f"{value:.3f}".replace("-", "−")
 
 
@@ -140,7 +140,7 @@ def parts_table(e: Findings) -> Table:
 
 def configuration(e: Findings) -> dict[str, str]:
     """Return the settings and versions that the numbers depend on."""
-    settings, template, free = e.settings, e.template, e.is_plain_text
+    settings, template = e.settings, e.template
     bos = {None: "the tokenizer’s default", True: "forced", False: "omitted"}[settings.prepend_bos]
     others = ", ".join(e.compared_with)
     additive = "additive over parts" if e.contrast_adds_up else "not additive over parts"
@@ -148,7 +148,9 @@ def configuration(e: Findings) -> dict[str, str]:
     layout += f", after {template.prefix!r}" if template.prefix else ""
     layout += f"; then the {e.n_shared_tokens} tokens that all labels share" if e.n_shared_tokens else ""
     explained = (
-        e.target if free else f"{(*e.scored_tokens, *e.labels)[e.labels.index(e.target)]}, for the label {e.target}"
+        e.target
+        if e.is_plain_text
+        else f"{(*e.scored_tokens, *e.labels)[e.labels.index(e.target)]}, for the label {e.target}"
     )
     entries = {
         "model": e.model,
@@ -156,7 +158,7 @@ def configuration(e: Findings) -> dict[str, str]:
         "explained": f"log p of the token {explained}",
         "contrast": f"log p of that token − log Σ p of {others}; {additive}" if others else "",
         "tokens": f"{len(e.tokens)}; beginning-of-sequence token: {bos}",
-        "template": "" if free else layout,
+        "template": "" if e.is_plain_text else layout,
         "readout": f"final norm {settings.final_norm}, {'with' if settings.bias else 'without'} bias",
         "heads": f"{settings.k} described, by {settings.by}; {settings.n_ablated} zeroed",
         "random heads": f"{settings.n_random} sets of {settings.n_ablated}, seed {settings.seed}",

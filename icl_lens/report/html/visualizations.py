@@ -189,7 +189,7 @@ def head_heatmap(source: Findings | Float[Tensor, "layer head"]) -> Element:
         title = f"{source.settings.by.capitalize()} by layer and head"
         return Element(title, [("explorer", head_parts.explorer(source))])
     if source.ndim != 2:
-        raise InputError(f"increases must have shape [layer head], got {list(source.shape)}; pass one value per head")
+        raise InputError(f"source must have shape [layer head], got {list(source.shape)}; pass one value per head")
     return Element("Increase by layer and head", [("head_map", HeadMap(source.float().tolist()))])
 
 
