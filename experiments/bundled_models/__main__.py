@@ -1,4 +1,4 @@
-"""`python -m experiments.bundled_models COMMAND`: the bundled models, trained, measured, put into the package."""
+"""`python -m experiments.bundled_models COMMAND`: train, measure and package the bundled models."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +13,7 @@ from icl_lens.errors import InputError
 from icl_lens.files import write_text
 from icl_lens.report.rich_table import new_table
 
-app = new_app(help="The bundled models: trained, measured, put into the package.", no_args_is_help=True)
+app = new_app(help="Train and measure the bundled models, and put them into the package.", no_args_is_help=True)
 FoldersArgument = Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Folders that `train` wrote.")]
 PromptsOption = Annotated[int, typer.Option("-n", help="Prompts: heads are located on half, measured on the other.")]
 
@@ -23,10 +23,10 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder of the model.")],
     arch: Annotated[Arch, typer.Option(help="Architecture of the model.")] = "gpt2",
     seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
-    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint, if there is one.")] = True,
+    resume: Annotated[bool, typer.Option(help="Resume from the last checkpoint, if there is one.")] = True,
     checkpoints: Annotated[Path, typer.Option(help="Folder of checkpoints and snapshots.")] = Path("checkpoints"),
 ) -> None:
-    """Train a model on words in pieces and write its Hugging Face folder."""
+    """Train a model and write its Hugging Face folder."""
     from experiments.bundled_models.train import TrainConfig
     from experiments.bundled_models.train import train as run
 
@@ -38,11 +38,11 @@ def card(
     folders: FoldersArgument,
     seeds: Annotated[list[Path] | None, typer.Option(help="Trained folders of other seeds, for the table.")] = None,
 ) -> None:
-    """Measure a model's card and write it into its folder."""
-    from experiments.bundled_models.head_locations import where_of
+    """Measure what models do, and write a model card into each folder."""
+    from experiments.bundled_models.head_locations import locations_in
     from experiments.bundled_models.model_card import write_card
 
-    other_seeds = [where_of(folder) for folder in seeds or ()]
+    other_seeds = [locations_in(folder) for folder in seeds or ()]
     for folder in folders:
         write_card(folder, other_seeds=other_seeds)
 
@@ -52,20 +52,17 @@ def where(
     folders: FoldersArgument,
     n: PromptsOption = 320,
 ) -> None:
-    """Show where it happens: layers of located heads, what they attend to, what zeroing them costs."""
-    from experiments.bundled_models import head_locations as places
+    """Show the layers of located heads, what they attend to, and what zeroing them costs."""
+    from experiments.bundled_models import head_locations as locations
 
-    found = [places.where_of(folder, n=n) for folder in folders]
-    _print("where the located heads are, and what they attend to", places.PLACES, places.place_rows(found))
+    found = [locations.locations_in(folder, n=n) for folder in folders]
+    _print("where the located heads are, and what they attend to", locations.PLACES, locations.place_rows(found))
     title = "points of accuracy lost without them: between the labels / over all words"
-    _print(title, places.COSTS, places.cost_rows(found))
+    _print(title, locations.COSTS, locations.cost_rows(found))
 
 
 def _print(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    table = new_table(*columns)
-    table.title, table.title_justify = title, "left"
-    for column in table.columns:
-        column.overflow = "fold"
+    table = new_table(*columns, title=title)
     for row in rows:
         table.add_row(*row)
     PlainConsole().print(table)
@@ -80,7 +77,7 @@ def emergence(
         "emergence"
     ),
 ) -> None:
-    """Show how heads come about in training: accuracy, located heads, their attention, induction, by snapshot."""
+    """Show how heads form in training: accuracy, located heads, their attention and induction, by snapshot."""
     from experiments.bundled_models.emergence import head_onsets, measure, trajectory
     from experiments.bundled_models.emergence_page import HEADS, head_rows, write
 
@@ -93,7 +90,7 @@ def emergence(
 
 @app.command()
 def emergence_page(
-    folder: Annotated[Path, typer.Argument(help="Folder that holds the folders `emergence` wrote.")] = Path(
+    folder: Annotated[Path, typer.Argument(help="Folder of the folders that `emergence` wrote.")] = Path(
         "docs/emergence"
     ),
 ) -> None:
@@ -115,7 +112,7 @@ def keep(folders: FoldersArgument) -> None:
         run = training_record(folder)
         target = SEEDS / f"{NAMES[run['arch']]}-{run['seed']}"
         change = store_half_precision(folder, target, load_words())
-        PlainConsole().print(f"{target.name}: float16, log-probabilities moved by {change.nats:.4f} nats at most")
+        PlainConsole().print(f"{target.name}: float16, log-probabilities change by at most {change.nats:.4f} nats")
 
 
 @app.command()
@@ -124,26 +121,24 @@ def ship(
     seeds: Annotated[list[Path] | None, typer.Option(help="Trained folders of other seeds, for the cards.")] = None,
 ) -> None:
     """Check trained models of seed 0, store them in half precision, measure their cards, and bundle them."""
-    from experiments.bundled_models.head_locations import where_of
+    from experiments.bundled_models.head_locations import locations_in
     from experiments.bundled_models.ship import ship as bundle
 
-    asked: dict[Arch, Path] = {}
+    folders: dict[Arch, Path] = {}
     for model in models:
         arch, equals, folder = model.partition("=")
         if not equals or arch not in NAMES:
-            raise InputError(
-                f"{model!r} is no architecture and folder; give one of {', '.join(NAMES)}, such as gpt2=FOLDER"
-            )
-        asked[arch] = Path(folder)
-    for name, change in bundle(asked, [where_of(folder) for folder in seeds or ()]).items():
+            raise InputError(f"models must be ARCH=FOLDER with one of {', '.join(NAMES)} as ARCH, got {model!r}")
+        folders[arch] = Path(folder)
+    for name, change in bundle(folders, [locations_in(folder) for folder in seeds or ()]).items():
         PlainConsole().print(
-            f"{name}: float16 moves labels' log-probabilities by {change.nats:.4f} nats at most and accuracy by"
+            f"{name}: float16 changes labels' log-probabilities by at most {change.nats:.4f} nats and accuracy by"
             f" {change.points:.1f} points"
         )
 
 
 def main() -> None:
-    """InputError becomes one line on stderr and exit code 2."""
+    """Report an InputError in one line on stderr, with exit code 2."""
     run_program(app, "python -m experiments.bundled_models")
 
 

@@ -1,4 +1,4 @@
-"""The bundled models before training: eight layers, six heads of sixteen, less than 6 MB each."""
+"""The bundled models before training: eight layers of six heads, about one million parameters each."""
 
 import math
 from typing import Any, Literal
@@ -19,11 +19,11 @@ Arch = Literal["gpt2", "llama", "gptj"]
 NAMES: dict[Arch, str] = {"gpt2": "icl-mini", "llama": "icl-mini-llama", "gptj": "icl-mini-gptj"}
 N_LAYERS, N_HEADS, D_MODEL, N_POSITIONS = 8, 6, 96, 320
 INITIAL_STD = 0.06
-"""Of all weights: large enough that attention is uneven from the start; the usual 0.02 learns slowly."""
+"""Standard deviation of all weights: attention is uneven from the start; with the usual 0.02, models learn slowly."""
 
 
 def make_model(arch: Arch, vocab_size: int) -> PreTrainedModel:
-    """A freshly drawn model of about one million parameters, from torch's global generator."""
+    """Return a model with random weights, drawn from torch's global generator."""
     common = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 1, "initializer_range": INITIAL_STD}
     common |= {"vocab_size": vocab_size}
     gpt = {"n_positions": N_POSITIONS, "n_embd": D_MODEL, "n_layer": N_LAYERS, "n_head": N_HEADS}
@@ -51,7 +51,7 @@ def make_model(arch: Arch, vocab_size: int) -> PreTrainedModel:
 
 
 def blocks(model: PreTrainedModel) -> nn.ModuleList:
-    """The model's layers."""
+    """Return the model's layers."""
     trunk: Any = model.base_model
     return trunk.layers if isinstance(model, LlamaForCausalLM) else trunk.h
 
@@ -64,7 +64,7 @@ def fuse_activations(model: PreTrainedModel) -> None:
 
 
 def matrices(model: PreTrainedModel) -> list[dict[str, Any]]:
-    """Muon's parameter groups: the layers' matrices; GPT-2's queries, keys and values are three in one."""
+    """Return Muon's parameter groups: the layers' matrices, of which GPT-2's c_attn holds queries, keys and values."""
     names = {name: p for name, p in blocks(model).named_parameters() if p.ndim == 2}
     joint = [parameter for name, parameter in names.items() if "c_attn" in name]
     groups: list[dict[str, Any]] = [{"params": [p for name, p in names.items() if "c_attn" not in name]}]

@@ -25,7 +25,7 @@ from experiments.bundled_models.episodes import (
 )
 
 SINGLE_WORDS = 0.4
-"""Share of a level's episode batches with texts of one word, where its texts may be longer."""
+"""Share of batches whose texts are single words, in levels with longer texts."""
 N_LISTED, N_NAMED = 10, 8
 """Words of a list, and texts of a sequence of named ones."""
 Kind = Literal["list", "named", "episode"]
@@ -40,7 +40,7 @@ class Level:
     until: float = 1.0
     """Running accuracy that ends this level."""
     measured: Kind = "episode"
-    """On which batches: of the names, or of the labels shown before."""
+    """Kind of batches on which it is measured: "named" (category names) or "episode" (labels shown before)."""
 
 
 LEVELS = (
@@ -84,22 +84,21 @@ class Data:
         self.pieces: dict[str, list[int]] = {word: tokenizer.encode(word) for word in known}
 
     def batch(self, step: int, level: int) -> Batch:
-        """Sequences of one kind and equally many items, together a little more than `n_tokens` tokens."""
+        """Return sequences of one kind with the same number of items, slightly more than `n_tokens` tokens in total."""
         rng = random.Random(f"{self.seed}-{step}")
-        at = LEVELS[level]
-        kind = rng.choices(list(at.shares), list(at.shares.values()))[0]
-        how = at.episodes
+        shares, difficulty = LEVELS[level].shares, LEVELS[level].episodes
+        kind = rng.choices(list(shares), list(shares.values()))[0]
         if rng.random() < SINGLE_WORDS:
-            how = replace(how, longest=1)
-        n_items = rng.randint(*how.demonstrations) + 1
+            difficulty = replace(difficulty, longest=1)
+        n_items = rng.randint(*difficulty.demonstrations) + 1
         rows: list[tuple[list[int], list[float]]] = []
         while sum(len(ids) for ids, _ in rows) < self.n_tokens:
             if kind == "list":
                 tokens, weights = list_sequence(rng, self.words, N_LISTED), [1.0] * N_LISTED
             elif kind == "named":
-                tokens, weights = named_sequence(rng, self.words, N_NAMED, longest=how.longest)
+                tokens, weights = named_sequence(rng, self.words, N_NAMED, longest=difficulty.longest)
             else:
-                episode = draw_episode(rng, self.words, how, self.held_out, n_items)
+                episode = draw_episode(rng, self.words, difficulty, self.held_out, n_items)
                 tokens, weights = episode.tokens, episode.weights
             # Each piece has its word's weight.
             ids = [index for token in tokens for index in self.pieces[token]]

@@ -1,4 +1,4 @@
-"""How in-context heads come about: accuracy, heads and their attention at a training run's snapshots.
+"""How in-context heads form: accuracy, heads and their attention at a training run's snapshots.
 
 Heads are located in the trained model, on half of the queries; everything else is measured on the other half, at each
 snapshot. Induction and previous-token scores are measured on sequences of random tokens shown twice, in which neither
@@ -49,25 +49,25 @@ class Emergence:
 
 
 def snapshots(folder: Path) -> dict[int, Path]:
-    """The files with weights in a run's folder of checkpoints, by step; raises InputError for fewer than two."""
+    """Return a run's snapshots of weights by step; raise InputError for fewer than two."""
     found = {int(path.stem.removeprefix("step-")): path for path in sorted(folder.glob("step-*.safetensors"))}
     if len(found) < 2:
         raise InputError(
-            f"{str(folder)!r} holds {len(found)} snapshots (step-*.safetensors); give the folder that `train` kept"
-            " its checkpoints in"
+            f"{str(folder)!r} holds {len(found)} snapshots (step-*.safetensors); pass the folder of checkpoints"
+            " that `train` wrote"
         )
     return found
 
 
 def load_snapshot(folder: Path, path: Path) -> PreTrainedModel:
-    """The model in `folder` with the weights of a snapshot; raises InputError if they are of another model."""
+    """Return the model in `folder` with the weights of a snapshot; raise InputError if they are of another model."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     own = dict(model.named_parameters())
     stored = load_file(path)
     if {name: tensor.shape for name, tensor in stored.items()} != {name: p.shape for name, p in own.items()}:
         raise InputError(
-            f"the snapshot {str(path)!r} is not of the model in {str(folder)!r}; give the run's own folder"
+            f"the snapshot {str(path)!r} is not of the model in {str(folder)!r}; pass the run's own folder"
         )
     with torch.no_grad():
         for name, tensor in stored.items():
@@ -75,7 +75,7 @@ def load_snapshot(folder: Path, path: Path) -> PreTrainedModel:
     return model.eval()
 
 
-def names_of(n_layers: int, n_heads: int) -> list[str]:
+def head_names(n_layers: int, n_heads: int) -> list[str]:
     """Return all heads' names, layer by layer."""
     return [str(Head(layer, head)) for layer in range(n_layers) for head in range(n_heads)]
 
@@ -112,7 +112,7 @@ def measure(checkpoints: Path, folder: Path, *, n: int = 320) -> Emergence:
     paths = snapshots(checkpoints)
     chosen, tested = chosen_and_tested(load_words(), n)
     _, final = head_values(load_model(str(folder), device="cpu"), chosen)
-    names = names_of(*final["increase"].shape[1:])
+    names = head_names(*final["increase"].shape[1:])
     located = {by: list(map(str, best_heads(final[by], N_LOCATED))) for by in RANKINGS}
     queries = [" ".join(episode.items[-1].text) for episode in tested]
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -132,14 +132,14 @@ def measure(checkpoints: Path, folder: Path, *, n: int = 320) -> Emergence:
 
 
 def _table(values: dict[str, Tensor], names: list[str], step: int, **rows: Sequence[int]) -> pd.DataFrame:
-    """One row for each row and head: step, name, layer, and a column for each value."""
+    """Return a table with one row for each row and head: step, name, layer, and a column for each value."""
     table = pd.MultiIndex.from_product([*rows.values(), names], names=[*rows, "name"]).to_frame(index=False)
     columns = {column: value.detach().numpy().reshape(-1) for column, value in values.items()}
     return table.assign(**columns, step=step, layer=[Head.parse(name).layer for name in table["name"]])
 
 
 def steepest(accuracy: pd.Series) -> tuple[int, int]:
-    """The two neighboring steps between which accuracy, by step, rises most; the first of equals."""
+    """Return the two neighboring steps between which accuracy rises most; the first pair if several do."""
     after = int(np.argmax(np.diff(accuracy.to_numpy()))) + 1
     return int(accuracy.index[after - 1]), int(accuracy.index[after])
 

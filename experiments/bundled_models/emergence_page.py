@@ -1,4 +1,4 @@
-"""What `emergence` writes: tables, a figure, a summary; what it prints; and the page of several runs."""
+"""Output of `emergence`: tables, a figure and a summary of one run, and the page of several runs."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from icl_lens.report.plots import PAGE
 
 
 def _curve(ax: Axes, table: Any, value: str, color: str, label: str) -> None:
-    """Mean over prompts by step, with its 95% interval over queries."""
+    """Plot the mean over prompts by step, with its 95% interval over queries."""
     means = table.groupby(["step", "prompt", "query"])[value].mean().reset_index()
     steps = sorted(set(means["step"]))
     groups = [means[means["step"] == step] for step in steps]
@@ -30,7 +30,7 @@ def _curve(ax: Axes, table: Any, value: str, color: str, label: str) -> None:
 
 
 def figure(run: Emergence) -> Figure:
-    """Accuracy, located heads' contrast, their attention to labels, and the scores on repeated tokens, by step."""
+    """Plot accuracy, located heads' contrast and attention to labels, and scores on repeated tokens, by step."""
     drawn = Figure(figsize=(PAGE, 4.2), layout="constrained")
     axes = drawn.subplots(2, 2, sharex=True)
     _curve(axes[0, 0], run.prompts.assign(correct=run.prompts["correct"].astype(float)), "correct", BLUE, "accuracy")
@@ -68,7 +68,7 @@ def head_rows(onsets: pd.DataFrame) -> list[list[str]]:
 
 
 def write(run: Emergence, folder: Path) -> None:
-    """table.csv (by step), heads.csv (when heads appear), figure.png and summary.json in `folder`."""
+    """Write table.csv (by step), heads.csv (when heads appear), figure.png and summary.json to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "table.csv", trajectory(run).to_csv(float_format="%.4f"))
     write_text(folder / "heads.csv", head_onsets(run).to_csv(index=False, float_format="%.4f"))
@@ -104,17 +104,18 @@ def page(folder: Path) -> str:
     columns = [
         "run",
         "accuracy rises most",
-        "attention to true less false labels, beyond other heads",
+        "attention to true minus false labels, compared with other heads",
         "induction score",
     ]
     parts = [
         "# How the heads come about",
         "Ten snapshots of each training of the bundled models' recipe, one training per seed. Heads are located at the "
-        "end of training, on half of the prompts, and measured on the other half in every snapshot. Others link "
-        "in-context heads to induction heads; here the best head's induction score (1 is evenly spread attention) is "
-        "measured up to the step at which accuracy has risen most. The other column gives the rise of located heads' "
-        "attention to true less false labels between the same snapshots, beyond that of the other heads of their "
-        "layers, as a share of their final attention to labels. Brackets are 95% intervals.",
+        "end of training, on half of the prompts, and measured on the other half in every snapshot. The table shows "
+        "the two snapshots between which accuracy rises most. Between them, the located heads' attention to true minus "
+        "false labels rises by the number in the third column more than that of the other heads of their layers, as a "
+        "share of their final attention to labels. Other papers link in-context heads to induction heads: the last "
+        "column is the best head's induction score up to the second of these snapshots (1 is evenly spread attention), "
+        "on sequences that were not used to choose the head. Brackets are 95% intervals.",
         markdown.table(columns, rows, align="llll"),
     ]
     for run in runs:

@@ -34,9 +34,7 @@ NEAR = (
 )
 """Groups of similar categories. Lists mix the words of a group, and episodes contrast its categories more often."""
 
-LABEL_WEIGHT = 1.0
-OTHER_WEIGHT = 0.1
-ASIDE_WEIGHT = 0.5
+LABEL_WEIGHT, ASIDE_WEIGHT, OTHER_WEIGHT = 1.0, 0.5, 0.1
 """Loss weights of labels shown before (also of names in `named_sequence`), of names in episodes, and of other words."""
 
 
@@ -245,7 +243,7 @@ def balanced_episode(
 def draw_categories(
     rng: random.Random, words: Vocabulary, n: int, held_out: frozenset[frozenset[str]], *, near: bool = False
 ) -> tuple[str, ...]:
-    """`n` categories, no two of which are a held-out pair; with `near`, as many as possible are of one group."""
+    """Draw `n` categories, no two of which are a held-out pair; with `near`, as many as possible from one group."""
     while True:
         names = rng.sample(sorted(words.categories), len(words.categories))
         if near:
@@ -276,7 +274,10 @@ def draw_sides(rng: random.Random, n: int, n_classes: int = 2, *, uneven: bool =
 def draw_episode(
     rng: random.Random, words: Vocabulary, difficulty: Difficulty, held_out: frozenset[frozenset[str]], n_items: int
 ) -> Episode:
-    """An episode of `n_items` items over categories that are no held-out pair; half of them have no wrong labels."""
+    """Draw an episode of `n_items` items; with probability ½, none of its demonstrations is mislabeled.
+
+    No two of its categories are a held-out pair.
+    """
     n_classes = rng.randint(*difficulty.classes)
     categories = draw_categories(rng, words, n_classes, held_out, near=rng.random() < difficulty.near)
     sides = draw_sides(rng, n_items, n_classes, uneven=difficulty.uneven, stay=difficulty.stay)
@@ -286,7 +287,7 @@ def draw_episode(
 
 
 def list_sequence(rng: random.Random, words: Vocabulary, n: int) -> list[str]:
-    """`n` different words of one category, or with probability ¼ of one group."""
+    """Draw `n` different words of one category, or with probability ¼ of one group."""
     name = rng.choice(sorted(words.categories))
     pool = list(words.categories[name])
     if rng.random() < 0.25:
@@ -295,7 +296,7 @@ def list_sequence(rng: random.Random, words: Vocabulary, n: int) -> list[str]:
 
 
 def named_sequence(rng: random.Random, words: Vocabulary, n: int, *, longest: int = 1) -> tuple[list[str], list[float]]:
-    """`n` texts of any categories, each with its category's own name ("love : Sentiment"), and the loss weights.
+    """Draw `n` texts of any categories, each with its category's name ("love : Sentiment"), and the loss weights.
 
     From these, the models learn the categories of words before episodes ask them to compare texts.
     """

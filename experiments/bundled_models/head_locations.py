@@ -1,8 +1,8 @@
-"""Where a model does it: in which layers the heads that carry the word tasks are, what they attend to, what they cost.
+"""Where a bundled model's located heads are, what they attend to, and how much accuracy zeroing them costs.
 
-Heads are located on half of the query words and measured on the other half, so that heads which only chance put first
-show it. Half of the prompts have the true demonstrations last, half have them first, and either label is the true one
-equally often: attention to the nearest label is not mistaken for attention to the true one.
+Heads are located on half of the query words and measured on the other half, so that heads that rank high only by chance
+do not look important. Half of the prompts have the true demonstrations last, half have them first, and each label is
+the true one equally often, so attention to the nearest label is not mistaken for attention to the true one.
 """
 
 import json
@@ -26,7 +26,7 @@ from icl_lens.errors import InputError
 
 N_LOCATED = 4
 N_DRAWS = 20
-LEAST_PROMPTS = 32
+MIN_PROMPTS = 32
 Points = Float[np.ndarray, "2"]
 """Percent, or points of accuracy: between the two labels, and over the whole vocabulary."""
 
@@ -36,28 +36,28 @@ class Ranking:
     """Heads located by one measure on half of the queries, and what they do on the other half."""
 
     by: str
-    """"increase" (of the answer), or "contrast": that less the increase of the other label."""
+    """"increase" (of the answer), or "contrast": that minus the increase of the other label."""
     heads: tuple[str, ...]
     """The largest mean first."""
     layers: tuple[int, ...]
     deeper_share: float
-    """What the deeper half of the layers has of the sum of all heads' means above zero."""
+    """Share of the deeper half of the layers in the sum of all positive means."""
     on_labels: float
     """Attention from the last token to all labels, mean over the heads."""
     true_share: float
-    """Of that, the share on true labels; one half if true and false ones are alike."""
+    """Share of that attention on true labels; one half if true and false labels get the same."""
     cost: tuple[float, ...]
     """Points of accuracy lost when the heads are zeroed at every position."""
     random_cost: tuple[float, ...]
-    """The same for as many random other heads, mean over draws."""
+    """The same for random other heads of the same number, mean over draws."""
     random_sd: tuple[float, ...]
     near_cost: tuple[float, ...]
-    """The same for as many random other heads of the same layers (the nearest, where one has too few)."""
+    """The same for random other heads of the same layers (or the nearest layers, if these have too few)."""
 
 
 @dataclass(frozen=True)
 class HeadLocations:
-    """One model, measured by `measure_where`."""
+    """One model, measured by `measure_locations`."""
 
     arch: Arch
     seed: int
@@ -68,7 +68,7 @@ class HeadLocations:
     n_tested: int
     n_draws: int
     accuracy: tuple[float, ...]
-    """Percent right of the tested prompts."""
+    """Accuracy on the tested prompts (%)."""
     rankings: tuple[Ranking, ...]
 
     @property
@@ -116,12 +116,12 @@ def accuracy(model: Any, episodes: Sequence[Episode], heads: Sequence[Head] = ()
 
 
 def deeper_share(values: Float[Tensor, "layer head"]) -> float:
-    """Return the share of the deeper half of the layers in the sum of what is above zero; 0 if nothing is."""
+    """Return the share of the deeper half of the layers in the sum of positive values; 0 if there are none."""
     above = values.clamp(min=0).sum(1)
     return float(above[-(-len(above) // 2) :].sum() / above.sum()) if above.sum() > 0 else 0.0
 
 
-def measure_where(
+def measure_locations(
     model: Any, run: dict[str, Any], words: Vocabulary, *, n: int = 320, n_draws: int = N_DRAWS
 ) -> HeadLocations:
     """Locate heads by increase and by contrast on half of about `n` prompts, and measure them on the other half.
@@ -156,9 +156,9 @@ def measure_where(
 
 
 def chosen_and_tested(words: Vocabulary, n: int) -> tuple[list[Episode], list[Episode]]:
-    """Return about `n` prompts in two halves; raise InputError for too few."""
-    if n < LEAST_PROMPTS:
-        raise InputError(f"n must be at least {LEAST_PROMPTS} prompts, for two halves of queries, got {n}")
+    """Return about `n` prompts in two halves, for locating heads and for testing; raise InputError for too few."""
+    if n < MIN_PROMPTS:
+        raise InputError(f"n must be at least {MIN_PROMPTS} prompts, for two halves of queries, got {n}")
     return halves(word_episodes(words, n))
 
 
@@ -189,9 +189,9 @@ def rank(
     )
 
 
-def where_of(folder: Path, *, n: int = 320) -> HeadLocations:
-    """Return `measure_where` of the model in a trained folder; raise InputError if it holds none."""
-    return measure_where(load_model(str(folder)), training_record(folder), load_words(), n=n)
+def locations_in(folder: Path, *, n: int = 320) -> HeadLocations:
+    """Return `measure_locations` of the model in a trained folder; raise InputError if it holds none."""
+    return measure_locations(load_model(str(folder)), training_record(folder), load_words(), n=n)
 
 
 def training_record(folder: Path) -> dict[str, Any]:
@@ -217,40 +217,40 @@ PLACES = (
 COSTS = ("model", "by", "intact (%)", "located", "random", "sd", "of same layers")
 
 
-def place_rows(wheres: Iterable[HeadLocations]) -> list[list[str]]:
+def place_rows(models: Iterable[HeadLocations]) -> list[list[str]]:
     """Return cells under `PLACES`, a row for each model and ranking."""
     rows = []
-    for where in wheres:
-        for one in where.rankings:
-            n_deep = sum(2 * layer >= where.n_layers for layer in one.layers)
+    for model in models:
+        for one in model.rankings:
+            n_deep = sum(2 * layer >= model.n_layers for layer in one.layers)
             shares = [f"{100 * share:.0f}" for share in (one.deeper_share, one.on_labels, one.true_share)]
-            name = f"{where.name} ({where.steps:,} steps)"
+            name = f"{model.name} ({model.steps:,} steps)"
             rows.append([name, one.by, " ".join(one.heads), f"{n_deep} of {len(one.heads)}", *shares])
     return rows
 
 
-def cost_rows(wheres: Iterable[HeadLocations]) -> list[list[str]]:
+def cost_rows(models: Iterable[HeadLocations]) -> list[list[str]]:
     """Return cells under `COSTS`: accuracy and points of it lost, between the labels / over all words."""
     rows = []
-    for where in wheres:
-        for one in where.rankings:
-            points = (where.accuracy, one.cost, one.random_cost, one.random_sd, one.near_cost)
-            rows.append([where.name, one.by, *(f"{label:.1f} / {word:.1f}" for label, word in points)])
+    for model in models:
+        for one in model.rankings:
+            points = (model.accuracy, one.cost, one.random_cost, one.random_sd, one.near_cost)
+            rows.append([model.name, one.by, *(f"{label:.1f} / {word:.1f}" for label, word in points)])
     return rows
 
 
-def where_markdown(wheres: Sequence[HeadLocations]) -> str:
-    """Return both tables with what is in them, for a card."""
-    first = wheres[0]
+def locations_markdown(models: Sequence[HeadLocations]) -> str:
+    """Return both tables with explanations, for a card."""
+    first = models[0]
     return (
-        f"The {N_LOCATED} heads of largest mean (increase of the answer, or contrast: that less the increase of the"
-        f" other label) on {first.n_chosen} prompts of both word tasks, measured on {first.n_tested} prompts with other"
-        " queries; in half of the prompts the true demonstrations come first, and either label is the true one in turn."
-        f" The deeper half is layers {-(-first.n_layers // 2)} to {first.n_layers - 1}; its share is that of the sum of"
-        " all heads' means above zero. Attention is from the last token; as many labels are true as false."
-        f"\n\n{markdown.table(PLACES, place_rows(wheres))}\n\n"
+        f"The {N_LOCATED} heads with the largest mean (increase of the answer, or contrast: that minus the increase of"
+        f" the other label) on {first.n_chosen} prompts of both word tasks, measured on {first.n_tested} prompts with"
+        " other queries. In half of the prompts, the true demonstrations come first, and each label is the true one"
+        f" equally often. The deeper half is layers {-(-first.n_layers // 2)} to {first.n_layers - 1}; its share is"
+        " that of the sum of all positive means. Attention is from the last token; half of the labels are true."
+        f"\n\n{markdown.table(PLACES, place_rows(models))}\n\n"
         f"Points of accuracy lost (between the two labels / over the vocabulary) when the {N_LOCATED} heads are zeroed"
         f" at every position, and when {N_LOCATED} random others are: of any layer (mean and sd of"
         f" {first.n_draws} draws), and of the same layers (mean)."
-        f"\n\n{markdown.table(COSTS, cost_rows(wheres))}"
+        f"\n\n{markdown.table(COSTS, cost_rows(models))}"
     )

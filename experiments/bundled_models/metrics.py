@@ -1,4 +1,4 @@
-"""What a model on words in pieces answers, and what its heads add and attend to: the figures of cards and tables."""
+"""Numbers of model cards and tables: what a bundled model answers, and what its heads add and attend to."""
 
 import random
 from collections.abc import Sequence
@@ -51,9 +51,9 @@ def encode(model: Any, episodes: Sequence[Episode]) -> PromptBatch:
 
 
 def answers(model: Any, episodes: Sequence[Episode]) -> pd.DataFrame:
-    """Return whether the label that is the more probable of the two is right, and the most probable word.
+    """Return whether answers are correct: the most probable of the prompt's labels, and the most probable word.
 
-    Columns label and word, one row per prompt; class_1 is whether the label is that of class 1.
+    Columns label and word, one row per prompt; class_1 is whether that label is the one of class 1.
     """
     found, ids = [], model.tokenizer.convert_tokens_to_ids
     for start in range(0, len(episodes), CHUNK):
@@ -74,9 +74,9 @@ def accuracy_cells(model: Any, episodes: Sequence[Episode]) -> list[str]:
 def head_values(
     model: Any, episodes: Sequence[Episode]
 ) -> tuple[list[bool], dict[str, Float[Tensor, "row layer head"]]]:
-    """Return whether prompts are answered right, and each head's numbers at the last token.
+    """Return whether prompts are answered correctly, and each head's numbers at the last token.
 
-    increase: of the answer's log-probability (nats). contrast: that less the increase of the episode's other label.
+    increase: of the answer's log-probability (nats). contrast: that minus the increase of the episode's other label.
     on_true, on_false: attention to labels that are the answer, and on the others.
     """
     correct: list[bool] = []
@@ -96,7 +96,7 @@ def head_values(
 
 @dataclass(frozen=True)
 class Task:
-    """A word task's prompts: the input is of category `pair[1]`, whose label is `labels[1]`."""
+    """A word task's prompts: the query is of category `pair[1]`, whose label is `labels[1]`."""
 
     pair: tuple[str, str]
     labels: tuple[str, str]
@@ -108,7 +108,7 @@ class Task:
 
 
 def word_tasks() -> list[Task]:
-    """Return both word tasks, each category as the input's, each label as the true one: 8."""
+    """Return the 8 variants of the word tasks: each category as the query's, each label as the true one."""
     pairs = [pair for first, second in ALWAYS_HELD_OUT for pair in ((second, first), (first, second))]
     return [Task(pair, labels) for pair in pairs for labels in (("bar", "foo"), ("foo", "bar"))]
 
@@ -127,7 +127,7 @@ def mixed_episodes(
 
 
 def _drawn_sides(rng: random.Random, n: int) -> list[int]:
-    """Draw uneven classes of `n` demonstrations, both of them there, and an even one of the query."""
+    """Draw the classes of `n` demonstrations, with uneven shares but both present, and the query's, evenly."""
     while True:
         drawn = draw_sides(rng, n)
         if set(drawn) == {0, 1}:

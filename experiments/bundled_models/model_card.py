@@ -1,6 +1,6 @@
-"""A bundled model's card, every figure measured: `python -m experiments.bundled_models card FOLDER`.
+"""A bundled model's card, with measured numbers: `python -m experiments.bundled_models card FOLDER`.
 
-The card's words are in card.md.j2.
+The card's text is in card.md.j2.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.bundled_models.curriculum import LEVELS
 from experiments.bundled_models.episodes import Vocabulary, held_out_pairs, load_words, seen_pairs
-from experiments.bundled_models.head_locations import HeadLocations, measure_where, training_record, where_markdown
+from experiments.bundled_models.head_locations import (
+    HeadLocations,
+    locations_markdown,
+    measure_locations,
+    training_record,
+)
 from experiments.bundled_models.metrics import (
     IMBALANCED,
     ORDER,
@@ -36,13 +41,13 @@ LAYOUTS = {"order": ORDER, "reorder": REORDER, "imbalanced": IMBALANCED}
 SEEN_TASKS = [Task(("fruit", "instrument"), labels) for labels in (("bar", "foo"), ("foo", "bar"))]
 THREE_OF_FOUR = tuple(tuple(int(place != odd) for place in range(4)) for odd in range(4))
 """The odd demonstration alternates over all positions, so the last one is of the majority no more often than any."""
-SHOWN: dict[str, tuple[tuple[int, ...], ...]] = {
+BIAS_DEMONSTRATIONS: dict[str, tuple[tuple[int, ...], ...]] = {
     "majority: 3 of 4 are of class 1": THREE_OF_FOUR,
     "recency: class 1 last of 4": ((0, 0, 1, 1),),
     "recency: class 1 last of 2": ((0, 1),),
     "recency: class 1 last of 8": ((0, 0, 0, 0, 1, 1, 1, 1),),
 }
-N_SURE = 700
+N_PER_CLASS = 700
 """Prompts of each class for a bias: the standard error over both lengths of texts is then about one point."""
 
 
@@ -92,18 +97,18 @@ def shown_table(model: Any, words: Vocabulary, unseen: Pairs, n: int) -> str:
 
 @dataclass(frozen=True)
 class Bias:
-    """Accuracy on the class that demonstrations favor and on the other, in percent, and answers of that class."""
+    """Accuracy on the class that demonstrations favor and on the other, and the share of answers of that class (%)."""
 
     what: str
     favored: float
     other: float
-    said: float
+    predicted: float
     n: int
     """Prompts of each class."""
 
     @property
     def points(self) -> float:
-        """How much more often a query is answered right if its class is the favored one."""
+        """How much more often a query is answered correctly if its class is the favored one."""
         return self.favored - self.other
 
     @property
@@ -114,9 +119,9 @@ class Bias:
 
 
 def biases(model: Any, words: Vocabulary, unseen: Pairs, n: int) -> list[Bias]:
-    """Return majority and recency bias, of single words, of texts, and of both."""
+    """Return majority and recency biases on single words, on texts, and on both."""
     found = []
-    for name, orders in SHOWN.items():
+    for name, orders in BIAS_DEMONSTRATIONS.items():
         parts = []
         for longest in TEXTS:
             for shown in orders:
@@ -137,7 +142,7 @@ def bias_table(model: Any, words: Vocabulary, unseen: Pairs, n: int) -> str:
     rows = []
     for bias in biases(model, words, unseen, n):
         points = f"{bias.points:+.1f} ± {bias.error:.1f}"
-        rows.append([bias.what, f"{bias.favored:.1f}", f"{bias.other:.1f}", points, f"{bias.said:.1f}"])
+        rows.append([bias.what, f"{bias.favored:.1f}", f"{bias.other:.1f}", points, f"{bias.predicted:.1f}"])
     return markdown.table(columns, rows)
 
 
@@ -156,22 +161,22 @@ def write_card(
     name: str | None = None,
     other_seeds: Sequence[HeadLocations] = (),
     n_prompts: int = 150,
-    n_sure: int = N_SURE,
-    n_where: int = 320,
+    n_per_class: int = N_PER_CLASS,
+    n_located: int = 320,
 ) -> HeadLocations:
-    """Measure the model in `folder` and write its README.md there; return where it happens.
+    """Measure the model in `folder` and write its README.md there; return its head locations.
 
-    `n_prompts` is of every row of accuracies, `n_sure` of every class in a row of biases, `n_where` of "where it
-    happens". `name` is the model's, the folder's if not given; of `other_seeds`, those of the same recipe are in
-    the table of seeds. Raise InputError if the folder holds no model and its training record.
+    Accuracies are measured on `n_prompts` prompts per row, biases on `n_per_class` per class, and head locations on
+    `n_located`. `name` defaults to the folder's. The tables of head locations include `other_seeds` of the same
+    architecture. Raise InputError if the folder lacks the model or its training record.
     """
     run, words = training_record(folder), load_words()
     model = load_model(str(folder))
     original: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    where = measure_where(model, run, words, n=n_where)
-    others = [other for other in other_seeds if other.arch == where.arch and other.seed != where.seed]
-    wheres = sorted([where, *others], key=lambda one: one.seed)
+    own = measure_locations(model, run, words, n=n_located)
+    others = [other for other in other_seeds if other.arch == own.arch and other.seed != own.seed]
+    locations = sorted([own, *others], key=lambda one: one.seed)
     held_out = held_out_pairs(words)
     unseen = sorted((first, second) for first, second in map(sorted, held_out))
     seen, config = seen_pairs(words, held_out), original.config
@@ -194,16 +199,16 @@ def write_card(
         run=run,
         history=history_table(run["history"]),
         n_prompts=f"{n_prompts:,}",
-        n_sure=f"{n_sure:,}",
+        n_per_class=f"{n_per_class:,}",
         tasks=task_table(model, words, n_prompts),
         pairs=pair_table(model, words, unseen, seen, n_prompts),
         shown=shown_table(model, words, unseen, n_prompts),
-        seeds=", ".join(str(one.seed) for one in wheres) if others else "",
-        where=where_markdown(wheres),
-        biases=bias_table(model, words, unseen, n_sure),
+        seeds=", ".join(str(one.seed) for one in locations) if others else "",
+        where=locations_markdown(locations),
+        biases=bias_table(model, words, unseen, n_per_class),
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
-    return where
+    return own
 
 
 def stored_dtype(folder: Path) -> str:

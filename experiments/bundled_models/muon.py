@@ -11,11 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
-"""The quintic of the Newton-Schulz iteration that takes singular values from (0, 1] to about 1 in five steps."""
+"""Coefficients of the Newton-Schulz iteration that takes singular values from (0, 1] to about 1 in five steps."""
 
 
 def orthogonalized(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:
-    """The nearest matrix whose singular values are all equal to 1, to within about 30%, by Newton-Schulz."""
+    """Return the nearest matrix whose singular values are all 1, to within about 30%, by Newton-Schulz iteration."""
     x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     x = x / (x.norm() + 1e-7)
     for _ in range(5):
@@ -25,7 +25,7 @@ def orthogonalized(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows
 
 
 class Muon(torch.optim.Optimizer):
-    """Updates matrices by the orthogonalised Nesterov momentum of their gradients.
+    """Updates matrices by the orthogonalized Nesterov momentum of their gradients.
 
     An update's root mean square is about 0.2 × `lr`, the size of AdamW's, whatever the matrix's shape. Parameters of
     a group with `parts` > 1 are `parts` matrices stacked along `axis` (queries, keys and values in one).
@@ -36,7 +36,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:

@@ -1,7 +1,7 @@
-"""Trained models into the package: stored in half precision if that moves nothing, measured, and moved into place.
+"""Put trained models into the package, in half precision and with their cards.
 
-What is checked first: the seed is 0, training has ended, every word of the bundled list is spelled without <unk>, the
-weights in half precision give the same answers, and the folder is small enough.
+Checks: the seed is 0, training has ended, every word of the bundled list is spelled without <unk>, the weights in half
+precision give the same answers, and the folder is small enough.
 """
 
 import json
@@ -25,10 +25,10 @@ from icl_lens import label_log_probs, load_model
 from icl_lens.errors import InputError
 from icl_lens.metrics import is_correct
 
-LARGEST = 6_000_000
-"""Bytes of a bundled model's folder."""
-MOST_NATS, MOST_POINTS = 0.05, 0.5
-"""By how much half precision may move a label's log-probability (the largest change) and accuracy (per cent)."""
+MAX_FOLDER_BYTES = 6_000_000
+"""Largest size of a bundled model's folder."""
+MAX_NATS, MAX_POINTS = 0.05, 0.5
+"""Largest changes by half precision of any label's log-probability and of accuracy (percentage points)."""
 N_COMPARED = 320
 PROMPT = "love : bar like : bar eight : foo two : foo one :"
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "training.json")
@@ -41,20 +41,20 @@ class PrecisionDrift:
     nats: float
     """Largest change of a label's log-probability."""
     points: float
-    """Change of accuracy between the labels (per cent)."""
+    """Change of accuracy between the labels (percentage points)."""
 
 
 def check_run(arch: Arch, folder: Path, run: dict[str, Any]) -> None:
-    """Raise InputError if the folder's model is not the one to ship: another type or seed, or not done."""
+    """Raise InputError if the folder's model has another architecture or seed, or its training has not ended."""
     if run["arch"] != arch:
-        raise InputError(f"{str(folder)!r} holds a {run['arch']}, not a {arch}; give {run['arch']}={folder}")
+        raise InputError(f"{str(folder)!r} holds a {run['arch']}, not a {arch}; pass {run['arch']}={folder}")
     if run["seed"] != 0:
         raise InputError(
-            f"{str(folder)!r} is of seed {run['seed']}; seed 0 is shipped whatever it is like: give others as --seeds"
+            f"seed of {str(folder)!r} must be 0, whatever its results, got {run['seed']}; pass other seeds with --seeds"
         )
     if not run["finished"] and run["done"] < run["steps"]:
         raise InputError(
-            f"the training of {str(folder)!r} was not ended by its rule, at step {run['done']}; go on with it"
+            f"training of {str(folder)!r} was interrupted at step {run['done']}, before its stopping rule; resume it"
         )
 
 
@@ -72,7 +72,7 @@ def check_tokenizer(tokenizer: Any, words: Vocabulary) -> None:
 
 
 def store(source: Path, target: Path) -> None:
-    """Copy a trained folder to `target`, its weights in float16; config.json still says float32, to load them in."""
+    """Copy a trained folder to `target`, with weights in float16; config.json keeps float32, for loading."""
     target.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         if (source / name).exists():
@@ -87,7 +87,7 @@ def store(source: Path, target: Path) -> None:
         path.chmod(0o644)  # safetensors writes files only the owner may read
 
 
-def moved(before: Path, after: Path, words: Vocabulary) -> PrecisionDrift:
+def precision_drift(before: Path, after: Path, words: Vocabulary) -> PrecisionDrift:
     """Return the differences of labels' log-probabilities and accuracy between two folders' models, both in float32."""
     episodes = word_episodes(words, N_COMPARED)
     found = []
@@ -103,12 +103,11 @@ def moved(before: Path, after: Path, words: Vocabulary) -> PrecisionDrift:
 def store_half_precision(source: Path, target: Path, words: Vocabulary) -> PrecisionDrift:
     """Store a folder in float16 and return what that changes; raise InputError if it is too much."""
     store(source, target)
-    change = moved(source, target, words)
-    if change.nats > MOST_NATS or change.points > MOST_POINTS:
+    change = precision_drift(source, target, words)
+    if change.nats > MAX_NATS or change.points > MAX_POINTS:
         raise InputError(
-            f"half precision moves the answers of {str(source)!r} too far (by {change.nats:.3f} nats and"
-            f" {change.points:.1f} points; at most {MOST_NATS} nats of a label's log-probability and {MOST_POINTS}"
-            " points of accuracy): it cannot be shipped so"
+            f"half precision must change labels' log-probabilities by at most {MAX_NATS} nats and accuracy by at most"
+            f" {MAX_POINTS} points, got {change.nats:.3f} nats and {change.points:.1f} points for {str(source)!r}"
         )
     return change
 
@@ -118,8 +117,8 @@ def ship(
 ) -> dict[str, PrecisionDrift]:
     """Check and measure each architecture's trained folder, then put all of them into `bundled` under their names.
 
-    All or none: nothing is moved before every model has passed. `other_seeds` are their measurements, for the
-    cards; `sizes` go to `write_card`. Raise InputError for what cannot be shipped.
+    Nothing is moved before all models have passed. `other_seeds` are measured models of other seeds, for the cards;
+    `sizes` are passed to `write_card`. Raise InputError for a model that cannot be shipped.
     """
     words = load_words()
     runs = {arch: training_record(folder) for arch, folder in models.items()}
@@ -133,8 +132,10 @@ def ship(
             stored[NAMES[arch]] = store_half_precision(folder, staged, words)
             write_card(staged, name=NAMES[arch], other_seeds=other_seeds, **sizes)
             size = sum(path.stat().st_size for path in staged.iterdir())
-            if size > LARGEST:
-                raise InputError(f"{str(folder)!r} would take {size:,} bytes; at most {LARGEST:,} may be bundled")
+            if size > MAX_FOLDER_BYTES:
+                raise InputError(
+                    f"{str(folder)!r} would take {size:,} bytes; at most {MAX_FOLDER_BYTES:,} may be bundled"
+                )
         for name in stored:
             if (bundled / name).exists():
                 os.replace(bundled / name, Path(staging) / f"{name}.old")

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from experiments.bundled_models.episodes import SPECIAL, Vocabulary
 
 INSIDE = "##"
-"""Stands before a piece that does not begin a word."""
+"""Prefix of pieces that do not begin a word."""
 N_MERGES = 600
 Merge = tuple[str, str]
 
@@ -28,7 +28,7 @@ def _joined(merge: Merge) -> str:
 
 
 def _merged(symbols: Sequence[str], merge: Merge) -> list[str]:
-    """`symbols` with every occurrence of the pair joined, from left to right."""
+    """Return `symbols` with every occurrence of the pair joined, from left to right."""
     result: list[str] = []
     for symbol in symbols:
         if result and (result[-1], symbol) == merge:
@@ -39,9 +39,9 @@ def _merged(symbols: Sequence[str], merge: Merge) -> list[str]:
 
 
 def learn_merges(words: Iterable[str], n: int, *, never: frozenset[str]) -> list[Merge]:
-    """The `n` merges of byte-pair encoding over different words, the most frequent pair first, ties by alphabet.
+    """Return `n` merges of byte-pair encoding over a set of words, the most frequent pair first, ties by alphabet.
 
-    Omit merges that give one of `never`.
+    Merges that would make one of `never` are omitted.
     """
     split = {word: [word[0], *(INSIDE + letter for letter in word[1:])] for word in words}
     merges: list[Merge] = []
@@ -57,7 +57,7 @@ def learn_merges(words: Iterable[str], n: int, *, never: frozenset[str]) -> list
 
 
 def make_tokenizer(words: Vocabulary, n_positions: int) -> PreTrainedTokenizerFast:
-    """Words separated by blanks, content words in pieces; nothing is added before or after a text."""
+    """Return a tokenizer that splits at white space and splits content words into pieces; it adds no special tokens."""
     content = sorted(words.categories_of)
     whole = [*SPECIAL, *words.fillers, *words.labels, *words.names.values()]
     merges = learn_merges(content, N_MERGES, never=frozenset([*content, *whole]))

@@ -81,7 +81,7 @@ class TrainConfig:
 
 @dataclass
 class Progress:
-    """Where a run is; saved with it."""
+    """How far a run has come; saved in its checkpoint."""
 
     done: int = 0
     level: int = 0
@@ -94,10 +94,10 @@ class Progress:
     finished: bool = False
 
 
-def weighted_losses(
+def weighted_loss(
     logits: Float[Tensor, "row pos vocab"], tokens: Int[Tensor, "row pos"], weights: Float[Tensor, "row pos"]
 ) -> Float[Tensor, ""]:
-    """Weighted mean cross-entropy (nats) of each token given those before it; the first is not predicted.
+    """Return the weighted mean cross-entropy (nats) of tokens given those before them; the first is not predicted.
 
     Rows are padded on the right, so causal attention needs no mask.
     """
@@ -109,7 +109,7 @@ def weighted_losses(
 def known_label_accuracy(
     logits: Float[Tensor, "row pos vocab"], tokens: Int[Tensor, "row pos"], weights: Float[Tensor, "row pos"]
 ) -> float:
-    """Share of the fully weighted tokens (names, labels shown before) that the model predicts: most probable of all."""
+    """Return the share of fully weighted tokens (names, labels shown before) that are the most probable token."""
     counted = weights[:, 1:] == LABEL_WEIGHT
     return (logits[:, :-1].argmax(-1) == tokens[:, 1:])[counted].float().mean().item()
 
@@ -137,7 +137,7 @@ def label_accuracy(model: Any, data: Data, episodes: Sequence[Episode]) -> float
 
 
 class Trainer:
-    """A model, its optimizers and how far they have come."""
+    """A model, its optimizers and their progress."""
 
     def __init__(self, settings: TrainConfig, words: Vocabulary):
         self.settings = settings
@@ -159,7 +159,7 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
 
     def rate(self) -> float:
-        """The factor of both learning rates: warm-up, 1, `slow`, and the decay to zero once accuracy is enough."""
+        """Return the factor of both learning rates: warm-up, 1, `slow`, and decay to zero once accuracy is enough."""
         at = self.progress
         factor = min(1.0, (at.done + 1) / self.settings.warm_up)
         if at.done >= self.settings.slow_from:
@@ -171,7 +171,7 @@ class Trainer:
         return factor
 
     def step(self) -> float:
-        """One update; returns the batch's weighted loss in nats."""
+        """Update the model once; return the batch's weighted loss in nats."""
         started = time.process_time()
         at = self.progress
         batch = self.data.batch(at.done, at.level)
@@ -181,7 +181,7 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = factor * rate
         logits = self.model(input_ids=batch.tokens, use_cache=False).logits
-        loss = weighted_losses(logits, batch.tokens, batch.weights)
+        loss = weighted_loss(logits, batch.tokens, batch.weights)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
@@ -272,7 +272,7 @@ class Trainer:
 
 
 def thin_out(folder: Path, n: int = N_SNAPSHOTS) -> None:
-    """Leave `n` evenly spaced snapshots in `folder`, the first and the last among them."""
+    """Keep only `n` evenly spaced snapshots in `folder`, including the first and the last."""
     found = sorted(folder.glob("step-*.safetensors"))
     kept = {found[round(i * (len(found) - 1) / (n - 1))] for i in range(n)} if found else set()
     for path in set(found) - kept:
