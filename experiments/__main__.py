@@ -1,4 +1,4 @@
-"""`python -m experiments list | run FINDING… | docs | tasks`: what we found, measured again or on your own model."""
+"""`python -m experiments list | run FINDING… | docs | tasks | ground-truth`: measure the findings on any model."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

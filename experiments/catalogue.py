@@ -1,4 +1,4 @@
-"""The findings there are, in the order of their pages, and the models and tasks that the documentation shows."""
+"""All findings, in the order of their pages, and the models and tasks that the documentation shows."""
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module

@@ -23,8 +23,8 @@ from icl_lens.metrics import is_correct, recent_label
 TEMPLATES = {"lines": LINES, "paper": PAPER, "arrows": ARROWS, "questions": QUESTIONS}
 """Lines: "cat : foo", one per line. Paper: the same in one line. Arrows: "cat -> foo". Questions: "Input: cat"."""
 DEMONSTRATIONS = (1, 2, 4, 8, 16)
-ROWS = 20
-"""Maximum number of prompts per pass."""
+PASS_PROMPTS = 20
+"""Prompts per forward pass."""
 _WORDS = str(WORDS)
 
 TASKS = (
@@ -76,7 +76,7 @@ def measure(model: Any, setting: Setting, n: int) -> dict[str, Any]:
     exchanged = setting.layout == "exchanged"
     prompts = task.prompts(n, layout="random" if setting.layout == "exchanged" else setting.layout, exchanged=exchanged)
     batch = il.tokenize(model, prompts, template=task.template, labels=task.labels)
-    log_probs = torch.cat([il.label_log_probs(model, piece).cpu() for piece in batch.split(ROWS)])
+    log_probs = torch.cat([il.label_log_probs(model, piece).cpu() for piece in batch.split(PASS_PROMPTS)])
     correct = is_correct(log_probs, batch.answer).double().numpy()
     found = compare(correct, 0.5, clusters_of(batch), bounds=(0, 1))
     return {

@@ -1,4 +1,4 @@
-"""`python -m experiments.benchmark`: one table from one run.
+"""`python -m experiments.benchmark`: measure everything in one run and write one table.
 
 Variants are timed in alternation, so that a busy machine slows all of them; times are medians, and ratios are within
 the run. Peak memory is that of a child process that does nothing else.
@@ -34,7 +34,7 @@ from icl_lens.files import write_text
 from icl_lens.prompts.tasks import load_task
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / f"benchmark{'-gpu' if torch.cuda.is_available() else ''}.md"
-LONGEST = 45.0
+MAX_FORWARD_SECONDS = 45.0
 """Maximum seconds of a bare forward pass; larger batches are omitted."""
 AT_LAST_TOKENS = (14, 200, 1000)
 """Lengths (tokens) of the prompts on which every head is removed at the last position."""
@@ -51,12 +51,12 @@ def sizes_of(text: str) -> list[tuple[int, int]]:
 def batches(
     model: Any, name: str, sizes: list[tuple[int, int]], slow: list[tuple[int, int]], *, repeats: int
 ) -> Iterator[Row]:
-    """Measure every variant on every size of batch; omit sizes whose forward pass would exceed `LONGEST` seconds."""
+    """Measure every variant on every size of batch; omit sizes whose forward pass would take too long."""
     per_token = 0.0
     for tokens, batch in sizes:
         expected = per_token * tokens * batch
-        if expected > LONGEST:
-            yield Row(name, f"{batch} × {tokens}", "all", note=f"left out: {expected:.0f} s a forward pass")
+        if expected > MAX_FORWARD_SECONDS:
+            yield Row(name, f"{batch} × {tokens}", "all", note=f"omitted: {expected:.0f} s per forward pass")
             continue
         # Slow batches need fewer turns: their times vary less.
         turns = repeats if expected < 10 else min(repeats, 3)
@@ -103,20 +103,21 @@ def explained(name: str, folder: Path) -> Iterator[Peak]:
 
 
 def main(
-    shape: Annotated[str, typer.Option(help=f"Of the large model: {', '.join(SHAPES)}.")] = "gpt2-large",
+    shape: Annotated[str, typer.Option(help=f"Shape of the large model: {', '.join(SHAPES)}.")] = "gpt2-large",
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each variant.")] = 5,
     n: Annotated[int, typer.Option(min=1, help="Prompts of the dataset rows.")] = 1000,
     sizes: Annotated[str, typer.Option(help="Tokens x batch sizes.")] = "14x1,14x16,14x64,200x1,200x16,200x64",
     slow: Annotated[str, typer.Option(help="Sizes on which the exhaustive searches are run, once.")] = "14x1,14x16",
     with_memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory.")] = True,
     largest: Annotated[
-        str, typer.Option(help="Shape of a model that one prompt is explained by, for its memory; empty: none.")
+        str,
+        typer.Option(help="Shape of the model whose peak memory is measured when it explains a prompt; empty: none."),
     ] = "llama-7b",
     only: Annotated[Only, typer.Option(help="Everything, explaining a prompt, or edges between heads.")] = "everything",
     out: Annotated[Path, typer.Option(help="The page.")] = DOCUMENT,
 ) -> None:
-    """Time and memory of location, relative to a forward pass: one table, one run."""
-    say = Console(stderr=True, width=200)
+    """Measure time and memory of location, relative to a forward pass, and write the page."""
+    console = Console(stderr=True, width=200)
     for given in (shape, largest or shape):
         if given not in SHAPES:
             raise typer.BadParameter(f"{given!r} is none of {', '.join(SHAPES)}")
@@ -131,7 +132,7 @@ def main(
     def add(measured: Iterator[Row]) -> None:
         for row in measured:
             rows.append(row)
-            say.print("  ".join(row.cells()), markup=False, highlight=False)
+            console.print("  ".join(row.cells()), markup=False, highlight=False)
             write_text(out, document(rows, peaks))  # keeps rows if the run stops
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -145,7 +146,7 @@ def main(
             for tokens in EDGE_TOKENS:
                 add(edges(model, name, il.tokenize(model, random_prompts(1, tokens)), repeats=min(repeats, 2)))
         if only != "everything":
-            say.print(f"Table: {out}")
+            console.print(f"Table: {out}")
             return
         for name in dict.fromkeys([shape, "llama-7b"] if device == "cuda" else [shape]):
             folder = Path(temporary) / name
@@ -168,9 +169,9 @@ def main(
             measured += [explained(largest, Path(temporary) / largest)] if largest else []
             for peak in chain.from_iterable(measured):
                 peaks.append(peak)
-                say.print("  ".join(peak.cells()), markup=False, highlight=False)
+                console.print("  ".join(peak.cells()), markup=False, highlight=False)
                 write_text(out, document(rows, peaks))
-    say.print(f"Table: {out}")
+    console.print(f"Table: {out}")
 
 
 if __name__ == "__main__":

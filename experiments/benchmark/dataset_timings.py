@@ -1,4 +1,4 @@
-"""What is timed over many prompts: locating heads by their mean, and removing every head."""
+"""Timings over many prompts: locating heads, the effects of removing heads or edges, and bias fixes."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -17,7 +17,9 @@ from icl_lens.locate.stream import plan_batches
 from icl_lens.models.view import ModelView
 
 
-def in_turns(repeats: int, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[float, float, Any, Any]:
+def time_in_alternation(
+    repeats: int, first: Callable[[], Any], second: Callable[[], Any]
+) -> tuple[float, float, Any, Any]:
     """Return the median seconds of two functions, timed in alternation, and what each returned last."""
     turns = [(timed(first), timed(second)) for _ in range(repeats)]
     one, other = (statistics.median(turn[i][0] for turn in turns) for i in (0, 1))
@@ -42,7 +44,9 @@ def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, chec
     n_heads = view.n_layers * view.n_heads
     k = min(K, n_heads)
     prompts = f"{len(batch):,} prompts"
-    forward, seconds, _, top = in_turns(repeats, forward_over(model, batch), lambda: il.locate_heads(model, batch, k=k))
+    forward, seconds, _, top = time_in_alternation(
+        repeats, forward_over(model, batch), lambda: il.locate_heads(model, batch, k=k)
+    )
     yield Row(name, prompts, "bare forward", forward, 1.0, repeats)
     exact = f"{top.n_exact} of {n_heads} heads; {100 * top.share_evaluated:.1f}% of evaluations"
     note = f"largest bound left out {top.unevaluated_bound:.3f}, last head {float(top.value[-1]):.3f} nats"
@@ -61,7 +65,7 @@ def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, chec
 
 def mean_effects(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
     """Time every head's mean effect at the last position, streamed, relative to forward passes over these batches."""
-    forward, seconds, *_ = in_turns(
+    forward, seconds, *_ = time_in_alternation(
         repeats, forward_over(model, batch), lambda: il.locate_effects(model, batch, positions="last")
     )
     label = "every head's mean effect at the last position, with intervals"
@@ -97,15 +101,17 @@ def removing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> I
     view = ModelView.of(model)
     rows = [row for row in range(len(batch)) for _ in range(view.n_heads)]
     pieces = list(batch[rows].split(max(1, PASS_TOKENS // batch.tokens.shape[1])))
-    one_layer, restarted, *_ = in_turns(
+    one_layer, restarted, *_ = time_in_alternation(
         repeats,
         lambda: [il.last_log_probs(model, piece) for piece in pieces],
         lambda: il.head_effects(model, batch),
     )
     whole = view.n_layers * one_layer
     prompts = f"{len(batch):,} prompts"
-    yield Row(name, prompts, "one forward a head", whole, 1.0, repeats, note="one layer's heads timed, times layers")
-    note = "ratio to one forward a head"
+    yield Row(
+        name, prompts, "one forward pass per head", whole, 1.0, repeats, note="one layer's heads timed, times layers"
+    )
+    note = "ratio to one forward pass per head"
     label = "effect of removing every head, restarted at its layer"
     yield Row(name, prompts, label, restarted, restarted / whole, repeats, note=note)
 
@@ -125,15 +131,17 @@ def fixing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Ite
                 found.append(il.label_log_probs(model, batch))
         return found
 
-    whole, shared, each, found = in_turns(repeats, one_by_one, lambda: il.label_log_probs_debiased(model, batch, fixes))
+    whole, shared, each, found = time_in_alternation(
+        repeats, one_by_one, lambda: il.label_log_probs_debiased(model, batch, fixes)
+    )
     off = float((torch.stack(each, dim=1) - found).abs().max())
     prompts = f"{len(batch):,} × {batch.tokens.shape[1]}"
     yield Row(name, prompts, f"{len(fixes)} bias fixes, one by one", whole, 1.0, repeats)
     note = f"ratio to one by one; at most {off:.0e} nats apart"
-    yield Row(name, prompts, f"{len(fixes)} bias fixes, side by side", shared, shared / whole, repeats, note=note)
+    yield Row(name, prompts, f"{len(fixes)} bias fixes, in one batch", shared, shared / whole, repeats, note=note)
 
 
-# The ways to every head's effect at the last position that are timed relative to the bare forward pass.
+# Ways to compute every head's effect, with their labels in the table.
 AT_LAST = {
     "exact": "effect of removing every head at the last position, shared keys",
     "gradient": "estimate of the same from gradients",
@@ -148,7 +156,7 @@ def removing_at_last(model: Any, name: str, batch: il.PromptBatch, *, repeats: i
     forward_only(model, batch)
     for way in AT_LAST:
         positions, method = "all" if way == "gradient all" else "last", "exact" if way == "exact" else "gradient"
-        *times[way], _, found[way] = in_turns(
+        *times[way], _, found[way] = time_in_alternation(
             repeats,
             lambda: forward_only(model, batch),
             lambda p=positions, m=method: il.head_effects(model, batch, positions=p, method=m),
@@ -181,12 +189,12 @@ def edges(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iter
     n_pairs = view.n_heads * sum(head.layer for head in receivers)
     forward_only(model, batch)
     for part, what in zip(PARTS, ("queries", "keys", "values"), strict=True):
-        forward, seconds, _, found = in_turns(
+        forward, seconds, _, found = time_in_alternation(
             repeats,
             lambda: forward_only(model, batch),
             lambda part=part: il.head_to_head_effects(model, batch, receivers, part=part),
         )
-        note = f"one forward a pair takes {n_pairs * forward / seconds:.0f} times as long"
+        note = f"one forward pass per pair takes {n_pairs * forward / seconds:.0f} times as long"
         if found.fallback_reason:
             note += f"; full passes: {found.fallback_reason}"
         label = f"exact edges from all earlier heads to the {what} of {len(receivers)} heads"

@@ -73,7 +73,7 @@ def document(rows: Sequence[Row], peaks: Sequence[Peak]) -> str:
     lines += [f"* {line}" for line in machine()]
     lines += [
         "",
-        "Times are medians over the runs given, in seconds, the variants taken in turns; ratios are to the bare "
+        "Times are medians over the runs given, in seconds, measured in alternation; ratios are to the bare "
         "forward pass over the same prompts, in the same run. A part is a (layer, head, position). Weights of the "
         "large shapes are random, scaled so that neither attention nor predictions are uniform.",
         "",
@@ -85,8 +85,8 @@ def document(rows: Sequence[Row], peaks: Sequence[Peak]) -> str:
         lines += [
             "",
             "Peak resident memory of a process that does nothing else, GiB. Libraries are part of it; so are the pages "
-            "of the weight file that loading has read. Weights are the loaded model's; what it "
-            "keeps beside them counts as peak. Seconds are those after loading, of one run.",
+            "of the weight file that loading has read. Weights are the loaded model's; anything else that it "
+            "keeps counts as peak. Seconds are those of one run after loading.",
             "",
             "| what | weights | after loading | peak | peak − weights | peak ÷ weights | seconds |",
             "|---|---:|---:|---:|---:|---:|---:|",

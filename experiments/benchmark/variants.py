@@ -16,8 +16,8 @@ from experiments.benchmark.report import Row
 from icl_lens.models.view import ModelView
 
 K = 20
-MOST_RESULTS = 6 * 2**30
-"""Bytes of head results above which TransformerLens' own way is omitted."""
+MAX_RESULT_BYTES = 6 * 2**30
+"""Size of head results above which TransformerLens' own way is omitted."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ def measure(model: Any, name: str, n_tokens: int, n: int, *, repeats: int, slow:
     batch = il.tokenize(model, random_prompts(n, n_tokens))
     view = ModelView.of(model)
     parts = view.n_layers * view.n_heads * n_tokens
-    left_out = {key: "left out: minutes a run" for key, variant in VARIANTS.items() if variant.slow and not slow}
+    left_out = {key: "omitted: takes minutes per run" for key, variant in VARIANTS.items() if variant.slow and not slow}
     results = n * parts * view.d_model * view.model.W_U.element_size()
-    if results > MOST_RESULTS:
-        left_out["linear"] = f"left out: holds {results / 2**30:.0f} GiB of head results"
+    if results > MAX_RESULT_BYTES:
+        left_out["linear"] = f"omitted: holds {results / 2**30:.0f} GiB of head results"
     forward_only(model, batch)  # warms up
     times: dict[str, list[float]] = {key: [] for key in VARIANTS}
     search: list[float] = []  # seconds of the certified search alone, without the pass and the capture
@@ -138,7 +138,7 @@ def measure(model: Any, name: str, n_tokens: int, n: int, *, repeats: int, slow:
         elif variant.slow:
             exact = f"{parts} of {parts}"
             error = float((found[key] - found["certified"].value).abs().max())
-            note = f"its {K} largest are certified's within {error:.0e} nats"
+            note = f"same {K} largest values as certified, within {error:.0e} nats"
         ratio, runs = median[key] / median["bare"], len(times[key])
         yield Row(name, f"{n} × {n_tokens}", variant.label, median[key], ratio, runs, exact, note)
 

@@ -28,8 +28,8 @@ a ranking by log p(answer) finds them, and a ranking by the contrast with the ot
 are the same in all kinds of one seed; together they favor some labels over others, as heads of trained models do.
 "untrained" is this noise with random embeddings.
 
-The models are GPT-2s with untied embeddings. A learned position embedding can hold waves, for which "so many tokens
-back" is a linear map from query to key, and does not affect other comparisons; a rotary one turns every query and key.
+The models are GPT-2s with untied embeddings. A learned position embedding can hold waves, for which looking back by a
+fixed number of tokens is a linear map, and it does not affect other comparisons; a rotary one turns every query and key.
 An untied unembedding reads directions of its own, so a token's embedding does not add to the prediction.
 """
 

@@ -39,9 +39,9 @@ class Site:
 
 def draw_sites(kind: Kind, generator: torch.Generator) -> list[Site]:
     """Draw the planted heads; all kinds of one seed plant their heads of a layer at the same indices."""
-    left = [torch.randperm(N_HEADS, generator=generator).tolist() for _ in range(N_LAYERS)]
-    mover, *answerers = (Head(layer, left[layer].pop()) for layer in (MOVER_LAYER, *ANSWER_LAYERS))
-    sites = [Site(Head(layer, left[layer].pop()), "decoy", DECOY_NORM) for layer in DECOY_LAYERS]
+    unused = [torch.randperm(N_HEADS, generator=generator).tolist() for _ in range(N_LAYERS)]
+    mover, *answerers = (Head(layer, unused[layer].pop()) for layer in (MOVER_LAYER, *ANSWER_LAYERS))
+    sites = [Site(Head(layer, unused[layer].pop()), "decoy", DECOY_NORM) for layer in DECOY_LAYERS]
     if kind == "untrained":
         return []
     if kind in ("two-tower", "compare-copy", "lookup"):
