@@ -29,7 +29,7 @@ are the same in all kinds of one seed; together they favor some labels over othe
 "untrained" is this noise with random embeddings.
 
 The models are GPT-2s with untied embeddings. A learned position embedding can hold waves, for which looking back by a
-fixed number of tokens is a linear map, and it does not affect other comparisons; a rotary one turns every query and key.
+fixed number of tokens is a linear map, without affecting other comparisons; a rotary one turns every query and key.
 An untied unembedding reads directions of its own, so a token's embedding does not add to the prediction.
 """
 
