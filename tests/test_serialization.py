@@ -69,14 +69,16 @@ def test_other_models_and_weights_are_refused(gpt2, gpt2_acts, load_tiny, tmp_pa
 
 
 def test_files_that_are_none_are_refused(gpt2, gpt2_acts, tmp_path):
-    missing, other, newer = (tmp_path / name for name in ("missing", "other", "newer"))
+    missing, other, older, newer = (tmp_path / name for name in ("missing", "other", "older", "newer"))
     save_file({"a": torch.ones(1)}, other)
+    serialization.write_tensors(older, "activations", 1, {"a": torch.ones(1)}, {})
     serialization.write_tensors(newer, "activations", 99, {"a": torch.ones(1)}, {})
     (tmp_path / "text").write_text("no tensors")
     for path, message in [
         (missing, "cannot read"),
         (tmp_path / "text", "cannot read"),
         (other, "must hold activations"),
+        (older, "must be 2, got 1"),
         (newer, "got 99"),
     ]:
         with pytest.raises(il.InputError, match=message):

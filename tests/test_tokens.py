@@ -276,7 +276,7 @@ REFUSED = [
     ("byte", labeled("food", "foot", "bar"), {}, r"share their first token ' foo' \(id \d+\); choose [^,]*$"),
     ("byte", labeled("food", "foot", "bar"), {"shared_prefix": "append"}, "share their first token ' foo'.*not all of"),
     ("byte", labeled("foo", "food"), {"shared_prefix": "append"}, "begin with the tokens of 'foo', ' foo'"),
-    ("byte", labeled("fooda", "foodb", "foot"), {"shared_prefix": "append"}, "share their 2th token 'd'.*not all of"),
+    ("byte", labeled("fooda", "foodb", "foot"), {"shared_prefix": "append"}, "share their token 2, 'd' .*not all of"),
     # words that the tokenizer does not know
     ("word", prompt_of(("love", "foo"), ("zebra", "bar"), ("love yak", "bar")), {}, "got 'zebra', 'yak';"),
     ("word", prompt_of(*[(f"w{i}", "foo") for i in range(12)]), {}, "'w9' and 2 more"),

@@ -309,12 +309,13 @@ def capture(
     separately instead, because a hook may depend on where the row ends.
 
     A prompt of n tokens takes layers · n · key-value heads · d_head numbers for its values, and for each selected
-    position layers · (3 d_model + 2 heads · d_head + d_mlp + heads · n) numbers. For 50 positions of 1,000 tokens in
-    GPT-2 large, these are 0.4 GB in float32. Capture larger inputs in pieces (`batch.split`).
+    position layers · (3 d_model + 2 heads · d_head + d_mlp + heads · n) numbers, plus layers · 2 d_model per label. For
+    50 positions of 1,000 tokens without labels in GPT-2 large, these are 0.4 GB in float32. Capture larger inputs in
+    pieces (`batch.split`).
 
     `writers=True` also keeps what each component wrote at the labels and at the last position (for prompts without
     labels, at all positions). `attention_score_parts` and `value_parts` need this. `writers=positions` keeps it at
-    these positions and at the last one. With p positions, this takes layers · (p · (3 d_model + heads · n) + n ·
+    these positions and at the last one. With p positions, this takes layers · (p · (2 d_model + heads · d_head) + n ·
     key-value heads · d_head) numbers per prompt.
 
     `check` (cheap) verifies that Σ heads + b_O = attention output, that x + attn + ffn = next x, and that the readout
@@ -393,7 +394,7 @@ def _last_logits(model: Any, batch: PromptBatch, hooks: list[tuple[str, Callable
 
 
 def check_finite(logits: Float[Tensor, "batch d_vocab"]) -> None:
-    """Raise InputError, naming the first such prompt, if the model's output is NaN or infinite."""
+    """Raise InputError, naming the first prompt concerned, if the model's output is NaN or infinite."""
     best = logits.amax(-1)
     if bool(best.isfinite().all()):
         return

@@ -39,7 +39,7 @@ def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> tuple[Ids, 
     continued = tokenize_texts(tokenizer, [template.continuation(prompt, label) for label in batch.labels])
     labels = tuple(tuple(text.continuation_tokens(query, template.gap)) for text in continued)
     tokens = batch.tokens[row, : int(batch.last[row]) + 1].tolist()
-    # Special tokens, the prompt's own tokens, and optionally the labels' common prefix (shared_prefix="append").
+    # `tokens` may end in tokens that all labels share (shared_prefix="append").
     for n_shared in range(min(map(len, labels))):
         own = tokens[: len(tokens) - n_shared]
         scored = [ids[n_shared] for ids in labels]
@@ -71,16 +71,16 @@ def whole_label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batc
 
 def continuation_log_probs(model: Any, pairs: Sequence[tuple[Ids, Ids]]) -> Float[Tensor, " pair"]:
     """Return log p(second tokens | first tokens) for each pair, summed over tokens (teacher forcing), nats."""
-    rows, following, of = [], [], []
+    rows, targets, pair_of_row = [], [], []
     for pair, (before, ids) in enumerate(pairs):
         for j, token in enumerate(ids):
             rows.append([*before, *ids[:j]])
-            following.append(token)
-            of.append(pair)
-    scored = PromptBatch.from_tokens(rows, model=model, targets=following)
+            targets.append(token)
+            pair_of_row.append(pair)
+    scored = PromptBatch.from_tokens(rows, model=model, targets=targets)
     found = []
-    for some in scored.split(max(1, PASS_TOKENS // scored.tokens.shape[1])):
-        every = last_log_probs(model, some)
-        found.append(every.gather(-1, some.answer_tokens.to(every.device)[:, None])[:, 0])
-    log_probs = torch.cat(found)
-    return log_probs.new_zeros(len(pairs)).index_add(0, torch.tensor(of, device=log_probs.device), log_probs)
+    for piece in scored.split(max(1, PASS_TOKENS // scored.tokens.shape[1])):
+        log_probs = last_log_probs(model, piece)
+        found.append(log_probs.gather(-1, piece.answer_tokens.to(log_probs.device)[:, None])[:, 0])
+    by_row = torch.cat(found)
+    return by_row.new_zeros(len(pairs)).index_add(0, torch.tensor(pair_of_row, device=by_row.device), by_row)

@@ -61,13 +61,15 @@ class Recorder:
             positions = [row[row >= 0].tolist() or [-1] for row in batch.label_positions] if batch.labels else "all"
         self.passes = torch.arange(len(batch), device=self.device) if self.pass_index is None else self.pass_index
         lengths = (batch.last + 1).tolist()
-        kept = zip(self.passes.tolist(), resolve_positions(positions, lengths), lengths, strict=True)
-        places = [(prompt, (index, at)) for prompt, (index, row, n) in enumerate(kept) for at in (*row, n - 1)]
-        row_of = {place: row for row, place in enumerate(sorted({place for _, place in places}))}
+        by_prompt = zip(self.passes.tolist(), resolve_positions(positions, lengths), lengths, strict=True)
+        kept = [
+            (prompt, i, position) for prompt, (i, chosen, n) in enumerate(by_prompt) for position in (*chosen, n - 1)
+        ]
+        row_of = {at: row for row, at in enumerate(sorted({(i, position) for _, i, position in kept}))}
         self.row_pass, self.row_position = torch.tensor(list(row_of), device=self.device).unbind(-1)
         self.writer_row = torch.full(batch.tokens.shape, -1, dtype=torch.long)
-        for prompt, place in places:
-            self.writer_row[prompt, place[1]] = row_of[place]
+        for prompt, i, position in kept:
+            self.writer_row[prompt, position] = row_of[i, position]
 
     def hooks(self) -> list[tuple[str, Callable[..., None]]]:
         """Return (hook name, callback) pairs for all values; those of `Writers` are stored under names with a dot."""
@@ -114,7 +116,7 @@ class Recorder:
         return keep
 
     def _rows(self, value: Tensor) -> Tensor:
-        """Return the row of the pass that each row is read from."""
+        """Return the index in the pass of the prompt that each row is read from."""
         index = torch.arange(len(value)) if self.pass_index is None else self.pass_index
         return index.to(value.device)
 

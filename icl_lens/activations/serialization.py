@@ -15,31 +15,33 @@ from icl_lens.files import atomic_write
 KEY = "icl_lens"
 
 
-def write_tensors(path: str | Path, kind: str, version: int, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+def write_tensors(
+    path: str | Path, kind: str, version: int, tensors: dict[str, Tensor], metadata: dict[str, Any]
+) -> None:
     """Write the file atomically; raise InputError if the folder is not writable."""
-    described = {KEY: json.dumps({"kind": kind, "version": version, "about": about}, ensure_ascii=False)}
+    header = {KEY: json.dumps({"kind": kind, "version": version, "about": metadata}, ensure_ascii=False)}
     # safetensors rejects tensors that share storage, so views are copied.
-    own = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+    copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
     with atomic_write(path) as temp_path:
-        save_file(own, temp_path, metadata=described)
+        save_file(copies, temp_path, metadata=header)
 
 
 def read_metadata(path: str | Path, kind: str, version: int) -> dict[str, Any]:
-    """Return a file's metadata; raise InputError if it is unreadable, of another kind, or of a newer version."""
+    """Return a file's metadata; raise InputError if it is unreadable or of another kind or version."""
     try:
         with safe_open(path, framework="pt") as file:
-            described = (file.metadata() or {}).get(KEY)
+            header = (file.metadata() or {}).get(KEY)
     except (OSError, SafetensorError) as error:
         raise InputError(f"cannot read {str(path)!r}: {error}; pass a file of saved {kind}") from error
-    found = {} if described is None else json.loads(described)
+    found = {} if header is None else json.loads(header)
     if found.get("kind") != kind:
         raise InputError(
             f"{str(path)!r} must hold {kind}, got {found.get('kind', 'other tensors')}; pass a file of saved {kind}"
         )
-    if found["version"] > version:
+    if found["version"] != version:
         raise InputError(
-            f"version of {str(path)!r} must be at most {version}, got {found['version']}; install a newer icl_lens or "
-            "save the file again"
+            f"version of {str(path)!r} must be {version}, got {found['version']}; capture and save again with "
+            "this version of icl_lens"
         )
     return found["about"]
 

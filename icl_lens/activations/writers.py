@@ -109,7 +109,7 @@ class Writers:
         For few rows, this multiplies `vectors`. For many, each W_O is multiplied by the matrix first, which is cheaper
         and needs no vectors [row, writer, d_model].
         """
-        if self._keeps_vectors or len(rows) <= self._few_rows:
+        if min(len(self.z), len(rows)) <= self._few_rows:
             return self.vectors(rows, layer) @ matrix
         found = matrix.new_empty(len(rows), len(self.names(layer)), matrix.shape[1])
         embeddings, bias = self._embeddings(rows)
@@ -142,10 +142,6 @@ class Writers:
     def _few_rows(self) -> int:
         """Largest number of rows for which `vectors` takes fewer operations than products of W_O and fits in memory."""
         return min(self.view.d_model // (self.view.n_heads + 1), WRITER_BYTES // vector_bytes(self.view))
-
-    @property
-    def _keeps_vectors(self) -> bool:
-        return len(self.z) <= self._few_rows
 
     @cached_property
     def _vectors(self) -> tuple[Float[Tensor, "row writer d_model"], Float[Tensor, "row layer d_model"]]:

@@ -63,8 +63,10 @@ class QueryKeyMetric:
 
     def queries(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
         """Return the queries of residual streams (first tower), rotated and multiplied by the score scale."""
-        how, queries = attention_scores.attention_scoring(self.view, self.head.layer), self.project("q", x)
-        return how.scale * (queries if self.rotation is None else _turn(queries, self.rotation, how.interleaved))
+        scoring, queries = attention_scores.attention_scoring(self.view, self.head.layer), self.project("q", x)
+        return scoring.scale * (
+            queries if self.rotation is None else _turn(queries, self.rotation, scoring.interleaved)
+        )
 
     def keys(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
         """Return the keys of residual streams (second tower), without positional rotation."""
@@ -213,11 +215,11 @@ def build_metric(
     view: ModelView, head: Head, distance: int | None, rotation: tuple[Tensor, Tensor] | None
 ) -> QueryKeyMetric:
     """Return the metric with queries rotated by these cosines and sines; `identity_rotation` omits rotation."""
-    how = attention_scores.attention_scoring(view, head.layer)
+    scoring = attention_scores.attention_scoring(view, head.layer)
     query_side, key_side = _side(view, head, "q"), _side(view, head, "k")
     if rotation is not None:
-        query_side = _turn(query_side, rotation, how.interleaved)
-    return QueryKeyMetric(view, head, distance, how.scale * query_side, key_side, rotation)
+        query_side = _turn(query_side, rotation, scoring.interleaved)
+    return QueryKeyMetric(view, head, distance, scoring.scale * query_side, key_side, rotation)
 
 
 def _side(view: ModelView, head: Head, name: str) -> Float[Tensor, "d_model d_head"]:
@@ -253,13 +255,13 @@ def _rotation(view: ModelView, layer: int, distance: int | None) -> tuple[Tensor
         seen: dict[str, Tensor] = {}
         keep = [(name, lambda value, hook: seen.__setitem__(hook.name, value.detach()[0, last])) for name in hooks]
         tokens = torch.zeros(1, last + 1, dtype=torch.long, device=view.cfg.device)
-        with view.inference_pass() as lean, view.model.hooks(fwd_hooks=keep):
-            view.model(tokens, return_type="logits", **lean)
+        with view.inference_pass() as arguments, view.model.hooks(fwd_hooks=keep):
+            view.model(tokens, return_type="logits", **arguments)
         cos, sin = (seen[name] for name in hooks)
     if distance is None:
         return identity_rotation(cos, sin)
-    length = (cos.square() + sin.square()).sqrt()  # of keys, see `identity_rotation`
-    return length * cos, length * sin
+    scale = (cos.square() + sin.square()).sqrt()  # applied once more, for the keys (see `identity_rotation`)
+    return scale * cos, scale * sin
 
 
 def identity_rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,7 @@ class AttentionReasons:
     key: tuple[Writer, ...]
     pairs: tuple[tuple[str, str, float], ...]
     n_writers: int
-    """Number of all writers of the head's layer."""
+    """Number of all writers of the layer's input."""
     value: tuple[Writer, ...] = ()
     value_total: float = 0.0
     """What the head adds to the answer from `more`, summed over all writers, nats."""
@@ -94,11 +94,11 @@ def attention_reasons(
     is_more = torch.arange(len(more) + len(less), device=parts.positions.device)[None] < len(more)
     contrast, writers = parts.contrast(is_more), parts.writers
     query, key = (_strongest(side[0], writers) for side in (contrast.query_side, contrast.key_side))
-    of_pairs = contrast.pairs[0]
+    all_pairs = contrast.pairs[0]
     pairs = [
-        (of_query, of_key, float(of_pairs[writers.index(of_query), writers.index(of_key)]))
-        for of_query, _ in query
-        for of_key, _ in key
+        (query_writer, key_writer, float(all_pairs[writers.index(query_writer), writers.index(key_writer)]))
+        for query_writer, _ in query
+        for key_writer, _ in key
     ]
     pairs.sort(key=lambda pair: -abs(pair[2]))
     why = AttentionReasons(
@@ -131,7 +131,10 @@ def because(query: Sequence[Writer], key: Sequence[Writer], *, above: bool) -> s
 
 
 def writers_in_words(writers: Sequence[Writer], above: bool) -> str:
-    """Name up to two of the strongest writers of one sign, and the strongest of the other if over half as strong."""
+    """Name up to two of the strongest writers of one sign (`above`: positive), and the strongest of the other sign.
+
+    A second writer is named if it is over a quarter as strong as the first, one of the other sign if over half.
+    """
     pro = sorted((one for one in writers if (one[1] >= 0) == above), key=lambda one: -abs(one[1]))
     against = sorted((one for one in writers if (one[1] >= 0) != above), key=lambda one: -abs(one[1]))
     if not pro:

@@ -65,8 +65,8 @@ def repeat_scores(model: Any, *, n: int, n_tokens: int, seed: int) -> Float[Tens
         batch = PromptBatch.from_tokens(some, model=model, positions=list(second))
         pattern = capture(model, batch).pattern.double().cpu()  # a row for each token of the second showing
         pattern = pattern.unflatten(0, (len(some), n_tokens))
-        at = [pattern[:, i, ..., [place - n_tokens + 1, place - 1]] for i, place in enumerate(second)]
-        found.append(torch.stack(at).mean(0))
+        attended = [pattern[:, i, ..., [query - n_tokens + 1, query - 1]] for i, query in enumerate(second)]
+        found.append(torch.stack(attended).mean(0))
     return torch.cat(found)
 
 

@@ -32,9 +32,9 @@ class AttentionScoring(NamedTuple):
 def attention_scoring(view: ModelView, layer: int) -> AttentionScoring:
     """Return how a layer computes attention scores."""
     attn, cfg = view.attn(layer), view.cfg
-    inner = getattr(attn, "original_component", None)
+    hf_attn = getattr(attn, "original_component", None)
     position = str(getattr(cfg, "positional_embedding_type", "standard"))
-    if inner is None:  # HookedTransformer has all settings in cfg
+    if hf_attn is None:  # HookedTransformer has all settings in cfg
         local = bool(getattr(cfg, "use_local_attn", False)) and cfg.attn_types[layer] == "local"
         cap = float(getattr(cfg, "attn_scores_soft_cap", -1.0))
         scale = 1.0 / float(attn.attn_scale)
@@ -42,30 +42,30 @@ def attention_scoring(view: ModelView, layer: int) -> AttentionScoring:
         return AttentionScoring(
             scale, cap if cap > 0 else None, cfg.window_size if local else None, position, interleaved
         )
-    cap = getattr(inner, "attn_logit_softcapping", None)
+    cap = getattr(hf_attn, "attn_logit_softcapping", None)
     interleaved = view.architecture.startswith(("GPTJ", "Cohere"))
-    return AttentionScoring(_score_scale(inner), cap or None, _window(view, inner), position, interleaved)
+    return AttentionScoring(_score_scale(hf_attn), cap or None, _window(view, hf_attn), position, interleaved)
 
 
-def _window(view: ModelView, inner: Any) -> int | None:
+def _window(view: ModelView, hf_attn: Any) -> int | None:
     """Return how many keys each query of a layer sees, including its own position; None for all."""
-    kind = getattr(inner, "attention_type", None)  # GPT-Neo
+    kind = getattr(hf_attn, "attention_type", None)  # GPT-Neo
     if kind is not None:
         return int(view.hf_config_value("window_size", 0)) if kind == "local" else None
-    window = getattr(inner, "sliding_window", None)
+    window = getattr(hf_attn, "sliding_window", None)
     if window is None and view.hf_config_value("layer_types", None) is None:
         window = view.hf_config_value("sliding_window", None)
     return int(window) if window else None
 
 
 def normed_hooks(view: ModelView, layer: int) -> dict[str, str]:
-    """Return the hooks, if any, of queries and keys between norm and rotation; they fire if there is a norm."""
+    """Return the model's hooks of normed queries and keys before rotation; they fire only in layers with such norms."""
     names = {f"{name}_normed": f"blocks.{layer}.attn.hook_{name}_normed" for name in "qk"}
     return {name: hook for name, hook in names.items() if hook in view.hook_names}
 
 
 def unhooked_qk_norm(view: ModelView, layer: int, name: str) -> NormView | None:
-    """Return the norm applied to queries ("q") or keys ("k") after their hook if no hook has its output, else None."""
+    """Return the norm of queries ("q") or keys ("k") if no hook has its output (HookedTransformer), else None."""
     if getattr(view.attn(layer), "original_component", None) is not None or normed_hooks(view, layer):
         return None
     return view.q_norm(layer) if name == "q" else view.k_norm(layer)
@@ -80,10 +80,10 @@ def rotation_hooks(view: ModelView, layer: int) -> tuple[str, str] | None:
 def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return cosines and sines at positions [batch pos] from a table, or raise RotaryAnglesUnavailable."""
     attn = view.attn(layer)
-    inner = getattr(attn, "original_component", None)
-    if inner is None:
+    hf_attn = getattr(attn, "original_component", None)
+    if hf_attn is None:
         return attn.rotary_cos[positions], attn.rotary_sin[positions]
-    table = getattr(inner, "embed_positions", None)
+    table = getattr(hf_attn, "embed_positions", None)
     if table is None:
         raise RotaryAnglesUnavailable(
             f"{view.architecture} does not expose its rotary angles, so its attention scores cannot be recomputed"
@@ -106,20 +106,20 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 def alibi(view: ModelView, layer: int, key_mask: Tensor) -> Float[Tensor, "batch head key"]:
     """Return ALiBi's bias for the scores of each key, up to a constant per query."""
     attn = view.attn(layer)
-    inner = getattr(attn, "original_component", None)
-    if inner is None:
+    hf_attn = getattr(attn, "original_component", None)
+    if hf_attn is None:
         n_keys = key_mask.shape[1]
         return attn.create_alibi_bias(view.n_heads, n_keys, key_mask.device)[None, :, -1].expand(len(key_mask), -1, -1)
-    build = sys.modules[type(inner).__module__].build_alibi_tensor
+    build = sys.modules[type(hf_attn).__module__].build_alibi_tensor
     bias = build(key_mask.long(), view.n_heads, view.compute_dtype)
     # Falcon's eager attention adds the bias twice: to the unscaled scores and to the mask.
-    times = 2.0 * float(inner.inv_norm_factor) if view.architecture.startswith("Falcon") else float(inner.beta)
+    times = 2.0 * float(hf_attn.inv_norm_factor) if view.architecture.startswith("Falcon") else float(hf_attn.beta)
     return bias.reshape(len(key_mask), view.n_heads, -1) * times
 
 
-def _score_scale(inner: Any) -> float:
+def _score_scale(hf_attn: Any) -> float:
     """Return the factor of q·k in a Hugging Face attention module; modules without such an attribute do not scale."""
     for name in ("scaling", "inv_norm_factor"):
-        if hasattr(inner, name):
-            return float(getattr(inner, name))
-    return 1.0 / float(inner.scale_attn) if hasattr(inner, "scale_attn") else 1.0
+        if hasattr(hf_attn, name):
+            return float(getattr(hf_attn, name))
+    return 1.0 / float(hf_attn.scale_attn) if hasattr(hf_attn, "scale_attn") else 1.0

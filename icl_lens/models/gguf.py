@@ -1,6 +1,6 @@
 """Load GGUF files: convert each one once into a Hugging Face folder in the user's cache.
 
-1. Check that the file is complete GGUF of an architecture that transformers reads (`gguf_header`).
+1. Check that the file is complete and of an architecture whose files transformers reads correctly (`gguf_header`).
 2. Dequantize the weights and rebuild the configuration and tokenizer with transformers' GGUF loader.
 3. Write the result to a new folder and move it into place, so that an interrupted process leaves no partial result.
    Later loads use this folder, since converting the file again would take most of the loading time.

@@ -65,9 +65,11 @@ def load_model(
     tokenizer = kwargs.get("tokenizer")
     if kwargs.get("hf_model") is not None and tokenizer is None:
         raise InputError("hf_model needs its tokenizer; call load_model(name, hf_model=model, tokenizer=tokenizer)")
-    for early in ("checkpoint_index", "checkpoint_value"):
-        if kwargs.get(early) is not None:
-            raise InputError(f"{early} is not supported; use the revision instead, e.g. revision='step3000' for Pythia")
+    for option in ("checkpoint_index", "checkpoint_value"):
+        if kwargs.get(option) is not None:
+            raise InputError(
+                f"{option} is not supported; use the revision instead, e.g. revision='step3000' for Pythia"
+            )
     if isinstance(init := getattr(tokenizer, "init_kwargs", None), dict):
         init.setdefault("name_or_path", "")  # TransformerLens reads it; tokenizers built in memory lack it
     where: dict[str, Any] = (
@@ -97,19 +99,19 @@ def load_model(
 def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) -> Any:
     """Find a model's folder, check its files and load it with `boot`; raise InputError with the cause of a failure."""
     weights = kwargs.get("load_weights", True)
-    own_tokenizer = kwargs.get("tokenizer") is not None
+    needs_tokenizer = kwargs.get("tokenizer") is None
     code = kwargs["trust_remote_code"]
     source = resolve_model(
         name,
         revision=revision,
         weights=weights,
-        tokenizer=not own_tokenizer,
+        tokenizer=needs_tokenizer,
         code=code,
         dtype=kwargs["dtype"] or torch.float32,
     )
     check_config(source, trust_remote_code=code)
-    if not own_tokenizer and not has_tokenizer([path.name for path in source.folder.iterdir()]):
-        raise InputError(missing_tokenizer_error(name))  # transformers would create an empty one
+    if needs_tokenizer and not has_tokenizer([path.name for path in source.folder.iterdir()]):
+        raise missing_tokenizer_error(name)  # transformers would create an empty one
     if weights and (files := weight_files(source.folder)) and files[0].suffix == ".bin":
         logging.getLogger("icl_lens").warning(
             "model %r has no safetensors; reading its weights from %s without executing code (weights_only)",

@@ -37,7 +37,7 @@ def _lock_of(model: Any) -> _ModelLock:
     try:
         with _CREATION_LOCK:
             return _LOCKS.setdefault(model, _ModelLock())
-    except TypeError:  # not an object with hooks
+    except TypeError:  # of an object without weak references, such as a model's name
         raise InputError(
             f"expected a TransformerLens model, got {type(model).__name__}; load one with il.load_model(name)"
         ) from None

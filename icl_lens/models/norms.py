@@ -37,13 +37,14 @@ class NormView(NamedTuple):
         return y if self.shift is None else y + self.shift.to(x.dtype)
 
 
-def infer_norm(module: Any, d_model: int, device: torch.device, *, default_eps: float) -> NormView:
+def infer_norm(module: Any, width: int, device: torch.device, *, default_eps: float) -> NormView:
     """Infer a norm module's gain, shift and centering from its outputs; raise InputError if it is no norm.
 
     Families differ in where gains are and whether they are stored as `w` or `1 + w`; outputs do not depend on this. The
-    zero vector gives the shift, two long vectors, for which eps is negligible, the rest, and a short one tests eps.
+    output for the zero vector is the shift. Two long vectors, for which eps is negligible, give centering and the gain.
+    A short one tests eps.
     """
-    signs = torch.ones(1, 1, d_model, dtype=torch.float64)
+    signs = torch.ones(1, 1, width, dtype=torch.float64)
     signs[..., 1::2] = -1
     with weights_loaded(module), torch.no_grad():
         weight = next((p for p in module.parameters()), None)
@@ -52,27 +53,32 @@ def infer_norm(module: Any, d_model: int, device: torch.device, *, default_eps: 
         where = device if weight is None else weight.device
         long = signs * (2.0**24 if dtype == torch.float64 else 2.0**10)
 
-        def ask(x: Tensor) -> Tensor:
+        def output(x: Tensor) -> Tensor:
             return module(x.to(where, dtype))[0, 0].to(device, torch.float64).cpu()
 
-        shift, ones, alternating = ask(torch.zeros_like(signs)), ask(long.abs()), ask(long)
+        shift, ones, alternating = output(torch.zeros_like(signs)), output(long.abs()), output(long)
         if torch.equal(alternating, long[0, 0]):
-            return NormView(None, None, default_eps, False, False, d_model)
+            return NormView(gain=None, shift=None, eps=default_eps, center=False, normalize=False, width=width)
         center = bool(torch.allclose(ones, shift, atol=1e-3) and not torch.allclose(alternating, shift, atol=1e-3))
         gain = (alternating - shift) * signs[0, 0]
         eps = _eps_of(module, default_eps)
         expected = shift + gain * signs[0, 0] / math.sqrt(2)
-        if not torch.allclose(ask(signs * math.sqrt(eps)), expected, rtol=2e-2, atol=2e-2):
+        if not torch.allclose(output(signs * math.sqrt(eps)), expected, rtol=2e-2, atol=2e-2):
             raise InputError(
                 f"norm must be a LayerNorm or an RMSNorm, got {type(module).__name__}, which is neither with "
                 f"eps={eps}; this family is not supported"
             )
     # With an odd width the alternating vector has a mean, which LayerNorm removes.
-    if center and d_model % 2:
-        raise InputError(f"d_model must be even for a LayerNorm, got {d_model}")
-    keep_shift = shift.to(device) if bool(shift.any()) else None
-    keep_gain = None if bool((gain == 1).all()) else gain.to(device)
-    return NormView(keep_gain, keep_shift, eps, center, True, d_model)
+    if center and width % 2:
+        raise InputError(f"width of a LayerNorm must be even, got {width}")
+    return NormView(
+        gain=None if bool((gain == 1).all()) else gain.to(device),
+        shift=shift.to(device) if bool(shift.any()) else None,
+        eps=eps,
+        center=center,
+        normalize=True,
+        width=width,
+    )
 
 
 def _eps_of(module: Any, default: float) -> float:

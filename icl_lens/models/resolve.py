@@ -55,6 +55,8 @@ def resolve_model(
     Without `weights` or `tokenizer`, these files are not required. With `code`, Python files (for trust_remote_code)
     are downloaded too. A GGUF file is converted to weights in `dtype`. Raise InputError if the model is unavailable.
     """
+    from transformer_lens.supported_models import MODEL_ALIASES
+
     if name in INSTALLED_MODELS:
         _check_no_revision(name, revision)
         model = INSTALLED_MODELS[name]
@@ -65,7 +67,7 @@ def resolve_model(
     if local is not None:
         _check_no_revision(name, revision)
         return ModelSource(name, local, "local")
-    official = _official(name)
+    official = next((hub_name for hub_name, aliases in MODEL_ALIASES.items() if name in aliases), name)
 
     def is_complete(repository: Repository) -> bool:
         names = repository.files
@@ -78,7 +80,7 @@ def resolve_model(
         raise _no_config_error(f"model {name!r} on the Hugging Face Hub", name, repository.files)
     small_files = [file for file in repository.files if _is_small_file(file, code)]
     if tokenizer and not has_tokenizer(repository.files):
-        raise InputError(missing_tokenizer_error(name))
+        raise missing_tokenizer_error(name)
     repository.fetch(["config.json", *(file for file in small_files if file != "config.json")])
     if weights:
         repository.fetch(_weights(repository))
@@ -132,13 +134,13 @@ def has_tokenizer(names: Sequence[str]) -> bool:
     return any(_TOKENIZER.fullmatch(name) for name in names)
 
 
-def missing_tokenizer_error(name: str) -> str:
-    """Return the error message for a model without a tokenizer."""
+def missing_tokenizer_error(name: str) -> InputError:
+    """Return the error for a model without a tokenizer."""
     if name.endswith(".gguf"):
-        return (
+        return InputError(
             f"{name!r} must contain a tokenizer, got none; pass load_model(..., tokenizer=) in Python, or another file"
         )
-    return (
+    return InputError(
         f"model {name!r} has no tokenizer (no tokenizer.json, tokenizer.model or vocab.json); copy the tokenizer's "
         "files into its folder, or pass load_model(..., tokenizer=) in Python"
     )
@@ -192,16 +194,6 @@ def _no_config_error(where: str, name: str, files: Sequence[str]) -> InputError:
     else:
         what, remedy = "is not a Hugging Face model", "choose another, or save it with transformers first"
     return InputError(f"{where} {what}: it has no config.json ({_listing(files)}); {_gguf_hint(name, files) or remedy}")
-
-
-def _official(name: str) -> str:
-    """Return the Hub name for one of TransformerLens' aliases, such as "gpt2-small"."""
-    from transformer_lens.supported_models import MODEL_ALIASES
-
-    for official, aliases in MODEL_ALIASES.items():
-        if name in aliases:
-            return official
-    return name
 
 
 def _is_small_file(file: str, code: bool) -> bool:

@@ -1,7 +1,7 @@
 """A uniform view of model classes, families and TransformerLens versions.
 
 Only `ModelView` knows where a model's weights are and what its blocks do to a head's output; all other modules read
-weights through it. Weights are views of the model's own parameters and are not cached.
+weights through it. Weights are read from the model at each access, never cached.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class ModelView:
     """A uniform view of a model: sizes, hook names, weights, and the final readout.
 
     Works on `TransformerBridge` (TransformerLens 3.9 and 4.x) and `HookedTransformer` (3.9), raw or processed.
-    Weight accessors return views in TransformerLens' axis order and the model's dtype, without gradients.
+    Weights have TransformerLens' axis order and no gradients.
     """
 
     model: Any
@@ -231,7 +231,7 @@ class ModelView:
         The model's attribute takes precedence: when weight processing folds Cohere's factor into W_U, it updates the
         attribute but not the configuration.
         """
-        attribute = _optional(getattr(self.model, "original_model", None), "logit_scale")
+        attribute = getattr(getattr(self.model, "original_model", None), "logit_scale", None)
         scale = attribute if isinstance(attribute, (int, float)) else self.hf_config_value("logit_scale", 1.0)
         return float(scale) / float(self.hf_config_value("logits_scaling", 1.0))
 
@@ -252,7 +252,7 @@ class ModelView:
     def _weight(self, owner: Any, name: str, *, offloaded_in: Any = None) -> Any:
         """Return a weight on `unembed_device`, loading it if it is offloaded; None if the model lacks it."""
         with weights_loaded_if_offloaded(self.model, owner if offloaded_in is None else offloaded_in):
-            weight = _optional(owner, name)
+            weight = getattr(owner, name, None)
             return None if weight is None else weight.detach().to(self.unembed_device)
 
     def b_Q(self, layer: int) -> Float[Tensor, "head d_head"] | None:
@@ -302,11 +302,13 @@ class ModelView:
 
     def _post_norm(self, layer: int, name: str, hf_name: str) -> NormView | None:
         block = self.model.blocks[layer]
-        module = _optional(block, name)
+        module = getattr(block, name, None)
         if module is None and self.architecture.startswith("Olmo2"):
             # TransformerLens 3.9 calls OLMo-2's post-norms ln1 and ln2, as if they came before the sublayers.
-            component = _optional(block, "original_component")
-            module = getattr(block, name.removesuffix("_post")) if component is None else _optional(component, hf_name)
+            component = getattr(block, "original_component", None)
+            module = (
+                getattr(block, name.removesuffix("_post")) if component is None else getattr(component, hf_name, None)
+            )
         return None if module is None else infer_norm(module, self.d_model, self.unembed_device, default_eps=self._eps)
 
     def q_norm(self, layer: int) -> NormView | None:
@@ -318,7 +320,7 @@ class ModelView:
         return self._qk_norm(layer, "k_norm", self.n_kv_heads)
 
     def _qk_norm(self, layer: int, name: str, n_heads: int) -> NormView | None:
-        module = _optional(self.attn(layer), name)
+        module = getattr(self.attn(layer), name, None)
         if module is None:
             return None
         shapes = [tuple(parameter.shape) for parameter in module.parameters()]
@@ -444,13 +446,11 @@ SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def _check_weights(model: Any, name: str) -> None:
     """Raise InputError for weights that cannot be read because they are quantized or not loaded."""
     quantized = getattr(getattr(model, "original_model", None), "hf_quantizer", None) is not None
-    offloaded = False
-    dtypes: set[torch.dtype] = set()
-    for parameter in model.parameters():
-        dtypes.add(parameter.dtype)
-        offloaded = offloaded or parameter.is_meta
+    parameters = list(model.parameters())
+    offloaded = any(parameter.is_meta for parameter in parameters)
     mark_offloaded(model, offloaded=offloaded)
-    packed = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype not in SUPPORTED_DTYPES)
+    dtypes = {parameter.dtype for parameter in parameters}.difference(SUPPORTED_DTYPES)
+    packed = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
     if quantized or packed:
         raise InputError(
             f"weights of {name} must not be quantized, got {', '.join(packed) or 'packed weights'}; load the model "
@@ -461,11 +461,3 @@ def _check_weights(model: Any, name: str) -> None:
             f"some weights of {name} are not loaded (on the meta device), and no accelerate hook loads them; load the "
             "model with its weights, with dtype=torch.bfloat16 or device_map= and offload_folder= to save memory"
         )
-
-
-def _optional(owner: Any, name: str) -> Any:
-    """Return an attribute, or None if the model lacks it (a TransformerBridge raises for missing biases)."""
-    try:
-        return getattr(owner, name)
-    except AttributeError:
-        return None

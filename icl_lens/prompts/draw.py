@@ -40,10 +40,10 @@ class Draw:
     @property
     def classes(self) -> list[str]:
         """The classes that the prompt shows, in alphabetical order."""
-        return sorted([self.true[0], *(kind for kind, _ in self.false)])
+        return sorted([self.true[0], *(class_name for class_name, _ in self.false)])
 
     def with_false_query(self) -> "Draw":
-        """Return the same demonstrations with the query of the first false class, which becomes the true class.
+        """Return the same demonstrations with a query of the first false class, which becomes the true class.
 
         Raise InputError if that class has no unused text.
         """
@@ -51,7 +51,9 @@ class Draw:
             raise InputError(
                 f"class {self.false[0][0]!r} has no unused text for the query; reduce demonstrations or add texts"
             )
-        return replace(self, false=[self.true], true=self.false[0], query=self.false_query, false_query=self.query)
+        return replace(
+            self, false=[self.true, *self.false[1:]], true=self.false[0], query=self.false_query, false_query=self.query
+        )
 
 
 def unused_text(texts: list[str], shown: list[str], query: str) -> str | None:

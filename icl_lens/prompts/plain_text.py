@@ -53,61 +53,62 @@ def tokenize_text(
         >>> il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens).shape
         torch.Size([1, 8, 6])
     """
-    single = isinstance(texts, str)
-    several = tuple(texts) if isinstance(texts, Iterable) and not single else (texts,)
-    if not several:
+    is_single = isinstance(texts, str)
+    all_texts = tuple(texts) if isinstance(texts, Iterable) and not is_single else (texts,)
+    if not all_texts:
         raise InputError("texts must contain at least one text, got none")
-    for number, text in enumerate(several):
+    for number, text in enumerate(all_texts):
         if isinstance(text, Prompt):
             raise InputError("texts must be plain text, got an il.Prompt; use il.tokenize for prompts")
         check_unicode(text)
         if not text.strip():
             raise InputError(f"texts must not be empty, got {text!r} as text {number}; remove it")
     tokenizer = require_fast_tokenizer(model)
-    read = tokenize_texts(tokenizer, [Rendered(text, (), (), (0, len(text))) for text in several])
-    front = special_prefix(tokenizer, read[0], prepend_bos)
-    rows = [[*front, *text.ids] for text in read]
+    tokenized = tokenize_texts(tokenizer, [Rendered(text, (), (), (0, len(text))) for text in all_texts])
+    prefix = special_prefix(tokenizer, tokenized[0], prepend_bos)
+    rows = [[*prefix, *text.ids] for text in tokenized]
     check_context_length(model, rows)
-    batch = text_batch(tokenizer, rows, several).at("last" if positions is None else positions)
+    batch = text_batch(tokenizer, rows, all_texts).at("last" if positions is None else positions)
     assert batch.prompt_index is not None
-    rows_at = list(zip(batch.prompt_index.tolist(), batch.last.tolist(), strict=True))
+    text_positions = list(zip(batch.prompt_index.tolist(), batch.last.tolist(), strict=True))
     long: dict[str, list[int]] = {}  # strings of several tokens
 
-    def find_token(given: TokenSpec, number: int, place: int, what: str) -> int:
-        """Return the id that scores `given` after position `place` of text `number`."""
-        if isinstance(given, int):
-            check_ids(model, [given])
-            return given
-        ids = _ids_after(tokenizer, read[number], max(0, place - len(front) + 1), given, what)
+    def find_token(token: TokenSpec, number: int, position: int, what: str) -> int:
+        """Return the id that scores `token` after a position of text `number`."""
+        if isinstance(token, int):
+            check_ids(model, [token])
+            return token
+        ids = _ids_after(tokenizer, tokenized[number], max(0, position - len(prefix) + 1), token, what)
         if len(ids) > 1:
-            long.setdefault(given, ids)
+            long.setdefault(token, ids)
         return ids[0]
 
     if targets is not None:
         ids = []
-        for number, target in enumerate(_by_text(targets, len(several), single, "targets")):
-            places = [place for of, place in rows_at if of == number]
-            wanted = [target] * len(places) if isinstance(target, (str, int)) else target
-            if len(wanted) != len(places):
+        for number, target in enumerate(_by_text(targets, len(all_texts), is_single, "targets")):
+            ends = [position for text, position in text_positions if text == number]
+            tokens = [target] * len(ends) if isinstance(target, (str, int)) else target
+            if len(tokens) != len(ends):
                 raise InputError(
-                    f"targets must have one token per position, got {len(wanted)} for {len(places)} positions of text "
+                    f"targets must have one token per position, got {len(tokens)} for {len(ends)} positions of text "
                     f"{number}"
                 )
-            ids += [find_token(one, number, place, "target") for one, place in zip(wanted, places, strict=True)]
+            ids += [find_token(token, number, end, "target") for token, end in zip(tokens, ends, strict=True)]
         batch = replace(batch, targets=torch.tensor(ids))
     if against is not None:
         by_text = [
-            [one] if isinstance(one, (str, int)) else one for one in _by_text(against, len(several), single, "against")
+            [one] if isinstance(one, (str, int)) else one
+            for one in _by_text(against, len(all_texts), is_single, "against")
         ]
         if empty := [number for number, tokens in enumerate(by_text) if not tokens]:
             raise InputError(f"against must have at least one token per text, got none for text {empty[0]}")
-        others = [[find_token(one, of, place, "comparison") for one in by_text[of]] for of, place in rows_at]
+        others = [[find_token(one, text, end, "comparison") for one in by_text[text]] for text, end in text_positions]
         batch = replace(batch, against=padded_ids(others))
-    for given, ids in long.items():
+    for string, ids in long.items():
         names = name_tokens(tokenizer, [ids])[0]
         bare = " (white space only)" if not tokenizer.decode(ids[:1]).strip() else ""
         warnings.warn(
-            f"{given!r} has {len(ids)} tokens, {' + '.join(map(repr, names))}; it is scored by the first, "
+            f"{string!r} has {len(ids)} tokens, {' + '.join(map(repr, names))}; it is scored by the first, "
             f"{names[0]!r}{bare}",
             stacklevel=2,
         )
@@ -118,41 +119,41 @@ def tokenize_text(
     return batch if device is None else batch.to(device)
 
 
-def _by_text(values: Any, n: int, single: bool, what: str) -> list[Any]:
-    """Return the value of each text, from one for all or one per text; a list applies to a single text as a whole."""
+def _by_text(values: Any, n: int, is_single: bool, what: str) -> list[Any]:
+    """Return one value per text, given one for all texts or one per text; a list is the value of a single text."""
     if isinstance(values, Tensor):
         values = values.tolist()
     if isinstance(values, (str, int)):
         return [values] * n
     values = list(values)
-    if single and not any(isinstance(one, (list, tuple)) for one in values):
+    if is_single and not any(isinstance(one, (list, tuple)) for one in values):
         return [values]
     if len(values) != n:
         raise InputError(f"{what} must have one value for all {n} texts or one per text, got {values!r}")
     return values
 
 
-def _ids_after(tokenizer: Any, text: TokenizedText, n_before: int, given: str, what: str) -> list[int]:
+def _ids_after(tokenizer: Any, text: TokenizedText, n_before: int, string: str, what: str) -> list[int]:
     """Return the tokens of a string after the first `n_before` tokens of a text.
 
     Raise InputError if the string does not begin there or is unknown.
     """
-    if not isinstance(given, str):
-        raise InputError(f"{what} must be a string or a token id, got {given!r}")
+    if not isinstance(string, str):
+        raise InputError(f"{what} must be a string or a token id, got {string!r}")
     before = text.rendered.text
     if n_before < len(text.ids):
         before = before[: text.ends[n_before - 1] if n_before else 0]
     shown = repr(before[-30:])
-    if not given:
-        raise InputError(f"{what} must not be empty, got {given!r}; pass a token that may follow {shown}")
-    found = tokenizer(before + given, add_special_tokens=False, verbose=False)["input_ids"]
+    if not string:
+        raise InputError(f"{what} must not be empty, got {string!r}; pass a token that may follow {shown}")
+    found = tokenizer(before + string, add_special_tokens=False, verbose=False)["input_ids"]
     if found[:n_before] != text.ids[:n_before] or len(found) == n_before:
         raise InputError(
-            f"the {what} {given!r} is not a separate token after {shown}; begin it with the white space that "
+            f"the {what} {string!r} is not a separate token after {shown}; begin it with the white space that "
             f"separates it from the text, end the text without white space, or pass a token id"
         )
     if tokenizer.unk_token_id in found[n_before:]:
         raise InputError(
-            f"the {what} {given!r} is not in the model's vocabulary; use words of the vocabulary or a token id"
+            f"the {what} {string!r} is not in the model's vocabulary; use words of the vocabulary or a token id"
         )
     return found[n_before:]

@@ -179,7 +179,7 @@ class Template:
     one token, so a query that ends in a space would be followed by a token that no demonstration contains.
     `prefix=" "` likewise puts a space before the first word, which such tokenizers may otherwise split differently.
 
-    Raise InputError for a field that is missing, repeated or out of order, and for any other query.
+    Raise InputError for a field that is missing, repeated or out of order, and for a query that differs from this cut.
 
     Example:
         >>> template = il.Template("{text} -> {label}", "{text} ->", separator="; ")

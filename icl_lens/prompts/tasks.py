@@ -33,7 +33,7 @@ MAX_PROMPTS = 1_000_000
 MAX_SKIPPED = 10_000
 
 
-# All begin with different tokens in the vocabularies of GPT-2 and the bundled models.
+# Default labels. All begin with different tokens in the vocabularies of GPT-2 and the bundled models.
 _LABELS = ("foo", "bar", "baz", "qux", "dax", "wug", "mib", "zib", "toma", "gorp", "nerf", "lorp", "vint", "kiki")
 
 
@@ -172,7 +172,7 @@ def split_by_query(
 
 
 def _of_one_length(groups: list[list[str]], label: str, model: Any, template: Template) -> list[list[str]]:
-    """Return the texts of each group of one token length: the length that leaves the most texts in the smallest group.
+    """Return the texts of each group that have one token length: that which leaves the smallest group the most texts.
 
     Tokens are counted in context, from the start of the prompt to the label and from the label to the end of the
     query, since some tokenizers split a word differently at the start.

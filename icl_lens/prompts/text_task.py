@@ -71,17 +71,17 @@ class TextTask:
             rows = _filtered(rows, keep)
         pool, queries = _pools(rows, self._split, demonstrations, rng)
         texts_of: dict[str, list[str]] = {}
-        for text, kind in queries:
-            texts_of.setdefault(kind, []).append(text)
+        for text, class_name in queries:
+            texts_of.setdefault(class_name, []).append(text)
         while True:
-            for query, true in rng.sample(queries, len(queries)):
-                others = [kind for kind in sorted(pool) if kind != true]
+            for query, true_class in rng.sample(queries, len(queries)):
+                others = [name for name in sorted(pool) if name != true_class]
                 chosen = [rng.choice(others)] if self.classes == "binary" else rng.sample(others, len(others))
-                false = [(kind, rng.sample(pool[kind], demonstrations)) for kind in chosen]
-                kind, shown = false[0]
-                other = unused_text(texts_of.get(kind) or pool[kind], shown, query)
-                own = (true, rng.sample(pool[true], demonstrations))
-                yield Draw(false, own, query, other, tuple(sorted(pool)))
+                false = [(name, rng.sample(pool[name], demonstrations)) for name in chosen]
+                first, shown = false[0]
+                false_query = unused_text(texts_of.get(first) or pool[first], shown, query)
+                true = (true_class, rng.sample(pool[true_class], demonstrations))
+                yield Draw(false, true, query, false_query, tuple(sorted(pool)))
 
     @property
     def _split(self) -> str:
@@ -103,8 +103,8 @@ class TextTask:
 
 def _filtered(rows: dict[str, Rows], keep: KeepTexts) -> dict[str, Rows]:
     """Return the rows of each split whose text remains when `keep` filters the texts of every split and class."""
-    groups = [(split, kind) for split in rows for kind in sorted({kind for _, kind in rows[split]})]
-    texts = keep([[text for text, one in rows[split] if one == kind] for split, kind in groups])
+    groups = [(split, group) for split in rows for group in sorted({name for _, name in rows[split]})]
+    texts = keep([[text for text, name in rows[split] if name == group] for split, group in groups])
     kept = dict(zip(groups, map(set, texts), strict=True))
     return {split: [row for row in rows[split] if row[0] in kept[split, row[1]]] for split in rows}
 
@@ -114,17 +114,17 @@ def _pools(rows: dict[str, Rows], split: str, count: int, rng: random.Random) ->
     queries = rows[split]
     if split == "train":
         of_class: dict[str, Rows] = {}
-        for text, kind in rng.sample(queries, len(queries)):
-            of_class.setdefault(kind, []).append((text, kind))
-        queries = [row for kind in sorted(of_class) for row in of_class[kind][: len(of_class[kind]) // 2]]
+        for text, name in rng.sample(queries, len(queries)):
+            of_class.setdefault(name, []).append((text, name))
+        queries = [row for name in sorted(of_class) for row in of_class[name][: len(of_class[name]) // 2]]
     query_texts = {text for text, _ in queries}
     pool: dict[str, list[str]] = {}
-    for text, kind in rows["train"]:
+    for text, name in rows["train"]:
         if text not in query_texts:
-            pool.setdefault(kind, []).append(text)
-    kinds = sorted({*pool} | {kind for _, kind in queries})
-    if not queries or len(kinds) < 2 or any(len(pool.get(kind, ())) < count for kind in kinds):
-        counts = ", ".join(f"{len(pool.get(kind, ()))} of class {kind!r}" for kind in kinds) or "none"
+            pool.setdefault(name, []).append(text)
+    classes = sorted({*pool} | {name for _, name in queries})
+    if not queries or len(classes) < 2 or any(len(pool.get(name, ())) < count for name in classes):
+        counts = ", ".join(f"{len(pool.get(name, ()))} of class {name!r}" for name in classes) or "none"
         raise InputError(
             f"the data must have at least one query and two classes with {count} demonstration texts each, got "
             f"{len(queries)} queries and {counts}; add rows, or use a larger max_words or fewer demonstrations"
@@ -136,7 +136,7 @@ def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) ->
     """Yield text and class of the rows that `TextTask` does not skip; raise InputError for an invalid row."""
     class_names = table.class_names.get(columns[1], ())
     seen = set()
-    written: dict[str, bool] = {}
+    is_string: dict[str, bool] = {}  # by class
     for number, row in enumerate(table.rows, 1):
         missing = [column for column in columns if column not in row]
         if missing:
@@ -152,20 +152,19 @@ def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) ->
                     f"({quoted_list(class_names)}), got {label}; fix the file"
                 )
             label = class_names[label] if label >= 0 else None  # -1: hidden label
-        words = "" if text is None else str(text)
-        text = " ".join(words.split())
-        if not text or label is None or not str(label).strip():
+        words = [] if text is None else str(text).split()
+        class_name, text = str(label), " ".join(words)
+        if not text or label is None or not class_name.strip():
             continue
-        kind = str(label)
-        if written.setdefault(kind, isinstance(label, str)) != isinstance(label, str):
+        if is_string.setdefault(class_name, isinstance(label, str)) != isinstance(label, str):
             raise InputError(
-                f"the label {kind} is a number in some rows and the string {kind!r} in others (row {number}); write it "
-                "the same way in all rows"
+                f"the label {class_name} is a number in some rows and the string {class_name!r} in others (row "
+                f"{number}); write it the same way in all rows"
             )
-        if text in seen or (max_words is not None and len(words.split()) > max_words):
+        if text in seen or (max_words is not None and len(words) > max_words):
             continue
         seen.add(text)
-        yield text, kind
+        yield text, class_name
 
 
 def _plain(value: Any, number: int, column: str) -> str | int | float | None:
@@ -177,9 +176,9 @@ def _plain(value: Any, number: int, column: str) -> str | int | float | None:
     if value is not None and not isinstance(value, (str, int)):
         kind = {"list": "a list", "dict": "an object"}.get(type(value).__name__, type(value).__name__)
         raise InputError(f"row {number} has {kind} in column {column!r}; use text or a number")
-    if isinstance(value, str) and (half := SURROGATE.search(value)):
+    if isinstance(value, str) and (surrogate := SURROGATE.search(value)):
         raise InputError(
-            f"row {number} has an unpaired surrogate {half[0]!r} in column {column!r}; re-encode the file as UTF-8"
+            f"row {number} has an unpaired surrogate {surrogate[0]!r} in column {column!r}; re-encode the file as UTF-8"
         )
     return value
 

@@ -165,7 +165,7 @@ class LabelTokens:
                 )
             other = scored.setdefault(ids[len(shared)], label)
             if other != label:
-                which = f"{len(shared) + 1}th" if shared else "first"
+                which = f"token {len(shared) + 1}," if shared else "first token"
                 remedy = "choose labels that differ there"
                 if common and not shared:
                     remedy += ', or pass shared_prefix="append"'
@@ -173,8 +173,7 @@ class LabelTokens:
                     remedy += f" (not all of {quoted_list(labels)} begin with it)"
                 token = ids[len(shared)]
                 raise InputError(
-                    f"labels {other!r} and {label!r} share their {which} token {self._shown([token])} "
-                    f"(id {token}); {remedy}"
+                    f"labels {other!r} and {label!r} share their {which} {self._shown([token])} (id {token}); {remedy}"
                 )
         return shared, list(scored)
 
@@ -209,7 +208,7 @@ def _as_published(tokenizer: Any) -> Any:
     if tokenizer.init_kwargs.get("add_bos_token") is not True:
         return tokenizer
     try:
-        return _stored(tokenizer.name_or_path)
+        return _load_tokenizer(tokenizer.name_or_path)
     except (OSError, ValueError) as error:
         raise InputError(
             f"cannot read the published tokenizer of {tokenizer.name_or_path!r}, and the loaded copy has "
@@ -218,5 +217,5 @@ def _as_published(tokenizer: Any) -> Any:
 
 
 @lru_cache(maxsize=8)
-def _stored(name: str) -> Any:
+def _load_tokenizer(name: str) -> Any:
     return AutoTokenizer.from_pretrained(name, local_files_only=True)

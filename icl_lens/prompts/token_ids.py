@@ -79,11 +79,11 @@ def check_no_padding(tokenizer: Any, rows: list[list[int]]) -> None:
     pad = getattr(tokenizer, "pad_token_id", None)
     if pad is None:
         return
-    most = int(pad in (getattr(tokenizer, "bos_token_id", None), getattr(tokenizer, "eos_token_id", None)))
+    n_allowed = int(pad in (getattr(tokenizer, "bos_token_id", None), getattr(tokenizer, "eos_token_id", None)))
     for number, row in enumerate(rows):
         for side, tokens in (("begins", row), ("ends", row[::-1])):
             count = next((i for i, token in enumerate(tokens) if token != pad), len(tokens))
-            if count > most:
+            if count > n_allowed:
                 raise InputError(
                     f"row {number} {side} with {count} padding tokens (id {pad}), which the model would read; pass "
                     "attention_mask= as the tokenizer returned it"
@@ -107,22 +107,22 @@ def resolve_positions(positions: TokenPositions, lengths: list[int]) -> list[lis
     if isinstance(positions, str):
         raise InputError(f"positions must be 'last', 'all' or integers, got {positions!r}")
     by_row: Any = [positions] if isinstance(positions, int) else positions
-    if all(isinstance(place, int) for place in by_row):
+    if all(isinstance(position, int) for position in by_row):
         by_row = [by_row for _ in lengths]
-    if len(by_row) != len(lengths) or not all(isinstance(places, Sequence) and places for places in by_row):
+    if len(by_row) != len(lengths) or not all(isinstance(row, Sequence) and row for row in by_row):
         raise InputError(
             f"positions must be one position, a list for all {len(lengths)} prompts or a non-empty list per prompt, "
             f"got {positions!r}"
         )
-    for row, (places, length) in enumerate(zip(by_row, lengths, strict=True)):
-        wrong = [place for place in places if not -length <= place < length]
+    for number, (row, length) in enumerate(zip(by_row, lengths, strict=True)):
+        wrong = [position for position in row if not -length <= position < length]
         if wrong:
-            raise InputError(f"position {wrong[0]} is out of range for prompt {row}; valid are 0–{length - 1}")
-    return [[place % length for place in places] for places, length in zip(by_row, lengths, strict=True)]
+            raise InputError(f"position {wrong[0]} is out of range for prompt {number}; valid are 0–{length - 1}")
+    return [[position % length for position in row] for row, length in zip(by_row, lengths, strict=True)]
 
 
 def ids_per_row(ids: Any, n: int, what: str, *, lists: bool = False) -> list[list[int]] | None:
-    """Return each row's ids, given one id for all rows, one per row or, with `lists`, also lists that -1 pads."""
+    """Return each row's ids, given one id for all rows, one per row or, with `lists`, a list per row padded with -1."""
     if ids is None:
         return None
     if isinstance(ids, Tensor):

@@ -67,8 +67,8 @@ class WordTask:
             seen.add(drawn)
             if len(seen) == possible:
                 seen.clear()
-            other = unused_text(false_words, shown, query)
-            yield Draw([(false, shown)], (true, own), query, other, (false, true))
+            false_query = unused_text(false_words, shown, query)
+            yield Draw([(false, shown)], (true, own), query, false_query, (false, true))
 
     def _words(self) -> tuple[str, list[str], str, list[str]]:
         """Return the false category and its words, then the true category and its words."""
@@ -100,7 +100,7 @@ def word_list(path: str | Path | None = None) -> dict[str, list[str]]:
         raise InputError(f"there is no word list {str(source)!r}; pass the path of an existing file")
     try:
         categories = json.loads(source.read_text(encoding="utf-8-sig"))["categories"]
-        wrong = _not_words(categories)
+        wrong = _fault_of(categories)
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         wrong, categories = f"cannot be read: {type(error).__name__}", {}
     if wrong:
@@ -111,7 +111,7 @@ def word_list(path: str | Path | None = None) -> dict[str, list[str]]:
     return categories
 
 
-def _not_words(categories: Any) -> str | None:
+def _fault_of(categories: Any) -> str | None:
     """Return the fault of a word list's categories, None if they are valid."""
     if not isinstance(categories, dict):
         return "categories must be an object"
