@@ -6,7 +6,6 @@ import html as stdlib_html
 import json
 import re
 import shlex
-import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -138,14 +137,11 @@ def test_what_is_installed_includes_the_templates():
         assert shipped >= {*templating.TEMPLATES.list_templates(), "page.css", "page.js", "theme.js", "frame.js"}
 
 
-def test_a_large_page_is_small_and_quick():
+def test_a_large_page_is_small():
     explanation = ex.large()
     assert (len(explanation.head_increases), len(explanation.head_increases[0])) == (36, 20)
     assert len(explanation.tokens) == 200
-    start = time.process_time()  # CPU time: other processes must not count
-    page = explanation.to_html()
-    assert time.process_time() - start < 3
-    assert len(page.encode()) <= 3_000_000
+    assert len(explanation.to_html().encode()) <= 3_000_000
     assert len(explanation._repr_html_().partition('<div class="icl-lens-twin">')[2]) < 150_000
 
 

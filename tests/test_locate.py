@@ -250,12 +250,12 @@ def test_equal_bytes_for_an_equal_number_of_processes(by_two, way):
 @pytest.mark.slow
 @pytest.mark.parametrize(("dead", "way"), [(0, "torchrun"), (1, "torchrun"), (1, "two nodes")])
 def test_a_run_resumes_after_one_of_two_processes_dies(inputs, unbroken, tmp_path, dead, way):
-    """The other ends within a minute without a traceback of ours; three processes, or one, resume from the chunks."""
+    """The other ends without a traceback of ours; three processes, or one, resume from the chunks."""
     out, log = tmp_path / "out", tmp_path / "log"
     arguments = ["locate", *inputs, "--out", out]
     nodes, logged = launched(LAUNCHES[way], arguments, log, LOGGED_DEATH=f"{dead} 3")
     (pid,) = (pid for rank, pid in logged if rank == dead)
-    assert time.time() - (log / f"{dead}-{pid}").stat().st_mtime < 60
+    assert time.time() - (log / f"{dead}-{pid}").stat().st_mtime < 300, "it waited: gloo waits 30 minutes"
     assert all(node.returncode != 0 for node in nodes)
     assert any(f"exitcode  : -{signal.SIGKILL:d} (pid: {pid})" in node.stderr for node in nodes), "as torchrun reports"
     lines = [line for node in nodes for line in node.stderr.splitlines() if line.startswith("icl-lens: ")]

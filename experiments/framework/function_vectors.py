@@ -72,7 +72,7 @@ class IndirectEffects:
 
 
 def indirect_effects(study: Study, tasks: Sequence[Assignment]) -> IndirectEffects:
-    """Measure every head's indirect effect on the held-out prompts of all assignments; see `IndirectEffects`."""
+    """Measure every head's indirect effect on the held-out prompts of all assignments."""
     probability, log_odds = [], []
     for task in tasks:
         lost = il.head_effects(study.model, task.held_out, positions="last", mode="mean", reference=task.reference)
