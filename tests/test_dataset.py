@@ -228,7 +228,7 @@ def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candi
 def test_contrast_parts_are_not_mixed_with_others(gpt2, many, tmp_path):
     against = many.other_label_tokens
     silent = RunFolder(tmp_path, {"x": 1, "against": None})
-    with pytest.raises(il.InputError, match="the tokens' name, got None"):
+    with pytest.raises(il.InputError, match="a name for the tokens, got None"):
         il.locate_heads(gpt2, many, k=2, against=against, folder=silent)
     with pytest.raises(il.InputError, match="must be None, got 'other labels'"):
         il.locate_heads(gpt2, many, k=2, folder=RunFolder(tmp_path, {"against": "other labels"}))

@@ -155,6 +155,14 @@ def test_a_set_of_edges_removes_all_from_the_intact_models_inputs(grouped):
     assert (found[:, 1] - found[:, 0]).abs().max() > 1e-2
 
 
+def test_sets_without_edges_are_the_unedited_model(grouped):
+    model, batch, _ = grouped
+    unedited = il.label_log_probs(model, batch)[:, None].expand(-1, 2, -1)
+    assert_close(il.label_log_probs_without_edges(model, batch, [[], []]), unedited)
+    with pytest.raises(il.InputError, match="edge_sets must contain"):
+        il.label_log_probs_without_edges(model, batch, [])
+
+
 def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(grouped):
     from icl_lens.interventions.head_edges import estimate_effects
 

@@ -204,6 +204,7 @@ def test_files_and_text(run, gpt2, inputs, unbroken, words, tmp_path):
     ("given", "says"),
     [
         (["--html", "page.html"], "--html has no effect with -n"),
+        (["--open"], "--open has no effect with -n"),
         (["--by", "contrast"], "--by has no effect with -n"),
         (["--no-bias"], "--bias has no effect here"),
         (["--why", "L9H9"], "L9H9"),

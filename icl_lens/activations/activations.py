@@ -385,10 +385,10 @@ def _last_logits(model: Any, batch: PromptBatch, hooks: list[tuple[str, Callable
     check_vocabulary(model, batch, "batch")
     with (
         torch.no_grad(),
-        view.inference_pass() as arguments,
+        view.inference_pass() as kwargs,
         model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]),
     ):
-        logits = model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **arguments)[:, 0]
+        logits = model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **kwargs)[:, 0]
     check_finite(logits)
     return logits
 

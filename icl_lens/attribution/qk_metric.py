@@ -255,8 +255,8 @@ def _rotation(view: ModelView, layer: int, distance: int | None) -> tuple[Tensor
         seen: dict[str, Tensor] = {}
         keep = [(name, lambda value, hook: seen.__setitem__(hook.name, value.detach()[0, last])) for name in hooks]
         tokens = torch.zeros(1, last + 1, dtype=torch.long, device=view.cfg.device)
-        with view.inference_pass() as arguments, view.model.hooks(fwd_hooks=keep):
-            view.model(tokens, return_type="logits", **arguments)
+        with view.inference_pass() as kwargs, view.model.hooks(fwd_hooks=keep):
+            view.model(tokens, return_type="logits", **kwargs)
         cos, sin = (seen[name] for name in hooks)
     if distance is None:
         return identity_rotation(cos, sin)

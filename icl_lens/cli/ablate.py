@@ -31,7 +31,7 @@ class HeadsOptions(HeadChoice):
         By | None, Option(help="Score that locates heads.", show_default="contrast; increase with one label")
     ] = None
     positions: Annotated[Literal["all", "last"], Option(help="Positions to zero; last is faster.")] = "all"
-    random_sets: Annotated[int, Option(min=1, max=1000, help="Random sets, of the same and of all layers.")] = 10
+    random_sets: Annotated[int, Option(min=1, max=1000, help="Random sets from the same layers, and from all.")] = 10
 
 
 @grouped

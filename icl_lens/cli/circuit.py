@@ -52,8 +52,8 @@ def circuit(
     """Locate the edges through which heads raise the answer over a task, and test how much of it they carry.
 
     An edge is what an earlier head, FFN or embedding wrote, as read by a head's query, keys or values. Edges are ranked
-    on some prompts. On others, the first edges of this ranking are removed one by one. Then only these are kept or, for
-    comparison, only random edges.
+    on some prompts. On others, the first edges of this ranking are removed one by one. Then all edges except these are
+    removed or, for comparison, all except as many random ones.
 
     With --out, an interrupted run resumes where it stopped and writes the same files. `torchrun --nproc_per_node 2 -m
     icl_lens circuit …` distributes the prompts over processes.

@@ -28,14 +28,14 @@ class TwoModels(ModelOptions):
     revision_b: Annotated[str | None, Option(help="Hub revision of B's model.", show_default="main branch")] = None
 
     @property
-    def one(self) -> bool:
+    def are_same(self) -> bool:
         """Whether A and B share one model."""
         return self.model_b is None and self.revision_b is None
 
     def both(self) -> tuple[Any, Any]:
         """Load both models; return the same object twice if B has no other model."""
         first = self.load()
-        if self.one:
+        if self.are_same:
             return first, first
         return first, replace(self, model=self.model_b or self.model, revision=self.revision_b).load()
 
@@ -58,19 +58,21 @@ def compare(
     ] = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Compare two prompts on one model, or two models on one prompt: answers and heads.
+    """Compare the answers and heads of two prompts on one model, or of two models on one prompt.
 
     With --task or --path, A and B are a task's first two prompts, or its first prompt on two models. With -n, compare
     means over prompts, with intervals of the differences. With --html, the page also compares layers and attention, or
     shows all heads of both models.
     """
     from icl_lens import compare_models, explain
-    from icl_lens.report.comparison import compare as compared
+    from icl_lens.report.comparison import compare as compare_explanations
 
-    if n > 1 and (models.one or task.name is None):
+    if n > 1 and (models.are_same or task.name is None):
         raise InputError(f"-n must be 1 without a second model and a task, got {n}; pass --model-b and --task")
-    prompts: list[Any] = task.sample_prompts(2 if models.one else n, seed=seed, conflicting=(a, b, answer, answer_b))
-    if not prompts and models.one and b is None:
+    prompts: list[Any] = task.sample_prompts(
+        2 if models.are_same else n, seed=seed, conflicting=(a, b, answer, answer_b)
+    )
+    if not prompts and models.are_same and b is None:
         raise InputError("nothing to compare; pass two prompts, a task, or a second model with --model-b")
     if not prompts and a is None:
         a, answer = PAPER_PROMPT, answer or PAPER_ANSWER
@@ -87,9 +89,9 @@ def compare(
     else:
         prompts = prompts or [a, a if b is None else b]
         before = explain(first, prompts[0], answer=answer, by=by, **settings)
-        if b is None and not models.one:  # explain the same answer of one prompt
+        if b is None and not models.are_same:  # explain the same answer of one prompt
             answer_b = answer_b or before.target
-        both = compared(before, explain(second, prompts[-1], answer=answer_b, by=by, **settings))
+        both = compare_explanations(before, explain(second, prompts[-1], answer=answer_b, by=by, **settings))
     page = output.write(both.to_html)
     console.print(both)
     output.show(page, console)

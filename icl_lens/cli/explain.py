@@ -78,8 +78,8 @@ class WhyOptions(RunOutput):
 @grouped
 def explain(
     output: OutputOptions,
-    over: WhyOptions,
-    free: TextOptions,
+    why_options: WhyOptions,
+    text_options: TextOptions,
     task: TaskOptions,
     readout: ReadoutOptions,
     model: ModelOptions,
@@ -102,33 +102,34 @@ def explain(
     Without arguments, explain the paper's example on the bundled model; with --text, any text without demonstrations;
     with --task or --path, the first prompt that `icl-lens locate` samples with the same options.
 
-    With --why and -n, explain why heads attend more to true labels than to false ones, and what their values carry:
-    means over a task's prompts, with intervals. With --out, an interrupted run resumes where it stopped.
+    With --why and -n, explain on average over a task's prompts why heads attend more to true labels than to false ones,
+    and what their values carry, with intervals. With --out, an interrupted run resumes where it stopped.
     """
     from icl_lens.explanation import explain as explain_prompt
     from icl_lens.report.terminal import render
 
-    free.check(prompt, answer, readout)
-    over.check(
+    text_options.check(prompt, answer, readout)
+    why_options.check(
         task,
-        html=output.html is not None or output.open_page,
+        html=output.html is not None,
+        open=output.open_page,
         by=by is not None,
         top=k != 10,
         ablate=n_ablated != 4,
-        against=free.against,
+        against=text_options.against,
     )
-    sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, free.text, free.target))
+    sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, text_options.text, text_options.target))
     output.check()
-    if over.n is not None:
-        _explain_task(output, over, task, readout, model, n=over.n, seed=seed)
+    if why_options.n is not None:
+        _explain_task(output, why_options, task, readout, model, n=why_options.n, seed=seed)
         return
     loaded, console = model.load(), PlainConsole()
     task.print_behavior(console, loaded, readout, seed=seed)
-    settings: dict[str, Any] = {"by": by, "why": over.why, "k": k, "n_ablated": n_ablated, "seed": seed}
-    settings |= readout.readout_arguments() | {"against": free.against or None}
-    if free.text is not None:
+    settings: dict[str, Any] = {"by": by, "why": why_options.why, "k": k, "n_ablated": n_ablated, "seed": seed}
+    settings |= readout.readout_arguments() | {"against": text_options.against or None}
+    if text_options.text is not None:
         explanation = explain_prompt(
-            loaded, free.text, answer=free.target, plain_text=True, prepend_bos=readout.bos, **settings
+            loaded, text_options.text, answer=text_options.target, plain_text=True, prepend_bos=readout.bos, **settings
         )
     else:
         if prompt is None and not sampled:
@@ -145,7 +146,7 @@ def explain(
 
 def _explain_task(
     output: OutputOptions,
-    over: WhyOptions,
+    why_options: WhyOptions,
     task: TaskOptions,
     readout: ReadoutOptions,
     model: ModelOptions,
@@ -161,12 +162,12 @@ def _explain_task(
 
     reject_options(readout, "final_norm", "bias", reason="parts are those of the model's own scores")
     console = PlainConsole()
-    with over.running() as warn:
+    with why_options.running() as warn:
         loaded, batch = task.start(console, model, readout, n=n, seed=seed)
         view = ModelView.of(loaded)
-        heads = [view.check_head(name) for name in (over.why or "").replace(",", " ").split()]
+        heads = [view.check_head(name) for name in (why_options.why or "").replace(",", " ").split()]
         options = {"heads": list(map(str, heads)), "n_strongest": 6}
-        folder = over.prepare(loaded, batch, options, task, model, readout, n=n, seed=seed, by="score parts")
+        folder = why_options.prepare(loaded, batch, options, task, model, readout, n=n, seed=seed, by="score parts")
         task.print_behavior(console, loaded, readout, seed=seed)
         with progress() as report:
             found = mean_score_parts(loaded, batch, **options, folder=folder, progress=report, warn=warn)

@@ -227,7 +227,7 @@ class TaskOptions:
     split: Annotated[str, Option(help="Split to draw queries from.")] = "test"
     max_words: Annotated[int | None, Option(min=1, help="Skip texts with more words.")] = None
     labels: Annotated[
-        str | None, Option(help="Label words, comma-separated; arbitrary words: query's class gets the first.")
+        str | None, Option(help="Labels, comma-separated: class names, or words (query's class first).")
     ] = None
     check: Annotated[bool, Option("--check/--no-check", help="First report what the model does on the task.")] = True
 
@@ -284,7 +284,7 @@ class TaskOptions:
     def prompts(self, *, n: int, seed: int, balanced: bool | None = None) -> "list[Prompt]":
         """Return the prompts of `load_task`.
 
-        Raise InputError like `load_task`, without a task, and for options that have no effect.
+        Raise InputError like `load_task`, if no task is selected, and for options that have no effect.
         """
         from icl_lens.prompts.tasks import load_task, named_task
         from icl_lens.prompts.text_task import TextTask

@@ -28,17 +28,17 @@ def ablate_heads(
 ) -> Iterator[None]:
     """Ablate heads while the block runs.
 
-    `mode="zero"` sets the heads' z to zero, so that they write nothing; b_O is kept. `mode="mean"` sets z to its mean,
-    without active edits, over the `reference` prompts: over all their tokens or, with `positions="last"`, over their
-    last tokens. `positions="last"` edits only each prompt's last position.
+    `mode="zero"` sets the heads' z to zero, so that they write nothing; b_O is kept. `mode="mean"` sets z to its mean
+    over all tokens of the `reference` prompts or, with `positions="last"`, over their last tokens; no edits are active
+    in the passes for this mean. `positions="last"` edits only each prompt's last position.
 
     Blocks nest. Warn once if a head does not reach the logits. Raise InputError for an unknown head, mode or positions,
     a mean without `reference` or with non-finite values, and a `reference` without `mode="mean"`.
 
     Example:
         >>> with il.ablate_heads(model, [il.Head(2, 0), il.Head(3, 1)]):
-        ...     without = il.label_log_probs(model, batch)
-        >>> without.shape
+        ...     ablated = il.label_log_probs(model, batch)
+        >>> ablated.shape
         torch.Size([1, 2])
     """
     view = ModelView.of(model)
@@ -133,6 +133,6 @@ def mean_z(
         count += len(batch) if positions == "last" else int(batch.attention_mask.sum())
         hooks: list[tuple[str, Any]] = [(view.last_logits_hook, lambda x, hook: x[:, :1])]  # logits are not used
         hooks += [(view.hook(layer, "attn.hook_z"), adder(layer, batch)) for layer in by_layer]
-        with torch.no_grad(), view.inference_pass() as lean, edits_disabled(view), view.model.hooks(fwd_hooks=hooks):
-            view.model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **lean)
+        with torch.no_grad(), view.inference_pass() as kwargs, edits_disabled(view), view.model.hooks(fwd_hooks=hooks):
+            view.model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **kwargs)
     return {layer: total / count for layer, total in sums.items()}

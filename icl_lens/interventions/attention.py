@@ -67,7 +67,7 @@ def label_attention_edit(
 ) -> Edit:
     """Return the edit of `scale_label_attention`."""
 
-    def scale(attention: AttentionState, indices: list[int], layer: int) -> None:
+    def scale(attention: AttentionState, heads: list[int], layer: int) -> None:
         assert attention.pattern is not None
         rows, n_keys, device = len(attention.pattern), attention.pattern.shape[-1], attention.pattern.device
         if len(batch) not in (1, rows):
@@ -80,8 +80,8 @@ def label_attention_edit(
         factors = weights.to(device).expand(rows, -1).masked_fill(positions < 0, 1.0)
         ones = factors.new_ones(rows, n_keys)
         factor_of_key = ones.scatter_reduce(1, positions.clamp(min=0), factors, "prod")[:, None]
-        heads = torch.tensor(attention.indices_of(indices), device=device)
-        last_queries = torch.arange(rows, device=device)[:, None], heads, attention.last[:, None]
+        indices = torch.tensor(attention.indices_of(heads), device=device)
+        last_queries = torch.arange(rows, device=device)[:, None], indices, attention.last[:, None]
         row = attention.pattern[last_queries] * factor_of_key.to(attention.pattern.dtype)
         if renormalize:
             row = row / row.sum(-1, keepdim=True).clamp(min=torch.finfo(row.dtype).tiny)
@@ -100,10 +100,11 @@ def remove_position(
 ) -> Iterator[None]:
     """Remove the position term from chosen heads' query-key products.
 
-    In rotary models, q·k is computed without rotation. With learned positions, the position embedding's share is
-    subtracted from the heads' queries and keys, at the unedited norm's scale. With ALiBi, the bias is omitted. Mask and
-    softmax are unchanged, and position information that earlier layers wrote remains. `strength` interpolates the
-    scores: 1 removes the position term, 0 keeps it. `positions="last"` edits only the attention of the last position.
+    In rotary models, q·k is computed without rotation. With learned positions, the position embedding's share of the
+    heads' queries and keys is subtracted; the norm's scale stays that of the unedited input. With ALiBi, the bias is
+    omitted. Mask and softmax are unchanged, and position information that earlier layers wrote remains. `strength`
+    interpolates the scores: 1 removes the position term, 0 keeps it. `positions="last"` edits only the attention of the
+    last position.
 
     Warn once if a head does not reach the logits. Raise InputError for an unknown head, a strength outside 0 to 1, and
     families whose attention cannot be recomputed. Source: the published version, section 4.2.
@@ -126,14 +127,14 @@ def remove_position(
 def position_edit(by_layer: dict[int, list[int]], strength: float, positions: Positions) -> Edit:
     """Return the edit of `remove_position`."""
 
-    def weaken(attention: AttentionState, indices: list[int], layer: int) -> None:
-        places = attention.indices_of(indices)
-        attention.rescored.update(places)
+    def weaken(attention: AttentionState, heads: list[int], layer: int) -> None:
+        indices = attention.indices_of(heads)
+        attention.rescored.update(indices)
         if positions == "all":
-            attention.weight[:, places] *= 1 - strength
+            attention.weight[:, indices] *= 1 - strength
         else:
             rows = torch.arange(len(attention.weight), device=attention.weight.device)[:, None]
-            attention.weight[rows, torch.tensor(places)[None], attention.last[:, None]] *= 1 - strength
+            attention.weight[rows, torch.tensor(indices)[None], attention.last[:, None]] *= 1 - strength
 
     return Edit(Stage.scores, by_layer, weaken)
 
@@ -162,7 +163,7 @@ def block_attention(
         raise InputError(f"edges must be a boolean tensor [batch query key], True to block attention, got {what}")
     by_layer = checked_heads(view, heads, attention=True)
 
-    def block(attention: AttentionState, indices: list[int], layer: int) -> None:
+    def block(attention: AttentionState, heads: list[int], layer: int) -> None:
         assert attention.pattern is not None
         rows, _, n_queries, n_keys = attention.pattern.shape
         if edges.shape[0] not in (1, rows) or tuple(edges.shape[1:]) != (n_queries, n_keys):
@@ -170,9 +171,9 @@ def block_attention(
                 f"edges must have the shape of the pass, {(rows, n_queries, n_keys)}, got {tuple(edges.shape)}; run "
                 "the same batch"
             )
-        places = attention.indices_of(indices)
-        left = attention.pattern[:, places].masked_fill(edges[:, None].to(attention.pattern.device), 0.0)
-        attention.pattern[:, places] = left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
+        indices = attention.indices_of(heads)
+        kept = attention.pattern[:, indices].masked_fill(edges[:, None].to(attention.pattern.device), 0.0)
+        attention.pattern[:, indices] = kept / kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
 
     with editing(view, Edit(Stage.pattern, by_layer, block)):
         yield

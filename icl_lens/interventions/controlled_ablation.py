@@ -1,7 +1,7 @@
 """Ablate heads and compare with random head sets of the same size, from the same layers and from all layers.
 
-1. `random_head_sets` draws sets that have as many heads as were chosen and contain none of these. Any heads of some
-   layers matter more than those of other layers, so sets from the chosen heads' layers are the stricter control.
+1. `random_head_sets` draws sets that have as many heads as were chosen and contain none of these. Some layers matter
+   more than others, so sets from the chosen heads' layers are the stricter control.
 2. `ablate_with_controls` scores every prompt without ablation, with the chosen heads zeroed, and with each set zeroed.
 3. Intervals resample random sets and queries (not prompts, because those with the same query are not independent).
 """
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -78,7 +79,7 @@ class ControlledAblation:
 
     @property
     def n_displaced(self) -> int:
-        """Number of heads of the first "same layers" set that are from another layer, for lack of other heads."""
+        """Number of heads in the first "same layers" set that come from another layer, because theirs has too few."""
         first = next(iter(self.conditions["same layers"].sets), self.heads)
         own, others = (Counter(head.layer for head in heads) for heads in (self.heads, first))
         return (own - others).total()
@@ -109,7 +110,7 @@ class ControlledAblation:
         return self._interval(float(first.mean() - second.mean()), drawn - other_drawn, bounds)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per condition: each measure, its interval, its range over sets, and minus "same layers".
+        """Return each measure's interval, range over sets and difference from "same layers", one row per condition.
 
         The columns are `n_sets` and, for each measure, its mean, `_low` and `_high` (95% interval), `_min` and `_max`
         (over the means of sets), and, if there are random sets, `_minus_same_layers` with `_low` and `_high`.
@@ -156,22 +157,22 @@ def random_head_sets(
     With `same_layers`, a set has as many heads of each layer as `heads`; if a layer has too few others, the rest come
     from the nearest layers. Raise InputError if fewer than `len(heads)` other heads exist.
     """
-    every = view.heads()
-    rest = [head for head in every if head not in heads]
-    if len(rest) < len(heads):
+    all_heads = view.heads()
+    others = [head for head in all_heads if head not in heads]
+    if len(others) < len(heads):
         raise InputError(
-            f"heads must be at most half of the model's {len(every)} heads, to draw random sets, got {len(heads)}"
+            f"heads must be at most half of the model's {len(all_heads)} heads, to draw random sets, got {len(heads)}"
         )
     rng = random.Random(seed)
     if not same_layers:
-        return [rng.sample(rest, len(heads)) for _ in range(draws)]
+        return [rng.sample(others, len(heads)) for _ in range(draws)]
     sets = []
     for _ in range(draws):
-        left, chosen = list(rest), []
+        remaining, chosen = list(others), []
         for head in heads:
-            nearest = min(abs(one.layer - head.layer) for one in left)
-            chosen.append(rng.choice([one for one in left if abs(one.layer - head.layer) == nearest]))
-            left.remove(chosen[-1])
+            nearest = min(abs(one.layer - head.layer) for one in remaining)
+            chosen.append(rng.choice([one for one in remaining if abs(one.layer - head.layer) == nearest]))
+            remaining.remove(chosen[-1])
         sets.append(chosen)
     return sets
 
@@ -211,11 +212,11 @@ def ablate_with_controls(
         "same layers": random_head_sets(view, chosen, draws=n_random_sets, seed=seed, same_layers=True),
         "all layers": random_head_sets(view, chosen, draws=n_random_sets, seed=seed),
     }
-    every = [one for some in sets.values() for one in some]
+    all_sets = list(chain.from_iterable(sets.values()))
     pieces: list[list[AnswerScores]] = []
     with progress_callback(progress) as report:
-        for rows in batch.split(max(1, PASS_TOKENS // (len(every) * batch.tokens.shape[1]))):
-            pieces.append(score_ablated_sets(model, rows, every, positions=positions))
+        for rows in batch.split(max(1, PASS_TOKENS // (len(all_sets) * batch.tokens.shape[1]))):
+            pieces.append(score_ablated_sets(model, rows, all_sets, positions=positions))
             report("ablating heads", sum(len(one[0].answer) for one in pieces), len(batch))
     scores = iter([_joined(some) for some in zip(*pieces, strict=True)])
     return ControlledAblation(

@@ -119,7 +119,7 @@ class DebiasSettings:
 
 def label_log_probs_debiased(
     model: Any, batch: PromptBatch, settings: Sequence[DebiasSettings]
-) -> Float[Tensor, "batch fix label"]:
+) -> Float[Tensor, "batch setting label"]:
     """Return the log-probability of each label after each prompt under each of several settings, nats.
 
     Equals `label_log_probs` within `debias` for each setting, up to rounding. Costs one pass over the prompts and one
@@ -146,10 +146,10 @@ def label_log_probs_debiased(
         pairs = zip(grouped, settings, strict=True)
         return RowEdits.applying(view, [_edits(heads, some, one.majority, one.recency) for heads, one in pairs])
 
-    def in_full_passes() -> Tensor:
+    def run_full_passes() -> Tensor:
         return score_passes(view, batch, (one.block(model, batch) for one in settings), read)
 
-    return score_rows(view, batch, edits_of, read, in_full_passes, n_sets=len(settings), attention=True)[0]
+    return score_rows(view, batch, edits_of, read, run_full_passes, n_sets=len(settings), attention=True)[0]
 
 
 def check_strengths(majority: float, recency: float) -> None:
@@ -162,7 +162,7 @@ def check_strengths(majority: float, recency: float) -> None:
 
 @dataclass(frozen=True)
 class StrengthSearch:
-    """The selected strength, and bias and accuracy of all tried strengths on the selection prompts.
+    """The selected strength, and bias and accuracy of all tried strengths on the prompts that selected it.
 
     Example:
         >>> even = il.tokenize(model, il.load_task("sentiment-number", n=10))
@@ -179,7 +179,7 @@ class StrengthSearch:
     accuracy: tuple[float, ...]
     """For each strength: accuracy over all prompts, including `accuracy_batches`, 0 to 1."""
     accuracy_drop: tuple[float, ...]
-    """For each strength: the largest drop in accuracy in any batch, 0 to 1."""
+    """For each strength: the largest drop in accuracy in any batch; negative if accuracy rises in all."""
 
     def to_frame(self) -> pd.DataFrame:
         """Return strength, bias (nats), accuracy, accuracy_drop and chosen, one row per strength."""
@@ -206,11 +206,11 @@ def choose_strength(
 ) -> StrengthSearch:
     """Return the strength with the smallest bias that costs at most `max_accuracy_drop` of accuracy in any batch.
 
-    `favored` and `unfavored` are the same held-out prompts in two layouts. For "majority": labels equally frequent, and
-    the answer's label rarer. For "recency": true demonstrations last, and first. `accuracy_batches` count for accuracy
-    only: pass prompts with a query of the other class, because only their accuracy drops if the strength is too large.
-    0 is always among the strengths. Raise InputError for prompts without answers, or for `favored` and `unfavored` of
-    different length.
+    `favored` and `unfavored` are the same held-out prompts in two layouts. For "majority", labels are equally frequent
+    in `favored`, and the answer's label is rarer in `unfavored`. For "recency", true demonstrations are last in
+    `favored` and first in `unfavored`. `accuracy_batches` count for accuracy only: pass prompts with a query of the
+    other class, because only their accuracy drops if the strength is too large. 0 is always among the strengths. Raise
+    InputError for prompts without answers, and unless `favored` and `unfavored` have the same queries and answers.
 
     Example:
         >>> favored = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order"))

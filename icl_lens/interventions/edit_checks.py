@@ -48,7 +48,7 @@ def _warn_if_inert(view: ModelView, heads: list[Head]) -> None:
     new = sorted(set(heads) - known)
     for start in range(0, len(new), ROWS):
         some = new[start : start + ROWS]
-        inert = [str(head) for head, changed in zip(some, _change_logits(view, some), strict=True) if not changed]
+        inert = [str(head) for head, changed in zip(some, _reach_logits(view, some), strict=True) if not changed]
         if inert:
             warnings.warn(
                 f"editing {', '.join(inert)} does not change the logits of {view.name}, so their measured effects "
@@ -58,7 +58,7 @@ def _warn_if_inert(view: ModelView, heads: list[Head]) -> None:
     known.update(new)
 
 
-def _change_logits(view: ModelView, heads: list[Head]) -> list[bool]:
+def _reach_logits(view: ModelView, heads: list[Head]) -> list[bool]:
     """Return, for each head, whether noise in its z changes the logits."""
     rows_of: dict[int, list[tuple[int, int]]] = {}
     for row, (layer, head) in enumerate(heads):
@@ -84,10 +84,10 @@ def _check_pattern_recomputable(view: ModelView, layers: Iterable[int]) -> None:
         return
     tokens = _tokens(view, N_TOKENS)
     _run(view, tokens, [hook for one in values for hook in recording_hooks(one)])
-    everything = list(range(view.n_heads))
+    all_heads = list(range(view.n_heads))
     for one in values:
-        inputs = score_inputs(one, everything)
-        ours = recompute_pattern(one, inputs, everything, inputs.q.new_ones(1, view.n_heads, tokens.shape[1]))
+        inputs = score_inputs(one, all_heads)
+        ours = recompute_pattern(one, inputs, all_heads, inputs.q.new_ones(1, view.n_heads, tokens.shape[1]))
         error = float((ours.float() - one.seen["pattern"].float()).abs().max())
         if not error <= PATTERN_TOLERANCE.get(ours.dtype, 1e-4):
             raise InputError(

@@ -303,8 +303,8 @@ def _hook_fn(editor: Editor, layer: int | None, name: str) -> Callable[..., Tens
         if are_edits_disabled(editor.view):
             return None
         if layer is None:
-            for number in {layer for edit in editor.edits if edit.stage in ATTENTION_STAGES for layer in edit.heads}:
-                editor.record(number, name, value)
+            for edited in {layer for edit in editor.edits if edit.stage in ATTENTION_STAGES for layer in edit.heads}:
+                editor.record(edited, name, value)
             return None
         if name == "pattern":
             return editor.on_pattern(layer, value)

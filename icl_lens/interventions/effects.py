@@ -1,8 +1,8 @@
 """Measure the effect of ablating each head on the answer, the causal counterpart of the log-probability increase.
 
-At all positions, each pass starts at the layer of the ablated heads, from the residual stream stored there, so ablating
-all heads one by one costs about half as much as a full forward pass for each. At the last position only, each prompt's
-keys and values are computed once, and all heads are ablated in a few passes over single-token rows.
+At all positions, each pass starts at the layer of the ablated heads, from the residual stream stored there, so each
+head costs about half a forward pass. At the last position only, each prompt's keys and values are computed once, and
+all heads are ablated in a few passes over single-token rows.
 Source: the published version (causal location of heads).
 """
 
@@ -21,8 +21,7 @@ from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import Mode, check_ablation
 from icl_lens.interventions.edited_scores import PASS_TOKENS, score_sets
 from icl_lens.interventions.editor import Positions
-from icl_lens.interventions.gradients import prompts_at_once as graphs_at_once
-from icl_lens.interventions.gradients import z_gradients
+from icl_lens.interventions.gradients import prompts_at_once, z_gradients
 from icl_lens.metrics import label_log_odds, spearman
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -64,7 +63,7 @@ class HeadEffects(ShownAsTable):
         return self.algorithm != "gradient"
 
     def top(self, k: int, *, by: Score = "log_prob") -> list[Head]:
-        """Return the heads with the k largest means over prompts with the score.
+        """Return the k heads with the largest mean effects over the prompts that have the score.
 
         Raise InputError if no prompt has it: "logit_diff" without `against`, and "log_odds" for gradient estimates and
         for prompts without an answer or with one label.
@@ -155,6 +154,7 @@ def head_effects(
     prompt share its cached keys and values (`algorithm` is "prefix_cache"). If the cache is not supported (other hooks
     or interventions are active, or the model's attention is unknown), heads are ablated in partial forward passes over
     the full prompts, as for all positions; `algorithm` is then "partial_forward", and `fallback_reason` says why.
+    `pass_tokens` limits the tokens per forward pass.
 
     `method="gradient"` is a first-order estimate (`exact` is False): the drop if log p were linear in the head's z,
     z · ∂ log p/∂z. It takes one forward and one backward pass for all heads, plus a backward pass for `against`, and
@@ -276,7 +276,7 @@ def _estimated(
         return (product * rows.attention_mask.to(product)[:, :, None]).sum(1)
 
     pieces = []
-    for rows in torch.arange(len(batch)).split(graphs_at_once(view, batch)):
+    for rows in torch.arange(len(batch)).split(prompts_at_once(view, batch)):
 
         def scores(log_probs: Tensor, rows: Tensor = rows) -> Tensor:
             own = log_probs.gather(1, targets[rows].clone().to(log_probs.device)[:, None])

@@ -78,9 +78,9 @@ def read_with_vectors(
     batch: PromptBatch,
     vectors: Float[Tensor, "case d_model"],
     layers: Sequence[int],
-    read: ReduceLogProbs,
+    reduce_log_probs: ReduceLogProbs,
 ) -> Float[Tensor, "batch case n"]:
-    """Return `read` of the log-probabilities after each prompt, with each vector added after its layer.
+    """Return `reduce_log_probs` of the log-probabilities after each prompt, with each vector added after its layer.
 
     Costs one pass over the prompts, plus one single-token row per prompt and vector from the vector's layer on, or one
     pass per vector where the prefix cache is not supported (see `head_effects`). Raise InputError like `add_vector`.
@@ -88,9 +88,8 @@ def read_with_vectors(
     view = ModelView.of(model)
     for layer in dict.fromkeys(layers):
         _check(view, vectors, layer, len(layers))
-    places = torch.arange(len(layers))
     marks = torch.zeros(len(layers), view.n_layers, 1, dtype=torch.long)
-    marks[places, list(layers), 0] = 1 + places
+    marks[torch.arange(len(layers)), list(layers), 0] = torch.arange(len(layers)) + 1
 
     def add(layer: int, cases: list[int], x: Tensor) -> None:
         rows = [row for row, case in enumerate(cases, start=1) if layers[case] == layer]
@@ -99,10 +98,10 @@ def read_with_vectors(
 
     def fallback() -> Tensor:
         contexts = (add_vector(model, vector, layer, batch) for vector, layer in zip(vectors, layers, strict=True))
-        return score_passes(view, batch, contexts, read)
+        return score_passes(view, batch, contexts, reduce_log_probs)
 
     edits = RowEdits(marks, edit_resid=add)
-    return score_rows(view, batch, lambda _: edits, read, fallback, n_sets=len(layers))[0]
+    return score_rows(view, batch, lambda _: edits, reduce_log_probs, fallback, n_sets=len(layers))[0]
 
 
 @contextmanager
@@ -141,7 +140,7 @@ def add_vector(model: Any, vector: Tensor, layer: int, batch: PromptBatch) -> It
 
 
 def _check(view: ModelView, vector: Tensor, layer: int, n: int) -> None:
-    """Raise InputError for an unknown layer, and for a vector, or `n` of them, of the wrong shape or not finite."""
+    """Raise InputError for an unknown layer, and for a vector (or `n`) of the wrong shape or with non-finite values."""
     if not 0 <= layer < view.n_layers:
         raise InputError(f"layer must be between 0 and {view.n_layers - 1} for {view.name}, got {layer!r}")
     if tuple(vector.shape) not in ((view.d_model,), (n, view.d_model)):

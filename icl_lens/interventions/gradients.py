@@ -41,32 +41,32 @@ def z_gradients(
     def only_last(x: Tensor, hook: Any) -> Tensor:
         return x[torch.arange(len(x), device=x.device), last.to(x.device), None]
 
-    own = [(view.hook(layer, "attn.hook_z"), keep(layer)) for layer in range(view.n_layers)]
-    own.append((view.last_logits_hook, only_last))
-    with view.inference_pass() as lean, _only_activations(view), view.model.hooks(fwd_hooks=[*own, *hooks]):
+    z_hooks = [(view.hook(layer, "attn.hook_z"), keep(layer)) for layer in range(view.n_layers)]
+    z_hooks.append((view.last_logits_hook, only_last))
+    with view.inference_pass() as kwargs, _frozen_weights(view), view.model.hooks(fwd_hooks=[*z_hooks, *hooks]):
         # Clones, because inference tensors cannot be saved for backward.
         tokens, mask, last = (x.clone() for x in (batch.tokens, batch.attention_mask, batch.last))
-        logits = view.model(tokens, attention_mask=mask, return_type="logits", **lean)[:, 0]
+        logits = view.model(tokens, attention_mask=mask, return_type="logits", **kwargs)[:, 0]
         check_finite(logits)
         totals = scores(torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)).sum(0)
         layers = [zs[layer] for layer in range(view.n_layers)]
-        slopes = [
+        gradients = [
             torch.autograd.grad(total, layers, retain_graph=i + 1 < len(totals)) for i, total in enumerate(totals)
         ]
-    return [z.detach() for z in layers], slopes
+    return [z.detach() for z in layers], gradients
 
 
 def prompts_at_once(view: ModelView, batch: PromptBatch) -> int:
     """Return the number of prompts whose backward pass fits in `GRAPH_BYTES`, at least one."""
     width = batch.tokens.shape[1]
     d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * view.d_model)
-    token = 12 * view.d_model + 4 * d_mlp + 3 * view.n_heads * width
-    return max(1, GRAPH_BYTES // (4 * view.n_layers * token * width))
+    numbers_per_token = 12 * view.d_model + 4 * d_mlp + 3 * view.n_heads * width
+    return max(1, GRAPH_BYTES // (4 * view.n_layers * numbers_per_token * width))
 
 
 @contextmanager
-def _only_activations(view: ModelView) -> Iterator[None]:
-    """Enable gradients inside the block, except those of the weights."""
+def _frozen_weights(view: ModelView) -> Iterator[None]:
+    """Enable gradients in the block, except those of the weights."""
     weights = [parameter for parameter in view.model.parameters() if parameter.requires_grad]
     try:
         for parameter in weights:

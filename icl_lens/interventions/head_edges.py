@@ -195,7 +195,8 @@ def label_log_probs_without_edges(
     Each receiver is rebuilt from an unedited pass, so a change in one receiver does not reach another. With `reference`
     prompts, removed senders are replaced by their means over tokens of the same role instead of zero. An empty set is
     the unedited model. For a set of one edge, the drop equals that of `head_to_head_effects`. Raise InputError for
-    prompts without labels, unknown heads or senders, and senders that are not in a layer before the receiver.
+    empty `edge_sets`, prompts without labels, unknown heads or senders, and senders that are not in a layer before the
+    receiver.
 
     Example:
         >>> edges = [il.Edge(il.Head(5, 0), "k", "L2H0", "true label"), il.Edge(il.Head(5, 0), "q", "F3")]
@@ -204,9 +205,11 @@ def label_log_probs_without_edges(
     """
     view = ModelView.of(model)
     batch.require_labels("label to score", "use head_to_head_effects, which scores any target")
+    if not len(edge_sets):
+        raise InputError("edge_sets must contain at least one set, got none; a set may be empty")
     removed = removal_masks(view, edge_sets)
     means = None if reference is None else sender_means(model, reference)
-    return score_without_edges(model, batch, removed, means, read_labels(batch))[0]
+    return score_without_edges(model, batch, removed, means, read_labels(batch), n_sets=len(edge_sets))[0]
 
 
 RemovalMasks = dict[Head, Bool[Tensor, "set part role _"]]
@@ -235,22 +238,27 @@ def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> Remov
 
 
 def score_without_edges(
-    model: Any, batch: PromptBatch, removed: RemovalMasks, means: Means | None, read: ReduceLogProbs
+    model: Any,
+    batch: PromptBatch,
+    removed: RemovalMasks,
+    means: Means | None,
+    reduce_log_probs: ReduceLogProbs,
+    *,
+    n_sets: int,
 ) -> tuple[Float[Tensor, "batch set n"], str]:
-    """Return the scores that `read` computes from the log-probabilities when each set of edges is removed.
+    """Return `reduce_log_probs` of the log-probabilities when each of `n_sets` sets of edges is removed.
 
     The second value is the reason why full forward passes were used, "" if they were not.
     """
     view = ModelView.of(model)
-    n_sets = len(next(iter(removed.values()))) if removed else 1
-    rows_by_set: list[dict[Head, int]] = [{} for _ in range(n_sets)]  # the row of each receiver in `new_z`
+    z_indices: list[dict[Head, int]] = [{} for _ in range(n_sets)]  # each receiver's index in `new_z`
     sets_of_head: dict[Head, Tensor] = {}
-    n_rows = 0
+    n_indices = 0
     for head, mask in sorted(removed.items()):
         sets_of_head[head] = mask.flatten(1).any(1).nonzero()[:, 0]
         for number in sets_of_head[head].tolist():
-            rows_by_set[number][head] = n_rows
-            n_rows += 1
+            z_indices[number][head] = n_indices
+            n_indices += 1
 
     def rebuild_z(acts: Activations, prompts: list[int]) -> Tensor:
         found = list[Tensor]()
@@ -260,7 +268,7 @@ def score_without_edges(
         return torch.cat(found, dim=1) if found else acts.z.new_empty(len(prompts), 0, view.d_head)
 
     new_z = torch.cat([rebuild_z(*piece) for piece in _capture_pieces(model, batch, "all")])
-    return _score_replaced(view, batch, rows_by_set, new_z, read)
+    return _score_replaced(view, batch, z_indices, new_z, reduce_log_probs)
 
 
 def sender_means(model: Any, batch: PromptBatch) -> Means:
@@ -362,9 +370,9 @@ def _score_replaced(
     batch: PromptBatch,
     sets: Sequence[Mapping[Head, int]],
     new_z: Float[Tensor, "batch z d_head"],
-    read: ReduceLogProbs,
+    reduce_log_probs: ReduceLogProbs,
 ) -> tuple[Float[Tensor, "batch set n"], str]:
-    """Return the scores that `read` computes when each set's receivers have another z at the last position.
+    """Return `reduce_log_probs` of the log-probabilities when each set's receivers have another z at the last position.
 
     A set maps receivers to indices into `new_z`. The second value is the reason why full forward passes were used, ""
     if they were not.
@@ -381,6 +389,7 @@ def _score_replaced(
         return RowEdits.applying(view, [edits(replaced, prompts) for replaced in sets])
 
     def run_full_passes() -> Tensor:
-        return score_passes(view, batch, (editing(view, *edits(replaced, slice(None))) for replaced in sets), read)
+        contexts = (editing(view, *edits(replaced, slice(None))) for replaced in sets)
+        return score_passes(view, batch, contexts, reduce_log_probs)
 
-    return score_rows(view, batch, edits_of, read, run_full_passes, n_sets=len(sets))
+    return score_rows(view, batch, edits_of, reduce_log_probs, run_full_passes, n_sets=len(sets))

@@ -54,10 +54,10 @@ class LayerKVCache:
             k = rotate(k, cos, sin, scoring.interleaved)
         elif scoring.position == "alibi":
             alibi = attention_scores.alibi(view, layer, mask).to(device, dtype)
-        back = last[:, None] - torch.arange(k.shape[1], device=device)
-        visible = mask & (back >= 0)
+        distance = last[:, None] - torch.arange(k.shape[1], device=device)
+        visible = mask & (distance >= 0)
         if scoring.window is not None:
-            visible = visible & (back < scoring.window)
+            visible = visible & (distance < scoring.window)
         k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (k, v.to(dtype)))
         kept = LayerValues(view, layer, mask, dict(values.seen), last[:, None]) if editable else None
         return cls(k, v, visible, alibi, last_rotation, last, scoring, kept)
@@ -72,26 +72,25 @@ class LayerKVCache:
         q, k, v = (x.to(self.k.dtype) for x in (q, k, v))
         if self.last_rotation is not None:
             q, k = (rotate(x, *self.last_rotation, self.scoring.interleaved) for x in (q, k))
-        each = q.shape[0] * q.shape[2] * self.k.shape[2] * q.element_size()
-        pieces = (x.split(max(1, SCORE_BYTES // each), dim=1) for x in (q, k, v))
+        bytes_per_row = q.shape[0] * q.shape[2] * self.k.shape[2] * q.element_size()
+        pieces = (x.split(max(1, SCORE_BYTES // bytes_per_row), dim=1) for x in (q, k, v))
         return torch.cat([self._attend(*piece) for piece in zip(*pieces, strict=True)], dim=1)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n_rows, n_groups = q.shape[1], self.k.shape[1]
         q = q.unflatten(2, (n_groups, -1)).transpose(1, 2)  # batch group row member d_head
-        own = torch.einsum("bgrmd,brgd->bgrm", q, k)[..., None]
+        own_score = torch.einsum("bgrmd,brgd->bgrm", q, k)[..., None]
         scores = (q.flatten(2, 3) @ self.k.transpose(-1, -2)).unflatten(2, (n_rows, -1))
         # At the last position each row uses its own key and value instead of its prompt's.
-        place = self.last[:, None, None, None, None].expand(own.shape)
-        scores = self.scoring.scale * scores.scatter(-1, place, own)
+        last_key = self.last[:, None, None, None, None].expand(own_score.shape)
+        scores = self.scoring.scale * scores.scatter(-1, last_key, own_score)
         if self.alibi is not None:
             scores = scores + self.alibi.unflatten(1, (n_groups, 1, -1))
         if self.scoring.soft_cap is not None:
             scores = self.scoring.soft_cap * torch.tanh(scores / self.scoring.soft_cap)
         pattern = scores.masked_fill(~self.visible_keys[:, None, None, None], -torch.inf).softmax(dim=-1)
-        at_own = pattern.gather(-1, place)
-        others = pattern.scatter(-1, place, 0.0)
-        z = (others.flatten(2, 3) @ self.v).unflatten(2, (n_rows, -1)) + at_own * v.transpose(1, 2)[:, :, :, None]
+        to_own, to_others = pattern.gather(-1, last_key), pattern.scatter(-1, last_key, 0.0)
+        z = (to_others.flatten(2, 3) @ self.v).unflatten(2, (n_rows, -1)) + to_own * v.transpose(1, 2)[:, :, :, None]
         return z.transpose(1, 2).flatten(2, 3)
 
     def with_row(self, q: Tensor, k: Tensor, v: Tensor, resid: Float[Tensor, "batch d_model"]) -> LayerValues:

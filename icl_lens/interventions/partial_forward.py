@@ -38,38 +38,38 @@ def run_sets(
     view: ModelView,
     batch: PromptBatch,
     removed: Bool[Tensor, "set layer head"],
-    read: ReduceLogProbs,
+    reduce_log_probs: ReduceLogProbs,
     replacement: Replacement,
     *,
     positions: Positions,
     pass_tokens: int,
 ) -> Float[Tensor, "batch set n"]:
-    """Return `read` of the log-probabilities after each prompt when each head set is ablated at `positions`.
+    """Return `reduce_log_probs` of the log-probabilities after each prompt with each head set ablated at `positions`.
 
     If hooks are active on the model, each set has its own pass over the full batch, as the hooks expect.
     """
     start_layers = [int(one.any(-1).nonzero()[0]) if bool(one.any()) else view.n_layers for one in removed]
     layers = set(start_layers) - {view.n_layers}
-    each = max(1, len(layers)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
-    size = len(batch) if has_active_hooks(view) else max(1, STREAM_BYTES // each)
+    bytes_per_prompt = max(1, len(layers)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
+    size = len(batch) if has_active_hooks(view) else max(1, STREAM_BYTES // bytes_per_prompt)
     found = []
     for start in range(0, len(batch), size):
         prompts = torch.arange(start, min(start + size, len(batch)))
-        some = batch[prompts.tolist()]
+        batch_piece = batch[prompts.tolist()]
         inputs = BlockInputs(view)
         with model_lock(view.model), inputs.recorded(layers, Tensor.clone):
-            clean = read(last_log_probs(view.model, some), prompts)
+            clean = reduce_log_probs(last_log_probs(view.model, batch_piece), prompts)
         piece = clean[:, None].repeat(1, len(removed), 1)
-        for pairs in _passes(view, start_layers, some, pass_tokens):
-            sets, rows = (list(places) for places in zip(*pairs, strict=True))
+        for pairs in _passes(view, start_layers, batch_piece, pass_tokens):
+            sets, rows = map(list, zip(*pairs, strict=True))
             first = min(start_layers[one] for one in sets)
-            run = some[rows]
+            run = batch_piece[rows]
             last = run.last if positions == "last" else None
             hooks = list(_ablation_hooks(view, removed[sets], replacement, last))
             resid = inputs.resid[first][rows, : run.tokens.shape[1]]
             with model_lock(view.model), inputs.resumed_at(first, resid), view.model.hooks(fwd_hooks=hooks):
                 log_probs = last_log_probs(view.model, run)
-            piece[rows, sets] = read(log_probs, prompts[rows])
+            piece[rows, sets] = reduce_log_probs(log_probs, prompts[rows])
         found.append(piece)
     return torch.cat(found)
 
@@ -93,7 +93,7 @@ class BlockInputs:
 
     @contextmanager
     def recorded(self, layers: Iterable[int], keep: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Record `keep` of the inputs of `layers` in passes in the context."""
+        """Record what `keep` returns for the inputs of `layers`, in passes in the context."""
 
         def recorder(layer: int) -> Any:
             return lambda module, args, kwargs: self.resid.__setitem__(layer, keep(_stream(args, kwargs).detach()))
@@ -111,16 +111,16 @@ class BlockInputs:
     @contextmanager
     def resumed_at(self, layer: int, resid: Float[Tensor, "row pos d_model"]) -> Iterator[None]:
         """Start passes in the context at the block of a layer, with `resid` as its input."""
-        blocks, count = self.view.model.blocks, self.n_returned
+        blocks, n_returned = self.view.model.blocks, self.n_returned
 
-        def hand_on(*args: Any, **kwargs: Any) -> Any:
+        def identity(*args: Any, **kwargs: Any) -> Any:
             x = _stream(args, kwargs)
-            return x if count is None else (x, *[None] * (count - 1))
+            return x if n_returned is None else (x, *[None] * (n_returned - 1))
 
         def enter(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return replace_residual(args, kwargs, lambda x: resid.to(x.device))
 
-        with replace_forwards([(blocks[skipped], hand_on) for skipped in range(layer)]):
+        with replace_forwards([(blocks[skipped], identity) for skipped in range(layer)]):
             handle = blocks[layer].register_forward_pre_hook(enter, with_kwargs=True)
             try:
                 yield
@@ -151,7 +151,7 @@ def _passes(view: ModelView, start_layers: list[int], batch: PromptBatch, pass_t
         yield from ([(one, row) for row in range(n)] for one in sets)
         return
     group: list[Pair] = []
-    for one in sorted(sets, key=lambda place: start_layers[place]):
+    for one in sorted(sets, key=lambda one: start_layers[one]):
         for row in range(n):
             is_full = (len(group) + 1) * width > pass_tokens
             if row == 0 and group and start_layers[one] != start_layers[group[0][0]]:

@@ -97,10 +97,11 @@ def label_log_probs_patched(
     """Return the log-probability of each label after each prompt when the heads of each set are patched, nats.
 
     For each set, the result equals that of `label_log_probs` within `patch_heads(model, heads, source, …)`, up to
-    rounding, but `source` is run only once. If only the last position is edited (its queries or z, or keys and values
-    of labels with `query_positions="last"`), the batch is run once as well, and each set re-runs one token per prompt.
-    Otherwise, or if the prefix cache is not supported (see `head_effects`), each set takes one full forward pass. Raise
-    InputError in the same cases as `patch_heads`, and for empty `head_sets`.
+    rounding, but `source` is run only once. If only the last position is edited (its queries or z, with
+    `align="positions"`, or keys and values of labels, with `query_positions="last"`), the batch is run once as well,
+    and each set re-runs one token per prompt. Otherwise, or if the prefix cache is not supported (see `head_effects`),
+    each set takes one full forward pass. Raise InputError in the same cases as `patch_heads`, and for empty
+    `head_sets`.
 
     Example:
         >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
@@ -234,34 +235,34 @@ class _Patch:
         indices = [self.heads[layer].index(head) for head in heads]
         return {name: x[:, indices] if name == "pattern" else x[:, :, indices] for name, x in recorded[layer].items()}
 
-    def patch_attention(self, attention: AttentionState, indices: list[int], layer: int) -> None:
+    def patch_attention(self, attention: AttentionState, heads: list[int], layer: int) -> None:
         """Patch queries, keys, values or the pattern of a layer's heads."""
-        heads, recorded = attention.indices_of(indices), self._select_heads(self.recorded, layer, indices)
+        indices, recorded = attention.indices_of(heads), self._select_heads(self.recorded, layer, heads)
         if self.activation == "v":
             attention.v = attention.v.clone()
-            self._write(attention.v, recorded["v"], heads, attention.last)
+            self._write(attention.v, recorded["v"], indices, attention.last)
         elif self.activation == "pattern":
             assert attention.pattern is not None
-            self._write_pattern(attention.pattern, recorded["pattern"], heads, attention.last)
+            self._write_pattern(attention.pattern, recorded["pattern"], indices, attention.last)
         else:
-            attention.rescored.update(heads)
+            attention.rescored.update(indices)
             for name in (self.activation, f"{self.activation}_share"):
                 old = getattr(attention.inputs, name)
                 if old is not None:
                     new = old.clone()
-                    self._write(new, recorded[name], heads, attention.last)
+                    self._write(new, recorded[name], indices, attention.last)
                     setattr(attention.inputs, name, new)
 
-    def patch_z(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
+    def patch_z(self, z: Tensor, heads: list[int], layer: int, last: Tensor) -> None:
         """Patch z of a layer's heads."""
-        self._write(z, self._select_heads(self.recorded, layer, indices)["z"], indices, last)
+        self._write(z, self._select_heads(self.recorded, layer, heads)["z"], heads, last)
 
-    def restore_z(self, z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
+    def restore_z(self, z: Tensor, heads: list[int], layer: int, last: Tensor) -> None:
         """Restore the unpatched z [batch pos head d_head] at all positions except the last of each row."""
         self._check_rows(len(z), last)
         earlier = torch.arange(z.shape[1], device=z.device) != last[:, None]
-        clean = self._select_heads(self.clean_z, layer, indices)["z"].to(z)
-        z[:, :, indices] = torch.where(earlier[..., None, None], clean, z[:, :, indices])
+        clean = self._select_heads(self.clean_z, layer, heads)["z"].to(z)
+        z[:, :, heads] = torch.where(earlier[..., None, None], clean, z[:, :, heads])
 
     def _write(self, target: Tensor, value: Tensor, heads: list[int], last: Tensor) -> None:
         """Write value [source pos chosen …] into target [batch pos head …] at the head indices `heads`."""
@@ -350,23 +351,25 @@ def _record(
 ) -> HeadActivations:
     """Run the source prompts and return the activations of the given heads."""
     check_vocabulary(view.model, source, "source")
-    values = {layer: LayerValues(view, layer, source.attention_mask.bool()) for layer in by_layer}
+    recorded = {layer: LayerValues(view, layer, source.attention_mask.bool()) for layer in by_layer}
     hooks = []
-    for layer, seen in values.items():
+    for layer, values in recorded.items():
         if activation == "z":
-            hooks.append((view.hook(layer, "attn.hook_z"), lambda z, hook, seen=seen: seen.record("z", z.detach())))
+            name = view.hook(layer, "attn.hook_z")
+            hooks.append((name, lambda z, hook, values=values: values.record("z", z.detach())))
         else:
-            hooks += recording_hooks(seen)
+            hooks += recording_hooks(values)
     with torch.no_grad(), view.exclusive_pass(), edits_disabled(view), view.model.hooks(fwd_hooks=hooks):
         view.model(source.tokens, attention_mask=source.attention_mask, return_type="logits")
     found: HeadActivations = {}
     for layer, chosen in by_layer.items():
+        values = recorded[layer]
         if activation == "pattern":
-            found[layer] = {"pattern": values[layer].seen["pattern"][:, chosen]}
+            found[layer] = {"pattern": values.seen["pattern"][:, chosen]}
         elif activation in ("v", "z"):
-            found[layer] = {activation: values[layer].heads(activation, chosen)}
+            found[layer] = {activation: values.heads(activation, chosen)}
         else:
-            inputs = score_inputs(values[layer], chosen)
+            inputs = score_inputs(values, chosen)
             parts = {name: getattr(inputs, name) for name in (activation, f"{activation}_share")}
             found[layer] = {name: part for name, part in parts.items() if part is not None}
     return found

@@ -139,34 +139,37 @@ def recompute_pattern(
 
     Mask, soft-cap and softmax are the model's own.
     """
-    how = attention_scores.attention_scoring(values.view, values.layer)
+    scoring = attention_scores.attention_scoring(values.view, values.layer)
     dtype = torch.promote_types(inputs.q.dtype, torch.float32)
     q, k = inputs.q.to(dtype), inputs.k.to(dtype)
     product = "batch query head d_head, batch key head d_head -> batch head query key"
     weight, n_keys = weight[..., None].to(dtype), k.shape[1]
     mask = torch.ones(len(k), n_keys, dtype=torch.bool, device=k.device) if values.key_mask is None else values.key_mask
     free_q, free_k = q, k  # without the position term
-    if how.position == "rotary":
+    if scoring.position == "rotary":
         cos, sin = (x.to(q.device, dtype) for x in rotation(values, mask))
         at_q, at_k = (values.at_queries(cos), values.at_queries(sin)), (cos, sin)
-        free_q, free_k = without_rotation(q, *at_q, how.interleaved), without_rotation(k, *at_k, how.interleaved)
-        q, k = rotate(q, *at_q, how.interleaved), rotate(k, *at_k, how.interleaved)
+        free_q, free_k = (
+            without_rotation(q, *at_q, scoring.interleaved),
+            without_rotation(k, *at_k, scoring.interleaved),
+        )
+        q, k = rotate(q, *at_q, scoring.interleaved), rotate(k, *at_k, scoring.interleaved)
     elif inputs.q_share is not None and inputs.k_share is not None:
         free_q, free_k = q - inputs.q_share.to(dtype), k - inputs.k_share.to(dtype)
     logits = einsum(q, k, product)
-    if not bool((weight == 1).all()) and how.position != "alibi":
+    if not bool((weight == 1).all()) and scoring.position != "alibi":
         logits = weight * logits + (1 - weight) * einsum(free_q, free_k, product)
-    logits = how.scale * logits
-    if how.position == "alibi":
+    logits = scoring.scale * logits
+    if scoring.position == "alibi":
         bias = attention_scores.alibi(values.view, values.layer, mask).to(q.device, dtype)
         logits = logits + weight * bias[:, list(chosen), None]
-    if how.soft_cap is not None:
-        logits = how.soft_cap * torch.tanh(logits / how.soft_cap)
-    place = torch.arange(n_keys, device=k.device)
-    back = values.at_queries(place[None])[:, None, :, None] - place
-    allowed = back >= 0
-    if how.window is not None:
-        allowed = allowed & (back < how.window)
+    if scoring.soft_cap is not None:
+        logits = scoring.soft_cap * torch.tanh(logits / scoring.soft_cap)
+    positions = torch.arange(n_keys, device=k.device)
+    distance = values.at_queries(positions[None])[:, None, :, None] - positions
+    allowed = distance >= 0
+    if scoring.window is not None:
+        allowed = allowed & (distance < scoring.window)
     allowed = allowed & mask.to(k.device)[:, None, None, :]
     # Padding before a prompt attends to nothing; its rows are never read, but must not be NaN.
     allowed = allowed | ~allowed.any(-1, keepdim=True)

@@ -201,13 +201,13 @@ class PrefixCache:
         token = self.batch.tokens[:1, int(self.batch.last[0])][:, None]
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            inference_kwargs = stack.enter_context(view.inference_pass())
+            kwargs = stack.enter_context(view.inference_pass())
             stack.enter_context(self.inputs.resumed_at(first, self.inputs.resid[first][:, None]))
             stack.enter_context(view.model.hooks(fwd_hooks=hooks))
             for layer in values:
                 handle = view.model.blocks[layer].register_forward_pre_hook(join(layer), with_kwargs=True)
                 stack.callback(handle.remove)
-            logits = view.model(token, return_type="logits", **inference_kwargs)
+            logits = view.model(token, return_type="logits", **kwargs)
         if logits.shape[:2] != (n * len(tree[-1].parents), 1):
             raise PrefixCacheUnsupported("the model's passes do not keep one row per row of the residual stream")
         return logits[:, 0].unflatten(0, (n, -1)), tree[-1].row_of

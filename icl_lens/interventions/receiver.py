@@ -47,7 +47,7 @@ class Receiver:
         self.key_positions = positions.masked_fill(positions > self.last, -1)
         query = HeadProjection(acts, head, "q", self.last)
         self.q = query.scoring.scale * query.rotate(query.vectors_at(self.last), self.last)
-        # No positions, because only the model's own keys are read here. Writers may be captured only at the last one.
+        # Only the model's own keys are read here, and writers may be captured at the last position only.
         no_positions = positions[:, :0]
         self.row = AttentionRow.from_queries(HeadProjection(acts, head, "k", no_positions), self.q, self.last)
         self.k = self.row.keys[:, :, None]

@@ -192,9 +192,9 @@ def _check(view: ModelView, layer: int, pattern: Tensor, v: Tensor, z: Tensor, b
     """Raise InputError if a layer's z is not its pattern times its values."""
     mixed = einsum(pattern, v, "batch head query key, batch key head d_head -> batch query head d_head")
     real = batch.attention_mask.to(z.device, mixed.dtype)[:, :, None, None]
-    off = float(((mixed - z.to(mixed.dtype)) * real).abs().max() / z.abs().max().clamp(min=1e-30))
-    if not off <= TOLERANCE.get(z.dtype, 1e-3):
+    relative_error = float(((mixed - z.to(mixed.dtype)) * real).abs().max() / z.abs().max().clamp(min=1e-30))
+    if not relative_error <= TOLERANCE.get(z.dtype, 1e-3):
         raise InputError(
             f"{view.architecture} is not supported by saliency: z of layer {layer} is not pattern times values "
-            f"(relative error {off:.1e}); remove any active edits"
+            f"(relative error {relative_error:.1e}); remove any active edits"
         )

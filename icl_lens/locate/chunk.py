@@ -1,4 +1,4 @@
-"""Columns of chunks, the tables of a batch's results: one table row per prompt and head.
+"""Columns of a chunk, the table of a batch's results, with one row per prompt and head.
 
 As an array index, a head is `layer · n_heads + head`.
 """
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 
 def chunk_name(kind: str, number: int) -> str:
-    """Return a chunk's file name; `kind` is "part" for the first pass over a batch, "refined" for the second."""
+    """Return a chunk's file name; `kind` is what it holds, such as "part" for a first pass over a batch."""
     return f"{kind}-{number:05d}.parquet"
 
 
@@ -46,11 +46,11 @@ def increase_columns(
     if bound is None:
         nulls = pa.nulls(increase.size, pa.from_numpy_dtype(increase.dtype))
         return index_columns(rows, heads, n_heads) | {"bound": nulls, "increase": increase.ravel()}
-    every, unknown = np.zeros_like(bound), np.ones(bound.shape, dtype=bool)
-    every[:, heads], unknown[:, heads] = increase, False
+    all_increases, is_null = np.zeros_like(bound), np.ones(bound.shape, dtype=bool)
+    all_increases[:, heads], is_null[:, heads] = increase, False
     return index_columns(rows, np.arange(bound.shape[1]), n_heads) | {
         "bound": bound.ravel(),
-        "increase": pa.array(every.ravel(), mask=unknown.ravel()),
+        "increase": pa.array(all_increases.ravel(), mask=is_null.ravel()),
     }
 
 

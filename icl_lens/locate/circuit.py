@@ -252,7 +252,7 @@ def locate_circuit(
         def score(number: int) -> dict[str, Any]:
             rows = testing_plan[number]
             batch = testing[rows]
-            labels, _ = score_without_edges(model, batch, removed, means, read_labels(batch))
+            labels, _ = score_without_edges(model, batch, removed, means, read_labels(batch), n_sets=len(sets))
             n, n_sets = labels.shape[:2]
             answer, choices = (x.cpu().repeat_interleave(n_sets, 0) for x in (batch.answer, batch.label_mask))
             odds = label_log_odds(labels.cpu().flatten(0, 1), answer, choices=choices).float()

@@ -26,8 +26,8 @@ def configuration(
     and the batch plan; the labels; the device type; and package versions. Raise InputError for invalid batch sizes.
     """
     view = ModelView.of(model)
-    batches = {name: options[name] for name in ("batch_size", "byte_budget") if name in options}
-    plan = plan_batches(view, batch, **batches)
+    batch_options = {name: options[name] for name in ("batch_size", "byte_budget") if name in options}
+    plan = plan_batches(view, batch, **batch_options)
     # Stored only if they differ from the default, so that older folders stay valid.
     defaults = {"shared_prefix": "error", "by": "increase"}
     return {
@@ -35,8 +35,8 @@ def configuration(
         "weights": weights_digest(ParameterMap(model)),
         "labels": list(batch.labels),
         "prompts": prompts_digest(batch),
-        # The plan below represents the batch options.
-        **{name: value for name, value in options.items() if name not in batches},
+        # Without batch options, because chunks depend on them only through the plan below.
+        **{name: value for name, value in options.items() if name not in batch_options},
         "device": view.unembed_device.type,
         "batches": len(plan),
         "plan": json_digest(plan),

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from icl_lens.errors import InputError
+from icl_lens.hub import first_line
 
 # World size variables of torchrun, Open MPI, MPICH (Intel MPI) and MVAPICH.
 SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -50,7 +51,7 @@ class Distributed:
         except (RuntimeError, ValueError) as error:
             raise InputError(
                 f"cannot join the other processes at {os.environ.get('MASTER_ADDR', '(no MASTER_ADDR)')}: "
-                f"{_first_line(error)}; start all of them with the same address, port and number of processes"
+                f"{first_line(error)}; start all of them with the same address, port and number of processes"
             ) from None
         device = None
         if torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "").lower() != "true":
@@ -95,13 +96,9 @@ class Distributed:
             return exchange()
         except RuntimeError as error:
             raise InputError(
-                f"another process has ended ({_first_line(error)}); rerun with the same settings and any number of "
+                f"another process has ended ({first_line(error)}); rerun with the same settings and any number of "
                 "processes: with --out it resumes from its chunks"
             ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 def _check_accelerate() -> None:

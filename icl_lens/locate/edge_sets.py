@@ -124,7 +124,7 @@ class _Tables:
         self.column = {name: i for i, name in enumerate(sets.names)}
         draws = resampled_means(log_odds, queries) if len(set(queries)) > 1 else np.full((1, len(sets)), np.nan)
         self.means = np.concatenate([log_odds.mean(0, keepdims=True), draws])
-        self.carried = self.mean("all") - self.mean("none")
+        self.all_minus_none = self.mean("all") - self.mean("none")
         self.located = np.stack([self.faithfulness("located", size) for size in sets.sizes], axis=1)  # draw, size
         self.random = np.stack(
             [[self.faithfulness("random", number, size) for size in sets.sizes] for number in range(sets.n_random)]
@@ -135,7 +135,7 @@ class _Tables:
 
     def faithfulness(self, *name: object) -> Float[np.ndarray, " draw"]:
         with np.errstate(divide="ignore", invalid="ignore"):
-            return (self.mean(*name) - self.mean("none")) / self.carried
+            return (self.mean(*name) - self.mean("none")) / self.all_minus_none
 
     def edges(self, estimates: Float[np.ndarray, " edge"]) -> pd.DataFrame:
         rows = []
@@ -190,7 +190,7 @@ class _Tables:
         return pd.DataFrame(rows)
 
     def scores(self, estimates: Float[np.ndarray, " edge"]) -> pd.DataFrame:
-        scores = {"all": self.mean("all"), "none": self.mean("none"), "all − none": self.carried}
+        scores = {"all": self.mean("all"), "none": self.mean("none"), "all − none": self.all_minus_none}
         for name in ("cpr", "cmd"):
             located, random = self.area(name, self.located), self.area(name, self.random).mean(1)
             scores |= {name: located, f"{name}, random": random, f"{name}, difference": located - random}

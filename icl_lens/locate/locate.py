@@ -186,8 +186,8 @@ def mean_head_increases(
             if len(group) >= group_size or done == len(search.batch):
                 readouts, x, z = zip(*captured, strict=True)
                 readout = replace(readout, scale=torch.cat([one.scale for one in readouts]))
-                every = every_head_increase(view, readout, torch.cat(x), torch.cat(z), *search.tokens(group))
-                total += every.double().sum(0).cpu()
+                increases = every_head_increase(view, readout, torch.cat(x), torch.cat(z), *search.tokens(group))
+                total += increases.double().sum(0).cpu()
                 group, captured = [], []
             report("heads", done, len(search.batch))
     return total / len(search.batch)
@@ -226,7 +226,7 @@ def _check_folder(folder: RunFolder, against: CheckedAgainst) -> None:
     folder.check_by("increase", "contrast")
     if (folder.configuration.get("against") is None) == (against is None):
         return
-    wanted = "None" if against is None else "the tokens' name"
+    wanted = "None" if against is None else "a name for the tokens"
     raise InputError(
         f'the entry "against" of the folder\'s configuration must be {wanted}, got '
         f"{folder.configuration.get('against')!r}; set it, so that chunks of different runs are not mixed"

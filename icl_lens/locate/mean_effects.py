@@ -122,12 +122,15 @@ class MeanEffects(ShownAsTable):
             "head": index[1],
             "name": [head_name(*head) for head in heads],
         }
-        for name, prefix in zip(SCORES, ("", "log_odds_", "logit_diff_"), strict=True):
+        for name, mean, prefix in (
+            ("log_prob", "effect", ""),
+            ("log_odds", "log_odds", "log_odds_"),
+            ("logit_diff", "logit_diff", "logit_diff_"),
+        ):
             score: MeanScore | None = getattr(self, name)
-            if score is None:
-                continue
-            for column, values in (("effect", score.mean), ("low", score.low), ("high", score.high)):
-                columns[(name if column == "effect" else prefix + column) if prefix else column] = values[index].numpy()
+            if score is not None:
+                found = {mean: score.mean, f"{prefix}low": score.low, f"{prefix}high": score.high}
+                columns |= {column: values[index].numpy() for column, values in found.items()}
         return pd.DataFrame(columns)
 
     def summary(self) -> str:

@@ -1,9 +1,9 @@
-"""Split heads' attention to true labels and what their values add to the answer by writer, as means over many prompts.
+"""Split heads' scores of true labels, and what their values add to the answer, into mean parts by writer.
 
 1. First pass, for each prompt and head: the score of true labels (those equal to the answer) minus that of false labels
    is split by writer at the last position ("query") and by writer at the labels ("key"). What the head adds to the
    answer by reading true labels, and by reading false labels, is split by writer at these labels.
-2. Second pass: the parts of pairs of the query writers and key writers with the largest means.
+2. Second pass: the part of each pair of a query writer and a key writer, among those with the largest means.
 3. Means, and 95% bootstrap intervals that resample queries, each with all its prompts.
 
 A run is stored in chunks that hold every prompt's parts, so an interrupted run resumes and writes the same bytes.

@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from icl_lens.errors import InputError
 from icl_lens.files import atomic_write, remove_partial_files
+from icl_lens.hub import first_line
 
 MANIFEST = "manifest.json"
 
@@ -64,7 +65,7 @@ class RunFolder:
             theirs = json.loads(manifest.read_text(encoding="utf-8"))
             different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            raise InputError(f"{str(manifest)!r} is not a JSON object; choose another folder") from None
+            raise InputError(f"cannot read {str(manifest)!r} as a JSON object; choose another folder") from None
         if different:
             name = different[0]
             more = f" (and {len(different) - 1} more differ)" if len(different) > 1 else ""
@@ -97,8 +98,7 @@ class RunFolder:
             table = pq.ParquetFile(BytesIO(path.read_bytes()), page_checksum_verification=True).read()
             metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
         except Exception as error:  # the reader may raise any error on corrupt bytes
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise CorruptChunk(f"{name} is corrupt ({reason})") from error
+            raise CorruptChunk(f"{name} is corrupt ({first_line(error)})") from error
         if any(metadata.get(key) != value for key, value in self._metadata.items()):
             raise CorruptChunk(f"{name} is corrupt (it belongs to another configuration)")
         return table

@@ -98,15 +98,15 @@ class ChunkStream:
         InputError, all do. A corrupt chunk is reported through `warn` and recomputed.
         """
         total = done + sum(len(self.plan[number]) for number in numbers)
-        main = self.distributed.is_main
-        if main:
+        is_main = self.distributed.is_main
+        if is_main:
             self.progress(kind, done, total)
-        missing = {number for number in numbers if self._stored(kind, number) is None} if main else set()
+        missing = {number for number in numbers if self._stored(kind, number) is None} if is_main else set()
         missing = self.distributed.broadcast(missing)
         computed = self._computed([number for number in numbers if number in missing], compute)
         for number in numbers:
             new = next(computed) if number in missing else None
-            if main:
+            if is_main:
                 chunk = self._stored(kind, number) if new is None else self._store(kind, number, new)
                 assert chunk is not None, f"{chunk_name(kind, number)} disappeared"
                 done += len(self.plan[number])
