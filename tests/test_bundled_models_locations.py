@@ -205,7 +205,7 @@ def test_a_tokenizer_that_lacks_a_word_is_refused(no_type_checks):
     ship.check_tokenizer(own, WORDS)
     for fillers, labels, said in ((("naïve",), ("foo",), "naïve"), ((), ("foo", "love"), "more than one token")):
         with pytest.raises(InputError, match=said):
-            ship.check_tokenizer(own, SimpleNamespace(fillers=fillers, labels=labels, owners={}))
+            ship.check_tokenizer(own, SimpleNamespace(fillers=fillers, labels=labels, categories_of={}))
 
 
 def test_repeat_scores_are_attention_to_the_twins_successor_and_the_token_before():
