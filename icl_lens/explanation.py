@@ -175,7 +175,10 @@ def explain(
         if isinstance(answer, int):
             raise InputError(f"answer must be one of the prompt's labels, got the token id {answer}; pass a label")
         if isinstance(prompt, str):
-            prompt = Prompt.parse(prompt, answer=answer)
+            try:
+                prompt = Prompt.parse(prompt, answer=answer)
+            except InputError as error:
+                raise InputError(f"{error}; or pass plain_text=True for a text without demonstrations") from None
         elif answer is not None:
             prompt = replace(prompt, answer=answer)
         template = template or Template()

@@ -49,9 +49,14 @@ def is_correct(
     InputError if a prompt has no answer (-1), an answer is not among the choices, or the highest score is NaN or
     infinite.
     """
+    if scores.ndim != 2 or answer.shape != scores.shape[:1]:
+        raise InputError(
+            "scores must have shape [batch label] and answer shape [batch], got "
+            f"{tuple(scores.shape)} and {tuple(answer.shape)}"
+        )
     mask = torch.ones_like(scores, dtype=torch.bool) if choices is None else choices.to(scores.device)
     answer = answer.to(scores.device)
-    if bool((answer < 0).any()) or not bool(mask.gather(1, answer[:, None]).all()):
+    if bool(((answer < 0) | (answer >= scores.shape[1])).any()) or not bool(mask.gather(1, answer[:, None]).all()):
         raise InputError(
             "every prompt must have an answer among its labels, and some have none; add answers or drop these prompts"
         )

@@ -1,5 +1,6 @@
 """Capture: one pass that leaves the model unchanged, caches that do not fit the batch, other precisions."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import PROMPTS
@@ -18,6 +19,21 @@ def test_capture_runs_the_model_once_and_leaves_nothing(gpt2, gpt2_batch):
     handle.remove()
     assert len(calls) == 1
     assert sum(len(point.fwd_hooks) for point in gpt2.hook_dict.values()) == hooks_before
+
+
+@pytest.mark.parametrize(
+    "index", [-1, 1, np.int64(1), torch.tensor(1), (0, 2), range(2), slice(None, None, -1)], ids=str
+)
+def test_an_index_selects_the_rows_of_the_batch(gpt2_acts, index):
+    rows = list(range(3))[index] if isinstance(index, slice) else index
+    rows = rows if isinstance(rows, list | tuple | range) else [int(rows) % 3]
+    chosen = gpt2_acts[index]
+    assert chosen.batch.prompts == tuple(gpt2_acts.batch.prompts[row] for row in rows)
+    for name in ("resid_final", "z", "q", "pass_v"):
+        width = chosen.batch.tokens.shape[1]
+        expected = getattr(gpt2_acts, name)[list(rows)]
+        assert torch.equal(getattr(chosen, name), expected[:, :, :width] if name == "pass_v" else expected), name
+    assert_close(chosen.label_log_probs, gpt2_acts.label_log_probs[list(rows)])
 
 
 def test_an_edit_of_the_stream_itself_needs_check_off(gpt2, gpt2_batch):

@@ -20,6 +20,7 @@ PROMPT = "love : bar one : foo two :"
 
 EXPLAIN = [
     ([""], "no ' : ' separator"),
+    (["love like", "--answer", "foo"], "or pass a text without demonstrations with --text"),
     (["love : [link=x] one : foo two :"], "'[link=x]'"),
     (["\x1b[2J : bar one : foo two :"], "\\x1b[2J"),
     (["\u202e : bar one : foo two :"], "\\u202e"),
@@ -45,6 +46,7 @@ ABLATE = [
 COMPARE = [
     ([], "pass two prompts, a task, or a second model"),
     ([PROMPT], "nothing to compare"),
+    (["love like", "love two", "--answer", "foo"], "no ' : ' separator"),
     ([PROMPT, "--model-b", "icl-mini-llama", "--revision-b", "x"], "no revision 'x'"),
     ([PROMPT, PROMPT, "--answer-b", "z"], "'z' is not one of the labels"),
 ]
@@ -95,6 +97,14 @@ def test_bad_input_is_refused_in_one_sentence(run, command, arguments, words, tm
     faults.assert_sentence(err.removesuffix("\n"), words)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", err), err
     assert not faults.left_in(tmp_path)
+
+
+@pytest.mark.parametrize(("command", "option"), [("explain", "--why"), ("ablate", "--heads"), ("circuit", "--heads")])
+def test_unknown_heads_are_refused_before_the_task_check(run, command, option):
+    code, out, err = run(command, "--task", "sentiment-number", option, "L99H0")
+    assert code == 2, (code, out, err)
+    faults.assert_sentence(err.removesuffix("\n"), "got L99H0")
+    assert "random order" not in out
 
 
 @pytest.mark.parametrize("arguments", USAGE, ids=" ".join)

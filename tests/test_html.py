@@ -405,6 +405,12 @@ def test_attention_from_activations_is_the_pattern(gpt2_acts):
     assert [mark[:2] for mark in data["marks"]] == marked.tolist()
 
 
+def test_heads_to_draw_may_be_names(gpt2_acts, paper):
+    assert str(html.attention_to_labels(gpt2_acts, ["L1H2"])) == str(html.attention_to_labels(gpt2_acts, [(1, 2)]))
+    head = paper.heads[1].head
+    assert str(html.subhead_values(paper, [str(head)])) == str(html.subhead_values(paper, [head]))
+
+
 def test_elements_show_the_chosen_heads_on_one_scale(paper):
     heads = [report.head for report in paper.heads[3:5]]
     data = [json.loads(s) for s in Page(str(html.subhead_values(paper, heads))).scripts[:2]]

@@ -101,6 +101,6 @@ def test_dtypes_by_name_or_as_stored_and_models_without_a_tokenizer(tmp_path):
     families.build("gpt2", dtype=torch.float16).save_pretrained(tmp_path)
     families.tokenizer().save_pretrained(tmp_path)
     assert il.load_model(str(tmp_path)).W_U.dtype == torch.float32
-    assert il.load_model(str(tmp_path), dtype=None).W_U.dtype == torch.float16
+    assert il.load_model(tmp_path, dtype=None).W_U.dtype == torch.float16
     with pytest.raises(il.InputError, match="needs its tokenizer"):
         il.load_model("mine", hf_model=nn.Linear(1, 1))

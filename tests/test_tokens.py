@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -235,7 +236,8 @@ def test_slices_are_batches_of_their_prompts():
     assert tail.answer_tokens.tolist() == batch.answer_tokens[1:].tolist()
     for index in ([1, 2], [-2, -1], torch.tensor([1, 2]), torch.tensor([False, True, True])):
         assert_same(tail, batch[index])
-    assert_same(batch[-1], batch[2:])
+    for last in (-1, np.int64(2), torch.tensor(2)):
+        assert_same(batch[last], batch[2:])
     assert batch[[2, 0]].prompts == (batch.prompts[2], batch.prompts[0])
     assert [len(row) for row in batch] == [1, 1, 1]
     for missing in (3, torch.tensor([True, False])):
@@ -270,7 +272,7 @@ REFUSED = [
     ("word", [], {}, "at least one prompt"),
     ("word", PAPER, {"labels": ["bar"]}, "add 'foo'"),
     ("word", prompt_of(("love", " foo"), ("two", "foo")), {}, "' foo' and 'foo' have the same tokens 'foo'"),
-    ("byte", labeled(" foo", " bar"), {}, r"' foo' and ' bar' share their first token ' ' \(id"),
+    ("byte", labeled(" foo", " bar"), {}, "' foo' and ' bar' share their first token ' ' .*remove the white space"),
     ("byte", labeled("food", "foot"), {}, "'food' and 'foot' share their first token ' foo' .*shared_prefix="),
     # appending does not help, and is not offered
     ("byte", labeled("food", "foot", "bar"), {}, r"share their first token ' foo' \(id \d+\); choose [^,]*$"),

@@ -18,7 +18,7 @@ from icl_lens.errors import InputError
 from icl_lens.models.locking import locks_model
 from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_vocabulary
+from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
 from icl_lens.prompts.token_ids import TokenPositions
 
 # Relative tolerance of the checked sums, by dtype. Float64 allows more than its own rounding, because the RMSNorm of
@@ -268,10 +268,10 @@ class Activations:
         return cls(**{"mlp_post": None, **tensors}, batch=batch, view=view, readout=readout)
 
     def __getitem__(self, index: Any) -> "Activations":
-        """Select rows by integer, slice or index list."""
-        if isinstance(index, int):
-            index = slice(index, index + 1)
+        """Select rows like `batch[index]`; tensors of a slice are views."""
         batch = self.batch[index]
+        if not isinstance(index, slice) or (index.step or 1) < 0:  # PyTorch has no slices with a negative step
+            index = self.batch.selected_rows(index)
         width = batch.tokens.shape[1]
         tensors = {name: value[index] for name, value in self._tensors().items() if name != "pass_v"}
         tensors["pattern"] = tensors["pattern"][..., :width]
@@ -327,11 +327,7 @@ def capture(
         >>> acts.head_outputs(2).shape
         torch.Size([1, 6, 96])
     """
-    if not isinstance(batch, PromptBatch):
-        raise InputError(
-            f"batch must be a PromptBatch of tokenized prompts, got {type(batch).__name__}; pass "
-            "il.tokenize(model, prompts)"
-        )
+    check_batch(batch)
     view = ModelView.of(model)
     plan = ReadPlan(batch, batch)
     if positions is not None:
@@ -372,6 +368,7 @@ def label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch labe
         >>> il.label_log_probs(model, batch).shape
         torch.Size([1, 2])
     """
+    check_batch(batch)
     batch.require_labels("label to score", NO_LABELS_HINT)
     log_probs = last_log_probs(model, batch)
     return log_probs[:, batch.label_tokens.to(log_probs.device)]

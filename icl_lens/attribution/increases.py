@@ -26,7 +26,7 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs, neuron_values, subhead_values
 from icl_lens.display import ShownAsTable, format_signed, long_frame, plural_prompts
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_integers
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
@@ -145,6 +145,8 @@ def check_scoring(
     acts: Activations, targets: Int[Tensor, " batch"], against: Against, final_norm: FinalNorm, bias: bool
 ) -> tuple[Int[Tensor, " batch"], CheckedAgainst, Readout]:
     """Return checked `targets` and `against`, and the readout with these settings; raise InputError for invalid ids."""
+    if not isinstance(acts, Activations):
+        raise InputError(f"acts must be Activations, got {type(acts).__name__}; pass il.capture(model, batch)")
     acts.check_device()
     targets = check_target_ids(acts.view, targets, len(acts.batch))
     others = check_against_ids(acts.view, targets, against)
@@ -420,6 +422,7 @@ def neuron_log_prob_increase(
 
 
 def _check_layer(acts: Activations, layer: int) -> int:
+    check_integers(layer=layer)
     if not 0 <= layer < acts.view.n_layers:
         raise InputError(f"layer must be between 0 and {acts.view.n_layers - 1} for {acts.view.name}, got {layer!r}")
     return layer

@@ -70,11 +70,11 @@ def ablate(
             predicted = batch.labels[int(il.label_log_probs(loaded, batch)[0].argmax())]
             batch = tokens.tokenize(loaded, [il.Prompt.parse(prompt, answer=predicted)])
         reference = batch
-    behavior = task.print_behavior(console, loaded, tokens, seed=seed)
     by = heads.by or ("contrast" if len(reference.labels) > 1 else "increase")
     chosen, how = heads.choose(loaded, reference, by=by)
     if heads.heads is None and prompt is None:
         how += located_on(reference, batch)
+    behavior = task.print_behavior(console, loaded, tokens, seed=seed)
     sets: dict[str, Any] = {"n_random_sets": heads.random_sets, "positions": heads.positions, "seed": seed}
     with progress() as report:
         found = il.ablate_with_controls(loaded, batch, chosen, progress=report, **sets)

@@ -64,7 +64,7 @@ def compare(
     means over prompts, with intervals of the differences. With --html, the page also compares layers and attention, or
     shows all heads of both models.
     """
-    from icl_lens import compare_models, explain
+    from icl_lens import Prompt, compare_models, explain
     from icl_lens.report.comparison import compare as compare_explanations
 
     if n > 1 and (models.are_same or task.name is None):
@@ -77,6 +77,7 @@ def compare(
     if not prompts and a is None:
         a, answer = PAPER_PROMPT, answer or PAPER_ANSWER
     output.check()
+    prompts = prompts or [Prompt.parse(text or "") for text in (a, a if b is None else b)]
     first, second = models.both()
     console = PlainConsole()
     settings = readout.tokenize_arguments() | readout.readout_arguments()
@@ -87,7 +88,6 @@ def compare(
         with progress() as report:
             both = compare_models(first, second, prompts, by=by or "contrast", progress=report, **settings)
     else:
-        prompts = prompts or [a, a if b is None else b]
         before = explain(first, prompts[0], answer=answer, by=by, **settings)
         if b is None and not models.are_same:  # explain the same answer of one prompt
             answer_b = answer_b or before.target

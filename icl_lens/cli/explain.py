@@ -106,6 +106,8 @@ def explain(
     and what their values carry, with intervals. With --out, an interrupted run resumes where it stopped.
     """
     from icl_lens.explanation import explain as explain_prompt
+    from icl_lens.models.view import ModelView
+    from icl_lens.prompts.prompt import Prompt
     from icl_lens.report.terminal import render
 
     text_options.check(prompt, answer, readout)
@@ -120,10 +122,20 @@ def explain(
     )
     sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, text_options.text, text_options.target))
     output.check()
+    shown: Any = sampled[0] if sampled else None
+    if shown is None and text_options.text is None:
+        if prompt is None:
+            prompt, answer = PAPER_PROMPT, answer or PAPER_ANSWER
+        try:
+            shown = Prompt.parse(prompt, answer=answer)
+        except InputError as error:
+            raise InputError(f"{error}; or pass a text without demonstrations with --text") from None
     if why_options.n is not None:
         _explain_task(output, why_options, task, readout, model, n=why_options.n, seed=seed)
         return
     loaded, console = model.load(), PlainConsole()
+    if why_options.why is not None:
+        ModelView.of(loaded).check_head(why_options.why)
     task.print_behavior(console, loaded, readout, seed=seed)
     settings: dict[str, Any] = {"by": by, "why": why_options.why, "k": k, "n_ablated": n_ablated, "seed": seed}
     settings |= readout.readout_arguments() | {"against": text_options.against or None}
@@ -132,10 +144,7 @@ def explain(
             loaded, text_options.text, answer=text_options.target, plain_text=True, prepend_bos=readout.bos, **settings
         )
     else:
-        if prompt is None and not sampled:
-            prompt, answer = PAPER_PROMPT, answer or PAPER_ANSWER
-        shown = sampled[0] if sampled else prompt or ""
-        explanation = explain_prompt(loaded, shown, answer=answer, **readout.tokenize_arguments(), **settings)
+        explanation = explain_prompt(loaded, shown, **readout.tokenize_arguments(), **settings)
     # Files are written before printing, so that a closed pipe loses nothing.
     if output.json_file is not None:
         explanation.save(output.json_file)

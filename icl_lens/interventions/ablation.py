@@ -12,7 +12,7 @@ from icl_lens.interventions.edit_checks import checked_heads
 from icl_lens.interventions.editor import Edit, Positions, Stage, editing, edits_disabled, head_mask
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_vocabulary
+from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
 
 Mode = Literal["zero", "mean"]
 
@@ -103,6 +103,8 @@ def reference_batches(reference: PromptBatch | Iterable[PromptBatch]) -> list[Pr
     batches = [reference] if isinstance(reference, PromptBatch) else list(reference)
     if not batches:
         raise InputError("reference must contain at least one batch, got none")
+    for batch in batches:
+        check_batch(batch)
     return batches
 
 

@@ -201,7 +201,7 @@ def ablate_with_controls(
     """
     view = ModelView.of(model)
     check_integers(n_random_sets=n_random_sets)
-    chosen = list(dict.fromkeys(view.check_head(head) for head in heads))
+    chosen = list(view.check_heads(heads))
     if not chosen:
         raise InputError("heads must contain at least one head, got none")
     if n_random_sets < 0:

@@ -318,10 +318,8 @@ def _hook_fn(editor: Editor, layer: int | None, name: str) -> Callable[..., Tens
 
 def group_by_layer(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> dict[int, list[int]]:
     """Return layer -> its chosen heads, without duplicates; raise InputError for an unknown head."""
-    if not isinstance(heads, Iterable):
-        raise InputError(f"heads must be an iterable of heads, got {heads!r}; e.g. [(1, 6), 'L22H0']")
     by_layer: dict[int, list[int]] = {}
-    for layer, index in sorted({view.check_head(head) for head in heads}):
+    for layer, index in sorted(view.check_heads(heads)):
         by_layer.setdefault(layer, []).append(index)
     return by_layer
 

@@ -25,7 +25,7 @@ from icl_lens.interventions.gradients import prompts_at_once, z_gradients
 from icl_lens.metrics import label_log_odds, spearman
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, check_batch
 
 Score = Literal["log_prob", "log_odds", "logit_diff"]
 SCORES: tuple[Score, ...] = ("log_prob", "log_odds", "logit_diff")
@@ -177,6 +177,7 @@ def head_effects(
     view = ModelView.of(model)
     check_choice("method", method, ("exact", "gradient"))
     check_ablation(positions, mode, reference)
+    check_batch(batch)
     targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
     others = check_against_ids(view, targets, against)
     if pass_tokens < 1:

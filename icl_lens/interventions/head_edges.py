@@ -143,7 +143,7 @@ def head_to_head_effects(
     """
     view = ModelView.of(model)
     check_choice("part", part, PARTS)
-    heads = tuple(dict.fromkeys(view.check_head(head) for head in receivers))
+    heads = view.check_heads(receivers)
     if not heads:
         raise InputError("receivers must name at least one head, got none; pass e.g. ['L2H1']")
     if part == "q" and at not in ("all", "last"):

@@ -214,7 +214,7 @@ def locate_circuit(
     ranking = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
     testing = held_out if isinstance(held_out, PromptBatch) else tokenize(model, held_out)
     distributed, view = distributed or Distributed(), ModelView.of(model)
-    heads = tuple(dict.fromkeys(view.check_head(head) for head in receivers))
+    heads = view.check_heads(receivers)
     if not heads:
         raise InputError("receivers must name at least one head, got none; pass e.g. ['L2H1']")
     for name, value, minimum in (("n_edges", n_edges, 1), ("n_random", n_random, 2)):

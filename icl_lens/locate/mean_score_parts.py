@@ -169,7 +169,7 @@ def mean_score_parts(
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
     distributed, view = distributed or Distributed(), ModelView.of(model)
-    chosen = tuple(dict.fromkeys(view.check_head(head) for head in heads))
+    chosen = view.check_heads(heads)
     if not chosen:
         raise InputError("heads must name at least one head, got none; pass e.g. ['L2H1']")
     if n_strongest < 1:

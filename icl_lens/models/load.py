@@ -1,6 +1,7 @@
 """Load bundled models, folders, GGUF files and models on the Hub."""
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ __all__ = ["bundled_models", "load_model"]
 
 
 def load_model(
-    name: str = "icl-mini",
+    name: str | os.PathLike[str] = "icl-mini",
     *,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = torch.float32,
@@ -54,6 +55,9 @@ def load_model(
     """
     from transformer_lens.model_bridge import TransformerBridge
 
+    if not isinstance(name, str | os.PathLike):
+        raise InputError(f"name must be a model's name or folder, got {name!r}; e.g. 'icl-mini'")
+    name = os.fspath(name)
     wanted: Any = getattr(torch, dtype.removeprefix("torch."), "unknown") if isinstance(dtype, str) else dtype
     if wanted not in (None, *SUPPORTED_DTYPES):
         raise InputError(f"dtype must be one of 'float32', 'bfloat16', 'float16', 'float64', got {str(dtype)!r}")

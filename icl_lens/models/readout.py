@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, check_integers
 
 FinalNorm = Literal["frozen", "own"]
 
@@ -284,8 +284,13 @@ class Readout:
 
         `keep` filters token strings (e.g. `icl_lens.is_content_word`); the next tokens replace those it rejects. It
         filters only the 20 k tokens with the highest scores (at least 200), so fewer than `k` may be returned.
-        Raise InputError if the model has no tokenizer.
+        Raise InputError for an invalid k or shape, and if the model has no tokenizer.
         """
+        check_integers(k=k)
+        if k < 1:
+            raise InputError(f"k must be at least 1, got {k}")
+        if vectors.shape[-1:] != self.W_U.shape[:1]:
+            raise InputError(f"vectors must have shape [… d_model={len(self.W_U)}], got {tuple(vectors.shape)}")
         flat = vectors.reshape(-1, vectors.shape[-1])
         pieces = [self._top_names(scores, [k] * len(scores), keep)[0] for scores in self._score_pieces(flat, bias=bias)]
         names, shape = [row for piece in pieces for row in piece], vectors.shape[:-1]

@@ -7,7 +7,7 @@ weights through it. Weights are read from the model at each access, never cached
 import hashlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -183,7 +183,9 @@ class ModelView:
             head = Head.parse(head)
         try:
             layer, index = map(int, head)
-        except (TypeError, ValueError):
+            if (layer, index) != tuple(map(float, head)):  # such as 1.5
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
             raise InputError(f"invalid head {head!r}; pass Head(layer, head), (layer, head) or 'L22H0'") from None
         if not (0 <= layer < self.n_layers and 0 <= index < self.n_heads):
             raise InputError(
@@ -191,6 +193,13 @@ class ModelView:
                 f"{Head(layer, index)}"
             )
         return Head(layer, index)
+
+    def check_heads(self, heads: Iterable[Head | tuple[int, int] | str]) -> tuple[Head, ...]:
+        """Return distinct heads in their first order. Raise InputError if there is a single head or an unknown one."""
+        if not isinstance(heads, Iterable) or isinstance(heads, str | Head):
+            got = repr(heads) if isinstance(heads, str | Head | None) else type(heads).__name__
+            raise InputError(f"heads must be an iterable of heads, got {got}; e.g. [(1, 6), 'L22H0']")
+        return tuple(dict.fromkeys(map(self.check_head, heads)))
 
     # Weights ---------------------------------------------------------------------------------------------
     #

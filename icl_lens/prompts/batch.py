@@ -1,8 +1,8 @@
 """Tokenized prompts (`PromptBatch`) and the positions of their labels and texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -129,7 +129,8 @@ class PromptBatch:
         return len(self.tokens)
 
     def __repr__(self) -> str:
-        what = f"{self.label_positions.shape[1]} demonstrations, labels {quoted_list(self.labels)}"
+        n = self.label_positions.shape[1]
+        what = f"{n} demonstration{'s' * (n != 1)}, labels {quoted_list(self.labels)}"
         first = {row[0] for row in self.token_names}
         begin = f", all beginning with {first.pop()!r}" if len(first) == 1 else ""
         return f"PromptBatch({self.size_summary}{begin}, {what if self.labels else 'no demonstrations'})"
@@ -250,17 +251,12 @@ class PromptBatch:
             prompt_index=rows if self.prompt_index is None else full.prompt_index,
         )
 
-    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> "PromptBatch":
+    def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Tensor) -> "PromptBatch":
         """Return the selected rows as a batch; an integer selects a batch of one row.
 
         Raise IndexError for a row out of range, and InputError if no row is selected.
         """
-        numpy_index: Any = index
-        if not isinstance(index, int | slice):
-            numpy_index = index.cpu().numpy() if isinstance(index, Tensor) else list(index)
-        rows = np.arange(len(self))[numpy_index].reshape(-1).tolist()
-        if not rows:
-            raise InputError(f"index must select at least one of {len(self)} rows, got {index!r}")
+        rows = self.selected_rows(index)
         tensors = {name: value[rows] for name, value in self._tensors().items() if name != "label_tokens"}
         width = int(tensors["last"].max()) + 1
         tensors |= {name: tensors[name][:, :width] for name in ("tokens", "attention_mask")}
@@ -272,6 +268,17 @@ class PromptBatch:
             token_names=[self.token_names[row] for row in rows],
             texts=tuple(self.texts[row] for row in rows) if self.texts else (),
         )
+
+    def selected_rows(self, index: Any) -> list[int]:
+        """Return the numbers of the rows that an index selects; raise the errors of `batch[index]`."""
+        if isinstance(index, Tensor):
+            index = index.cpu().numpy()
+        elif isinstance(index, Iterable) and not isinstance(index, np.ndarray):
+            index = list(index)
+        rows = np.arange(len(self))[index].reshape(-1).tolist()
+        if not rows:
+            raise InputError(f"index must select at least one of {len(self)} rows, got {index!r}")
+        return rows
 
     def split(self, size: int) -> Iterator["PromptBatch"]:
         """Split the batch into pieces of `size` rows; the last may be smaller. Raise InputError if `size` < 1."""
@@ -313,6 +320,15 @@ class PromptBatch:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+
+def check_batch(batch: Any) -> None:
+    """Raise InputError for anything but a batch, such as a list of prompts."""
+    if not isinstance(batch, PromptBatch):
+        raise InputError(
+            f"batch must be a PromptBatch of tokenized prompts, got {type(batch).__name__}; pass "
+            "il.tokenize(model, prompts)"
+        )
 
 
 def prompts_digest(batch: PromptBatch) -> str:

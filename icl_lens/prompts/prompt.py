@@ -85,6 +85,12 @@ class Prompt:
     ) -> None:
         if isinstance(labels, str):
             raise InputError(f"labels must be a sequence of strings, got {labels!r}; write ({labels!r},)")
+        for demonstration in demonstrations:
+            if not isinstance(demonstration, Demonstration):
+                raise InputError(
+                    f"each demonstration must be an il.Demonstration, got {demonstration!r}; write "
+                    "il.Demonstration(text, label)"
+                )
         shown = tuple(dict.fromkeys(demonstration.label for demonstration in demonstrations))
         # Bypass the frozen __setattr__. Sequences become tuples, so that prompts can be compared and hashed.
         object.__setattr__(self, "demonstrations", tuple(demonstrations))
@@ -193,6 +199,7 @@ class Template:
     prefix: str = ""
 
     def __post_init__(self) -> None:
+        check_unicode(self.demonstration, self.query, self.separator, self.prefix)
         for field in ("{text}", "{label}"):
             if (count := self.demonstration.count(field)) != 1:
                 raise InputError(

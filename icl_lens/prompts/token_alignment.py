@@ -167,7 +167,9 @@ class LabelTokens:
             if other != label:
                 which = f"token {len(shared) + 1}," if shared else "first token"
                 remedy = "choose labels that differ there"
-                if common and not shared:
+                if label[0].isspace() or other[0].isspace():
+                    remedy = "remove the white space before the labels, which the template adds"
+                elif common and not shared:
                     remedy += ', or pass shared_prefix="append"'
                 elif shared_prefix == "append":
                     remedy += f" (not all of {quoted_list(labels)} begin with it)"

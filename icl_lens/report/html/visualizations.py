@@ -47,7 +47,7 @@ class Element:
 
 
 def attention_to_labels(
-    source: Findings | Activations, heads: Sequence[Head] | None = None, *, row: int = 0
+    source: Findings | Activations, heads: Sequence[Head | tuple[int, int] | str] | None = None, *, row: int = 0
 ) -> Element:
     """Show the attention of some heads from the last token, with label tokens in color and all others dimmed.
 
@@ -63,8 +63,7 @@ def attention_to_labels(
     else:
         if not heads:
             raise InputError("heads must not be empty; pass the heads to draw, e.g. heads=[Head(3, 1)]")
-        for head in heads:
-            source.view.check_head(head)
+        heads = source.view.check_heads(heads)
         tokens, labels = source.batch.token_names[row], source.batch.labels
         known = source.batch.label_positions[row] >= 0
         positions, index = source.batch.label_positions[row][known], source.batch.label_index[row][known]
@@ -156,7 +155,7 @@ def similarity_matrix(
     return Element(grid.name, [("grid", grid), ("scale", {"reach": grid.reach, "unit": unit})])
 
 
-def subhead_values(explanation: Findings, heads: Sequence[Head] | None = None) -> Element:
+def subhead_values(explanation: Findings, heads: Sequence[Head | tuple[int, int] | str] | None = None) -> Element:
     """Show what located heads add to the answer's log-probability at each position (nats), as colored tokens.
 
     Default: the first four located heads. Each position is evaluated on its own, so the parts need not sum to the
@@ -167,7 +166,7 @@ def subhead_values(explanation: Findings, heads: Sequence[Head] | None = None) -
     return token_values(explanation.shown_tokens, values, [str(report.head) for report in reports])
 
 
-def words_by_position(explanation: Findings, heads: Sequence[Head] | None = None) -> Element:
+def words_by_position(explanation: Findings, heads: Sequence[Head | tuple[int, int] | str] | None = None) -> Element:
     """Show the top words of located heads' values and keys at each label, and of their query at the last token.
 
     Default: the first located head. Raise InputError for heads that the explanation does not describe.
@@ -193,10 +192,13 @@ def head_heatmap(source: Findings | Float[Tensor, "layer head"]) -> Element:
     return Element("Increase by layer and head", [("head_map", HeadMap(source.float().tolist()))])
 
 
-def _reports(explanation: Findings, heads: Sequence[Head] | None, default: int = 4) -> list[HeadReport]:
+def _reports(
+    explanation: Findings, heads: Sequence[Head | tuple[int, int] | str] | None, default: int = 4
+) -> list[HeadReport]:
     """Return the reports of `heads`, or of the first `default` located heads; raise InputError for other heads."""
     if heads is None:
         return list(explanation.heads[:default])
+    heads = [Head.parse(head) if isinstance(head, str) else head for head in heads]
     described = {report.head: report for report in explanation.heads}
     missing = [str(head) for head in heads if head not in described]
     if missing or not heads:
