@@ -163,13 +163,14 @@ def test_sentences_say_no_where_intervals_do(small):
     """On made-up tables: edges that are no better than random, groups that matter no more than in random heads."""
     circuit = small[-1]
     scores = circuit.scores.assign(low=0.5, high=1.5)
-    curve = circuit.curve.assign(faithfulness=0.9, low=0.8, high=1.0, random=0.1, difference=0.8)
+    curve = circuit.curve.assign(faithfulness=0.9, low=0.8, high=1.0, random=-0.001, difference=0.8)
     good = curve.assign(difference_low=0.1, difference_high=0.9)
     groups = circuit.groups.assign(
         effect=2.0, low=1.0, high=3.0, difference=1.0, difference_low=0.1, difference_high=2.0
     )
     carried, kept, removed = replace(circuit, scores=scores, curve=good, groups=groups).sentences()
     assert "not" not in carried + kept
+    assert kept.endswith("keep 0%.")
     assert "early → query (+2.00)" in removed
     no_better = curve.assign(difference_low=-0.1, difference_high=0.9)
     for changed in ({"difference_low": -0.1}, {"low": -0.1}):  # no more than in random heads; not above zero itself

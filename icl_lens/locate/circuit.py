@@ -134,10 +134,10 @@ class Circuit(ShownAsTable):
         if not self.is_defined:
             return [f"{carried}, which is not distinguishable from zero, so faithfulness is not defined."]
         row = self.curve[self.curve["kept"] == len(self.edges)].iloc[0]
-        interval = interval_suffix(100 * row["low"], 100 * row["high"], ".0f")
+        interval = interval_suffix(100 * row["low"], 100 * row["high"], "z.0f")
         kept = (
-            f"The first {len(self.edges)} edges alone keep {100 * row['faithfulness']:.0f}% of this{interval}; random "
-            f"edges of the same parts, roles and layers keep {100 * row['random']:.0f}%"
+            f"The first {len(self.edges)} edges alone keep {100 * row['faithfulness']:z.0f}% of this{interval}; random "
+            f"edges of the same parts, roles and layers keep {100 * row['random']:z.0f}%"
         )
         if row["difference_low"] > 0:
             kept += "."
