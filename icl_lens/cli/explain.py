@@ -122,7 +122,7 @@ def explain(
     )
     sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, text_options.text, text_options.target))
     output.check()
-    shown: Any = sampled[0] if sampled else None
+    shown = sampled[0] if sampled else None
     if shown is None and text_options.text is None:
         if prompt is None:
             prompt, answer = PAPER_PROMPT, answer or PAPER_ANSWER
@@ -144,6 +144,7 @@ def explain(
             loaded, text_options.text, answer=text_options.target, plain_text=True, prepend_bos=readout.bos, **settings
         )
     else:
+        assert shown is not None
         explanation = explain_prompt(loaded, shown, **readout.tokenize_arguments(), **settings)
     # Files are written before printing, so that a closed pipe loses nothing.
     if output.json_file is not None:

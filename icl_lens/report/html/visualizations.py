@@ -199,7 +199,7 @@ def _reports(
     if heads is None:
         return list(explanation.heads[:default])
     heads = [Head.parse(head) if isinstance(head, str) else head for head in heads]
-    described = {report.head: report for report in explanation.heads}
+    described: dict[Head | tuple[int, int], HeadReport] = {report.head: report for report in explanation.heads}
     missing = [str(head) for head in heads if head not in described]
     if missing or not heads:
         raise InputError(
