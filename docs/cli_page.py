@@ -13,8 +13,9 @@ from icl_lens.cli import app
 
 PAGE = Path(__file__).parent / "cli.md"
 ABOUT = """
-Invalid input prints one line to standard error and exits with code 2. Without arguments, `icl-lens` explains the
-paper's prompt on the bundled model. `python -m icl_lens` is the same command.
+Invalid input prints one line to standard error and exits with code 2; an unknown option or a value of a wrong type
+also prints the usage. Without arguments, `icl-lens` explains the paper's prompt on the bundled model. `python -m
+icl_lens` is the same command.
 
 The paper's experiments are in the repository, not in the installed package, because they store results, figures and
 findings next to their code. To run them, clone the repository (or unpack the source distribution), install it with
