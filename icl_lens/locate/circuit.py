@@ -107,10 +107,10 @@ class Circuit(ShownAsTable):
         """Return a score, with the low and high end of its interval.
 
         - "all", "none", "all − none": mean log-odds with all edges kept, with none, and their difference, nats.
-        - "cpr", "cmd": the areas under faithfulness F and |1 − F|; "cpr, random" and "cmd, random": for random
-          rankings; "cpr, difference" and "cmd, difference".
-        - "completeness": mean |difference| of the log-odds between the model and the circuit when the same random half
-          of the circuit is removed from both, nats. 0 is best.
+        - "cpr", "cmd": the areas under faithfulness F and under its distance from 1; "cpr, random" and "cmd, random":
+          for random rankings; "cpr, difference" and "cmd, difference".
+        - "completeness": mean absolute difference of the log-odds between the model and the circuit when the same
+          random half of the circuit is removed from both, nats. 0 is best.
         - "largest estimate left out": largest size of a first-order effect outside the circuit, nats (no interval).
         """
         check_choice("name", name, tuple(self.scores["name"]))
