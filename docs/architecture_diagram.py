@@ -15,8 +15,8 @@ import grimp
 
 ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "docs" / "images" / "architecture.svg"
-WIDTH, FLOOR, LINE, GAP, NAME = 980, 40, 19, 6, 190
-MAX_CHARACTERS = 93
+WIDTH, FLOOR, LINE, GAP, NAME = 980, 40, 19, 6, 215
+MAX_CHARACTERS = 84
 STYLE = (
     "text{font:15px ui-sans-serif,system-ui,sans-serif;fill:#1b1b1a}.name{font-weight:600}.quiet{fill:#5d5d5d}"
     "rect{fill:#f4f6f8;stroke:#9db4c6}.lab rect{fill:#faf5ec;stroke:#cdb68a}path{stroke:#5d5d5d;fill:none}"

@@ -1,6 +1,5 @@
 """Compute the sections of an explanation: functions that return fields of `Findings` for one captured prompt."""
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from icl_lens.attribution.search import top_subheads
 from icl_lens.attribution.similarity import similarity_in
 from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import ablate_heads_per_row
+from icl_lens.interventions.controlled_ablation import random_head_sets
 from icl_lens.models.attention_scores import RotaryAnglesUnavailable
 from icl_lens.models.head import Head
 from icl_lens.prompts.batch import PromptBatch
@@ -250,9 +250,7 @@ def ablation(scored: ScoredPrompt, located: list[Head]) -> tuple[Float[Tensor, "
     """Return the scored tokens' log-probabilities (nats) with single heads, the located set and random sets zeroed."""
     model, batch, options = scored.model, scored.acts.batch, scored.options
     removed = located[: options.n_ablated]
-    others = [head for head in scored.acts.view.heads() if head not in removed]
-    rng = random.Random(options.seed)
-    draws = [rng.sample(others, len(removed)) for _ in range(options.n_random)]
+    draws = random_head_sets(scored.acts.view, removed, draws=options.n_random, seed=options.seed)
     sets = [*[[head] for head in located], removed, *draws]
     rows = max(1, PASS_TOKENS // batch.tokens.shape[1])
     label_log_probs = []

@@ -96,9 +96,8 @@ class Header:
         d_head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if (rotated := self._setting("rope.dimension_count", d_head)) != d_head:
             self._raise_unsupported(f"that rotates all {d_head} dimensions of its heads, got {rotated}")
-        if (
-            scalar := getattr(config, "query_pre_attn_scalar", d_head)
-        ) != d_head:  # not in the file; differs in 27B models
+        scalar = getattr(config, "query_pre_attn_scalar", d_head)  # not in the file; differs in 27B models
+        if scalar != d_head:
             self._raise_unsupported(f"with heads of width {scalar}, got {d_head}")
 
     def check_weights_used(self, model: Any, missing_keys: Any, mismatched_keys: Any, **_: Any) -> None:
