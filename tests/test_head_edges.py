@@ -255,6 +255,28 @@ def test_pieces_prompts_alone_and_full_passes_agree(grouped, monkeypatch):
     assert_close(passes.log_prob[:, 0], together.log_prob[:, 0, :2], scale=8.0)
 
 
+def test_prompts_without_a_token_of_the_role_have_no_effect(grouped):
+    """Nothing is removed in a prompt whose labels all differ from its answer, so it has no effect and no mean."""
+    model, _, _ = grouped
+    labels = ("bar", "foo")
+    shown = [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
+    prompts = [il.Prompt(shown, "one", "foo", labels), il.Prompt(shown[:1], "one", "foo", labels)]
+    options = {"part": "k", "senders": ["embed", "L0H2"], "at": "true label"}
+    first, both, second = (
+        il.head_to_head_effects(
+            model, il.tokenize(model, some, labels=labels, prepend_bos=False), [RECEIVER], **(options | more)
+        )
+        for some, more in ((prompts[:1], {}), (prompts, {}), (prompts[1:], {"at": "false label"}))
+    )
+    assert_close(both.log_prob[0], first.log_prob[0], scale=8.0)
+    assert bool(both.log_prob[1].isnan().all())
+    assert bool(both.log_odds[1].isnan().all())
+    assert both.to_frame()["log_prob"].tolist() == pytest.approx(first.to_frame()["log_prob"].tolist(), abs=1e-4)
+    assert bool(second.log_prob.isfinite().all())
+    with pytest.raises(il.InputError, match="at must be a role that a prompt has, got 'true label'"):
+        il.head_to_head_effects(model, il.tokenize(model, prompts[1:], labels=labels, prepend_bos=False), [RECEIVER], **options)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

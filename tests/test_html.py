@@ -430,6 +430,7 @@ def test_elements_show_the_chosen_heads_on_one_scale(paper):
         (lambda e, acts: html.attention_patterns(["a"], torch.ones(1, 2, 2), [il.Head(0, 0)]), r"got \[1, 2, 2\]"),
         (lambda e, acts: html.token_values(["a"], torch.ones(2, 1), ["x"]), r"got \[2, 1\]"),
         (lambda e, acts: html.head_heatmap(torch.ones(2)), r"\[layer head\], got \[2\]"),
+        (lambda e, acts: html.head_heatmap(e, label="attention"), "label must be None for an explanation"),
     ],
 )
 def test_wrong_sizes_and_heads_are_said(paper, gpt2_acts, call, message, no_type_checks):
@@ -594,3 +595,14 @@ def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
     assert f"the largest {by}" in page.text
     assert f"--by {by}" in command(explanation)
     assert f"by='{by}'" in command(replace(explanation, settings=replace(explanation.settings, n_random=3)))
+
+
+def test_the_caller_names_what_a_heatmap_of_a_tensor_shows():
+    """A tensor may be attention, an effect or a share: it is not called an increase, and its unit is not assumed."""
+    for options, title in (({}, "Values"), ({"label": "attention to labels"}, "Attention to labels")):
+        element = html.head_heatmap(torch.tensor([[0.25, -0.5]]), **options)
+        assert element.title == f"{title} by layer and head"
+        source = str(element)
+        assert 'aria-label="L0H1, −0.500"' in source or 'aria-label="L0H1, -0.500"' in source
+        assert 'data-unit=""' in source
+        assert "ncrease" not in source.partition("</style>")[2].partition("<script")[0]

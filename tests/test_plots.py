@@ -2,6 +2,7 @@
 
 import base64
 import io
+from dataclasses import replace
 from itertools import pairwise
 
 import explanations as ex
@@ -53,7 +54,26 @@ def test_heatmap_has_layers_across_and_zero_in_the_middle():
         assert image.get_array().tolist() == grid.T.tolist()
         assert image.get_clim() == (-2.0, 2.0)
         assert (ax.get_xlabel(), ax.get_ylabel()) == ("layer", "head")
-        assert "nats" in bar.get_ylabel()
+        assert bar.get_ylabel() == ("log-probability increase (nats)" if isinstance(source, pd.DataFrame) else "")
+
+
+def test_the_caller_names_what_a_heatmap_shows():
+    """An array of any quantity is never called an increase; a table has the name of its column."""
+    grid = np.array([[0.0, 1.0, -2.0]])
+    table = pd.DataFrame({"layer": [0] * 3, "head": range(3), "name": list("abc"), "contrast": grid[0], "AUROC": grid[0]})
+    named = [(grid, {}, ""), (grid, {"label": "attention"}, "attention"), (table, {"value": "AUROC"}, "AUROC")]
+    for source, options, label in [*named, (table, {"value": "contrast"}, "contrast (nats)")]:
+        assert plots.head_heatmap(source, **options).axes[1].get_ylabel() == label
+    assert plots.top_head_bars(table, value="contrast").axes[0].get_xlabel() == "contrast (nats)"
+    explanation = ex.made()
+    ranked = replace(
+        explanation,
+        settings=replace(explanation.settings, by="contrast"),
+        head_contrasts=tuple(tuple(-x for x in row) for row in explanation.head_increases),
+    )
+    heads, top = (plots.explanation_figures(ranked)[name] for name in ("heads", "top_heads"))
+    assert heads.axes[1].get_ylabel() == top.axes[0].get_xlabel() == "contrast (nats)"
+    assert heads.axes[0].images[0].get_array().tolist() == np.transpose(ranked.head_contrasts).tolist()
 
 
 def test_top_heads_are_ordered_with_their_intervals():

@@ -69,7 +69,7 @@ class HeadToHeadEffects(ShownAsTable):
     A positive drop means that the edge helps the answer. `log_prob` is the drop in log p(target); `log_odds` that in
     the answer's log-odds against the prompt's other labels, NaN for prompts without an answer; `logit_diff` that in
     log p(target) − log p(against), None without `against`. Drops are 0 where the sender is not in a layer before the
-    receiver.
+    receiver, and NaN for prompts that have no token of the chosen role.
 
     Example:
         >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="k")
@@ -87,7 +87,7 @@ class HeadToHeadEffects(ShownAsTable):
     """Why full forward passes were used instead of the prefix cache; empty if it was used."""
 
     def to_frame(self) -> pd.DataFrame:
-        """Return receiver, part, sender, and mean drops over prompts, largest log_prob first.
+        """Return receiver, part, sender, and mean drops over the prompts that have them, largest log_prob first.
 
         The drops are the columns log_prob, log_odds and, with `against`, logit_diff.
         """
@@ -125,7 +125,7 @@ def head_to_head_effects(
     `part` is "q", "k" or "v". The receiver's query at the last position, or its keys or values at the tokens `at`, are
     rebuilt without what the sender wrote there, with norms recomputed. `at` is a role (see `il.token_roles`; "label"
     for true and false labels), positions, or "all". Only this receiver's output at the last position changes; all later
-    components run as usual.
+    components run as usual. The effects of a prompt without a token of the role are NaN: nothing was removed there.
 
     `senders` are heads, FFNs ("F3") or embeddings ("embed", "pos_embed"); by default, all heads in layers before the
     last receiver. With `reference` prompts, a sender's output is replaced by its mean over their tokens of the same
@@ -134,7 +134,7 @@ def head_to_head_effects(
 
     If the prefix cache is supported (see `head_effects`), each pair of receiver and sender costs a pass over one token
     per prompt, from the receiver's layer on; otherwise, one full forward pass. Raise InputError for unknown heads or
-    senders, invalid targets, and model families whose attention cannot be reproduced.
+    senders, invalid targets, a role that no prompt has, and model families whose attention cannot be reproduced.
 
     Example:
         >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="q", senders=["L2H0", "F3"])
@@ -153,6 +153,9 @@ def head_to_head_effects(
     others = check_against_ids(view, targets, against)
     means = None if reference is None else sender_means(model, reference)
     masks = _token_masks(batch, at)
+    has_tokens = masks.flatten(1).any(1)
+    if not bool(has_tokens.any()):
+        raise InputError(f"at must be a role that a prompt has, got {at!r}, which no token has; see il.token_roles(batch)")
     all_names = writer_names(view, view.n_layers)
     writer_index = torch.tensor([all_names.index(name) for name in names])
     # Indices into `heads` and `names` of each receiver and earlier sender, in the order of `new_z`.
@@ -183,6 +186,7 @@ def head_to_head_effects(
     )
     drops = scores.new_zeros(len(batch), len(heads), len(names), scores.shape[-1])
     drops[:, [i for i, _ in pairs], [j for _, j in pairs]] = scores[:, :1] - scores[:, 1:]
+    drops[~has_tokens.to(drops.device)] = torch.nan
     log_prob, log_odds, *logit_diff = drops.unbind(-1)
     return HeadToHeadEffects(heads, names, part, log_prob, log_odds, logit_diff[0] if logit_diff else None, reason)
 

@@ -27,6 +27,7 @@ from icl_lens.report.palette import AMBER, BLUE, GRAY, GREEN, INK, ORANGE, PALE,
 DIVERGING = LinearSegmentedColormap.from_list("orange_blue", [ORANGE, PALE, BLUE])
 COLORS = (BLUE, ORANGE, GREEN, PINK, AMBER, SKY, GRAY)
 _INCREASE = "log-probability increase (nats)"
+_LABELS = {"increase": _INCREASE, "contrast": "contrast (nats)", "effect": "effect of zeroing (nats)"}
 
 
 def layer_bars(layers: pd.DataFrame, *, width: float = COLUMN) -> Figure:
@@ -52,14 +53,17 @@ def layer_bars(layers: pd.DataFrame, *, width: float = COLUMN) -> Figure:
 
 
 def head_heatmap(
-    heads: pd.DataFrame | Any, *, value: str = "increase", label: str = _INCREASE, width: float = COLUMN
+    heads: pd.DataFrame | Any, *, value: str = "increase", label: str | None = None, width: float = COLUMN
 ) -> Figure:
     """Plot values by layer and head on a symmetric scale, orange below zero and blue above.
 
     `heads` is a [layer head] array, or a table with columns layer, head and `value` (rows of several prompts are
-    averaged). Raise InputError for missing columns, an empty table, or an array of another shape.
+    averaged). `label` says what the values are, with their unit; by default, the scale has the name of the table's
+    column, and no name for an array, whose quantity only you know. Raise InputError for missing columns, an empty
+    table, or an array of another shape.
     """
     if isinstance(heads, pd.DataFrame):
+        label = _LABELS.get(value, value) if label is None else label
         _require(heads, "layer", "head", value)
         grid = heads.pivot_table(index="layer", columns="head", values=value, aggfunc="mean").to_numpy()
     else:
@@ -68,7 +72,7 @@ def head_heatmap(
             raise InputError(f"heads must have shape [layer head], got {list(grid.shape)}; pass one value per head")
     n_layers, n_heads = grid.shape
     figure, ax = _axes(width, min(max(width * n_heads / n_layers * 0.8 + 0.8, 1.8), 1.3 * width))
-    _image(figure, ax, grid.T, label)
+    _image(figure, ax, grid.T, label or "")
     ax.set_xlabel("layer", fontsize=8)
     ax.set_ylabel("head", fontsize=8)
     for axis in (ax.xaxis, ax.yaxis):
@@ -107,11 +111,11 @@ def similarity_matrix(
 
 
 def top_head_bars(
-    heads: pd.DataFrame, *, k: int = 20, value: str = "increase", label: str = _INCREASE, width: float = COLUMN
+    heads: pd.DataFrame, *, k: int = 20, value: str = "increase", label: str | None = None, width: float = COLUMN
 ) -> Figure:
     """Plot the `k` heads with the largest values, best on top, with intervals if the table has `low` and `high`.
 
-    Columns: name (L22H0) and `value`, optionally low and high. Raise InputError for missing columns or an empty table.
+    Columns: name (L22H0) and `value`, optionally low and high. `label` is by default the name of the column. Raise InputError for missing columns or an empty table.
     """
     _require(heads, "name", value)
     best = heads.nlargest(k, value).iloc[::-1]
@@ -121,7 +125,7 @@ def top_head_bars(
     ax.barh(range(len(best)), values, height=0.7, color=_by_sign(values), xerr=errors, **_ERROR_BARS)
     ax.set_yticks(range(len(best)), best["name"], fontsize=7)
     ax.axvline(0, color=GRAY, linewidth=0.6)
-    ax.set_xlabel(label)
+    ax.set_xlabel(_LABELS.get(value, value) if label is None else label)
     ax.margins(y=0.02)
     _tidy(ax)
     return figure
@@ -192,7 +196,7 @@ def head_scatter(
     *,
     names: tuple[str, str] = ("A", "B"),
     k: int = 5,
-    label: str = _INCREASE,
+    label: str = "score",
     width: float = COLUMN,
 ) -> Figure:
     """Plot each head's score in B over its score in A, with the line of equal scores; label the `k` that differ most.
@@ -307,13 +311,15 @@ def circuit_curve(circuit: Circuit, *, width: float = COLUMN) -> Figure:
 def explanation_figures(explanation: Findings, *, width: float = COLUMN) -> dict[str, Figure]:
     """Return an explanation's figures: "layers", "heads" (heatmap), "top_heads" (located heads) and "why".
 
+    "heads" and "top_heads" show the score that ranks the heads.
     "why" shows the writers that make one head attend: the head passed to `explain` as `why=`, by default the first
     located one. It is omitted if scores could not be split.
     """
+    heads, by = explanation.to_frame("heads"), explanation.settings.by
     found = {
         "layers": layer_bars(explanation.to_frame("layers"), width=width),
-        "heads": head_heatmap(explanation.to_frame("heads"), width=width),
-        "top_heads": top_head_bars(explanation.to_frame("heads"), k=len(explanation.heads), width=width),
+        "heads": head_heatmap(heads, value=by, width=width),
+        "top_heads": top_head_bars(heads, k=len(explanation.heads), value=by, width=width),
     }
     if any(report.why for report in explanation.heads):
         found["why"] = writer_pairs(explanation.to_frame("why"), name=explanation.settings.why, width=width)

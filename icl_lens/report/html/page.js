@@ -121,7 +121,7 @@
     const byName = new Map(cells.map((cell) => [cell.dataset.head, cell]));
     const readout = map.querySelector(".readout");
     const across = () => getComputedStyle(map.querySelector(".cells")).gridAutoFlow.includes("column");
-    const read = (cell) => { readout.textContent = `${cell.dataset.head}  ${signed(Number(cell.dataset.value))} nats`; };
+    const read = (cell) => { readout.textContent = `${cell.dataset.head}  ${signed(Number(cell.dataset.value))} ${map.dataset.unit}`; };
     (cells.find((cell) => cell.getAttribute("aria-pressed") === "true") || cells[0]).tabIndex = 0;
     map.addEventListener("pointerover", (event) => event.target.dataset.head && read(event.target));
     map.addEventListener("focusin", (event) => event.target.dataset.head && read(event.target));

@@ -138,11 +138,13 @@ class Grid:
 
 @dataclass(frozen=True)
 class HeadMap:
-    """Values (nats) by layer and head; `located` heads are ringed; `name` says what the values are."""
+    """Values by layer and head; `located` heads are ringed; `name` says what the values are."""
 
     values: Sequence[Sequence[float]]
     located: Collection[Head] = ()
-    name: str = "increase, nats"
+    name: str = "values"
+    unit: str = "nats"
+    """Unit shown after each value; empty if `name` has it, or if there is none."""
 
     @property
     def reach(self) -> float:

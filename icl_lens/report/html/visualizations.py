@@ -178,18 +178,24 @@ def words_by_position(explanation: Findings, heads: Sequence[Head | tuple[int, i
     return Element("Words by position", blocks)
 
 
-def head_heatmap(source: Findings | Float[Tensor, "layer head"]) -> Element:
-    """Show increases, contrasts or effects by layer and head (nats); cells are buttons for mouse, Tab and arrow keys.
+def head_heatmap(source: Findings | Float[Tensor, "layer head"], *, label: str | None = None) -> Element:
+    """Show values by layer and head; cells are buttons for mouse, Tab and arrow keys.
 
-    From an Explanation, the map shows the score that ranks its heads, and selecting a cell shows that head. From a
-    tensor, a cell only shows its value. Raise InputError for a tensor of another shape.
+    From an Explanation, the map shows the score that ranks its heads (nats), and selecting a cell shows that head. From
+    a tensor, a cell only shows its value; `label` says what the values are, with their unit, such as "attention to
+    labels" or "drop in log p(answer), nats". Raise InputError for a tensor of another shape, and for a label beside an
+    explanation.
     """
     if isinstance(source, Findings):
+        if label is not None:
+            raise InputError(f"label must be None for an explanation, which names its scores, got {label!r}; remove it")
         title = f"{source.settings.by.capitalize()} by layer and head"
         return Element(title, [("explorer", head_parts.explorer(source))])
     if source.ndim != 2:
         raise InputError(f"source must have shape [layer head], got {list(source.shape)}; pass one value per head")
-    return Element("Increase by layer and head", [("head_map", HeadMap(source.float().tolist()))])
+    name = label or "Values"
+    head_map = HeadMap(source.float().tolist(), name=name, unit="")
+    return Element(f"{name[0].upper()}{name[1:]} by layer and head", [("head_map", head_map)])
 
 
 def _reports(
