@@ -1,5 +1,8 @@
 """Accuracy, rank statistics, label biases, and bootstrap intervals over prompts.
 
+All intervals draw clusters with `draw_clusters`: prompts with the same query (`PromptBatch.queries`) are not
+independent, so a draw contains all prompts of a query or none.
+
 Axes named `batch` or `prompt` have one entry per prompt; `n`, `query` and `key` count any items.
 """
 
@@ -275,7 +278,8 @@ def mean_intervals(
 ) -> tuple[Float[np.ndarray, " column"], Float[np.ndarray, " column"], Float[np.ndarray, " column"]]:
     """Return each column's mean and the ends of its `bootstrap_interval` with `clusters`; NaN for a single cluster.
 
-    Results have the same bytes in every process: no matrix product is used, since its rounding depends on alignment.
+    Ends are NaN for a column with a value that is not finite. Results have the same bytes in every process: no matrix
+    product is used, since its rounding depends on alignment.
     """
     mean = rows.mean(0)
     if len(set(clusters)) < 2:
@@ -305,17 +309,29 @@ def resampled_means(
 def cluster_weights(
     clusters: Sequence[object] | np.ndarray, *, draws: int = 2000, seed: int = 0
 ) -> Float[np.ndarray, "draw row"]:
-    """Return the weight of each row in bootstrap draws of clusters; the weights of a draw sum to 1.
+    """Return the weight of each row in bootstrap draws of clusters (see `draw_clusters`); a draw's weights sum to 1."""
+    counts, place = draw_clusters(clusters, draws=draws, seed=seed)
+    weights = counts[:, place].astype(float)
+    return weights / weights.sum(1, keepdims=True)
+
+
+def draw_clusters(
+    clusters: Sequence[object] | np.ndarray, *, draws: int = 2000, seed: int = 0
+) -> tuple[Int[np.ndarray, "draw cluster"], Int[np.ndarray, " row"]]:
+    """Return how often each cluster is drawn in each bootstrap draw, and each row's index into the clusters.
 
     Of G clusters, G − 1 are drawn, so that the spread of the draws is that of a mean over G clusters (Rao and Wu 1988).
-    A single cluster always has all the weight.
+    A single cluster is always drawn once. Draws do not depend on the order of the rows.
     """
     keys = clusters if isinstance(clusters, np.ndarray) else np.array([str(one) for one in clusters])
     _, place = np.unique(keys, return_inverse=True)
     n_clusters = int(place.max()) + 1
-    rng = np.random.default_rng(seed)
-    weights = rng.multinomial(max(1, n_clusters - 1), np.full(n_clusters, 1 / n_clusters), size=draws)[:, place]
-    return weights / weights.sum(1, keepdims=True)
+    counts, rng = np.empty((draws, n_clusters), np.int32), np.random.default_rng(seed)
+    step, chances = max(1, MAX_DRAWN_VALUES // n_clusters), np.full(n_clusters, 1 / n_clusters)
+    for start in range(0, draws, step):
+        size = min(step, draws - start)
+        counts[start : start + size] = rng.multinomial(max(1, n_clusters - 1), chances, size=size)
+    return counts, place
 
 
 def percentile_interval(

@@ -40,7 +40,7 @@ def compare_models(
     Both models score each prompt's answer: whether it is the most probable label, log p(answer), and
     log p(answer) − log Σ p(other labels). The scores of each head are its increase, its contrast and, with
     `by="effect"`, the drop in log p(answer) if the head is zeroed at the last position. `by` selects the score whose
-    mean change ranks heads.
+    mean change ranks heads. Intervals resample queries, because prompts with the same query are not independent.
     `template`, `prepend_bos` and `shared_prefix` are those of `tokenize`; `progress=True` shows a progress bar.
 
     Raise InputError for fewer than two prompts, prompts without an answer, or an unknown `by`.
@@ -79,5 +79,6 @@ def compare_models(
                 pieces.append({name: value.cpu().double() for name, value in found.items()})
                 done = len(sides) * len(prompts) + sum(len(piece["log p"]) for piece in pieces)
                 report("comparing", done, 2 * len(prompts))
+            queries = batch.queries
             sides.append({name: torch.cat([piece[name] for piece in pieces]).numpy() for name in pieces[0]})
-    return ModelComparison((ModelView.of(a).name, ModelView.of(b).name), by, *sides)
+    return ModelComparison((ModelView.of(a).name, ModelView.of(b).name), by, *sides, queries=queries)

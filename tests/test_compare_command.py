@@ -1,16 +1,21 @@
 """`icl-lens compare` and `--open`: what is printed, written and opened."""
 
+import io
 import shutil
 import webbrowser
 from dataclasses import replace
 
 import families
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
+from rich.console import Console
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.report.model_comparison import ModelComparison
 
 OTHER = families.PROMPT.replace("one :", "hate :")
 
@@ -75,6 +80,7 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
     models = [il.load_model(str(folder), device="cpu") for folder in (tiny, noised)]
     prompts = il.load_task("sentiment-number", path=words, demonstrations=1, n=6, layout="random")
     both = il.compare_models(*models, prompts, by=by)
+    queries = [prompt.query for prompt in prompts]
     for model, side, column in zip(models, (both.a, both.b), "ab", strict=True):
         batch = il.tokenize(model, prompts)
         against = batch.other_label_tokens if by == "contrast" else None
@@ -85,7 +91,8 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
         assert_close(side["log p"], il.label_log_probs(model, batch).gather(1, batch.answer[:, None])[:, 0])
     first = both.to_frame().iloc[0]
     differences = (both.b[by] - both.a[by])[:, first.layer, first["head"]]
-    assert (first.change, first.low, first.high) == tuple(il.metrics.bootstrap_interval(differences))
+    interval = il.metrics.bootstrap_interval(differences, clusters=queries)
+    assert (first.change, first.low, first.high) == pytest.approx(tuple(interval))
     assert both.to_frame()["change"].abs().is_monotonic_decreasing
     assert f"{first['name']} {first.a:+.3f} {first.b:+.3f} {first.change:+.3f}" in " ".join(out.split())
     assert "mean contrast changed most" in out
@@ -97,6 +104,29 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
     shown = both._repr_html_().partition('<div class="icl-lens-twin">')[2]
     assert f"{first['name']}</td>" in shown
     assert first["name"] in repr(both)
+
+
+def test_prompts_that_share_a_query_count_once_and_one_query_has_no_interval():
+    """Copies of every prompt do not narrow the intervals of a comparison."""
+    rng, n = np.random.default_rng(0), 12
+    scores = {"accuracy": (n,), "log p": (n,), "log-odds": (n,), "increase": (n, 2, 2), "contrast": (n, 2, 2)}
+    a, b = ({name: rng.normal(size=shape) for name, shape in scores.items()} for _ in "ab")
+    queries = tuple(f"query {i}" for i in range(n))
+
+    def compared(copies, queries):
+        sides = ({name: x.repeat(copies, axis=0) for name, x in side.items()} for side in (a, b))
+        return ModelComparison(("A", "B"), "contrast", *sides, queries=tuple(np.repeat(queries, copies).tolist()))
+
+    once, copied = compared(1, queries), compared(4, queries)
+    for frame, expected in ((copied.to_frame(), once.to_frame()), (copied.summary(), once.summary())):
+        pd.testing.assert_frame_equal(frame, expected, rtol=1e-9)
+        assert (frame["high"] - frame["low"] > 0.1).all()
+    single = compared(1, ["one"] * n)
+    assert single.to_frame()["low"].isna().all()
+    assert "nan" not in single.to_html()
+    console = Console(file=io.StringIO())
+    console.print(single)
+    assert "nan" not in console.file.getvalue()
 
 
 def test_other_shapes_have_no_table_and_prompts_without_answers_are_refused(gpt2, words):

@@ -274,7 +274,9 @@ def test_prompts_without_a_token_of_the_role_have_no_effect(grouped):
     assert both.to_frame()["log_prob"].tolist() == pytest.approx(first.to_frame()["log_prob"].tolist(), abs=1e-4)
     assert bool(second.log_prob.isfinite().all())
     with pytest.raises(il.InputError, match="at must be a role that a prompt has, got 'true label'"):
-        il.head_to_head_effects(model, il.tokenize(model, prompts[1:], labels=labels, prepend_bos=False), [RECEIVER], **options)
+        il.head_to_head_effects(
+            model, il.tokenize(model, prompts[1:], labels=labels, prepend_bos=False), [RECEIVER], **options
+        )
 
 
 @pytest.mark.parametrize(

@@ -56,14 +56,30 @@ def test_every_prompts_own_values(gpt2, batch, ran):
     every = il.head_log_prob_increase(il.capture(gpt2, batch), batch.answer_tokens)
     expected = every[:, top.layer, top.head]
     assert_close(per_prompt(top, folder), expected)
-    table = heads_table(top, folder)
+    queries = batch.queries
+    table = heads_table(top, folder, queries)
     assert list(table.columns) == ["rank", "layer", "head", "name", "increase", "low", "high", "share_evaluated"]
     assert table["name"].tolist() == [str(head) for head in top.heads]
     assert_close(table["increase"], expected.mean(0))
-    interval = bootstrap_interval(expected[:, 1].double().numpy())
+    interval = bootstrap_interval(expected[:, 1].double().numpy(), clusters=queries)
     assert_close((table["low"][1], table["high"][1]), (interval.low, interval.high))
-    assert "low" not in heads_table(top)
-    assert "low" not in heads_table(replace(top, n_prompts=1), folder)
+    for without in (heads_table(top), heads_table(top, folder, ["one"] * len(queries))):
+        assert "low" not in without
+
+
+def test_prompts_that_share_a_query_count_once(gpt2, tmp_path):
+    """Copies of every prompt add nothing: the interval stays that of one copy, not 1/√4 of it."""
+    copies = [il.tokenize(gpt2, [prompt for prompt in PROMPTS for _ in range(n)]) for n in (1, 4)]
+    tables = []
+    for number, batch in enumerate(copies):
+        path = tmp_path / str(number)
+        path.mkdir()
+        folder = prepare_run_folder(path, gpt2, batch, OPTIONS, ASKED | {"n": len(batch)})
+        top = il.locate_heads(gpt2, batch, k=2, batch_size=2, folder=folder)
+        tables.append(heads_table(top, folder, batch.queries))
+    widths = [(table["high"] - table["low"]).to_numpy() for table in tables]
+    assert_close(widths[1], widths[0])
+    assert (widths[0] > 1e-3).all()
 
 
 def test_a_missing_chunk_and_a_damaged_one(ran):

@@ -1,6 +1,5 @@
 """Mean effects over many prompts are those of heads one by one, also if runs are interrupted or distributed."""
 
-import hashlib
 import io
 
 import numpy as np
@@ -13,7 +12,6 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.cli import main
-from icl_lens.locate.mean_effects import DRAWS
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.prompts.tasks import load_task
 
@@ -33,13 +31,13 @@ def test_means_and_intervals_are_those_of_effects_one_by_one(gpt2, many):
     queries = [prompt.query for prompt in many.prompts]
     assert (found.n_prompts, found.n_queries, found.algorithms) == (N, len(set(queries)), {"prefix_cache": N})
     assert found.n_queries < N
-    seeds = {query: int.from_bytes(hashlib.sha256(query.encode()).digest()[:8], "big") for query in queries}
-    often = {query: np.random.default_rng(seed).poisson(1.0, DRAWS) for query, seed in seeds.items()}
+    distinct = sorted(set(queries))
+    drawn = np.random.default_rng(0).multinomial(len(distinct) - 1, [1 / len(distinct)] * len(distinct), size=2000)
     draws = []
-    for draw in range(DRAWS):
-        rows = [row for row, query in enumerate(queries) for _ in range(often[query][draw])]
-        if rows:
-            draws.append(expected[:, rows].mean(1))
+    for counts in drawn:
+        often = dict(zip(distinct, counts, strict=True))
+        rows = [row for row, query in enumerate(queries) for _ in range(often[query])]
+        draws.append(expected[:, rows].mean(1))
     low, high = torch.stack(draws).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
     for i, score in enumerate((found.log_prob, found.log_odds)):
         assert_close(score.mean.float(), expected[i].mean(0))

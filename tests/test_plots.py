@@ -60,7 +60,9 @@ def test_heatmap_has_layers_across_and_zero_in_the_middle():
 def test_the_caller_names_what_a_heatmap_shows():
     """An array of any quantity is never called an increase; a table has the name of its column."""
     grid = np.array([[0.0, 1.0, -2.0]])
-    table = pd.DataFrame({"layer": [0] * 3, "head": range(3), "name": list("abc"), "contrast": grid[0], "AUROC": grid[0]})
+    table = pd.DataFrame(
+        {"layer": [0] * 3, "head": range(3), "name": list("abc"), "contrast": grid[0], "AUROC": grid[0]}
+    )
     named = [(grid, {}, ""), (grid, {"label": "attention"}, "attention"), (table, {"value": "AUROC"}, "AUROC")]
     for source, options, label in [*named, (table, {"value": "contrast"}, "contrast (nats)")]:
         assert plots.head_heatmap(source, **options).axes[1].get_ylabel() == label

@@ -89,7 +89,10 @@ def locate(
             else:
                 others = batch.other_label_tokens if rank.by == "contrast" else None
                 top = locate_heads(loaded, batch, against=others, **run)
-                table, sentence, result = heads_table(top, folder), summary(top), heads_result(top)
+                table, sentence = heads_table(top, folder, batch.queries), summary(top)
+                result = heads_result(top)
+                if "low" in table:
+                    sentence += f" 95% intervals over {len(set(batch.queries)):,} distinct queries."
             if folder is not None:
                 write_run(folder, {"heads": table}, result)
         console.print(_heads(table.head(k), rank.by))

@@ -67,7 +67,7 @@ class ControlledAblation:
     heads: tuple[Head, ...]
     conditions: dict[ConditionName, Condition]
     queries: tuple[str, ...]
-    """The query of each prompt."""
+    """The query of each prompt (`PromptBatch.queries`)."""
     labels: tuple[str, ...]
     """Labels of the columns of `AnswerScores.label_log_probs`."""
     positions: Positions
@@ -224,7 +224,7 @@ def ablate_with_controls(
         conditions={
             name: Condition(tuple(map(tuple, some)), tuple(next(scores) for _ in some)) for name, some in sets.items()
         },
-        queries=tuple(prompt.query for prompt in batch.prompts),
+        queries=batch.queries,
         labels=tuple(batch.labels),
         positions=positions,
     )

@@ -155,7 +155,7 @@ def head_to_head_effects(
     masks = _token_masks(batch, at)
     has_tokens = masks.flatten(1).any(1)
     if not bool(has_tokens.any()):
-        raise InputError(f"at must be a role that a prompt has, got {at!r}, which no token has; see il.token_roles(batch)")
+        raise InputError(f"at must be a role that a prompt has, got {at!r}; see il.token_roles(batch)")
     all_names = writer_names(view, view.n_layers)
     writer_index = torch.tensor([all_names.index(name) for name in names])
     # Indices into `heads` and `names` of each receiver and earlier sender, in the order of `new_z`.

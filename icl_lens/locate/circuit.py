@@ -269,7 +269,7 @@ def locate_circuit(
             log_odds[rows] = chunk.column("log_odds").to_numpy().reshape(len(rows), -1)
 
     def make_circuit() -> Circuit:
-        queries = [prompt.query for prompt in testing.prompts]
+        queries = testing.queries
         return Circuit(
             receivers=heads,
             n_edges=len(space),

@@ -1,14 +1,13 @@
 """Compute each head's mean ablation effect over any number of prompts, with intervals, in resumable chunks.
 
 Chunks contain every prompt's effects. Means and intervals are accumulated in float64 in batch order, so memory does not
-grow with the number of prompts, and a resumed run writes the same bytes. Prompts with the same query are not
-independent, so the bootstrap resamples queries, each with all its prompts. It draws Poisson(1) weights, the streaming
-form of the ordinary bootstrap (Chamandy, Muralidharan, Najmi & Naidu 2012).
+grow with the number of prompts, and a resumed run writes the same bytes. Intervals are those of
+`icl_lens.metrics.bootstrap_interval` over queries: all draws are made before the first batch, and each prompt is added
+to the sums of the draws that contain its query.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from icl_lens.locate.chunk import index_columns, read_index
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
+from icl_lens.metrics import draw_clusters
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
@@ -42,8 +42,8 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 
-# Number of bootstrap resamples, and confidence level of the interval.
-DRAWS, LEVEL = 2000, 0.95
+# Confidence level of the intervals.
+LEVEL = 0.95
 
 
 def effect_columns(rows: list[int], effects: HeadEffects) -> dict[str, Any]:
@@ -209,6 +209,8 @@ def locate_effects(
         )
         return effect_columns(rows, found)
 
+    counts, query_of_row = draw_clusters(batch.queries)
+    counts = np.ascontiguousarray(counts.T)
     sums: dict[str, _Sums] = {}
     algorithms: dict[Algorithm, int] = {}
     fallback_reason = ""
@@ -221,12 +223,9 @@ def locate_effects(
             fallback_reason = fallback_reason or reason
             present = [name for name in SCORES if name in chunk.column_names]
             scores = {name: chunk.column(name).to_numpy().reshape(len(rows), -1) for name in present}
-            for i, row in enumerate(rows.tolist()):
-                # The query of a prompt without demonstrations is its text.
-                query = (batch.prompts[row].query if batch.prompts else "") or batch.texts[row]
-                weights = poisson_weights(query)
+            for i, query in enumerate(query_of_row[rows].tolist()):
                 for name, values in scores.items():
-                    sums.setdefault(name, _Sums(values.shape[1])).add(values[i], query, weights)
+                    sums.setdefault(name, _Sums(counts, values.shape[1])).add(values[i], query)
 
     def mean_effects() -> MeanEffects:
         means = {name: one.mean(name, view) for name, one in sums.items()}
@@ -237,34 +236,32 @@ def locate_effects(
     return distributed.run_on_main(mean_effects)
 
 
-def poisson_weights(query: str) -> Int[np.ndarray, " draw"]:
-    """Return a query's weight in each bootstrap resample, which depends on neither process nor prompt order."""
-    seed = int.from_bytes(sha256(query.encode()).digest()[:8], "big")
-    return np.random.default_rng(seed).poisson(1.0, DRAWS)
-
-
 class _Sums:
-    """Sums of one score over prompts, unweighted for the mean and weighted for every bootstrap resample."""
+    """Sums of one score over prompts, unweighted for the mean and weighted for every bootstrap draw.
 
-    def __init__(self, n_heads: int):
+    `counts` says how often each draw contains each query.
+    """
+
+    def __init__(self, counts: Int[np.ndarray, "query draw"], n_heads: int):
+        self.counts = counts
         self.n = 0
         self.total = np.zeros(n_heads)
-        self.resampled = np.zeros((DRAWS, n_heads))
-        self.weight = np.zeros(DRAWS)
-        self.queries: set[bytes] = set()
+        self.resampled = np.zeros((counts.shape[1], n_heads))
+        self.weight = np.zeros(counts.shape[1])
+        self.queries: set[int] = set()
 
-    def add(self, values: Float[np.ndarray, " head"], query: str, weights: Int[np.ndarray, " draw"]) -> None:
+    def add(self, values: Float[np.ndarray, " head"], query: int) -> None:
         """Add one prompt's effects; a prompt without the score (all NaN) is skipped."""
         if np.isnan(values).all():
             return
-        values = values.astype(np.float64)
+        values, weights = values.astype(np.float64), self.counts[query]
         self.n += 1
         self.total += values
         # Elementwise, because the rounding of a matrix product depends on memory alignment.
         with np.errstate(invalid="ignore"):  # 0 · infinity; `mean` reports infinite effects
             self.resampled += weights[:, None] * values
         self.weight += weights
-        self.queries.add(sha256(query.encode()).digest()[:16])
+        self.queries.add(query)
 
     def mean(self, name: str, view: ModelView) -> MeanScore:
         """Return the means and intervals of score `name`; raise InputError if a mean is NaN or infinite."""

@@ -208,7 +208,7 @@ def mean_score_parts(
             _fill(pairs, rows, chunk, ("value",))
 
     def make_tables() -> MeanScoreParts:
-        queries = [prompt.query for prompt in batch.prompts]
+        queries = batch.queries
         writers, groups = list[pd.DataFrame](), list[pd.DataFrame]()
         for head in chosen:
             sides = dict(zip(SIDES, values[head].astype(np.float64), strict=True))  # [prompt writer] each
@@ -303,7 +303,7 @@ def _strongest(values: Float[np.ndarray, "side prompt writer"], n: int) -> list[
 
 
 def _mean_rows(
-    head: Head, side: str, writers: Sequence[str], rows: Float[np.ndarray, "prompt writer"], queries: list[str]
+    head: Head, side: str, writers: Sequence[str], rows: Float[np.ndarray, "prompt writer"], queries: Sequence[str]
 ) -> pd.DataFrame:
     mean, low, high = mean_intervals(rows, queries)
     return pd.DataFrame(

@@ -1,7 +1,7 @@
 """Results of a locate run as a table with intervals, a summary sentence, and files."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,24 +12,22 @@ from icl_lens.attribution.search import TopHeads
 from icl_lens.locate.chunk import chunk_name
 from icl_lens.locate.mean_effects import MeanEffects
 from icl_lens.locate.run_folder import RunFolder
-from icl_lens.metrics import bootstrap_interval
+from icl_lens.metrics import mean_intervals
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def heads_table(top: TopHeads, folder: RunFolder | None = None) -> "pd.DataFrame":
+def heads_table(top: TopHeads, folder: RunFolder | None = None, queries: Sequence[str] | None = None) -> "pd.DataFrame":
     """Return one row per head: rank, layer, head, name, `top.by` (mean, nats), low, high, share_evaluated.
 
-    95% bootstrap intervals over prompts (low, high) need more than one prompt and a folder, which stores per-prompt
-    values. `share_evaluated`, the share of prompts on which a head was evaluated, is always 1 for located heads.
+    95% bootstrap intervals over queries (low, high) need a folder, which stores per-prompt values, and at least two of
+    `queries` (`PromptBatch.queries`), because prompts with the same query are not independent. `share_evaluated`, the
+    share of prompts on which a head was evaluated, is always 1 for located heads.
     """
     table = top.to_frame().rename(columns={"value": top.by})
-    if folder is not None and top.n_prompts > 1:
-        values = per_prompt(top, folder)
-        intervals = [bootstrap_interval(values[:, i]) for i in range(values.shape[1])]
-        table["low"] = [interval.low for interval in intervals]
-        table["high"] = [interval.high for interval in intervals]
+    if folder is not None and queries is not None and len(set(queries)) > 1:
+        _, table["low"], table["high"] = mean_intervals(per_prompt(top, folder), queries)
     table["share_evaluated"] = 1.0
     return table
 

@@ -120,6 +120,19 @@ class PromptBatch:
         order = is_other.int().argsort(dim=1, descending=True, stable=True)[:, :width]  # the other labels come first
         return torch.where(is_other.gather(1, order), self.label_tokens[order], -1)
 
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """What each row asks: rows with the same query are not independent, so intervals resample queries.
+
+        The query of a row without demonstrations is its text; rows of one prompt (see `at`) have one query.
+        """
+        if self.prompt_index is not None:
+            return tuple(map(str, self.prompt_index.tolist()))
+        texts = self.texts or tuple(map("".join, self.token_strings))
+        if not self.prompts:
+            return texts
+        return tuple(prompt.query or text for prompt, text in zip(self.prompts, texts, strict=True))
+
     def require_labels(self, what: str, alternative: str) -> None:
         """Raise InputError if the batch has no labels, without which `what` is undefined; `alternative` is the fix."""
         if not self.labels:

@@ -10,9 +10,9 @@ import pandas as pd
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from icl_lens.display import format_signed, text_table
+from icl_lens.display import format_signed, interval_texts, text_table
 from icl_lens.errors import InputError
-from icl_lens.metrics import bootstrap_interval
+from icl_lens.metrics import bootstrap_interval, mean_intervals
 from icl_lens.models.head import Head
 from icl_lens.report.comparison import MODELS_NOTE
 from icl_lens.report.findings import By
@@ -34,7 +34,8 @@ class ModelComparison(HasPage):
 
     `a` and `b` hold one value per prompt for "accuracy" (0 or 1, among the labels), "log p" of the answer and its
     "log-odds" against the other labels (nats), and [prompt layer head] for the heads' "increase", "contrast" and, if
-    heads are ranked by it, "effect" (nats).
+    heads are ranked by it, "effect" (nats). Intervals are paired 95% bootstrap intervals over `queries`, because
+    prompts with the same query are not independent; they are NaN for a single query.
 
     Example:
         >>> both = il.compare_models(model, model, il.load_task("sentiment-number", n=4))
@@ -46,6 +47,8 @@ class ModelComparison(HasPage):
     by: By
     a: Mapping[str, np.ndarray]
     b: Mapping[str, np.ndarray]
+    queries: tuple[str, ...]
+    """The query of each prompt (`PromptBatch.queries`)."""
 
     @property
     def n_prompts(self) -> int:
@@ -58,14 +61,18 @@ class ModelComparison(HasPage):
         return self.a["increase"].shape == self.b["increase"].shape
 
     def summary(self) -> pd.DataFrame:
-        """Return means over prompts: measure, a, b, change, and the change's 95% paired bootstrap interval."""
-        return pd.DataFrame([{"measure": name, **_change(self.a[name], self.b[name])} for name in MEASURES])
+        """Return means over prompts: measure, a, b, change, and the change's interval (low, high)."""
+        rows = []
+        for name in MEASURES:
+            bounds = (-1.0, 1.0) if name == "accuracy" else None
+            change = bootstrap_interval(self.b[name] - self.a[name], clusters=self.queries, bounds=bounds)
+            rows.append((name, float(self.a[name].mean()), float(self.b[name].mean()), *change))
+        return pd.DataFrame(rows, columns=["measure", "a", "b", "change", "low", "high"])
 
     def to_frame(self, by: By | None = None) -> pd.DataFrame:
         """Return each head's mean score in A and B and its change with a 95% interval, nats, largest change first.
 
-        Intervals are paired bootstrap intervals over prompts. Raise InputError if the models have different numbers of
-        layers or heads, or for a score that was not computed.
+        Raise InputError if the models have different numbers of layers or heads, or for a score that was not computed.
         """
         by = by or self.by
         if not self.same_heads or by not in self.a:
@@ -74,12 +81,12 @@ class ModelComparison(HasPage):
                 f"{self.a['increase'].shape[1:]} and {self.b['increase'].shape[1:]} with {', '.join(self.a)}"
             )
         a, b = self.a[by], self.b[by]
-        rows = [
-            {"layer": layer, "head": head, "name": str(Head(layer, head))}
-            | _change(a[:, layer, head], b[:, layer, head])
-            for layer, head in np.ndindex(a.shape[1:])
-        ]
-        return pd.DataFrame(rows).sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
+        heads = [Head(layer, head) for layer, head in np.ndindex(a.shape[1:])]
+        layer, head = zip(*heads, strict=True)
+        change, low, high = mean_intervals((b - a).reshape(len(a), -1), self.queries)
+        frame = pd.DataFrame({"layer": layer, "head": head, "name": list(map(str, heads))})
+        frame = frame.assign(a=a.mean(0).ravel(), b=b.mean(0).ravel(), change=change, low=low, high=high)
+        return frame.sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
 
     @cached_property
     def figures(self) -> "dict[str, Figure]":
@@ -95,15 +102,16 @@ class ModelComparison(HasPage):
         for row in _answer_rows(self):
             answers.add_row(*row)
         title = f"Answers to {self.n_prompts} prompts: {self.models[0]} (A) and {self.models[1]} (B)"
-        shown: list[RenderableType] = [Text(title, "bold"), answers]
+        intervals = Text(f"95% intervals resample the {len(set(self.queries))} distinct queries.", "dim")
+        shown: list[RenderableType] = [Text(title, "bold"), answers, intervals]
         if not self.same_heads:
             note = "The models have different numbers of layers or heads, so their heads do not correspond."
             return Group(*shown, Text(note, "dim"))
         for by in self._shown_scores:
             table = new_table("head", "A", "B", "change", "95% interval")
-            for row in self.to_frame(by).head(N_SHOWN).to_dict("records"):
-                numbers = [f"{row[column]:+.3f}" for column in ("a", "b", "change", "low", "high")]
-                table.add_row(row["name"], *numbers[:3], " … ".join(numbers[3:]))
+            rows = self.to_frame(by).head(N_SHOWN)
+            for row, interval in zip(rows.to_dict("records"), interval_texts(rows), strict=True):
+                table.add_row(row["name"], *(f"{row[column]:+.3f}" for column in ("a", "b", "change")), interval)
             shown += [Text(f"Heads whose mean {by} changed most, nats", "bold"), table]
         return Group(*shown, MODELS_NOTE)
 
@@ -130,6 +138,7 @@ class ModelComparison(HasPage):
         content: dict[str, Any] = {
             "title": "Two models compared",
             "both": self,
+            "n_queries": len(set(self.queries)),
             "correct": [percent(float(side["accuracy"].mean())) for side in (self.a, self.b)],
             "measures": Table(["", "#A", "#B", "#change", "#95% interval"], _answer_rows(self)),
             "same_heads": self.same_heads,
@@ -155,12 +164,6 @@ class ModelComparison(HasPage):
         reach = largest([float(means[head]) for head in heads])
         rows: list[list[Cell]] = [[str(head), Bar.signed(float(means[head]), reach)] for head in heads]
         return name, Table(["head", f"#mean {self.by}, nats"], rows)
-
-
-def _change(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
-    """Return the means of a and b and the mean of their paired differences with its interval."""
-    change, low, high = bootstrap_interval(b - a)
-    return {"a": float(a.mean()), "b": float(b.mean()), "change": change, "low": low, "high": high}
 
 
 def _answer_rows(both: ModelComparison) -> list[list[str]]:

@@ -32,5 +32,5 @@ def mean_and_range(shares: Sequence[float]) -> str:
 
 
 def signed(value: float, digits: int = 3) -> str:
-    """Format a number with its sign, as "+0.123" or "−0.123" (U+2212)."""
-    return f"{value:+.{digits}f}".replace("-", "−")
+    """Format a number with its sign, as "+0.123" or "−0.123" (U+2212), and NaN as "–"."""
+    return "–" if value != value else f"{value:+.{digits}f}".replace("-", "−")

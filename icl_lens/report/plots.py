@@ -115,7 +115,8 @@ def top_head_bars(
 ) -> Figure:
     """Plot the `k` heads with the largest values, best on top, with intervals if the table has `low` and `high`.
 
-    Columns: name (L22H0) and `value`, optionally low and high. `label` is by default the name of the column. Raise InputError for missing columns or an empty table.
+    Columns: name (L22H0) and `value`, optionally low and high. `label` is by default the name of the column. Raise
+    InputError for missing columns or an empty table.
     """
     _require(heads, "name", value)
     best = heads.nlargest(k, value).iloc[::-1]
