@@ -42,13 +42,17 @@ torch.set_num_threads(1)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests as slow if none of their families is in `QUICK_FAMILIES`, except in the files `ON_ALL_FAMILIES`."""
+    """Mark tests as slow if none of their families is quick.
+
+    Quick are `QUICK_FAMILIES` and, in the files `ON_ALL_FAMILIES`, all but `families.SLOW`.
+    """
     for item in items:
         values = getattr(item, "callspec", None)
-        if values is None or item.path.stem in ON_ALL_FAMILIES:
+        if values is None:
             continue
         used = {value for value in values.params.values() if isinstance(value, str)} & families.CONFIGS.keys()
-        if used and not used & QUICK_FAMILIES:
+        quick = families.CONFIGS.keys() - families.SLOW if item.path.stem in ON_ALL_FAMILIES else QUICK_FAMILIES
+        if used and not used & quick:
             item.add_marker(pytest.mark.slow)
 
 
@@ -130,7 +134,7 @@ def family_run(load_tiny: Callable[..., Any], family_folder: Callable[[str], Pat
     def run(name: str) -> SimpleNamespace:
         model = load_tiny(name)
         batch = il.tokenize(model, PROMPTS, prepend_bos=False)
-        hf = AutoModelForCausalLM.from_pretrained(family_folder(name), attn_implementation="eager")
+        hf = AutoModelForCausalLM.from_pretrained(family_folder(name), **families.EAGER)
         return SimpleNamespace(model=model, batch=batch, acts=il.capture(model, batch), hf=hf.double().eval())
 
     return run

@@ -72,7 +72,7 @@ def test_raw_is_the_bridge(run, load_tiny, name):
                 ours, value = ours.masked_fill(padding, 0), value.masked_fill(padding, 0)
             assert_close(ours, value, msg=field)
     for layer in range(families.N_LAYERS):
-        for weight in ("W_O", "W_Q", "W_K", "W_V", "W_out"):
+        for weight in ("W_O", "W_Q", "W_K", "W_V", *(() if name in families.MIXTURES else ("W_out",))):
             theirs = getattr(bridge.view, weight)(layer)
             assert_close(getattr(acts.view, weight)(layer), theirs, msg=weight)
     for head in HEADS:
@@ -129,7 +129,9 @@ def test_contrasts_are_logit_attrs(run, name):
     targets, against = batch.answer_tokens, batch.other_label_tokens
     heads = il.head_log_prob_increase(acts, targets, against=against)
     layers = il.layer_log_prob_increase(acts, targets, against=against)
-    neurons = torch.stack([il.neuron_log_prob_increase(acts, targets, i, against=against) for i in range(3)], 1)
+    neurons = None
+    if name not in families.MIXTURES:
+        neurons = torch.stack([il.neuron_log_prob_increase(acts, targets, i, against=against) for i in range(3)], 1)
     for i in range(len(batch)):
         _, cache = model.run_with_cache(batch.tokens[i : i + 1, : int(batch.last[i]) + 1])
 
@@ -138,7 +140,8 @@ def test_contrasts_are_logit_attrs(run, name):
             return cache.logit_attrs(stack, **pair, pos_slice=-1)[:, 0]
 
         assert_close(heads[i].flatten(), attrs(cache.stack_head_results(layer=-1, pos_slice=-1)))
-        assert_close(neurons[i].flatten(), attrs(cache.stack_neuron_results(layer=-1, pos_slice=-1)))
+        if neurons is not None:
+            assert_close(neurons[i].flatten(), attrs(cache.stack_neuron_results(layer=-1, pos_slice=-1)))
         parts, labels = cache.decompose_resid(layer=-1, mode="all", return_labels=True, pos_slice=-1)
         found = dict(zip(labels, attrs(parts), strict=True))
         for kind, ours in (("attn", layers.attn), ("mlp", layers.ffn)):
@@ -180,9 +183,11 @@ def test_families_without_conversion_raise_transformer_lens_own_error(tmp_path, 
 @pytest.mark.parametrize("name", OTHER_MODELS)
 def test_families_converted_into_another_model_are_captured_as_that_model(tmp_path, name):
     hf = families.save(name, tmp_path / "tiny")
-    model = hooked(hf, tmp_path / "tiny", families.tokenizer(), processed=False)
+    model = hooked(hf, tmp_path / "tiny", families.tokenizer(), processed="processing" in NOT_HOOKED[name])
     batch = il.tokenize(model, PROMPTS[0], prepend_bos=False)
     with torch.no_grad():
-        own, theirs = model(batch.tokens)[0, -1], hf(batch.tokens).logits[0, -1]
-    assert (own - theirs).abs().max() > 1
-    assert_close(il.capture(model, batch).label_log_probs[0], own.log_softmax(-1)[batch.label_tokens])
+        own, theirs = (
+            logits.log_softmax(-1) for logits in (model(batch.tokens)[0, -1], hf(batch.tokens).logits[0, -1])
+        )
+    assert (own - theirs).abs().max() > 0.05
+    assert_close(il.capture(model, batch).label_log_probs[0], own[batch.label_tokens])

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 TOKENS = torch.tensor(families.PROMPT_IDS)
 TARGET = families.WORDS.index("foo")
-EXACT = sorted(set(families.CONFIGS) - {"opt_post_norm"})
+READ = families.CONFIGS.keys() - families.OTHER_LAYOUTS
+EXACT = sorted(READ - {"opt_post_norm"})
 SUPPORT = Path(families.__file__).parent
 REFERENCES = ["families", "hf_scores", "tolerance", *sorted(path.stem for path in SUPPORT.glob("reference*.py"))]
 
@@ -40,8 +41,10 @@ def test_parts_add_up_and_are_read_as_the_model_reads_them(float64, name):
         assert_close(found.log_probs, torch.log_softmax(model(TOKENS[None]).logits[0, -1], dim=-1))
     assert_close(found.subhead_outputs.sum(2), found.head_outputs)
     assert_close(found.head_outputs.sum(1) + found.attn_bias, found.attn_out)
-    neurons = torch.stack([found.neuron_outputs(layer) for layer in range(families.N_LAYERS)])
-    assert_close(neurons.sum(1) + found.ffn_bias, found.ffn_out)
+    neurons = None
+    if name not in families.MIXTURES:
+        neurons = torch.stack([found.neuron_outputs(layer) for layer in range(families.N_LAYERS)])
+        assert_close(neurons.sum(1) + found.ffn_bias, found.ffn_out)
     assert_close(found.x + found.attn_out + found.ffn_out, torch.cat([found.x[1:], found.final[None]]))
 
     mid = found.x if _ffn_ignores_attention(model) else found.x + found.attn_out
@@ -52,6 +55,8 @@ def test_parts_add_up_and_are_read_as_the_model_reads_them(float64, name):
         ("subheads", found.x, found.subhead_outputs),
         ("neurons", mid, neurons),
     ]:
+        if added is None:  # neurons of a mixture of experts
+            continue
         before = base.reshape(len(base), *[1] * (added.ndim - 2), -1)
         rows = torch.cat([before.expand_as(added).reshape(-1, families.D_MODEL), (before + added).flatten(0, -2)])
         read = torch.cat([_model_reads(model, piece) for piece in rows.split(families.N_CTX)])
@@ -115,21 +120,22 @@ def test_post_norm_opt_is_refused():
         reference_hf.Reference(families.build("opt_post_norm"), TOKENS)
 
 
-@pytest.mark.parametrize("name", sorted(families.CONFIGS))
+@pytest.mark.parametrize("name", sorted(READ))
 def test_tiny_models_hide_nothing(name):
     """Biases are not zero, gains not one, attention and predictions neither uniform nor saturated."""
     model = families.build(name)
     for path, parameter in model.named_parameters():
         if path.endswith("bias"):
             assert 0.1 < parameter.std() < 0.4, path
-        elif parameter.ndim == 1:
+        elif "norm" in path or "ln" in path:
             gain = parameter + 1 if "gemma" in model.config.model_type else parameter
             assert 0.7 < gain.mean() < 1.3, path
-            assert gain.std() > 0.1, path
+            assert gain.std() > (0.1 if len(gain) > 8 else 0.04), path
     with torch.no_grad():
         output = model(TOKENS[None], output_attentions=True)
     row = torch.stack([attention[0, :, -1] for attention in output.attentions])
-    torch.testing.assert_close(row.sum(-1), torch.ones_like(row[..., 0]))
+    if name != "gpt_oss":  # part of its attention goes to no position
+        torch.testing.assert_close(row.sum(-1), torch.ones_like(row[..., 0]))
     assert row.max() > 2 / len(TOKENS)
     assert 0.05 < output.logits[0, -1].softmax(-1).max() < 0.9
     again = families.build(name)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -318,9 +319,10 @@ def capture(
     these positions and at the last one. With p positions, this takes layers · (p · (2 d_model + heads · d_head) + n ·
     key-value heads · d_head) numbers per prompt.
 
-    `check` (cheap) verifies that Σ heads + b_O = attention output, that x + attn + ffn = next x, and that the readout
-    gives the model's logits. It raises InputError for a model family where one of these does not hold. Turn it off
-    inside interventions that edit the residual stream itself.
+    `check` (cheap) verifies that Σ heads + b_O = attention output, that x + attn + ffn = next x, that z = attention ·
+    values (unless hooks are active, which may edit it), and that the readout gives the model's logits. It raises
+    InputError for a model family where one of these does not hold. Turn it off inside interventions that edit the
+    residual stream itself.
 
     Example:
         >>> acts = il.capture(model, batch)
@@ -334,11 +336,14 @@ def capture(
         plan = ReadPlan.at(batch, positions)
     elif batch.prompt_index is not None and not view.has_hooks:
         plan = ReadPlan.shared(batch)
+    is_edited = view.has_hooks  # edits may give heads another z than attention times values
     recorder = Recorder(view, plan, writers)
     logits = _last_logits(model, plan.run, recorder.hooks())
     acts = Activations(**recorder.fields())
     if check:
         _check_sums(acts)
+        if not is_edited:
+            _check_values(acts)
         _check_logits(acts, plan, logits)
     return acts
 
@@ -468,6 +473,26 @@ def _check_sums(acts: Activations) -> None:
                     f"{acts.view.architecture} is not supported: in layer {layer} {what} (relative error {error:.1e}, "
                     f"allowed {tolerance:.0e}), so its blocks transform outputs in an unknown way"
                 )
+
+
+def _check_values(acts: Activations) -> None:
+    """Raise InputError if heads do more than add up values by attention, such as multiplying the sum by a gate."""
+    view, index = acts.view, acts.pass_index
+    rows = torch.arange(len(acts.z), device=acts.z.device)
+    if index is not None:  # one row of each pass is enough
+        rows = torch.zeros(len(acts.pass_v), dtype=torch.long, device=index.device).scatter(0, index, rows)
+    tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
+    for layer in range(view.n_layers):
+        v, z = (x.to(acts.readout.dtype) for x in (acts.pass_v[:, layer], acts.z[rows, layer]))
+        pattern = acts.pattern[rows, layer].to(v).unflatten(1, (view.n_kv_heads, -1))
+        ours = einsum(pattern, v, "row kv member key, row key kv d -> row kv member d").flatten(1, 2)
+        error = float(((ours - z).norm(dim=-1) / (z.norm(dim=-1) + ours.norm(dim=-1) + 1e-30)).max())
+        if not error <= tolerance:
+            raise InputError(
+                f"{view.architecture} is not supported: in layer {layer} the heads' outputs are not the sum of their "
+                f"values, weighted by attention (relative error {error:.1e}, allowed {tolerance:.0e}), so values "
+                "are clipped or outputs are gated or normed before W_O; in capture, check=False turns this check off"
+            )
 
 
 def _check_logits(acts: Activations, plan: ReadPlan, logits: Tensor) -> None:

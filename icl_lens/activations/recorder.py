@@ -9,7 +9,6 @@ from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.activations.writers import Writers, has_pos_embed
-from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
@@ -86,6 +85,8 @@ class Recorder:
                 "hook_attn_out": {"attn_out": self._at_last, "label_attn_out": self._at_labels},
                 "hook_mlp_out": {"mlp_out": self._at_last},
             }
+            if view.n_neurons is None and view.mlp_post_norm(layer) is not None:
+                hooks["mlp.hook_out"] = {"ffn.raw": self._at_last}
             if self.keeps_writers:
                 hooks["attn.hook_k"] = {"writers.k": self._everywhere}
                 for name, hook in (("resid_pre", "hook_resid_pre"), ("z", "attn.hook_z"), ("mlp_out", "hook_mlp_out")):
@@ -93,7 +94,7 @@ class Recorder:
                 for hook in attention_scores.rotation_hooks(view, layer) or ():
                     found.append((hook, self._keep(None, {hook: self._of_longest})))
             found += [(view.hook(layer, hook), self._keep(layer, reads)) for hook, reads in hooks.items()]
-            if f"blocks.{layer}.mlp.hook_post" in view.hook_names:
+            if view.n_neurons is not None and f"blocks.{layer}.mlp.hook_post" in view.hook_names:
                 found.append((f"blocks.{layer}.mlp.hook_post", self._keep(layer, {"mlp_post": self._at_last})))
         last = view.hook(view.n_layers - 1, "hook_resid_post")
         return [*found, (last, self._keep(None, {"resid_final": self._at_last}))]
@@ -102,8 +103,6 @@ class Recorder:
         """Return a hook that stores what each function reads from its value."""
 
         def keep(value: Tensor, hook: Any = None) -> None:
-            if "mlp_post" in reads and value.ndim != 3:  # a mixture of experts
-                return
             for name, read in reads.items():
                 part = read(value.detach()).to(self.device)
                 if layer is None:
@@ -174,16 +173,16 @@ class Recorder:
     def _post_norm_scale(self, layer: int, part: str, dtype: torch.dtype) -> Tensor:
         """Return the scale of the norm after attention or the FFN; 1 if there is none."""
         view = self.view
-        if part == "attn":
-            x, norm = self.store["z"][:, layer].flatten(1), view.attn_post_norm(layer)
-            weight, bias = view.raw_W_O(layer).flatten(0, 1), view.raw_b_O(layer)
-        elif "mlp_post" not in self.store:
-            raise InputError(f"{view.name} is not supported: it has a norm after its FFN but no mlp.hook_post")
-        else:
-            x, norm = self.store["mlp_post"][:, layer], view.mlp_post_norm(layer)
-            weight, bias = view.raw_W_out(layer), view.raw_b_out(layer)
+        norm = view.attn_post_norm(layer) if part == "attn" else view.mlp_post_norm(layer)
+        z = self.store["z"][:, layer]
         if norm is None:
-            return x.new_ones(len(x), dtype=dtype)
+            return z.new_ones(len(z), dtype=dtype)
+        if part == "attn":
+            x, weight, bias = z.flatten(1), view.raw_W_O(layer).flatten(0, 1), view.raw_b_O(layer)
+        elif "mlp_post" in self.store:
+            x, weight, bias = self.store["mlp_post"][:, layer], view.raw_W_out(layer), view.raw_b_out(layer)
+        else:  # a mixture of experts
+            return norm_scale(self.store["ffn.raw"][:, layer].to(dtype), eps=norm.eps, center=norm.center)
         raw = x.to(dtype) @ weight.to(dtype)
         return norm_scale(raw if bias is None else raw + bias, eps=norm.eps, center=norm.center)
 

@@ -97,12 +97,14 @@ class HeadProjection:
     def rotate(
         self, x: Float[Tensor, "batch n *m d_head"], positions: Int[Tensor, "batch n"], *, back: bool = False
     ) -> Float[Tensor, "batch n *m d_head"]:
-        """Rotate (parts of) queries or keys for their positions; leave values and non-rotary models unchanged."""
+        """Rotate (parts of) queries or keys for their positions; values, and layers without rotation, stay."""
         if self.scoring.position != "rotary" or self.kind == "v":
             return x
         at = positions.clamp(min=0)
         if self.head.layer in self.writers.angles:
             cos, sin = (angle[at] for angle in self.writers.angles[self.head.layer])
+        elif attention_scores.rotation_hooks(self.view, self.head.layer) is not None:
+            return x  # this layer does not rotate
         else:
             cos, sin = attention_scores.rotation_table(self.view, self.head.layer, at)
         cos, sin, flat = cos.to(x), (-sin if back else sin).to(x), x.reshape(*x.shape[:2], -1, x.shape[-1])

@@ -400,7 +400,10 @@ def neuron_log_prob_increase(
     targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
     layer = _check_layer(acts, layer)
     if acts.mlp_post is None:
-        raise InputError(f"{acts.view.name} must expose neuron activations (mlp.hook_post), got none for its FFN")
+        raise InputError(
+            f"{acts.view.name} must have neurons of the same number in every layer, got none that can be separated (a "
+            "mixture of experts, or FFNs of several widths); use layer and head increases instead"
+        )
     post = acts.mlp_post[:, layer].to(readout.dtype)
     if acts.mlp_scale is not None:
         post = post * acts.mlp_scale[:, layer, None]

@@ -245,7 +245,10 @@ def _turn(x: Float[Tensor, "*n d_head"], rotation: tuple[Tensor, Tensor], interl
 
 
 def _rotation(view: ModelView, layer: int, distance: int | None) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of the rotation by `distance` positions, or of the identity if it is None."""
+    """Return cosines and sines of the rotation by `distance` positions, or of the identity if it is None.
+
+    Those of a layer that does not rotate have no dimensions.
+    """
     last = distance or 0
     hooks = attention_scores.rotation_hooks(view, layer)
     if hooks is None:
@@ -257,6 +260,9 @@ def _rotation(view: ModelView, layer: int, distance: int | None) -> tuple[Tensor
         tokens = torch.zeros(1, last + 1, dtype=torch.long, device=view.cfg.device)
         with view.inference_pass() as kwargs, view.model.hooks(fwd_hooks=keep):
             view.model(tokens, return_type="logits", **kwargs)
+        if not seen:  # this layer does not rotate
+            cos, sin = attention_scores.no_rotation(torch.empty(0, device=view.unembed_device))
+            return cos[0, 0], sin[0, 0]
         cos, sin = (seen[name] for name in hooks)
     if distance is None:
         return identity_rotation(cos, sin)

@@ -177,9 +177,15 @@ def recompute_pattern(
 
 
 def rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines at all positions: those recorded or, if the model has no hooks for them, a table's."""
+    """Return cosines and sines at all positions: those recorded or, if the model has no hooks for them, a table's.
+
+    Those of a layer that has hooks and did not rotate in the pass have no dimensions.
+    """
     if "cos" in values.seen:
         return values.seen["cos"], values.seen["sin"]
+    if attention_scores.rotation_hooks(values.view, values.layer) is not None:
+        cos, sin = attention_scores.no_rotation(values.seen["q"])
+        return cos.expand(1, mask.shape[1], 0), sin.expand(1, mask.shape[1], 0)
     positions: Int[Tensor, "batch key"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
     return attention_scores.rotation_table(values.view, values.layer, positions)
 

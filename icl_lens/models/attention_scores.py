@@ -72,7 +72,10 @@ def unhooked_qk_norm(view: ModelView, layer: int, name: str) -> NormView | None:
 
 
 def rotation_hooks(view: ModelView, layer: int) -> tuple[str, str] | None:
-    """Return the hooks of a layer's cosines and sines [batch pos d_rotary]; None if they are in a table."""
+    """Return the hooks of a layer's cosines and sines [batch pos d_rotary]; None if they are in a table.
+
+    In a layer that does not rotate (Cohere 2, SmolLM3), the hooks exist but never fire; see `no_rotation`.
+    """
     names = f"blocks.{layer}.attn.hook_cos", f"blocks.{layer}.attn.hook_sin"
     return names if names[0] in view.hook_names else None
 
@@ -90,6 +93,12 @@ def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tens
         )
     sin, cos = table.to(positions.device)[positions].chunk(2, dim=-1)
     return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
+
+
+def no_rotation(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines [1 1 0] of a layer that does not rotate: `rotate` with them changes nothing."""
+    angles = like.new_empty(1, 1, 0)
+    return angles, angles
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -110,8 +119,11 @@ def alibi(view: ModelView, layer: int, key_mask: Tensor) -> Float[Tensor, "batch
     if hf_attn is None:
         n_keys = key_mask.shape[1]
         return attn.create_alibi_bias(view.n_heads, n_keys, key_mask.device)[None, :, -1].expand(len(key_mask), -1, -1)
-    build = sys.modules[type(hf_attn).__module__].build_alibi_tensor
-    bias = build(key_mask.long(), view.n_heads, view.compute_dtype)
+    functions = sys.modules[type(hf_attn).__module__]
+    if not hasattr(functions, "build_alibi_tensor"):  # MPT adds it to the scaled scores
+        bias = functions.build_mpt_alibi_tensor(view.n_heads, key_mask.shape[1], device=key_mask.device)
+        return bias.to(view.compute_dtype).squeeze(1).expand(len(key_mask), -1, -1)
+    bias = functions.build_alibi_tensor(key_mask.long(), view.n_heads, view.compute_dtype)
     # Falcon's eager attention adds the bias twice: to the unscaled scores and to the mask.
     times = 2.0 * float(hf_attn.inv_norm_factor) if view.architecture.startswith("Falcon") else float(hf_attn.beta)
     return bias.reshape(len(key_mask), view.n_heads, -1) * times
@@ -119,7 +131,7 @@ def alibi(view: ModelView, layer: int, key_mask: Tensor) -> Float[Tensor, "batch
 
 def _score_scale(hf_attn: Any) -> float:
     """Return the factor of q·k in a Hugging Face attention module; modules without such an attribute do not scale."""
-    for name in ("scaling", "inv_norm_factor"):
+    for name in ("scaling", "inv_norm_factor", "softmax_scale"):
         if hasattr(hf_attn, name):
             return float(getattr(hf_attn, name))
     return 1.0 / float(hf_attn.scale_attn) if hasattr(hf_attn, "scale_attn") else 1.0

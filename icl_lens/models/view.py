@@ -24,6 +24,7 @@ from icl_lens.models.gguf import ORIGIN, UNQUANTIZED
 from icl_lens.models.head import Head
 from icl_lens.models.inference import inference_kwargs
 from icl_lens.models.installed import INSTALLED_MODELS
+from icl_lens.models.layout import check_layout
 from icl_lens.models.locking import model_lock
 from icl_lens.models.norms import NormView, infer_norm
 from icl_lens.models.offload import execution_device, has_missing_weights, mark_offloaded, weights_loaded_if_offloaded
@@ -49,25 +50,19 @@ class ModelView:
     @classmethod
     def of(cls, model: Any) -> "ModelView":
         """Return the view of a model. Raise InputError unless it is a decoder of attention + FFN blocks."""
-        cfg = getattr(model, "cfg", None)
-        if cfg is None or not hasattr(model, "blocks") or not hasattr(model, "hook_dict"):
+        if getattr(model, "cfg", None) is None or not hasattr(model, "hook_dict"):
             raise InputError(
                 f"expected a TransformerLens model, got {type(model).__name__}; load one with il.load_model or "
                 "TransformerBridge.boot_transformers"
             )
-        missing = [part for part in ("ln_final", "unembed") if not hasattr(model, part)]
-        if missing:
-            raise InputError(
-                f"model must have a final norm and an unembedding, got "
-                f"{type(getattr(model, 'original_model', model)).__name__} without {' and '.join(missing)}"
-            )
         name = type(getattr(model, "original_model", model)).__name__
-        if name.startswith("Cohere") and tl_version() < (4, 0):
+        if name.startswith(("Cohere", "HunYuan")) and tl_version() < (4, 0):
             raise InputError(
                 f"{name} is not supported with TransformerLens 3, which computes different logits; install "
                 "transformer-lens>=4"
             )
         _check_weights(model, name)
+        check_layout(model, name)
         return cls(model)
 
     @property
@@ -237,11 +232,11 @@ class ModelView:
     def logit_scale(self) -> float:
         """The factor by which Cohere multiplies logits, or one over Granite's divisor; 1 in other families.
 
-        The model's attribute takes precedence: when weight processing folds Cohere's factor into W_U, it updates the
-        attribute but not the configuration.
+        Cohere's is the model's attribute, which weight processing updates when it folds the factor into W_U. Its value
+        in the configuration is also in families that ignore it (MPT).
         """
         attribute = getattr(getattr(self.model, "original_model", None), "logit_scale", None)
-        scale = attribute if isinstance(attribute, (int, float)) else self.hf_config_value("logit_scale", 1.0)
+        scale = attribute if isinstance(attribute, (int, float)) else 1.0
         return float(scale) / float(self.hf_config_value("logits_scaling", 1.0))
 
     def hf_config_value(self, name: str, default: Any) -> Any:
@@ -287,6 +282,17 @@ class ModelView:
         """Return the map from neuron activations to the residual stream. Raise InputError for a mixture of experts."""
         return self.to_residual(self.raw_W_out(layer), self.mlp_post_norm(layer))
 
+    @cached_property
+    def n_neurons(self) -> int | None:
+        """The number of neurons in every layer's FFN.
+
+        None if neurons cannot be separated, in mixtures of experts, or if layers have different numbers.
+        """
+        matrices = [getattr(block.mlp, "W_out", None) for block in self.model.blocks]
+        shapes = {None if W_out is None else tuple(W_out.shape) for W_out in matrices}
+        shape = shapes.pop() if len(shapes) == 1 else None
+        return None if shape is None or len(shape) != 2 else shape[0]
+
     def raw_W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
         weight = self._weight(self.model.blocks[layer].mlp, "W_out")
         if weight is None or weight.ndim != 2:
@@ -312,13 +318,20 @@ class ModelView:
     def _post_norm(self, layer: int, name: str, hf_name: str) -> NormView | None:
         block = self.model.blocks[layer]
         module = getattr(block, name, None)
-        if module is None and self.architecture.startswith("Olmo2"):
-            # TransformerLens 3.9 calls OLMo-2's post-norms ln1 and ln2, as if they came before the sublayers.
+        if module is None and self._norms_only_after_sublayers(layer):
+            # TransformerLens 3.9 calls these norms ln1 and ln2, as if they came before the sublayers.
             component = getattr(block, "original_component", None)
             module = (
                 getattr(block, name.removesuffix("_post")) if component is None else getattr(component, hf_name, None)
             )
         return None if module is None else infer_norm(module, self.d_model, self.unembed_device, default_eps=self._eps)
+
+    def _norms_only_after_sublayers(self, layer: int) -> bool:
+        """Whether attention and FFN read the residual stream directly and only their outputs are normed (OLMo 2, 3)."""
+        component = getattr(self.model.blocks[layer], "original_component", None)
+        if component is None:
+            return self.architecture.startswith(("Olmo2", "Olmo3"))
+        return hasattr(component, "post_feedforward_layernorm") and not hasattr(component, "input_layernorm")
 
     def q_norm(self, layer: int) -> NormView | None:
         """Return the norm of queries before rotation (Qwen3, Gemma-3, OLMo-2), over d_head or all heads jointly."""
@@ -365,7 +378,7 @@ class ModelView:
 
     def attn_input_norm(self, layer: int) -> NormView:
         """Return the norm before attention; the identity if attention reads the residual stream directly."""
-        if self.architecture.startswith("Olmo2"):
+        if self._norms_only_after_sublayers(layer):
             return NormView(gain=None, shift=None, eps=self._eps, center=False, normalize=False, width=self.d_model)
         return infer_norm(self.model.blocks[layer].ln1, self.d_model, self.unembed_device, default_eps=self._eps)
 

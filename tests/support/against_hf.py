@@ -9,6 +9,7 @@ subhead's loses its attention weight times κ. `constants` computes κ from Hugg
 
 from itertools import product
 
+import families
 import reference_hf
 import torch
 from tolerance import assert_close, tolerance
@@ -16,6 +17,7 @@ from tolerance import assert_close, tolerance
 import icl_lens as il
 
 CONVENTIONS = [("frozen", True), ("frozen", False), ("own", True), ("own", False)]
+MIXTURE_TYPES = {families.CONFIGS[name][0] for name in families.MIXTURES}
 _NORMS_BEFORE_ATTENTION = ("ln_1", "input_layernorm", "self_attn_layer_norm")
 
 
@@ -66,14 +68,16 @@ def check_increases(acts, batch, hf, *, folded=False, against=(None,), conventio
     for others, (final_norm, bias) in product(against, conventions):
         asked = {"against": others, "final_norm": final_norm, "bias": bias}
         layers = il.layer_log_prob_increase(acts, targets, **asked)
-        neurons = [il.neuron_log_prob_increase(acts, targets, layer, **asked) for layer in range(acts.view.n_layers)]
         ours = {
             "attn": layers.attn,
             "ffn": layers.ffn,
             "heads": il.head_log_prob_increase(acts, targets, **asked),
             "subheads": il.subhead_log_prob_increase(acts, targets, **asked),
-            "neurons": torch.stack(neurons, dim=1),
         }
+        if hf.config.model_type not in MIXTURE_TYPES:
+            every = range(acts.view.n_layers)
+            neurons = [il.neuron_log_prob_increase(acts, targets, layer, **asked) for layer in every]
+            ours["neurons"] = torch.stack(neurons, dim=1)
         for row, theirs in enumerate(references):
             its = [] if others is None else [token for token in others[row].tolist() if token >= 0]
             for part, found in ours.items():

@@ -75,6 +75,22 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+_HEAD_SIZE = {"head_dim": 8}  # their default is another than d_model / heads
+_MULTIPLIERS = {
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.5,
+    "logits_scaling": 1.5,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_LINEAR = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 _FALCON = _sizes(mlp="ffn_hidden_size")
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -123,16 +139,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"hidden_size": D_MODEL, "n_layer": N_LAYERS, "n_head": N_HEADS}),
     "granite": (
         "granite",
-        _sizes()
-        | _GROUPED
-        | _BIASED
-        | {
-            "mlp_bias": True,
-            "embedding_multiplier": 2.0,
-            "residual_multiplier": 0.7,
-            "attention_multiplier": 0.5,
-            "logits_scaling": 1.5,
-        },
+        _sizes() | _GROUPED | _BIASED | _MULTIPLIERS | {"mlp_bias": True},
     ),
     "cohere": ("cohere", _sizes() | _GROUPED | {"logit_scale": 0.6}),
     "stablelm": (
@@ -140,8 +147,91 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         _sizes() | _GROUPED | {"use_qkv_bias": True, "rope_parameters": _rope(partial_rotary_factor=0.5)},
     ),
     "starcoder2": ("starcoder2", _sizes() | _GROUPED | {"use_bias": True}),
+    "cohere2": (
+        "cohere2",
+        _sizes() | _GROUPED | {"logit_scale": 0.9, "layer_types": _ALTERNATING, "sliding_window": WINDOW},
+    ),
+    "smollm3": ("smollm3", _sizes() | _GROUPED | {"no_rope_layers": [1, 0, 1]}),
+    "olmo3": ("olmo3", _sizes() | _GROUPED | {"layer_types": _ALTERNATING, "sliding_window": WINDOW}),
+    "mpt": ("mpt", {"d_model": D_MODEL, "n_layers": N_LAYERS, "n_heads": N_HEADS, "max_seq_len": N_CTX}),
+    "codegen": ("codegen", _GPT2_SIZES | {"rotary_dim": 4}),
+    "glm": ("glm", _sizes() | _GROUPED | _HEAD_SIZE | _BIASED),
+    "glm4": ("glm4", _sizes() | _GROUPED | _HEAD_SIZE | _BIASED),
+    "apertus": ("apertus", _sizes() | _GROUPED),
+    "seed_oss": ("seed_oss", _sizes() | _GROUPED | _WIDE_HEADS | _BIASED | {"attention_out_bias": True}),
+    "nemotron": ("nemotron", _sizes() | _GROUPED | _BIASED | {"mlp_bias": True}),
+    "arcee": ("arcee", _sizes() | _GROUPED | _BIASED | {"mlp_bias": True}),
+    "hunyuan": ("hunyuan_v1_dense", _sizes() | _GROUPED | _HEAD_SIZE),
+    "qwen2_moe": ("qwen2_moe", _sizes() | _GROUPED | _EXPERTS | {"shared_expert_intermediate_size": 24}),
+    "qwen3_moe": ("qwen3_moe", _sizes() | _GROUPED | _WIDE_HEADS | _EXPERTS),
+    "mixtral": ("mixtral", _sizes() | _GROUPED | _LOCAL_EXPERTS | {"sliding_window": WINDOW}),
+    "olmoe": ("olmoe", _sizes() | _GROUPED | _EXPERTS),
+    "granite_moe": ("granitemoe", _sizes() | _GROUPED | _LOCAL_EXPERTS | _MULTIPLIERS),
+    "gpt_oss": (
+        "gpt_oss",
+        _sizes() | _GROUPED | _HEAD_SIZE | _LOCAL_EXPERTS | {"layer_types": _ALTERNATING, "sliding_window": WINDOW},
+    ),
+    "gemma3n": (
+        "gemma3n_text",
+        _GEMMA
+        | {
+            "intermediate_size": [D_MLP] * N_LAYERS,
+            "num_kv_shared_layers": 0,
+            "layer_types": _ALTERNATING,
+            "sliding_window": WINDOW,
+            "activation_sparsity_pattern": [0.0] * N_LAYERS,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "laurel_rank": 8,
+        },
+    ),
+    "gemma4": (
+        "gemma4_text",
+        _GEMMA
+        | {
+            "global_head_dim": 16,
+            "num_kv_shared_layers": 0,
+            "layer_types": [*_ALTERNATING[:2], "full_attention"],
+            "sliding_window": WINDOW,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+        },
+    ),
+    "lfm2": ("lfm2", _sizes() | _GROUPED | {"layer_types": ["conv", "full_attention", "conv"]}),
+    "qwen3_5": ("qwen3_5_text", _sizes() | _GROUPED | _WIDE_HEADS | _LINEAR),
+    "deepseek_v3": (
+        "deepseek_v3",
+        _sizes()
+        | _EXPERTS
+        | {
+            "num_key_value_heads": N_HEADS,
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+        },
+    ),
+    "mamba": ("mamba", {"hidden_size": D_MODEL, "num_hidden_layers": N_LAYERS, "state_size": 4}),
 }
 """Name -> (Hugging Face model type, configuration other than vocabulary and special tokens)."""
+
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
+"""How references compute: attention weights are returned, and mixtures of experts run in float64."""
+
+MIXTURES = {"qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granite_moe", "gpt_oss"}
+"""Families whose FFN is a mixture of experts, so that neurons cannot be separated."""
+
+OTHER_LAYOUTS = {"gemma3n", "gemma4", "lfm2", "qwen3_5", "deepseek_v3", "mamba"}
+"""Families whose layers are not all attention and FFN, of one size, on one residual stream; no reference reads them."""
+
+_FIRST_SLOW = list(CONFIGS).index("cohere2")
+SLOW = set(list(CONFIGS)[_FIRST_SLOW:])
+"""Families whose tests are all slow: they differ from the others in a detail each."""
 
 
 def randomize(model: PreTrainedModel, *, seed: int) -> None:
@@ -170,7 +260,7 @@ def build(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = AutoConfig.for_model(model_type, vocab_size=VOCAB_SIZE, **special, **options)
     with torch.random.fork_rng(devices=[]):  # the library's own initialization, overwritten below
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_config(config, **EAGER)
     randomize(model, seed=zlib.crc32(name.encode()))
     return (model if dtype is None else model.to(dtype)).eval()
 

@@ -8,14 +8,24 @@ from icl_lens.models.view import tl_version
 def refused(version: tuple[int, int]) -> dict[str, tuple[str, str]]:
     """Return {family: (words of the error, the reason in one clause)} for a TransformerLens version."""
     reasons = {
-        "opt_post_norm": ("got OPTForCausalLM without", "no final norm before the unembedding"),
+        "opt_post_norm": (
+            "OPTForCausalLM is not supported: it has no ln_final",
+            "no final norm before the unembedding",
+        ),
         "falcon_new": ("could not load", "TransformerLens cannot load it"),
+        "lfm2": ("layers without attention \\(layers 0, 2\\)", "layers without attention"),
+        "qwen3_5": ("layers without attention \\(layers 0, 2\\)", "layers without attention"),
+        "mamba": ("it has no attention", "no attention"),
+        "deepseek_v3": ("latent attention", "latent attention has no key and value matrices per head"),
+        "gemma3n": ("could not load", "TransformerLens cannot load the text model"),
+        "gemma4": ("W_Q in layer 0 does not have the size 4×32×16", "heads and FFNs of other sizes in some layers"),
     }
     if version < (4, 0):
-        reasons["cohere"] = (
-            "CohereForCausalLM is not supported with TransformerLens 3",
-            "TransformerLens 3 computes other logits than the model",
-        )
+        for family, model_class in [("cohere", "Cohere"), ("cohere2", "Cohere2"), ("hunyuan", "HunYuanDenseV1")]:
+            reasons[family] = (
+                f"{model_class}ForCausalLM is not supported with TransformerLens 3",
+                "TransformerLens 3 computes other logits than the model",
+            )
     return reasons
 
 
@@ -24,10 +34,16 @@ EXACT = sorted(set(families.CONFIGS) - set(REFUSED))
 SOFT_CAPPED = {"gemma2"}
 
 # Families that HookedTransformer does not support: TransformerLens' converters refuse them or change the model.
-_NO_CONVERTER = ("falcon", "falcon_new", "falcon_alibi", "granite", "cohere", "stablelm", "starcoder2", "opt_post_norm")
+_NO_CONVERTER = (
+    *("falcon", "falcon_new", "falcon_alibi", "granite", "cohere", "stablelm", "starcoder2", "opt_post_norm"),
+    *sorted(families.SLOW - {"apertus", "mixtral", "olmoe"}),
+)
 NOT_HOOKED = {
     **dict.fromkeys(_NO_CONVERTER, "TransformerLens has no converter for it"),
     "llama_bias": "TransformerLens sets the biases to zero, which makes it another model",
+    **dict.fromkeys(
+        ("olmo3", "gpt_oss"), "TransformerLens' weight processing makes it another model (exact with raw weights)"
+    ),
     "olmo2": "TransformerLens cannot convert grouped queries (exact for models without them)",
 }
 HOOKED_EXACT = sorted(set(families.CONFIGS) - set(NOT_HOOKED))

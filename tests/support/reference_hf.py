@@ -28,15 +28,16 @@ class _Wiring(NamedTuple):
     layers: str
     final_norm: str
     values: str  # the projection that produces the values, alone or fused with queries and keys
-    layout: str  # how the values lie in its output: "values", "last" or "grouped"
+    layout: str  # how the values lie in its output: "values", "last", "grouped" or "pieces"
     out: str  # the attention's output projection
-    down: str  # the FFN's last projection
+    down: str  # the FFN's last projection, or the whole of a mixture of experts
     attn_post_norm: str | None = None
     ffn_post_norm: str | None = None
 
 
 _LLAMA = "model.layers model.norm self_attn.v_proj values self_attn.o_proj mlp.down_proj"
 _POST_NORMED = f"{_LLAMA} post_attention_layernorm post_feedforward_layernorm"
+_MIXTURE = "model.layers model.norm self_attn.v_proj values self_attn.o_proj mlp"
 _BLOOM = "transformer.h transformer.ln_f self_attention.query_key_value grouped self_attention.dense mlp.dense_4h_to_h"
 _PATHS = {
     "gpt2": "transformer.h transformer.ln_f attn.c_attn last attn.c_proj mlp.c_proj",
@@ -49,7 +50,15 @@ _PATHS = {
     "phi3": "model.layers model.norm self_attn.qkv_proj last self_attn.o_proj mlp.down_proj",
     "starcoder2": "model.layers model.norm self_attn.v_proj values self_attn.o_proj mlp.c_proj",
     **dict.fromkeys(["llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "cohere", "stablelm"], _LLAMA),
-    **dict.fromkeys(["gemma2", "gemma3_text", "olmo2"], _POST_NORMED),
+    **dict.fromkeys(
+        ["cohere2", "smollm3", "glm", "apertus", "seed_oss", "nemotron", "arcee", "hunyuan_v1_dense"], _LLAMA
+    ),
+    **dict.fromkeys(["gemma2", "gemma3_text", "olmo2", "olmo3"], _POST_NORMED),
+    "glm4": f"{_LLAMA} post_self_attn_layernorm post_mlp_layernorm",
+    "mpt": "transformer.blocks transformer.norm_f attn.Wqkv last attn.out_proj ffn.down_proj",
+    "codegen": "transformer.h transformer.ln_f attn.qkv_proj pieces attn.out_proj mlp.fc_out",
+    **dict.fromkeys(["qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "gpt_oss"], _MIXTURE),
+    "granitemoe": _MIXTURE.removesuffix("mlp") + "block_sparse_moe",
     **dict.fromkeys(["falcon", "bloom"], _BLOOM),
 }
 _WIRING = {kind: _Wiring(*paths.split()) for kind, paths in _PATHS.items()}
@@ -66,7 +75,7 @@ def _setting(config: Any, *names: str, default: Any = None) -> Any:
 
 def is_parallel(config: Any) -> bool:
     """Whether attention and FFN read the same residual, so that the FFN's increase is relative to x."""
-    if config.model_type in {"gptj", "phi", "cohere"}:
+    if config.model_type in {"gptj", "phi", "cohere", "cohere2", "codegen"}:
         return True
     if config.model_type in {"gpt_neox", "stablelm"}:
         return config.use_parallel_residual
@@ -88,7 +97,7 @@ class _Norm:
         kind = type(module).__name__
         self.centered = "LayerNorm" in kind
         self.eps = _setting(module, "eps", "variance_epsilon")
-        self.gain = module.weight.detach() + (1.0 if kind.startswith("Gemma") else 0.0)
+        self.gain = module.weight.detach() + (1.0 if kind.startswith("Gemma") or kind.endswith("1P") else 0.0)
         bias = getattr(module, "bias", None)
         self.bias = torch.zeros_like(self.gain) if bias is None else bias.detach()
 
@@ -115,6 +124,8 @@ def _split_values(output: Tensor, layout: str, n_kv: int, d_head: int) -> Tensor
     n_pos = output.shape[0]
     if layout == "grouped":  # for each group: its queries, its key, its value
         return output.reshape(n_pos, n_kv, -1, d_head)[:, :, -1]
+    if layout == "pieces":  # CodeGen: four pieces, each with queries, values and keys of a quarter of the heads
+        return output.reshape(n_pos, 4, 3, -1)[:, :, 1].reshape(n_pos, n_kv, d_head)
     return output[:, -n_kv * d_head :].reshape(n_pos, n_kv, d_head)
 
 
@@ -150,7 +161,8 @@ def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
         return hook
 
     def keep_output(name: str):
-        def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
+        def hook(module: nn.Module, args: tuple, output: Any) -> None:
+            output = output[0] if isinstance(output, tuple) else output  # mixtures of experts: and the router's scores
             seen[name].append(output.detach().clone().reshape(len(token_ids), -1))
 
         return hook
@@ -288,7 +300,8 @@ class Reference:
             heads.append(torch.stack([seen.z[layer, -1, head] @ W_O[head] for head in range(n_heads)]))
             label_values.append(torch.stack([values[layer, :, head] @ W_O[head] for head in range(n_heads)]))
             biases.append((_bias(out, self.final), _bias(down, self.final)))
-            self._down.append((seen.m[layer, -1], _weight_in_out(down), ffn_factors[layer]))
+            if hasattr(down, "weight"):
+                self._down.append((seen.m[layer, -1], _weight_in_out(down), ffn_factors[layer]))
         attn_factor, ffn_factor = torch.stack(attn_factors), torch.stack(ffn_factors)
         self.attn_out, self.ffn_out = seen.attn_raw[:, -1] * attn_factor, seen.ffn_raw[:, -1] * ffn_factor
         attn_bias, ffn_bias = (torch.stack(bias) for bias in zip(*biases, strict=True))
