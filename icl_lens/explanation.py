@@ -186,9 +186,7 @@ def explain(
             model, [prompt], template=template, labels=labels, prepend_bos=prepend_bos, shared_prefix=shared_prefix
         )
 
-    acts = capture(
-        model, batch, writers=bool(batch.labels) if batch.prediction_positions is None else compared_positions(batch)
-    )
+    acts = capture(model, batch, writers=compared_positions(batch) if batch.labels else False)
     why = None if why is None else acts.view.check_head(why)
     by = by or ("increase" if options.against is None else "contrast")
     options = replace(

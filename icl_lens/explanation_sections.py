@@ -137,12 +137,12 @@ def label_fields(scored: ScoredPrompt) -> dict[str, Any]:
     whole: Sequence[float] = ()
     if any(len(ids) > 1 for ids in labels):
         whole = whole_label_log_probs(model, batch)[0].tolist()
-    predicted = () if batch.prediction_positions is None else tuple(batch.prediction_positions[0].tolist())
     return {
         "prompt": batch.prompts[0],
         "text": batch.texts[0] if batch.texts else "",
         "label_positions": tuple(batch.label_positions[0].tolist()),
-        "prediction_positions": predicted,
+        "label_ranges": tuple(map(tuple, batch.label_ranges[0].tolist())),
+        "prediction_positions": tuple(batch.prediction_positions[0].tolist()),
         "demonstration_labels": tuple(batch.label_index[0].tolist()),
         "label_attention": _nested(attention_to_labels(scored.acts)[0]),
         "label_token_names": tuple(map(tuple, name_tokens(model.tokenizer, [list(ids) for ids in labels]))),
@@ -171,6 +171,7 @@ def plain_text_fields(scored: ScoredPrompt) -> dict[str, Any]:
         "prompt": None,
         "text": text,
         "label_positions": (),
+        "label_ranges": (),
         "demonstration_labels": (),
         "label_attention": (),
         "attended_positions": tuple(attended.tolist()),
@@ -329,9 +330,9 @@ def head_reports(
 def _similarities(scored: ScoredPrompt, heads: list[Head]) -> list[tuple[tuple[float, ...], ...]]:
     """Return each head's `label_similarity`.
 
-    Empty for plain text, without prediction positions, or if the rotary angles are unavailable.
+    Empty for plain text, or if the rotary angles are unavailable.
     """
-    if not scored.scores_tokens and scored.acts.batch.prediction_positions is not None:
+    if not scored.scores_tokens:
         with suppress(RotaryAnglesUnavailable):  # the other fields need no angles
             return [tuple(map(tuple, rows)) for rows in similarity_in(scored.acts, heads)[0].tolist()]
     return [()] * len(heads)
@@ -350,13 +351,15 @@ def _reasons(
         groups = [[[position] for position in one.topk(min(2, scored.n_tokens)).indices.tolist()] for one in attended]
         positions = sorted({position for pair in groups for (position,) in pair})
         acts = capture(scored.model, batch, writers=positions, check=False)
+        read = None
     else:
         of_target = batch.label_index[0] == scored.target
         groups = [[batch.label_positions[0, mask].tolist() for mask in (of_target, ~of_target)]] * len(heads)
+        read = [position for position in batch.label_token_positions[0, of_target].flatten().tolist() if position >= 0]
     found: list[tuple[AttentionReasons | None, dict[Side, Tensor]]] = []
     for head, group in zip(heads, groups, strict=True):
         found.append((None, {}))
         with suppress(InputError):  # the other fields need no split of scores
             if len(group) == 2 and all(group):
-                found[-1] = attention_reasons(acts, head, group[0], group[1], scored.targets, scored.against)
+                found[-1] = attention_reasons(acts, head, group[0], group[1], scored.targets, scored.against, read=read)
     return found

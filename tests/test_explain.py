@@ -264,12 +264,12 @@ def test_a_saved_explanation_is_loaded_unchanged_and_damage_is_refused(gpt2, exp
         again = il.Explanation.load(path)
         assert again == one
         assert again.to_html() == one.to_html()
-        assert json.loads(path.read_text())["version"] == 2
+        assert json.loads(path.read_text())["version"] == 3
     plain = json.loads(path.read_text())
     assert plain["heads"][0]["head"] == str(free.heads[0].head)
     assert set(plain["versions"]) == {"icl-lens", "torch", "transformers", "transformer-lens"}
     for change, message in [
-        ({"version": 1}, "must be 2, got 1"),
+        ({"version": 1}, "must be 3, got 1"),
         ({"format": "x"}, "is not a saved explanation"),
         ({"heads": 3}, "is damaged"),
         ({"tokens": [1]}, "is damaged"),

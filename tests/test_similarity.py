@@ -162,7 +162,10 @@ def test_labels_of_several_tokens_are_asked_for_before_their_first() -> None:
     batch = il.tokenize(model, [prompt])
     tokens = batch.token_strings[0]
     assert [tokens[place] for place in batch.prediction_positions[0]] == [":"] * 4
-    assert bool((batch.label_positions - batch.prediction_positions > 1).all())
+    assert [tokens[place] for place in batch.label_positions[0]] == [
+        tokens[start] for start, _ in batch.label_ranges[0]
+    ]
+    assert bool((batch.label_ranges[..., 1] - batch.label_positions > 1).all())
     explanation = il.explain(model, prompt, k=2)
     table = explanation.to_frame("similarity")
     assert {tokens[place] for place in table["query_position"]} == {":"}

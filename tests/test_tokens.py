@@ -115,7 +115,8 @@ def test_a_space_too_many_is_the_first_token_of_its_label(kind):
     batch = tokenize(model_of(kind), prompt_of(("love", " foo"), ("two", "foo")))
     assert strings(kind, batch.tokens[0])[1:] == ["_:", "_", "_foo", "_two", "_:", "_foo", "_one", "_:"]
     assert strings(kind, batch.label_tokens) == ["_", "_foo"]
-    assert batch.label_positions.tolist() == [[3, 6]]
+    assert batch.label_positions.tolist() == [[2, 6]]
+    assert batch.label_ranges.tolist() == [[[2, 4], [6, 7]]]
 
 
 @pytest.mark.parametrize("kind", SPACED)
@@ -135,12 +136,15 @@ def test_appending_what_the_labels_share(kind):
 
 
 @pytest.mark.parametrize("kind", ["byte", "byte-trimmed", "byte-prefixed", "metaspace"])
-def test_labels_of_several_tokens_end_with_the_last_and_are_scored_by_the_first(kind):
-    """A label's position is that of its last token; its first token is scored."""
+def test_labels_of_several_tokens_are_scored_and_read_at_the_first(kind):
+    """A label's position is that of its first token, which is scored; its range holds all tokens."""
     prompt = prompt_of(("love", "happy two"), ("nine", "sad"), query="a three", answer="happy two")
     batch = tokenize(model_of(kind), prompt, prepend_bos=False)
     # 0 love 1 : 2 happy 3 two 4 nine 5 : 6 sad 7 a 8 three 9 :
-    assert batch.label_positions.tolist() == [[3, 6]]
+    assert batch.label_positions.tolist() == [[2, 6]]
+    assert batch.label_ranges.tolist() == [[[2, 4], [6, 7]]]
+    assert batch.label_token_positions.tolist() == [[[2, 3], [6, -1]]]
+    assert batch.prediction_positions.tolist() == [[1, 5]]
     assert batch.text_ranges.tolist() == [[[0, 1], [4, 5]]]
     assert batch.query_range.tolist() == [[7, 9]]
     assert batch.last.tolist() == [9]
@@ -148,16 +152,23 @@ def test_labels_of_several_tokens_end_with_the_last_and_are_scored_by_the_first(
 
 
 def test_a_label_of_bytes_ends_with_its_last_byte():
-    """é is two bytes that cover the same character: the label ends with the second and is scored by the space."""
+    """é is two bytes that cover the same character: the label ends with the second. It is scored by the space.
+
+    If all labels begin with that space, it separates text and label, and does not belong to the label.
+    """
     batch = tokenize(model_of("metaspace"), prompt_of(("love", "é"), ("語", "foo")), prepend_bos=False)
     expected = "_love _: _ <0xC3> <0xA9> _ <0xE8> <0xAA> <0x9E> _: _foo _one _:"
     assert strings("metaspace", batch.tokens[0]) == expected.split()
-    assert batch.label_positions.tolist() == [[4, 10]]
+    assert batch.label_positions.tolist() == [[2, 10]]
+    assert batch.label_ranges.tolist() == [[[2, 5], [10, 11]]]
     assert strings("metaspace", batch.label_tokens) == ["_", "_foo"]
     assert batch.text_ranges.tolist() == [[[0, 1], [6, 9]]]
     batch = tokenize(model_of("metaspace"), prompt_of(("a", "é"), ("two", "è")), shared_prefix="append")
     assert strings("metaspace", batch.tokens[0, -2:]) == ["_", "<0xC3>"]
     assert strings("metaspace", batch.label_tokens) == ["<0xA9>", "<0xA8>"]
+    assert (batch.label_positions[:, None] - batch.label_ranges[..., 0]).tolist() == [[[1, 1]]]
+    held = [strings("metaspace", batch.tokens[0, slice(*tokens)]) for tokens in batch.label_ranges[0].tolist()]
+    assert held == [["<0xC3>", "<0xA9>"], ["<0xC3>", "<0xA8>"]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -364,9 +375,10 @@ def test_positions_by_decoding(kind, pairs, query):
 
     assert decoded(len(ids)).decode() == rendered.text
     for demo, (start, end) in enumerate(rendered.label_spans):
-        position = int(batch.label_positions[0, demo])
-        assert decoded(position + 1).decode() == rendered.text[:end]
-        assert len(decoded(position)) > len(rendered.text[:start].encode()) - 2
+        first, stop = batch.label_ranges[0, demo].tolist()
+        assert decoded(stop).decode() == rendered.text[:end]
+        assert len(decoded(first)) > len(rendered.text[:start].encode()) - 2
+        assert int(batch.label_positions[0, demo]) == first  # nothing shared
     ranges = [*batch.text_ranges[0].tolist(), batch.query_range[0].tolist()]
     for (first, stop), (start, end) in zip(ranges, [*rendered.text_spans, rendered.query_span], strict=True):
         # Every token of the range holds some of the text, and they hold all of it but white space at its ends,

@@ -11,13 +11,13 @@ from icl_lens.interventions.saliency import edge_kinds
 
 
 def last_true_tokens(batch: il.PromptBatch) -> Bool[Tensor, "row key"]:
-    """Return the tokens of each prompt's last demonstration with the answer's label, those after the label before."""
+    """Return the tokens of each prompt's last demonstration with the answer's label: those after the label before."""
     true = batch.label_index == batch.answer[:, None]
     last = (true * torch.arange(1, true.shape[1] + 1, device=true.device)).argmax(1, keepdim=True)
-    stop = batch.label_positions.gather(1, last)
-    start = batch.label_positions.gather(1, (last - 1).clamp(min=0))
+    stop = batch.label_ranges[..., 1].gather(1, last)
+    start = batch.label_ranges[..., 1].gather(1, (last - 1).clamp(min=0))
     place = torch.arange(batch.tokens.shape[1], device=true.device)
-    return (place > torch.where(last > 0, start, -1)) & (place <= stop)
+    return (place >= torch.where(last > 0, start, 0)) & (place < stop)
 
 
 def attention_by_class(
@@ -40,7 +40,7 @@ def text_edges(batch: il.PromptBatch) -> Bool[Tensor, "row query key"]:
     place = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     start, stop = (batch.text_ranges[..., i, None] for i in (0, 1))
     is_text = (place >= start) & (place < stop)
-    is_reader = (place >= stop) & (place <= batch.label_positions[..., None])
+    is_reader = (place >= stop) & (place < batch.label_ranges[..., 1:])
     return (is_reader[..., :, None] & is_text[..., None, :]).any(1)
 
 

@@ -67,17 +67,19 @@ def label_features(acts: il.Activations, heads: Sequence[il.Head]) -> Float[Tens
 
 
 def label_effects(acts: il.Activations) -> Float[Tensor, "row layer head demo"]:
-    """Return what attention times value at each label adds to the label's log-odds against the other label, nats."""
+    """Return what attention times value at a label's tokens adds to its log-odds against the other label, nats."""
     first, second = (label.expand(len(acts.batch)) for label in acts.batch.label_tokens.to(acts.view.unembed_device))
     added = il.subhead_log_prob_increase(acts, first, against=second)
-    places = acts.batch.label_positions.to(added.device)[:, None, None].clamp(min=0)
-    at_labels = added.gather(-1, places.expand(-1, *added.shape[1:3], -1))
+    places = acts.batch.label_token_positions.to(added.device)
+    index = places.flatten(1)[:, None, None].clamp(min=0).expand(-1, *added.shape[1:3], -1)
+    at_tokens = added.gather(-1, index).unflatten(-1, places.shape[1:])
+    at_labels = at_tokens.masked_fill(places[:, None, None] < 0, 0).sum(-1)
     sign = torch.where(acts.batch.label_index == 0, 1.0, -1.0).to(added)
     return at_labels * sign[:, None, None]
 
 
 def tokens_read_and_written(batch: il.PromptBatch) -> dict[str, tuple[Int[Tensor, " n"], Int[Tensor, " n"]]]:
-    """Return the (read, written) tokens of OV circuits: each label's last and scored token, or last tokens of texts.
+    """Return the (read, written) tokens of OV circuits: each label's scored token, or last tokens of texts.
 
     Of the different last tokens of texts, the first 200 are used.
     """

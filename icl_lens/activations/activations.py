@@ -26,7 +26,7 @@ from icl_lens.prompts.token_ids import TokenPositions
 # some families always computes in float32.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
-KIND, VERSION = "activations", 2
+KIND, VERSION = "activations", 3
 """Kind and version of the files that `Activations.save` writes; the version increases when a field changes meaning."""
 
 
@@ -68,7 +68,7 @@ class Activations:
     mlp_post: Float[Tensor, "batch layer neuron"] | None
     """Neuron activations; None if the model does not expose them."""
     label_resid_pre: Float[Tensor, "batch layer demo d_model"]
-    """`resid_pre` at the labels."""
+    """`resid_pre` at the labels' scored tokens."""
     label_attn_out: Float[Tensor, "batch layer demo d_model"]
     attn_scale: Float[Tensor, "batch layer"] | None = None
     mlp_scale: Float[Tensor, "batch layer"] | None = None
@@ -192,7 +192,7 @@ class Activations:
         return repeat_kv(self.values(layer).to(self.readout.dtype), self.view.n_heads)
 
     def at_labels(self, x: Float[Tensor, "batch key *rest"]) -> Float[Tensor, "batch demo *rest"]:
-        """Return `x` at the label positions; zero where a prompt has fewer demonstrations."""
+        """Return `x` at the labels' scored tokens; zero where a prompt has fewer demonstrations."""
         return at_positions(x, self.batch.label_positions.to(x.device))
 
     def to(self, device: torch.device | str) -> "Activations":
@@ -314,10 +314,10 @@ def capture(
     50 positions of 1,000 tokens without labels in GPT-2 large, these are 0.4 GB in float32. Capture larger inputs in
     pieces (`batch.split`).
 
-    `writers=True` also keeps what each component wrote at the labels and at the last position (for prompts without
-    labels, at all positions). `attention_score_parts` and `value_parts` need this. `writers=positions` keeps it at
-    these positions and at the last one. With p positions, this takes layers · (p · (2 d_model + heads · d_head) + n ·
-    key-value heads · d_head) numbers per prompt.
+    `writers=True` also keeps what each component wrote at all tokens of labels and at the last position (for prompts
+    without labels, at all positions). `attention_score_parts` and `value_parts` need this. `writers=positions` keeps it
+    at these positions and at the last one. With p positions, this takes layers · (p · (2 d_model + heads · d_head) + n
+    · key-value heads · d_head) numbers per prompt.
 
     `check` (cheap) verifies that Σ heads + b_O = attention output, that x + attn + ffn = next x, that z = attention ·
     values (unless hooks are active, which may edit it), and that the readout gives the model's logits. It raises

@@ -8,7 +8,7 @@ from icl_lens.activations.activations import Activations
 
 
 def attention_to_labels(acts: Activations) -> Float[Tensor, "batch layer head demo"]:
-    """Return the attention probability from the last position to each label position.
+    """Return the attention probability from the last position to each label, summed over the label's tokens.
 
     Zero where a prompt has fewer demonstrations. Rows sum to less than one because other positions are attended too;
     `acts.pattern` is the attention to every position. Raise InputError for prompts without demonstrations.
@@ -20,14 +20,14 @@ def attention_to_labels(acts: Activations) -> Float[Tensor, "batch layer head de
     acts.batch.require_labels(
         "label to attend to", "use acts.pattern [batch layer head key], the attention to all positions"
     )
-    index = acts.batch.label_positions.to(acts.pattern.device)[:, None, None, :]
-    index = index.expand(-1, *acts.pattern.shape[1:3], -1)
-    picked = acts.pattern.gather(-1, index.clamp(min=0))
-    return picked.masked_fill(index < 0, 0.0)
+    positions = acts.batch.label_token_positions.to(acts.pattern.device)
+    index = positions.flatten(1)[:, None, None].expand(-1, *acts.pattern.shape[1:3], -1)
+    picked = acts.pattern.gather(-1, index.clamp(min=0)).masked_fill(index < 0, 0.0)
+    return picked.unflatten(-1, positions.shape[1:]).sum(-1)
 
 
 def attention_by_label(acts: Activations) -> Float[Tensor, "batch layer head label"]:
-    """Return attention from the last position, summed over all positions of the same label (axis: `batch.labels`).
+    """Return attention from the last position, summed over all tokens of the same label (axis: `batch.labels`).
 
     Example:
         >>> il.attention_by_label(acts).shape

@@ -15,8 +15,10 @@ from icl_lens.models.head import Head
 
 
 def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor, "batch demo d_model"]:
-    """Return a head's value at each label position times W_O, in residual-stream units, not weighted by attention.
+    """Return a head's value at each label times W_O, in residual-stream units, not weighted by attention.
 
+    A label of several tokens is read at the token it is scored by (`batch.label_positions`); `acts.head_values` has the
+    values at all positions.
     Contains b_V where the model's values do (raw weights). Zero where a prompt has fewer demonstrations.
     Raise InputError for an unknown head or a batch without demonstrations.
     Source: the paper, section 3.2; docs/howto/numbers.md.
@@ -35,7 +37,7 @@ def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tenso
 def label_keys(
     acts: Activations, head: Head | tuple[int, int], *, source: Literal["resid", "attn"] = "resid"
 ) -> Float[Tensor, "batch demo d_model"]:
-    """Return the input of a head's keys at the label positions, before the norm and the key matrix.
+    """Return the input of a head's keys at each label's scored token, before the norm and the key matrix.
 
     `"resid"`: the residual stream entering the head's layer, as in the paper. `"attn"`: only what earlier attention
     layers wrote into it (no embedding, no FFN), as in the authors' code. The result is the same for all heads of a

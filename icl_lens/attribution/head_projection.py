@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 from einops import einsum
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import TOLERANCE, Activations
@@ -18,6 +18,7 @@ from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
 from icl_lens.models.readout import norm_scale
+from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.token_ids import TokenPositions, padded_ids, resolve_positions
 
 # Memory of vectors that are rotated at a time.
@@ -31,12 +32,30 @@ def require_writers(acts: Activations) -> Writers:
     return acts.writers
 
 
-def key_positions(acts: Activations, keys: TokenPositions | None) -> Int[Tensor, "batch key"]:
-    """Return positions of keys, padded with -1; by default those of labels, or all if there are no labels."""
+def key_positions(
+    acts: Activations, keys: TokenPositions | None, of_labels: Int[Tensor, "batch n"]
+) -> Int[Tensor, "batch key"]:
+    """Return positions of keys, padded with -1; by default `of_labels`, or all if there are no labels."""
     if keys is None and acts.batch.labels:
-        return acts.batch.label_positions.to(acts.view.unembed_device)
+        return of_labels.to(acts.view.unembed_device)
     lengths = (acts.batch.last + 1).tolist()
     return padded_ids(resolve_positions("all" if keys is None else keys, lengths)).to(acts.view.unembed_device)
+
+
+def keys_of_label(
+    batch: PromptBatch, positions: Int[Tensor, "batch key"], label: Int[Tensor, " batch"]
+) -> Bool[Tensor, "batch key"]:
+    """Return which keys are tokens of labels equal to `label` (an index into `batch.labels`, one per prompt).
+
+    Raise InputError unless all keys are tokens of labels.
+    """
+    batch.require_labels("label to select", "pass masks of keys to `contrast`")
+    start, end = batch.label_ranges.to(positions.device)[..., None].unbind(2)
+    in_label = (start <= positions[:, None]) & (positions[:, None] < end)  # [batch demo key]
+    if not bool((in_label.any(1) | (positions < 0)).all()):
+        raise InputError("keys must be tokens of labels, got others; omit keys= or select keys by a mask")
+    is_equal = batch.label_index == label.to(batch.label_index)[:, None]
+    return (in_label & is_equal.to(positions.device)[..., None]).any(1)
 
 
 class HeadProjection:

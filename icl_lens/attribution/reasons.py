@@ -29,7 +29,8 @@ class AttentionReasons:
 
     `query` and `key` are the writers with the largest parts of the score difference, at the last position and at the
     keys; `pairs` are the largest parts of (query writer, key writer) pairs among them. `value` holds the writers with
-    the largest parts of what the head adds to the answer from `more`, nats; it is empty if the readout is not affine.
+    the largest parts of what the head adds to the answer from `more` (if these are labels, from all their tokens),
+    nats; it is empty if the readout is not affine.
     """
 
     more: tuple[int, ...]
@@ -79,14 +80,18 @@ def attention_reasons(
     less: Sequence[int],
     targets: Int[Tensor, " 1"],
     against: Int[Tensor, "1 other"] | None,
+    *,
+    read: Sequence[int] | None = None,
 ) -> tuple[AttentionReasons, dict[Side, Float[Tensor, "n d_model"]]]:
     """Return the writers that contribute most to one head's attention, and their vectors by side.
 
-    The activations must be those of one prompt; `targets` and `against` define the answer. Vectors, to be decoded in
-    words, are what the first `N_DECODED` writers of each side contribute. A query writer's vector is its part mapped to
-    the space of the keys' inputs, as in `last_query`; a key writer's is the mean of what it wrote at `more` minus that
-    at `less`; a value writer's is its mean part of the values at `more`, through W_O. "value" is missing if the readout
-    is not affine.
+    The activations must be those of one prompt; `targets` and `against` define the answer. `read` are the positions
+    whose values count for the answer: all tokens of the labels in `more`, by default only `more`.
+
+    Vectors, to be decoded in words, are what the first `N_DECODED` writers of each side contribute. A query writer's
+    vector is its part mapped to the space of the keys' inputs, as in `last_query`; a key writer's is the mean of what
+    it wrote at `more` minus that at `less`; a value writer's is its mean part of the values at `more`, through W_O.
+    "value" is missing if the readout is not affine.
 
     Raise InputError for invalid token ids, activations without writers at these positions, and an unsupported family.
     """
@@ -116,11 +121,12 @@ def attention_reasons(
         "key": torch.stack([at_more.mean(0) - at_less.mean(0) for at_more, at_less in key_vectors]),
     }
     if acts.readout.is_affine:
-        values = value_parts(acts, head, targets, against=against, keys=list(more))
-        total = values.parts[0].sum(0)
+        read = more if read is None else read
+        values = value_parts(acts, head, targets, against=against, keys=list(read))
+        total, at_more = values.parts[0].sum(0), [list(read).index(position) for position in more]
         value = _strongest(total, values.writers)
         why = replace(why, value=value, value_total=float(total.sum()), value_is_exact=values.is_exact)
-        vectors["value"] = torch.stack([values.vectors(name)[0].mean(0) for name, _ in value[:N_DECODED]])
+        vectors["value"] = torch.stack([values.vectors(name)[0, at_more].mean(0) for name, _ in value[:N_DECODED]])
     return why, vectors
 
 

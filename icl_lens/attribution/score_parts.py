@@ -29,6 +29,7 @@ from icl_lens.attribution.head_projection import (
     HeadProjection,
     check_parts,
     key_positions,
+    keys_of_label,
     require_writers,
 )
 from icl_lens.attribution.qk_metric import head_slice
@@ -147,15 +148,11 @@ class ScoreParts:
         return self.row.pattern()[:, 0]
 
     def of_label(self, label: Int[Tensor, " batch"]) -> Bool[Tensor, "batch key"]:
-        """Return which keys are labels equal to `label` (an index into `batch.labels`, one per prompt).
+        """Return which keys are tokens of labels equal to `label` (an index into `batch.labels`, one per prompt).
 
-        Raise InputError unless the keys are the label positions.
+        Raise InputError unless all keys are tokens of labels.
         """
-        batch = self.acts.batch
-        batch.require_labels("label to select", "pass masks of keys to `contrast`")
-        if not torch.equal(self.positions, batch.label_positions.to(self.positions)):
-            raise InputError("keys must be the label positions, got others; omit keys= or pass a mask to `contrast`")
-        return (batch.label_index == label.to(batch.label_index)[:, None]).to(self.positions.device)
+        return keys_of_label(self.acts.batch, self.positions, label)
 
     def contrast(self, more: Bool[Tensor, "batch key"], less: Bool[Tensor, "batch key"] | None = None) -> ScoreContrast:
         """Return the mean score of the keys in `more` minus that of the keys in `less`, split by writer.
@@ -244,8 +241,9 @@ def attention_score_parts(
 ) -> ScoreParts:
     """Split one head's attention scores from the last position by what earlier components wrote.
 
-    `keys` are positions; the default is the labels, or all positions if prompts have no demonstrations. The activations
-    must include the writers at these positions: `il.capture(model, batch, writers=True)`.
+    `keys` are positions; the default is each label's scored token (`batch.label_positions`), or all positions if
+    prompts have no demonstrations. The activations must include the writers at these positions:
+    `il.capture(model, batch, writers=True)`.
 
     The scales of all norms are frozen, so that the query side and the key side each sum to the model's scores, up to
     rounding. Raise InputError for an unknown head, for positions without writers, and for a model family in which the
@@ -259,7 +257,7 @@ def attention_score_parts(
     """
     acts.check_device()
     writers, head = require_writers(acts), acts.view.check_head(head)
-    positions = key_positions(acts, keys)
+    positions = key_positions(acts, keys, acts.batch.label_positions)
     last = acts.batch.last.to(positions)[:, None]
     scoring = attention_scores.attention_scoring(acts.view, head.layer)
 

@@ -1,4 +1,4 @@
-"""A head's query-key metric applied to prompts: similarity of the query to each label position."""
+"""A head's query-key metric applied to prompts: similarity of the query to each label."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def label_similarity(
     """Return heads' similarity scores between the query vectors of a prompt and the key vectors at its labels.
 
     Query vectors are those at the positions where labels are predicted (`batch.prediction_positions`) and at the last
-    position, key vectors those at the labels' last tokens. Scores are `query_key_metric(...).scores` without rotation
+    position, key vectors those at the labels' scored tokens. Scores are `query_key_metric(...).scores` without rotation
     and without a mask, so they include keys after a query. In a head that compares texts by class, queries and keys of
     the same label score higher. Zero where a prompt has fewer demonstrations, and where nothing precedes its first
     label. Costs one forward pass.
@@ -43,10 +43,8 @@ def label_similarity(
 
 
 def compared_positions(batch: PromptBatch) -> list[list[int]]:
-    """Return the positions whose queries or keys `label_similarity` reads, except each prompt's last position."""
-    if batch.prediction_positions is None:
-        raise InputError("batch must have prediction_positions, got None; create it with il.tokenize")
-    both = torch.cat([batch.prediction_positions, batch.label_positions], dim=1)
+    """Return the positions where labels are predicted, and those of labels' tokens: what `label_similarity` reads."""
+    both = torch.cat([batch.prediction_positions, batch.label_token_positions.flatten(1)], dim=1)
     return [row[row >= 0].tolist() or [-1] for row in both]
 
 
@@ -55,7 +53,6 @@ def similarity_in(acts: Activations, heads: Sequence[Head]) -> Float[Tensor, "ba
     """Return `label_similarity` from activations that hold writers at `compared_positions`."""
     view, batch, writers = acts.view, acts.batch, acts.writers
     assert writers is not None
-    assert batch.prediction_positions is not None
     n_queries = batch.label_positions.shape[1] + 1
     positions = torch.cat([batch.prediction_positions, batch.last[:, None], batch.label_positions], dim=1)
     rows = writers.rows_at(positions)

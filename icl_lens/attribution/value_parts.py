@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 from einops import einsum
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations
-from icl_lens.attribution.head_projection import HeadProjection, key_positions, require_writers
+from icl_lens.attribution.head_projection import HeadProjection, key_positions, keys_of_label, require_writers
 from icl_lens.attribution.increases import Against, check_scoring, linear_direction
 from icl_lens.attribution.search import layer_gradients
 from icl_lens.display import long_frame
@@ -62,6 +62,13 @@ class ValueParts:
         """What the head adds to the answer from each key, nats."""
         return self.parts.sum(-1)
 
+    def of_label(self, label: Int[Tensor, " batch"]) -> Bool[Tensor, "batch key"]:
+        """Return which keys are tokens of labels equal to `label` (an index into `batch.labels`, one per prompt).
+
+        Raise InputError unless all keys are tokens of labels.
+        """
+        return keys_of_label(self.acts.batch, self.positions, label)
+
     def to_frame(self) -> pd.DataFrame:
         """Return prompt, position, writer and value (nats), one row per key and writer."""
         frame = long_frame(self.parts, ("prompt", "position", "writer"))
@@ -95,8 +102,9 @@ def value_parts(
     """Split what one head adds to the answer from each label by the components that wrote at that label, nats.
 
     "The answer" is log p(target), or the contrast log p(target) − log Σ p(against). `keys` are positions; the default
-    is the labels, or all positions if prompts have no demonstrations. The activations must include the writers at these
-    positions: `il.capture(model, batch, writers=True)`.
+    is all tokens of the labels, in order (-1 where a label has fewer than others), or all positions if prompts have no
+    demonstrations. The activations must include the writers at these positions:
+    `il.capture(model, batch, writers=True)`.
 
     The final norm is frozen. With one token in `against`, parts are exact and sum to `subhead_log_prob_increase` at
     these positions; otherwise, they are first-order estimates (`is_exact` is False). Raise InputError for invalid token
@@ -114,7 +122,7 @@ def value_parts(
     is_exact = g is not None
     if g is None:
         g = layer_gradients(acts, targets, readout, against=others)[1][:, head.layer]
-    positions = key_positions(acts, keys)
+    positions = key_positions(acts, keys, acts.batch.label_token_positions.flatten(1))
     projection = HeadProjection(acts, head, "v", positions)
     through_W_O = einsum(g, view.W_O(head.layer)[head.head].to(g), "batch model, d model -> batch d")
     attention = acts.scaled_pattern(head.layer)[:, head.head].gather(1, positions.clamp(min=0))

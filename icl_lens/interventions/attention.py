@@ -1,4 +1,4 @@
-"""Edit attention patterns: reweight label positions, remove the position term, knock out query-key pairs."""
+"""Edit attention patterns: reweight labels, remove the position term, knock out query-key pairs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ def scale_label_attention(
     *,
     renormalize: bool,
 ) -> Iterator[None]:
-    """Multiply the attention of chosen heads from the last position to each label position.
+    """Multiply the attention of chosen heads from the last position to all tokens of each label.
 
     `weights` [batch demo] are factors: 1 keeps the attention to a label, 0 removes it. With `renormalize`, the last
     position's attention is then divided by its sum, which redistributes removed attention proportionally. Passes in the
@@ -76,8 +76,10 @@ def label_attention_edit(
             raise InputError(
                 f"the forward pass must have at least {n_tokens} tokens like batch, got {n_keys}; run the same batch"
             )
-        positions = batch.label_positions.to(device).expand(rows, -1)
-        factors = weights.to(device).expand(rows, -1).masked_fill(positions < 0, 1.0)
+        tokens = batch.label_token_positions.to(device)
+        factors = weights.to(device)[..., None].expand(tokens.shape).flatten(1).expand(rows, -1)
+        positions = tokens.flatten(1).expand(rows, -1)
+        factors = factors.masked_fill(positions < 0, 1.0)
         ones = factors.new_ones(rows, n_keys)
         factor_of_key = ones.scatter_reduce(1, positions.clamp(min=0), factors, "prod")[:, None]
         indices = torch.tensor(attention.indices_of(heads), device=device)

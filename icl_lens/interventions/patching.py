@@ -53,11 +53,12 @@ def patch_heads(
     used for all rows. `source` is run once, on entry, without other edits.
 
     With `align="positions"`, source and prompt must have the same number of tokens. With `align="labels"`, the i-th
-    label is patched from the i-th label and the last position from the last position; prompts may differ in length but
-    not in their number of demonstrations. `batch` must then be the batch that is run in the block. In a pattern, the
-    attention to labels and to the last position is patched, and the remaining attention is divided among the other
-    positions in proportion to their unpatched attention. In models with learned positions, patched queries and keys
-    include the contribution of the source's position embeddings.
+    label is patched from the i-th label, token by token, and the last position from the last position; prompts may
+    differ in length, but not in their number of demonstrations or in the number of tokens of any label. `batch` must
+    then be the batch that is run in the block. In a pattern, the attention to labels and to the last position is
+    patched, and the remaining attention is divided among the other positions in proportion to their unpatched
+    attention. In models with learned positions, patched queries and keys include the contribution of the source's
+    position embeddings.
 
     `positions="last"` patches only the last position (queries, pattern rows or z); queries and z may then come from
     prompts of another length. With `query_positions="last"`, for keys and values aligned by labels, only the last query
@@ -323,9 +324,9 @@ class _Patch:
 
 
 def _align_labels(source: PromptBatch, batch: PromptBatch, *, include_last: bool) -> AlignedPositions:
-    """Align the i-th label of each row with the i-th of its source and, with `include_last`, their last positions.
+    """Align the i-th label of each row with the i-th of its source, token by token; with `include_last`, also the ends.
 
-    Raise InputError if a row and its source have different numbers of demonstrations.
+    Raise InputError if a row and its source differ in the number of demonstrations or of tokens of a label.
     """
     if len(source) not in (1, len(batch)):
         raise InputError(f"source must have one prompt, or the {len(batch)} of batch, got {len(source)}")
@@ -333,13 +334,24 @@ def _align_labels(source: PromptBatch, batch: PromptBatch, *, include_last: bool
     aligned = []
     for row in range(len(batch)):
         source_row = row if len(source) > 1 else 0
-        both = batch.label_positions[row].tolist(), source.label_positions[source_row].tolist()
-        to_positions, from_positions = ([position for position in positions if position >= 0] for positions in both)
-        if len(to_positions) != len(from_positions):
+        both = batch.label_ranges[row].tolist(), source.label_ranges[source_row].tolist()
+        ours, theirs = ([range(*tokens) for tokens in ranges if tokens[0] >= 0] for ranges in both)
+        if len(ours) != len(theirs):
             raise InputError(
-                f"source and prompt must have the same number of demonstrations, got {len(from_positions)} and "
-                f"{len(to_positions)} in row {row}"
+                f"source and prompt must have the same number of demonstrations, got {len(theirs)} and {len(ours)} in "
+                f"row {row}"
             )
+        for i, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+            if len(our) != len(their):
+                names = [
+                    f"{one.labels[int(one.label_index[at, i])]!r} ({len(tokens)})"
+                    for one, at, tokens in ((source, source_row, their), (batch, row, our))
+                ]
+                raise InputError(
+                    "labels of source and prompt must have the same number of tokens, got "
+                    f"{' and '.join(names)} for demonstration {i} of row {row}; choose other labels"
+                )
+        to_positions, from_positions = ([at for tokens in ranges for at in tokens] for ranges in (ours, theirs))
         last = [(int(batch.last[row]), int(source.last[source_row]))] if include_last else []
         aligned += [(row, *pair) for pair in [*zip(to_positions, from_positions, strict=True), *last]]
     rows, to_positions, from_positions = torch.tensor(aligned).unbind(-1)

@@ -32,9 +32,9 @@ class SaliencyFlow(ShownAsTable):
     """Mean saliency of the attention edges of each kind, by layer, in nats (loss units, non-negative).
 
     An edge is a query position i and an earlier key position j; information flows from j to i. The first three kinds
-    are the published ones: w is any position, p a label position (last token of a demonstration's label), and q the
-    last position. The last two are parts of `rest` and baselines for the first two, with another token in place of the
-    label.
+    are the published ones: w is any position, p a token of a demonstration's label, and q the last position. Edges
+    between tokens of one label are in `rest`. The last two are parts of `rest` and baselines for the first two, with
+    another token in place of the label.
 
     Example:
         >>> flow = il.saliency_flow(model, batch)
@@ -45,15 +45,15 @@ class SaliencyFlow(ShownAsTable):
     """
 
     text_to_label: Float[Tensor, "batch layer"]
-    """S_wp: i a label, j any position before it."""
+    """S_wp: i a token of a label, j any position before the label."""
     label_to_last: Float[Tensor, "batch layer"]
-    """S_pq: i the last position, j a label."""
+    """S_pq: i the last position, j a token of a label."""
     rest: Float[Tensor, "batch layer"]
     """S_ww: all other edges."""
     text_to_other: Float[Tensor, "batch layer"]
-    """i a token of the demonstrations that is not a label position, j any position before it."""
+    """i a token of the demonstrations that is not in a label, j any position before it."""
     other_to_last: Float[Tensor, "batch layer"]
-    """i the last position, j any position that is not a label."""
+    """i the last position, j any position that is not in a label."""
 
     def share(self, kind: str, versus: str) -> Float[Tensor, "batch layer"]:
         """Return one kind's share (0–1) of the sum of two kinds; ½ if both are equally salient, NaN if both are 0."""
@@ -126,10 +126,13 @@ def edge_kinds(batch: PromptBatch) -> dict[str, Bool[Tensor, "batch query key"]]
     position = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     real = batch.attention_mask.bool()
     earlier = (position[:, None] > position) & real[:, :, None] & real[:, None, :]
-    is_label = (batch.label_positions[:, :, None] == position).any(1)
+    start, end = batch.label_ranges[..., None].unbind(2)
+    in_label = (start <= position) & (position < end)  # [batch demo pos]
+    is_label, demonstration = in_label.any(1), in_label.int().argmax(1)
+    in_same_label = is_label[:, :, None] & is_label[:, None, :] & (demonstration[:, :, None] == demonstration[:, None])
     is_last = position == batch.last[:, None]
     in_demonstrations = position < batch.query_range[:, :1]
-    to_label = earlier & is_label[:, :, None]
+    to_label = earlier & is_label[:, :, None] & ~in_same_label
     to_last = earlier & is_last[:, :, None]
     label_to_last = to_last & is_label[:, None, :]
     return {

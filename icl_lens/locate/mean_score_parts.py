@@ -1,8 +1,9 @@
 """Split heads' scores of true labels, and what their values add to the answer, into mean parts by writer.
 
 1. First pass, for each prompt and head: the score of true labels (those equal to the answer) minus that of false labels
-   is split by writer at the last position ("query") and by writer at the labels ("key"). What the head adds to the
-   answer by reading true labels, and by reading false labels, is split by writer at these labels.
+   is split by writer at the last position ("query") and by writer at the labels ("key"), which are read at their scored
+   tokens. What the head adds to the answer by reading true labels, and by reading false labels, is split by writer at
+   all tokens of these labels.
 2. Second pass: the part of each pair of a query writer and a key writer, among those with the largest means.
 3. Means, and 95% bootstrap intervals that resample queries, each with all its prompts.
 
@@ -240,12 +241,11 @@ def _part_columns(acts: Activations, rows: list[int], heads: Sequence[Head]) -> 
     batch, found, is_exact = acts.batch, list[dict[str, Any]](), True
     for head in heads:
         parts = attention_score_parts(acts, head)
-        is_true = parts.of_label(batch.answer)
-        contrast = parts.contrast(is_true)
+        contrast = parts.contrast(parts.of_label(batch.answer))
         sides = [contrast.query_side, contrast.key_side]
         with suppress(InputError):  # raised for models with a logit soft-cap
             values = value_parts(acts, head, batch.answer_tokens, against=batch.other_label_tokens)
-            is_exact = values.is_exact
+            is_exact, is_true = values.is_exact, values.of_label(batch.answer)
             sides += [(values.parts * role[..., None]).sum(1) for role in (is_true, ~is_true)]
         sides += [torch.full_like(sides[0], torch.nan)] * (len(SIDES) - len(sides))
         found.append(_columns(head, rows, dict(zip(SIDES, sides, strict=True))))

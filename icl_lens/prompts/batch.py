@@ -54,7 +54,12 @@ class PromptBatch:
     last: Int[Tensor, " batch"]
     """Position of each row's last token, where the label is predicted."""
     label_positions: Int[Tensor, "batch demo"]
-    """Position of the last token of each demonstration's label."""
+    """Position of the token that each demonstration's label is scored by: the first that tells the labels apart."""
+    label_ranges: Int[Tensor, "batch demo 2"]
+    """The token range of each demonstration's label: start and end, end exclusive.
+
+    A token of white space before the label belongs to it only if the label is scored by this token.
+    """
     label_index: Int[Tensor, "batch demo"]
     """Each demonstration's label, as an index into `labels`."""
     label_mask: Bool[Tensor, "batch label"]
@@ -84,14 +89,28 @@ class PromptBatch:
     """Tokens to compare each row's target with, padded with -1; None for no comparison."""
     prompt_index: Int[Tensor, " batch"] | None = None
     """The index of each row's prompt, if several rows are prefixes of one prompt (see `at`)."""
-    prediction_positions: Int[Tensor, "batch demo"] | None = None
-    """Where each demonstration's label is predicted: the position just before the token it is scored by."""
     vocabulary: str = ""
     """A digest of the tokenizer's vocabulary, to reject models with another one; empty if unknown."""
 
     def __post_init__(self) -> None:
         if not self.token_names:
             object.__setattr__(self, "token_names", self.token_strings)
+
+    @property
+    def prediction_positions(self) -> Int[Tensor, "batch demo"]:
+        """Where each demonstration's label is predicted: the position just before its scored token; -1 if missing."""
+        return (self.label_positions - 1).clamp(min=-1)
+
+    @property
+    def label_token_positions(self) -> Int[Tensor, "batch demo token"]:
+        """Positions of all tokens of each demonstration's label, -1 where it has fewer.
+
+        Attention to a label is summed over them; its keys and values are read at `label_positions`.
+        """
+        start, end = self.label_ranges[..., :1], self.label_ranges[..., 1:]
+        width = int((end - start).max()) if start.numel() else 0
+        positions = start + torch.arange(max(1, width), device=start.device)
+        return positions.masked_fill((positions >= end) | (start < 0), -1)
 
     @property
     def answer_tokens(self) -> Int[Tensor, " batch"]:
@@ -241,10 +260,9 @@ class PromptBatch:
         is_early = end < full.last
         is_kept = torch.arange(int(end.max()) + 1, device=end.device) <= end[:, None]
         next_token = full.tokens.gather(1, (end + 1).clamp(max=full.tokens.shape[1] - 1)[:, None])[:, 0]
-        no_label = full.label_positions > end[:, None]
+        no_label = full.label_ranges[..., 1] > end[:, None] + 1
         no_text = (full.text_ranges[..., 1] > end[:, None] + 1)[..., None]
         has_query = (full.query_range[:, 1] <= end + 1)[:, None]
-        predicted = full.prediction_positions
         against = None if full.against is None else full.against.masked_fill(is_early[:, None], -1)
         return replace(
             full,
@@ -252,7 +270,7 @@ class PromptBatch:
             attention_mask=is_kept.to(full.attention_mask.dtype),
             last=end,
             label_positions=full.label_positions.masked_fill(no_label, -1),
-            prediction_positions=None if predicted is None else predicted.masked_fill(no_label, -1),
+            label_ranges=full.label_ranges.masked_fill(no_label[..., None], -1),
             label_index=full.label_index.masked_fill(no_label, -1),
             answer=full.answer.masked_fill(is_early, -1),
             text_ranges=full.text_ranges.masked_fill(no_text, -1),
@@ -388,6 +406,7 @@ def text_batch(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | Non
     return PromptBatch(
         **row_fields(tokenizer, rows),
         label_positions=no_labels,
+        label_ranges=no_labels.new_empty((n, 0, 2)),
         label_index=no_labels,
         label_mask=no_labels.bool(),
         label_tokens=no_labels.new_empty(0),

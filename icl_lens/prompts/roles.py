@@ -27,10 +27,10 @@ def token_roles(batch: PromptBatch) -> list[list[Role]]:
     """Return the role of every token of every prompt.
 
     - "text": a demonstration's text.
-    - "true label", "false label": the last token of a label that equals the answer, or of one that does not.
+    - "true label", "false label": all tokens of a label that equals the answer, or of one that does not.
     - "query": the query's text. In a text without demonstrations, all tokens but the last have this role.
     - "last": the prompt's last token, whatever it is.
-    - "other": everything else, such as separators, a shared prefix, and the beginning-of-sequence token.
+    - "other": everything else, such as separators, an appended shared prefix, and the beginning-of-sequence token.
 
     Example:
         >>> il.token_roles(batch)[0][-4:]
@@ -48,10 +48,11 @@ def role_indices(batch: PromptBatch) -> Int[Tensor, "batch pos"]:
         start, end = ranges[..., :1], ranges[..., 1:]
         inside = (position >= start) & (position < end) & (start >= 0)
         roles[inside.any(1)] = ROLES.index(name)
+    of_labels = batch.label_token_positions
     is_true = batch.label_index == batch.answer[:, None]
     for name, is_kind in (("true label", is_true), ("false label", ~is_true)):
-        row, demonstration = ((batch.label_positions >= 0) & is_kind).nonzero().unbind(1)
-        roles[row, batch.label_positions[row, demonstration]] = ROLES.index(name)
+        row, demonstration, token = ((of_labels >= 0) & is_kind[..., None]).nonzero().unbind(1)
+        roles[row, of_labels[row, demonstration, token]] = ROLES.index(name)
     roles[torch.arange(n), batch.last] = ROLES.index("last")
     return roles.masked_fill(position > batch.last[:, None], -1)
 

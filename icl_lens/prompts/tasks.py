@@ -193,8 +193,9 @@ def _of_one_length(groups: list[list[str]], label: str, model: Any, template: Te
 def _check_rows_align(prompts: list[Prompt], model: Any, template: Template, choices: tuple[str, ...]) -> None:
     """Raise InputError for the first row whose labels or end are at other positions than those of row 0."""
     batch = tokenize(model, prompts, template=template, labels=choices, shared_prefix="append")
-    positions = torch.cat([batch.label_positions, batch.last[:, None]], dim=1)
-    differs = (positions != positions[0]).any(-1)
+    ranges = torch.cat([batch.label_ranges.flatten(1), batch.last[:, None]], dim=1)
+    positions = torch.cat([batch.label_ranges[..., 1] - 1, batch.last[:, None]], dim=1)
+    differs = (ranges != ranges[0]).any(-1)
     if bool(differs.any()):
         row = int(differs.nonzero()[0])
         raise InputError(

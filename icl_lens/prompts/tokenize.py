@@ -77,9 +77,16 @@ def tokenize(
 
     batch = PromptBatch(
         **row_fields(tokenizer, rows),
-        label_positions=by_demo([[shift + stop - 1 for _, stop in row] for row in label_ranges], -1),
-        prediction_positions=by_demo(
-            [[shift + start + len(shared) - 1 for start, _ in row] for row in label_ranges], -1
+        label_positions=by_demo([[shift + start + len(shared) for start, _ in row] for row in label_ranges], -1),
+        label_ranges=by_demo(
+            [
+                [
+                    (shift + min(start + len(shared), text.range_of(span)[0]), shift + stop)
+                    for span, (start, stop) in zip(text.rendered.label_spans, row, strict=True)
+                ]
+                for text, row in zip(texts, label_ranges, strict=True)
+            ],
+            (-1, -1),
         ),
         label_index=by_demo([[every_label.index(d.label) for d in p.demonstrations] for p in prompts], -1),
         label_mask=torch.tensor([[label in prompt.labels for label in every_label] for prompt in prompts]),

@@ -11,7 +11,7 @@ from icl_lens.files import write_text
 from icl_lens.models.head import Head
 from icl_lens.report.findings import Findings
 
-FORMAT, VERSION = "icl-lens explanation", 2
+FORMAT, VERSION = "icl-lens explanation", 3
 """Header of a file; the version increases when files of earlier versions can no longer be read correctly."""
 
 Kind = TypeVar("Kind", bound=Findings)
@@ -59,6 +59,7 @@ def _check_lengths(found: Findings) -> None:
         "layer_ffn_contrast": contrasts,
         "label_log_probs": len(found.labels),
         "demonstration_labels": len(found.label_positions),
+        "label_ranges": len(found.label_positions),
     }.items():
         if len(getattr(found, name)) != wanted:
             raise ValueError(f"{name} must have {wanted} entries, got {len(getattr(found, name))}")
@@ -68,7 +69,7 @@ def _check_lengths(found: Findings) -> None:
         sizes = [len(row) for row in report.similarity]
         if sizes and (sizes != [demos] * (demos + 1) or len(found.prediction_positions) != demos):
             raise ValueError(f"similarity of {report.head} does not match {demos} demonstrations")
-    last = max((*found.label_positions, *found.attended_positions), default=-1)
+    last = max((*found.label_at, *found.label_positions, *found.attended_positions), default=-1)
     if last >= len(found.tokens):
         raise ValueError(f"position {last} is out of range for {len(found.tokens)} tokens")
 

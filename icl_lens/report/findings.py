@@ -112,9 +112,9 @@ class HeadReport:
         ranked = sorted(enumerate(self.attention), key=lambda pair: (-pair[1], pair[0]))
         return tuple(ranked[:n])
 
-    def label_attention(self, positions: Sequence[int]) -> tuple[float, ...]:
-        """Return the attention to the given positions, such as those of labels."""
-        return tuple(self.attention[position] for position in positions)
+    def attention_to(self, ranges: Sequence[Sequence[int]]) -> tuple[float, ...]:
+        """Return the attention to token ranges, such as those of labels, summed over the tokens of each."""
+        return tuple(math.fsum(self.attention[slice(*one)]) for one in ranges)
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,9 @@ class Findings:
     Log-probabilities and increases are in nats. `labels[i]` belongs to `label_log_probs[i]`; `target` is the label
     whose log-probability is explained (the answer if the prompt has one, else the prediction). `next_tokens` are the
     most probable tokens of the vocabulary and their probabilities. `label_attention[layer][head][demo]` is every head's
-    attention from the last token to the labels. `n_exact` of `n_parts` (head, position) parts were evaluated exactly to
-    find `subheads`; if `certified`, bounds prove that no other part is larger. `model` is the displayed name; `source`
-    is the argument that reloads the model, such as a folder's path.
+    attention from the last token to all tokens of a label. `n_exact` of `n_parts` (head, position) parts were evaluated
+    exactly to find `subheads`; if `certified`, bounds prove that no other part is larger. `model` is the displayed
+    name; `source` is the argument that reloads the model, such as a folder's path.
     """
 
     model: str
@@ -156,6 +156,9 @@ class Findings:
     tokens: tuple[str, ...]
     labels: tuple[str, ...]
     label_positions: tuple[int, ...]
+    """Position of the token that each demonstration's label is scored by."""
+    label_ranges: tuple[tuple[int, int], ...]
+    """The token range of each demonstration's label, end exclusive."""
     demonstration_labels: tuple[int, ...]
     label_log_probs: tuple[float, ...]
     target: str
@@ -389,8 +392,14 @@ class Findings:
 
     @property
     def label_at(self) -> dict[int, int]:
-        """The demonstrations' labels (indices into `labels`) by position."""
-        return dict(zip(self.label_positions, self.demonstration_labels, strict=True))
+        """The demonstrations' labels (indices into `labels`) by the positions of all their tokens."""
+        by_range = zip(self.label_ranges, self.demonstration_labels, strict=True)
+        return {position: label for tokens, label in by_range for position in range(*tokens)}
+
+    @property
+    def range_at(self) -> dict[int, tuple[int, int]]:
+        """The token range of each demonstration's label by the position of its scored token."""
+        return dict(zip(self.label_positions, self.label_ranges, strict=True))
 
     def key_name(self, position: int) -> str:
         """Return the name of a label or token with its position, such as "foo@8"."""
@@ -410,7 +419,10 @@ class Findings:
         if why is None:
             return ""
         more, less = self.keys_name(why.more), self.keys_name(why.less)
-        attention = [math.fsum(report.label_attention(positions)) for positions in (why.more, why.less)]
+        attention = [
+            math.fsum(report.attention_to([self.range_at.get(at, (at, at + 1)) for at in positions]))
+            for positions in (why.more, why.less)
+        ]
         mean = "mean " if len(why.more) + len(why.less) > 2 else ""
         than = f"{abs(why.score_difference):.2f} {'higher' if why.score_difference >= 0 else 'lower'}"
         text = (

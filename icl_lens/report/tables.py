@@ -34,10 +34,10 @@ def top_subheads_table(acts: Activations, top: TopSubheads) -> pd.DataFrame:
 
 
 def label_attention_table(acts: Activations) -> pd.DataFrame:
-    """Return attention from the last position to label positions.
+    """Return attention from the last position to labels, summed over each label's tokens.
 
-    Columns: prompt, layer, head, demo, name, attention, position, label, is_answer (whether the label is the prompt's
-    answer; False without an answer). Missing demonstrations have no row.
+    Columns: prompt, layer, head, demo, name, attention, position (of the label's scored token), label, is_answer
+    (whether the label is the prompt's answer; False without an answer). Missing demonstrations have no row.
     """
     frame = to_frame(attention_to_labels(acts), ("prompt", "layer", "head", "demo"), value="attention")
     row, demo = torch.tensor(frame["prompt"].tolist()), torch.tensor(frame["demo"].tolist())

@@ -105,19 +105,19 @@ def _heads(explanation: Findings) -> RenderableType:
     If these columns are too wide, or there are no labels, show the three labels or tokens that each head attends to
     most.
     """
-    names = {position: explanation.key_name(position) for position in explanation.label_at}
+    names = {position: explanation.key_name(position) for position in explanation.label_positions}
     columns: list[str | Text] = ["head", "increase", *_contrast_column(explanation)]
     columns += ["effect"] if explanation.head_effects else []
     n_scores = len(columns)
     labels_fit = sum(len(name) + 5 for name in names.values()) <= ATTENTION_WIDTH
     if names and labels_fit:
-        columns += [Text(f"→ {names[at]}", _label_style(label)) for at, label in explanation.label_at.items()]
+        columns += [Text(f"→ {name}", _label_style(explanation.label_at[at])) for at, name in names.items()]
     else:
         columns += ["labels attended to most" if names else "attends most to"]
     title = f"Heads by {explanation.settings.by}, nats, with attention from the last token"
     table = new_table(*columns, left=(0,) if names and labels_fit else (0, n_scores), title=title)
     for report in explanation.heads:
-        weights = [(names[at], report.attention[at]) for at in names]
+        weights = list(zip(names.values(), report.attention_to(explanation.label_ranges), strict=True))
         if names and labels_fit:
             attention = [
                 Text(f"{weight:.2f}", "bold" if weight >= 0.25 else "" if weight >= 0.05 else QUIET)

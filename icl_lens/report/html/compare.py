@@ -53,7 +53,7 @@ def _side(name: str, e: Findings, other: Findings) -> dict[str, Any]:
     best = [[str(report.head), Bar.signed(report.scores[by], reach)] for report in e.heads]
     attention: list[list[Cell]] = []
     for report in e.heads:
-        weights = report.label_attention(e.label_positions)
+        weights = report.attention_to(e.label_ranges)
         attention.append([str(report.head), *(attention_bar(label_sum(e, weights, i), i) for i in range(len(chips)))])
     return {
         "name": name,

@@ -23,14 +23,16 @@ MAX_COMPARED = 16
 def explorer(e: Findings) -> dict[str, Any]:
     """Return the map of all heads, the panels of the located ones, and the data with which the script shows others."""
     positions, labels, attention = e.label_positions, e.demonstration_labels, e.label_attention
+    names = ["".join(e.shown_tokens[slice(*tokens)]) for tokens in e.label_ranges]
     if e.is_plain_text:
         positions, attention = e.attended_positions, e.attended_attention
+        names = [e.shown_tokens[position] for position in positions]
         labels = (-1,) * len(positions)  # no label's color
     data = {
         "labels": list(map(visible, e.labels)),
         "demos": [
-            {"token": visible(e.shown_tokens[position]).strip(), "position": position, "label": label}
-            for position, label in zip(positions, labels, strict=True)
+            {"token": visible(name).strip(), "position": position, "label": label}
+            for name, position, label in zip(names, positions, labels, strict=True)
         ],
         "attention": [[[round(x, 4) for x in head] for head in layer] for layer in attention],
         "k": len(e.heads),
@@ -59,7 +61,7 @@ def located_table(e: Findings) -> Table:
     for report, *values in zip(e.heads, *bars, strict=True):
         attended: list[Cell] = []
         for i in shown:
-            attended.append(attention_bar(label_sum(e, report.label_attention(e.label_positions), i), i))
+            attended.append(attention_bar(label_sum(e, report.attention_to(e.label_ranges), i), i))
         if e.is_plain_text:
             line: list[Run] = []
             for at, weight in report.top_attended(3):

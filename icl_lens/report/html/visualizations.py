@@ -65,9 +65,8 @@ def attention_to_labels(
             raise InputError("heads must not be empty; pass the heads to draw, e.g. heads=[Head(3, 1)]")
         heads = source.view.check_heads(heads)
         tokens, labels = source.batch.token_names[row], source.batch.labels
-        known = source.batch.label_positions[row] >= 0
-        positions, index = source.batch.label_positions[row][known], source.batch.label_index[row][known]
-        marks = dict(zip(positions.tolist(), index.tolist(), strict=True))
+        of_labels = zip(source.batch.label_ranges[row].tolist(), source.batch.label_index[row].tolist(), strict=True)
+        marks = {position: label for tokens, label in of_labels for position in range(*tokens)}
         pattern = source.pattern[row, :, :, : len(tokens)].float()
         rows = {str(head): pattern[head.layer, head.head].tolist() for head in heads}
     blocks: list[tuple[str, Any]] = [("legend", labels)] if labels else []
