@@ -78,7 +78,7 @@ def test_files_that_are_none_are_refused(gpt2, gpt2_acts, tmp_path):
         (missing, "cannot read"),
         (tmp_path / "text", "cannot read"),
         (other, "must hold activations"),
-        (older, "must be 2, got 1"),
+        (older, "must be 3, got 1"),
         (newer, "got 99"),
     ]:
         with pytest.raises(il.InputError, match=message):
