@@ -94,7 +94,9 @@ from .report import tables as tables
 from .report.comparison import Comparison as Comparison
 from .report.comparison import compare as compare
 from .report.model_comparison import ModelComparison as ModelComparison
+from .report.two_towers import TwoTowers as TwoTowers
 from .task_behavior import TaskCheck as TaskCheck
 from .task_behavior import task_check as task_check
+from .towers import two_towers as two_towers
 
 __version__: str

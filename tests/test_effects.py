@@ -269,7 +269,7 @@ def test_keys_are_shared_not_copied():
         v=draw(1, groups, n_keys, width),
         visible_keys=torch.ones(1, n_keys, dtype=torch.bool),
         alibi=None,
-        last_rotation=None,
+        rotation=None,
         last=torch.tensor([n_keys - 1]),
         scoring=AttentionScoring(0.1, None, None, "standard", False),
     )

@@ -12,7 +12,7 @@ from tiny_study import tiny_study
 import icl_lens as il
 from experiments.findings import two_towers as finding
 from experiments.framework.study import Study
-from experiments.framework.tasks import exchange_texts
+from icl_lens.prompts.donors import exchange_texts
 
 HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(2, 3)]
 

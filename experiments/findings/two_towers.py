@@ -26,9 +26,9 @@ from experiments.framework.finding import Finding, Measure, Measured, Row, rows_
 from experiments.framework.plotting import condition_dots
 from experiments.framework.projections import layer_inputs
 from experiments.framework.study import Ranking, Study, label_classes
-from experiments.framework.tasks import exchange_texts
 from icl_lens.interventions.patching import HeadActivation
 from icl_lens.metrics import label_log_odds
+from icl_lens.prompts.donors import exchange_texts
 
 
 class Swap(NamedTuple):

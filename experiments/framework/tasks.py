@@ -95,14 +95,5 @@ def other_label(prompt: Prompt) -> str:
     return next(label for label in prompt.labels if label != prompt.answer)
 
 
-def exchange_texts(prompt: Prompt) -> Prompt:
-    """Return the prompt with the texts of its two labels exchanged, in order; labels stay, and the answer changes."""
-    texts = {
-        label: iter([shown.text for shown in prompt.demonstrations if shown.label != label]) for label in prompt.labels
-    }
-    shown = [Demonstration(next(texts[one.label]), one.label) for one in prompt.demonstrations]
-    return Prompt(shown, prompt.query, other_label(prompt), prompt.labels)
-
-
 PAPER_TASKS = (Task("sentiment-number", "sentiment-number"), Task("animal-country", "animal-country"))
 """The paper's word tasks, written as in the paper."""

@@ -11,6 +11,7 @@ from icl_lens.cli.explain import explain
 from icl_lens.cli.locate import locate
 from icl_lens.cli.models import models
 from icl_lens.cli.program import new_app, run_program
+from icl_lens.cli.towers import towers
 
 app = new_app(
     invoke_without_command=True,  # for --version
@@ -31,7 +32,7 @@ def root(
         raise typer.Exit
 
 
-for command in (explain, ablate, circuit, compare, locate, models):
+for command in (explain, ablate, circuit, compare, locate, towers, models):
     app.command()(command)
 
 

@@ -127,9 +127,9 @@ def _quoted(text: str) -> str:
     return f"'{text}'"
 
 
-def preview(batch: "PromptBatch") -> Text:
-    """Return the first prompt as the model reads it, to print before a run."""
-    return Text(f"First of {len(batch):,} prompts:\n{batch.texts[0]}\n", "dim")
+def preview(batch: "PromptBatch", *, n: int | None = None) -> Text:
+    """Return the first of n prompts (by default those of the batch) as the model reads it, to print before a run."""
+    return Text(f"First of {len(batch) if n is None else n:,} prompts:\n{batch.texts[0]}\n", "dim")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,14 +160,19 @@ def score_rows(
     n_sets: int,
     pass_tokens: int = PASS_TOKENS,
     attention: bool = False,
+    tokens: Int[Tensor, " n"] | None = None,
 ) -> tuple[Float[Tensor, "batch set n"], str]:
     """Return `reduce_log_probs` of the log-probabilities under each of several edits at the last position.
+
+    With `tokens`, return the log-probabilities of these tokens among themselves instead: they need no logits of the
+    rest of the vocabulary, a large part of the cost of a row.
 
     `edits_of(prompt_indices)` returns the edits for those prompts; its errors are raised. `attention` is True if they
     edit attention before z (queries, keys, values, scores or patterns). If the prefix cache cannot be used, return the
     scores of `fallback()`. The second value is the reason for this fallback, "" if there was none.
     """
-    size = max_prompts(view, batch, pass_tokens=pass_tokens, n_rows=n_sets, attention=attention)
+    n_logits = None if tokens is None else len(tokens)
+    size = max_prompts(view, batch, pass_tokens=pass_tokens, n_rows=n_sets, attention=attention, n_logits=n_logits)
     # Prompts of similar length share a pass, to minimize padding.
     order = batch.last.argsort(stable=True).tolist()
     scores: Tensor | None = None
@@ -175,13 +180,18 @@ def score_rows(
         prompts = order[start : start + size]
         edits = edits_of(prompts)
         try:
-            cache = PrefixCache.of(view, batch[prompts], attention=attention)
-            step = max(1, max_rows(view) // len(prompts) - 1)
+            cache = PrefixCache.of(view, batch[prompts], attention=attention, tokens=tokens)
+            step = max(1, max_rows(view, n_logits if cache.columns else None) // len(prompts) - 1)
             for first in range(0, n_sets, step):
                 sets = range(first, min(first + step, n_sets))
                 logits, row_of = cache.run(edits, sets)
-                _check_clean(view, logits[:, 0], cache.log_probs)
-                values = _reduce_rows(logits, prompts, reduce_log_probs)[:, row_of]
+                clean = cache.log_probs
+                if tokens is not None:
+                    clean = _among(clean, tokens)
+                    logits = _among(logits, tokens if cache.columns is None else None)
+                _check_clean(view, logits[:, 0], clean)
+                values = logits if tokens is not None else _reduce_rows(logits, prompts, reduce_log_probs)
+                values = values[:, row_of]
                 if scores is None:
                     scores = values.new_empty(len(order), n_sets, values.shape[-1])
                 scores[prompts, sets.start : sets.stop] = values
@@ -213,6 +223,12 @@ def score_passes(
 def read_labels(batch: PromptBatch) -> ReduceLogProbs:
     """Return a function that selects the labels' log-probabilities from those of the vocabulary."""
     return lambda log_probs, prompts: log_probs[:, batch.label_tokens.to(log_probs.device)]
+
+
+def _among(logits: Float[Tensor, "*rest d_vocab"], tokens: Int[Tensor, " n"] | None) -> Float[Tensor, "*rest n"]:
+    """Return the log-probabilities of some tokens among themselves; None if `logits` has only these."""
+    chosen = logits if tokens is None else logits[..., tokens.to(logits.device)]
+    return torch.log_softmax(chosen.to(torch.promote_types(chosen.dtype, torch.float32)), dim=-1)
 
 
 def _reduce_rows(

@@ -4,7 +4,8 @@ Keys and values are cached once per prompt and never copied per row. Attention i
 activations that its hooks expose in one pass over the prompts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,8 +30,8 @@ class LayerKVCache:
     """Keys that a prompt's last query attends to, its own included."""
     alibi: Float[Tensor, "batch head key"] | None
     """ALiBi's bias of the scores; None for other models."""
-    last_rotation: tuple[Tensor, Tensor] | None
-    """Cosines and sines of the last position, [batch 1 d_rotary]; None for models without rotation."""
+    rotation: tuple[Tensor, Tensor] | None
+    """Cosines and sines of all positions, [batch key d_rotary]; None for models without rotation."""
     last: Int[Tensor, " batch"]
     """Position of each prompt's last token, where the rows are."""
     scoring: AttentionScoring
@@ -45,12 +46,11 @@ class LayerKVCache:
         k, v = (per_kv_head(values.seen[name], view.n_kv_heads) for name in "kv")
         device, dtype = k.device, torch.promote_types(k.dtype, torch.float32)
         mask, last = batch.attention_mask.bool().to(device), batch.last.to(device)
-        last_rotation, alibi = None, None
+        angles, alibi = None, None
         k = k.to(dtype)
         if scoring.position == "rotary":
             cos, sin = (x.to(device, dtype).expand(len(k), -1, -1) for x in rotation(values, mask))
-            rows = torch.arange(len(k), device=device)
-            last_rotation = cos[rows, last, None], sin[rows, last, None]
+            angles = cos, sin
             k = rotate(k, cos, sin, scoring.interleaved)
         elif scoring.position == "alibi":
             alibi = attention_scores.alibi(view, layer, mask).to(device, dtype)
@@ -60,7 +60,45 @@ class LayerKVCache:
             visible = visible & (distance < scoring.window)
         k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (k, v.to(dtype)))
         kept = LayerValues(view, layer, mask, dict(values.seen), last[:, None]) if editable else None
-        return cls(k, v, visible, alibi, last_rotation, last, scoring, kept)
+        return cls(k, v, visible, alibi, angles, last, scoring, kept)
+
+    def of_head(self, head: int, n_heads: int) -> "LayerKVCache":
+        """Return the cache of one query head, with the keys and values of its group only."""
+        group = head // (n_heads // self.k.shape[1])
+        alibi = None if self.alibi is None else self.alibi[:, head, None]
+        return replace(self, k=self.k[:, group, None], v=self.v[:, group, None], alibi=alibi)
+
+    def with_tokens(
+        self,
+        positions: Int[Tensor, "batch token"],
+        k: Float[Tensor, "batch token kv_head d_head"] | None,
+        v: Float[Tensor, "batch token kv_head d_head"] | None,
+    ) -> "LayerKVCache":
+        """Return the cache with other keys (before rotation) or values at some tokens; a position of -1 is skipped."""
+        rows, tokens = (positions >= 0).nonzero(as_tuple=True)
+        at = rows, slice(None), positions[rows, tokens]
+        found = self
+        if k is not None:
+            k = k[rows, tokens, None].to(self.k)  # token 1 kv_head d_head
+            if self.rotation is not None:
+                cos, sin = (x[rows, positions[rows, tokens], None] for x in self.rotation)
+                k = rotate(k, cos, sin, self.scoring.interleaved)
+            replaced = self.k.clone()
+            replaced[at] = k[:, 0]
+            found = replace(found, k=replaced)
+        if v is not None:
+            replaced = self.v.clone()
+            replaced[at] = v[rows, tokens].to(replaced)
+            found = replace(found, v=replaced)
+        return found
+
+    @cached_property
+    def last_rotation(self) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines of the last position, [batch 1 d_rotary]; None for models without rotation."""
+        if self.rotation is None:
+            return None
+        cos, sin = (x[torch.arange(len(x), device=x.device), self.last, None] for x in self.rotation)
+        return cos, sin
 
     def attend(
         self,

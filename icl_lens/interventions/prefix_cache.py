@@ -8,7 +8,7 @@ cache. PrefixCacheUnsupported is raised if they differ, as in families with anot
 already has hooks or edits.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from icl_lens.interventions.kv_cache import LayerKVCache, per_kv_head
 from icl_lens.interventions.partial_forward import BlockInputs, Replacement, has_active_hooks, replace_residual
 from icl_lens.interventions.pattern import LayerValues, recording_hooks
 from icl_lens.models.locking import model_lock
+from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -36,8 +37,41 @@ class PrefixCacheUnsupported(Exception):
     """Raised when the prefix cache cannot reproduce a full forward pass; the message is the reason."""
 
 
-LayerValuesOfRow = Callable[[int], LayerValues]
-"""Function of a row that returns a layer's activations with that row's at the last position."""
+LayerTensors = Mapping[int, Tensor]
+"""Layer -> one tensor."""
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """One layer's single-token rows before attention, and the keys and values that they share."""
+
+    cache: LayerKVCache
+    q: Float[Tensor, "batch row head d_head"]
+    """Before rotation, like `k`."""
+    k: Float[Tensor, "batch row kv_head d_head"]
+    v: Float[Tensor, "batch row kv_head d_head"]
+    resid: Float[Tensor, "batch row d_model"]
+
+    def values(self, row: int) -> LayerValues:
+        """Return the layer's activations with a row's at the last position."""
+        return self.cache.with_row(self.q[:, row], self.k[:, row], self.v[:, row], self.resid[:, row])
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What heads use at the last position instead of their own query, or keys and values at some tokens.
+
+    Tensors are by layer: `q` [batch head d_head], `k` and `v` [batch token kv_head d_head], with `q` and `k` before
+    rotation. None keeps the head's own.
+    """
+
+    heads: Mapping[int, Sequence[int]]
+    """Layer -> heads."""
+    positions: Int[Tensor, "batch token"]
+    """The tokens of keys and values; -1 for a token that keeps its own."""
+    q: LayerTensors | None = None
+    k: LayerTensors | None = None
+    v: LayerTensors | None = None
 
 
 @dataclass(frozen=True)
@@ -45,12 +79,12 @@ class RowEdits:
     """Edits at the last position; each set of them is one single-token row per prompt.
 
     The functions get the layer, the set of each row after the unedited row 0, and what they edit in place; `edit_z`
-    also gets the rows' other activations.
+    also gets the rows before attention.
     """
 
     marks: Int[Tensor, "set layer mark"]
     """Identifiers of each set's edits by layer, 0 for none; sets share a row until their marks differ."""
-    edit_z: Callable[[int, list[int], Float[Tensor, "batch row head d_head"], LayerValuesOfRow], None] | None = None
+    edit_z: Callable[[int, list[int], Float[Tensor, "batch row head d_head"], LayerRows], None] | None = None
     edit_resid: Callable[[int, list[int], Float[Tensor, "batch row d_model"]], None] | None = None
     """Edits the residual stream after a layer."""
 
@@ -58,9 +92,9 @@ class RowEdits:
     def ablating(cls, removed: Bool[Tensor, "set layer head"], replacement: Replacement = None) -> "RowEdits":
         """Return edits that set the z of each set's heads to zero or to `replacement`."""
 
-        def edit_z(layer: int, sets: list[int], z: Tensor, values: LayerValuesOfRow) -> None:
-            rows, heads = (index.to(z.device) for index in removed[sets, layer].nonzero(as_tuple=True))
-            z[:, 1 + rows, heads] = 0.0 if replacement is None else replacement[layer].to(z)[heads]
+        def edit_z(layer: int, sets: list[int], z: Tensor, rows: LayerRows) -> None:
+            where, heads = (index.to(z.device) for index in removed[sets, layer].nonzero(as_tuple=True))
+            z[:, 1 + where, heads] = 0.0 if replacement is None else replacement[layer].to(z)[heads]
 
         return cls(removed.long(), edit_z)
 
@@ -72,16 +106,49 @@ class RowEdits:
         for index, edited in enumerate(layers):
             marks[index, list(edited)] = 1 + index
 
-        def edit_z(layer: int, sets: list[int], z: Tensor, values: LayerValuesOfRow) -> None:
+        def edit_z(layer: int, sets: list[int], z: Tensor, rows: LayerRows) -> None:
             last = torch.zeros(len(z), dtype=torch.long, device=z.device)  # the index of a row's only query
             for row, index in enumerate(sets, start=1):
                 if layer not in layers[index]:
                     continue
                 if edits := edits_at(edit_sets[index], layer, ATTENTION_STAGES):
-                    chosen, pattern, v = edited_attention(values(row), edits, last)
+                    chosen, pattern, v = edited_attention(rows.values(row), edits, last)
                     z[:, row, chosen] = torch.einsum("bhqk,bkhd->bhd", pattern.to(z.dtype), v.to(z.dtype))
                 for edit, heads in edits_at(edit_sets[index], layer, Z_STAGES):
                     edit.apply(z[:, row, None], heads, layer, last)
+
+        return cls(marks, edit_z)
+
+    @classmethod
+    def exchanging(cls, view: ModelView, exchanges: Sequence[Exchange]) -> "RowEdits":
+        """Return row edits that make exchanges, one per set.
+
+        All rows in which a head has the same keys and values, which must be the same objects, attend together.
+        """
+        marks = torch.zeros(len(exchanges), view.n_layers, 1, dtype=torch.long)
+        for index, one in enumerate(exchanges):
+            marks[index, list(one.heads)] = 1 + index
+
+        def edit_z(layer: int, sets: list[int], z: Tensor, rows: LayerRows) -> None:
+            groups: dict[tuple[int, int, int], list[tuple[int, Exchange]]] = {}
+            for row, index in enumerate(sets, start=1):
+                one = exchanges[index]
+                for head in one.heads.get(layer, ()):
+                    groups.setdefault((head, id(one.k), id(one.v)), []).append((row, one))
+            for (head, _, _), members in groups.items():
+                group = view.kv_head(head)
+                first = members[0][1]
+                k, v = (None if x is None else x[layer][:, :, group, None].to(z.device) for x in (first.k, first.v))
+                cache = rows.cache.of_head(head, view.n_heads)
+                if k is not None or v is not None:
+                    cache = cache.with_tokens(first.positions.to(z.device), k, v)
+                own = [row for row, _ in members]
+                q = rows.q[:, own, head].clone()
+                for place, (_, one) in enumerate(members):
+                    if one.q is not None:
+                        q[:, place] = one.q[layer][:, head].to(q)
+                key, value = (per_kv_head(x, view.n_kv_heads)[:, own, group, None] for x in (rows.k, rows.v))
+                z[:, own, head] = cache.attend(q[:, :, None], key, value)[:, :, 0].to(z)
 
         return cls(marks, edit_z)
 
@@ -100,14 +167,27 @@ class PrefixCache:
     """Each layer's input at the last position."""
     z: dict[int, Float[Tensor, "batch head d_head"]]
     """Layer -> the unedited model's z at the last position."""
+    columns: Readout | None = None
+    """The unembedding of the tokens to which `run` restricts logits; None for the whole vocabulary."""
 
     @classmethod
-    def of(cls, view: ModelView, batch: PromptBatch, *, attention: bool = False) -> "PrefixCache":
-        """Run one pass over the batch and record what rows need, including edits of attention if `attention`."""
+    def of(
+        cls,
+        view: ModelView,
+        batch: PromptBatch,
+        *,
+        attention: bool = False,
+        tokens: Int[Tensor, " token"] | None = None,
+    ) -> "PrefixCache":
+        """Run one pass over the batch and record what rows need, including edits of attention if `attention`.
+
+        With `tokens`, `run` computes logits of these tokens only, if they can be computed from the unembedding.
+        """
         if has_active_hooks(view):
             raise PrefixCacheUnsupported("other hooks or interventions are active on the model")
         values = {layer: LayerValues(view, layer) for layer in range(view.n_layers)}
         keys, z, inputs = {}, {}, BlockInputs(view)
+        unembedded: list[Tensor] = []
 
         def at_last(x: Tensor) -> Tensor:
             return x.detach()[torch.arange(len(x), device=x.device), batch.last.to(x.device)].clone()
@@ -125,14 +205,18 @@ class PrefixCache:
         for layer in values:
             hooks += recording_hooks(values[layer], *names)
             hooks.append((view.hook(layer, "attn.hook_z"), keep(layer)))
+        if tokens is not None:
+            hooks.append((view.last_logits_hook, lambda x, hook: unembedded.append(at_last(x))))
         with model_lock(view.model), inputs.recorded(values, at_last), view.model.hooks(fwd_hooks=hooks):
             log_probs = last_log_probs(view.model, batch)
-        return cls(view, batch, log_probs, keys, inputs, z)
+        columns = None if tokens is None else _columns(view, tokens, unembedded[0], log_probs)
+        return cls(view, batch, log_probs, keys, inputs, z, columns)
 
     def run(self, edits: RowEdits, sets: range) -> tuple[Float[Tensor, "batch row d_vocab"], list[int]]:
         """Return logits of an unedited row 0 and of rows with the edits of `sets`, and the row of each set.
 
-        Blocks before the first edit are not run. Raise PrefixCacheUnsupported if row 0 does not match the model's pass.
+        With `columns`, these are the logits of its tokens. Blocks before the first edit are not run. Raise
+        PrefixCacheUnsupported if row 0 does not match the model's pass.
         """
         view, n = self.view, len(self.batch)
         marks = edits.marks[sets.start : sets.stop]
@@ -170,15 +254,11 @@ class PrefixCache:
                 q, k, v = (values[layer].seen[name][:, 0].unflatten(0, (n, -1)) for name in "qkv")
                 values[layer].seen.clear()
                 x, cache = resid.pop(layer), self.keys[layer]
-                ours = cache.attend(q, *(per_kv_head(one, view.n_kv_heads) for one in (k, v))).to(z)
+                shared_k, shared_v = (per_kv_head(one, view.n_kv_heads) for one in (k, v))
+                ours = cache.attend(q, shared_k, shared_v).to(z)
                 self._check("attention over cached keys", layer, ours[:, 0], self.z[layer])
                 if edits.edit_z is not None:
-                    edits.edit_z(
-                        layer,
-                        sets_of_rows[layer],
-                        ours,
-                        lambda row: cache.with_row(q[:, row], k[:, row], v[:, row], x[:, row]),
-                    )
+                    edits.edit_z(layer, sets_of_rows[layer], ours, LayerRows(cache, q, k, v, x))
                 return ours.flatten(0, 1)[:, None]
 
             return hook_fn
@@ -198,6 +278,15 @@ class PrefixCache:
             hooks.append((view.hook(layer, "attn.hook_z"), attend(layer)))
             if edits.edit_resid is not None:
                 hooks.append((view.hook(layer, "hook_resid_post"), write(layer)))
+        found: list[Tensor] = []
+
+        def read_columns(x: Tensor, hook: Any) -> Tensor:
+            assert self.columns is not None
+            found.append(self.columns.unembed(x[:, :1]))
+            return x[:1]  # the model's own logits are not used
+
+        if self.columns is not None:
+            hooks.append((view.last_logits_hook, read_columns))
         token = self.batch.tokens[:1, int(self.batch.last[0])][:, None]
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
@@ -207,7 +296,8 @@ class PrefixCache:
             for layer in values:
                 handle = view.model.blocks[layer].register_forward_pre_hook(join(layer), with_kwargs=True)
                 stack.callback(handle.remove)
-            logits = view.model(token, return_type="logits", **kwargs)
+            found.append(view.model(token, return_type="logits", **kwargs))
+        logits = found[0]
         if logits.shape[:2] != (n * len(tree[-1].parents), 1):
             raise PrefixCacheUnsupported("the model's passes do not keep one row per row of the residual stream")
         return logits[:, 0].unflatten(0, (n, -1)), tree[-1].row_of
@@ -221,6 +311,22 @@ class PrefixCache:
                 f"{what} differs from the model's in layer {layer} of {self.view.architecture} (relative error "
                 f"{error:.1e})"
             )
+
+
+def _columns(
+    view: ModelView,
+    tokens: Int[Tensor, " token"],
+    x: Float[Tensor, "batch d_model"],
+    log_probs: Float[Tensor, "batch d_vocab"],
+) -> Readout | None:
+    """Return the unembedding of some tokens; None if it does not give the model's own logits, up to a constant."""
+    readout = view.readout(x)
+    if x.shape[-1] != readout.W_U.shape[0]:
+        return None
+    columns = readout.select_tokens(tokens.to(readout.W_U.device))
+    ours, theirs = (torch.log_softmax(y.float(), dim=-1) for y in (columns.unembed(x), log_probs[:, tokens]))
+    close = float((ours - theirs.to(ours.device)).abs().max()) <= PATTERN_TOLERANCE.get(view.model.W_U.dtype, 1e-4)
+    return columns if close else None
 
 
 @dataclass(frozen=True)
@@ -246,15 +352,20 @@ def _branches(marks: Int[Tensor, "set layer mark"]) -> Iterator[_Branches]:
         yield _Branches(rows[:, 0].tolist(), (example[1:] - 1).tolist(), row_of[1:].tolist())
 
 
-def max_prompts(view: ModelView, batch: PromptBatch, *, pass_tokens: int, n_rows: int, attention: bool) -> int:
+def max_prompts(
+    view: ModelView, batch: PromptBatch, *, pass_tokens: int, n_rows: int, attention: bool, n_logits: int | None = None
+) -> int:
     """Return how many prompts, with `n_rows` rows each, fit `KEY_BYTES`, `max_rows` and `pass_tokens`; at least one."""
     width, size = batch.tokens.shape[1], 4 if view.compute_dtype == torch.float32 else 8
     keys = (5 if attention else 2) * view.n_layers * view.n_kv_heads * view.d_head * width * size
-    return max(1, min(KEY_BYTES // keys, max_rows(view) // (1 + n_rows), pass_tokens // width))
+    return max(1, min(KEY_BYTES // keys, max_rows(view, n_logits) // (1 + n_rows), pass_tokens // width))
 
 
-def max_rows(view: ModelView) -> int:
-    """Return the number of rows that fit `ROW_BYTES`; at least one per head of a layer and the unedited row."""
+def max_rows(view: ModelView, n_logits: int | None = None) -> int:
+    """Return the number of rows that fit `ROW_BYTES`; at least one per head of a layer and the unedited row.
+
+    `n_logits` is the number of logits per row, by default those of the whole vocabulary.
+    """
     size = 4 if view.compute_dtype == torch.float32 else 8
     d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * view.d_model)
-    return max(1 + view.n_heads, ROW_BYTES // (size * max(view.model.W_U.shape[1], 3 * d_mlp)))
+    return max(1 + view.n_heads, ROW_BYTES // (size * max(n_logits or view.model.W_U.shape[1], 3 * d_mlp)))

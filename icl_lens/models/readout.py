@@ -108,6 +108,16 @@ class Readout:
             logits = logits + self.b_U
         return self._cap(logits)
 
+    def unembed(self, y: Float[Tensor, "*rest d_model"]) -> Float[Tensor, "*rest d_vocab"]:
+        """Return the model's logits of vectors to which its final norm was applied."""
+        logits = self._unembed(y.to(self.dtype))
+        return self._cap(logits if self.b_U is None else logits + self.b_U)
+
+    def select_tokens(self, tokens: Int[Tensor, " token"]) -> "Readout":
+        """Return the readout whose vocabulary consists of some tokens, in their order."""
+        b_U = None if self.b_U is None else self.b_U[tokens]
+        return replace(self, W_U=self.W_U[:, tokens].contiguous(), b_U=b_U)
+
     def _cap(self, logits: Tensor) -> Tensor:
         return logits if self.soft_cap is None else self.soft_cap * torch.tanh(logits / self.soft_cap)
 

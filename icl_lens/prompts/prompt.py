@@ -5,8 +5,8 @@ colon.
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from icl_lens.errors import InputError
@@ -75,6 +75,8 @@ class Prompt:
     query: str
     answer: str | None
     labels: tuple[str, ...]
+    classes: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
+    """The class of each label's texts, as `load_task` knows it; None if unknown. Prompts compare equal without it."""
 
     def __init__(
         self,
@@ -82,6 +84,8 @@ class Prompt:
         query: str,
         answer: str | None = None,
         labels: Sequence[str] | None = None,
+        *,
+        classes: Mapping[str, str] | None = None,
     ) -> None:
         if isinstance(labels, str):
             raise InputError(f"labels must be a sequence of strings, got {labels!r}; write ({labels!r},)")
@@ -97,6 +101,7 @@ class Prompt:
         object.__setattr__(self, "query", query)
         object.__setattr__(self, "answer", answer)
         object.__setattr__(self, "labels", shown if labels is None else tuple(labels))
+        object.__setattr__(self, "classes", classes)
         check_unicode(self.query, *self.labels, *(() if self.answer is None else (self.answer,)))
         if not self.demonstrations:
             raise InputError(
@@ -200,10 +205,10 @@ class Template:
 
     def __post_init__(self) -> None:
         check_unicode(self.demonstration, self.query, self.separator, self.prefix)
-        for field in ("{text}", "{label}"):
-            if (count := self.demonstration.count(field)) != 1:
+        for name in ("{text}", "{label}"):
+            if (count := self.demonstration.count(name)) != 1:
                 raise InputError(
-                    f"demonstration must contain {field} once, got {self.demonstration!r} with {count}; "
+                    f"demonstration must contain {name} once, got {self.demonstration!r} with {count}; "
                     "write e.g. '{text} : {label}'"
                 )
         if self.demonstration.index("{label}") < self.demonstration.index("{text}"):

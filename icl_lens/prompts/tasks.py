@@ -215,7 +215,8 @@ def _build_prompt(
         random.Random(draw.order_seed).shuffle(shown)
     if query_class == "false":
         draw = draw.with_false_query()
-    return Prompt(shown, draw.query, label_of[draw.true[0]], choices)
+    classes = {label: class_name for class_name, label in label_of.items()}
+    return Prompt(shown, draw.query, label_of[draw.true[0]], choices, classes=classes)
 
 
 def _named_classes(labels: Sequence[str], classes: Sequence[str]) -> dict[str, str]:

@@ -278,6 +278,38 @@ def writer_pairs(
     return figure
 
 
+def exchanges(table: pd.DataFrame, *, width: float = COLUMN) -> Figure:
+    """Plot what each exchange of `il.two_towers` costs the answer (nats), with its interval, next to random heads.
+
+    `table` is `TwoTowers.to_frame()`: columns exchanged, predicted ("other" or "same" label), log_odds_lost, low, high,
+    random_low and random_high. Filled points are exchanges that give the other label if heads are two towers,
+    open ones those that change nothing; gray bars are the range of random sets. Raise InputError for missing columns or
+    an empty table.
+    """
+    _require(table, "exchanged", "predicted", "log_odds_lost", "low", "high", "random_low", "random_high")
+    figure, ax = _axes(width, 0.75 + 0.17 * len(table))
+    at = np.arange(len(table))
+    values, low, high = (table[name].to_numpy(dtype=float) for name in ("log_odds_lost", "random_low", "random_high"))
+    errors = _error_lengths(table, values)
+    ax.barh(at, high - low, 0.55, left=low, color=GRAY, alpha=0.45, linewidth=0, label="random heads")
+    is_other = (table["predicted"] == "other").to_numpy()
+    for chosen, name, face in (
+        (is_other, "predicted: other label", BLUE),
+        (~is_other, "predicted: unchanged", "white"),
+    ):
+        if chosen.any():
+            style: dict[str, Any] = {"markerfacecolor": face, "markersize": 4.5, "elinewidth": 0.8, "capsize": 1.5}
+            bars = None if errors is None else errors[:, chosen]
+            ax.errorbar(values[chosen], at[chosen], xerr=bars, fmt="o", color=BLUE, label=name, **style)
+    ax.axvline(0, color=GRAY, linewidth=0.6)
+    ax.set_yticks(at, table["exchanged"], fontsize=7)
+    ax.invert_yaxis()
+    ax.set_xlabel("log-odds lost by the answer (nats)")
+    _legend(ax, ncols=1)
+    _tidy(ax)
+    return figure
+
+
 def circuit_curve(circuit: Circuit, *, width: float = COLUMN) -> Figure:
     """Plot the faithfulness of the strongest edges of `il.locate_circuit` over the share of edges kept (log scale).
 

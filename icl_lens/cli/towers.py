@@ -1,0 +1,84 @@
+"""`icl-lens towers`: exchange queries, keys and values of heads, and compare with random heads."""
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
+
+from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.option_groups import grouped
+from icl_lens.cli.options import (
+    HeadChoice,
+    ModelOptions,
+    OutputOptions,
+    SeedOption,
+    SplitTask,
+    TokenOptions,
+    preview,
+)
+from icl_lens.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerTask(SplitTask):
+    """A task whose prompts are split: heads are found on some and tested on others."""
+
+    n: Annotated[int, Option("--n", "-n", min=2, help="Number of test prompts; 24 others find the heads.")] = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerHeads(HeadChoice):
+    """The heads to test, and the random sets to compare them with."""
+
+    k: Annotated[int | None, Option("--top", "-k", min=1, help="Number of heads to find.", show_default="12")] = None
+    random_sets: Annotated[int, Option(min=1, max=1000, help="Random sets from the same layers.")] = 20
+
+
+@grouped
+def towers(
+    output: OutputOptions,
+    heads: TowerHeads,
+    task: TowerTask,
+    tokens: TokenOptions,
+    model: ModelOptions,
+    seed: SeedOption = 0,
+) -> None:
+    """Test whether heads match queries with keys and carry labels as values, by exchanging these with other prompts.
+
+    Without --heads, a scan finds the heads with the largest effect of exchanging their query, on other prompts. Then
+    queries, keys and values of all these heads are exchanged for those of prompts with another query, exchanged texts
+    or exchanged labels, one by one and in pairs; random heads of the same layers are the control.
+    """
+    from icl_lens.locate.towers import N_SCANNED
+    from icl_lens.towers import N_HEADS, two_towers
+
+    if heads.heads is not None and heads.k is not None:
+        raise InputError("pass either --heads, or --top to find them, not both")
+    output.check()
+    console = PlainConsole()
+    scanned, tested = task.split_prompts(seed)
+    loaded = model.load()
+    console.print(preview(tokens.tokenize(loaded, tested[:1]), n=len(tested)))
+    behavior = task.print_behavior(console, loaded, tokens, seed=seed)
+    chosen = None if heads.heads is None else heads.choose(loaded, tokens.tokenize(loaded, tested[:1]))[0]
+    with progress() as report:
+        found = two_towers(
+            loaded,
+            tested,
+            chosen,
+            k=heads.k or N_HEADS,
+            scan_prompts=scanned[:N_SCANNED],
+            n_random_sets=heads.random_sets,
+            seed=seed,
+            progress=report,
+            **tokens.tokenize_arguments(),
+        )
+    command = shlex.join(["icl-lens", *sys.argv[1:]])
+    page = output.write(lambda: found.page(command=command, behavior=str(behavior or "")))
+    written = {"command": command, "task_check": behavior and behavior.to_dict()} | found.to_dict()
+    output.write_json(lambda: json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+    console.print(found)
+    output.show(page, console)

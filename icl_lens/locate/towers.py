@@ -1,0 +1,267 @@
+"""Donor batches of interchange interventions on a task, and a scan of all heads with them.
+
+1. `tower_prompts` tokenizes the donors of every prompt (see `prompts.donors`) like the prompts themselves.
+2. `TowerPrompts.scores` exchanges queries, keys or values in sets of heads, as `EXCHANGES` names them, and returns the
+   log-odds that each costs the answer.
+3. `scan_heads` exchanges those of every single head and ranks heads by the effect of the query: heads that compare.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from icl_lens.errors import InputError
+from icl_lens.interventions.interchange import PARTS, Donor, Interchange, Part, Recorded, log_probs_exchanged, record
+from icl_lens.metrics import label_log_odds, mean_intervals
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+from icl_lens.progress import Progress
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.donors import (
+    exchange_labels,
+    exchange_texts,
+    other_queries,
+    partner_label,
+    with_other_texts,
+    with_own_text,
+    with_query,
+)
+from icl_lens.prompts.prompt import Prompt
+from icl_lens.prompts.tokenize import tokenize
+
+DonorName = Literal["query", "same class", "texts", "labels", "own text", "other texts"]
+Predicted = Literal["other", "same"]
+
+# Prompts that a scan runs on, and prompts whose donors are recorded at a time.
+N_SCANNED, PIECE = 24, 64
+
+
+class Exchange(NamedTuple):
+    """What is exchanged, the donors of queries, keys and values, and the label that two towers predict."""
+
+    name: str
+    q: DonorName | None
+    k: DonorName | None
+    v: DonorName | None
+    predicted: Predicted
+    """The partner's label ("other") or the answer ("same")."""
+
+
+EXCHANGES = (
+    Exchange("query", "query", None, None, "other"),
+    Exchange("keys", None, "texts", None, "other"),
+    Exchange("values", None, None, "labels", "other"),
+    Exchange("query+keys", "query", "texts", None, "same"),
+    Exchange("query+values", "query", None, "labels", "same"),
+    Exchange("keys+values", None, "texts", "labels", "same"),
+    Exchange("all", "query", "texts", "labels", "other"),
+    Exchange("keys: own text", None, "own text", None, "other"),
+    Exchange("keys: other texts", None, "other texts", None, "same"),
+    Exchange("keys: labels", None, "labels", None, "same"),
+    Exchange("values: texts", None, None, "texts", "same"),
+    Exchange("query: labels", "labels", None, None, "same"),
+    Exchange("query: same class", "same class", None, None, "same"),
+)
+SINGLE = EXCHANGES[:3]
+
+
+@dataclass(frozen=True)
+class ExchangeScores:
+    """Log-odds of the answer (nats) and label predicted, without exchange (set 0 of `intact`) and with each one."""
+
+    log_odds: Float[Tensor, "prompt set"]
+    predicted: Int[Tensor, "prompt set"]
+    """The most probable of the prompt's labels, as an index."""
+
+
+@dataclass(frozen=True, eq=False)
+class TowerPrompts:
+    """Prompts and their donors, tokenized."""
+
+    batch: PromptBatch
+    partner: Int[Tensor, " prompt"]
+    """The label that each prompt's answer is exchanged with, as an index."""
+    donors: dict[str, Donor]
+    answers: dict[str, Int[Tensor, " prompt"]]
+    """The donors' own answers; none for donors that end at a label."""
+
+    def expected(self, predicted: Predicted) -> Int[Tensor, " prompt"]:
+        """Return the label that two towers predict for each prompt."""
+        return self.partner if predicted == "other" else self.batch.answer.cpu()
+
+    def select(self, rows: Sequence[int]) -> "TowerPrompts":
+        """Return some of the prompts, with their donors."""
+        index = list(rows)
+        donors: dict[str, Donor] = {}
+        for name, donor in self.donors.items():
+            if donor.rows is None:
+                donors[name] = Donor(donor.batch[index])
+            else:
+                kept = donor.rows[index]
+                used = kept[kept >= 0]
+                place = torch.full((len(donor.batch),), -1)
+                place[used] = torch.arange(len(used))
+                donors[name] = Donor(donor.batch[used.tolist()], torch.where(kept >= 0, place[kept.clamp(min=0)], -1))
+        answers = {name: answer[index] for name, answer in self.answers.items()}
+        return TowerPrompts(self.batch[index], self.partner[index], donors, answers)
+
+
+def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> TowerPrompts:
+    """Return a batch with the donors of its prompts; without `own_texts`, without those for a single demonstration.
+
+    Raise InputError for fewer than two prompts, and for prompts that do not demonstrate their answer and another label.
+    """
+    prompts = batch.prompts
+    if not prompts:
+        raise InputError("batch must contain in-context prompts, got texts without demonstrations; use il.tokenize")
+    partners = list(map(partner_label, prompts))
+    queries = other_queries(prompts)
+    like = _TokenizeLike.of(model, batch)
+    whole: dict[str, list[Prompt]] = {
+        "query": [with_query(p, q.other, other) for p, q, other in zip(prompts, queries, partners, strict=True)],
+        "same class": [with_query(p, q.same, p.answer) for p, q in zip(prompts, queries, strict=True)],
+        "texts": list(map(exchange_texts, prompts)),
+        "labels": list(map(exchange_labels, prompts)),
+    }
+    donors: dict[str, Donor] = {}
+    answers: dict[str, Tensor] = {}
+    for name, some in whole.items():
+        donor = like.tokenize(some)
+        donors[name], answers[name] = Donor(donor), donor.answer.cpu()
+    if own_texts:
+        for name, change in (("own text", with_own_text), ("other texts", with_other_texts)):
+            donors[name] = _per_label(
+                like,
+                [
+                    [
+                        change(prompt, index, query) if shown.label in (prompt.answer, partner) else None
+                        for index, shown in enumerate(prompt.demonstrations)
+                    ]
+                    for prompt, query, partner in zip(prompts, queries, partners, strict=True)
+                ],
+            )
+    partner = torch.tensor([batch.labels.index(label) for label in partners])
+    return TowerPrompts(batch, partner, donors, answers)
+
+
+class _TokenizeLike(NamedTuple):
+    """Tokenizes prompts as a batch was tokenized."""
+
+    model: Any
+    batch: PromptBatch
+    prepend_bos: bool | None
+
+    @classmethod
+    def of(cls, model: Any, batch: PromptBatch) -> "_TokenizeLike":
+        """Find out whether the batch's rows begin with a beginning-of-sequence token that the text does not have."""
+        first = batch.tokens[0, : int(batch.last[0]) + 1].tolist()
+        for prepend_bos in (None, False, True):
+            like = cls(model, batch, prepend_bos)
+            if like.tokenize(batch.prompts[:1]).tokens[0].tolist() == first:
+                return like
+        raise InputError("batch must be made by il.tokenize from its prompts, got other tokens in its first row")
+
+    def tokenize(self, prompts: Sequence[Prompt]) -> PromptBatch:
+        return tokenize(
+            self.model,
+            prompts,
+            template=self.batch.template,
+            labels=self.batch.labels,
+            prepend_bos=self.prepend_bos,
+            shared_prefix="append",
+        )
+
+
+def _per_label(like: _TokenizeLike, prompts: Sequence[Sequence[Prompt | None]]) -> Donor:
+    """Return donors that end at the last label of each prompt; None: the label keeps its own key and value."""
+    n_demos = max(map(len, prompts))
+    rows = torch.full((len(prompts), n_demos), -1)
+    some: list[Prompt] = []
+    for row, of_prompt in enumerate(prompts):
+        for index, prompt in enumerate(of_prompt):
+            if prompt is not None:
+                rows[row, index] = len(some)
+                some.append(prompt)
+    batch = like.tokenize(some)
+    return Donor(batch.at([[max(labels)] for labels in batch.label_positions.tolist()]), rows)
+
+
+def exchange_scores(
+    view: ModelView,
+    prompts: TowerPrompts,
+    sets: Sequence[tuple[Exchange, Sequence[Head]]],
+    *,
+    progress: Progress,
+    stage: str,
+) -> tuple[ExchangeScores, dict[str, Float[Tensor, "prompt label"]], str]:
+    """Return the scores without exchange, followed by those of each exchange in a set of heads.
+
+    Also return the donors' own log-probabilities of the labels, and why full forward passes were used, if they were.
+    """
+    layers = sorted({head.layer for _, heads in sets for head in heads})
+    parts: dict[str, list[Part]] = {}
+    for part in PARTS:
+        for name in dict.fromkeys(getattr(exchange, part) for exchange, _ in sets):
+            if name is not None:
+                parts.setdefault(name, []).append(part)
+    odds, predicted, reasons = list[Tensor](), list[Tensor](), list[str]()
+    own: dict[str, list[Tensor]] = {}
+    n = len(prompts.batch)
+    for start in range(0, n, PIECE):
+        piece = prompts.select(range(start, min(start + PIECE, n)))
+        recorded: dict[str, Recorded] = {}
+        for name, some in parts.items():
+            recorded[name] = record(view, piece.donors[name], layers, some)
+            if (log_probs := recorded[name].log_probs) is not None:
+                own.setdefault(name, []).append(log_probs.cpu())
+        interchanges = [Interchange(())]
+        for exchange, heads in sets:
+            taken = (None if (name := getattr(exchange, part)) is None else recorded[name] for part in PARTS)
+            interchanges.append(Interchange(tuple(heads), *taken))
+        log_probs, reason = log_probs_exchanged(view, piece.batch, interchanges)
+        log_probs, batch = log_probs.cpu(), piece.batch.to("cpu")
+        reasons.append(reason)
+        odds.append(
+            torch.stack(
+                [label_log_odds(one, batch.answer, choices=batch.label_mask) for one in log_probs.unbind(1)], dim=1
+            )
+        )
+        predicted.append(log_probs.masked_fill(~batch.label_mask[:, None], -torch.inf).argmax(-1))
+        progress(stage, min(start + PIECE, n), n)
+    donors = {name: torch.cat(some) for name, some in own.items()}
+    return ExchangeScores(torch.cat(odds), torch.cat(predicted)), donors, next(filter(None, reasons), "")
+
+
+def scan_heads(view: ModelView, prompts: TowerPrompts, *, progress: Progress) -> pd.DataFrame:
+    """Return the effect of exchanging each single head's query, keys or values, largest effect of the query first.
+
+    Columns: rank, layer, index, head ("L18H6"), query, low, high, keys, values: mean log-odds (nats) that the exchange
+    costs the answer; low and high are the ends of the query's 95% interval over queries.
+    """
+    heads = view.heads()
+    sets = [(exchange, [head]) for exchange in SINGLE for head in heads]
+    scores, _, _ = exchange_scores(view, prompts, sets, progress=progress, stage="scanning heads")
+    lost = (scores.log_odds[:, :1] - scores.log_odds[:, 1:]).double().unflatten(1, (len(SINGLE), len(heads)))
+    queries = [prompt.query for prompt in prompts.batch.prompts]
+    mean, low, high = mean_intervals(lost[:, 0].numpy(), queries)
+    frame = pd.DataFrame(
+        {
+            "layer": [head.layer for head in heads],
+            "index": [head.head for head in heads],
+            "head": list(map(str, heads)),
+            "query": mean,
+            "low": low,
+            "high": high,
+            "keys": lost[:, 1].mean(0).numpy(),
+            "values": lost[:, 2].mean(0).numpy(),
+        }
+    )
+    frame = frame.sort_values("query", ascending=False, kind="stable", ignore_index=True)
+    frame.insert(0, "rank", np.arange(1, len(frame) + 1))
+    return frame

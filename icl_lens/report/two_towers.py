@@ -1,0 +1,395 @@
+"""Whether heads work as two towers, as a sentence, a table, a figure and a page."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from icl_lens.display import interval_suffix, json_records, plural_prompts, text_table
+from icl_lens.files import write_text
+from icl_lens.metrics import Interval, bootstrap_interval
+from icl_lens.models.head import Head
+from icl_lens.report.html.page import HasPage
+from icl_lens.report.html.parts import Bar, Cell, Table, largest
+from icl_lens.report.html.templating import render_page
+from icl_lens.report.number_format import percent, signed
+from icl_lens.report.rich_table import new_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = ("exchanged", "two towers\npredict", "log-odds\nlost, nats", "95%\ninterval", "random\nheads", "accuracy")
+COLUMNS = (*COLUMNS, "as\npredicted", "donors'\naccuracy")
+SCAN_COLUMNS = ("head", "query", "95% interval", "keys", "values")
+N_SCAN_SHOWN = 12
+PAIRS = {"query+keys": ("query", "keys"), "query+values": ("query", "values"), "keys+values": ("keys", "values")}
+
+
+@dataclass(frozen=True, eq=False)
+class Exchanged:
+    """What one exchange costs, by prompt."""
+
+    name: str
+    predicted: Literal["other", "same"]
+    """The label that two towers predict: the other one or the same as without the exchange."""
+    lost: Float[np.ndarray, " prompt"]
+    """Log-odds that the answer loses, nats."""
+    random_lost: Float[np.ndarray, "set prompt"]
+    """The same with random sets of heads."""
+    correct: Bool[np.ndarray, " prompt"]
+    """Whether the model still gives the prompt's answer."""
+    as_predicted: Bool[np.ndarray, " prompt"]
+    """Whether the model gives the label that two towers predict."""
+    donors_correct: Float[np.ndarray, " prompt"] | None
+    """Whether the model gives the donors' own answers, averaged over the donors; None for donors without a query."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that two towers predict: a difference that is above zero, nats."""
+
+    text: str
+    """What must hold, as a clause."""
+    difference: Interval
+    is_decisive: bool
+    """Whether models that are no two towers fail it."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the 95% interval of the difference is above zero."""
+        return self.difference.low > 0
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class TwoTowers(HasPage):
+    """What exchanging queries, keys and values of some heads costs the answer, made by `two_towers`.
+
+    `print` shows `verdict` and the table. `exchanges` has the values of every prompt; intervals resample queries, since
+    prompts with the same query are not independent.
+
+    Example:
+        >>> found = il.two_towers(model, "sentiment-number", k=3, n=20, n_random_sets=3)
+        >>> found.scan.columns.tolist()[3:], len(found.heads)
+        (['head', 'query', 'low', 'high', 'keys', 'values'], 3)
+    """
+
+    model: str
+    heads: tuple[Head, ...]
+    random_sets: tuple[tuple[Head, ...], ...]
+    exchanges: tuple[Exchanged, ...]
+    log_odds: Float[np.ndarray, " prompt"]
+    """The answer's log-odds without exchange, nats."""
+    correct: Bool[np.ndarray, " prompt"]
+    """Whether the model gives the answer without exchange."""
+    queries: tuple[str, ...]
+    scan: pd.DataFrame | None = field(repr=False)
+    """Mean effects (nats) of exchanging single heads, on other prompts: rank, layer, index, head, query, low, high,
+    keys, values; None if heads were given."""
+    n_scanned: int
+    """Number of prompts of the scan."""
+    chance: float
+    """Accuracy of a random guess, 0 to 1."""
+    text: str
+    """The first prompt."""
+    fallback_reason: str = ""
+    """Why full forward passes were used instead of the prefix cache; empty if it was used."""
+
+    @property
+    def accuracy(self) -> Interval:
+        """Accuracy without exchange, 0 to 1."""
+        return bootstrap_interval(self.correct, clusters=self.queries, bounds=(0.0, 1.0))
+
+    @cached_property
+    def lost(self) -> dict[str, Interval]:
+        """The mean log-odds that each exchange costs the answer, nats."""
+        return {one.name: self._interval(one.lost) for one in self.exchanges}
+
+    def _interval(self, values: np.ndarray) -> Interval:
+        return bootstrap_interval(values, clusters=self.queries)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per exchange.
+
+        - exchanged; predicted: "other" label or "same" label as without the exchange.
+        - log_odds_lost, low, high: mean log-odds that the answer loses, nats, with its 95% interval.
+        - accuracy: share of prompts with the correct label; as_predicted: with the label that two towers predict
+          (interchange accuracy). Without exchange, both labels' shares are `accuracy` and 1 − `accuracy`.
+        - random, random_low, random_high: log-odds lost with random heads, mean and range over sets.
+        - difference, difference_low, difference_high: log_odds_lost − random, with its 95% interval.
+        - donor_accuracy: share of donor prompts that the model answers correctly; NaN for donors without a query.
+        """
+        rows = []
+        for one in self.exchanges:
+            value, low, high = self.lost[one.name]
+            random = one.random_lost.mean(1)
+            difference = self._interval(one.lost - one.random_lost.mean(0))
+            rows.append(
+                {
+                    "exchanged": one.name,
+                    "predicted": one.predicted,
+                    "log_odds_lost": value,
+                    "low": low,
+                    "high": high,
+                    "accuracy": float(one.correct.mean()),
+                    "as_predicted": float(one.as_predicted.mean()),
+                    "random": float(random.mean()),
+                    "random_low": float(random.min()),
+                    "random_high": float(random.max()),
+                    "difference": difference.value,
+                    "difference_low": difference.low,
+                    "difference_high": difference.high,
+                    "donor_accuracy": float("nan") if one.donors_correct is None else float(one.donors_correct.mean()),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def checks(self) -> tuple[Check, ...]:
+        """What two towers predict, with the interval of each difference.
+
+        Query, keys and values alone must cost more than in random heads; models of other kinds can pass this. They fail
+        the decisive ones: keys of exchanged texts cost more than keys of exchanged labels, a changed own text costs
+        more than all other texts, and each exchange costs more than a pair with another one that cancels it.
+        """
+        of = {one.name: one for one in self.exchanges}
+
+        def above(name: str, other: str) -> Interval:
+            return self._interval(of[name].lost - of[other].lost)
+
+        checks = []
+        for name in ("query", "keys", "values"):
+            difference = self._interval(of[name].lost - of[name].random_lost.mean(0))
+            checks.append(Check(f"exchanging {_the(name)} costs more than in random heads", difference, False))
+        checks += [
+            Check(
+                "keys with exchanged texts cost more than keys with exchanged labels",
+                above("keys", "keys: labels"),
+                True,
+            ),
+            Check(
+                "keys whose own text changes cost more than keys of which all other texts change",
+                above("keys: own text", "keys: other texts"),
+                True,
+            ),
+        ]
+        for pair, parts in PAIRS.items():
+            for part, other in (parts, parts[::-1]):
+                text = f"exchanging {_the(part)} costs less if {_the(other)} are exchanged as well"
+                text = text.replace("the query are", "the query is")
+                checks.append(Check(text, above(part, pair), True))
+        return tuple(checks)
+
+    @property
+    def is_two_towers(self) -> bool:
+        """Whether the model does the task and every one of `checks` holds."""
+        return self.accuracy.low > self.chance and all(check.holds for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        """Whether the heads work as two towers on these prompts, in words."""
+        some = f"{len(self.heads)} head{'s' * (len(self.heads) > 1)}"
+        lost = {name: signed(interval.value, 2) for name, interval in self.lost.items()}
+        if not self.accuracy.low > self.chance:
+            return (
+                f"These prompts do not show whether the {some} work as two towers: the model answers "
+                f"{percent(self.accuracy.value)} of them correctly{_shares(self.accuracy)}, which is not above chance, "
+                f"{percent(self.chance)}."
+            )
+        failed = [check for check in self.checks if not check.holds]
+        if not failed:
+            shares = [float(one.as_predicted.mean()) for one in self.exchanges[:3]]
+            return (
+                f"The {some} work as two towers on these prompts. Exchanging their query, keys or values for those of "
+                f"the other class costs {lost['query']}, {lost['keys']} and {lost['values']} nats of "
+                f"{signed(float(self.log_odds.mean()), 2)}, and the model then gives the other label in "
+                f"{percent(shares[0])}, {percent(shares[1])} and {percent(shares[2])} of prompts. Two exchanges cancel "
+                f"({lost['query+keys']}, {lost['query+values']}, {lost['keys+values']}). Keys follow the texts, not "
+                f"the labels ({lost['keys']} and {lost['keys: labels']}), and each its own demonstration's text, not "
+                f"the others ({lost['keys: own text']} and {lost['keys: other texts']})."
+            )
+        texts = [f"{check.text} (difference {_nats(check.difference)})" for check in failed]
+        moved = not any(not check.is_decisive for check in failed)
+        start = (
+            f"Exchanging the query, keys or values of the {some} changes the answer, but they are not shown to work as "
+            "two towers"
+            if moved
+            else f"The {some} are not shown to work as two towers on these prompts"
+        )
+        return f"{start}. This is predicted, and its interval includes zero or is below: {'; '.join(texts)}."
+
+    @cached_property
+    def figures(self) -> "dict[str, Figure]":
+        """Matplotlib figures by name: "exchanges", what each exchange costs, next to random heads."""
+        from icl_lens.report import plots  # import matplotlib only if figures are requested
+
+        return {"exchanges": plots.exchanges(self.to_frame())}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict, the tables and the values of every prompt as numbers and strings for JSON."""
+        return {
+            "model": self.model,
+            "verdict": self.verdict,
+            "is_two_towers": self.is_two_towers,
+            "heads": list(map(str, self.heads)),
+            "random_sets": [list(map(str, some)) for some in self.random_sets],
+            "n_prompts": len(self.queries),
+            "n_queries": len(set(self.queries)),
+            "log_odds": float(self.log_odds.mean()),
+            "accuracy": self.accuracy.value,
+            "chance": self.chance,
+            "exchanges": json_records(self.to_frame()),
+            "checks": [
+                {"check": one.text, "decisive": one.is_decisive, "holds": one.holds, **_finite(one.difference)}
+                for one in self.checks
+            ],
+            "scan": None if self.scan is None else json_records(self.scan),
+            "n_scanned": self.n_scanned,
+            "prompts": [
+                {
+                    "query": query,
+                    "log_odds": float(self.log_odds[row]),
+                    "lost": {one.name: float(one.lost[row]) for one in self.exchanges},
+                }
+                for row, query in enumerate(self.queries)
+            ],
+            "fallback_reason": self.fallback_reason,
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write `to_dict` to a JSON file."""
+        write_text(Path(path), json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
+
+    def rows(self) -> list[list[str]]:
+        """Return the cells of `COLUMNS` for each exchange."""
+        return [
+            [
+                row["exchanged"],
+                f"{row['predicted']} label",
+                signed(row["log_odds_lost"], 2),
+                _ends(row["low"], row["high"]),
+                f"{signed(row['random'], 2)} ({_ends(row['random_low'], row['random_high'])})",
+                percent(row["accuracy"]),
+                percent(row["as_predicted"]),
+                "–" if row["donor_accuracy"] != row["donor_accuracy"] else percent(row["donor_accuracy"]),
+            ]
+            for row in self.to_frame().to_dict("records")
+        ]
+
+    def scan_rows(self, n: int = N_SCAN_SHOWN) -> list[list[str]]:
+        """Return the cells of `SCAN_COLUMNS` for the first n heads of the scan."""
+        if self.scan is None:
+            return []
+        return [
+            [row["head"], signed(row["query"], 2), _ends(row["low"], row["high"])]
+            + [signed(row[part], 2) for part in ("keys", "values")]
+            for row in self.scan.head(n).to_dict("records")
+        ]
+
+    @property
+    def summary(self) -> str:
+        """The model, the heads, and what the model does without exchange."""
+        return (
+            f"{self.model}: {', '.join(map(str, self.heads))}. Without exchange: log-odds "
+            f"{signed(float(self.log_odds.mean()), 2)}, accuracy {percent(self.accuracy.value)}"
+            f"{_shares(self.accuracy)}, {plural_prompts(len(self.queries))}."
+        )
+
+    def notes(self) -> list[str]:
+        """Return notes that explain the table's numbers."""
+        found = [
+            "Each exchange is made in all heads at once, for the last position only. Log-odds lost: those of the "
+            "answer against the other labels, mean over prompts. As predicted: share of prompts with the label that "
+            "two towers predict. Donors' accuracy: of the prompts from which queries, keys and values come.",
+            f"Random heads: {len(self.random_sets)} sets of as many other heads from the same layers, mean (range). "
+            f"95% intervals resample the {len(set(self.queries))} queries of {plural_prompts(len(self.queries))}.",
+        ]
+        if self.scan is not None:
+            found.append(
+                f"The heads have the largest effects of exchanging the query alone, in a scan of all "
+                f"{len(self.scan)} heads on {plural_prompts(self.n_scanned)} other than these."
+            )
+        return found
+
+    def __rich__(self) -> Group:
+        """Return what `icl-lens towers` prints."""
+        shown: list[RenderableType] = [Text(self.verdict, "bold"), Text(self.summary)]
+        shown.append(_rich_table(COLUMNS, self.rows(), left=(0, 1)))
+        if self.scan is not None:
+            shown += [
+                Text("Scan: effect of exchanging a single head's query, keys or values, nats", "bold"),
+                _rich_table(SCAN_COLUMNS, self.scan_rows(), left=(0,)),
+            ]
+        return Group(*shown, *(Text(note, "dim") for note in self.notes()))
+
+    def __repr__(self) -> str:
+        names = [column.replace("\n", " ") for column in COLUMNS]
+        columns = dict(zip(names, zip(*self.rows(), strict=True), strict=True))
+        return "\n".join([self.verdict, text_table(self.summary, columns)])
+
+    def page(self, *, command: str = "", behavior: str = "") -> str:
+        """Return a self-contained page with the command that reproduces it and what the model does on the task."""
+        template, content = self._page()
+        return render_page(template, **content | {"command": command, "behavior": behavior})
+
+    def _page(self) -> tuple[str, dict[str, Any]]:
+        return "two_towers.html.j2", {
+            "title": f"{self.model}: queries, keys and values exchanged",
+            "found": self,
+            "table": self._table(),
+            "scan": _page_table(SCAN_COLUMNS, self.scan_rows()) if self.scan is not None else None,
+            "chosen": "Found by a scan on other prompts." if self.scan is not None else "Selected.",
+            "command": "",
+            "behavior": "",
+        }
+
+    def _table(self) -> Table:
+        """Return the page's table, with bars for the log-odds lost."""
+        reach = largest([interval.value for interval in self.lost.values()])
+        rows: list[list[Cell]] = []
+        for (name, predicted, _, *rest), one in zip(self.rows(), self.exchanges, strict=True):
+            rows.append([name, predicted, Bar.signed(self.lost[one.name].value, reach), *rest])
+        names = [column.replace("\n", " ") for column in COLUMNS]
+        return Table([*names[:2], *(f"#{name}" for name in names[2:])], rows, "located")
+
+
+def _the(part: str) -> str:
+    return f"the {part}"
+
+
+def _nats(interval: Interval) -> str:
+    return f"{signed(interval.value, 2)}{interval_suffix(interval.low, interval.high)}"
+
+
+def _shares(share: Interval) -> str:
+    """Return " (88.0–100.0%)", or "" without an interval."""
+    return "" if share.low != share.low else f" ({100 * share.low:.1f}–{100 * share.high:.1f}%)"
+
+
+def _ends(low: float, high: float) -> str:
+    return "–" if low != low else f"{signed(low, 2)} … {signed(high, 2)}"
+
+
+def _finite(interval: Interval) -> dict[str, float | None]:
+    return {name: None if value != value else value for name, value in vars(interval).items()}
+
+
+def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: tuple[int, ...]) -> Any:
+    table = new_table(*columns, left=left)
+    for column in table.columns:
+        column.no_wrap = True
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _page_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    names = [column.replace("\n", " ") for column in columns]
+    return Table([names[0], *(f"#{name}" for name in names[1:])], rows, "located")

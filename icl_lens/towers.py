@@ -1,0 +1,171 @@
+"""Test whether heads work as two towers: exchange their queries, keys and values, and compare with random heads."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from icl_lens.errors import InputError, check_integers
+from icl_lens.interventions.controlled_ablation import random_head_sets
+from icl_lens.interventions.edit_checks import checked_heads
+from icl_lens.locate.towers import EXCHANGES, N_SCANNED, exchange_scores, scan_heads, tower_prompts
+from icl_lens.metrics import is_correct
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+from icl_lens.progress import Progress, progress_callback
+from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts
+from icl_lens.prompts.tasks import Layout, load_task, split_by_query
+from icl_lens.prompts.text_task import TextTask
+from icl_lens.prompts.tokenize import tokenize
+from icl_lens.report.two_towers import Exchanged, TwoTowers
+
+N_PROMPTS, N_HEADS, N_RANDOM_SETS = 60, 12, 20
+
+
+def two_towers(
+    model: Any,
+    task: str | TextTask | Sequence[Prompt | str],
+    heads: Sequence[Head | tuple[int, int] | str] | None = None,
+    *,
+    k: int = N_HEADS,
+    scan_prompts: Sequence[Prompt] | None = None,
+    n: int | None = None,
+    demonstrations: int = 2,
+    labels: Sequence[str] | None = None,
+    layout: Layout = "random",
+    path: str | Path | None = None,
+    template: Template = DEFAULT_TEMPLATE,
+    prepend_bos: bool | None = None,
+    shared_prefix: Literal["error", "append"] = "error",
+    n_random_sets: int = N_RANDOM_SETS,
+    seed: int = 0,
+    progress: Progress | bool | None = None,
+) -> TwoTowers:
+    """Test by interchange interventions whether heads match a query with keys and carry labels as values.
+
+    If heads work as two towers, the query at the last position says which class the query text has, the key at each
+    label says which class its demonstration's text has, and the value says which label stands there. Exchanging one of
+    them, in all `heads` at once and only as the last position sees them, for what it is in a donor prompt with the
+    other class then gives the other label, and two exchanges cancel:
+
+    - "query": from the same demonstrations with a query of the other class;
+    - "keys": with the texts of the two classes exchanged, label by label;
+    - "values": with the two labels exchanged;
+    - "query+keys", "query+values", "keys+values", "all": several of these;
+    - "keys: own text", "keys: other texts": only the text of the key's own demonstration changes class, or only the
+      others';
+    - "keys: labels", "values: texts", "query: labels", "query: same class": predicted to change nothing.
+
+    The same exchanges in `n_random_sets` sets of other heads from the same layers are the control. Heads and sets use
+    the same donors. With more than two labels, the answer is exchanged with the next label that is demonstrated.
+
+    `task` is the name of a task, a `TextTask`, or prompts with answers. For the first two, `n` prompts (default: 60)
+    come from `il.load_task`, which gets `demonstrations`, `labels`, `layout`, `path` and `seed`. The text of a query of
+    the other class, or of the same one, comes from the other prompts. For prompts of your own, texts with the same
+    label are taken to be of one class unless `load_task` made them; if the same text has different labels in different
+    prompts, classes are derived from the texts that prompts share, or a demonstration of the prompt is the query.
+
+    Without `heads`, the `k` heads with the largest effect of exchanging their query alone are found by a scan of all
+    heads on `scan_prompts`, by default 24 prompts of the task with other queries, or those of half of your queries
+    (`TwoTowers.scan`). The default of `k` is the paper's number of located heads.
+
+    If the prefix cache is supported (see `head_effects`), an exchange of one set costs one token per prompt, from the
+    set's first layer on; otherwise, one full forward pass. `template`, `prepend_bos` and `shared_prefix` are those of
+    `il.tokenize`; `progress=True` shows a progress bar.
+
+    Raise InputError for unknown heads, prompts that do not demonstrate their answer and another label, too few prompts
+    to scan, fewer other heads than `heads`, and families whose attention cannot be recomputed.
+
+    Example:
+        >>> found = il.two_towers(model, "sentiment-number", ["L5H0", "L4H1"], n=20, n_random_sets=3)
+        >>> found.to_frame()["exchanged"].tolist()[:4]
+        ['query', 'keys', 'values', 'query+keys']
+        >>> found.to_frame().set_index("exchanged")["log_odds_lost"]["query"] > 0
+        True
+    """
+    view = ModelView.of(model)
+    check_integers(k=k, n_random_sets=n_random_sets, seed=seed)
+    if n_random_sets < 1:
+        raise InputError(f"n_random_sets must be at least 1, got {n_random_sets}")
+    if isinstance(task, str | TextTask):
+        n = N_PROMPTS if n is None else n
+        check_integers(n=n)
+        options: dict[str, Any] = {"labels": labels, "layout": layout, "path": path, "seed": seed}
+        # Enough for both halves of `split_by_query`.
+        drawn = load_task(task, n=4 * max(n, N_SCANNED), demonstrations=demonstrations, **options)
+        scanned, tested = _split(drawn, n) if heads is None and scan_prompts is None else ([], drawn[:n])
+    else:
+        if n is not None:
+            raise InputError(f"n must be None for a list of prompts, got {n}; remove it")
+        tested = list(as_prompts(task))
+        scanned = []
+        if heads is None and scan_prompts is None:
+            scanned, tested = split_by_query(tested, len(tested))
+    scanned = list(scanned if scan_prompts is None else scan_prompts)
+
+    def prepare(prompts: Sequence[Prompt], *, own_texts: bool) -> Any:
+        batch = tokenize(model, prompts, template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
+        return tower_prompts(model, batch, own_texts=own_texts)
+
+    with progress_callback(progress) as report:
+        scan = None
+        if heads is None:
+            if not 1 <= k <= len(view.heads()):
+                raise InputError(f"k must be between 1 and {len(view.heads())} (heads), got {k}")
+            scan = scan_heads(view, prepare(scanned, own_texts=False), progress=report)
+            heads = [view.check_head(name) for name in scan["head"][:k]]
+        chosen = tuple(dict.fromkeys(view.check_heads(heads)))
+        if not chosen:
+            raise InputError("heads must contain at least one head, got none; omit it to scan for heads")
+        checked_heads(view, chosen)
+        random_sets = random_head_sets(view, chosen, draws=n_random_sets, seed=seed, same_layers=True)
+        prompts = prepare(tested, own_texts=True)
+        sets = [(exchange, some) for exchange in EXCHANGES for some in (chosen, *random_sets)]
+        scores, donors, reason = exchange_scores(view, prompts, sets, progress=report, stage="exchanging")
+    batch = prompts.batch.to("cpu")
+    lost = (scores.log_odds[:, :1] - scores.log_odds[:, 1:]).double()
+    lost = lost.unflatten(1, (len(EXCHANGES), 1 + n_random_sets)).numpy()
+    predicted = scores.predicted[:, 1:].unflatten(1, (len(EXCHANGES), 1 + n_random_sets))[:, :, 0]
+    donors_correct = {
+        name: is_correct(log_probs, prompts.answers[name], choices=batch.label_mask).double().numpy()
+        for name, log_probs in donors.items()
+    }
+    exchanges = []
+    for index, exchange in enumerate(EXCHANGES):
+        used = [donors_correct[name] for name in exchange[1:4] if name in donors_correct]
+        exchanges.append(
+            Exchanged(
+                name=exchange.name,
+                predicted=exchange.predicted,
+                lost=lost[:, index, 0],
+                random_lost=lost[:, index, 1:].T,
+                correct=(predicted[:, index] == batch.answer).numpy(),
+                as_predicted=(predicted[:, index] == prompts.expected(exchange.predicted)).numpy(),
+                donors_correct=np.mean(used, axis=0) if used else None,
+            )
+        )
+    return TwoTowers(
+        model=view.name,
+        heads=chosen,
+        random_sets=tuple(map(tuple, random_sets)),
+        exchanges=tuple(exchanges),
+        log_odds=scores.log_odds[:, 0].double().numpy(),
+        correct=(scores.predicted[:, 0] == batch.answer).numpy(),
+        queries=tuple(prompt.query for prompt in batch.prompts),
+        scan=scan,
+        n_scanned=len(scanned) if scan is not None else 0,
+        chance=float(torch.as_tensor(batch.label_mask).double().sum(-1).reciprocal().mean()),
+        text=batch.texts[0],
+        fallback_reason=reason,
+    )
+
+
+def _split(prompts: list[Prompt], n: int) -> tuple[list[Prompt], list[Prompt]]:
+    """Return prompts to scan and n prompts to test, which share no query if there are enough queries."""
+    if len({prompt.query for prompt in prompts}) >= 4:
+        scanned, tested = split_by_query(prompts, N_SCANNED)[0], split_by_query(prompts, n)[1]
+        if (len(scanned), len(tested)) == (N_SCANNED, n):
+            return scanned, tested
+    return prompts[-N_SCANNED:], prompts[:n]
