@@ -68,7 +68,7 @@ def two_towers(
     prompts, classes are derived from the texts that prompts share, or a demonstration of the prompt is the query.
 
     Without `heads`, the `k` heads with the largest effect of exchanging their query alone are found by a scan of all
-    heads on `scan_prompts`, by default 24 prompts of the task with other queries, or those of half of your queries
+    heads on `scan_prompts`, by default 16 prompts of the task with other queries, or those of half of your queries
     (`TwoTowers.scan`). The default of `k` is the paper's number of located heads.
 
     If the prefix cache is supported (see `head_effects`), an exchange of one set costs one token per prompt, from the
@@ -82,7 +82,7 @@ def two_towers(
         >>> found = il.two_towers(model, "sentiment-number", ["L5H0", "L4H1"], n=20, n_random_sets=3)
         >>> found.to_frame()["exchanged"].tolist()[:4]
         ['query', 'keys', 'values', 'query+keys']
-        >>> found.to_frame().set_index("exchanged")["log_odds_lost"]["query"] > 0
+        >>> found.lost["query"].low > 0
         True
     """
     view = ModelView.of(model)

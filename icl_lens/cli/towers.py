@@ -26,7 +26,8 @@ from icl_lens.errors import InputError
 class TowerTask(SplitTask):
     """A task whose prompts are split: heads are found on some and tested on others."""
 
-    n: Annotated[int, Option("--n", "-n", min=2, help="Number of test prompts; 24 others find the heads.")] = 60
+    n: Annotated[int, Option("--n", "-n", min=2, help="Number of test prompts; 16 others find the heads.")] = 60
+    check: Annotated[bool, Option("--check/--no-check", help="First report what the model does on the task.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ DonorName = Literal["query", "same class", "texts", "labels", "own text", "other
 Predicted = Literal["other", "same"]
 
 # Prompts that a scan runs on, and prompts whose donors are recorded at a time.
-N_SCANNED, PIECE = 24, 64
+N_SCANNED, PIECE = 16, 64
 
 
 class Exchange(NamedTuple):
