@@ -255,8 +255,8 @@ class Findings:
         if not self.has_multi_token_labels:
             return ()
         found = [
-            "Labels of several tokens are scored by one token, at which their values and keys are read; attention counts "
-            "all tokens of a label. The table also shows each full label's log p."
+            "Labels of several tokens are scored by one token, at which their values and keys are read; attention "
+            "counts all tokens of a label. The table also shows each full label's log p."
         ]
         for label, token in zip(self.labels, self.scored_tokens, strict=True):
             if not token.strip("␣⏎⇥␍ "):
