@@ -16,6 +16,8 @@ from icl_lens.activations.recorder import ReadPlan, Recorder, at_positions
 from icl_lens.activations.serialization import read_metadata, read_tensors, write_tensors
 from icl_lens.activations.writers import Writers
 from icl_lens.errors import InputError
+from icl_lens.models import attention_scores
+from icl_lens.models.independent_rows import first_angles
 from icl_lens.models.locking import locks_model
 from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
@@ -94,11 +96,18 @@ class Activations:
         `positions`, `writers` and `check` are those of `capture`, but there are no logits to check. The cache must come
         from these tokens, have a batch axis, and hold all hooks of an unfiltered `run_with_cache`.
         Raise InputError if a hook is missing (the message names the first), if shapes do not match the batch, or if the
-        cached embeddings are not those of the batch's tokens.
+        cached embeddings or rotations are not those of the batch's tokens.
         """
         _check_same_tokens(model, cache, batch)
-        plan = ReadPlan(batch, batch) if positions is None else ReadPlan.at(batch, positions)
-        recorder = Recorder(ModelView.of(model), plan, writers)
+        view = ModelView.of(model)
+        _check_same_rotations(view, cache, batch)
+        plan = ReadPlan(batch, batch) if positions is None else ReadPlan.at(view, batch, positions)
+        if plan.run is not batch:
+            raise InputError(
+                f"positions must be those of rows as long as their prompts for {view.name}, whose rotation depends on "
+                f"the length of the text, got {positions!r}; use il.capture(model, batch, positions=…)"
+            )
+        recorder = Recorder(view, plan, writers)
         for name, record in recorder.hooks():
             try:
                 value = cache[name]
@@ -333,9 +342,9 @@ def capture(
     view = ModelView.of(model)
     plan = ReadPlan(batch, batch)
     if positions is not None:
-        plan = ReadPlan.at(batch, positions)
+        plan = ReadPlan.at(view, batch, positions)
     elif batch.prompt_index is not None and not view.has_hooks:
-        plan = ReadPlan.shared(batch)
+        plan = ReadPlan.shared(view, batch)
     is_edited = view.has_hooks  # edits may give heads another z than attention times values
     recorder = Recorder(view, plan, writers)
     logits = _last_logits(model, plan.run, recorder.hooks())
@@ -431,6 +440,24 @@ def _check_same_tokens(model: Any, cache: Any, batch: PromptBatch) -> None:
     error = (expected.to(cached) - cached)[real].abs().max()
     if not error <= 1e-3 * expected[real].abs().max():
         raise InputError(f"cache must be of the batch's tokens, got other embeddings; {remedy}")
+
+
+def _check_same_rotations(view: ModelView, cache: Any, batch: PromptBatch) -> None:
+    """Raise InputError if a row of the cache has another rotation than it has alone (see `independent_rows`)."""
+    lengths = (batch.last + 1).tolist()
+    alone = {length: first_angles(view.model, length) for length in set(lengths)}
+    if not alone[lengths[0]] or batch.tokens.shape[1] < 2:
+        return
+    for layer in range(view.n_layers):
+        cached = [cache[hook] for hook in attention_scores.rotation_hooks(view, layer) or () if hook in cache]
+        for row, length in enumerate(lengths if len(cached) == 2 else ()):
+            found = torch.cat([one[row if len(one) > 1 else 0, 1] for one in cached])
+            rounding = 8 * torch.finfo(found.dtype).eps
+            if not any(torch.allclose(one.to(found), found, atol=rounding, rtol=0) for one in alone[length]):
+                raise InputError(
+                    f"cache must have the rotation that prompt {row} has alone, but that of {view.name} depends on "
+                    "the longest prompt of a pass; use il.capture(model, batch), which rotates each prompt alone"
+                )
 
 
 class _Stop(Exception):

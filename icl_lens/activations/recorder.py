@@ -10,6 +10,7 @@ from torch import Tensor
 
 from icl_lens.activations.writers import Writers, has_pos_embed
 from icl_lens.models import attention_scores
+from icl_lens.models.independent_rows import rotations_by_length
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -26,19 +27,40 @@ class ReadPlan:
     """Row of `run` that each row is read from; None if `rows` is `run`."""
 
     @classmethod
-    def at(cls, batch: PromptBatch, positions: TokenPositions) -> "ReadPlan":
-        """Run the batch once; read one row per prompt and position."""
+    def at(cls, view: ModelView, batch: PromptBatch, positions: TokenPositions) -> "ReadPlan":
+        """Run the batch once; read one row per prompt and position.
+
+        Rows whose rotation differs from their prompt's, as it depends on the length, have passes of their own. Raise
+        InputError if hooks, which expect the batch, are active then.
+        """
         rows = replace(batch, prompt_index=None).at(positions)
         assert rows.prompt_index is not None
         index, prompt_index = rows.prompt_index, batch.prompt_index
-        return cls(batch, rows if prompt_index is None else replace(rows, prompt_index=prompt_index[index]), index)
+        own = rows if prompt_index is None else replace(rows, prompt_index=prompt_index[index])
+        lengths = [*(rows.last + 1).tolist(), *(batch.last[index] + 1).tolist()]
+        rotations = torch.tensor(rotations_by_length(view.model, lengths)).unflatten(0, (2, -1))
+        if torch.equal(*rotations):
+            return cls(batch, own, index)
+        if view.has_hooks:
+            raise InputError(
+                f"positions must be 'last' while hooks are active on {view.name}, whose rotation depends on the length "
+                "of the text; tokenize the text up to each position"
+            )
+        return cls._longest_of(own, torch.stack([index.cpu(), rotations[0]], dim=1))
 
     @classmethod
-    def shared(cls, batch: PromptBatch) -> "ReadPlan":
-        """Run only the longest row of each prompt; the other rows are prefixes of it."""
+    def shared(cls, view: ModelView, batch: PromptBatch) -> "ReadPlan":
+        """Run only the longest row of each prompt, and of each rotation; the other rows are prefixes of it."""
         assert batch.prompt_index is not None
-        prompts, index = batch.prompt_index.unique(return_inverse=True)
-        last = torch.where(index[None] == torch.arange(len(prompts), device=index.device)[:, None], batch.last, -1)
+        rotations = torch.tensor(rotations_by_length(view.model, (batch.last + 1).tolist()))
+        return cls._longest_of(batch, torch.stack([batch.prompt_index.cpu(), rotations], dim=1))
+
+    @classmethod
+    def _longest_of(cls, batch: PromptBatch, groups: Int[Tensor, "batch key"]) -> "ReadPlan":
+        """Run only the longest row of each group of rows, which are prefixes of it."""
+        distinct, index = groups.unique(dim=0, return_inverse=True)
+        index = index.to(batch.last.device)
+        last = torch.where(index[None] == torch.arange(len(distinct), device=index.device)[:, None], batch.last, -1)
         return cls(batch[last.argmax(1)], batch, index)
 
 
@@ -93,7 +115,7 @@ class Recorder:
                 for name, hook in (("resid_pre", "hook_resid_pre"), ("z", "attn.hook_z"), ("mlp_out", "hook_mlp_out")):
                     hooks[hook][f"writers.{name}"] = self._at_writer_rows
                 for hook in attention_scores.rotation_hooks(view, layer) or ():
-                    found.append((hook, self._keep(None, {hook: self._of_longest})))
+                    found.append((hook, self._keep(None, {hook: self._angles})))
             found += [(view.hook(layer, hook), self._keep(layer, reads)) for hook, reads in hooks.items()]
             if view.n_neurons is not None and f"blocks.{layer}.mlp.hook_post" in view.hook_names:
                 found.append((f"blocks.{layer}.mlp.hook_post", self._keep(layer, {"mlp_post": self._at_last})))
@@ -134,10 +156,9 @@ class Recorder:
         rows = self.row_pass.to(value.device) if len(value) > 1 else 0
         return value[rows, self.row_position.to(value.device)]
 
-    def _of_longest(self, angles: Tensor) -> Tensor:
-        """Return the angles of the longest prompt, which include those of all others: each begins at position 0."""
-        longest = int(self.row_pass[self.row_position.argmax()]) if len(angles) > 1 else 0
-        return angles[longest, : self.batch.tokens.shape[1]]
+    def _angles(self, angles: Tensor) -> Tensor:
+        """Return the angles of each pass, which may depend on its length; all layers share one tensor."""
+        return angles[:, : self.batch.tokens.shape[1]]
 
     def _everywhere(self, v: Tensor) -> Tensor:
         """Return keys or values at all positions, once per key-value group."""

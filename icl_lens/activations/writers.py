@@ -62,7 +62,7 @@ class Writers:
     k: Float[Tensor, "pass layer key kv_head d_head"]
     """Keys before their norm and rotation, b_K included."""
     angles: dict[int, tuple[Tensor, Tensor]]
-    """Cosines and sines by layer, [key d_rotary] each, for models that expose them to hooks."""
+    """Cosines and sines by layer, [pass or 1, key, d_rotary] each, for models that expose them to hooks."""
 
     def select(self, index: Any) -> "Writers":
         """Return the writers at the selected prompts; rows and keys are shared, not copied."""
@@ -73,6 +73,12 @@ class Writers:
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         angles = {layer: (cos.to(device), sin.to(device)) for layer, (cos, sin) in self.angles.items()}
         return replace(self, angles=angles, **tensors)
+
+    def angles_at(self, layer: int, positions: Int[Tensor, "batch n"]) -> tuple[Tensor, Tensor]:
+        """Return a layer's cosines and sines [batch n d_rotary] at positions of each prompt."""
+        cos, sin = self.angles[layer]
+        at = (self.passes[:, None] if len(cos) > 1 else 0), positions.to(self.passes.device)
+        return cos[at], sin[at]
 
     def names(self, layer: int) -> tuple[str, ...]:
         """Return the writers of a layer's input, see `writer_names`."""

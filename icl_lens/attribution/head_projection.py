@@ -121,7 +121,7 @@ class HeadProjection:
             return x
         at = positions.clamp(min=0)
         if self.head.layer in self.writers.angles:
-            cos, sin = (angle[at] for angle in self.writers.angles[self.head.layer])
+            cos, sin = self.writers.angles_at(self.head.layer, at)
         elif attention_scores.rotation_hooks(self.view, self.head.layer) is not None:
             return x  # this layer does not rotate
         else:

@@ -59,7 +59,7 @@ def similarity_in(acts: Activations, heads: Sequence[Head]) -> Float[Tensor, "ba
     found = []
     for head in heads:
         if head.layer in writers.angles:
-            cos, sin = (angle[0] for angle in writers.angles[head.layer])
+            cos, sin = (angle[0, 0] for angle in writers.angles[head.layer])
             metric = build_metric(view, head, None, identity_rotation(cos, sin))
         else:
             metric = query_key_metric(view, head)

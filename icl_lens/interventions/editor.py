@@ -22,6 +22,7 @@ from icl_lens.interventions.pattern import (
     score_inputs,
 )
 from icl_lens.models.head import Head
+from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.locking import check_thread, model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -231,7 +232,7 @@ def editing(view: ModelView, *edits: Edit) -> Iterator[None]:
 
     Raise InputError if another thread has such a block open or runs the model inside this one.
     """
-    with model_lock(view.model, block=True):
+    with model_lock(view.model, block=True), independent_rows(view.model):
         editor = _EDITORS.get(view.model)
         if editor is None:
             editor = _EDITORS[view.model] = Editor(view)

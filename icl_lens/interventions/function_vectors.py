@@ -25,6 +25,7 @@ from icl_lens.interventions.effects import head_effects
 from icl_lens.interventions.partial_forward import ReduceLogProbs
 from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.models.head import Head
+from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.locking import model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -135,7 +136,11 @@ def add_vector(model: Any, vector: Tensor, layer: int, batch: PromptBatch) -> It
         stream[rows, batch.last.to(stream.device)] += vector.to(stream)
         return stream
 
-    with model_lock(model, block=True), model.hooks(fwd_hooks=[(view.hook(layer, "hook_resid_post"), add)]):
+    with (
+        model_lock(model, block=True),
+        independent_rows(model),
+        model.hooks(fwd_hooks=[(view.hook(layer, "hook_resid_post"), add)]),
+    ):
         yield
 
 

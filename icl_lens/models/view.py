@@ -22,6 +22,7 @@ from torch import Tensor
 from icl_lens.errors import InputError
 from icl_lens.models.gguf import ORIGIN, UNQUANTIZED
 from icl_lens.models.head import Head
+from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.inference import inference_kwargs
 from icl_lens.models.installed import INSTALLED_MODELS
 from icl_lens.models.layout import check_layout
@@ -428,8 +429,8 @@ class ModelView:
 
     @contextmanager
     def exclusive_pass(self) -> Iterator[None]:
-        """Lock the model for this thread and put it in evaluation mode; restore training mode afterwards."""
-        with model_lock(self.model):
+        """Lock the model for this thread, in evaluation mode and with independent rows; undo both afterwards."""
+        with model_lock(self.model), independent_rows(self.model):
             # A bridge does not register all modules of the model that it wraps.
             roots = {id(root): root for root in (self.model, getattr(self.model, "original_model", self.model))}
             training = [module for root in roots.values() for module in root.modules() if module.training]
