@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.activations.writers import Writers, has_pos_embed
+from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.independent_rows import rotations_by_length
 from icl_lens.models.readout import norm_scale

@@ -1,0 +1,228 @@
+"""A prompt has the numbers that Hugging Face gives it alone: beside longer prompts, in pieces and after longer ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from families import N_CTX, VOCAB_SIZE, randomize, tokenizer
+from tolerance import assert_close
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import icl_lens as il
+
+NEAR = 12
+"""Length from which rotations change: between the prompts, and the length of one of them."""
+PROMPTS = [
+    il.Prompt.parse("cat : foo the red : bar a blue :", answer="bar"),
+    il.Prompt.parse("happy : bar sad : bar three : foo the nine :", answer="foo"),
+    il.Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo"),
+    il.Prompt.parse(
+        "dog : bar cat : bar two : foo hate : bar one : foo red : bar nine : foo blue : bar three :", answer="foo"
+    ),
+]
+"""10, 12, 14 and 26 tokens."""
+HEADS = [(0, 1), (1, 2), (2, 0)]
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+}
+_LONG = {
+    "short_factor": [1.0, 1.2, 1.0, 2.0],
+    "long_factor": [2.5, 5.0, 3.0, 9.0],
+    "original_max_position_embeddings": NEAR,
+}
+_BY_LAYER = ["sliding_attention", "full_attention", "sliding_attention"]
+ROTATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "longrope": (
+        "phi3",
+        {
+            "rope_parameters": {"rope_type": "longrope", "rope_theta": 500.0, **_LONG},
+            "max_position_embeddings": N_CTX,
+            "original_max_position_embeddings": NEAR,
+        },
+    ),
+    "dynamic": (
+        "qwen2",
+        {
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 6.0},
+            "max_position_embeddings": NEAR,
+        },
+    ),
+    "longrope in some layers": (
+        "gemma3_text",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "longrope", "rope_theta": 500.0, "factor": 4.0, **_LONG},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            "layer_types": _BY_LAYER,
+            "sliding_window": 5,
+            "head_dim": 8,
+            "max_position_embeddings": N_CTX,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def build() -> Callable[..., Any]:
+    """Return a function that builds a new Hugging Face model, always with the same weights."""
+
+    def new(name: str, dtype: torch.dtype = torch.float32) -> Any:
+        kind, options = ROTATIONS[name]
+        config = AutoConfig.for_model(kind, **SIZES | options)
+        with torch.random.fork_rng(devices=[]):
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        randomize(model, seed=5)
+        model.config.architectures = [type(model).__name__]  # as in a saved model
+        return model.to(dtype).eval()
+
+    return new
+
+
+@pytest.fixture(scope="module")
+def load(build) -> Callable[..., Any]:
+    def new(name: str) -> Any:
+        model = il.load_model("any", hf_model=build(name), tokenizer=tokenizer(), device="cpu")
+        model.cfg.n_ctx = N_CTX
+        return model
+
+    return new
+
+
+def _edge(part):
+    return lambda model, batch: il.head_to_head_effects(model, batch, [(2, 1)], part=part, senders=[(0, 2)]).log_prob
+
+
+def _in_block(block):
+    """Return what a pass that the user runs in a block gives."""
+
+    def run(model, batch):
+        with block(model, batch):
+            logits = model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
+        return logits[torch.arange(len(batch)), batch.last].log_softmax(-1)
+
+    return run
+
+
+FUNCTIONS: dict[str, Callable[[Any, il.PromptBatch], torch.Tensor]] = {
+    "log-probabilities": lambda model, batch: il.last_log_probs(model, batch),
+    "increases": lambda model, batch: il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens),
+    "attention to labels": lambda model, batch: il.attention_by_label(il.capture(model, batch)),
+    "score parts": lambda model, batch: il.attention_score_parts(il.capture(model, batch, writers=True), (1, 3)).scores[
+        :, ..., :2
+    ],
+    "effects": lambda model, batch: il.head_effects(model, batch).log_prob,
+    "effects at the last position": lambda model, batch: il.head_effects(model, batch, positions="last").log_prob,
+    "gradients": lambda model, batch: il.head_effects(model, batch, method="gradient").log_prob,
+    "ablated sets": lambda model, batch: il.label_log_probs_ablated(model, batch, [[], HEADS]),
+    "patched": lambda model, batch: il.label_log_probs_patched(
+        model, batch, [HEADS], batch, activation="k", align="labels", query_positions="last"
+    ),
+    "debiased": lambda model, batch: il.label_log_probs_debiased(
+        model, batch, [il.DebiasSettings(HEADS, majority=1.0, recency=0.5)]
+    ),
+    "edges to queries": _edge("q"),
+    "edges to keys": _edge("k"),
+    "edges to values": _edge("v"),
+    "saliency": lambda model, batch: il.saliency_flow(model, batch).label_to_last,
+    "similarity": lambda model, batch: il.label_similarity(model, batch, [(1, 1)])[:, :, -1, :2],
+    "a pass in ablate_heads": _in_block(lambda model, batch: il.ablate_heads(model, HEADS)),
+    "a pass in remove_position": _in_block(lambda model, batch: il.remove_position(model, HEADS, strength=0.5)),
+    "a pass in add_vector": _in_block(
+        lambda model, batch: il.add_vector(model, torch.linspace(-1, 1, model.cfg.d_model), 1, batch)
+    ),
+}
+
+
+def _tokenize(model, prompts):
+    return il.tokenize(model, prompts, labels=("foo", "bar"), prepend_bos=False)
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_log_probabilities_are_those_of_hugging_face_alone(build, load, name):
+    model = load(name)
+    batch = _tokenize(model, PROMPTS)
+    want = []
+    for tokens, last in zip(batch.tokens, batch.last.tolist(), strict=True):
+        want.append(build(name)(tokens[None, : last + 1]).logits[0, -1].log_softmax(-1))
+    want = torch.stack(want)
+    assert_close(il.last_log_probs(model, batch), want)
+    assert_close(torch.cat([il.last_log_probs(model, batch[[row]]) for row in (3, 1, 0, 2)]), want[[3, 1, 0, 2]])
+    plain = build(name)(batch.tokens, attention_mask=batch.attention_mask).logits
+    plain = plain[torch.arange(len(batch)), batch.last].log_softmax(-1)
+    assert (plain - want).abs().max() > 0.05, "a batch must change the numbers of plain Hugging Face here"
+
+
+QUICK = {"increases", "effects at the last position", "debiased", "edges to keys", "a pass in remove_position"}
+
+
+@pytest.mark.parametrize(
+    "what", [*sorted(QUICK), *(pytest.param(one, marks=pytest.mark.slow) for one in FUNCTIONS if one not in QUICK)]
+)
+@pytest.mark.parametrize("name", ["longrope", pytest.param("dynamic", marks=pytest.mark.slow)])
+def test_every_function_gives_a_prompt_the_numbers_it_has_alone(load, name, what):
+    model, function = load(name), FUNCTIONS[what]
+    batch = _tokenize(model, PROMPTS)
+    together = function(model, batch)
+    for row in (0, 2):
+        alone = function(load(name), batch[[row]])
+        found = together[row]
+        assert_close(found[tuple(slice(size) for size in alone.shape[1:])], alone[0], msg=f"row {row}")
+        assert_close(function(model, batch[[row]]), alone, msg=f"row {row} after a longer prompt")
+
+
+@pytest.mark.parametrize("name", ["longrope", "dynamic"])
+@torch.inference_mode()
+def test_rows_that_end_early_have_the_numbers_of_their_text_alone(load, name):
+    model = load(name)
+    batch = _tokenize(model, PROMPTS[3:])
+    for positions in ([4, 11, 12, 25], "all"):
+        rows = batch.at(positions)
+        want = il.last_log_probs(model, rows)
+        for acts in (il.capture(model, batch, positions=positions), il.capture(model, rows, writers=True)):
+            assert_close(acts.readout.log_probs(acts.resid_final), want)
+    with il.ablate_heads(model, [(0, 0)]), pytest.raises(il.InputError, match="positions must be 'last' while hooks"):
+        il.capture(model, batch, positions=[4, 25])
+
+
+@pytest.mark.parametrize("name", ["longrope", "dynamic"])
+def test_a_cache_with_another_rotation_is_refused(load, name):
+    model = load(name)
+    batch = _tokenize(model, PROMPTS)
+    alone = batch[[2]]
+    _, cache = model.run_with_cache(alone.tokens)
+    assert_close(il.Activations.from_cache(model, cache, alone).z, il.capture(model, alone).z)
+    _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
+    with pytest.raises(il.InputError, match="cache must have the rotation that prompt 0 has alone"):
+        il.Activations.from_cache(model, cache, batch)
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_passes_leave_the_state_of_the_model_as_it_was(build, load, name):
+    model = load(name)
+    il.label_log_probs(model, _tokenize(model, PROMPTS))
+    new = dict(build(name).named_buffers())
+    for key, buffer in model.original_model.named_buffers():
+        if key.endswith("inv_freq"):
+            assert torch.equal(buffer, new[key.replace("_original_component.", "")]), key
+    rotations = [one for one in model.original_model.modules() if "max_seq_len_cached" in vars(one)]
+    assert rotations
+    assert all("forward" not in vars(one) and one.max_seq_len_cached == one.original_max_seq_len for one in rotations)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3"])
+def test_padding_longer_than_a_sliding_window_is_finite_in_float64(family_folder, name):
+    folder = family_folder(name)
+    model = il.load_model(str(folder), tokenizer=tokenizer(), dtype=torch.float64, device="cpu")
+    batch = _tokenize(model, PROMPTS)
+    alone = torch.cat([il.last_log_probs(model, batch[[row]]) for row in range(len(batch))])
+    assert_close(il.last_log_probs(model, batch).float(), alone.float())
+    with il.remove_position(model, HEADS, strength=0.0):
+        assert_close(il.last_log_probs(model, batch).float(), alone.float())
