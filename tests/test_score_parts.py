@@ -243,7 +243,7 @@ def test_parts_that_do_not_sum_are_refused_by_name(captured, monkeypatch):
     _, _, acts = captured("llama_gqa")
     norm = acts.view.attn_input_norm(LAYER)
     monkeypatch.setattr(ModelView, "attn_input_norm", lambda self, layer: norm._replace(gain=norm.gain * 1.1))
-    with pytest.raises(il.InputError, match="do not support LlamaForCausalLM"):
+    with pytest.raises(il.InputError, match="attention scores of LlamaForCausalLM are not supported"):
         il.attention_score_parts(acts, "L2H1")
 
 

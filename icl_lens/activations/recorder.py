@@ -100,10 +100,11 @@ class Recorder:
         if self.keeps_writers and has_pos_embed(view):
             found.append(("hook_pos_embed", self._keep(None, {"writers.pos_embed": self._at_writer_rows})))
         for layer in range(view.n_layers):
+            clipped = attention_scores.attention_scoring(view, layer).clipped
             hooks: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {
                 "hook_resid_pre": {"resid_pre": self._at_last, "label_resid_pre": self._at_labels},
                 "attn.hook_q": {"q": self._at_last},
-                "attn.hook_v": {"pass_v": self._everywhere},
+                "attn.hook_v": {"pass_v": lambda v, clipped=clipped: self._everywhere(clipped(v))},
                 "attn.hook_pattern": {"pattern": self._last_query},
                 "attn.hook_z": {"z": self._at_last},
                 "hook_attn_out": {"attn_out": self._at_last, "label_attn_out": self._at_labels},

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import TOLERANCE, Activations
 from icl_lens.activations.writers import WRITER_BYTES, Writers, vector_bytes
-from icl_lens.attribution.qk_metric import head_slice, part_weights, project
+from icl_lens.attribution.projections import head_slice, normed, part_weights, project
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
@@ -58,6 +58,19 @@ def keys_of_label(
     return (in_label & is_equal.to(positions.device)[..., None]).any(1)
 
 
+def rotation_angles(acts: Activations, layer: int, positions: Int[Tensor, "batch n"]) -> tuple[Tensor, Tensor] | None:
+    """Return a layer's cosines and sines [batch n d_rotary] at positions; None for a layer without rotation."""
+    view, writers = acts.view, require_writers(acts)
+    if attention_scores.attention_scoring(view, layer).position != "rotary":
+        return None
+    at = positions.clamp(min=0)
+    if layer in writers.angles:
+        return writers.angles_at(layer, at)
+    if attention_scores.rotation_hooks(view, layer) is not None:
+        return None  # the hooks did not fire
+    return attention_scores.rotation_table(view, layer, at)
+
+
 class HeadProjection:
     """The map from a layer's input to a head's query, key or value at some positions, with all norms' scales frozen.
 
@@ -88,6 +101,9 @@ class HeadProjection:
         self.scale = x.new_ones(len(x))
         if self.norm.normalize:
             self.scale = norm_scale(x, eps=self.norm.eps, center=self.norm.center)
+        # HunYuan norms queries and keys after rotation. A rotation changes no scale, so only the gain, which `rotate`
+        # applies, comes after it.
+        self.norms_rotated = self.own_norm is not None and self.scoring.norms_rotated
         # The scale of the norm of queries or keys.
         self.own_scale = torch.ones_like(self.scale)
         if self.own_norm is not None and self.own_norm.normalize:
@@ -106,34 +122,48 @@ class HeadProjection:
         return keys[torch.arange(len(keys), device=keys.device)[:, None], positions.clamp(min=0)]
 
     def vectors_at(self, positions: Int[Tensor, "batch n"]) -> Float[Tensor, "batch n d_head"]:
-        """Return the model's own queries, keys or values at positions, normed, before rotation."""
+        """Return the model's own queries, keys or values at positions, normed, as `rotate` takes them."""
         raw = self._without_norm(positions)
         if self.own_norm is None or self.own_norm.width == self.view.d_head:
-            own = raw[..., self.index, :]
-            return own if self.own_norm is None else self.own_norm(own)
-        return self.own_norm(raw.flatten(-2)).unflatten(-1, raw.shape[-2:])[..., self.index, :]
+            return normed(raw[..., self.index, :], self.own_norm, self.scoring, rotates_later=True)
+        flat = normed(raw.flatten(-2), self.own_norm, self.scoring, rotates_later=True)
+        return flat.unflatten(-1, raw.shape[-2:])[..., self.index, :]
+
+    def project(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
+        """Return queries, keys or values of inputs of the layer, normed, as `rotate` takes them."""
+        return project(self.view, self.head, self.kind, self.norm(x), rotates_later=True)
+
+    def at_zero(self, x: Float[Tensor, "*n d_head"]) -> Float[Tensor, "*n d_head"]:
+        """Return (parts of) queries or keys without rotation, as if at position 0."""
+        return x * self._late_gain(x) if self.norms_rotated else x
+
+    def _late_gain(self, like: Tensor) -> Tensor:
+        """Return the gain of a norm after rotation."""
+        assert self.own_norm is not None
+        return self.own_norm.gain_as(like.dtype).to(like.device)
 
     def rotate(
         self, x: Float[Tensor, "batch n *m d_head"], positions: Int[Tensor, "batch n"], *, back: bool = False
     ) -> Float[Tensor, "batch n *m d_head"]:
         """Rotate (parts of) queries or keys for their positions; values, and layers without rotation, stay."""
-        if self.scoring.position != "rotary" or self.kind == "v":
+        if self.norms_rotated:
+            turned = self._turn(x * self._late_gain(x) if back else x, positions, back=back)
+            return turned if back else turned * self._late_gain(x)
+        return self._turn(x, positions, back=back)
+
+    def _turn(
+        self, x: Float[Tensor, "batch n *m d_head"], positions: Int[Tensor, "batch n"], *, back: bool
+    ) -> Float[Tensor, "batch n *m d_head"]:
+        angles = None if self.kind == "v" else rotation_angles(self.acts, self.head.layer, positions)
+        if angles is None:
             return x
-        at = positions.clamp(min=0)
-        if self.head.layer in self.writers.angles:
-            cos, sin = self.writers.angles_at(self.head.layer, at)
-        elif attention_scores.rotation_hooks(self.view, self.head.layer) is not None:
-            return x  # this layer does not rotate
-        else:
-            cos, sin = attention_scores.rotation_table(self.view, self.head.layer, at)
+        cos, sin = angles
         cos, sin, flat = cos.to(x), (-sin if back else sin).to(x), x.reshape(*x.shape[:2], -1, x.shape[-1])
         rotated = torch.empty_like(flat)
         step = max(1, ROTATED_BYTES // max(1, 4 * flat[:, 0].numel()))  # rotations need several times their memory
         for start in range(0, flat.shape[1], step):
             some = slice(start, start + step)
-            rotated[:, some] = attention_scores.rotate(
-                flat[:, some], cos[:, some], sin[:, some], self.scoring.interleaved
-            )
+            rotated[:, some] = attention_scores.rotate(flat[:, some], cos[:, some], sin[:, some], self.scoring)
         return rotated.reshape(x.shape)
 
     def parts(self, writer: str | None = None) -> Float[Tensor, "batch n writer d_head"]:
@@ -149,8 +179,9 @@ class HeadProjection:
             parts[:, -1] += self.shift
         if self.own_norm is not None:
             parts = parts - parts.mean(-1, keepdim=True) if self.own_norm.center else parts
-            gain = head_slice(self.own_norm.gain_as(parts.dtype), self.index, self.view).to(parts)
-            parts = parts * self.own_scale[rows, None, None] * gain
+            parts = parts * self.own_scale[rows, None, None]
+            if not self.norms_rotated:
+                parts = parts * head_slice(self.own_norm.gain_as(parts.dtype), self.index, self.view).to(parts)
             if has_constants and self.own_norm.shift is not None:
                 parts[:, -1] += head_slice(self.own_norm.shift.to(parts), self.index, self.view)
         return parts.unflatten(0, self.rows.shape)
@@ -158,8 +189,10 @@ class HeadProjection:
     def pull_back(self, direction: Float[Tensor, "batch n d_head"]) -> Float[Tensor, "batch n d_model"]:
         """Return g such that written · g = part · `direction`, for what a writer wrote and its part before rotation."""
         if self.own_norm is not None:
-            gain = head_slice(self.own_norm.gain_as(direction.dtype), self.index, self.view).to(direction)
-            direction = direction * gain * self.own_scale[self.rows][..., None]
+            if not self.norms_rotated:
+                gain = head_slice(self.own_norm.gain_as(direction.dtype), self.index, self.view)
+                direction = direction * gain.to(direction)
+            direction = direction * self.own_scale[self.rows][..., None]
             direction = direction - direction.mean(-1, keepdim=True) if self.own_norm.center else direction
         return direction @ self.matrix.T * self.scale[self.rows][..., None]
 
@@ -169,7 +202,7 @@ class HeadProjection:
         for rows in self.rows.flatten().split(max(1, WRITER_BYTES // vector_bytes(self.view))):
             u = self.writers.vectors(rows, self.head.layer)
             rest = self.writers.resid_pre[rows, self.head.layer, None].to(u) - u
-            found.append(project(self.view, self.head, self.kind, self.norm(rest)))
+            found.append(self.project(rest))
         rotated = self.rotate(torch.cat(found).unflatten(0, self.rows.shape), self.positions)
         return rotated * self.scoring.scale if self.kind == "q" else rotated
 
@@ -201,6 +234,8 @@ class AttentionRow:
     bias: Float[Tensor, "batch n pos"]
     """ALiBi's bias; -inf at masked positions."""
     soft_cap: float | None
+    sink: float | None = None
+    """The head's logit of attention to nothing."""
 
     @classmethod
     def from_queries(
@@ -217,14 +252,30 @@ class AttentionRow:
         at, every = positions.clamp(min=0)[..., None], every[:, None]
         masked = every > at if scoring.window is None else (every > at) | (every <= at - scoring.window)
         scores = einsum(queries, rotated, "batch n d, batch pos d -> batch n pos")
-        return cls(scores, rotated, bias.masked_fill(masked, -torch.inf), scoring.soft_cap)
+        sink = None if scoring.sinks is None else float(scoring.sinks[keys.head.head])
+        return cls(scores, rotated, bias.masked_fill(masked, -torch.inf), scoring.soft_cap, sink)
 
     def pattern(self, change: Float[Tensor, "batch n pos"] | float = 0.0) -> Float[Tensor, "batch n pos"]:
         """Return the attention to all positions when `change` is added to the scores."""
         scores = self.scores + change
         if self.soft_cap is not None:
             scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
-        return torch.softmax(scores + self.bias, dim=-1)
+        return attention_scores.attention(scores + self.bias, self.sink)
+
+
+def attention_row(acts: Activations, head: Head, positions: Int[Tensor, "batch n"]) -> AttentionRow:
+    """Recompute a head's scores from positions whose writers were kept, and from the last one.
+
+    Raise InputError if the recomputed attention from the last position differs from the model's.
+    """
+    writers = require_writers(acts)
+    positions = torch.cat([positions, acts.batch.last.to(positions)[:, None]], dim=1)
+    x = writers.resid_pre[writers.rows_at(positions).clamp(min=0), head.layer].to(acts.view.compute_dtype)
+    queries = HeadProjection(acts, head, "q", acts.batch.last[:, None].to(positions))
+    q = queries.rotate(queries.project(x), positions) * queries.scoring.scale
+    row = AttentionRow.from_queries(HeadProjection(acts, head, "k", positions[:, :0]), q, positions)
+    check_attention(acts, head, row, row.pattern()[:, -1])
+    return row
 
 
 def attention_from(acts: Activations, head: Head, positions: Int[Tensor, "batch n"]) -> Float[Tensor, "batch n pos"]:
@@ -232,14 +283,21 @@ def attention_from(acts: Activations, head: Head, positions: Int[Tensor, "batch 
 
     Raise InputError if the recomputed attention from the last position differs from the model's.
     """
-    writers, scoring = require_writers(acts), attention_scores.attention_scoring(acts.view, head.layer)
-    positions = torch.cat([positions, acts.batch.last.to(positions)[:, None]], dim=1)
-    x = writers.resid_pre[writers.rows_at(positions).clamp(min=0), head.layer].to(acts.view.compute_dtype)
-    queries = project(acts.view, head, "q", acts.view.attn_input_norm(head.layer)(x)) * scoring.scale
-    keys = HeadProjection(acts, head, "k", positions[:, :0])  # keys and queries are rotated alike
-    found = AttentionRow.from_queries(keys, keys.rotate(queries, positions), positions).pattern()
-    check_parts(acts, head, "attention does not follow from the scores", found[:, -1] - acts.pattern[:, *head])
-    return found[:, :-1]
+    return attention_row(acts, head, positions).pattern()[:, :-1]
+
+
+# Allowed difference of log-attention per unit of the scores.
+LOG_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+
+
+def check_attention(acts: Activations, head: Head, row: AttentionRow, pattern: Float[Tensor, "batch pos"]) -> None:
+    """Raise InputError unless the model's attention from the last position is `pattern`, which follows from `row`."""
+    what, expected, dtype = "attention does not follow from the scores", acts.pattern[:, *head], acts.z.dtype
+    check_parts(acts, head, what, pattern - expected)
+    error = pattern.clamp(min=1e-38).log() - expected.to(pattern).clamp(min=1e-38).log()
+    error = error.masked_fill(expected < torch.finfo(dtype).tiny, 0)  # masked keys, and rounding
+    unit = LOG_TOLERANCE.get(dtype, 1e-4) / TOLERANCE.get(dtype, 1e-3)
+    check_parts(acts, head, what, error / (unit * (1 + row.scores.abs().max())))
 
 
 def check_parts(acts: Activations, head: Head, what: str, error: Tensor) -> None:
@@ -247,6 +305,6 @@ def check_parts(acts: Activations, head: Head, what: str, error: Tensor) -> None
     worst, allowed = float(error.abs().max()), TOLERANCE.get(acts.z.dtype, 1e-3)
     if not worst <= allowed:
         raise InputError(
-            f"score parts do not support {acts.view.architecture}: in {head}, {what} (error {worst:.1e}, allowed "
-            f"{allowed:.0e})"
+            f"attention scores of {acts.view.architecture} are not supported: in {head}, {what} (error {worst:.1e}, "
+            f"allowed {allowed:.0e}); use il.attention_to_labels and il.head_effects, which read the model's attention"
         )

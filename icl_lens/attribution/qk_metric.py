@@ -5,15 +5,19 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
+from icl_lens.activations.activations import Activations, capture
+from icl_lens.attribution.head_projection import attention_row, check_parts, rotation_angles
+from icl_lens.attribution.projections import head_index, head_slice, part_weights, project
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
+from icl_lens.models.attention_scores import AttentionScoring
 from icl_lens.models.head import Head
 from icl_lens.models.norms import NormView
 from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,7 @@ class QueryKeyMetric:
     def queries(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
         """Return the queries of residual streams (first tower), rotated and multiplied by the score scale."""
         scoring, queries = attention_scores.attention_scoring(self.view, self.head.layer), self.project("q", x)
-        return scoring.scale * (
-            queries if self.rotation is None else _turn(queries, self.rotation, scoring.interleaved)
-        )
+        return scoring.scale * (queries if self.rotation is None else _turn(queries, self.rotation, scoring))
 
     def keys(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
         """Return the keys of residual streams (second tower), without positional rotation."""
@@ -154,29 +156,6 @@ class QueryKeyMetric:
         return replace(self, key_side=self.key_side @ turn, key_rotation=turn)
 
 
-def part_weights(view: ModelView, layer: int, name: str) -> tuple[Tensor, Tensor | None, NormView | None]:
-    """Return the weights, the bias, and the norm of a layer's queries ("q"), keys ("k") or values ("v")."""
-    if name == "q":
-        return view.W_Q(layer), view.b_Q(layer), view.q_norm(layer)
-    if name == "k":
-        return view.W_K(layer), view.b_K(layer), view.k_norm(layer)
-    return view.W_V(layer), view.b_V(layer), None
-
-
-def project(view: ModelView, head: Head, name: str, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n d_head"]:
-    """Return a head's unrotated queries, keys or values from x, the output of the norm before attention."""
-    weight, bias, own = part_weights(view, head.layer, name)
-    index = head.head if name == "q" else view.kv_head(head.head)
-    if own is None or own.width == view.d_head:
-        y = x @ weight[index].to(x)
-        y = y if bias is None else y + bias[index].to(x)
-        return y if own is None else own(y)
-    # One norm over all heads, so all of them are computed.
-    y = einsum(x, weight.to(x), "... d_model, head d_model d_head -> ... head d_head")
-    y = y if bias is None else y + bias.to(x)
-    return own(y.flatten(-2)).unflatten(-1, y.shape[-2:])[..., index, :]
-
-
 @torch.no_grad()
 def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance: int | None = None) -> QueryKeyMetric:
     """Return the metric of one head: W_Q W_Kᵀ with the norms' gains, and its two towers.
@@ -186,9 +165,13 @@ def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance
     the residual stream). Computed in float32, or float64 for float64 models.
 
     For models that normalize queries and keys (Qwen3, Gemma-3, OLMo-2), `scores` applies these norms exactly; the
-    bilinear form contains only their gains, because the scale of each vector is not part of any matrix.
+    bilinear form contains only their gains, because the scale of each vector is not part of any matrix. In the same
+    way, only `scores` clips queries and keys (OLMo with `clip_qkv`).
 
-    Raise InputError for an unknown head, a distance beyond the context, or a distance in a model without rotation.
+    A pass over a few random tokens checks that the scores are the model's: up to a constant, ALiBi and soft-cap, the
+    logarithm of its attention. Raise InputError if they are not, for an unknown head, a distance beyond the context, a
+    distance in a model without rotation, and a distance in a model whose scores depend on more than the distance
+    (HunYuan norms queries and keys after rotation).
     Source: the paper, section 5; docs/howto/numbers.md.
 
     Example:
@@ -200,32 +183,92 @@ def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance
     """
     view = model if isinstance(model, ModelView) else ModelView.of(model)
     head = view.check_head(head)
-    layer = head.layer
-    rotates = attention_scores.attention_scoring(view, layer).position == "rotary"
-    if distance is not None and not rotates:
+    scoring = attention_scores.attention_scoring(view, head.layer)
+    if distance is not None and scoring.position != "rotary":
         raise InputError(
             f"distance must be None for {view.architecture}, which has no rotary embedding, got {distance}"
         )
     if distance is not None and not 0 <= distance < view.cfg.n_ctx:
         raise InputError(f"distance must be between 0 and {view.cfg.n_ctx - 1} (the model's context), got {distance}")
-    return build_metric(view, head, distance, _rotation(view, layer, distance) if rotates else None)
+    if distance is not None and scoring.norms_rotated:
+        raise InputError(
+            f"distance must be None for {view.architecture}, which norms queries and keys after rotation, so that "
+            f"scores depend on both positions, got {distance}; use il.attention_score_parts for the scores in a prompt"
+        )
+    probe = _probe(view, distance)
+    metric = build_metric(view, head, distance, rotation(probe, head.layer, distance))
+    check_metric(metric, probe)
+    return metric
+
+
+# Length of the random text on which a metric is checked; a larger distance needs a longer one.
+N_PROBED = 12
+
+
+def _probe(view: ModelView, distance: int | None) -> Activations:
+    """Return the activations of random tokens, with writers at the last position and `distance` before it.
+
+    No hooks are active in this pass.
+    """
+    last = min(max(distance or 0, N_PROBED - 1), view.cfg.n_ctx - 1)
+    tokens = torch.randint(view.model.W_U.shape[1], (1, last + 1), generator=torch.Generator().manual_seed(0))
+    batch = PromptBatch.from_tokens(tokens.to(view.cfg.device))
+    with view.hooks_disabled():
+        return capture(view.model, batch, writers=[last - (distance or 0), last], check=False)
+
+
+def check_metric(metric: QueryKeyMetric, acts: Activations) -> None:
+    """Raise InputError unless the model's attention from every prompt's last position follows from the metric.
+
+    The activations must hold writers at the last position and `metric.distance` positions before it.
+    """
+    assert acts.writers is not None
+    last = acts.batch.last.to(acts.z.device)[:, None]
+    row = attention_row(acts, metric.head, last[:, :0])
+    if attention_scores.attention_scoring(metric.view, metric.head.layer).norms_rotated:
+        return  # scores without rotation are nowhere in the model
+    keys = last - (metric.distance or 0)
+    positions = torch.cat([last, keys], dim=1)
+    x, y = acts.writers.resid_pre[acts.writers.rows_at(positions), metric.head.layer].split(1, dim=1)
+    error = metric.scores(x, y)[:, 0] - row.scores[:, -1].gather(1, keys)
+    size = (metric.queries(x).norm(dim=-1) * metric.keys(y).norm(dim=-1)).amax() + 1e-30
+    check_parts(acts, metric.head, "scores differ from the products of queries and keys", error / size)
+
+
+def rotation(acts: Activations, layer: int, distance: int | None) -> tuple[Tensor, Tensor] | None:
+    """Return cosines and sines of the rotation by `distance` positions, or of the identity if it is None.
+
+    None for a layer without rotation.
+    """
+    angles = rotation_angles(acts, layer, torch.tensor([[distance or 0]], device=acts.z.device))
+    if angles is None:
+        return None
+    cos, sin = (angle[0, 0] for angle in angles)
+    # The scale is squared because some families scale both queries and keys, whereas the metric rotates only queries.
+    if distance is None:
+        return cos.square() + sin.square(), torch.zeros_like(sin)
+    scale = (cos.square() + sin.square()).sqrt()
+    return scale * cos, scale * sin
 
 
 def build_metric(
     view: ModelView, head: Head, distance: int | None, rotation: tuple[Tensor, Tensor] | None
 ) -> QueryKeyMetric:
-    """Return the metric with queries rotated by these cosines and sines; `identity_rotation` omits rotation."""
+    """Return the metric with queries rotated by these cosines and sines."""
     scoring = attention_scores.attention_scoring(view, head.layer)
+    if rotation is not None and scoring.norms_rotated:  # the norm removes the scale of the rotation
+        scale = (rotation[0].square() + rotation[1].square()).sqrt()
+        rotation = rotation[0] / scale, rotation[1] / scale
     query_side, key_side = _side(view, head, "q"), _side(view, head, "k")
     if rotation is not None:
-        query_side = _turn(query_side, rotation, scoring.interleaved)
+        query_side = _turn(query_side, rotation, scoring)
     return QueryKeyMetric(view, head, distance, scoring.scale * query_side, key_side, rotation)
 
 
 def _side(view: ModelView, head: Head, name: str) -> Float[Tensor, "d_model d_head"]:
     """Return the weights of a head's queries or keys with the gains of the norms before and after them."""
     weight, _, own = part_weights(view, head.layer, name)
-    index = head.head if name == "q" else view.kv_head(head.head)
+    index = head_index(view, head, name)
     side = weight[index].to(view.compute_dtype)
     side = side * view.attn_input_norm(head.layer).gain_as(side.dtype).to(side.device).expand(view.d_model)[:, None]
     if own is None or own.gain is None:
@@ -233,46 +276,7 @@ def _side(view: ModelView, head: Head, name: str) -> Float[Tensor, "d_model d_he
     return (side - side.mean(-1, keepdim=True) if own.center else side) * head_slice(own.gain.to(side), index, view)
 
 
-def head_slice(gain: Tensor, index: int, view: ModelView) -> Tensor:
-    """Return one head's entries of the gain or shift of a query or key norm (over one head, or all jointly)."""
-    return gain.reshape(-1, view.d_head)[index] if gain.numel() > view.d_head else gain
-
-
-def _turn(x: Float[Tensor, "*n d_head"], rotation: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
+def _turn(x: Float[Tensor, "*n d_head"], rotation: tuple[Tensor, Tensor], scoring: AttentionScoring) -> Tensor:
     """Rotate vectors by one rotation, the same for all."""
     cos, sin = (angle.to(x)[None, None] for angle in rotation)
-    return attention_scores.rotate(x.reshape(1, -1, 1, x.shape[-1]), cos, sin, interleaved).reshape(x.shape)
-
-
-def _rotation(view: ModelView, layer: int, distance: int | None) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of the rotation by `distance` positions, or of the identity if it is None.
-
-    Those of a layer that does not rotate have no dimensions.
-    """
-    last = distance or 0
-    hooks = attention_scores.rotation_hooks(view, layer)
-    if hooks is None:
-        cos, sin = attention_scores.rotation_table(view, layer, torch.tensor([[last]]))
-        cos, sin = cos[0, 0], sin[0, 0]
-    else:
-        seen: dict[str, Tensor] = {}
-        keep = [(name, lambda value, hook: seen.__setitem__(hook.name, value.detach()[0, last])) for name in hooks]
-        tokens = torch.zeros(1, last + 1, dtype=torch.long, device=view.cfg.device)
-        with view.inference_pass() as kwargs, view.model.hooks(fwd_hooks=keep):
-            view.model(tokens, return_type="logits", **kwargs)
-        if not seen:  # this layer does not rotate
-            cos, sin = attention_scores.no_rotation(torch.empty(0, device=view.unembed_device))
-            return cos[0, 0], sin[0, 0]
-        cos, sin = (seen[name] for name in hooks)
-    if distance is None:
-        return identity_rotation(cos, sin)
-    scale = (cos.square() + sin.square()).sqrt()  # applied once more, for the keys (see `identity_rotation`)
-    return scale * cos, scale * sin
-
-
-def identity_rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of the identity rotation times the square of the given rotation's scale.
-
-    The scale is squared because some families scale both queries and keys, whereas the metric rotates only queries.
-    """
-    return cos.square() + sin.square(), torch.zeros_like(sin)
+    return attention_scores.rotate(x.reshape(1, -1, 1, x.shape[-1]), cos, sin, scoring).reshape(x.shape)

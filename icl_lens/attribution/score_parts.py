@@ -27,12 +27,13 @@ from icl_lens.activations.activations import Activations
 from icl_lens.attribution.head_projection import (
     AttentionRow,
     HeadProjection,
+    check_attention,
     check_parts,
     key_positions,
     keys_of_label,
     require_writers,
 )
-from icl_lens.attribution.qk_metric import head_slice
+from icl_lens.attribution.projections import head_slice
 from icl_lens.display import long_frame
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models import attention_scores
@@ -228,7 +229,7 @@ class ScoreParts:
         if side == "key":
             rows = self.key_projection.rows
             return self.key_projection.writers.written(rows.flatten(), self.head.layer, writer).unflatten(0, rows.shape)
-        part = self.query_projection.parts(writer)[:, :, 0]
+        part = self.query_projection.at_zero(self.query_projection.parts(writer)[:, :, 0])
         kv, k_norm = view.kv_head(self.head.head), view.k_norm(self.head.layer)
         if k_norm is not None:
             part = part * head_slice(k_norm.gain_as(part.dtype), kv, view).to(part.device)
@@ -283,5 +284,5 @@ def attention_score_parts(
     )
     size = query.norm(dim=-1) * row.keys.norm(dim=-1).amax(-1, keepdim=True)
     check_parts(acts, head, "query parts do not sum to the scores", (parts.query_side.sum(-1) - at_keys) / size)
-    check_parts(acts, head, "attention does not follow from the scores", parts.pattern - acts.pattern[:, *head])
+    check_attention(acts, head, row, parts.pattern)
     return parts

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
-from icl_lens.attribution.qk_metric import build_metric, identity_rotation, query_key_metric
+from icl_lens.attribution.qk_metric import build_metric, check_metric, query_key_metric, rotation
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -26,8 +26,8 @@ def label_similarity(
     the same label score higher. Zero where a prompt has fewer demonstrations, and where nothing precedes its first
     label. Costs one forward pass.
 
-    Raise InputError for unknown heads, an empty list of heads, and prompts without demonstrations, and
-    RotaryAnglesUnavailable for a rotary model that does not expose its angles.
+    Raise InputError for unknown heads, an empty list of heads, prompts without demonstrations, and a family in which
+    the heads' attention does not follow from such scores.
     Source: the paper, section 5; docs/howto/numbers.md.
 
     Example:
@@ -58,11 +58,13 @@ def similarity_in(acts: Activations, heads: Sequence[Head]) -> Float[Tensor, "ba
     rows = writers.rows_at(positions)
     found = []
     for head in heads:
-        if head.layer in writers.angles:
-            cos, sin = (angle[0, 0] for angle in writers.angles[head.layer])
-            metric = build_metric(view, head, None, identity_rotation(cos, sin))
-        else:
-            metric = query_key_metric(view, head)
+        metric = build_metric(view, head, None, rotation(acts, head.layer, None))
+        try:
+            check_metric(metric, acts)
+        except InputError:
+            if not view.has_hooks:
+                raise
+            query_key_metric(view, head)  # hooks may edit attention, so check without them
         queries, keys = writers.resid_pre[rows.clamp(min=0), head.layer].split([n_queries, n_queries - 1], 1)
         found.append(metric.scores(queries, keys))
     is_known = rows >= 0

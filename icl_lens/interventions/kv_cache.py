@@ -51,7 +51,7 @@ class LayerKVCache:
         if scoring.position == "rotary":
             cos, sin = (x.to(device, dtype).expand(len(k), -1, -1) for x in rotation(values, mask))
             angles = cos, sin
-            k = rotate(k, cos, sin, scoring.interleaved)
+            k = rotate(k, cos, sin, scoring)
         elif scoring.position == "alibi":
             alibi = attention_scores.alibi(view, layer, mask).to(device, dtype)
         distance = last[:, None] - torch.arange(k.shape[1], device=device)
@@ -66,7 +66,9 @@ class LayerKVCache:
         """Return the cache of one query head, with the keys and values of its group only."""
         group = head // (n_heads // self.k.shape[1])
         alibi = None if self.alibi is None else self.alibi[:, head, None]
-        return replace(self, k=self.k[:, group, None], v=self.v[:, group, None], alibi=alibi)
+        sinks = self.scoring.sinks
+        scoring = self.scoring if sinks is None else self.scoring._replace(sinks=sinks[head, None])
+        return replace(self, k=self.k[:, group, None], v=self.v[:, group, None], alibi=alibi, scoring=scoring)
 
     def with_tokens(
         self,
@@ -82,7 +84,7 @@ class LayerKVCache:
             k = k[rows, tokens, None].to(self.k)  # token 1 kv_head d_head
             if self.rotation is not None:
                 cos, sin = (x[rows, positions[rows, tokens], None] for x in self.rotation)
-                k = rotate(k, cos, sin, self.scoring.interleaved)
+                k = rotate(k, cos, sin, self.scoring)
             replaced = self.k.clone()
             replaced[at] = k[:, 0]
             found = replace(found, k=replaced)
@@ -107,9 +109,9 @@ class LayerKVCache:
         v: Float[Tensor, "batch row kv_head d_head"],
     ) -> Float[Tensor, "batch row head d_head"]:
         """Return z of rows at their prompt's last position, each with its own query, key and value."""
-        q, k, v = (x.to(self.k.dtype) for x in (q, k, v))
+        q, k, v = (self.scoring.clipped(x.to(self.k.dtype)) for x in (q, k, v))
         if self.last_rotation is not None:
-            q, k = (rotate(x, *self.last_rotation, self.scoring.interleaved) for x in (q, k))
+            q, k = (rotate(x, *self.last_rotation, self.scoring) for x in (q, k))
         bytes_per_row = q.shape[0] * q.shape[2] * self.k.shape[2] * q.element_size()
         pieces = (x.split(max(1, SCORE_BYTES // bytes_per_row), dim=1) for x in (q, k, v))
         return torch.cat([self._attend(*piece) for piece in zip(*pieces, strict=True)], dim=1)
@@ -126,7 +128,9 @@ class LayerKVCache:
             scores = scores + self.alibi.unflatten(1, (n_groups, 1, -1))
         if self.scoring.soft_cap is not None:
             scores = self.scoring.soft_cap * torch.tanh(scores / self.scoring.soft_cap)
-        pattern = scores.masked_fill(~self.visible_keys[:, None, None, None], -torch.inf).softmax(dim=-1)
+        scores = scores.masked_fill(~self.visible_keys[:, None, None, None], -torch.inf)
+        sinks = None if self.scoring.sinks is None else self.scoring.sinks.reshape(n_groups, 1, -1)
+        pattern = attention_scores.attention(scores, None if sinks is None else sinks.expand(scores.shape[:-1]))
         to_own, to_others = pattern.gather(-1, last_key), pattern.scatter(-1, last_key, 0.0)
         z = (to_others.flatten(2, 3) @ self.v).unflatten(2, (n_rows, -1)) + to_own * v.transpose(1, 2)[:, :, :, None]
         return z.transpose(1, 2).flatten(2, 3)
@@ -138,6 +142,7 @@ class LayerKVCache:
         """
         assert self.values is not None
         seen = dict(self.values.seen)
+        q, k, v = (self.scoring.clipped(x) for x in (q, k, v))
         at = torch.arange(len(q), device=q.device), self.last.to(q.device)
         for name, own in (("k", k), ("v", v), ("resid", resid)):
             if name in seen:

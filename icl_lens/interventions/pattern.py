@@ -16,7 +16,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
-from icl_lens.models.attention_scores import rotate
+from icl_lens.models.attention_scores import AttentionScoring, rotate
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
 
@@ -42,6 +42,8 @@ class LayerValues:
         ):
             flat = norm.width != self.view.d_head  # one norm over all heads
             value = norm(value.flatten(2)).unflatten(2, value.shape[2:]) if flat else norm(value)
+        if name.removesuffix("_normed") in ("q", "k", "v"):
+            value = attention_scores.attention_scoring(self.view, self.layer).clipped(value)
         self.seen[name.removesuffix("_normed")] = value
 
     def heads(
@@ -123,10 +125,10 @@ def score_inputs(values: LayerValues, chosen: Sequence[int], *, position_share: 
 
 
 def without_rotation(
-    x: Float[Tensor, "batch pos head d_head"], cos: Tensor, sin: Tensor, interleaved: bool
+    x: Float[Tensor, "batch pos head d_head"], cos: Tensor, sin: Tensor, scoring: AttentionScoring
 ) -> Float[Tensor, "batch pos head d_head"]:
     """Return queries or keys as if at position 0, keeping the scale that some families apply with the rotation."""
-    return rotate(x, (cos.square() + sin.square()).sqrt(), torch.zeros_like(sin), interleaved)
+    return rotate(x, (cos.square() + sin.square()).sqrt(), torch.zeros_like(sin), scoring)
 
 
 def recompute_pattern(
@@ -150,10 +152,10 @@ def recompute_pattern(
         cos, sin = (x.to(q.device, dtype) for x in rotation(values, mask))
         at_q, at_k = (values.at_queries(cos), values.at_queries(sin)), (cos, sin)
         free_q, free_k = (
-            without_rotation(q, *at_q, scoring.interleaved),
-            without_rotation(k, *at_k, scoring.interleaved),
+            without_rotation(q, *at_q, scoring),
+            without_rotation(k, *at_k, scoring),
         )
-        q, k = rotate(q, *at_q, scoring.interleaved), rotate(k, *at_k, scoring.interleaved)
+        q, k = rotate(q, *at_q, scoring), rotate(k, *at_k, scoring)
     elif inputs.q_share is not None and inputs.k_share is not None:
         free_q, free_k = q - inputs.q_share.to(dtype), k - inputs.k_share.to(dtype)
     logits = einsum(q, k, product)
@@ -173,7 +175,8 @@ def recompute_pattern(
     allowed = allowed & mask.to(k.device)[:, None, None, :]
     # Padding before a prompt attends to nothing; its rows are never read, but must not be NaN.
     allowed = allowed | ~allowed.any(-1, keepdim=True)
-    return torch.softmax(logits.masked_fill(~allowed, -torch.inf), dim=-1).to(inputs.q.dtype)
+    sinks = None if scoring.sinks is None else scoring.sinks[list(chosen), None].expand(logits.shape[:-1])
+    return attention_scores.attention(logits.masked_fill(~allowed, -torch.inf), sinks).to(inputs.q.dtype)
 
 
 def rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations
-from icl_lens.attribution.head_projection import AttentionRow, HeadProjection, check_parts, require_writers
-from icl_lens.attribution.qk_metric import project
+from icl_lens.attribution.head_projection import AttentionRow, HeadProjection, check_attention, require_writers
 from icl_lens.models.head import Head
 from icl_lens.prompts.roles import role_indices
 
@@ -54,7 +53,7 @@ class Receiver:
         self.v = acts.values(head.layer)[:, :, self.view.kv_head(head.head), None].to(self.q)
         self.attention = self.row.pattern()[:, 0]
         self.z = acts.z[:, head.layer, head.head].to(self.q)
-        check_parts(acts, head, "attention does not follow from the scores", self.attention - acts.pattern[:, *head])
+        check_attention(acts, head, self.row, self.attention)
 
     def z_from(
         self,
@@ -102,7 +101,7 @@ class Receiver:
                 if distinct is not None:
                     u = distinct.to(u) @ u
                 x = self.writers.resid_pre[rows[piece], self.head.layer, None].to(u)
-                found[piece] = project(self.view, self.head, part, projection.norm(x - u))[:, index_of_variant]
+                found[piece] = projection.project(x - u)[:, index_of_variant]
         found = found.unflatten(0, projection.rows.shape)
         rotated = projection.rotate(found, positions)
         return rotated * projection.scoring.scale if part == "q" else rotated

@@ -1,7 +1,7 @@
-"""Compute attention scores from queries and keys: scale, soft cap, window, rotation, ALiBi."""
+"""Compute attention scores from queries and keys: clipping, scale, soft cap, window, rotation, ALiBi, sinks."""
 
 import sys
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,17 +16,35 @@ class RotaryAnglesUnavailable(InputError):
     """Raised when a model does not expose its rotary angles."""
 
 
+Pairs = Literal["halves", "adjacent", "adjacent, angles in halves"]
+"""The dimensions of a head that rotate together: i and i + d_rotary/2, or 2i and 2i + 1.
+
+Angles have the order of the dimensions, except in "adjacent, angles in halves" (GLM, ERNIE).
+"""
+
+
 class AttentionScoring(NamedTuple):
     """The scoring of one attention layer: `soft_cap(scale · q·k)` within an attention window (None: all keys).
 
-    `position` is the type of positional embedding; `interleaved` tells whether rotation pairs adjacent dimensions.
+    `position` is the type of positional embedding. `clip` bounds the entries of queries, keys and values (OLMo);
+    `norms_rotated` tells whether queries and keys are normed after their rotation (HunYuan) instead of before;
+    `sinks` holds each head's logit of attention to nothing (gpt-oss).
     """
 
     scale: float
     soft_cap: float | None
     window: int | None
     position: str
-    interleaved: bool
+    pairs: Pairs
+    rotates_whole_heads: bool = False
+    """Whether angles for half a head's width are those of all its pairs (gpt-oss), not of a part of the head."""
+    clip: float | None = None
+    norms_rotated: bool = False
+    sinks: Float[Tensor, " head"] | None = None
+
+    def clipped(self, x: Tensor) -> Tensor:
+        """Return queries, keys or values with their entries clipped as in the model."""
+        return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
 
 def attention_scoring(view: ModelView, layer: int) -> AttentionScoring:
@@ -38,13 +56,42 @@ def attention_scoring(view: ModelView, layer: int) -> AttentionScoring:
         local = bool(getattr(cfg, "use_local_attn", False)) and cfg.attn_types[layer] == "local"
         cap = float(getattr(cfg, "attn_scores_soft_cap", -1.0))
         scale = 1.0 / float(attn.attn_scale)
-        interleaved = bool(getattr(cfg, "rotary_adjacent_pairs", False))
-        return AttentionScoring(
-            scale, cap if cap > 0 else None, cfg.window_size if local else None, position, interleaved
-        )
-    cap = getattr(hf_attn, "attn_logit_softcapping", None)
-    interleaved = view.architecture.startswith(("GPTJ", "Cohere"))
-    return AttentionScoring(_score_scale(hf_attn), cap or None, _window(view, hf_attn), position, interleaved)
+        pairs: Pairs = "adjacent" if getattr(cfg, "rotary_adjacent_pairs", False) else "halves"
+        return AttentionScoring(scale, cap if cap > 0 else None, cfg.window_size if local else None, position, pairs)
+    sinks = getattr(hf_attn, "sinks", None)
+    return AttentionScoring(
+        scale=_score_scale(hf_attn),
+        soft_cap=getattr(hf_attn, "attn_logit_softcapping", None) or None,
+        window=_window(view, hf_attn),
+        position=position,
+        pairs=_pairs(cfg, hf_attn),
+        rotates_whole_heads=not hasattr(hf_attn, "embed_positions") and _rotates_whole_heads(cfg),
+        clip=_clip(hf_attn),
+        norms_rotated=bool(getattr(cfg, "qk_norm_after_rope", False)),
+        sinks=sinks.detach().to(view.unembed_device) if isinstance(sinks, Tensor) else None,
+    )
+
+
+def _pairs(cfg: Any, hf_attn: Any) -> Pairs:
+    """Return which dimensions rotate together, as TransformerLens states it, or in tables of sines (GPT-J, CodeGen)."""
+    if getattr(cfg, "rotary_interleaved_cos_sin", False) or hasattr(hf_attn, "embed_positions"):
+        return "adjacent"
+    return "adjacent, angles in halves" if getattr(cfg, "rotary_adjacent_pairs", False) else "halves"
+
+
+def _rotates_whole_heads(cfg: Any) -> bool:
+    """Return whether the configuration rotates all dimensions of a head, as TransformerLens reads it."""
+    parameters = getattr(cfg, "rope_parameters", None)
+    factor = parameters.get("partial_rotary_factor", 1.0) if isinstance(parameters, dict) else 1.0
+    return float(getattr(cfg, "rotary_pct", factor)) == 1.0
+
+
+def _clip(hf_attn: Any) -> float | None:
+    """Return the bound on entries of queries, keys and values, which is the module's or its configuration's."""
+    if hasattr(hf_attn, "clip_qkv"):  # MPT does not clip if it is 0
+        return float(hf_attn.clip_qkv) if hf_attn.clip_qkv else None
+    clip = getattr(getattr(hf_attn, "config", None), "clip_qkv", None)
+    return None if clip is None else float(clip)
 
 
 def _window(view: ModelView, hf_attn: Any) -> int | None:
@@ -101,15 +148,27 @@ def no_rotation(like: Tensor) -> tuple[Tensor, Tensor]:
     return angles, angles
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, scoring: AttentionScoring) -> Tensor:
     """Rotate x [batch pos head d_head] by angles [batch pos d_rotary]; dimensions after d_rotary are unchanged."""
+    if scoring.rotates_whole_heads and 2 * cos.shape[-1] == x.shape[-1]:
+        cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
     n = cos.shape[-1]
     part, rest = x[..., :n], x[..., n:]
-    if interleaved:
-        flipped = torch.stack([-part[..., 1::2], part[..., ::2]], dim=-1).flatten(-2)
-    else:
+    if scoring.pairs == "halves":
         flipped = torch.cat([-part[..., n // 2 :], part[..., : n // 2]], dim=-1)
+    else:
+        flipped = torch.stack([-part[..., 1::2], part[..., ::2]], dim=-1).flatten(-2)
+    if scoring.pairs == "adjacent, angles in halves":
+        cos, sin = (angle[..., : n // 2].repeat_interleave(2, dim=-1) for angle in (cos, sin))
     return torch.cat([part * cos[:, :, None] + flipped * sin[:, :, None], rest], dim=-1)
+
+
+def attention(scores: Float[Tensor, "*rest key"], sink: Float[Tensor, "*rest"] | float | None) -> Tensor:
+    """Return the softmax of scores over keys, with a head's sink as one more key that has no value."""
+    if sink is None:
+        return torch.softmax(scores, dim=-1)
+    sink = torch.as_tensor(sink).to(scores)[..., None].expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
 
 
 def alibi(view: ModelView, layer: int, key_mask: Tensor) -> Float[Tensor, "batch head key"]:

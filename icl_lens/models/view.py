@@ -442,6 +442,20 @@ class ModelView:
                 for module in training:
                     module.training = True
 
+    @contextmanager
+    def hooks_disabled(self) -> Iterator[None]:
+        """Disable all forward hooks, and thereby all edits, inside the `with` block."""
+        with self.exclusive_pass():
+            points = {id(point): point for point in self.model.hook_dict.values() if point.fwd_hooks}.values()
+            hooks = [(point, dict(point._forward_hooks)) for point in points]
+            try:
+                for point, _ in hooks:
+                    point._forward_hooks.clear()
+                yield
+            finally:
+                for point, own in hooks:
+                    point._forward_hooks.update(own)
+
     # Hook names ------------------------------------------------------------------------------------------
 
     @cached_property

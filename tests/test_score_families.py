@@ -1,0 +1,198 @@
+"""Scores of families that rotate, norm, clip, scale or share out attention in their own way, against transformers."""
+
+from typing import Any
+
+import families
+import pytest
+import torch
+from tolerance import assert_close
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import icl_lens as il
+from icl_lens.models import attention_scores
+from icl_lens.models.view import ModelView
+
+SIZES: dict[str, Any] = {
+    "vocab_size": families.VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 40,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 24,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+}
+PARTIAL = {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}
+TEXT = "sad : yes happy : no dog : no cat : yes France : no red"
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adjacent pairs": ("glm", {"head_dim": 16, "attention_bias": True}),
+    "adjacent pairs, part of a head": ("glm", {"head_dim": 16, "rope_parameters": PARTIAL}),
+    "adjacent pairs, norms around sublayers": ("glm4", {"head_dim": 8, "attention_bias": True}),
+    "adjacent pairs, ERNIE": ("ernie4_5", {"head_dim": 8, "use_bias": True}),
+    "adjacent pairs, ERNIE, experts": (
+        "ernie4_5_moe",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 0, "use_bias": True},
+    ),
+    "angles of half a head's width, sinks": ("gpt_oss", {"head_dim": 8, **EXPERTS}),
+    "YaRN, angles of half a head's width, sinks": ("gpt_oss", {"head_dim": 12, "rope_parameters": YARN, **EXPERTS}),
+    "YaRN": ("qwen3", {"head_dim": 12, "rope_parameters": YARN}),
+    "clipped": ("olmo", {"clip_qkv": 0.7}),
+    "normed jointly, then clipped": ("olmoe", {"clip_qkv": 0.7, **EXPERTS}),
+    "normed after rotation": ("hunyuan_v1_dense", {"head_dim": 12, "attention_bias": True}),
+    "scaled by a multiplier": ("granite", {"attention_multiplier": 0.9, "attention_bias": True}),
+    "partial rotation": ("nemotron", {"attention_bias": True, "rope_parameters": PARTIAL}),
+}
+ROTATED = [kind for kind in KINDS if kind != "normed after rotation"]
+
+
+@pytest.fixture(scope="module")
+def tiny_of(tmp_path_factory: pytest.TempPathFactory):
+    """Return a function that builds a random model of a kind: (Hugging Face model, the same in the package)."""
+    built: dict[str, tuple[Any, Any]] = {}
+
+    def build(kind: str) -> tuple[Any, Any]:
+        if kind not in built:
+            model_type, options = KINDS[kind]
+            config = AutoConfig.for_model(model_type, **SIZES | options)
+            hf: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+            families.randomize(hf, seed=len(kind))
+            for name, sinks in hf.named_parameters():
+                if name.endswith(".sinks"):  # large enough to take attention away
+                    sinks.data += 10.0
+            folder = tmp_path_factory.mktemp("model")
+            hf.save_pretrained(folder)
+            built[kind] = hf, il.load_model(str(folder), tokenizer=families.tokenizer(), device="cpu")
+        return built[kind]
+
+    return build
+
+
+def own_run(hf: Any) -> Any:
+    ids = families.tokenizer()(TEXT)["input_ids"]
+    with torch.no_grad():
+        return hf(torch.tensor([ids]), output_attentions=True, output_hidden_states=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ROTATED)
+def test_scores_are_the_logarithm_of_transformers_attention(kind, tiny_of):
+    """In the first layer, whose inputs transformers returns in every family, and in the last one."""
+    hf, model = tiny_of(kind)
+    out, view = own_run(hf), ModelView.of(model)
+    for layer, head in ((0, 1), (2, 5)):
+        x, attention = out.hidden_states[layer][0], out.attentions[layer][0, head, -1]
+        last = len(x) - 1
+        keys = [0, 1, last // 2, last - 1, last]
+        metrics = [il.query_key_metric(view, (layer, head), distance=last - key) for key in keys]
+        found = torch.cat([one.scores(x[last:], x[[key]])[0] for key, one in zip(keys, metrics, strict=True)])
+        expected = attention[keys].log()
+        assert expected.std() > 0.1
+        assert_close(found - found.mean(), expected - expected.mean())
+
+
+def own_projection(hf: Any, layer: int, head: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Return a head's unrotated queries and keys of all positions of x, and their scale, from transformers' modules."""
+    block = hf.model.layers[layer]
+    attn, config = block.self_attn, hf.config
+    with torch.no_grad():
+        y = block.input_layernorm(x)
+        q, k = attn.q_proj(y), attn.k_proj(y)
+        if config.model_type == "olmoe":
+            q, k = attn.q_norm(q), attn.k_norm(k)
+        if (clip := getattr(config, "clip_qkv", None)) is not None:
+            q, k = q.clamp(-clip, clip), k.clamp(-clip, clip)
+        d_head = attn.head_dim
+        q, k = q.unflatten(-1, (-1, d_head))[:, head], k.unflatten(-1, (-1, d_head))[:, head // 2]
+        if config.model_type == "qwen3":
+            q, k = attn.q_norm(q), attn.k_norm(k)
+        if config.model_type == "hunyuan_v1_dense":
+            q, k = attn.query_layernorm(q), attn.key_layernorm(k)
+        rotary = hf.model.rotary_emb
+    return q, k, attn.scaling * float(getattr(rotary, "attention_scaling", 1.0)) ** 2
+
+
+UNROTATED = [
+    "adjacent pairs",
+    "YaRN, angles of half a head's width, sinks",
+    "YaRN",
+    "clipped",
+    "normed jointly, then clipped",
+    "normed after rotation",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", UNROTATED)
+def test_similarity_is_the_product_of_transformers_queries_and_keys(kind, tiny_of):
+    hf, model = tiny_of(kind)
+    batch = il.tokenize(model, [il.Prompt.parse(f"{TEXT} :", answer="no")], prepend_bos=False)
+    with torch.no_grad():
+        hidden = hf(batch.tokens, output_hidden_states=True).hidden_states
+    heads = [(0, 2), (1, 5)]
+    found = il.label_similarity(model, batch, heads)[0]
+    assert batch.prediction_positions is not None
+    rows = [*batch.prediction_positions[0].tolist(), int(batch.last[0])]
+    for (layer, head), scores in zip(heads, found, strict=True):
+        q, k, scale = own_projection(hf, layer, head, hidden[layer][0])
+        assert_close(scores, scale * q[rows] @ k[batch.label_positions[0]].T)
+
+
+def test_a_distance_is_refused_where_scores_depend_on_more_than_it(tiny_of):
+    hf, model = tiny_of("normed after rotation")
+    with pytest.raises(
+        il.InputError, match=r"distance must be None for HunYuan.* got 2; use il\.attention_score_parts"
+    ):
+        il.query_key_metric(model, (0, 1), distance=2)
+    out = own_run(hf)
+    x = out.hidden_states[1][0]
+    q, k, scale = own_projection(hf, 1, 4, x)
+    assert_close(il.query_key_metric(model, (1, 4)).scores(x, x), scale * q @ k.T)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["adjacent pairs", "YaRN, angles of half a head's width, sinks", "normed after rotation"]
+)
+def test_score_parts_of_unusual_attention_sum_to_the_scores(kind, tiny_of):
+    hf, model = tiny_of(kind)
+    batch = il.tokenize_text(model, TEXT, prepend_bos=False)
+    acts = il.capture(model, batch, writers=True)
+    parts = il.attention_score_parts(acts, (2, 3))
+    attention = own_run(hf).attentions[2][0, 3, -1]
+    assert_close(parts.pattern[0], attention)
+    assert_close(parts.query_side.sum(-1), parts.scores)
+    assert_close(parts.key_side.sum(-1), parts.scores)
+    found, expected = parts.scores[0], attention.log()
+    assert_close(found - found.mean(), expected - expected.mean())
+
+
+@pytest.mark.parametrize("wrong", ["pairs", "scale", "sinks", "rotates_whole_heads"])
+def test_scores_that_differ_from_the_models_attention_are_refused(wrong, tiny_of, monkeypatch):
+    """Here, what a model states about its attention is read wrongly."""
+    _, model = tiny_of("YaRN, angles of half a head's width, sinks")
+    batch = il.tokenize(model, [il.Prompt.parse(f"{TEXT} :", answer="no")], prepend_bos=False)
+    read = attention_scores.attention_scoring
+
+    def misread(view: ModelView, layer: int) -> attention_scores.AttentionScoring:
+        own = read(view, layer)
+        changed = {"pairs": "adjacent", "scale": own.scale * 1.05, "sinks": None, "rotates_whole_heads": False}
+        return own._replace(**{wrong: changed[wrong]})
+
+    monkeypatch.setattr(attention_scores, "attention_scoring", misread)
+    for use in (
+        lambda: il.query_key_metric(model, (0, 2)),
+        lambda: il.query_key_metric(model, (0, 2), distance=4),
+        lambda: il.label_similarity(model, batch, [(0, 2)]),
+    ):
+        with pytest.raises(il.InputError, match=r"attention scores of GptOssForCausalLM are not supported: in L0H2"):
+            use()
