@@ -100,6 +100,8 @@ def _window(view: ModelView, hf_attn: Any) -> int | None:
     if kind is not None:
         return int(view.hf_config_value("window_size", 0)) if kind == "local" else None
     window = getattr(hf_attn, "sliding_window", None)
+    if not getattr(hf_attn, "is_sliding", True):  # EXAONE 4 states a window in layers that do not use it
+        return None
     if window is None and view.hf_config_value("layer_types", None) is None:
         window = view.hf_config_value("sliding_window", None)
     return int(window) if window else None
