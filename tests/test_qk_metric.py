@@ -207,6 +207,27 @@ def test_copying_agrees_with_hugging_face(family, load_tiny, family_folder):
     assert_close(found.logits, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bloom", "granite", "gemma2", "gpt2", "opt", "gptj"])
+def test_copying_reads_tokens_as_the_first_layer_does(family, load_tiny, family_folder):
+    """Normed in BLOOM, multiplied in Granite and Gemma; without learned positions."""
+    hf: Any = AutoModelForCausalLM.from_pretrained(family_folder(family)).eval()
+    model, tokens = load_tiny(family), [6, 12, 21, 30]
+    with torch.no_grad():
+        x = hf(torch.tensor(tokens)[:, None], output_hidden_states=True).hidden_states[0][:, 0]
+        if family == "gpt2":
+            x = x - hf.transformer.wpe.weight[0]
+        if family == "opt":
+            x = x - hf.model.decoder.embed_positions.weight[2]
+    found, expected = il.head_copying(model, (0, 1), tokens), il.head_copying(model, (0, 1), tokens, inputs=x)
+    assert_close(found.logits, expected.logits)
+    if family == "bloom":
+        unnormed = il.head_copying(model, (0, 1), tokens, inputs=hf.transformer.word_embeddings.weight[tokens].detach())
+        assert (found.logits - unnormed.logits).abs().max() > 0.05
+    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: 2 * x + 1)]):
+        assert torch.equal(il.head_copying(model, (0, 1), tokens).logits, found.logits)
+
+
 # The yardsticks.
 
 

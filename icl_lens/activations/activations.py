@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from icl_lens.activations.decompose import head_outputs, repeat_kv
 from icl_lens.activations.recorder import ReadPlan, Recorder, at_positions
 from icl_lens.activations.serialization import read_metadata, read_tensors, write_tensors
-from icl_lens.activations.writers import Writers
+from icl_lens.activations.writers import Writers, has_pos_embed
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.independent_rows import first_angles
@@ -466,15 +467,37 @@ class _Stop(Exception):
 
 def _embedded(model: Any, batch: PromptBatch) -> Float[Tensor, "batch pos d_embed"]:
     """Return the batch's token embeddings from a truncated forward pass, since families scale or norm them."""
-    seen: list[Tensor] = []
+    return _before_layers(model, batch.tokens, batch.attention_mask, "hook_embed")["hook_embed"]
 
-    def keep(value: Tensor, hook: Any) -> None:
-        seen.append(value.detach().clone())
-        raise _Stop
 
-    with suppress(_Stop), torch.no_grad(), model.hooks(fwd_hooks=[("hook_embed", keep)]):
-        model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
-    return seen[0]
+def _before_layers(model: Any, tokens: Tensor, mask: Tensor, last: str) -> dict[str, Tensor]:
+    """Run a forward pass up to the hook `last`; return what this hook and the one of position embeddings have seen."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(value: Tensor, hook: Any, name: str) -> None:
+        seen[name] = value.detach().clone()
+        if name == last:
+            raise _Stop
+
+    hooks = [(name, partial(keep, name=name)) for name in ("hook_pos_embed", last) if name in model.hook_dict]
+    with suppress(_Stop), torch.no_grad(), model.hooks(fwd_hooks=hooks):
+        model(tokens, attention_mask=mask, return_type="logits")
+    return seen
+
+
+def token_inputs(view: ModelView, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
+    """Return what the first layer reads of each token, without its position.
+
+    These are embeddings after the norm of BLOOM or the multiplier of Gemma and Granite. Active hooks are disabled.
+    """
+    last = view.hook(0, "hook_resid_pre")
+    rows = tokens[:, None].to(view.cfg.device)
+    with view.hooks_disabled():
+        seen = _before_layers(view.model, rows, torch.ones_like(rows), last)
+    x = seen[last][:, 0].to(view.unembed_device, view.compute_dtype)
+    if not has_pos_embed(view):
+        return x
+    return x - seen["hook_pos_embed"].to(x).expand(len(x), 1, -1)[:, 0]
 
 
 def _check_sums(acts: Activations) -> None:

@@ -9,6 +9,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from icl_lens.activations.activations import token_inputs
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -69,8 +70,9 @@ def head_copying(
 ) -> HeadCopying:
     """Return a head's OV circuit `W_E W_V W_O W_U` restricted to some tokens.
 
-    The norm before attention is applied between W_E and W_V, the final norm's gain between W_O and W_U. `inputs` are
-    residual streams to use instead of the token embeddings, such as the actual inputs of the head's layer.
+    The norm before attention is applied between W_E and W_V, the final norm's gain between W_O and W_U. Embeddings are
+    those that the first layer reads, without positions: normed in BLOOM, multiplied in Gemma and Granite. `inputs` are
+    residual streams to use instead, such as the actual inputs of the head's layer.
 
     Raise InputError for an unknown head or token, fewer than two tokens, duplicate tokens, or `inputs` that are not one
     vector per token.
@@ -88,7 +90,7 @@ def head_copying(
     if ids.ndim != 1 or len(ids) < 2 or len(ids.unique()) < len(ids):
         raise InputError(f"tokens must be at least two different ids, got {ids.tolist()}; pass each token once")
     ids = ids.to(view.unembed_device)
-    read = view.model.W_E.detach().to(view.unembed_device)[ids] if inputs is None else inputs
+    read = token_inputs(view, ids) if inputs is None else inputs
     if read.shape != (len(ids), view.d_model):
         raise InputError(
             f"inputs must have shape {(len(ids), view.d_model)}, one residual stream per token, got {tuple(read.shape)}"
