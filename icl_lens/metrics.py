@@ -178,6 +178,61 @@ def label_log_odds(
     return own - scores.masked_fill(~others, -torch.inf).logsumexp(-1)
 
 
+def label_aurocs(
+    scores: Float[Tensor, "batch label"],
+    label: Int[Tensor, " batch"],
+    *,
+    choices: Bool[Tensor, "batch label"] | None = None,
+    weights: Float[np.ndarray, "draw batch"] | None = None,
+) -> Float[np.ndarray, "draw label"]:
+    """Return how well each label's log-odds tell the prompts that have it as `label` from the others, 0 to 1.
+
+    For each label, this is the probability that its log-odds (`label_log_odds`) are larger in a prompt whose `label` it
+    is than in one where it is another choice; ties count half, chance is ½. A preference for a label, however strong,
+    does not change it, as it would accuracy. With `label=batch.answer`, it says whether a model tells the classes
+    apart. `scores` are log-probabilities.
+
+    `weights` gives each prompt a weight in each bootstrap draw, as `weights_with_data` does; without it, there is one
+    row, that of the data. NaN for a label that all prompts or none of them have. Raise InputError for prompts with only
+    one label.
+
+    Example:
+        >>> from icl_lens.metrics import label_aurocs
+        >>> scores = torch.tensor([[-3.0, -1.0], [-5.0, -1.0], [-5.0, -1.5]])  # always prefers the second label
+        >>> label_aurocs(scores, torch.tensor([0, 1, 1])).tolist()
+        [[1.0, 1.0]]
+    """
+    n, n_labels = scores.shape
+    weights = np.full((1, n), 1 / n) if weights is None else weights
+    is_choice = torch.ones_like(scores, dtype=torch.bool) if choices is None else choices.to(scores.device)
+    found = np.full((len(weights), n_labels), np.nan)
+    for index in range(n_labels):
+        rows = is_choice[:, index].nonzero()[:, 0]
+        if not len(rows):
+            continue
+        own = torch.full_like(rows, index)
+        odds = label_log_odds(scores[rows], own, choices=is_choice[rows]).double().cpu().numpy()
+        is_positive = (label.to(rows.device)[rows] == index).cpu().numpy()
+        if is_positive.all() or not is_positive.any():
+            continue
+        positive, negative = odds[is_positive], odds[~is_positive]
+        wins = (positive[:, None] > negative) + 0.5 * (positive[:, None] == negative)
+        of_row = weights[:, rows.cpu().numpy()]
+        first, second = of_row[:, is_positive], of_row[:, ~is_positive]
+        with np.errstate(invalid="ignore"):  # a draw without one of the two kinds
+            found[:, index] = ((first @ wins) * second).sum(1) / (first.sum(1) * second.sum(1))
+    return found
+
+
+def mean_aurocs(aurocs: Float[np.ndarray, "draw label"]) -> Float[np.ndarray, " draw"]:
+    """Return the mean over the labels that have an AUROC in the data, the first row of `label_aurocs`; NaN if none has.
+
+    A draw in which one of them has none is NaN.
+    """
+    defined = np.isfinite(aurocs[0])
+    return aurocs[:, defined].mean(1) if defined.any() else np.full(len(aurocs), np.nan)
+
+
 def majority_label(label_index: Int[Tensor, "batch demo"]) -> Int[Tensor, " batch"]:
     """Return the most frequent label among each prompt's demonstrations, -1 for a tie.
 
@@ -313,6 +368,14 @@ def cluster_weights(
     counts, place = draw_clusters(clusters, draws=draws, seed=seed)
     weights = counts[:, place].astype(float)
     return weights / weights.sum(1, keepdims=True)
+
+
+def weights_with_data(
+    clusters: Sequence[object] | np.ndarray, *, draws: int = 2000, seed: int = 0
+) -> Float[np.ndarray, "draw row"]:
+    """Return the weights of the rows: first those of the data, all equal, then those of each draw of clusters."""
+    data = np.full((1, len(clusters)), 1 / len(clusters))
+    return np.concatenate([data, cluster_weights(clusters, draws=draws, seed=seed)])
 
 
 def draw_clusters(

@@ -7,9 +7,9 @@ import pytest
 from tiny_study import tiny_study
 
 from experiments.findings.shared_heads import FINDING
-from experiments.framework.estimate import weights_with_data
 from experiments.framework.overlap import drawn_lists, expected_overlap, overlap
 from experiments.framework.run import measure
+from icl_lens.metrics import weights_with_data
 
 
 def lists_of(counts: list[int], n_heads: int) -> list[np.ndarray]:

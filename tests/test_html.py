@@ -305,6 +305,11 @@ SHARED_TOKENS = SEVERAL_TOKENS | {"label_token_names": (("␣", "bar"), ("␣", 
         ({"prompt": il.Prompt.parse(ex.PAPER)}, ["The model predicts"], "correctly"),
         ({"label_log_probs": (-0.1, -3.0)}, ["The model predicts bar, not foo"], "correctly"),
         (
+            {"label_log_probs": (-5.0, -4.0), "next_tokens": (("␣Seoul", 0.155),)},
+            ["Most probable: ␣Seoul (15.5%); among the labels: foo (1.8%), correctly", "most probable label"],
+            "The model predicts",
+        ),
+        (
             SEVERAL_TOKENS,
             ["Among the labels, the model prefers", "−7.250", "'bar' is scored by '␣', which is only white space"],
             "The model predicts",
@@ -606,3 +611,17 @@ def test_the_caller_names_what_a_heatmap_of_a_tensor_shows():
         assert 'aria-label="L0H1, −0.500"' in source or 'aria-label="L0H1, -0.500"' in source
         assert 'data-unit=""' in source
         assert "ncrease" not in source.partition("</style>")[2].partition("<script")[0]
+
+
+def test_the_headline_follows_the_vocabulary():
+    """A label at 1.8% is not what the model predicts if another token has 15.5%."""
+    paper = ex.made()
+    other = replace(paper, label_log_probs=(-5.0, -4.0), next_tokens=(("␣Seoul", 0.155), ("␣foo", 0.018)))
+    assert paper.headline == "The model predicts 'foo', correctly"
+    assert other.headline == "Most probable: 'Seoul' (15.5%); among the labels: 'foo' (1.8%), correctly"
+    assert (paper.predicts_label, other.predicts_label) == (True, False)
+    text = ex.terminal_text(other)
+    assert other.headline in " ".join(text.split())
+    assert "most probable label" in text
+    assert "Among the labels, both prefer foo" in Page(il.compare(paper, other).to_html()).text
+    assert "Both predict foo" in Page(il.compare(paper, paper).to_html()).text

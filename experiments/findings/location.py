@@ -19,11 +19,12 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.findings.ablation import ablated_scores
-from experiments.framework.estimate import Comparison, compare, compare_drawn, weights_with_data
+from experiments.framework.estimate import Comparison, compare, compare_drawn
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
 from experiments.framework.locating import METHODS, Scores, best_heads
 from experiments.framework.plotting import COLORS, cell_rows, dots, legend_below
 from experiments.framework.study import N_RANDOM_SETS, RANKINGS, Study, clusters_of
+from icl_lens.metrics import weights_with_data
 
 SHOWN_HEADS = 20
 NO_CONTRIBUTION = "located heads add nothing above zero on held-out prompts, so shares would be those of noise"

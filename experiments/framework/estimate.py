@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
-from icl_lens.metrics import cluster_weights
+from icl_lens.metrics import cluster_weights, weights_with_data
 from icl_lens.models.head import Head
 
 DRAWS = 2000
@@ -182,18 +182,13 @@ def compare_drawn(
 ) -> Comparison:
     """Compare two statistics, each computed from the data (first) and from each bootstrap draw of clusters.
 
-    Use it for statistics that are not means over prompts, such as the overlap of two lists; see `weights_with_data`.
+    Use it for statistics that are not means over prompts, such as the overlap of two lists; see
+    `icl_lens.metrics.weights_with_data`.
     """
     control = np.broadcast_to(np.asarray(control, dtype=float), quantity.shape)
     difference = quantity - control
     low, high = _interval(float(difference[0]), difference[1:], n_clusters - 1, n_clusters, bounds)
     return Comparison(float(quantity[0]), float(control[0]), low, high, n_prompts, n_clusters, n_heads)
-
-
-def weights_with_data(clusters: Int[np.ndarray, " row"], *, seed: int = 0) -> Float[np.ndarray, "draw row"]:
-    """Return the weights of the rows: first those of the data, all equal, then those of each draw of clusters."""
-    data = np.full((1, len(clusters)), 1 / len(clusters))
-    return np.concatenate([data, cluster_weights(clusters, seed=seed)])
 
 
 def _drawn_weights(n: int, draws: int, rng: np.random.Generator) -> Float[np.ndarray, "draw n"]:

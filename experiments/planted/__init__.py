@@ -31,6 +31,9 @@ are the same in all kinds of one seed; together they favor some labels over othe
 The models are GPT-2s with untied embeddings. A learned position embedding can hold waves, for which looking back by a
 fixed number of tokens is a linear map, without affecting other comparisons; a rotary one turns every query and key.
 An untied unembedding reads directions of its own, so a token's embedding does not add to the prediction.
+
+Each kind can prefer one label: `build(kind, folder, preference=2.0)` adds 2 nats to the logit of "bar" after every
+prompt, through the bias of the final norm.
 """
 
 from experiments.planted.build import Planted, build

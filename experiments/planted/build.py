@@ -13,7 +13,7 @@ from experiments.planted import circuits
 from experiments.planted.circuits import Kind, Role
 from experiments.planted.heads import D_HEAD, N_HEADS, HeadWeights, noise_head
 from experiments.planted.stream import D_MODEL, N_POSITIONS, Stream, draw_stream, embeddings
-from experiments.planted.vocabulary import make_tokenizer, texts, token_ids
+from experiments.planted.vocabulary import LABELS, make_tokenizer, texts, token_ids
 from icl_lens.files import write_text
 from icl_lens.models.head import Head
 
@@ -32,8 +32,11 @@ class Planted:
     """Planted heads by role, the strongest first; all other heads are noise."""
 
 
-def build(kind: Kind, folder: Path, *, seed: int = 0) -> Planted:
-    """Write a planted model, drawn from `seed`, into `folder` and return the truth about it."""
+def build(kind: Kind, folder: Path, *, seed: int = 0, preference: float = 0.0, preferred: str = "bar") -> Planted:
+    """Write a planted model, drawn from `seed`, into `folder` and return the truth about it.
+
+    The bias of the final norm adds `preference` nats to the logit of the label `preferred`, and none to other labels.
+    """
     generator = torch.Generator().manual_seed(seed)
     stream = draw_stream(generator)
     with torch.random.fork_rng(devices=[]):  # transformers draws weights, all of which are replaced here
@@ -55,6 +58,9 @@ def build(kind: Kind, folder: Path, *, seed: int = 0) -> Planted:
         for table in tables:
             norms = table.norm(dim=1, keepdim=True)
             table.normal_(generator=generator).mul_(norms / math.sqrt(D_MODEL))
+    ids = [token_ids()[label] for label in LABELS]
+    wanted = preference * torch.tensor([float(label == preferred) for label in LABELS])
+    model.transformer.ln_f.bias.data[:] = torch.linalg.pinv(model.lm_head.weight.data[ids]) @ wanted
     model.save_pretrained(folder)
     make_tokenizer(N_POSITIONS).save_pretrained(folder)
     words = folder / "words.json"

@@ -13,6 +13,7 @@ from icl_lens.errors import check_choice
 from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT, FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
+from icl_lens.report.number_format import percent
 
 Table = Literal["heads", "layers", "subheads", "labels", "words", "similarity", "why"]
 
@@ -292,14 +293,25 @@ class Findings:
 
     @property
     def headline(self) -> str:
-        """The model's prediction, in a few words."""
+        """The model's prediction, in a few words; if no label is the most probable token, it names this token too."""
         if self.is_plain_text:
             return f"The model continues with {self.next_tokens[0][0]!r}"
-        verb = "Among the labels, the model prefers" if self.has_multi_token_labels else "The model predicts"
         correct = (
             "" if self.answer is None else ", correctly" if self.answer == self.predicted else f", not {self.answer!r}"
         )
+        if not self.predicts_label:
+            token, probability = self.next_tokens[0]
+            return (
+                f"Most probable: {(token.strip('␣') or token)!r} ({percent(probability)}); among the labels: "
+                f"{self.predicted!r} ({percent(self.label_probs[self.predicted])}){correct}"
+            )
+        verb = "Among the labels, the model prefers" if self.has_multi_token_labels else "The model predicts"
         return f"{verb} {self.predicted!r}{correct}"
+
+    @property
+    def predicts_label(self) -> bool:
+        """Whether the token of the most probable label is the most probable token of the vocabulary."""
+        return max(self.label_log_probs) >= math.log(self.next_tokens[0][1]) - 1e-4
 
     @property
     def predicted(self) -> str:

@@ -70,7 +70,8 @@ def _answer(explanation: Findings) -> RenderableType:
             of_tokens = "" if len(tokens) == 1 else f" of {len(tokens)}"
             long_label_cells = [Text(f"{tokens[explanation.n_shared_tokens]!r}{of_tokens}")]
             long_label_cells += [f"{explanation.whole_label_log_probs[i]:.2f}"]
-        notes = {"predicted": None if is_plain else explanation.predicted, "explained": explanation.target}
+        predicted = "predicted" if explanation.predicts_label else "most probable label"
+        notes = {predicted: None if is_plain else explanation.predicted, "explained": explanation.target}
         table.add_row(
             Text(label, _label_style(i)),
             percent(math.exp(explanation.label_log_probs[i])),

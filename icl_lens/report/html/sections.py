@@ -55,7 +55,7 @@ def answer(e: Findings) -> dict[str, Any]:
     has_long_labels = bool(e.whole_label_log_probs)
     for i, (label, value) in enumerate(zip(e.labels, e.label_log_probs, strict=True)):
         notes = {
-            "predicted": e.predicted == label and not e.is_plain_text,
+            "predicted" if e.predicts_label else "most probable label": e.predicted == label and not e.is_plain_text,
             "correct answer": e.answer == label,
             "explained": e.target == label,
             "compared with": e.is_plain_text and label in e.compared_with,
