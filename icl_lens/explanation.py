@@ -50,6 +50,7 @@ class Explanation(HasPage, Findings):
         by = self.settings.by
         best = ", ".join(f"{report.head} {format_signed(report.scores[by])}" for report in self.heads[:5])
         where = f"{self.model}, {len(self.tokens)} tokens"
+        where += f", edited: {'; '.join(self.edits)}" if self.edits else ""
         return f"Explanation({where}: {self.headline}; heads by {by} for {self.target!r}, nats: {best})"
 
     @cached_property
@@ -125,6 +126,9 @@ def explain(
     `against=" John"`) or as an id; without `answer`, the target is the model's most probable token. A string is plain
     text with `plain_text=True`, or if it has no standalone colon and `answer` or `against` is given. A one-row
     `PromptBatch` from `tokenize_text` holds its own targets. `shared_prefix` is passed to `tokenize`.
+
+    Inside `with` blocks that edit the model, such as `il.ablate_heads`, and under hooks of your own, the edited model
+    is explained: `Explanation.edits` names the edits, as do its page, its JSON and the terminal.
 
     Raise InputError for invalid prompts or options; warn if a label is scored by a white-space token.
 

@@ -22,6 +22,7 @@ from icl_lens.attribution.similarity import similarity_in
 from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import ablate_heads_per_row
 from icl_lens.interventions.controlled_ablation import random_head_sets
+from icl_lens.interventions.editor import active_edits
 from icl_lens.models.attention_scores import RotaryAnglesUnavailable
 from icl_lens.models.head import Head
 from icl_lens.prompts.batch import PromptBatch
@@ -126,6 +127,7 @@ def prompt_fields(scored: ScoredPrompt) -> dict[str, Any]:
         "settings": scored.options,
         "tokens": tuple(batch.token_strings[0][: scored.n_tokens]),
         "token_names": tuple(batch.token_names[0][: scored.n_tokens]),
+        "edits": active_edits(view),
         "versions": tuple((name, version(name)) for name in ("icl-lens", "torch", "transformers", "transformer-lens")),
     }
 

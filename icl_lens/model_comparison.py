@@ -8,6 +8,7 @@ import torch
 from icl_lens.activations.activations import capture
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.errors import InputError, check_choice
+from icl_lens.interventions.editor import active_edits
 from icl_lens.interventions.effects import head_effects
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.readout import FinalNorm
@@ -81,4 +82,6 @@ def compare_models(
                 report("comparing", done, 2 * len(prompts))
             queries = batch.queries
             sides.append({name: torch.cat([piece[name] for piece in pieces]).numpy() for name in pieces[0]})
-    return ModelComparison((ModelView.of(a).name, ModelView.of(b).name), by, *sides, queries=queries)
+    views = ModelView.of(a), ModelView.of(b)
+    names, edits = (views[0].name, views[1].name), (active_edits(views[0]), active_edits(views[1]))
+    return ModelComparison(names, by, *sides, queries=queries, edits=edits)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError
+from icl_lens.interventions.editor import active_edits, edits_note
 from icl_lens.metrics import (
     Interval,
     bootstrap_interval,
@@ -28,6 +29,7 @@ from icl_lens.metrics import (
     recent_label,
     weights_with_data,
 )
+from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list
 from icl_lens.prompts.tasks import load_task
@@ -65,8 +67,8 @@ class TaskCheck:
     order and exchanged labels.
 
     `favorite` is the label with the largest mean log-probability over random order and exchanged labels, and
-    `preference` how far it is above the mean of the prompt's other labels, nats, as if all labels were equally often the
-    answer, before and after the exchange. Two baselines for the given prompts are the accuracy of always predicting
+    `preference` how far it is above the mean of the prompt's other labels, nats, as if all labels were equally often
+    the answer, before and after the exchange. Two baselines for the given prompts are the accuracy of always predicting
     the last label (`last_label`), and of always predicting `favorite` (`one_label`).
 
     There are four `effects`. If all labels are the answer equally often, each is 1 for a model that shows only this
@@ -106,6 +108,8 @@ class TaskCheck:
     preference: Interval
     last_label: float
     one_label: float
+    edits: tuple[str, ...] = ()
+    """What edited the model: the edits of open `with` blocks, and other hooks."""
 
     @property
     def behaviors(self) -> tuple[Behavior, ...]:
@@ -133,7 +137,7 @@ class TaskCheck:
     def to_dict(self) -> dict[str, Any]:
         """Return the value of each row of `to_frame` and, as "sentence", what `print` shows, for JSON."""
         values = {name: None if math.isnan(value) else value for name, value in self.to_frame()["value"].items()}
-        return {**values, "sentence": str(self)}
+        return {**values, "edits": list(self.edits), "sentence": str(self)}
 
     def __str__(self) -> str:
         """Return what the model does, how well it tells the classes apart, what it prefers, accuracies, baselines."""
@@ -153,7 +157,7 @@ class TaskCheck:
             f"{verdict}. {given.value:.0%} of the {self.n_prompts} prompts correct ({interval}always the last label "
             f"{self.last_label:.0%}, always {self.favorite!r} {self.one_label:.0%}), {shuffled} in a new random order, "
             f"{exchanged} with labels exchanged, {order} with the query's class last (copying: 100%) and {reorder} "
-            "with it first (copying: 0%)."
+            "with it first (copying: 0%)." + (f" {edits_note(self.edits)}" if self.edits else "")
         )
 
     def _behavior(self) -> str:
@@ -295,6 +299,7 @@ def task_check(
         preference=interval(preferences[:, favorite]),
         last_label=float((last_shown["given"] == answers["given"]).double().mean()),
         one_label=float((answers["given"] == favorite).double().mean()),
+        edits=active_edits(ModelView.of(model)),
     )
 
 

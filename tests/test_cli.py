@@ -259,6 +259,10 @@ def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_
     table = pd.read_csv(tmp_path / "run" / "heads.csv")
     assert_close(table["contrast"], top.value)
     assert "increase" not in table
+    drops = il.head_effects(icl_mini, batch, positions="last").log_odds
+    assert_close(table["effect"], drops[:, top.layer, top.head].mean(0))
+    assert "log-odds lost" in out
+    assert all(f"{value:.4f}" in out for value in table["effect"])
     code, _, err = run(*arguments, "--layout", "order", "--by", "increase", "--out", tmp_path / "run")
     assert code == 2
     assert "by='contrast'" in err

@@ -66,6 +66,7 @@ def test_files_and_table_hold_the_packages_numbers(inputs, unbroken, run, tmp_pa
     assert "Exact, certified" in stdout
     table = pd.read_parquet(tmp_path / "out" / "heads.parquet")
     names = ["rank", "layer", "head", "name", "increase", "low", "high", "share_evaluated"]
+    names += ["effect", "effect_low", "effect_high"]
     assert list(table.columns) == names
     pd.testing.assert_frame_equal(table, pd.read_csv(tmp_path / "out" / "heads.csv"))
     assert all(name in stdout for name in table["name"])
@@ -76,6 +77,13 @@ def test_files_and_table_hold_the_packages_numbers(inputs, unbroken, run, tmp_pa
     best = every.mean(0).flatten().topk(3)
     assert_close(table["increase"], best.values)
     assert (table["layer"] * 4 + table["head"]).tolist() == best.indices.tolist()
+    # Beside the ranking: what zeroing each head does, as the function for all heads gives it.
+    drops = il.head_effects(gpt2, batch, positions="last").log_prob.flatten(1)[:, best.indices]
+    assert_close(table["effect"], drops.mean(0))
+    for i in range(3):
+        interval = il.metrics.bootstrap_interval(drops[:, i], clusters=batch.queries)
+        assert_close((table["effect_low"][i], table["effect_high"][i]), (interval.low, interval.high))
+    assert "log p lost" in stdout
     # The parts hold every prompt's own values.
     parts = pd.concat([pd.read_parquet(path) for path in sorted((tmp_path / "out").glob("part-*.parquet"))])
     assert sorted(parts["prompt"].unique()) == list(range(N))

@@ -131,6 +131,8 @@ class TopHeads(ShownAsTable):
     n_prompts: int
     by: RankedBy = "increase"
     """What the values are: increases or, with `against`, contrasts."""
+    edits: tuple[str, ...] = ()
+    """What edited the model while `locate_heads` ran it: open `with` blocks, and other hooks."""
 
     @property
     def share_evaluated(self) -> float:
@@ -158,6 +160,7 @@ class TopHeads(ShownAsTable):
         columns = {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
         columns[f"mean {self.by}"] = [format_signed(value) for value in frame["value"]]
         summary = f"{self.n_exact} of {self.n_parts} heads evaluated, {_certainty(self.certified)}"
+        summary += f" (edited model: {'; '.join(self.edits)})" if self.edits else ""
         return f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {summary}", columns, len(self.value)
 
 

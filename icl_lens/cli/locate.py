@@ -49,15 +49,18 @@ def locate(
 
     A head's contrast is its increase of log p(answer) − log Σ p(other labels). With --by increase, rank heads by their
     increase of log p(answer), as the paper does; with --by effect, by how much log p(answer) drops when the head is
-    zeroed, or by a gradient estimate of this with --method gradient.
+    zeroed, or by a gradient estimate of this with --method gradient. Heads that are ranked by contrast or increase are
+    shown next to what zeroing them does, because a head may rank first and have no effect.
 
     With --out, an interrupted run resumes where it stopped and writes the same files. A corrupt chunk is reported and
     recomputed. Different settings require a different folder. `torchrun --nproc_per_node 2 -m icl_lens locate …`
     distributes the prompts over processes.
     """
+    import pandas as pd
+
     from icl_lens.locate.distributed import Distributed
     from icl_lens.locate.locate import locate_heads
-    from icl_lens.locate.mean_effects import locate_effects
+    from icl_lens.locate.mean_effects import effects_of_located, locate_effects
     from icl_lens.locate.table import effects_result, heads_result, heads_table, summary, write_run
     from icl_lens.models.view import ModelView
 
@@ -89,10 +92,13 @@ def locate(
             else:
                 others = batch.other_label_tokens if rank.by == "contrast" else None
                 top = locate_heads(loaded, batch, against=others, **run)
-                table, sentence = heads_table(top, folder, batch.queries), summary(top)
-                result = heads_result(top)
+                shared = {name: run[name] for name in run if name not in ("k", "final_norm", "bias")}
+                drops = effects_of_located(loaded, batch, top.heads, by=rank.by, **shared)
+                table = pd.concat([heads_table(top, folder, batch.queries), drops], axis=1)
+                sentence, result = summary(top), heads_result(top)
                 if "low" in table:
                     sentence += f" 95% intervals over {len(set(batch.queries)):,} distinct queries."
+                sentence += " Last column: exact mean drop when this head alone is zeroed at the last position."
             if folder is not None:
                 write_run(folder, {"heads": table}, result)
         console.print(_heads(table.head(k), rank.by))
@@ -103,10 +109,10 @@ def locate(
 
 def _heads(table: "pd.DataFrame", by: By) -> Table:
     intervals = ["95% interval"] if "low" in table else []
-    odds = ["log-odds drop"] if by == "effect" else []
+    odds = ["log-odds drop"] if by == "effect" else ["log-odds lost" if by == "contrast" else "log p lost"]
     shown = new_table("rank", "head", f"mean {by} (nats)", *intervals, *odds, left=(1,))
     for row in table.to_dict("records"):
         cells = [str(row["rank"]), row["name"], f"{row[by]:.4f}"]
         cells += [f"{row['low']:.4f} … {row['high']:.4f}"] if intervals else []
-        shown.add_row(*cells, *([f"{row['log_odds']:.4f}"] if odds else []))
+        shown.add_row(*cells, f"{row['log_odds' if by == 'effect' else 'effect']:.4f}")
     return shown

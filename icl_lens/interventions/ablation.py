@@ -57,7 +57,8 @@ def ablate_heads(
         else:
             z[torch.arange(len(z), device=z.device)[:, None], last[:, None], torch.tensor(indices)[None]] = value
 
-    with editing(view, Edit(Stage.removal, by_layer, remove)):
+    what = ("zeroed" if means is None else "set to their mean") + " at the last position" * (positions == "last")
+    with editing(view, Edit(Stage.removal, by_layer, remove, what=what)):
         yield
 
 
@@ -83,7 +84,7 @@ def ablate_heads_per_row(model: Any, heads: Sequence[Iterable[Head | tuple[int, 
             raise InputError(f"heads must have one set per row of the pass, {len(z)}, got {len(removed)} sets")
         z.masked_fill_(removed[:, None, layer, :, None].to(z.device), 0.0)
 
-    with editing(view, Edit(Stage.removal, by_layer, remove)):
+    with editing(view, Edit(Stage.removal, by_layer, remove, what="zeroed, different ones in each row")):
         yield
 
 

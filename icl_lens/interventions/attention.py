@@ -89,7 +89,7 @@ def label_attention_edit(
             row = row / row.sum(-1, keepdim=True).clamp(min=torch.finfo(row.dtype).tiny)
         attention.pattern[last_queries] = row
 
-    return Edit(Stage.pattern, by_layer, scale, required_batch=batch)
+    return Edit(Stage.pattern, by_layer, scale, required_batch=batch, what="with scaled attention to labels")
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def position_edit(by_layer: dict[int, list[int]], strength: float, positions: Po
             rows = torch.arange(len(attention.weight), device=attention.weight.device)[:, None]
             attention.weight[rows, torch.tensor(indices)[None], attention.last[:, None]] *= 1 - strength
 
-    return Edit(Stage.scores, by_layer, weaken)
+    return Edit(Stage.scores, by_layer, weaken, what="with a weakened position term")
 
 
 @contextmanager
@@ -177,5 +177,5 @@ def block_attention(
         kept = attention.pattern[:, indices].masked_fill(edges[:, None].to(attention.pattern.device), 0.0)
         attention.pattern[:, indices] = kept / kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
 
-    with editing(view, Edit(Stage.pattern, by_layer, block)):
+    with editing(view, Edit(Stage.pattern, by_layer, block, what="with blocked attention")):
         yield

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.interventions.edited_scores import PASS_TOKENS, AnswerScores, score_ablated_sets
-from icl_lens.interventions.editor import Positions
+from icl_lens.interventions.editor import Positions, active_edits
 from icl_lens.metrics import Interval, cluster_weights, is_correct, label_log_odds, percentile_interval
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -71,6 +71,8 @@ class ControlledAblation:
     labels: tuple[str, ...]
     """Labels of the columns of `AnswerScores.label_log_probs`."""
     positions: Positions
+    edits: tuple[str, ...] = ()
+    """What else edited the model in all conditions, "no ablation" included: open `with` blocks, and other hooks."""
 
     @property
     def chance(self) -> float:
@@ -227,6 +229,7 @@ def ablate_with_controls(
         queries=batch.queries,
         labels=tuple(batch.labels),
         positions=positions,
+        edits=active_edits(view),
     )
 
 

@@ -76,6 +76,8 @@ class Edit:
     """In-place edit: `apply(attention, heads, layer)` up to the pattern stage, then `apply(z, heads, layer, last)`."""
     required_batch: PromptBatch | None = None
     """If given, every forward pass inside the `with` block must run these prompts; extra tokens may follow each one."""
+    what: str = "edited"
+    """What is done to the heads, such as "zeroed"; see `active_edits`."""
 
 
 @dataclass
@@ -286,6 +288,39 @@ def edits_disabled(view: ModelView) -> Iterator[None]:
 def are_edits_disabled(view: ModelView) -> bool:
     """Return whether a block of `edits_disabled` is open."""
     return view.model in _DISABLED
+
+
+# Heads and hooks that `active_edits` names; it counts the rest.
+MAX_NAMED = 8
+
+
+def active_edits(view: ModelView) -> tuple[str, ...]:
+    """Return in words what edits the model now: the edits of open `with` blocks, and other hooks of TransformerLens.
+
+    Every function runs the model as it is, so its numbers are those of the edited model, and results name the edits.
+    """
+    editor = None if are_edits_disabled(view) else _EDITORS.get(view.model)
+    edits = [] if editor is None else editor.edits
+    own = set() if editor is None else {id(handle) for _, handle in editor.hooked.values()}
+    found = []
+    for edit in edits:
+        heads = [str(Head(layer, head)) for layer, indices in sorted(edit.heads.items()) for head in indices]
+        found.append(f"{_named(heads, 'heads')} {edit.what}")
+    # A hook point may have several names; the last is that of TransformerLens' documentation.
+    names = {id(point): name for name, point in view.model.hook_dict.items()}
+    points = {id(point): point for point in view.model.hook_dict.values()}
+    hooks = [names[key] for key, point in points.items() if any(id(handle) not in own for handle in point.fwd_hooks)]
+    return (*dict.fromkeys(found), *([f"hooks at {_named(hooks, 'activations')}"] if hooks else []))
+
+
+def edits_note(edits: Sequence[str], what: str = "All numbers") -> str:
+    """Return a sentence that says that numbers are those of an edited model; empty without edits."""
+    return f"{what} are those of the edited model: {'; '.join(edits)}." if edits else ""
+
+
+def _named(names: Sequence[str], what: str) -> str:
+    rest = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {rest} other {what}" if rest > 0 else "")
 
 
 def _hook_names(view: ModelView, edit: Edit) -> dict[str, tuple[int | None, str]]:

@@ -20,7 +20,7 @@ from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import Mode, check_ablation
 from icl_lens.interventions.edited_scores import PASS_TOKENS, score_sets
-from icl_lens.interventions.editor import Positions
+from icl_lens.interventions.editor import Positions, active_edits
 from icl_lens.interventions.gradients import prompts_at_once, z_gradients
 from icl_lens.metrics import label_log_odds, spearman
 from icl_lens.models.head import Head
@@ -56,6 +56,8 @@ class HeadEffects(ShownAsTable):
     """How effects were computed: "gradient" gives first-order estimates, the others are exact up to rounding."""
     fallback_reason: str = ""
     """Why the prefix cache was not used for effects at the last position; empty if it was."""
+    edits: tuple[str, ...] = ()
+    """What else edited the model, with and without the head: open `with` blocks, and other hooks."""
 
     @property
     def exact(self) -> bool:
@@ -91,6 +93,7 @@ class HeadEffects(ShownAsTable):
             columns[name] = [format_signed(float(mean[head])) for head in heads]
         n = len(self.log_prob)
         title = f"HeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}, heads removed one by one"
+        title += f" (edited model: {'; '.join(self.edits)})" if self.edits else ""
         return title, columns, self.log_prob[0].numel()
 
 
@@ -188,7 +191,8 @@ def head_effects(
             f"and method={method!r}; use ablate_heads"
         )
     if method == "gradient":
-        return HeadEffects(*_estimated(view, batch, targets, others, positions), positions, "gradient")
+        estimates = _estimated(view, batch, targets, others, positions)
+        return HeadEffects(*estimates, positions, "gradient", edits=active_edits(view))
     found, reason = score_sets(
         view,
         batch,
@@ -202,7 +206,8 @@ def head_effects(
     drops = (found[:, :1] - found[:, 1:]).unflatten(1, (view.n_layers, view.n_heads))
     log_prob, log_odds, *logit_diff = drops.unbind(-1)
     algorithm: Algorithm = "partial_forward" if positions == "all" or reason else "prefix_cache"
-    return HeadEffects(log_prob, log_odds, logit_diff[0] if logit_diff else None, positions, algorithm, reason)
+    difference = logit_diff[0] if logit_diff else None
+    return HeadEffects(log_prob, log_odds, difference, positions, algorithm, reason, active_edits(view))
 
 
 def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = 20) -> Agreement:

@@ -228,8 +228,9 @@ class _Patch:
         """Return the edits that patch the given heads, which must be among the recorded ones."""
         stage = {"pattern": Stage.pattern, "z": Stage.z}.get(self.activation, Stage.inputs)
         apply = self.patch_z if self.activation == "z" else self.patch_attention
-        edits = [Edit(stage, by_layer, apply, self.required_batch)]
-        return [*edits, Edit(Stage.z, by_layer, self.restore_z, self.required_batch)] if self.clean_z else edits
+        what = f"patched ({self.activation})"
+        edits = [Edit(stage, by_layer, apply, self.required_batch, what)]
+        return [*edits, Edit(Stage.z, by_layer, self.restore_z, self.required_batch, what)] if self.clean_z else edits
 
     def _select_heads(self, recorded: HeadActivations, layer: int, heads: list[int]) -> dict[str, Tensor]:
         """Return the recorded activations of some of a layer's heads."""

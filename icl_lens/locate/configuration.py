@@ -7,6 +7,7 @@ from typing import Any
 
 from icl_lens.attribution.search import check_k
 from icl_lens.digest import json_digest, weights_digest
+from icl_lens.interventions.editor import active_edits
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import plan_batches
 from icl_lens.models.offload import ParameterMap
@@ -43,6 +44,7 @@ def configuration(
         "versions": {name: version(name) for name in PACKAGES},
         **({"quantization": view.quantization} if view.quantization else {}),
         **({"against": "the other labels"} if request["by"] == "contrast" else {}),
+        **({"edits": list(edits)} if (edits := active_edits(view)) else {}),
     }
 
 

@@ -42,6 +42,7 @@ from icl_lens.attribution.search import (
     ranked_by,
 )
 from icl_lens.errors import InputError, check_choice
+from icl_lens.interventions.editor import active_edits
 from icl_lens.locate.chunk import increase_columns, read_increases
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.mean_effects import locate_effects
@@ -138,7 +139,7 @@ def locate_heads(
         )
         for chunk in refined:
             means.add_exact(*read_increases(chunk, view.n_heads)[1:])
-    return distributed.run_on_main(lambda: means.top(k, view.n_heads))
+    return replace(distributed.run_on_main(lambda: means.top(k, view.n_heads)), edits=active_edits(view))
 
 
 def mean_head_increases(

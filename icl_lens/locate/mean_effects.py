@@ -8,7 +8,7 @@ to the sums of the draws that contain its query.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,8 @@ from torch import Tensor
 from icl_lens.attribution.increases import check_against_ids, check_target_ids, select_rows
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, interval_texts, plural_prompts
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.editor import Positions
+from icl_lens.interventions.edited_scores import score_sets
+from icl_lens.interventions.editor import Positions, active_edits, edits_note
 from icl_lens.interventions.effects import (
     SCORES,
     Algorithm,
@@ -29,12 +30,13 @@ from icl_lens.interventions.effects import (
     Score,
     head_effects,
     largest_means,
+    logit_differences,
 )
 from icl_lens.locate.chunk import index_columns, read_index
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
-from icl_lens.metrics import draw_clusters
+from icl_lens.metrics import draw_clusters, mean_intervals
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
@@ -96,6 +98,8 @@ class MeanEffects(ShownAsTable):
     n_prompts: int
     n_queries: int
     """Number of distinct queries, which the intervals resample."""
+    edits: tuple[str, ...] = ()
+    """What else edited the model, with and without the head: open `with` blocks, and other hooks."""
 
     @property
     def exact(self) -> bool:
@@ -141,7 +145,7 @@ class MeanEffects(ShownAsTable):
         text = f"{method} {where} of {n}; 95% intervals over {self.n_queries:,} distinct queries."
         if self.fallback_reason:
             text += f" Partial forward passes where the prefix cache could not be used: {self.fallback_reason}."
-        return text
+        return text + (f" {edits_note(self.edits)}" if self.edits else "")
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         frame = self.to_frame().head(SHOWN_ROWS // 2)
@@ -231,9 +235,64 @@ def locate_effects(
         means = {name: one.mean(name, view) for name, one in sums.items()}
         n_queries = len(sums["log_prob"].queries)
         scores = means["log_prob"], means["log_odds"], means.get("logit_diff")
-        return MeanEffects(*scores, positions, algorithms, fallback_reason, len(batch), n_queries)
+        sizes = len(batch), n_queries
+        return MeanEffects(*scores, positions, algorithms, fallback_reason, *sizes, edits=active_edits(view))
 
     return distributed.run_on_main(mean_effects)
+
+
+def effects_of_located(
+    model: Any,
+    prompts: PromptBatch,
+    heads: Sequence[Head],
+    *,
+    by: Literal["increase", "contrast"],
+    batch_size: int | None = None,
+    byte_budget: int = BYTE_BUDGET,
+    folder: RunFolder | None = None,
+    distributed: Distributed | None = None,
+    progress: Progress | bool | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> pd.DataFrame:
+    """Return the mean drop in the answer's score when each located head alone is zeroed at the last position.
+
+    The table has one row per head. The score is log p(answer) for heads located `by` increase, and log p(answer) −
+    log Σ p(other labels) by contrast. A head may rank first and have no effect, if later components compensate for it.
+    The columns are effect (mean over prompts, nats) and its 95% interval over queries, effect_low and effect_high (NaN
+    for a single query). Effects are exact. Only these heads are ablated: each costs one token per prompt, besides
+    one pass over each prompt (see `head_effects`). With a `folder`, chunks named "effect" are stored and reused, as in
+    `locate_heads`.
+    """
+    view, distributed = ModelView.of(model), distributed or Distributed()
+    plan = plan_batches(view, prompts, batch_size=batch_size, byte_budget=byte_budget)
+    targets = prompts.answer_tokens
+    others = prompts.other_label_tokens if by == "contrast" else None
+
+    def compute(number: int) -> dict[str, Any]:
+        rows = plan[number]
+        batch = prompts[rows]
+
+        def score(log_probs: Tensor, within: Tensor) -> Tensor:
+            own = log_probs.gather(1, targets[rows][within].to(log_probs.device)[:, None])
+            return own if others is None else logit_differences(log_probs, own, others[rows], within)[0]
+
+        sets = [[], *([head] for head in heads)]
+        scores = score_sets(view, batch, sets, score, "last")[0][..., 0]
+        drops = (scores[:, :1] - scores[:, 1:]).cpu().numpy()
+        indices = np.array([head.layer * view.n_heads + head.head for head in heads])
+        return index_columns(np.array(rows), indices, view.n_heads) | {"effect": drops.ravel()}
+
+    drops = np.full((len(prompts), len(heads)), np.nan)
+    with progress_callback(progress) as report:
+        stream = ChunkStream(plan, folder, distributed, report, warn)
+        for number, chunk in enumerate(stream.chunks("effect", range(len(plan)), compute)):
+            drops[plan[number]] = chunk.column("effect").to_numpy().reshape(len(plan[number]), -1)
+
+    def table() -> pd.DataFrame:
+        mean, low, high = mean_intervals(drops, prompts.queries)
+        return pd.DataFrame({"effect": mean, "effect_low": low, "effect_high": high})
+
+    return distributed.run_on_main(table)
 
 
 class _Sums:

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from icl_lens.interventions.controlled_ablation import Condition, ConditionName, ControlledAblation
+from icl_lens.interventions.editor import edits_note
 from icl_lens.metrics import Interval
 from icl_lens.report.number_format import mean_and_range, percent, signed
 from icl_lens.report.rich_table import new_table
@@ -90,6 +91,8 @@ def notes(found: ControlledAblation) -> list[str]:
             f"Chance: {percent(found.chance)} between the labels. 95% intervals resample the {n_queries} queries of "
             f"{n} prompts, and the random sets."
         )
+    if found.edits:
+        lines.append(edits_note(found.edits, "All conditions, also “no ablation”,"))
     if found.n_displaced:
         lines.append(
             f"{found.n_displaced} heads of each same-layer set are from the nearest layers, for lack of other heads."
@@ -105,6 +108,7 @@ def ablation_json(found: ControlledAblation, **about: Any) -> str:
         | {
             "heads": [str(head) for head in found.heads],
             "positions": found.positions,
+            "edits": found.edits,
             "labels": found.labels,
             "chance": found.chance,
             "conditions": {

@@ -85,7 +85,10 @@ class Comparison(HasPage):
         for label in dict.fromkeys([*a.labels, *b.labels]):
             probabilities = (side.label_probs.get(label) for side in (a, b))
             answers.add_row(Text(label), *("–" if value is None else percent(value) for value in probabilities))
-        shown: list[RenderableType] = [Text("Probability of each label", "bold"), answers]
+        edited = [
+            Text(f"{name}: {side.edits_note}", "bold") for name, side in zip("AB", (a, b), strict=True) if side.edits
+        ]
+        shown: list[RenderableType] = [*edited, Text("Probability of each label", "bold"), answers]
         targets = f"A: {a.target}, B: {b.target}"
         if not self.same_heads:
             table = new_table("A", a.settings.by, "B", b.settings.by, left=(0, 2))
@@ -109,7 +112,11 @@ class Comparison(HasPage):
         return Group(*shown)
 
     def __repr__(self) -> str:
-        title = f"Comparison: {self.a.headline} (A, {self.a.model}); {self.b.headline} (B, {self.b.model})"
+        names = [
+            ", edited: ".join([side.model, *(["; ".join(side.edits)] if side.edits else [])])
+            for side in (self.a, self.b)
+        ]
+        title = f"Comparison: {self.a.headline} (A, {names[0]}); {self.b.headline} (B, {names[1]})"
         if not self.same_heads:
             return title
         frame = self.to_frame()

@@ -10,6 +10,7 @@ import pandas as pd
 
 from icl_lens.attribution.reasons import SIDES, AttentionReasons, writers_in_words
 from icl_lens.errors import check_choice
+from icl_lens.interventions.editor import edits_note
 from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT, FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
@@ -203,6 +204,9 @@ class Findings:
     """Number of leading tokens that all labels share, appended to the prompt (`shared_prefix="append"`)."""
     whole_label_log_probs: tuple[float, ...] = ()
     """log p of each full label, summed over its tokens; empty if every label is a single token."""
+    edits: tuple[str, ...] = ()
+    """What edited the model while it was explained: the edits of open `with` blocks, and other hooks. All numbers are
+    those of the edited model; "no ablation" means no other one."""
 
     @property
     def is_plain_text(self) -> bool:
@@ -307,6 +311,11 @@ class Findings:
             )
         verb = "Among the labels, the model prefers" if self.has_multi_token_labels else "The model predicts"
         return f"{verb} {self.predicted!r}{correct}"
+
+    @property
+    def edits_note(self) -> str:
+        """A sentence that says that the explained model is edited; empty if it is not."""
+        return edits_note(self.edits)
 
     @property
     def predicts_label(self) -> bool:

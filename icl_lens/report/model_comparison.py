@@ -12,6 +12,7 @@ from rich.text import Text
 
 from icl_lens.display import format_signed, interval_texts, text_table
 from icl_lens.errors import InputError
+from icl_lens.interventions.editor import edits_note
 from icl_lens.metrics import bootstrap_interval, mean_intervals
 from icl_lens.models.head import Head
 from icl_lens.report.comparison import MODELS_NOTE
@@ -49,6 +50,8 @@ class ModelComparison(HasPage):
     b: Mapping[str, np.ndarray]
     queries: tuple[str, ...]
     """The query of each prompt (`PromptBatch.queries`)."""
+    edits: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """What edited A and B: the edits of open `with` blocks, and other hooks."""
 
     @property
     def n_prompts(self) -> int:
@@ -103,7 +106,7 @@ class ModelComparison(HasPage):
             answers.add_row(*row)
         title = f"Answers to {self.n_prompts} prompts: {self.models[0]} (A) and {self.models[1]} (B)"
         intervals = Text(f"95% intervals resample the {len(set(self.queries))} distinct queries.", "dim")
-        shown: list[RenderableType] = [Text(title, "bold"), answers, intervals]
+        shown: list[RenderableType] = [Text(title, "bold"), answers, intervals, *map(Text, self._edits_notes)]
         if not self.same_heads:
             note = "The models have different numbers of layers or heads, so their heads do not correspond."
             return Group(*shown, Text(note, "dim"))
@@ -114,6 +117,11 @@ class ModelComparison(HasPage):
                 table.add_row(row["name"], *(f"{row[column]:+.3f}" for column in ("a", "b", "change")), interval)
             shown += [Text(f"Heads whose mean {by} changed most, nats", "bold"), table]
         return Group(*shown, MODELS_NOTE)
+
+    @property
+    def _edits_notes(self) -> list[str]:
+        """One sentence per edited model."""
+        return [edits_note(edits, f"Numbers of {name}") for name, edits in zip("AB", self.edits, strict=True) if edits]
 
     @property
     def _shown_scores(self) -> list[By]:
@@ -139,6 +147,7 @@ class ModelComparison(HasPage):
             "title": "Two models compared",
             "both": self,
             "n_queries": len(set(self.queries)),
+            "edits_notes": self._edits_notes,
             "correct": [percent(float(side["accuracy"].mean())) for side in (self.a, self.b)],
             "measures": Table(["", "#A", "#B", "#change", "#95% interval"], _answer_rows(self)),
             "same_heads": self.same_heads,

@@ -25,6 +25,7 @@ def render(explanation: Findings) -> Group:
     """Return the output of `icl-lens explain`."""
     return Group(
         _prompt(explanation),
+        *([Text(explanation.edits_note, "bold")] if explanation.edits else []),
         _answer(explanation),
         _layers(explanation),
         _heads(explanation),

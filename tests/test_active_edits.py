@@ -1,0 +1,105 @@
+"""Inside `with` blocks and under hooks of one's own, results name the edits; their numbers are the edited model's."""
+
+import json
+
+import families
+import pytest
+import torch
+from explanations import terminal_text
+from tolerance import assert_close
+
+import icl_lens as il
+from icl_lens.interventions.editor import active_edits
+from icl_lens.locate.configuration import configuration
+from icl_lens.models.view import ModelView
+from icl_lens.report.ablation import ablation_json, notes
+
+HEADS = [il.Head(1, 2), il.Head(2, 0)]
+ZEROED = "L1H2, L2H0 zeroed"
+HOOK = "blocks.0.hook_resid_pre"
+
+
+@pytest.fixture(scope="module")
+def explained(gpt2):
+    """Explanations of the model as it is, with two heads zeroed, and under a hook."""
+    found = [il.explain(gpt2, families.PROMPT, answer="foo", k=2, n_random=2)]
+    with il.ablate_heads(gpt2, HEADS):
+        found.append(il.explain(gpt2, families.PROMPT, answer="foo", k=2, n_random=2))
+    with gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)]):
+        found.append(il.explain(gpt2, families.PROMPT, answer="foo", k=2, n_random=2))
+    return found
+
+
+def test_an_explanation_names_the_edits_everywhere(gpt2, explained, tmp_path):
+    plain, ablated, hooked = explained
+    assert [one.edits for one in explained] == [(), (ZEROED,), (f"hooks at {HOOK}",)]
+    batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer="foo")])
+    with il.ablate_heads(gpt2, HEADS):
+        assert_close(ablated.label_log_probs, il.label_log_probs(gpt2, batch)[0])
+    assert abs(ablated.label_log_probs[0] - plain.label_log_probs[0]) > 1e-4
+    for one in (ablated, hooked):
+        note = f"All numbers are those of the edited model: {one.edits[0]}."
+        for text in (terminal_text(one), one.to_html(), str(one.to_dict()["edits"]), repr(one)):
+            assert note in text or one.edits[0] in text
+        assert note in terminal_text(one)
+        assert note in one.to_html()
+    assert "edited" not in terminal_text(plain)
+    assert "those of the edited model" not in plain.to_html()
+    ablated.save(tmp_path / "e.json")
+    assert il.Explanation.load(tmp_path / "e.json") == ablated
+    both = il.compare(plain, ablated)
+    assert f"In B: All numbers are those of the edited model: {ZEROED}." in both.to_html()
+    assert ZEROED in repr(both)
+
+
+def test_results_over_prompts_name_the_edits(gpt2, words):
+    prompts = il.load_task("sentiment-number", path=words, n=20, layout="random", demonstrations=1)
+    batch = il.tokenize(gpt2, prompts)
+    with il.ablate_heads(gpt2, HEADS):
+        ablation = il.ablate_with_controls(gpt2, batch, ["L0H0"], n_random_sets=1)
+        check = il.task_check(gpt2, prompts)
+        both = il.compare_models(gpt2, gpt2, prompts)
+        single, mean = il.head_effects(gpt2, batch, positions="last"), il.locate_effects(gpt2, batch, positions="last")
+        located = il.locate_heads(gpt2, batch, k=2, against=batch.other_label_tokens)
+        asked = {"by": "contrast", "n": 20}
+        assert configuration(gpt2, batch, {"k": 2}, asked)["edits"] == [ZEROED]
+        expected = il.label_log_probs(gpt2, batch)
+    assert_close(ablation.conditions["no ablation"].scores[0].label_log_probs, expected)
+    assert f"All conditions, also “no ablation”, are those of the edited model: {ZEROED}." in notes(ablation)
+    assert json.loads(ablation_json(ablation))["edits"] == [ZEROED]
+    assert str(check).endswith(f"All numbers are those of the edited model: {ZEROED}.")
+    assert check.to_dict()["edits"] == [ZEROED]
+    assert both.edits == ((ZEROED,), (ZEROED,))
+    assert f"Numbers of B are those of the edited model: {ZEROED}." in both.to_html()
+    for one in (single, mean, located):
+        assert one.edits == (ZEROED,)
+    assert ZEROED in repr(single)
+    assert ZEROED in repr(located)
+    assert ZEROED in mean.summary()
+    assert "edits" not in configuration(gpt2, batch, {"k": 2}, asked)
+    assert il.locate_heads(gpt2, batch, k=2).edits == ()
+
+
+def test_every_block_has_words(gpt2):
+    view = ModelView.of(gpt2)
+    batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer="foo")])
+    edges = torch.zeros(1, batch.tokens.shape[1], batch.tokens.shape[1], dtype=torch.bool)
+    blocks = {
+        "zeroed at the last position": il.ablate_heads(gpt2, HEADS, positions="last"),
+        "set to their mean": il.ablate_heads(gpt2, HEADS, mode="mean", reference=batch),
+        "patched (v)": il.patch_heads(gpt2, HEADS, batch, activation="v"),
+        "with scaled attention to labels": il.scale_label_attention(
+            gpt2, HEADS, batch, torch.full_like(batch.label_positions, 0.5, dtype=torch.float32), renormalize=True
+        ),
+        "with a weakened position term": il.remove_position(gpt2, HEADS),
+        "with blocked attention": il.block_attention(gpt2, HEADS, edges),
+    }
+    assert active_edits(view) == ()
+    for what, block in blocks.items():
+        with block:
+            assert active_edits(view) == (f"L1H2, L2H0 {what}",)
+    with il.add_vector(gpt2, torch.zeros(view.d_model), 1, batch), il.ablate_heads(gpt2, [(0, 1)]):
+        assert active_edits(view) == ("L0H1 zeroed", "hooks at blocks.1.hook_resid_post")
+    with il.ablate_heads(gpt2, view.heads()):
+        assert active_edits(view)[0].endswith(f" and {len(view.heads()) - 8} other heads zeroed")
+    assert active_edits(view) == ()
