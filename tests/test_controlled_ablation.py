@@ -11,10 +11,12 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.interventions import controlled_ablation
-from icl_lens.interventions.controlled_ablation import random_head_sets
+from icl_lens.interventions.controlled_ablation import Condition, ControlledAblation, random_head_sets
+from icl_lens.interventions.edited_scores import AnswerScores
 from icl_lens.locate.locate import top_heads_by
 from icl_lens.metrics import bootstrap_interval
 from icl_lens.models.view import ModelView
+from icl_lens.report.ablation import notes
 
 HEADS = [il.Head(0, 1), il.Head(2, 3)]
 
@@ -125,6 +127,36 @@ def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
     monkeypatch.setattr(type(found), "per_prompt", lambda *_: np.arange(4.0)[:, None].repeat(24, axis=1))
     of_sets = found.interval("same layers", "log_odds")  # all spread is between sets
     assert tuple(of_sets) == pytest.approx(tuple(bootstrap_interval(np.arange(4.0), clusters=range(4), seed=3)))
+
+
+def test_heads_that_only_change_a_preference_lower_accuracy_but_not_the_auroc():
+    """One set adds a preference of 8 nats, the other makes all prompts alike: accuracy is ½ for both."""
+    n, rng = 40, np.random.default_rng(0)
+    answer = torch.arange(n) % 2
+    learned = torch.from_numpy(rng.normal(2.0, 0.5, n)) * torch.where(answer == 1, 1.0, -1.0)
+    noise = torch.from_numpy(rng.normal(0.0, 1.0, n))
+    odds = {"no ablation": [learned], "heads": [learned + 8.0], "same layers": [noise + 8.0, learned], "all layers": []}
+    scores = {
+        name: tuple(
+            AnswerScores(torch.stack([-one / 2, one / 2], 1).log_softmax(-1).float(), answer == 0, answer, choices)
+            for one in sets
+        )
+        for choices in [torch.ones(n, 2, dtype=torch.bool)]
+        for name, sets in odds.items()
+    }
+    conditions = {name: Condition(((il.Head(0, 0),),) * len(some), some) for name, some in scores.items()}
+    found = ControlledAblation((il.Head(0, 0),), conditions, tuple(map(str, range(n))), ("foo", "bar"), "all")
+    assert found.interval("no ablation", "accuracy").value == 1
+    assert found.interval("heads", "accuracy").value == 0.5
+    assert found.interval("heads", "auroc").value == found.interval("no ablation", "auroc").value == 1
+    assert found.difference("heads", "no ablation", "auroc").value == 0
+    noisy = il.metrics.label_aurocs(scores["same layers"][0].label_log_probs, answer).mean()
+    assert 0.3 < noisy < 0.7
+    assert found.interval("same layers", "auroc").value == pytest.approx((noisy + 1) / 2)
+    frame = found.to_frame()
+    assert frame.loc["same layers", ["auroc_min", "auroc_max"]].tolist() == pytest.approx([noisy, 1])
+    assert frame.loc["heads", "auroc_minus_same_layers"] == pytest.approx((1 - noisy) / 2)
+    assert "(chance: 0.5): no ablation 1.00 (" in " ".join(notes(found))
 
 
 def test_balanced_prompts_do_not_locate_a_head_that_favors_a_label(icl_mini):

@@ -23,16 +23,25 @@ from torch import Tensor
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.interventions.edited_scores import PASS_TOKENS, AnswerScores, score_ablated_sets
 from icl_lens.interventions.editor import Positions, active_edits
-from icl_lens.metrics import Interval, cluster_weights, is_correct, label_log_odds, percentile_interval
+from icl_lens.metrics import (
+    Interval,
+    cluster_weights,
+    is_correct,
+    label_aurocs,
+    label_log_odds,
+    mean_aurocs,
+    percentile_interval,
+)
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
 
 ConditionName = Literal["no ablation", "heads", "same layers", "all layers"]
-Measure = Literal["accuracy", "log_odds", "over_vocabulary"]
+PromptMeasure = Literal["accuracy", "log_odds", "over_vocabulary"]
+Measure = PromptMeasure | Literal["auroc"]
 
-_MEASURES: dict[Measure, Callable[[AnswerScores], Tensor]] = {
+_MEASURES: dict[PromptMeasure, Callable[[AnswerScores], Tensor]] = {
     "accuracy": lambda one: is_correct(one.label_log_probs, one.answer, choices=one.label_mask),
     "log_odds": lambda one: label_log_odds(one.label_log_probs, one.answer, choices=one.label_mask),
     "over_vocabulary": lambda one: one.top1_correct,
@@ -53,7 +62,9 @@ class ControlledAblation:
 
     `conditions`: "no ablation"; "heads", the chosen ones; "same layers" and "all layers", random sets of the same size.
     Measures are "accuracy" between a prompt's labels and "over_vocabulary" (the answer is the top token), both 0 to 1,
-    and "log_odds" of the answer against the other labels, nats.
+    "log_odds" of the answer against the other labels, nats, and "auroc": the probability that a label's log-odds are
+    larger where it is the answer than where it is not, averaged over labels (`metrics.label_aurocs`). Heads that only
+    change which label is preferred change accuracy, but not the AUROC.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20, layout="random"))
@@ -86,8 +97,8 @@ class ControlledAblation:
         own, others = (Counter(head.layer for head in heads) for heads in (self.heads, first))
         return (own - others).total()
 
-    def per_prompt(self, condition: ConditionName, measure: Measure) -> Float[np.ndarray, "set prompt"]:
-        """Return a measure for every head set of a condition and every prompt.
+    def per_prompt(self, condition: ConditionName, measure: PromptMeasure) -> Float[np.ndarray, "set prompt"]:
+        """Return a measure for every head set of a condition and every prompt; not the AUROC, which is one of all.
 
         Raise InputError for an unknown condition or measure, prompts without an answer, and the log-odds of prompts
         with one label.
@@ -98,8 +109,8 @@ class ControlledAblation:
 
     def interval(self, condition: ConditionName, measure: Measure) -> Interval:
         """Return the mean of a measure over prompts and sets, with its 95% interval."""
-        values, drawn = self._draws(condition, measure)
-        return self._interval(float(values.mean()), drawn, None if measure == "log_odds" else (0.0, 1.0))
+        per_set, drawn = self._draws(condition, measure)
+        return self._interval(float(per_set.mean()), drawn, None if measure == "log_odds" else (0.0, 1.0))
 
     def difference(self, condition: ConditionName, other: ConditionName, measure: Measure) -> Interval:
         """Return the mean of a measure under one condition minus that under another, with its 95% interval.
@@ -121,11 +132,13 @@ class ControlledAblation:
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("condition")
 
     def _row(self, name: ConditionName) -> dict[str, float | int]:
-        """Return one row of `to_frame`; log-odds are omitted if there is only one label."""
+        """Return one row of `to_frame`; log-odds and AUROC are omitted if there is only one label."""
         row: dict[str, float | int] = {"n_sets": len(self.conditions[name].sets)}
-        measures: list[Measure] = [measure for measure in _MEASURES if measure != "log_odds" or len(self.labels) > 1]
+        measures: tuple[Measure, ...] = ("accuracy", "auroc", "log_odds", "over_vocabulary")
+        if len(self.labels) < 2:
+            measures = ("accuracy", "over_vocabulary")
         for measure in measures:
-            means = self.per_prompt(name, measure).mean(1)
+            means, _ = self._draws(name, measure)
             found = {"": self.interval(name, measure)}
             if self.conditions["same layers"].sets:
                 found["_minus_same_layers"] = self.difference(name, "same layers", measure)
@@ -136,12 +149,32 @@ class ControlledAblation:
 
     def _draws(
         self, condition: ConditionName, measure: Measure
-    ) -> tuple[Float[np.ndarray, "set prompt"], Float[np.ndarray, " draw"]]:
-        """Return a measure, and its mean in each bootstrap draw of queries and sets."""
-        values = self.per_prompt(condition, measure)
+    ) -> tuple[Float[np.ndarray, " set"], Float[np.ndarray, " draw"]]:
+        """Return a measure of every set, and its mean in each bootstrap draw of queries and sets."""
+        if measure == "auroc":
+            of_sets = self._aurocs(condition)
+        else:
+            values = self.per_prompt(condition, measure)
+            of_sets = np.concatenate([values.mean(1)[None], self._query_weights @ values.T])
         seed = 1 + list(self.conditions).index(condition)  # sets of different conditions are drawn independently
-        sets = cluster_weights(range(len(values)), seed=seed)
-        return values, (self._query_weights @ values.T * sets).sum(1)
+        sets = cluster_weights(range(of_sets.shape[1]), seed=seed)
+        return of_sets[0], (of_sets[1:] * sets).sum(1)
+
+    def _aurocs(self, condition: ConditionName) -> Float[np.ndarray, "draw set"]:
+        """Return each set's AUROC in the data (first) and in each bootstrap draw of queries."""
+        check_choice("condition", condition, tuple(self.conditions))
+        if condition not in self._computed_aurocs:
+            weights = np.concatenate([np.full((1, len(self.queries)), 1 / len(self.queries)), self._query_weights])
+            of_sets = [
+                mean_aurocs(label_aurocs(one.label_log_probs, one.answer, choices=one.label_mask, weights=weights))
+                for one in self.conditions[condition].scores
+            ]
+            self._computed_aurocs[condition] = np.stack(of_sets, axis=1)
+        return self._computed_aurocs[condition]
+
+    @cached_property
+    def _computed_aurocs(self) -> dict[ConditionName, Float[np.ndarray, "draw set"]]:
+        return {}
 
     @cached_property
     def _query_weights(self) -> Float[np.ndarray, "draw prompt"]:

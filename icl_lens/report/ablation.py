@@ -91,6 +91,12 @@ def notes(found: ControlledAblation) -> list[str]:
             f"Chance: {percent(found.chance)} between the labels. 95% intervals resample the {n_queries} queries of "
             f"{n} prompts, and the random sets."
         )
+    if n > 1 and not math.isnan(found.interval("no ablation", "auroc").value):
+        aurocs = [f"{name} {_number(found.interval(one, 'auroc'))}" for one, name in condition_names(found).items()]
+        lines.append(
+            "AUROC of the labels' log-odds, which a preference for one label does not change (chance: 0.5): "
+            f"{', '.join(aurocs)}."
+        )
     if found.edits:
         lines.append(edits_note(found.edits, "All conditions, also “no ablation”,"))
     if found.n_displaced:
@@ -135,6 +141,11 @@ def share_text(share: Interval) -> str:
     """Format a share with its interval: "96.7% (88.0–100.0)"."""
     low, high = (f"{100 * end:.1f}" for end in (share.low, share.high))
     return percent(share.value) if math.isnan(share.low) else f"{percent(share.value)} ({low}–{high})"
+
+
+def _number(share: Interval) -> str:
+    """Format an AUROC with its interval: "0.98 (0.95–1.00)"."""
+    return f"{share.value:.2f}" + ("" if math.isnan(share.low) else f" ({share.low:.2f}–{share.high:.2f})")
 
 
 def _interval_text(interval: Interval, text: Callable[[float], str]) -> str:
