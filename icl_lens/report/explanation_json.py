@@ -1,6 +1,7 @@
 """Save and load explanations as versioned JSON."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -86,12 +87,14 @@ def _restored(kind: Any, value: Any) -> Any:
     if origin in (Union, UnionType):
         if value is None and type(None) in inner:
             return None
-        composed = [one for one in inner if is_dataclass(one) or get_origin(one) is tuple]
+        composed = [one for one in inner if is_dataclass(one) or get_origin(one) in (tuple, Mapping)]
         simple = [one for one in inner if one not in composed]
         return value if isinstance(value, tuple(simple)) and not composed else _restored((composed or simple)[0], value)
     if origin is tuple:
         of_each = [inner[0]] * len(value) if inner[1:] == (Ellipsis,) else inner
         return tuple(_restored(one, entry) for one, entry in zip(of_each, value, strict=True))
+    if origin is Mapping:
+        return {_restored(inner[0], key): _restored(inner[1], entry) for key, entry in value.items()}
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         names = [one.name for one in fields(kind) if one.name in value]
