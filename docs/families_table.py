@@ -1,7 +1,7 @@
 """Write the table of docs/families.md from the tables that the tests use: `python docs/families_table.py`.
 
-`tests/test_families.py`, `test_processed_weights.py` and `test_hooked_transformer.py` check each row; a test fails if
-the page and these tables differ.
+`tests/test_families.py`, `test_processed_weights.py` and `test_hooked_transformer.py` check each row, and
+`test_other_families.py` each type in the list below it; a test fails if the page and these tables differ.
 """
 
 import sys
@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "families.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+TYPES_BEGIN, TYPES_END = "<!-- types: begin -->", "<!-- types: end -->"
 
 NAMES = {
     "gpt2": "GPT-2",
@@ -84,13 +85,22 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def types() -> str:
+    """Return the other model types that agree with Hugging Face, in one line."""
+    from family_tables import OTHER_TYPES  # pyright: ignore[reportMissingImports]
+
+    return ", ".join(f"`{model_type}`" for model_type in sorted(OTHER_TYPES)) + "."
+
+
 def page(text: str) -> str:
-    """Return the page with its table replaced; raise ValueError if a table marker is missing."""
-    before, _, rest = text.partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise ValueError(f"{PAGE.name} has no {BEGIN} … {END}; add the two markers where the table belongs")
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    """Return the page with its table and its list replaced; raise ValueError if a marker is missing."""
+    for begin, end, content in ((BEGIN, END, table()), (TYPES_BEGIN, TYPES_END, types())):
+        before, _, rest = text.partition(begin)
+        _, mark, after = rest.partition(end)
+        if not mark:
+            raise ValueError(f"{PAGE.name} has no {begin} … {end}; add the two markers where the content belongs")
+        text = f"{before}{begin}\n\n{content}\n\n{end}{after}"
+    return text
 
 
 if __name__ == "__main__":

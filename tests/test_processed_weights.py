@@ -5,7 +5,7 @@ from functools import cache
 import against_hf
 import pytest
 from conftest import PROMPTS
-from family_tables import EXACT, SOFT_CAPPED
+from family_tables import PROCESSED_EXACT, SOFT_CAPPED
 from tolerance import assert_close
 from transformers import PreTrainedTokenizerFast
 
@@ -30,14 +30,14 @@ def run(family_folder, family_run):
     return get
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", PROCESSED_EXACT)
 def test_processed_increases_agree_with_hugging_face(run, name):
     """Layers, neurons and answers as on raw weights; heads and subheads without the constant part of their values."""
     _, batch, acts, hf = run(name, "processed")
     against_hf.check_increases(acts, batch, hf, folded=True)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", PROCESSED_EXACT)
 def test_unprocessed_increases_agree_with_hugging_face(run, name):
     """Without processing the mode changes names only: everything as on raw weights."""
     _, batch, acts, hf = run(name, "unprocessed")
@@ -52,7 +52,7 @@ def test_the_constant_part_is_there_to_be_missed(run, name):
         against_hf.check_increases(acts, batch, hf, folded=False)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", PROCESSED_EXACT)
 @pytest.mark.parametrize("mode", MODES)
 def test_search_caches_and_ablation_agree_with_hugging_face(run, name, mode):
     model, batch, acts, hf = run(name, mode)

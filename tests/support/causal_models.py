@@ -44,6 +44,7 @@ SIZES = {name: size for size, names in _SIZES.items() for name in names.split()}
 _IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _HYBRID = {"mamba_expand": 2, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1}
 _GEMMA_LAYERS = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
+_GEMMA4 = {"num_kv_shared_layers": 0, "layer_types": _GEMMA_LAYERS, "head_dim": 8, "global_head_dim": 16}
 OPTIONS: dict[str, dict[str, Any]] = {
     "bamba": _HYBRID | {"attn_layer_indices": [1, 3]},
     "granitemoehybrid": _HYBRID | {"layer_types": ["mamba", "attention"] * 2},
@@ -58,8 +59,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "intermediate_size": [48] * 4,
     },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
-    "qwen4_exp": {},
-    "reformer": {"is_decoder": True},
+    "gemma4_text": _GEMMA4 | {"hidden_size_per_layer_input": 8},
+    "gemma4_unified_text": _GEMMA4,
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "reformer": {"is_decoder": True, "axial_pos_embds": False},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, "hybrid_layer_ids": [1, 3], "attention_hidden_size": 64},
+    "cohere_compass_text": {"layer_types": ["full_attention"] * 4},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What types need beyond small sizes."""
@@ -69,47 +74,47 @@ class NotTried(Exception):
     """Raised for a model type whose tiny model cannot be built; the message is the reason."""
 
 
-def small_config(kind: str, **options: Any) -> PreTrainedConfig:
-    """Return a tiny configuration of a model type, with small parts if it is made of several configurations."""
-    base = AutoConfig.for_model(kind)
-    small = _small(base)
-    small |= OPTIONS.get(kind, {}) | options
-    try:
-        return AutoConfig.for_model(kind, **small | dict.fromkeys(_IDS))
-    except Exception:  # types that need special tokens, for instance to number positions
-        return AutoConfig.for_model(kind, **small | _IDS)
+def small_config(kind: str, ids: dict[str, int | None]) -> PreTrainedConfig:
+    """Return a tiny configuration of a model type with these special tokens; its parts are small too."""
+    return AutoConfig.for_model(kind, **_small(AutoConfig.for_model(kind), ids) | OPTIONS.get(kind, {}))
 
 
-def _small(config: PreTrainedConfig) -> dict[str, Any]:
+def _small(config: PreTrainedConfig, ids: dict[str, int | None]) -> dict[str, Any]:
     values = config.to_dict()
     small = {name: SIZES[name] for name in values if name in SIZES and isinstance(values[name], int | None)}
-    if "qk_rope_head_dim" in values:
-        small.pop("head_dim", None)
-    for name in values:
-        part = getattr(config, name, None)
-        if isinstance(part, PreTrainedConfig):
-            small[name] = _small(part)
-    return small
+    if "kv_lora_rank" in values:  # latent attention has as many keys as queries
+        small |= {name: 4 for name in ("num_key_value_heads", "head_dim") if name in values}
+    for name, value in values.items():
+        part = getattr(config, name, None) if isinstance(value, dict) else None
+        if isinstance(part, PreTrainedConfig) and (sizes := _small(part, ids)).keys() - _IDS.keys():
+            small[name] = sizes
+    return small | {name: value for name, value in ids.items() if name in values}
 
 
 def build(kind: str) -> PreTrainedModel:
     """Return a tiny random model of a type, with eager attention, in evaluation mode; raise NotTried if impossible."""
     try:
-        config = small_config(kind)
-        with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-        n_parameters = sum(parameter.numel() for parameter in empty.parameters())
-        if n_parameters > MAX_PARAMETERS:
-            raise NotTried(f"{n_parameters:,} parameters with small sizes")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # some types keep what their library draws, in buffers
-            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-        families.randomize(model, seed=1)
-        log_probs(model)
+        return _build(small_config(kind, dict.fromkeys(_IDS)))
     except NotTried:
         raise
-    except Exception as error:  # each type has its own
-        raise NotTried(f"{type(error).__name__}: {' '.join(str(error).split())[:160]}") from error
+    except Exception:  # types that need special tokens, for instance to number positions, fail in different ways
+        try:
+            return _build(small_config(kind, _IDS))
+        except Exception as error:
+            raise NotTried(f"{type(error).__name__}: {' '.join(str(error).split())[:160]}") from error
+
+
+def _build(config: PreTrainedConfig) -> PreTrainedModel:
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config, **families.EAGER)
+    n_parameters = sum(parameter.numel() for parameter in empty.parameters())
+    if n_parameters > MAX_PARAMETERS:
+        raise NotTried(f"{n_parameters:,} parameters with small sizes")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # some types keep what their library draws, in buffers
+        model = AutoModelForCausalLM.from_config(config, **families.EAGER).eval()
+    families.randomize(model, seed=1)
+    log_probs(model)
     return model
 
 

@@ -31,6 +31,9 @@ def refused(version: tuple[int, int]) -> dict[str, tuple[str, str]]:
 
 REFUSED = refused(tl_version())
 EXACT = sorted(set(families.CONFIGS) - set(REFUSED))
+PROCESSED_EXACT = sorted(set(EXACT) - {"gpt_oss"})
+"""Families whose processed weights are the same model. TransformerLens folds value biases into b_O as if attention
+summed to one, which it does not in gpt-oss."""
 SOFT_CAPPED = {"gemma2"}
 
 # Families that HookedTransformer does not support: TransformerLens' converters refuse them or change the model.
@@ -47,3 +50,15 @@ NOT_HOOKED = {
     "olmo2": "TransformerLens cannot convert grouped queries (exact for models without them)",
 }
 HOOKED_EXACT = sorted(set(families.CONFIGS) - set(NOT_HOOKED))
+
+OTHER_TYPES = {
+    *("ernie4_5", "ernie4_5_moe", "exaone4", "flex_olmo", "glm4_moe", "gpt-sw3", "gpt_bigcode", "internlm3"),
+    *("iquestcoder", "jais2", "llama4", "llama4_text", "minimax_m2", "ministral3", "nanochat", "olmo"),
+    "vaultgemma",
+}
+"""Model types that no family above has, and that agree with Hugging Face on one prompt (TransformerLens 4.x)."""
+
+
+def listed_types() -> set[str]:
+    """Return the model types of all families that have a row, refused ones included."""
+    return {model_type for model_type, _ in families.CONFIGS.values()}

@@ -1,0 +1,58 @@
+"""Every model type that transformers loads as a causal language model: it agrees with Hugging Face, or one InputError.
+
+Types differ in thousands of ways that no table lists. What must never happen is a number that is not the model's, or
+an error that is not the package's own.
+"""
+
+import causal_models
+import families
+import pytest
+import torch
+from family_tables import OTHER_TYPES, listed_types
+
+import icl_lens as il
+from icl_lens.models.view import tl_version
+
+PROMPT = il.Prompt.parse(families.PROMPT, answer="foo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", causal_models.KINDS)
+def test_a_type_agrees_with_hugging_face_or_is_refused(tmp_path, kind, request):
+    try:
+        hf = causal_models.build(kind)
+        hf.save_pretrained(tmp_path)
+    except Exception as error:
+        pytest.skip(f"no tiny model of {kind}: {error}")
+    families.tokenizer().save_pretrained(tmp_path)
+    expected = causal_models.log_probs(hf)
+    refusal = None
+    try:
+        model = il.load_model(str(tmp_path), device="cpu", tokenizer=families.tokenizer())
+        batch = il.tokenize(model, [PROMPT], prepend_bos=False)
+        acts = il.capture(model, batch)
+    except il.InputError as error:
+        refusal = str(error)
+    if refusal is not None:
+        request.node.user_properties.append(("refused", refusal))
+        assert kind not in OTHER_TYPES or tl_version() < (4, 0), refusal
+        return
+    torch.testing.assert_close(il.last_log_probs(model, batch)[0], expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(acts.label_log_probs[0], expected[batch.label_tokens], atol=1e-3, rtol=0)
+    heads = torch.stack([acts.head_outputs(layer).sum(1) for layer in range(acts.view.n_layers)], dim=1)
+    biases = [acts.view.b_O(layer) for layer in range(acts.view.n_layers)]
+    constant = torch.stack([torch.zeros_like(heads[0, 0]) if bias is None else bias for bias in biases])
+    if acts.attn_scale is not None:
+        constant = constant * acts.attn_scale[..., None]
+    torch.testing.assert_close(heads + constant, acts.attn_out, atol=1e-3, rtol=1e-3)
+    assert il.head_log_prob_increase(acts, batch.answer_tokens).isfinite().all()
+    try:
+        il.explain(model, PROMPT, prepend_bos=False, k=4)
+    except il.InputError as error:
+        request.node.user_properties.append(("explain refused", str(error)))
+    assert kind in OTHER_TYPES | listed_types(), "add it to OTHER_TYPES and run python docs/families_table.py"
+
+
+def test_listed_types_exist():
+    assert not OTHER_TYPES - set(causal_models.KINDS)
+    assert not OTHER_TYPES & listed_types()
