@@ -97,7 +97,7 @@ def _clip(hf_attn: Any) -> float | None:
 def _window(view: ModelView, hf_attn: Any) -> int | None:
     """Return how many keys each query of a layer sees, including its own position; None for all."""
     kind = getattr(hf_attn, "attention_type", None)  # GPT-Neo
-    if kind is not None:
+    if kind in ("local", "global"):
         return int(view.hf_config_value("window_size", 0)) if kind == "local" else None
     window = getattr(hf_attn, "sliding_window", None)
     if not getattr(hf_attn, "is_sliding", True):  # EXAONE 4 states a window in layers that do not use it

@@ -18,6 +18,7 @@ import icl_lens as il
 
 CONVENTIONS = [("frozen", True), ("frozen", False), ("own", True), ("own", False)]
 MIXTURE_TYPES = {families.CONFIGS[name][0] for name in families.MIXTURES}
+_NOT_FOLDED = {"nemotron"}  # TransformerLens' processing leaves their norms where they are
 _NORMS_BEFORE_ATTENTION = ("ln_1", "input_layernorm", "self_attn_layer_norm")
 
 
@@ -27,7 +28,7 @@ def constant_values(hf, layer):
     block = reference_hf._layers(hf)[layer]
     norm = next((getattr(block, name) for name in _NORMS_BEFORE_ATTENTION if hasattr(block, name)), None)
     shift = torch.zeros(hf.config.hidden_size, dtype=hf.dtype)
-    if getattr(norm, "bias", None) is not None:
+    if getattr(norm, "bias", None) is not None and hf.config.model_type not in _NOT_FOLDED:
         shift = norm.bias.detach()
     setting = reference_hf._setting
     n_heads = setting(hf.config, "num_attention_heads", "num_heads", "n_head")

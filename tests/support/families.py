@@ -156,7 +156,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("mpt", {"d_model": D_MODEL, "n_layers": N_LAYERS, "n_heads": N_HEADS, "max_seq_len": N_CTX}),
     "codegen": ("codegen", _GPT2_SIZES | {"rotary_dim": 4}),
     "glm": ("glm", _sizes() | _GROUPED | _HEAD_SIZE | _BIASED),
-    "glm4": ("glm4", _sizes() | _GROUPED | _HEAD_SIZE),
+    "glm4": ("glm4", _sizes() | _GROUPED | _HEAD_SIZE | {"attention_bias": False}),
     "apertus": ("apertus", _sizes() | _GROUPED),
     "seed_oss": ("seed_oss", _sizes() | _GROUPED | _WIDE_HEADS | _BIASED | {"attention_out_bias": True}),
     "nemotron": ("nemotron", _sizes() | _GROUPED),
