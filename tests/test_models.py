@@ -104,3 +104,40 @@ def test_dtypes_by_name_or_as_stored_and_models_without_a_tokenizer(tmp_path):
     assert il.load_model(tmp_path, dtype=None).W_U.dtype == torch.float16
     with pytest.raises(il.InputError, match="needs its tokenizer"):
         il.load_model("mine", hf_model=nn.Linear(1, 1))
+
+
+def test_a_tokenizer_that_is_passed_is_not_changed(family_folder):
+    tokenizer = families.tokenizer()
+
+    def state():
+        plain = {name: value for name, value in vars(tokenizer).items() if not name.startswith("_tokenizer")}
+        return repr(plain), tokenizer.backend_tokenizer.to_str(), len(tokenizer), repr(tokenizer.special_tokens_map)
+
+    before = state()
+    for name in ("gpt2", "llama_gqa"):
+        model = il.load_model(str(family_folder(name)), tokenizer=tokenizer)
+        assert il.label_log_probs(model, il.tokenize(model, families.PROMPT)).isfinite().all()
+        assert state() == before
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+def test_a_hugging_face_model_that_is_passed_is_not_changed(name):
+    """It keeps its modules, attention, training mode and gradients; its weights are in memory once."""
+    hf = families.build(name)
+    hf.set_attn_implementation("sdpa")
+    hf.config.architectures = [type(hf).__name__]
+    hf.train()
+    modules = [(key, type(module), module.training) for key, module in hf.named_modules()]
+    config, ids = hf.config.to_dict(), torch.tensor([families.PROMPT_IDS])
+    with torch.no_grad():
+        want = hf.eval()(ids).logits
+        hf.train()
+    model = il.load_model("mine", hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
+    batch = il.tokenize(model, families.PROMPT, prepend_bos=False)
+    assert_close(il.last_log_probs(model, batch), want[:, -1].log_softmax(-1))
+    assert il.capture(model, batch).pattern.isfinite().all()
+    assert [(key, type(module), module.training) for key, module in hf.named_modules()] == modules
+    assert hf.config._attn_implementation == "sdpa"
+    assert hf.config.to_dict() == config
+    assert all(parameter.requires_grad for parameter in hf.parameters())
+    assert {one.data_ptr() for one in hf.parameters()} <= {one.data_ptr() for one in model.original_model.parameters()}

@@ -14,6 +14,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from icl_lens.errors import InputError
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.plain_text import tokenize_text
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
 
@@ -293,7 +294,6 @@ REFUSED = [
     # words that the tokenizer does not know
     ("word", prompt_of(("love", "foo"), ("zebra", "bar"), ("love yak", "bar")), {}, "got 'zebra', 'yak';"),
     ("word", prompt_of(*[(f"w{i}", "foo") for i in range(12)]), {}, "'w9' and 2 more"),
-    ("byte", prompt_of(("zebra", "foo"), (f"a {END}", "bar")), {}, r"got '<\|endoftext\|>'"),
     # labels and texts without tokens of their own: "->" is one token
     (joined_without("foo"), PAPER, {}, "no token for 'foo'"),
     (joined_without("like"), PAPER, {}, "no token for 'like'"),
@@ -348,6 +348,46 @@ def test_special_tokens_that_are_no_words_of_the_vocabulary():
     with pytest.raises(InputError, match="no beginning-of-sequence token"):
         tokenize(model_of(named), PAPER, prepend_bos=True)
     assert tokenize(model_of(named), PAPER).last.tolist() == [13]
+
+
+@pytest.mark.parametrize("kind", ["word", "byte", "byte-trimmed", "metaspace"])
+def test_a_special_token_in_a_text_is_that_token_although_it_is_the_unknown_one(kind):
+    tokenizer = tokenizer_of(kind)
+    marker = tokenizer.unk_token
+    template = Template("{text} : {label} " + marker, "{text} :")
+    batch = tokenize(model_of(kind), prompt_of(("love", "foo"), ("eight", "bar"), query="two"), template=template)
+    assert batch.tokens[0].tolist().count(tokenizer.unk_token_id) == 2
+    text = f"love {marker} eight"
+    assert (
+        tokenize_text(model_of(kind), text, targets=f" {marker}", prepend_bos=False).tokens[0].tolist()
+        == tokenizer(text, add_special_tokens=False)["input_ids"]
+    )
+    assert int(tokenize_text(model_of(kind), text, targets=marker).targets) == tokenizer.unk_token_id
+    if kind == "word":
+        with pytest.raises(InputError, match="got 'zebra'"):
+            tokenize_text(model_of(kind), f"{marker} zebra")
+        with pytest.raises(InputError, match="the target ' zebra' is not in the model's vocabulary"):
+            tokenize_text(model_of(kind), text, targets=" zebra")
+
+
+@pytest.mark.parametrize("prepend_bos", [None, True])
+def test_a_text_that_begins_with_its_bos_gets_no_second_one(prepend_bos):
+    """Chat text has its BOS already; positions of other rows still count theirs."""
+    model = model_of("metaspace")
+    bos = model.tokenizer.bos_token_id
+    batch = tokenize_text(
+        model, ["<s> love like happy", "love like happy"], targets=" sad", positions=[1, -1], prepend_bos=prepend_bos
+    )
+    rows = [row[: last + 1] for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)]
+    assert [(row[0], row.count(bos)) for row in rows] == [(bos, 1)] * 4
+    assert strings("metaspace", batch.targets) == ["_sad"] * 4
+    prompts = [prompt_of(("love", "foo"), ("<s> eight", "bar")), prompt_of(("<s> love", "foo"), ("eight", "bar"))]
+    batch = tokenize(model, prompts, prepend_bos=prepend_bos)
+    assert [row.count(bos) for row in batch.tokens.tolist()] == [2, 1]
+    for row in range(2):
+        assert strings("metaspace", batch.tokens[row, batch.label_positions[row]]) == ["_foo", "_bar"]
+        start, stop = batch.query_range[row].tolist()
+        assert strings("metaspace", batch.tokens[row, start:stop]) == ["_one"]
 
 
 # Anything a user may write: byte-level tokens decode to exactly the text, so positions can be checked by decoding

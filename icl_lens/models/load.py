@@ -1,5 +1,6 @@
 """Load bundled models, folders, GGUF files and models on the Hub."""
 
+import copy
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,9 @@ def load_model(
     same commit. Other keywords are passed to `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`,
     `tokenizer`, `hf_model`, …).
 
+    `tokenizer` and `hf_model` remain as they are: the result has a copy of the tokenizer, and modules of its own that
+    share the memory of the `hf_model`'s weights.
+
     If a model does not fit in GPU memory, a `device_map` with "cpu" for some modules, or "disk" with
     `offload_folder=`, offloads weights: they are loaded one module at a time when needed, which is slow but gives the
     same results. Hub files are downloaded once into the cache of huggingface_hub. Raise InputError, with the reason
@@ -74,6 +78,8 @@ def load_model(
             raise InputError(
                 f"{option} is not supported; use the revision instead, e.g. revision='step3000' for Pythia"
             )
+    if tokenizer is not None:
+        kwargs["tokenizer"] = tokenizer = copy.deepcopy(tokenizer)  # TransformerLens adds tokens and changes names
     if isinstance(init := getattr(tokenizer, "init_kwargs", None), dict):
         init.setdefault("name_or_path", "")  # TransformerLens reads it; tokenizers built in memory lack it
     where: dict[str, Any] = (
@@ -84,7 +90,8 @@ def load_model(
     kwargs |= {"dtype": wanted, "trust_remote_code": trust_remote_code, **where}
     if kwargs.get("hf_model") is not None:
         try:
-            model = TransformerBridge.boot_transformers(name, **kwargs)
+            own = {**kwargs, "hf_model": _with_shared_weights(kwargs["hf_model"])}
+            model = TransformerBridge.boot_transformers(name, **own)
         except Exception as error:
             raise InputError(
                 f"cannot use hf_model={type(kwargs['hf_model']).__name__}: {type(error).__name__} "
@@ -98,6 +105,25 @@ def load_model(
         model.cfg.device = str(execution_device(model.embed) or "cpu")
     model.eval()
     return model
+
+
+def _with_shared_weights(hf_model: Any) -> Any:
+    """Return a copy of a Hugging Face model that shares the memory of its weights.
+
+    A bridge replaces modules, switches to eager attention and turns gradients off, which must not change the original.
+    """
+    shared: dict[int, Any] = {}
+    for parameter in hf_model.parameters():
+        if type(parameter) is torch.nn.Parameter:
+            shared[id(parameter)] = torch.nn.Parameter(parameter.detach(), requires_grad=False)
+        else:
+            shared[id(parameter)] = parameter
+    for module in hf_model.modules():  # weights that accelerate keeps outside the modules
+        hook = getattr(module, "_hf_hook", None)
+        for one in (hook, *getattr(hook, "hooks", ())):
+            for weights in (getattr(one, "weights_map", None), getattr(one, "tied_params_map", None)):
+                shared[id(weights)] = weights
+    return copy.deepcopy(hf_model, shared)
 
 
 def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) -> Any:

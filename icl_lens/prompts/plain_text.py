@@ -17,7 +17,13 @@ from torch import Tensor
 from icl_lens.errors import InputError
 from icl_lens.prompts.batch import PromptBatch, check_against_differs, text_batch
 from icl_lens.prompts.prompt import Prompt, Rendered, check_unicode
-from icl_lens.prompts.token_alignment import TokenizedText, require_fast_tokenizer, special_prefix, tokenize_texts
+from icl_lens.prompts.token_alignment import (
+    TokenizedText,
+    require_fast_tokenizer,
+    special_prefixes,
+    tokenize_texts,
+    unknown_words,
+)
 from icl_lens.prompts.token_ids import TokenPositions, check_context_length, check_ids, name_tokens, padded_ids
 
 TokenSpec = str | int
@@ -65,8 +71,8 @@ def tokenize_text(
             raise InputError(f"texts must not be empty, got {text!r} as text {number}; remove it")
     tokenizer = require_fast_tokenizer(model)
     tokenized = tokenize_texts(tokenizer, [Rendered(text, (), (), (0, len(text))) for text in all_texts])
-    prefix = special_prefix(tokenizer, tokenized[0], prepend_bos)
-    rows = [[*prefix, *text.ids] for text in tokenized]
+    prefixes = special_prefixes(tokenizer, tokenized, prepend_bos)
+    rows = [[*prefix, *text.ids] for prefix, text in zip(prefixes, tokenized, strict=True)]
     check_context_length(model, rows)
     batch = text_batch(tokenizer, rows, all_texts).at("last" if positions is None else positions)
     assert batch.prompt_index is not None
@@ -78,7 +84,8 @@ def tokenize_text(
         if isinstance(token, int):
             check_ids(model, [token])
             return token
-        ids = _ids_after(tokenizer, tokenized[number], max(0, position - len(prefix) + 1), token, what)
+        n_before = max(0, position - len(prefixes[number]) + 1)
+        ids = _ids_after(tokenizer, tokenized[number], n_before, token, what)
         if len(ids) > 1:
             long.setdefault(token, ids)
         return ids[0]
@@ -146,13 +153,16 @@ def _ids_after(tokenizer: Any, text: TokenizedText, n_before: int, string: str, 
     shown = repr(before[-30:])
     if not string:
         raise InputError(f"{what} must not be empty, got {string!r}; pass a token that may follow {shown}")
-    found = tokenizer(before + string, add_special_tokens=False, verbose=False)["input_ids"]
+    encoded = tokenizer(before + string, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    found = encoded["input_ids"]
     if found[:n_before] != text.ids[:n_before] or len(found) == n_before:
         raise InputError(
             f"the {what} {string!r} is not a separate token after {shown}; begin it with the white space that "
             f"separates it from the text, end the text without white space, or pass a token id"
         )
-    if tokenizer.unk_token_id in found[n_before:]:
+    starts, ends = (list(one) for one in zip(*encoded["offset_mapping"], strict=True))
+    whole = Rendered(before + string, (), (), (0, len(before + string)))
+    if unknown_words(tokenizer, TokenizedText(whole, found, starts, ends), n_before):
         raise InputError(
             f"the {what} {string!r} is not in the model's vocabulary; use words of the vocabulary or a token id"
         )

@@ -5,6 +5,7 @@ A label tokenized alone may have other tokens than the same label in context ("f
 
 import re
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -103,17 +104,24 @@ def tokenize_texts(tokenizer: Any, rendered: list[Rendered]) -> list[TokenizedTe
         TokenizedText(one, ids, [start for start, _ in offsets], [end for _, end in offsets])
         for one, ids, offsets in zip(rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True)
     ]
-    unknown = tokenizer.unk_token_id
-    words = dict.fromkeys(
-        word_around(text.rendered.text, start, end)
-        for text in texts
-        for token, start, end in zip(text.ids, text.starts, text.ends, strict=True)
-        if token == unknown  # never if the tokenizer has no unknown token
-    )
+    words = dict.fromkeys(word for text in texts for word in unknown_words(tokenizer, text))
     if words:
         shown = quoted_list(tuple(words)[:10]) + (f" and {len(words) - 10} more" if len(words) > 10 else "")
         raise InputError(f"words must be in the tokenizer's vocabulary, got {shown}; use other words or another model")
     return texts
+
+
+def unknown_words(tokenizer: Any, text: TokenizedText, start: int = 0) -> list[str]:
+    """Return the words, from token `start` on, that have the unknown token.
+
+    The unknown token itself, written out, is a known word: GPT-2's "<|endoftext|>" is also its unknown token.
+    """
+    pieces = zip(text.ids[start:], text.starts[start:], text.ends[start:], strict=True)
+    return [
+        word_around(text.rendered.text, first, end)
+        for token, first, end in pieces
+        if token == tokenizer.unk_token_id and text.rendered.text[first:end].strip() != tokenizer.unk_token
+    ]
 
 
 def word_around(text: str, start: int, end: int) -> str:
@@ -181,6 +189,12 @@ class LabelTokens:
 
     def _shown(self, ids: list[int]) -> str:
         return " + ".join(repr(string) for string in decode_tokens(self.tokenizer, [ids])[0])
+
+
+def special_prefixes(tokenizer: Any, texts: Sequence[TokenizedText], prepend_bos: bool | None) -> list[list[int]]:
+    """Return the tokens to prepend to each text: those of `special_prefix`, or none if a text begins with them."""
+    front = special_prefix(tokenizer, texts[0], prepend_bos)
+    return [[] if text.ids[: len(front)] == front else front for text in texts]
 
 
 def special_prefix(tokenizer: Any, text: TokenizedText, prepend_bos: bool | None) -> list[int]:

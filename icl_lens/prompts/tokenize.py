@@ -9,7 +9,7 @@ from torch import Tensor
 from icl_lens.errors import InputError, check_choice
 from icl_lens.prompts.batch import PromptBatch, row_fields
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list
-from icl_lens.prompts.token_alignment import LabelTokens, require_fast_tokenizer, special_prefix, tokenize_texts
+from icl_lens.prompts.token_alignment import LabelTokens, require_fast_tokenizer, special_prefixes, tokenize_texts
 from icl_lens.prompts.token_ids import check_context_length
 
 
@@ -27,7 +27,8 @@ def tokenize(
     Strings are parsed by `Prompt.parse`. `model` needs a fast Hugging Face `tokenizer` and a `cfg` with `n_ctx`.
     `labels` fixes the order of `PromptBatch.labels` and may include more labels than the prompts; the default is their
     order of appearance. `prepend_bos=None` prepends what the model's published tokenizer prepends (nothing for GPT-2,
-    <s> for Llama), even if TransformerLens loaded it with `add_bos_token=True`; nothing is appended. Use
+    <s> for Llama), even if TransformerLens loaded it with `add_bos_token=True`; nothing is appended, and nothing is
+    prepended to a text that already begins with it, such as chat text. Use
     `shared_prefix="append"` for labels that begin with the same tokens: the shared tokens are appended to every row, so
     that the next token discriminates the labels, and `last` is the last shared token.
 
@@ -65,10 +66,10 @@ def tokenize(
             label_tokens.add(demonstration.label, text.ids[start:stop], f"in a demonstration of prompt {row}")
     shared, scored = label_tokens.scored(every_label, shared_prefix)
 
-    front = special_prefix(tokenizer, texts[0], prepend_bos)
-    rows = [[*front, *text.ids, *shared] for text in texts]
+    fronts = special_prefixes(tokenizer, texts, prepend_bos)
+    rows = [[*front, *text.ids, *shared] for front, text in zip(fronts, texts, strict=True)]
     check_context_length(model, rows)
-    shift = len(front)
+    shifts = list(map(len, fronts))
     demos = max(len(prompt.demonstrations) for prompt in prompts)
 
     def by_demo(values: list[list[Any]], missing: Any) -> Tensor:
@@ -77,14 +78,20 @@ def tokenize(
 
     batch = PromptBatch(
         **row_fields(tokenizer, rows),
-        label_positions=by_demo([[shift + start + len(shared) for start, _ in row] for row in label_ranges], -1),
+        label_positions=by_demo(
+            [
+                [shift + start + len(shared) for start, _ in row]
+                for shift, row in zip(shifts, label_ranges, strict=True)
+            ],
+            -1,
+        ),
         label_ranges=by_demo(
             [
                 [
                     (shift + min(start + len(shared), text.range_of(span)[0]), shift + stop)
                     for span, (start, stop) in zip(text.rendered.label_spans, row, strict=True)
                 ]
-                for text, row in zip(texts, label_ranges, strict=True)
+                for shift, text, row in zip(shifts, texts, label_ranges, strict=True)
             ],
             (-1, -1),
         ),
@@ -93,9 +100,15 @@ def tokenize(
         label_tokens=torch.tensor(scored),
         answer=torch.tensor([-1 if p.answer is None else every_label.index(p.answer) for p in prompts]),
         text_ranges=by_demo(
-            [[text.range_of(span, shift) for span in text.rendered.text_spans] for text in texts], (-1, -1)
+            [
+                [text.range_of(span, shift) for span in text.rendered.text_spans]
+                for shift, text in zip(shifts, texts, strict=True)
+            ],
+            (-1, -1),
         ),
-        query_range=torch.tensor([text.range_of(text.rendered.query_span, shift) for text in texts]),
+        query_range=torch.tensor(
+            [text.range_of(text.rendered.query_span, shift) for shift, text in zip(shifts, texts, strict=True)]
+        ),
         labels=every_label,
         prompts=prompts,
         template=template,
