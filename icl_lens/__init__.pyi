@@ -3,6 +3,7 @@ from .activations.activations import Activations as Activations
 from .activations.activations import capture as capture
 from .activations.activations import label_log_probs as label_log_probs
 from .activations.activations import last_log_probs as last_log_probs
+from .activations.label_scores import LabelScores as LabelScores
 from .activations.multi_token_labels import whole_label_log_probs as whole_label_log_probs
 from .attribution.attention import attention_by_label as attention_by_label
 from .attribution.attention import attention_to_labels as attention_to_labels
@@ -79,6 +80,7 @@ from .models.load import bundled_models as bundled_models
 from .models.load import load_model as load_model
 from .models.readout import Readout as Readout
 from .prompts.batch import PromptBatch as PromptBatch
+from .prompts.pair_task import PairTask as PairTask
 from .prompts.plain_text import tokenize_text as tokenize_text
 from .prompts.prompt import Demonstration as Demonstration
 from .prompts.prompt import Prompt as Prompt

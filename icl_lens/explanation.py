@@ -186,11 +186,18 @@ def explain(
         elif answer is not None:
             prompt = replace(prompt, answer=answer)
         template = template or Template()
+        if not prompt.demonstrations:
+            label, *others = sorted(prompt.labels, key=lambda one: one != prompt.answer)
+            raise InputError(
+                "prompt must have demonstrations to explain, got none; explain its text, with "
+                f"il.explain(model, {template.render(prompt).text!r}, answer={template.gap + label!r}, "
+                f"against={[template.gap + one for one in others]!r}, plain_text=True)"
+            )
         batch = tokenize(
             model, [prompt], template=template, labels=labels, prepend_bos=prepend_bos, shared_prefix=shared_prefix
         )
 
-    acts = capture(model, batch, writers=compared_positions(batch) if batch.labels else False)
+    acts = capture(model, batch, writers=compared_positions(batch) if batch.has_demonstrations else False)
     why = None if why is None else acts.view.check_head(why)
     by = by or ("increase" if options.against is None else "contrast")
     options = replace(

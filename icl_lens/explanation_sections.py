@@ -71,7 +71,8 @@ class ScoredPrompt:
                 others = [i for i in range(len(batch.labels)) if i != target and bool(batch.label_mask[0, i])]
             else:
                 others = [_label(batch, name, batch.labels[target]) for name in dict.fromkeys(options.against)]
-            return cls(model, acts, options, batch.label_tokens.to(device), batch.labels, target, tuple(others))
+            tokens = batch.compared_label_tokens.to(device)
+            return cls(model, acts, options, tokens, batch.labels, target, tuple(others))
         target_id = int(batch.answer_tokens[0])
         if target_id < 0:
             target_id = int(acts.readout.logits(acts.resid_final)[0].argmax())

@@ -50,7 +50,7 @@ def test_predicted_looks_at_the_prompts_own_labels(gpt2):
     ]
     batch = il.tokenize(gpt2, prompts)
     acts = il.capture(gpt2, batch)
-    assert batch.labels == ("bar", "foo", "yes", "no")
+    assert batch.labels == ("bar", "foo", "no", "yes")
     assert int(acts.predicted[0]) in (0, 1)
     assert int(acts.predicted[1]) in (2, 3)
     own = acts.label_log_probs[1, 2:]

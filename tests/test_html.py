@@ -149,7 +149,9 @@ def hostile_explanation(text):
     """An explanation with the text wherever a user or a model can put one."""
     # A lone surrogate comes from a model's tokens only: prompts refuse it.
     own = "odd" if any("\ud800" <= char <= "\udfff" for char in text) else text
-    prompt = il.Prompt([il.Demonstration(own, "foo"), il.Demonstration("two", own)], f"query {own}", answer="foo")
+    prompt = il.Prompt(
+        [il.Demonstration(own, "foo"), il.Demonstration("two", own)], f"query {own}", "foo", ("foo", own)
+    )
     tokens = [text, ":", "foo", "two", ":", text, "query", text, ":"]
     made = ex.made(prompt, tokens=tokens, words=[text, "plain"], model=text)
     return replace(made, target_token=text, versions=(("icl-lens", text),))

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.decompose import head_outputs, repeat_kv
+from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.recorder import ReadPlan, Recorder, at_positions
 from icl_lens.activations.serialization import read_metadata, read_tensors, write_tensors
 from icl_lens.activations.writers import Writers, has_pos_embed
@@ -154,15 +155,17 @@ class Activations:
         return readout.token_log_probs(self.resid_final[:, None], tokens.to(self.resid_final.device))[:, 0]
 
     @property
-    def label_log_probs(self) -> Float[Tensor, "batch label"]:
-        """Log-probability of each label's token after the prompt, nats.
+    def label_log_probs(self) -> LabelScores:
+        """Log-probability [batch label] of each label's token after the prompt, nats.
 
-        All biases are included, regardless of `readout.bias`. Raise InputError for prompts without demonstrations.
+        All biases are included, regardless of `readout.bias`. Raise InputError for prompts without labels, and if two
+        labels of a prompt are scored by the same token.
         """
         self.batch.require_labels("label to score", NO_LABELS_HINT)
         self.check_device()
         log_probs = self.readout.using(final_norm="frozen", bias=True).log_probs(self.resid_final)
-        return log_probs[:, self.batch.label_tokens.to(log_probs.device)]
+        tokens = self.batch.compared_label_tokens.to(log_probs.device)
+        return LabelScores.from_tensor(log_probs[:, tokens], self.batch.labels)
 
     @property
     def predicted(self) -> Int[Tensor, " batch"]:
@@ -374,19 +377,22 @@ def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_voc
     return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
 
 
-def label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch label"]:
-    """Return the model's log-probability of each label's token after each prompt, nats; see `last_log_probs`.
+def label_log_probs(model: Any, batch: PromptBatch) -> LabelScores:
+    """Return the model's log-probability [batch label] of each label's token after each prompt, nats.
 
-    Raise InputError for prompts without demonstrations.
+    The columns are `batch.labels`, which the result carries; `batch.label_mask` tells which of them are choices of a
+    prompt. See `last_log_probs`. Raise InputError for prompts without labels, and if two labels of a prompt are scored
+    by the same token.
 
     Example:
-        >>> il.label_log_probs(model, batch).shape
-        torch.Size([1, 2])
+        >>> il.label_log_probs(model, batch).shape, il.label_log_probs(model, batch).labels
+        (torch.Size([1, 2]), ('bar', 'foo'))
     """
     check_batch(batch)
     batch.require_labels("label to score", NO_LABELS_HINT)
+    tokens = batch.compared_label_tokens
     log_probs = last_log_probs(model, batch)
-    return log_probs[:, batch.label_tokens.to(log_probs.device)]
+    return LabelScores.from_tensor(log_probs[:, tokens.to(log_probs.device)], batch.labels)
 
 
 def _last_logits(model: Any, batch: PromptBatch, hooks: list[tuple[str, Callable[..., Any]]]) -> Tensor:

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
+from icl_lens.activations.label_scores import LabelScores
 from icl_lens.errors import InputError
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, tokenize_texts
@@ -51,11 +52,11 @@ def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> tuple[Ids, 
     )
 
 
-def whole_label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch label"]:
-    """Return the log-probability of each full label after each prompt, summed over its tokens (teacher forcing), nats.
+def whole_label_log_probs(model: Any, batch: PromptBatch) -> LabelScores:
+    """Return each full label's log-probability [batch label], summed over its tokens (teacher forcing), nats.
 
     For single-token labels this equals `label_log_probs`. Costs one row per token of each label. In the block
-    of an intervention, the edited model is scored. Raise InputError for prompts without demonstrations.
+    of an intervention, the edited model is scored. Raise InputError for prompts without labels.
 
     Example:
         >>> whole, first = il.whole_label_log_probs(model, batch), il.label_log_probs(model, batch)
@@ -66,7 +67,7 @@ def whole_label_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batc
     for row in range(len(batch)):
         prompt, labels = tokenize_labels(model, batch, row)
         pairs += [(prompt, ids) for ids in labels]
-    return continuation_log_probs(model, pairs).reshape(len(batch), -1)
+    return LabelScores.from_tensor(continuation_log_probs(model, pairs).reshape(len(batch), -1), batch.labels)
 
 
 def continuation_log_probs(model: Any, pairs: Sequence[tuple[Ids, Ids]]) -> Float[Tensor, " pair"]:

@@ -77,11 +77,11 @@ class Recorder:
             self._choose_writer_rows(writers)
 
     def _choose_writer_rows(self, positions: bool | TokenPositions) -> None:
-        """Choose the rows of `Writers`: these positions (True: labels' tokens, or all without labels) and the last."""
+        """Choose the rows of `Writers`: these positions (True: labels' tokens, or all without any) and the last."""
         batch = self.batch
         if isinstance(positions, bool):
             of_labels = [row[row >= 0].tolist() or [-1] for row in batch.label_token_positions]
-            positions = of_labels if batch.labels else "all"
+            positions = of_labels if batch.has_demonstrations else "all"
         self.passes = torch.arange(len(batch), device=self.device) if self.pass_index is None else self.pass_index
         lengths = (batch.last + 1).tolist()
         by_prompt = zip(self.passes.tolist(), resolve_positions(positions, lengths), lengths, strict=True)

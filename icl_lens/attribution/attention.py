@@ -17,7 +17,7 @@ def attention_to_labels(acts: Activations) -> Float[Tensor, "batch layer head de
         >>> il.attention_to_labels(acts).shape
         torch.Size([1, 8, 6, 4])
     """
-    acts.batch.require_labels(
+    acts.batch.require_demonstrations(
         "label to attend to", "use acts.pattern [batch layer head key], the attention to all positions"
     )
     positions = acts.batch.label_token_positions.to(acts.pattern.device)

@@ -28,7 +28,9 @@ def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tenso
         torch.Size([1, 4, 96])
     """
     layer, index = acts.view.check_head(head)
-    acts.batch.require_labels("label position to read", "use acts.head_values(layer), the values at all positions")
+    acts.batch.require_demonstrations(
+        "label position to read", "use acts.head_values(layer), the values at all positions"
+    )
     kv = acts.view.kv_head(index)
     v = acts.at_labels(acts.values(layer)[:, :, kv].to(acts.readout.dtype))
     return head_outputs(v[..., None, :], acts.view.W_O(layer)[index : index + 1])[..., 0, :]
@@ -49,7 +51,7 @@ def label_keys(
         torch.Size([1, 4, 96])
     """
     layer, _ = acts.view.check_head(head)
-    acts.batch.require_labels("label position to read", "use last_query or top_tokens, which need no labels")
+    acts.batch.require_demonstrations("label position to read", "use last_query or top_tokens, which need no labels")
     check_choice("source", source, ("resid", "attn"))
     if source == "resid":
         return acts.label_resid_pre[:, layer].to(acts.readout.dtype)
@@ -123,7 +125,7 @@ RANKED_BYTES = 64 * 2**20
 
 def label_ranks(acts: Activations, heads: Sequence[Head | tuple[int, int]]) -> Int[Tensor, "batch head demo"]:
     """Return `own_label_ranks` for several heads."""
-    acts.batch.require_labels("label to rank", "use acts.readout.ranks, which ranks any token")
+    acts.batch.require_demonstrations("label to rank", "use acts.readout.ranks, which ranks any token")
     index = acts.batch.label_index.to(acts.readout.W_U.device)
     tokens = acts.batch.label_tokens.to(index.device)[index.clamp(min=0)][:, None]
     step = max(1, RANKED_BYTES // (index.numel() * acts.view.d_model * 4))

@@ -10,14 +10,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import token_inputs
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.token_ids import check_ids
 
 
-@dataclass(frozen=True)
-class HeadCopying:
+@dataclass(frozen=True, repr=False)
+class HeadCopying(ShownAsTable):
     """One head's OV circuit restricted to some tokens; made by `head_copying`.
 
     `logits[i, j]`: what attending to token i with weight 1 adds to the logit of token j, up to the final norm's scale
@@ -31,6 +32,17 @@ class HeadCopying:
 
     tokens: Int[Tensor, " n"]
     logits: Float[Tensor, "read written"]
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        n, best = len(self.tokens), self.logits.argmax(-1)
+        scores = f"copy score {self.copy_score:.2f}, discrimination {self.discrimination:.2f}"
+        columns: dict[str, list[object]] = {
+            "token read (id)": self.tokens[:SHOWN_ROWS].tolist(),
+            "own logit": list(map(format_signed, self.logits.diagonal()[:SHOWN_ROWS].tolist())),
+            "promotes most (id)": self.tokens.to(best.device)[best][:SHOWN_ROWS].tolist(),
+            "logit": list(map(format_signed, self.logits.amax(-1)[:SHOWN_ROWS].tolist())),
+        }
+        return f"HeadCopying({n} tokens; {scores})", columns, n
 
     @property
     def copy_score(self) -> float:

@@ -35,8 +35,8 @@ def require_writers(acts: Activations) -> Writers:
 def key_positions(
     acts: Activations, keys: TokenPositions | None, of_labels: Int[Tensor, "batch n"]
 ) -> Int[Tensor, "batch key"]:
-    """Return positions of keys, padded with -1; by default `of_labels`, or all if there are no labels."""
-    if keys is None and acts.batch.labels:
+    """Return positions of keys, padded with -1; by default `of_labels`, or all without demonstrations."""
+    if keys is None and acts.batch.has_demonstrations:
         return of_labels.to(acts.view.unembed_device)
     lengths = (acts.batch.last + 1).tolist()
     return padded_ids(resolve_positions("all" if keys is None else keys, lengths)).to(acts.view.unembed_device)
@@ -49,7 +49,7 @@ def keys_of_label(
 
     Raise InputError unless all keys are tokens of labels.
     """
-    batch.require_labels("label to select", "pass masks of keys to `contrast`")
+    batch.require_demonstrations("label to select", "pass masks of keys to `contrast`")
     start, end = batch.label_ranges.to(positions.device)[..., None].unbind(2)
     in_label = (start <= positions[:, None]) & (positions[:, None] < end)  # [batch demo key]
     if not bool((in_label.any(1) | (positions < 0)).all()):

@@ -34,7 +34,7 @@ from icl_lens.attribution.head_projection import (
     require_writers,
 )
 from icl_lens.attribution.projections import head_slice
-from icl_lens.display import long_frame
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
@@ -43,8 +43,8 @@ from icl_lens.prompts.token_ids import TokenPositions
 Side = Literal["query", "key"]
 
 
-@dataclass(frozen=True)
-class ScoreContrast:
+@dataclass(frozen=True, repr=False)
+class ScoreContrast(ShownAsTable):
     """A difference between a head's scores at two groups of keys, split by writer; made by `ScoreParts.contrast`.
 
     `query_side` and `key_side` each sum to `value` over the writers.
@@ -72,6 +72,17 @@ class ScoreContrast:
         Summed over key writers, it is `query_side`; summed over query writers, `key_side`.
         """
         return einsum(self.query_parts, self.key_parts, "batch query d, batch key d -> batch query key")
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        query, key = self.query_side.mean(0), self.key_side.mean(0)
+        order = torch.maximum(query.abs(), key.abs()).argsort(descending=True)[:SHOWN_ROWS].tolist()
+        columns: dict[str, list[object]] = {
+            "writer": [self.writers[i] for i in order],
+            "query side": [format_signed(float(query[i])) for i in order],
+            "key side": [format_signed(float(key[i])) for i in order],
+        }
+        mean = f"difference of scores {format_signed(float(self.value.mean()))}"
+        return f"ScoreContrast({self.head}, mean of {plural_prompts(len(self.value))}; {mean})", columns, len(query)
 
     def to_frame(self) -> pd.DataFrame:
         """Return prompt, writer, query_side and key_side, one row per prompt and writer."""

@@ -38,7 +38,9 @@ def label_similarity(
     chosen = [view.check_head(head) for head in heads]
     if not chosen:
         raise InputError("heads must name at least one head, got none; e.g. ['L3H1']")
-    batch.require_labels("label position to read", "use il.query_key_metric(model, head).scores on any two inputs")
+    batch.require_demonstrations(
+        "label position to read", "use il.query_key_metric(model, head).scores on any two inputs"
+    )
     return similarity_in(capture(model, batch, writers=compared_positions(batch), check=False), chosen)
 
 

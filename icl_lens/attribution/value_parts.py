@@ -21,14 +21,14 @@ from icl_lens.activations.activations import Activations
 from icl_lens.attribution.head_projection import HeadProjection, key_positions, keys_of_label, require_writers
 from icl_lens.attribution.increases import Against, check_scoring, linear_direction
 from icl_lens.attribution.search import layer_gradients
-from icl_lens.display import long_frame
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame
 from icl_lens.errors import check_choice
 from icl_lens.models.head import Head
 from icl_lens.prompts.token_ids import TokenPositions
 
 
-@dataclass(frozen=True)
-class ValueParts:
+@dataclass(frozen=True, repr=False)
+class ValueParts(ShownAsTable):
     """What one head adds to the answer from each key, split by writer, nats; made by `value_parts`.
 
     Example:
@@ -52,10 +52,17 @@ class ValueParts:
     projection: HeadProjection = field(repr=False)
     """The map from the layer's input to the values."""
 
-    def __repr__(self) -> str:
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
         n, count, n_writers = self.parts.shape
         how = "exact" if self.is_exact else "first-order"
-        return f"ValueParts({self.acts.view.name} {self.head}: {n} × {count} keys, {n_writers} writers, {how})"
+        by_writer = self.parts.sum(1).mean(0)
+        order = by_writer.abs().argsort(descending=True)[:SHOWN_ROWS].tolist()
+        title = f"ValueParts({self.acts.view.name} {self.head}: {n} × {count} keys, {n_writers} writers, {how})"
+        columns: dict[str, list[object]] = {
+            "writer": [self.writers[i] for i in order],
+            "all keys, nats": [format_signed(float(by_writer[i])) for i in order],
+        }
+        return title, columns, n_writers
 
     @property
     def value(self) -> Float[Tensor, "batch key"]:

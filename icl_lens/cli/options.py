@@ -1,5 +1,6 @@
 """Option groups shared by several commands; each group is a panel of the help page."""
 
+import json
 import re
 import tempfile
 import time
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from icl_lens.locate.run_folder import RunFolder
     from icl_lens.models.head import Head
     from icl_lens.prompts.batch import PromptBatch
+    from icl_lens.prompts.class_labels import Labels
     from icl_lens.prompts.prompt import Prompt, Template
     from icl_lens.task_behavior import TaskCheck
 
@@ -37,8 +39,8 @@ By = Literal["increase", "contrast", "effect"]
 PAPER_PROMPT, PAPER_ANSWER = "love : bar like : bar eight : foo two : foo one :", "foo"
 
 SeedOption = Annotated[int, Option(help="Seed for prompts and random heads.")]
-DemonstrationsOption = Annotated[int, Option(min=1, help="Demonstrations per class.")]
-PathOption = Annotated[Path | None, Option(help="Word list (.json), or sentences (.jsonl, .csv, .parquet, or folder).")]
+DemonstrationsOption = Annotated[int, Option(min=1, help="Demonstrations per class, or pairs.")]
+PathOption = Annotated[Path | None, Option(help="Word list, sentences or pairs (.json, .jsonl, .csv, .tsv, .parquet).")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,11 +225,14 @@ class TaskOptions:
     layout: Annotated[Layout, Option(help="Order of demonstrations: random and balanced, or the paper's.")] = "random"
     demonstrations: DemonstrationsOption = 2
     path: PathOption = None
-    columns: Annotated[str, Option(help="Text and label columns of your sentences.")] = "text,label"
+    pairs: Annotated[bool, Option("--pairs", help="Read pairs, whose answers are words of their own.")] = False
+    columns: Annotated[
+        str, Option(help="Columns of texts and labels, or of pairs.", show_default="text,label; pairs: input,output")
+    ] = "text,label"
     split: Annotated[str, Option(help="Split to draw queries from.")] = "test"
     max_words: Annotated[int | None, Option(min=1, help="Skip texts with more words.")] = None
     labels: Annotated[
-        str | None, Option(help="Labels, comma-separated: class names, or words (query's class first).")
+        str | None, Option(help="Labels a,b (query's class first, numbers in order), or class=label,….")
     ] = None
     check: Annotated[bool, Option("--check/--no-check", help="First report what the model does on the task.")] = True
 
@@ -235,6 +240,14 @@ class TaskOptions:
     def name(self) -> str | None:
         """The task's name; by default the stem of `path`."""
         return self.path.stem if self.task is None and self.path is not None else self.task
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the task's answers are words of their own."""
+        from icl_lens.prompts.pair_task import PairTask
+        from icl_lens.prompts.tasks import named_task
+
+        return self.pairs or (self.name is not None and isinstance(named_task(self.name, self.path), PairTask))
 
     def check_no_task(self) -> None:
         """Raise InputError for task options without a task."""
@@ -273,7 +286,7 @@ class TaskOptions:
         """
         from icl_lens.task_behavior import N_PROMPTS, task_check
 
-        if self.name is None or not self.check:
+        if self.name is None or not self.check or self.has_pairs:
             return None
         prompts = replace(self, layout="random").prompts(n=N_PROMPTS, seed=seed)
         with progress() as report:
@@ -286,6 +299,7 @@ class TaskOptions:
 
         Raise InputError like `load_task`, if no task is selected, and for options that have no effect.
         """
+        from icl_lens.prompts.pair_task import PAIR_COLUMNS, PairTask
         from icl_lens.prompts.tasks import load_task, named_task
         from icl_lens.prompts.text_task import TextTask
 
@@ -294,8 +308,16 @@ class TaskOptions:
         text, _, label = self.columns.partition(",")
         if not (text and label) or "," in label:
             raise InputError(f"--columns must name a text and a label column, e.g. review,stars, got {self.columns!r}")
-        task: str | TextTask = self.name
-        if isinstance(named_task(self.name, self.path), TextTask):
+        task: str | TextTask | PairTask = self.name
+        named, columns = named_task(self.name, self.path), (text.strip(), label.strip())
+        if self.has_pairs:
+            if self.path is None:
+                raise InputError("--pairs requires --path, a file with one pair per row")
+            reason = "pairs have no classes and a single split"
+            reject_options(self, "split", "max_words", "classes", "labels", "layout", reason=reason)
+            is_default = columns == TextTask.columns
+            task = PairTask(self.name, self.path, columns=PAIR_COLUMNS if is_default else columns)
+        elif isinstance(named, TextTask):
             if self.path is None:
                 reject_options(self, "columns", reason="the columns of Hub datasets are known")
             elif self.path.is_file():
@@ -303,12 +325,14 @@ class TaskOptions:
             task = TextTask(
                 self.name,
                 self.path,
-                columns=(text.strip(), label.strip()),
+                columns=columns,
                 split=self.split,
                 max_words=self.max_words,
                 classes=self.classes,
             )
         else:
+            if self.path is not None:
+                named.digest()  # report an unreadable file first
             reject_options(self, "columns", "split", "max_words", "classes", reason="it does not apply to word tasks")
         return load_task(
             task,
@@ -317,9 +341,28 @@ class TaskOptions:
             balanced=balanced,
             layout=self.layout,
             demonstrations=self.demonstrations,
-            path=None if isinstance(task, TextTask) else self.path,
-            labels=None if self.labels is None else [word.strip() for word in self.labels.split(",")],
+            path=self.path if isinstance(task, str) else None,
+            labels=None if self.labels is None else parse_labels(self.labels),
         )
+
+
+def parse_labels(text: str) -> "Labels":
+    """Return the labels of `--labels`: words "a,b", "class=word,class=word", or the latter as a JSON object.
+
+    Several words of a class are separated by "|". Raise InputError if only some words have a class.
+    """
+    if text.lstrip().startswith("{"):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise InputError(f"--labels must be a JSON object from classes to words, got {text!r} ({error})") from None
+    pieces = [piece.strip() for piece in text.split(",")]
+    pairs = [re.split(r"\s*=\s*", piece, maxsplit=1) for piece in pieces if re.search(r".=.", piece)]
+    if not pairs:
+        return pieces
+    if len(pairs) < len(pieces):
+        raise InputError(f"--labels must have a class for every word or for none, got {text!r}; write class=word,…")
+    return {name: [word.strip() for word in words.split("|")] for name, words in pairs}
 
 
 MIN_QUERIES = 16
@@ -337,7 +380,8 @@ class SplitTask(TaskOptions):
         from icl_lens.prompts.tasks import split_by_query
 
         half = self.n + -self.n % 4  # a multiple of four, in which classes and labels are balanced
-        balanced = self.classes == "binary"  # with all classes, labels are fixed and answers vary
+        # With all classes, labels are fixed and answers vary; pairs have no classes.
+        balanced = None if self.has_pairs else self.classes == "binary"
         prompts = self.prompts(n=4 * half, seed=seed, balanced=balanced)  # enough to fill both halves
         if len({prompt.query for prompt in prompts}) >= min(2 * self.n, MIN_QUERIES):
             locating, testing = split_by_query(prompts, half)[0], split_by_query(prompts, self.n)[1]
@@ -449,5 +493,5 @@ class RunOutput:
             "prepend_bos": tokens.bos,
             "shared_prefix": tokens.shared_prefix,
             "by": by,
-        }
+        } | ({"pairs": True} if task.has_pairs else {})
         return prepare_run_folder(self.out, loaded, batch, options, values)

@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from icl_lens.cli.console import report_error
+from icl_lens.cli.spelling import shell_spelling
 
 
 def new_app(**settings: Any) -> typer.Typer:
@@ -66,7 +67,7 @@ def one_line_errors(program: str) -> Iterator[None]:
         finally:
             sys.stdout.flush()  # raises here if the output cannot be printed
     except InputError as error:
-        report_error(program, error)
+        report_error(program, shell_spelling(str(error)))
         raise SystemExit(2) from None
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":

@@ -42,7 +42,9 @@ def scale_label_attention(
         tensor(0.)
     """
     view = ModelView.of(model)
-    batch.require_labels("label attention to scale", "use block_attention, which edits attention to any position")
+    batch.require_demonstrations(
+        "label attention to scale", "use block_attention, which edits attention to any position"
+    )
     try:
         weights = torch.as_tensor(weights, dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError):

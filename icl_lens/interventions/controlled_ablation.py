@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, plural_prompts
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.interventions.edited_scores import PASS_TOKENS, AnswerScores, score_ablated_sets
 from icl_lens.interventions.editor import Positions, active_edits
@@ -48,16 +49,26 @@ _MEASURES: dict[PromptMeasure, Callable[[AnswerScores], Tensor]] = {
 }
 
 
-@dataclass(frozen=True)
-class Condition:
+@dataclass(frozen=True, repr=False)
+class Condition(ShownAsTable):
     """Head sets, and the answer scores with each of them zeroed; random conditions have several sets."""
 
     sets: tuple[tuple[Head, ...], ...]
     scores: tuple[AnswerScores, ...]
 
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        columns: dict[str, list[object]] = {
+            "heads zeroed": [", ".join(map(str, heads)) or "none" for heads in self.sets[:SHOWN_ROWS]],
+            "answer is top token": [
+                f"{float(one.top1_correct.double().mean()):.1%}" for one in self.scores[:SHOWN_ROWS]
+            ],
+        }
+        n_prompts = plural_prompts(len(self.scores[0].answer)) if self.scores else "no head sets"
+        return f"Condition({n_prompts})", columns, len(self.sets)
 
-@dataclass(frozen=True)
-class ControlledAblation:
+
+@dataclass(frozen=True, repr=False)
+class ControlledAblation(ShownAsTable):
     """Answer scores with chosen heads zeroed jointly, next to those with random head sets zeroed.
 
     `conditions`: "no ablation"; "heads", the chosen ones; "same layers" and "all layers", random sets of the same size.
@@ -130,6 +141,24 @@ class ControlledAblation:
         """
         rows = {name: self._row(name) for name, condition in self.conditions.items() if condition.sets}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("condition")
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        shown = {name: len(one.sets) for name, one in self.conditions.items() if one.sets}
+        columns: dict[str, list[object]] = {"condition": [*shown], "sets": [*shown.values()]}
+        is_measured = bool((self.conditions["no ablation"].scores[0].answer >= 0).all())  # else there is no measure
+        found = self.to_frame() if is_measured else pd.DataFrame()
+        formats = {"accuracy": "{:.1%}", "auroc": "{:.2f}", "log_odds": "{:+.2f}", "over_vocabulary": "{:.1%}"}
+        for measure, form in formats.items():
+            if measure in found:
+                ends = zip(*(found[measure + end] for end in ("", "_low", "_high")), strict=True)
+                columns[measure.replace("_", " ")] = [
+                    form.format(value) + ("" if low != low else f" ({form.format(low)} … {form.format(high)})")
+                    for value, low, high in ends
+                ]
+        heads = ", ".join(map(str, self.heads[:SHOWN_ROWS]))
+        where = "at all positions" if self.positions == "all" else "at the last position"
+        title = f"ControlledAblation({heads} zeroed {where}, {plural_prompts(len(self.queries))}; log-odds in nats)"
+        return title, columns, len(shown)
 
     def _row(self, name: ConditionName) -> dict[str, float | int]:
         """Return one row of `to_frame`; log-odds and AUROC are omitted if there is only one label."""

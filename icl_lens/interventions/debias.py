@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from icl_lens.activations.label_scores import LabelScores
+from icl_lens.display import ShownAsTable, format_signed
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.attention import label_attention_edit, position_edit
 from icl_lens.interventions.edit_checks import checked_heads
@@ -88,7 +90,7 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
     """
     if not strength >= 0:
         raise InputError(f"strength must be non-negative, got {strength!r}; 0 is no change")
-    batch.require_labels("label to balance", "pass prompts with demonstrations (il.tokenize)")
+    batch.require_demonstrations("label to balance", "pass prompts with demonstrations (il.tokenize)")
     index = batch.label_index
     exists = index >= 0
     same_label = (index[:, :, None] == index[:, None, :]) & exists[:, None, :]
@@ -117,10 +119,8 @@ class DebiasSettings:
         return debias(model, batch, self.heads, majority=self.majority, recency=self.recency)
 
 
-def label_log_probs_debiased(
-    model: Any, batch: PromptBatch, settings: Sequence[DebiasSettings]
-) -> Float[Tensor, "batch setting label"]:
-    """Return the log-probability of each label after each prompt under each of several settings, nats.
+def label_log_probs_debiased(model: Any, batch: PromptBatch, settings: Sequence[DebiasSettings]) -> LabelScores:
+    """Return each label's log-probability [batch setting label] after each prompt under several settings, nats.
 
     Equals `label_log_probs` within `debias` for each setting, up to rounding. Costs one pass over the prompts and one
     single-token row per setting and prompt, or one pass per setting where the prefix cache is not supported (see
@@ -135,7 +135,7 @@ def label_log_probs_debiased(
     view, read = ModelView.of(model), read_labels(batch)
     if not settings:
         raise InputError("settings must contain at least one DebiasSettings, got none")
-    batch.require_labels("label to balance", "pass prompts with demonstrations (il.tokenize)")
+    batch.require_demonstrations("label to balance", "pass prompts with demonstrations (il.tokenize)")
     for one in settings:
         check_strengths(one.majority, one.recency)
     checked_heads(view, [head for one in settings for head in one.heads], attention=True)
@@ -149,7 +149,8 @@ def label_log_probs_debiased(
     def run_full_passes() -> Tensor:
         return score_passes(view, batch, (one.block(model, batch) for one in settings), read)
 
-    return score_rows(view, batch, edits_of, read, run_full_passes, n_sets=len(settings), attention=True)[0]
+    scores, _ = score_rows(view, batch, edits_of, read, run_full_passes, n_sets=len(settings), attention=True)
+    return LabelScores.from_tensor(scores, batch.labels)
 
 
 def check_strengths(majority: float, recency: float) -> None:
@@ -160,8 +161,8 @@ def check_strengths(majority: float, recency: float) -> None:
         raise InputError(f"recency must be between 0 (no change) and 1, got {recency!r}")
 
 
-@dataclass(frozen=True)
-class StrengthSearch:
+@dataclass(frozen=True, repr=False)
+class StrengthSearch(ShownAsTable):
     """The selected strength, and bias and accuracy of all tried strengths on the prompts that selected it.
 
     Example:
@@ -180,6 +181,15 @@ class StrengthSearch:
     """For each strength: accuracy over all prompts, including `accuracy_batches`, 0 to 1."""
     accuracy_drop: tuple[float, ...]
     """For each strength: the largest drop in accuracy in any batch; negative if accuracy rises in all."""
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        columns: dict[str, list[object]] = {
+            "strength": [f"{one:g}{' (chosen)' if one == self.strength else ''}" for one in self.strengths],
+            "bias": list(map(format_signed, self.bias)),
+            "accuracy": [f"{one:.1%}" for one in self.accuracy],
+            "largest drop": [f"{one:+.1%}" for one in self.accuracy_drop],
+        }
+        return f"StrengthSearch({self.fix} bias, nats)", columns, len(self.strengths)
 
     def to_frame(self) -> pd.DataFrame:
         """Return strength, bias (nats), accuracy, accuracy_drop and chosen, one row per strength."""

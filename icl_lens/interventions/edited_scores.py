@@ -18,6 +18,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
+from icl_lens.activations.label_scores import LabelScores
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, plural_prompts
 from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import Mode, check_ablation, mean_z
 from icl_lens.interventions.edit_checks import checked_heads
@@ -43,8 +45,8 @@ CLEAN_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.5
 LOG_PROB_BYTES = 16 * 2**20
 
 
-@dataclass(frozen=True)
-class AnswerScores:
+@dataclass(frozen=True, repr=False)
+class AnswerScores(ShownAsTable):
     """Label log-probabilities (nats), and whether the correct label is the top token of the full vocabulary."""
 
     label_log_probs: Float[Tensor, "prompt label"]
@@ -53,6 +55,19 @@ class AnswerScores:
     """Index of the correct label; -1 where a prompt has no answer."""
     label_mask: Bool[Tensor, "prompt label"]
     """Labels that occur in each prompt."""
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        n, scores = len(self.answer), self.label_log_probs[:SHOWN_ROWS]
+        columns: dict[str, list[object]] = {
+            "prompt": list(range(len(scores))),
+            "answer": self.answer[:SHOWN_ROWS].tolist(),
+            "log p(labels), nats": [
+                "  ".join(f"{value:+.2f}" if is_own else "–" for value, is_own in zip(row, own, strict=True))
+                for row, own in zip(scores.tolist(), self.label_mask.tolist(), strict=False)
+            ],
+            "is top token": [str(one) for one in self.top1_correct[:SHOWN_ROWS].tolist()],
+        }
+        return f"AnswerScores({plural_prompts(n)} × {self.label_log_probs.shape[1]} labels)", columns, n
 
     @property
     def accuracy_between_labels(self) -> float:
@@ -68,8 +83,8 @@ def label_log_probs_ablated(
     positions: Positions = "all",
     mode: Mode = "zero",
     reference: Reference = None,
-) -> Float[Tensor, "batch set label"]:
-    """Return the log-probability of each label after each prompt when the heads of each set are ablated jointly, nats.
+) -> LabelScores:
+    """Return each label's log-probability [batch set label] when the heads of each set are ablated jointly, nats.
 
     `positions` selects whether z is ablated at all positions or only at the last. It is set to zero or, with
     `mode="mean"`, to its mean over all tokens, or over the last tokens, of the `reference` prompts. For each set, the
@@ -88,7 +103,8 @@ def label_log_probs_ablated(
     """
     view = ModelView.of(model)
     batch.require_labels("label to score", NO_LABELS_HINT)
-    return score_sets(view, batch, head_sets, read_labels(batch), positions, mode, reference)[0]
+    scores, _ = score_sets(view, batch, head_sets, read_labels(batch), positions, mode, reference)
+    return LabelScores.from_tensor(scores, batch.labels)
 
 
 def score_ablated_sets(
@@ -221,8 +237,12 @@ def score_passes(
 
 
 def read_labels(batch: PromptBatch) -> ReduceLogProbs:
-    """Return a function that selects the labels' log-probabilities from those of the vocabulary."""
-    return lambda log_probs, prompts: log_probs[:, batch.label_tokens.to(log_probs.device)]
+    """Return a function that selects the labels' log-probabilities from those of the vocabulary.
+
+    Raise InputError if two labels of a prompt are scored by the same token.
+    """
+    tokens = batch.compared_label_tokens
+    return lambda log_probs, prompts: log_probs[:, tokens.to(log_probs.device)]
 
 
 def _among(logits: Float[Tensor, "*rest d_vocab"], tokens: Int[Tensor, " n"] | None) -> Float[Tensor, "*rest n"]:

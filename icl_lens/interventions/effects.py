@@ -241,11 +241,11 @@ def answer_scores(
     """Return log p(target), the answer's log-odds (NaN if undefined) and, with `against`, the logit difference."""
     device = log_probs.device
     own = log_probs.gather(1, targets[prompts].to(device)[:, None])
-    labels = log_probs[:, batch.label_tokens.to(device)]
     choices, answer = batch.label_mask[prompts].to(device), batch.answer[prompts].to(device)
     odds = torch.full_like(own[:, 0], torch.nan)
     usable = (answer >= 0) & (choices.sum(-1) > 1)
-    if bool(usable.any()):
+    if bool(usable.any()) and batch.has_comparable_labels:
+        labels = log_probs[:, batch.label_tokens.to(device)]
         odds[usable] = label_log_odds(labels[usable], answer[usable], choices=choices[usable])
     return torch.cat([own, odds[:, None], *logit_differences(log_probs, own, against, prompts)], dim=1)
 

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
+from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.writers import WRITER_BYTES, vector_bytes, writer_names
 from icl_lens.attribution.head_projection import require_writers
 from icl_lens.attribution.increases import check_against_ids, check_target_ids
@@ -193,8 +194,8 @@ def head_to_head_effects(
 
 def label_log_probs_without_edges(
     model: Any, batch: PromptBatch, edge_sets: Sequence[Iterable[Edge]], *, reference: PromptBatch | None = None
-) -> Float[Tensor, "batch set label"]:
-    """Return the log-probability of each label after each prompt when all edges of a set are removed jointly, nats.
+) -> LabelScores:
+    """Return each label's log-probability [batch set label] when all edges of a set are removed jointly, nats.
 
     Each receiver is rebuilt from an unedited pass, so a change in one receiver does not reach another. With `reference`
     prompts, removed senders are replaced by their means over tokens of the same role instead of zero. An empty set is
@@ -213,7 +214,8 @@ def label_log_probs_without_edges(
         raise InputError("edge_sets must contain at least one set, got none; a set may be empty")
     removed = removal_masks(view, edge_sets)
     means = None if reference is None else sender_means(model, reference)
-    return score_without_edges(model, batch, removed, means, read_labels(batch), n_sets=len(edge_sets))[0]
+    scores, _ = score_without_edges(model, batch, removed, means, read_labels(batch), n_sets=len(edge_sets))
+    return LabelScores.from_tensor(scores, batch.labels)
 
 
 RemovalMasks = dict[Head, Bool[Tensor, "set part role _"]]

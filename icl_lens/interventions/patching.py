@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.activations.activations import NO_LABELS_HINT
+from icl_lens.activations.label_scores import LabelScores
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edit_checks import checked_heads
 from icl_lens.interventions.edited_scores import read_labels, score_passes, score_rows
@@ -94,8 +95,8 @@ def label_log_probs_patched(
     positions: Positions = "all",
     align: Align = "positions",
     query_positions: Positions = "all",
-) -> Float[Tensor, "batch set label"]:
-    """Return the log-probability of each label after each prompt when the heads of each set are patched, nats.
+) -> LabelScores:
+    """Return each label's log-probability [batch set label] when the heads of each set are patched, nats.
 
     For each set, the result equals that of `label_log_probs` within `patch_heads(model, heads, source, …)`, up to
     rounding, but `source` is run only once. If only the last position is edited (its queries or z, with
@@ -134,10 +135,11 @@ def label_log_probs_patched(
 
     only_last = query_positions == "last" or (activation in ("q", "z") and positions == "last" and align == "positions")
     if not only_last or len(source) not in (1, len(batch)):
-        return run_full_passes()
-    return score_rows(
+        return LabelScores.from_tensor(run_full_passes(), batch.labels)
+    scores, _ = score_rows(
         view, batch, edits_of, read, run_full_passes, n_sets=len(sets_by_layer), attention=activation != "z"
-    )[0]
+    )
+    return LabelScores.from_tensor(scores, batch.labels)
 
 
 def _check_options(
@@ -331,7 +333,7 @@ def _align_labels(source: PromptBatch, batch: PromptBatch, *, include_last: bool
     """
     if len(source) not in (1, len(batch)):
         raise InputError(f"source must have one prompt, or the {len(batch)} of batch, got {len(source)}")
-    batch.require_labels("label to align", "use positions='last' or prompts of the same length")
+    batch.require_demonstrations("label to align", "use positions='last' or prompts of the same length")
     aligned = []
     for row in range(len(batch)):
         source_row = row if len(source) > 1 else 0

@@ -107,7 +107,7 @@ def saliency_flow(model: Any, batch: PromptBatch) -> SaliencyFlow:
         >>> bool((flow.label_to_last > 0).all()), float(flow.text_to_label[0, -1])
         (True, 0.0)
     """
-    batch.require_labels("flow through labels", "use attention_saliency, which needs no labels")
+    batch.require_demonstrations("flow through labels", "use attention_saliency, which needs no labels")
     kinds = edge_kinds(batch)
 
     def means(saliency: Tensor, rows: slice) -> Float[Tensor, "batch kind"]:
@@ -187,7 +187,7 @@ def _losses(log_probs: Float[Tensor, "batch d_vocab"], batch: PromptBatch) -> Fl
     if not batch.labels:
         return -answer[:, None]
     mask = batch.label_mask.clone().to(log_probs.device)
-    labels = log_probs[:, batch.label_tokens.clone().to(log_probs.device)].masked_fill(~mask, -torch.inf)
+    labels = log_probs[:, batch.compared_label_tokens.clone().to(log_probs.device)].masked_fill(~mask, -torch.inf)
     return (labels.logsumexp(-1) - answer)[:, None]
 
 

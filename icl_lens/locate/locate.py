@@ -213,13 +213,19 @@ def top_heads_by(
     check_k(k, view.n_layers * view.n_heads, "heads")
     answer = batch.answer
     if bool((answer < 0).any()):
-        predicted = torch.cat([label_log_probs(model, rows).argmax(-1) for rows in batch.split(MAX_ROWS)])
+        predicted = torch.cat([_predicted(model, rows) for rows in batch.split(MAX_ROWS)])
         answer = torch.where(answer < 0, predicted.to(answer.device), answer)
     targets = batch.label_tokens[answer]
     if by == "effect":
         return locate_effects(model, batch, targets=targets, positions="last", progress=progress).top(k)
     others = batch.label_tokens_except(answer) if by == "contrast" else None
     return locate_heads(model, batch, k=k, targets=targets, against=others, progress=progress).heads
+
+
+def _predicted(model: Any, batch: PromptBatch) -> Int[Tensor, " batch"]:
+    """Return the index of the most probable of each prompt's own labels."""
+    scores = label_log_probs(model, batch)
+    return scores.masked_fill(~batch.label_mask.to(scores.device), -torch.inf).argmax(-1)
 
 
 def _check_folder(folder: RunFolder, against: CheckedAgainst) -> None:

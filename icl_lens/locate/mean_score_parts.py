@@ -175,7 +175,7 @@ def mean_score_parts(
         raise InputError("heads must name at least one head, got none; pass e.g. ['L2H1']")
     if n_strongest < 1:
         raise InputError(f"n_strongest must be at least 1, got {n_strongest}")
-    batch.require_labels("true label", "pass prompts with demonstrations")
+    batch.require_demonstrations("true label", "pass prompts with demonstrations")
     check_target_ids(view, batch.answer_tokens, len(batch))
     if folder is not None:
         folder.check_by("score parts")

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed
 from icl_lens.errors import InputError, check_choice, check_integers
 
 FinalNorm = Literal["frozen", "own"]
@@ -386,13 +387,21 @@ class Readout:
         return ranks.reshape(shape)
 
 
-@dataclass(frozen=True)
-class VectorDescriptions:
+@dataclass(frozen=True, repr=False)
+class VectorDescriptions(ShownAsTable):
     """What `Readout.describe` finds for each vector: top tokens, the rank of a token (0 if not requested), standout."""
 
     tokens: list[list[str]]
     ranks: Int[Tensor, " n"]
     standouts: Float[Tensor, " n"]
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        columns: dict[str, list[object]] = {
+            "top tokens": [" ".join(words) for words in self.tokens[:SHOWN_ROWS]],
+            "rank": self.ranks[:SHOWN_ROWS].tolist(),
+            "standout": list(map(format_signed, self.standouts[:SHOWN_ROWS].tolist())),
+        }
+        return f"VectorDescriptions({len(self.tokens)} vectors)", columns, len(self.tokens)
 
 
 def norm_scale(x: Float[Tensor, "*rest d_model"], *, eps: float, center: bool) -> Float[Tensor, "*rest"]:

@@ -73,7 +73,7 @@ class PromptBatch:
     query_range: Int[Tensor, "batch 2"]
     """The token range of the query's text: start and end, end exclusive."""
     labels: tuple[str, ...]
-    """The labels of all prompts, without duplicates."""
+    """The labels of all prompts, without duplicates; the prompts may have different ones (`label_mask`)."""
     prompts: tuple[Prompt, ...]
     """One per row; empty for texts without demonstrations."""
     template: Template
@@ -127,17 +127,50 @@ class PromptBatch:
         """
         return self.label_tokens_except(self.answer)
 
+    @property
+    def has_comparable_labels(self) -> bool:
+        """Whether the labels of each prompt are scored by different tokens."""
+        return self._equal_labels() is None
+
+    @property
+    def compared_label_tokens(self) -> Int[Tensor, " label"]:
+        """`label_tokens`, to compare the labels of each prompt.
+
+        Raise InputError if two labels of a prompt are scored by the same token, which `tokenize` allows for prompts
+        whose answers are words of their own.
+        """
+        if (equal := self._equal_labels()) is not None:
+            row, label, other = equal
+            raise InputError(
+                f"labels {self.labels[label]!r} and {self.labels[other]!r} of prompt {row} share their first token "
+                f"(id {int(self.label_tokens[label])}), so they cannot be compared; drop this prompt, choose labels "
+                "that differ there, or score the answer alone, by increases without against="
+            )
+        return self.label_tokens
+
+    def _equal_labels(self) -> tuple[int, int, int] | None:
+        """Return the first row with two labels that are scored by the same token, and these labels, if there is one."""
+        same = (self.label_tokens[:, None] == self.label_tokens).fill_diagonal_(False)
+        if not bool(same.any()):
+            return None
+        rows = ((self.label_mask.float() @ same.float() > 0) & self.label_mask).nonzero()
+        if not len(rows):
+            return None
+        row, label = rows[0].tolist()
+        return row, label, int((same[label] & self.label_mask[row]).nonzero()[0])
+
     def label_tokens_except(self, label: Int[Tensor, " batch"]) -> Int[Tensor, "batch other"]:
         """Return the tokens of each prompt's labels except `label`, an index into `labels`; none if `label` is -1.
 
-        Rows are padded with -1 on the right. The last axis has at least one entry, even if all are padding.
+        Rows are padded with -1 on the right. The last axis has at least one entry, even if all are padding. Raise
+        InputError if two labels of a prompt are scored by the same token.
         """
         label = label.to(self.label_mask.device)
         is_other = torch.arange(len(self.labels), device=label.device) != label[:, None]
         is_other = is_other & self.label_mask & (label >= 0)[:, None]
         width = max(1, int(is_other.sum(1).max()))
         order = is_other.int().argsort(dim=1, descending=True, stable=True)[:, :width]  # the other labels come first
-        return torch.where(is_other.gather(1, order), self.label_tokens[order], -1)
+        return torch.where(is_other.gather(1, order), self.compared_label_tokens[order], -1)
 
     @property
     def queries(self) -> tuple[str, ...]:
@@ -152,9 +185,19 @@ class PromptBatch:
             return texts
         return tuple(prompt.query or text for prompt, text in zip(self.prompts, texts, strict=True))
 
+    @property
+    def has_demonstrations(self) -> bool:
+        """Whether any prompt shows labels; without, a batch may still have `labels` to choose from."""
+        return self.label_positions.shape[1] > 0
+
     def require_labels(self, what: str, alternative: str) -> None:
         """Raise InputError if the batch has no labels, without which `what` is undefined; `alternative` is the fix."""
         if not self.labels:
+            raise InputError(f"the prompts have no demonstrations, so there is no {what}; {alternative}")
+
+    def require_demonstrations(self, what: str, alternative: str) -> None:
+        """Raise InputError if no prompt shows a label, without which `what` is undefined; `alternative` is the fix."""
+        if not self.has_demonstrations:
             raise InputError(f"the prompts have no demonstrations, so there is no {what}; {alternative}")
 
     def __len__(self) -> int:

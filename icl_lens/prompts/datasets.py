@@ -3,17 +3,19 @@
 import csv
 import itertools
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from icl_lens.errors import InputError
 from icl_lens.hub import Repository, first_line, open_repository
+from icl_lens.prompts.draw import SURROGATE
 from icl_lens.prompts.prompt import quoted_list
 
-SUFFIXES: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
+SUFFIXES: tuple[str, ...] = (".jsonl", ".csv", ".tsv", ".json", ".parquet")
 """Supported file suffixes."""
 
 
@@ -126,6 +128,25 @@ def read_files(paths: Sequence[Path]) -> RawTable:
     return RawTable([row for table in tables for row in table.rows], tables[0].class_names)
 
 
+def column_names(path: str | Path) -> tuple[str, ...]:
+    """Return the columns of a file of rows; none for a folder, and for a file that cannot be read.
+
+    For an unreadable file, the error is raised where all of it is read.
+    """
+    try:
+        path = Path(path)
+        if path.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            return tuple(pq.read_schema(path).names)
+        if path.suffix == ".json":
+            table = json.loads(path.read_text(encoding="utf-8-sig"))
+            return tuple(table if isinstance(table, dict) else table[0])
+        return tuple(next(_READERS[path.suffix](path)))
+    except Exception:  # the readers raise many types
+        return ()
+
+
 def _read(path: Path, remedy: str, max_rows: int | None = None) -> RawTable:
     """Return at most the first `max_rows` rows of a file."""
     if not path.is_file():
@@ -135,8 +156,7 @@ def _read(path: Path, remedy: str, max_rows: int | None = None) -> RawTable:
     try:
         if path.suffix == ".parquet":
             return _parquet(path, max_rows)
-        rows = _json_lines(path) if path.suffix == ".jsonl" else _csv(path)
-        return RawTable(list(itertools.islice(rows, max_rows)), {})
+        return RawTable(list(itertools.islice(_READERS[path.suffix](path), max_rows)), {})
     except Exception as error:  # the readers raise many types; the file is at fault
         raise InputError(f"cannot read {str(path)!r} as {path.suffix}: {first_line(error)}; {remedy}") from error
 
@@ -155,18 +175,43 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
+def _json(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a JSON list of objects, or of an object with one list per column."""
+    table = json.loads(path.read_text(encoding="utf-8-sig"))
+    if isinstance(table, dict) and table and all(isinstance(column, list) for column in table.values()):
+        if len({*map(len, table.values())}) > 1:
+            raise ValueError(f"columns must have the same length, got {[*map(len, table.values())]} rows")
+        table = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+    if not isinstance(table, list) or not all(isinstance(row, dict) for row in table):
+        raise ValueError('it is not a list of objects like [{"text": "…", "label": "…"}]')
+    yield from table
+
+
 def _csv(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file of comma-separated or, for .tsv, tab-separated cells; the latter are not quoted."""
     csv.field_size_limit(2**31 - 1)
+    is_tsv = path.suffix == ".tsv"
     with path.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.reader(lines, strict=True)
+        if is_tsv:
+            reader = csv.reader(lines, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
+        else:
+            reader = csv.reader(lines, strict=True)
         header = _distinct(next(reader, []))
         for cells in filter(None, reader):
             if len(cells) != len(header):
                 raise ValueError(
-                    f"line {reader.line_num} has {len(cells)} cells and the header {len(header)}; quote cells that "
-                    "contain commas"
+                    f"line {reader.line_num} has {len(cells)} cells and the header {len(header)}"
+                    + ("" if is_tsv else "; quote cells that contain commas")
                 )
             yield {name: cell or None for name, cell in zip(header, cells, strict=True)}
+
+
+_READERS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
+    ".jsonl": _json_lines,
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".json": _json,
+}
 
 
 def _parquet(path: Path, max_rows: int | None) -> RawTable:
@@ -189,3 +234,19 @@ def _distinct(columns: list[str]) -> list[str]:
     if not columns or len(set(columns)) < len(columns):
         raise ValueError(f"columns must have different names, got {columns}")
     return columns
+
+
+def plain_cell(value: Any, number: int, column: str) -> str | int | float | None:
+    """Return a cell that is text or a number; raise InputError for other types."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InputError(f"row {number} has {value} in column {column!r}; use text, a number or an empty cell")
+        return int(value) if value.is_integer() else value  # integers in a column with gaps are read as floats
+    if value is not None and not isinstance(value, (str, int)):
+        kind = {"list": "a list", "dict": "an object"}.get(type(value).__name__, type(value).__name__)
+        raise InputError(f"row {number} has {kind} in column {column!r}; use text or a number")
+    if isinstance(value, str) and (surrogate := SURROGATE.search(value)):
+        raise InputError(
+            f"row {number} has an unpaired surrogate {surrogate[0]!r} in column {column!r}; re-encode the file as UTF-8"
+        )
+    return value

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from icl_lens.errors import InputError
+from icl_lens.prompts.prompt import in_order
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 """An unpaired surrogate, which no tokenizer reads."""
@@ -39,8 +40,8 @@ class Draw:
 
     @property
     def classes(self) -> list[str]:
-        """The classes that the prompt shows, in alphabetical order."""
-        return sorted([self.true[0], *(class_name for class_name, _ in self.false)])
+        """The classes that the prompt shows, numbers in the order of their values and names alphabetically."""
+        return list(in_order([self.true[0], *(class_name for class_name, _ in self.false)]))
 
     def with_false_query(self) -> "Draw":
         """Return the same demonstrations with a query of the first false class, which becomes the true class.

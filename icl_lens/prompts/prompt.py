@@ -17,18 +17,48 @@ Span = tuple[int, int]
 _COLON = re.compile(r"(?<!\S):(?!\S)")
 
 
-def check_unicode(*texts: object) -> None:
+# A number as it is written in a file.
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+
+
+def check_unicode(*texts: object, what: str = "text") -> None:
     """Raise InputError for values that are not strings, and for unpaired surrogates, which no tokenizer reads."""
     for text in texts:
         if not isinstance(text, str):
-            raise InputError(f"text must be a string, got {text!r}")
+            remedy = f"; write {str(text)!r}" if isinstance(text, int | float) else ""
+            raise InputError(f"{what} must be a string, got {text!r}{remedy}")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"text must be valid Unicode, got an unpaired surrogate at character {error.start} of {text[:60]!r}; "
-                "re-encode it as UTF-8"
+                f"{what} must be valid Unicode, got an unpaired surrogate at character {error.start} of "
+                f"{text[:60]!r}; re-encode it as UTF-8"
             ) from None
+
+
+def is_number(name: str) -> bool:
+    """Return whether a class is written as a number, such as "3", "-1" or "0.5"."""
+    return _NUMBER.fullmatch(name) is not None
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names in an order that depends only on their set: numbers by value, then other names alphabetically.
+
+    Numbers within names also count by value.
+
+    Example:
+        >>> from icl_lens.prompts.prompt import in_order
+        >>> in_order(["10", "2", "level 10", "level 9", "bar"])
+        ('2', '10', 'bar', 'level 9', 'level 10')
+    """
+
+    def key(name: str) -> tuple[bool, float, tuple[str | int, ...], str]:
+        if is_number(name):
+            return False, float(name), (), name
+        pieces = re.split("([0-9]+)", name)  # text and digits alternate
+        return True, 0.0, tuple(int(piece) if i % 2 else piece for i, piece in enumerate(pieces)), name
+
+    return tuple(sorted({*names}, key=key))
 
 
 @dataclass(frozen=True)
@@ -46,7 +76,8 @@ class Demonstration:
     label: str
 
     def __post_init__(self) -> None:
-        check_unicode(self.text, self.label)
+        check_unicode(self.text)
+        check_unicode(self.label, what="label")
         if not self.text.strip():
             raise InputError(f"the demonstration with label {self.label!r} has an empty text; add the text")
         if not self.label.strip():
@@ -55,13 +86,16 @@ class Demonstration:
 
 @dataclass(frozen=True, init=False)
 class Prompt:
-    """An in-context classification prompt: demonstrations followed by a query whose label is predicted.
+    """An in-context prompt: demonstrations followed by a query whose label is predicted.
 
-    `answer` is the correct label, if known. `labels` are the choices; the default is the demonstrations' labels in
-    order of first appearance. A `Template` renders the text; `str(prompt)` uses the default template.
+    `answer` is the correct label, if known. `labels` are the choices; the default is the demonstrations' labels in an
+    order that depends only on their set: numbers by value, words alphabetically. Labels that no demonstration shows are
+    choices, too: the answer may be a word of its own (a capital), and a prompt without demonstrations asks for one of
+    `labels`. The query "" is an input without content, by which a model's preference for labels is measured.
+    A `Template` renders the text; `str(prompt)` uses the default template.
 
-    Raise InputError for a prompt without demonstrations or query, an empty or repeated label, and a demonstration's
-    label or an answer that is not among `labels`.
+    Raise InputError for a prompt without labels, a query of white space, an empty or repeated label, and a
+    demonstration's label or an answer that is not among `labels`.
 
     Example:
         >>> shown = [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
@@ -95,21 +129,26 @@ class Prompt:
                     f"each demonstration must be an il.Demonstration, got {demonstration!r}; write "
                     "il.Demonstration(text, label)"
                 )
-        shown = tuple(dict.fromkeys(demonstration.label for demonstration in demonstrations))
+        shown = in_order(demonstration.label for demonstration in demonstrations)
         # Bypass the frozen __setattr__. Sequences become tuples, so that prompts can be compared and hashed.
         object.__setattr__(self, "demonstrations", tuple(demonstrations))
         object.__setattr__(self, "query", query)
         object.__setattr__(self, "answer", answer)
         object.__setattr__(self, "labels", shown if labels is None else tuple(labels))
         object.__setattr__(self, "classes", classes)
-        check_unicode(self.query, *self.labels, *(() if self.answer is None else (self.answer,)))
-        if not self.demonstrations:
+        check_unicode(self.query, what="query")
+        check_unicode(*self.labels, what="label")
+        check_unicode(*(() if self.answer is None else (self.answer,)), what="answer")
+        if not self.labels:
             raise InputError(
                 f"the prompt with query {self.query!r} has no demonstration; "
-                "add at least one text with its label before the query"
+                "add at least one text with its label before the query, or pass labels= to choose from"
             )
-        if not self.query.strip():
-            raise InputError("the prompt has no query; add the text to classify after the last label")
+        if self.query and not self.query.strip():
+            raise InputError(
+                f"the prompt has no query, only white space ({self.query!r}); add the text to classify, or pass '' for "
+                "a query without content"
+            )
         if not all(label.strip() for label in self.labels):
             raise InputError(f"the labels {quoted_list(self.labels)} contain an empty one; remove it")
         if len(set(self.labels)) != len(self.labels):
@@ -123,8 +162,13 @@ class Prompt:
         if self.answer is not None and self.answer not in self.labels:
             raise InputError(
                 f"the answer {self.answer!r} is not one of the labels {quoted_list(self.labels)}; "
-                "use one of them, or omit the answer"
+                "use one of them, omit the answer, or add it to labels= if it is a word of its own"
             )
+
+    @property
+    def has_own_answer(self) -> bool:
+        """Whether the answer is a word that no demonstration shows, such as a capital."""
+        return self.answer is not None and self.answer not in {shown.label for shown in self.demonstrations}
 
     @classmethod
     def parse(cls, text: str, answer: str | None = None) -> "Prompt":
@@ -160,6 +204,18 @@ class Prompt:
             raise InputError(
                 f"{text!r} ends in a label and has no query; add the text to classify, e.g. "
                 "'love : bar one : foo two :'"
+            )
+        if not demonstrations:
+            raise InputError(
+                f"the prompt with query {current!r} has no demonstration; "
+                "add at least one text with its label before the query"
+            )
+        labels = {one.label for one in demonstrations}
+        if answer is not None and answer not in labels:
+            check_unicode(answer, what="answer")
+            raise InputError(
+                f"the answer {answer!r} is not one of the labels {quoted_list(in_order(labels))}; use one of them, or "
+                "omit the answer"
             )
         return cls(demonstrations, current, answer)
 

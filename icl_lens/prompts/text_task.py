@@ -1,18 +1,17 @@
 """Text tasks: prompts from a labeled dataset, from the Hub or from local files."""
 
-import math
 import random
 import re
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError, check_choice, check_integers
-from icl_lens.prompts.datasets import SUFFIXES, RawTable, load_hub_splits, read_files
-from icl_lens.prompts.draw import SURROGATE, Draw, KeepTexts, check_path, unused_text
-from icl_lens.prompts.prompt import check_unicode, quoted_list
+from icl_lens.prompts.datasets import SUFFIXES, RawTable, load_hub_splits, plain_cell, read_files
+from icl_lens.prompts.draw import Draw, KeepTexts, check_path, unused_text
+from icl_lens.prompts.prompt import check_unicode, in_order, quoted_list
 
 Rows = list[tuple[str, str]]
 """Texts and their classes."""
@@ -23,11 +22,12 @@ class TextTask:
     """A labeled dataset, as a task for `load_task`.
 
     `name` is a dataset downloaded once from the Hub ("sst2", "trec", "agnews", "ethos", "amazon"), or any name with
-    `path`: a .jsonl, .csv or .parquet file with the two `columns` text and label, or a folder with one file per split
-    ("train.jsonl", "sst2-test.csv"). Demonstrations come from the train split and queries from `split`; if these are
-    the same split, as with a single file, the texts of each class are divided in half. No text is used for both. White
-    space in texts is collapsed. Duplicates, empty texts, texts without a label and texts of more than `max_words` words
-    are skipped. For Amazon polarity, the first 20,000 rows of a split are used.
+    `path`: a .jsonl, .csv, .tsv, .json or .parquet file with the two `columns` text and label, or a folder with one
+    file per split ("train.jsonl", "sst2-test.csv"). Demonstrations come from the train split and queries from `split`;
+    if these are the same split, as with a single file, the texts of each class are divided in half. No text is used for
+    both. White space in texts and classes is collapsed (" pos" is "pos"). Duplicates, empty texts, texts without a
+    label and texts of more than `max_words` words are skipped. For Amazon polarity, the first 20,000 rows of a split
+    are used.
 
     `classes="binary"` shows two classes per prompt, `classes="all"` every class.
 
@@ -75,13 +75,13 @@ class TextTask:
             texts_of.setdefault(class_name, []).append(text)
         while True:
             for query, true_class in rng.sample(queries, len(queries)):
-                others = [name for name in sorted(pool) if name != true_class]
+                others = [name for name in in_order(pool) if name != true_class]
                 chosen = [rng.choice(others)] if self.classes == "binary" else rng.sample(others, len(others))
                 false = [(name, rng.sample(pool[name], demonstrations)) for name in chosen]
                 first, shown = false[0]
                 false_query = unused_text(texts_of.get(first) or pool[first], shown, query)
                 true = (true_class, rng.sample(pool[true_class], demonstrations))
-                yield Draw(false, true, query, false_query, tuple(sorted(pool)))
+                yield Draw(false, true, query, false_query, in_order(pool))
 
     @property
     def _split(self) -> str:
@@ -116,13 +116,13 @@ def _pools(rows: dict[str, Rows], split: str, count: int, rng: random.Random) ->
         of_class: dict[str, Rows] = {}
         for text, name in rng.sample(queries, len(queries)):
             of_class.setdefault(name, []).append((text, name))
-        queries = [row for name in sorted(of_class) for row in of_class[name][: len(of_class[name]) // 2]]
+        queries = [row for name in in_order(of_class) for row in of_class[name][: len(of_class[name]) // 2]]
     query_texts = {text for text, _ in queries}
     pool: dict[str, list[str]] = {}
     for text, name in rows["train"]:
         if text not in query_texts:
             pool.setdefault(name, []).append(text)
-    classes = sorted({*pool} | {name for _, name in queries})
+    classes = in_order({*pool} | {name for _, name in queries})
     if not queries or len(classes) < 2 or any(len(pool.get(name, ())) < count for name in classes):
         counts = ", ".join(f"{len(pool.get(name, ()))} of class {name!r}" for name in classes) or "none"
         raise InputError(
@@ -144,7 +144,7 @@ def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) ->
                 f"row {number} has no column {quoted_list(missing)}, only {quoted_list(tuple(row)) or 'none'}; "
                 "set the text and label columns with columns=(text, label)"
             )
-        text, label = (_plain(row[column], number, column) for column in columns)
+        text, label = (plain_cell(row[column], number, column) for column in columns)
         if class_names and isinstance(label, int):
             if not -1 <= label < len(class_names):
                 raise InputError(
@@ -153,8 +153,8 @@ def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) ->
                 )
             label = class_names[label] if label >= 0 else None  # -1: hidden label
         words = [] if text is None else str(text).split()
-        class_name, text = str(label), " ".join(words)
-        if not text or label is None or not class_name.strip():
+        class_name, text = " ".join(str(label).split()), " ".join(words)
+        if not text or label is None or not class_name:
             continue
         if is_string.setdefault(class_name, isinstance(label, str)) != isinstance(label, str):
             raise InputError(
@@ -165,22 +165,6 @@ def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) ->
             continue
         seen.add(text)
         yield text, class_name
-
-
-def _plain(value: Any, number: int, column: str) -> str | int | float | None:
-    """Return a cell that is text or a number; raise InputError for other types."""
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise InputError(f"row {number} has {value} in column {column!r}; use text, a number or an empty cell")
-        return int(value) if value.is_integer() else value  # integers in a column with gaps are read as floats
-    if value is not None and not isinstance(value, (str, int)):
-        kind = {"list": "a list", "dict": "an object"}.get(type(value).__name__, type(value).__name__)
-        raise InputError(f"row {number} has {kind} in column {column!r}; use text or a number")
-    if isinstance(value, str) and (surrogate := SURROGATE.search(value)):
-        raise InputError(
-            f"row {number} has an unpaired surrogate {surrogate[0]!r} in column {column!r}; re-encode the file as UTF-8"
-        )
-    return value
 
 
 def _files_of(folder: Path, name: str, split: str) -> list[Path]:

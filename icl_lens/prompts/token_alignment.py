@@ -5,7 +5,7 @@ A label tokenized alone may have other tokens than the same label in context ("f
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -41,7 +41,13 @@ class TokenizedText:
     ends: list[int]
 
     def range_of(self, span: Span, shift: int = 0) -> tuple[int, int]:
-        """Return the range of tokens that overlap `span`, shifted by `shift`. Raise InputError if there are none."""
+        """Return the range of tokens that overlap `span`, shifted by `shift`; for an empty span, an empty range.
+
+        Raise InputError if no token overlaps other spans.
+        """
+        if span[0] == span[1]:
+            start = bisect_left(self.starts, span[0]) + shift
+            return start, start
         # Offsets never decrease. A zero-width token (white space whose offsets were trimmed) overlaps the span that
         # contains it.
         start, stop = bisect_right(self.ends, span[0]), bisect_left(self.starts, span[1])
@@ -149,43 +155,69 @@ class LabelTokens:
                 "choose a template with the same text before every label"
             )
 
-    def scored(self, labels: tuple[str, ...], shared_prefix: str) -> tuple[list[int], list[int]]:
+    def scored(
+        self,
+        labels: tuple[str, ...],
+        choices: Collection[tuple[str, ...]],
+        shared_prefix: str,
+        uncompared: Collection[tuple[str, ...]] = (),
+    ) -> tuple[list[int], list[int]]:
         """Return the tokens to append to every row, and the token that scores each label after them.
 
-        Raise InputError if two labels are scored by the same token.
+        Raise InputError if two labels of the same `choices` are scored by the same token. `uncompared` are choices
+        that may share tokens, unless tokens are appended.
         """
-        tokens = {label: self.seen[label][0] for label in labels}
-        columns = zip(*tokens.values(), strict=False) if len(labels) > 1 else ()
-        common = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns)]
-        shared = common if shared_prefix == "append" else []
-        scored: dict[int, str] = {}
-        for label, ids in tokens.items():
-            same = [other for other in labels if other != label and tokens[other] == ids]
-            if same:
+        common = self._common(labels)
+        appends = shared_prefix == "append"
+        shared = common if appends else []
+        every = {*choices, *uncompared}
+        if shared and (prefix := self._prefix(labels, shared)) is not None:
+            raise InputError(
+                f"all labels ({quoted_list(labels)}) begin with the tokens of {prefix!r}, "
+                f"{self._shown(self.seen[prefix][0])}; choose labels that are not prefixes of others"
+            )
+        for own in every if appends else choices:
+            if (clash := self._clash(own, shared)) is None:
+                continue
+            other, label = clash
+            ids, other_ids = self.seen[label][0], self.seen[other][0]
+            if other_ids == ids:
                 raise InputError(
-                    f"labels {label!r} and {same[0]!r} have the same tokens {self._shown(ids)}; "
+                    f"labels {other!r} and {label!r} have the same tokens {self._shown(ids)}; "
                     "choose labels that differ in more than white space"
                 )
-            if len(ids) == len(shared):
-                raise InputError(
-                    f"all labels ({quoted_list(labels)}) begin with the tokens of {label!r}, {self._shown(ids)}; "
-                    "choose labels that are not prefixes of others"
-                )
-            other = scored.setdefault(ids[len(shared)], label)
+            which = f"token {len(shared) + 1}," if shared else "first token"
+            remedy = "choose labels that differ there"
+            can_append = common and self._prefix(labels, common) is None
+            if label[0].isspace() or other[0].isspace():
+                remedy = "remove the white space before the labels, which the template adds"
+            elif not appends and can_append and not any(self._clash(one, common) for one in every):
+                remedy += ', or pass shared_prefix="append"'
+            elif appends:
+                remedy += f" (not all of {quoted_list(labels)} begin with it)"
+            token = ids[len(shared)]
+            raise InputError(
+                f"labels {other!r} and {label!r} share their {which} {self._shown([token])} (id {token}); {remedy}"
+            )
+        return shared, [self.seen[label][0][len(shared)] for label in labels]
+
+    def _common(self, labels: tuple[str, ...]) -> list[int]:
+        """Return the tokens that all labels begin with; none for a single label."""
+        columns = zip(*(self.seen[label][0] for label in labels), strict=False) if len(labels) > 1 else ()
+        return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns)]
+
+    def _prefix(self, labels: tuple[str, ...], shared: list[int]) -> str | None:
+        """Return a label without a token after the `shared` ones, if there is one."""
+        return next((label for label in labels if len(self.seen[label][0]) == len(shared)), None)
+
+    def _clash(self, labels: tuple[str, ...], shared: list[int]) -> tuple[str, str] | None:
+        """Return two labels with the same token after the `shared` ones, if there are any."""
+        first: dict[int, str] = {}
+        for label in labels:
+            other = first.setdefault(self.seen[label][0][len(shared)], label)
             if other != label:
-                which = f"token {len(shared) + 1}," if shared else "first token"
-                remedy = "choose labels that differ there"
-                if label[0].isspace() or other[0].isspace():
-                    remedy = "remove the white space before the labels, which the template adds"
-                elif common and not shared:
-                    remedy += ', or pass shared_prefix="append"'
-                elif shared_prefix == "append":
-                    remedy += f" (not all of {quoted_list(labels)} begin with it)"
-                token = ids[len(shared)]
-                raise InputError(
-                    f"labels {other!r} and {label!r} share their {which} {self._shown([token])} (id {token}); {remedy}"
-                )
-        return shared, list(scored)
+                return other, label
+        return None
 
     def _shown(self, ids: list[int]) -> str:
         return " + ".join(repr(string) for string in decode_tokens(self.tokenizer, [ids])[0])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
 from icl_lens.prompts.batch import PromptBatch, row_fields
-from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list
+from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, check_unicode, in_order, quoted_list
 from icl_lens.prompts.token_alignment import LabelTokens, require_fast_tokenizer, special_prefixes, tokenize_texts
 from icl_lens.prompts.token_ids import check_context_length
 
@@ -25,16 +25,19 @@ def tokenize(
     """Tokenize prompts for a model, on the model's device.
 
     Strings are parsed by `Prompt.parse`. `model` needs a fast Hugging Face `tokenizer` and a `cfg` with `n_ctx`.
-    `labels` fixes the order of `PromptBatch.labels` and may include more labels than the prompts; the default is their
-    order of appearance. `prepend_bos=None` prepends what the model's published tokenizer prepends (nothing for GPT-2,
-    <s> for Llama), even if TransformerLens loaded it with `add_bos_token=True`; nothing is appended, and nothing is
-    prepended to a text that already begins with it, such as chat text. Use
+    `labels` fixes the order of `PromptBatch.labels` and may include more labels than the prompts. The default is the
+    order of `Prompt.labels` if it is the same in all prompts, else numbers by value and words alphabetically, so that a
+    set of labels has the same columns in every batch. Prompts may have different labels; only those of one prompt are
+    its choices. `prepend_bos=None` prepends what the model's published tokenizer prepends (nothing for GPT-2, <s> for
+    Llama), even if TransformerLens loaded it with `add_bos_token=True`; nothing is appended, and
+    nothing is prepended to a text that already begins with it, such as chat text. Use
     `shared_prefix="append"` for labels that begin with the same tokens: the shared tokens are appended to every row, so
     that the next token discriminates the labels, and `last` is the last shared token.
 
     Raise InputError if prompts are empty, a prompt is longer than the context, the tokenizer is slow or lacks
     a word, a label or text has no separate tokens, a label's token does not directly follow the query or differs
-    between contexts, or two labels are scored by the same token.
+    between contexts, or two labels of a prompt are scored by the same token. If its answer is a word of its own, which
+    no demonstration shows, the latter is raised where labels are compared, since the answer alone can be scored.
     Source: docs/howto/own_dataset.md.
 
     Example:
@@ -52,7 +55,8 @@ def tokenize(
     tokenizer = require_fast_tokenizer(model)
     texts = tokenize_texts(tokenizer, [template.render(prompt) for prompt in prompts])
     # Tokenize each label after each query that has it as a choice, and a label of no prompt after the first query.
-    pairs = [(row, label) for row, prompt in enumerate(prompts) for label in prompt.labels]
+    own_labels = [tuple(dict.fromkeys([*(d.label for d in p.demonstrations), *p.labels])) for p in prompts]
+    pairs = [(row, label) for row, labels_of_row in enumerate(own_labels) for label in labels_of_row]
     choices = {label for _, label in pairs}
     pairs += [(0, label) for label in every_label if label not in choices]
     continuations = tokenize_texts(tokenizer, [template.continuation(prompts[row], label) for row, label in pairs])
@@ -64,17 +68,26 @@ def tokenize(
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         for demonstration, (start, stop) in zip(prompt.demonstrations, label_ranges[row], strict=True):
             label_tokens.add(demonstration.label, text.ids[start:stop], f"in a demonstration of prompt {row}")
-    shared, scored = label_tokens.scored(every_label, shared_prefix)
+    sets: dict[tuple[str, ...], bool] = {}  # choices, and whether they are compared
+    for prompt, own in zip(prompts, own_labels, strict=True):
+        sets[own] = sets.get(own, False) or not prompt.has_own_answer
+    if not choices.issuperset(every_label):
+        sets[every_label] = True
+    compared = [own for own, is_compared in sets.items() if is_compared]
+    uncompared = [own for own, is_compared in sets.items() if not is_compared]
+    shared, scored = label_tokens.scored(every_label, compared, shared_prefix, uncompared)
 
     fronts = special_prefixes(tokenizer, texts, prepend_bos)
     rows = [[*front, *text.ids, *shared] for front, text in zip(fronts, texts, strict=True)]
     check_context_length(model, rows)
     shifts = list(map(len, fronts))
     demos = max(len(prompt.demonstrations) for prompt in prompts)
+    index_of = {label: index for index, label in enumerate(every_label)}
 
     def by_demo(values: list[list[Any]], missing: Any) -> Tensor:
         """Return values [batch demo], with `missing` for demonstrations that a prompt lacks."""
-        return torch.tensor([[*row, *[missing] * (demos - len(row))] for row in values])
+        padded = [[*row, *[missing] * (demos - len(row))] for row in values]
+        return torch.tensor(padded, dtype=torch.long).reshape(len(values), demos, *torch.tensor(missing).shape)
 
     batch = PromptBatch(
         **row_fields(tokenizer, rows),
@@ -95,10 +108,10 @@ def tokenize(
             ],
             (-1, -1),
         ),
-        label_index=by_demo([[every_label.index(d.label) for d in p.demonstrations] for p in prompts], -1),
+        label_index=by_demo([[index_of[d.label] for d in p.demonstrations] for p in prompts], -1),
         label_mask=torch.tensor([[label in prompt.labels for label in every_label] for prompt in prompts]),
         label_tokens=torch.tensor(scored),
-        answer=torch.tensor([-1 if p.answer is None else every_label.index(p.answer) for p in prompts]),
+        answer=torch.tensor([-1 if p.answer is None else index_of[p.answer] for p in prompts]),
         text_ranges=by_demo(
             [
                 [text.range_of(span, shift) for span in text.rendered.text_spans]
@@ -119,11 +132,12 @@ def tokenize(
 
 
 def _every_label(prompts: tuple[Prompt, ...], labels: Sequence[str] | None) -> tuple[str, ...]:
-    """Return `labels`, which must contain those of all prompts, or by default these in order of appearance."""
-    used = tuple(dict.fromkeys(label for prompt in prompts for label in prompt.labels))
+    """Return `labels`, which must contain those of all prompts, or by default these in an order of their own."""
+    used = in_order(label for prompt in prompts for label in prompt.labels)
     if labels is None:
-        return used
+        return prompts[0].labels if len({prompt.labels for prompt in prompts}) == 1 else used
     labels = tuple(labels)
+    check_unicode(*labels, what="label")
     missing = [label for label in used if label not in labels]
     if missing or len(set(labels)) != len(labels):
         raise InputError(

@@ -105,8 +105,8 @@ def word_list(path: str | Path | None = None) -> dict[str, list[str]]:
         wrong, categories = f"cannot be read: {type(error).__name__}", {}
     if wrong:
         raise InputError(
-            f'{str(source)!r} is not a word list ({wrong}); write {{"categories": {{name: [words]}}}}, or pass '
-            f"sentences in a file of type {quoted_list(SUFFIXES)}"
+            f'{str(source)!r} is not a word list ({wrong}); write {{"categories": {{name: [words]}}}}, pairs as '
+            f'[{{"input": text, "output": answer}}], or pass sentences in a file of type {quoted_list(SUFFIXES)}'
         )
     return categories
 

@@ -1,0 +1,86 @@
+"""Scores of labels that carry their labels, so that those of other words are not subtracted by mistake."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from icl_lens.errors import InputError
+
+# Functions whose result has the same columns; all others return plain tensors.
+_KEEP_COLUMNS = frozenset(
+    "add sub rsub mul rmul div truediv rtruediv neg abs exp log clone detach contiguous to cpu cuda float double half "
+    "bfloat16 masked_fill softmax log_softmax".split()
+)
+_REDUCE_ROWS = frozenset({"mean", "sum"})
+
+
+class LabelScores(Tensor):
+    """A tensor whose last axis has one column per label.
+
+    Arithmetic on the scores of other labels, or of the same labels in another order, raises InputError. Element-wise
+    functions, selections of rows and means over the first axis keep `labels`; all others return plain tensors.
+
+    Example:
+        >>> scores = il.label_log_probs(model, batch)
+        >>> scores.labels, scores.to_frame().columns.tolist()
+        (('bar', 'foo'), ['bar', 'foo'])
+    """
+
+    labels: tuple[str, ...]
+    """The labels of the last axis."""
+
+    @classmethod
+    def from_tensor(cls, scores: Tensor, labels: Sequence[str]) -> "LabelScores":
+        """Return a tensor as scores of `labels`."""
+        found = scores.as_subclass(cls)
+        found.labels = tuple(labels)
+        return found
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per prompt (and, with more axes, per head set or setting) and one column per label."""
+        rows = self.as_subclass(Tensor).detach().cpu().flatten(0, -2) if self.ndim > 1 else self[None]
+        return pd.DataFrame(rows.double().numpy(), columns=list(self.labels))
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        found = {one.labels: one for one in _label_scores([*args, *kwargs.values()])}
+        if len(found) > 1:
+            first, second, *_ = found
+            raise InputError(
+                f"scores must have the same labels in the same order, got {first!r} and {second!r}; pass the same "
+                "labels= to il.tokenize, or select columns by their labels"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+        if found and type(result) is Tensor and result.ndim and _keeps_columns(func.__name__.strip("_"), args, kwargs):
+            ((labels, _),) = found.items()
+            if result.shape[-1] == len(labels):
+                return cls.from_tensor(result, labels)
+        return result
+
+
+def _label_scores(values: Sequence[Any]) -> Iterator[LabelScores]:
+    """Yield the scores among arguments, also those in lists, that have labels."""
+    for value in values:
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(one, LabelScores) and hasattr(one, "labels"):
+                yield one
+
+
+def _keeps_columns(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a function of these arguments keeps the last axis as it is."""
+    if name in _KEEP_COLUMNS:
+        return True
+    if name in _REDUCE_ROWS:
+        return args[0].ndim > 1 and (args[1] if len(args) > 1 else kwargs.get("dim")) == 0
+    if name == "getitem":  # rows
+        scores, index = args
+        if isinstance(index, tuple):
+            return len(index) < scores.ndim and all(isinstance(one, (int, slice)) for one in index)
+        is_rows = index is not None and index is not Ellipsis
+        return scores.ndim > 1 and is_rows and (not isinstance(index, Tensor) or index.ndim < 2)
+    return False

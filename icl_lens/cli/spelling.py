@@ -1,0 +1,38 @@
+"""Error messages of the library in the words of the shell: `--shared-prefix append` for `shared_prefix="append"`."""
+
+import re
+
+# Arguments of library functions that are options of the commands.
+_OPTIONS = {
+    name: f"--{name.replace('_', '-')}"
+    for name in (
+        *("shared_prefix", "labels", "columns", "path", "split", "max_words", "classes", "layout", "demonstrations"),
+        *("answer", "against", "template", "separator", "prefix", "device", "dtype", "revision", "seed"),
+    )
+}
+_NAME = rf"(?<![\w'\"(.-])({'|'.join([*_OPTIONS, 'prepend_bos'])})"
+_VALUE = r"(\{[^}]*\}|\([^)]*\)|\"[^\"]*\"|'[^']*'|[\w. ]*?(?= \(--)|[\w.]*)"
+# `name=value (--option value)`, in which the parentheses already contain the shell's words.
+_BOTH = re.compile(rf"{_NAME}(?:={_VALUE})? \((--[^)]*)\)")
+_PYTHON = re.compile(rf"{_NAME}={_VALUE}")
+
+
+def shell_spelling(message: str) -> str:
+    """Return an error message with options instead of Python arguments.
+
+    Example:
+        >>> from icl_lens.cli.spelling import shell_spelling
+        >>> shell_spelling('choose labels that differ there, or pass shared_prefix="append"')
+        'choose labels that differ there, or pass --shared-prefix append'
+        >>> shell_spelling("set the columns with columns=(text, label); pass prepend_bos=True (--bos)")
+        'set the columns with --columns text,label; pass --bos'
+    """
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if name not in _OPTIONS:
+            return found[0]
+        value = value.strip("()\"'").replace(", ", ",") if value[:1] != "{" else value
+        return f"{_OPTIONS[name]} {value}".rstrip()
+
+    return _PYTHON.sub(option, _BOTH.sub(lambda found: found[3], message))

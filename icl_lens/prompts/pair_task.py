@@ -1,0 +1,95 @@
+"""Pairs: prompts whose demonstrations and query have answers of their own, such as country and capital."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+
+from icl_lens.digest import json_digest
+from icl_lens.errors import InputError
+from icl_lens.prompts.datasets import plain_cell, read_files
+from icl_lens.prompts.draw import check_path
+from icl_lens.prompts.prompt import Demonstration, Prompt, check_unicode, in_order, quoted_list
+
+Pairs = list[tuple[str, str]]
+"""Inputs and their outputs."""
+
+PAIR_COLUMNS = ("input", "output")
+"""The columns by which a file of pairs is recognized."""
+
+
+@dataclass(frozen=True)
+class PairTask:
+    """Pairs of an input and its own output, as a task for `load_task`.
+
+    `path` is a .json file with [{"input": …, "output": …}] or {"input": [...], "output": [...]}, or a .jsonl, .csv,
+    .tsv or .parquet file with two `columns`, the first line of a .csv or .tsv being their names. White space is
+    collapsed; duplicates and rows with an empty cell are skipped.
+
+    Every prompt shows different inputs. If the outputs are mostly words of their own (at least half as many different
+    outputs as pairs), no demonstration contains the query or the answer; otherwise, as for classes, it may.
+
+    Raise InputError for invalid settings. Source: docs/howto/own_dataset.md.
+
+    Example:
+        >>> capitals = il.PairTask("capitals", "capitals.csv", columns=("country", "capital"))  # doctest: +SKIP
+        >>> prompts = il.load_task(capitals, n=100, demonstrations=10)  # doctest: +SKIP
+    """
+
+    name: str
+    path: str | Path
+    _: KW_ONLY
+    columns: tuple[str, str] = PAIR_COLUMNS
+
+    def __post_init__(self) -> None:
+        check_unicode(self.name, what="name")
+        check_path(self.path)
+        names = [] if isinstance(self.columns, str) else list(self.columns)
+        if [type(name) for name in names] != [str, str] or names[0] == names[1]:
+            raise InputError(f"columns must be two different names, those of inputs and outputs, got {self.columns!r}")
+
+    def digest(self) -> str:
+        """Return a 16-digit hexadecimal digest of the pairs."""
+        return json_digest(self.pairs())
+
+    def pairs(self) -> Pairs:
+        """Return the usable pairs in the order of the file; raise InputError if it cannot be read."""
+        pairs = []
+        for number, row in enumerate(read_files([Path(self.path)]).rows, 1):
+            missing = [column for column in self.columns if column not in row]
+            if missing:
+                raise InputError(
+                    f"row {number} has no column {quoted_list(missing)}, only {quoted_list(tuple(row)) or 'none'}; "
+                    "set the input and output columns with columns=(input, output)"
+                )
+            cells = [plain_cell(row[column], number, column) for column in self.columns]
+            source, target = (" ".join(str(cell).split()) if cell is not None else "" for cell in cells)
+            if source and target:
+                pairs.append((source, target))
+        return list(dict.fromkeys(pairs))
+
+    def prompts(
+        self, demonstrations: int, rng: random.Random, keep: Callable[[Pairs], Pairs] | None = None
+    ) -> Iterator[Prompt]:
+        """Yield endless prompts; after all queries have been used, they are reused with other demonstrations.
+
+        `keep` filters the pairs. Raise InputError if the file cannot be read or has too few pairs.
+        """
+        pairs = self.pairs()
+        pairs = pairs if keep is None or not pairs else keep(pairs)
+        are_own = 2 * len({output for _, output in pairs}) >= len(pairs)
+        while True:
+            for query, answer in rng.sample(pairs, len(pairs)) or [("", "")]:
+                own = {query, answer} if are_own else {query}
+                shown: dict[str, str] = {}
+                for source, target in rng.sample(pairs, len(pairs)):
+                    if len(shown) < demonstrations and not own & ({source, target} if are_own else {source}):
+                        shown.setdefault(source, target)
+                if len(shown) < demonstrations:
+                    raise InputError(
+                        f"the data must have at least {demonstrations} pairs with other words than each query, got "
+                        f"{len(shown)} for the query {query!r} among {len(pairs)} pairs; add pairs or use fewer "
+                        "demonstrations"
+                    )
+                labels = in_order([*shown.values(), answer])
+                yield Prompt([Demonstration(*pair) for pair in shown.items()], query, answer, labels)

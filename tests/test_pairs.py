@@ -1,0 +1,282 @@
+"""Pairs, label sets of their own, prompts without demonstrations or query: the numbers of one prompt, in any batch."""
+
+import json
+
+import faults
+import pytest
+from small_tokenizers import model_of
+from tolerance import assert_close
+
+import icl_lens as il
+from icl_lens.errors import InputError
+
+PAIRS = [("love", "hate"), ("happy", "sad"), ("good", "bad"), ("cat", "dog"), ("France", "Spain"), ("red", "blue")]
+PAIRS += [("one", "two"), ("eight", "nine"), ("yes", "no"), ("like", "foo"), ("the", "a")]
+ARROW = il.Template("{text} : {label}", "{text} :", "\n")
+
+
+def write(path, pairs=PAIRS, names=("input", "output")):
+    """Write pairs in the format of the path's suffix; .json has rows, or columns if its name contains "columns"."""
+    rows = [dict(zip(names, pair, strict=True)) for pair in pairs]
+    if "columns" in path.stem:
+        path.write_text(json.dumps({name: [row[name] for row in rows] for name in names}))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        separator = "," if path.suffix == ".csv" else "\t"
+        path.write_text("\n".join(separator.join(cells) for cells in [names, *pairs]) + "\n")
+    return path
+
+
+FILES = ["pairs.json", "columns.json", "pairs.jsonl", "pairs.csv", "pairs.tsv"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_pairs_are_read(tmp_path, name):
+    path = write(tmp_path / name)
+    prompts = il.load_task("mine", path=path, n=22, demonstrations=5)
+    assert prompts == il.load_task(il.PairTask("mine", path), n=22, demonstrations=5)
+    assert prompts == il.load_task("mine", path=write(tmp_path / "same.csv"), n=22, demonstrations=5)
+    assert [p.query for p in prompts[:11]] != [a for a, _ in PAIRS], "shuffled"
+    assert sorted(p.query for p in prompts[:11]) == sorted(a for a, _ in PAIRS), "each query once before any twice"
+    for prompt in prompts:
+        shown = [(one.text, one.label) for one in prompt.demonstrations]
+        assert len({*shown}) == 5
+        assert {*shown, (prompt.query, prompt.answer)} <= {*PAIRS}
+        assert not {prompt.query, prompt.answer} & {word for pair in shown for word in pair}
+        assert {*prompt.labels} == {label for _, label in shown} | {prompt.answer}
+        assert prompt.has_own_answer
+    others = il.load_task("mine", path=path, n=22, demonstrations=5, seed=1)
+    assert others != prompts
+
+
+def test_columns_with_other_names_are_pairs_if_the_task_says_so(tmp_path):
+    path = write(tmp_path / "words.csv", names=("word", "opposite"))
+    task = il.PairTask("opposites", path, columns=("word", "opposite"))
+    assert task.pairs() == PAIRS
+    assert {(p.query, p.answer) for p in il.load_task(task, n=11)} == {*PAIRS}
+    with pytest.raises(InputError, match="no column 'input', 'output', only 'word', 'opposite'"):
+        il.load_task(il.PairTask("opposites", path), n=1)
+
+
+def test_shared_outputs_may_be_shown(tmp_path):
+    """Outputs that repeat are classes: a prompt that never showed the answer could not be solved."""
+    pairs = [(f"text {i}", ("up", "down")[i % 2]) for i in range(12)]
+    prompts = il.load_task("mine", path=write(tmp_path / "pairs.json", pairs), n=24, demonstrations=6)
+    assert sum(prompt.has_own_answer for prompt in prompts) <= 4
+    assert all(prompt.query not in {one.text for one in prompt.demonstrations} for prompt in prompts)
+    assert {prompt.labels for prompt in prompts} == {("down", "up")}
+
+
+REFUSED = [
+    ({"labels": ("a", "b")}, "labels must be None for pairs"),
+    ({"balanced": True}, "balanced must be None for pairs"),
+    ({"query_class": "false"}, "query_class must be None for pairs"),
+    ({"layout": "reorder"}, "layout must be 'random' or 'order' for pairs"),
+    ({"demonstrations": 11}, "at least 11 pairs with other words than each query, got 10"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED, ids=range(len(REFUSED)))
+def test_what_does_not_apply_to_pairs_is_refused(tmp_path, options, words):
+    faults.assert_refused(words, il.load_task, "mine", path=write(tmp_path / "pairs.json"), n=2, **options)
+
+
+BAD_FILES = [
+    ('[{"input": "a", "output": ["b"]}]', "has a list in column 'output'"),
+    ('{"input": ["a", "b"], "output": ["c"]}', "must have the same length, got [2, 1]"),
+    ('[{"input": "a", "output": "b"}, 3]', "not a list of objects"),
+    ('[{"input": "a", "output": "b"}, {"input": "c"}]', "row 2 has no column 'output'"),
+    ('["a", "b"]', "is not a list of objects"),
+    ('[{"input": "a", "output": " "}]', "among 0 pairs"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), BAD_FILES, ids=range(len(BAD_FILES)))
+def test_bad_files_of_pairs_are_refused(tmp_path, content, words):
+    path = tmp_path / "pairs.json"
+    path.write_text(content)
+    faults.assert_refused(words, il.load_task, "mine", path=path, n=2, demonstrations=1)
+
+
+def test_pairs_of_one_length_align(tmp_path):
+    """With this tokenizer, most words have as many tokens as letters."""
+    pairs = [(f"zq{a}v", f"{b}xjw") for a, b in zip("abcdefgh", "hgfedcba", strict=True)]
+    pairs += [("dry", "wet"), ("banana", "x"), ("highest", "low")]
+    path, model = write(tmp_path / "pairs.json", pairs), model_of("byte")
+
+    def positions(**options):
+        batch = il.tokenize(model, il.load_task("mine", path=path, n=8, **options))
+        return {(*row, last) for row, last in zip(batch.label_positions.tolist(), batch.last.tolist(), strict=True)}
+
+    assert len(positions()) > 1
+    assert len(positions(same_length_for=model)) == 1
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    return il.load_task("mine", path=write(tmp_path_factory.mktemp("pairs") / "pairs.json"), n=5, demonstrations=3)
+
+
+@pytest.fixture(scope="module")
+def zero_shot():
+    choices = ("yes", "no")
+    return [il.Prompt([], query, answer, choices) for query, answer in (("love", "yes"), ("the sad cat", "no"))]
+
+
+def hf_log_probs(run, batch, row):
+    """Return the log-probability of every next token by plain transformers code."""
+    ids = batch.tokens[row, : int(batch.last[row]) + 1]
+    return run.hf(ids[None]).logits[0, -1].log_softmax(-1)
+
+
+def test_each_prompt_has_its_own_choices(family_run, prompts, zero_shot):
+    """Scores are those of plain code for every label, whatever other prompts the batch has."""
+    run = family_run("gpt2")
+    shown = il.Prompt.parse("love : yes sad : no happy :", answer="yes")
+    free = il.Prompt([il.Demonstration("love", "yes"), il.Demonstration("sad", "no")], "", labels=("yes", "no"))
+    every = [*prompts, *zero_shot, shown, free]
+    batch = il.tokenize(run.model, every, prepend_bos=False)
+    assert len(batch.labels) > 6
+    assert batch.labels == tuple(sorted({label for prompt in every for label in prompt.labels}))
+    scores, acts = il.label_log_probs(run.model, batch), il.capture(run.model, batch)
+    increases = il.head_log_prob_increase(acts[:8], batch[:8].answer_tokens)
+    against = il.head_log_prob_increase(acts[:8], batch[:8].answer_tokens, against=batch[:8].other_label_tokens)
+    for row, prompt in enumerate(every):
+        expected = hf_log_probs(run, batch, row)
+        assert {label for label, own in zip(batch.labels, batch.label_mask[row], strict=True) if own} == {
+            *prompt.labels
+        }
+        own = {label: expected[run.model.tokenizer.convert_tokens_to_ids(label)] for label in prompt.labels}
+        for label, value in own.items():
+            assert_close(scores[row, batch.labels.index(label)], value.float().detach())
+        assert batch.labels[int(acts.predicted[row])] == max(own, key=lambda label: float(own[label]))
+        alone = il.tokenize(run.model, prompt, prepend_bos=False)
+        assert alone.labels == prompt.labels
+        one = il.capture(run.model, alone)
+        assert_close(one.label_log_probs[0], scores[row, [batch.labels.index(label) for label in alone.labels]])
+        if prompt.answer is not None:
+            assert_close(il.head_log_prob_increase(one, alone.answer_tokens)[0], increases[row])
+            contrast = il.head_log_prob_increase(one, alone.answer_tokens, against=alone.other_label_tokens)
+            assert_close(contrast[0], against[row])
+
+
+def test_the_query_without_content_has_no_tokens(family_run):
+    run = family_run("gpt2")
+    prompt = il.Prompt([il.Demonstration("love", "yes"), il.Demonstration("sad", "no")], "")
+    batch = il.tokenize(run.model, prompt, prepend_bos=False)
+    assert batch.token_strings[0] == "love : yes sad : no :".split()
+    assert batch.query_range[0].tolist() == [6, 6]
+    assert il.token_roles(batch)[0][-1] == "last"
+    assert "query" not in il.token_roles(batch)[0]
+
+
+def test_labels_that_look_alike_are_refused_only_where_they_are_compared(family_run):
+    """Two choices of one prompt share their first token; the answer alone can be scored."""
+    model = model_of("byte")
+    shown = [il.Demonstration("to", "food"), il.Demonstration("do", "foot"), il.Demonstration("go", "gone")]
+    clash = il.Prompt(shown, "see", "seen", ("food", "foot", "gone", "seen"))
+    clear = il.Prompt([il.Demonstration("be", "foot")], "see", "seen", ("foot", "seen"))
+    batch = il.tokenize(model, [clear, clash])
+    assert batch.answer_tokens.tolist() == [model.tokenizer(" s")["input_ids"][0]] * 2
+    assert not batch.has_comparable_labels
+    assert batch[:1].has_comparable_labels
+    assert batch[:1].other_label_tokens.shape == (1, 1)
+    for ask in (lambda: batch.other_label_tokens, lambda: batch.compared_label_tokens):
+        with pytest.raises(InputError, match="labels 'food' and 'foot' of prompt 1 share their first token"):
+            ask()
+    # Labels of a prompt that shows its answer are compared, so they are refused at once.
+    with pytest.raises(InputError, match="'food' and 'foot' share their first token"):
+        il.tokenize(model, il.Prompt(shown, "see", "gone"))
+    # Two prompts may share tokens with each other.
+    other = il.Prompt([il.Demonstration("be", "food")], "see", "seen", ("food", "seen"))
+    pair = il.tokenize(model, [clear, other])
+    assert pair.has_comparable_labels
+    assert int(pair.label_tokens[pair.labels.index("food")]) == int(pair.label_tokens[pair.labels.index("foot")])
+
+
+def test_comparisons_name_labels_that_look_alike(gpt2):
+    """Every function that compares labels raises the same error; increases of the answer do not."""
+    prompt = il.Prompt(
+        [il.Demonstration("love", "cat"), il.Demonstration("sad", "dog")], "one", "no", ("cat", "dog", "no")
+    )
+    batch = il.tokenize(gpt2, [prompt], prepend_bos=False)
+    batch.label_tokens[batch.labels.index("dog")] = batch.label_tokens[batch.labels.index("cat")]
+    acts, head = il.capture(gpt2, batch), il.Head(1, 2)
+    assert il.head_log_prob_increase(acts, batch.answer_tokens).isfinite().all()
+    assert il.head_effects(gpt2, batch).log_odds.isnan().all()
+    for compare in (
+        lambda: il.label_log_probs(gpt2, batch),
+        lambda: acts.label_log_probs,
+        lambda: acts.predicted,
+        lambda: il.label_log_probs_ablated(gpt2, batch, [[head]]),
+        lambda: il.label_log_probs_patched(gpt2, batch, [[head]], batch, activation="z"),
+        lambda: il.label_log_probs_without_edges(gpt2, batch, [[]]),
+        lambda: il.label_log_probs_debiased(gpt2, batch, [il.DebiasSettings([head])]),
+        lambda: il.ablate_with_controls(gpt2, batch, [head], n_random_sets=2),
+        lambda: il.attention_saliency(gpt2, batch),
+        lambda: il.explain(gpt2, batch),
+    ):
+        with pytest.raises(InputError, match=r"share their first token .* cannot be compared"):
+            compare()
+
+
+def test_prompts_without_demonstrations_have_no_labels_to_look_at(gpt2, zero_shot):
+    batch = il.tokenize(gpt2, zero_shot, prepend_bos=False)
+    acts = il.capture(gpt2, batch, writers=True)
+    assert batch.label_positions.shape == (2, 0)
+    assert batch.text_ranges.shape == (2, 0, 2)
+    assert batch.labels == ("yes", "no")
+    head = il.Head(1, 2)
+    for look in (
+        lambda: il.attention_to_labels(acts),
+        lambda: il.label_values(acts, head),
+        lambda: il.own_label_ranks(acts, head),
+        lambda: il.label_similarity(gpt2, batch, [head]),
+        lambda: il.saliency_flow(gpt2, batch),
+        lambda: il.balancing_weights(batch),
+        lambda: il.mean_score_parts(gpt2, batch, heads=[head]),
+    ):
+        with pytest.raises(InputError, match="the prompts have no demonstrations"):
+            look()
+    parts = il.attention_score_parts(acts, head)
+    assert parts.positions.shape == batch.tokens.shape, "all positions, as for text"
+    assert_close(parts.query_side.sum(-1), parts.scores)
+    whole = il.whole_label_log_probs(gpt2, batch)
+    assert_close(whole, il.label_log_probs(gpt2, batch))
+    restored = il.PromptBatch.from_state(*batch.to_state())
+    assert (restored.prompts, restored.labels) == (batch.prompts, batch.labels)
+
+
+def test_the_advice_for_a_prompt_without_demonstrations_works(gpt2, zero_shot):
+    with pytest.raises(InputError) as refused:
+        il.explain(gpt2, zero_shot[1], k=2)
+    call = str(refused.value).partition("with ")[2]
+    found = eval(call, {"il": il, "model": gpt2})
+    batch = il.tokenize(gpt2, zero_shot[1:])
+    assert found.label_log_probs[0] == pytest.approx(float(il.label_log_probs(gpt2, batch)[0, 1]), abs=1e-4)
+
+
+def test_prompts_without_labels_are_refused():
+    faults.assert_refused("before the query, or pass labels= to choose from", il.Prompt, [], "love")
+    faults.assert_refused("no demonstration", il.Prompt.parse, "love :")
+    faults.assert_refused("add it to labels=", il.Prompt, [il.Demonstration("a", "b")], "c", "d")
+    prompt = il.Prompt([il.Demonstration("a", "b")], "c", "d", ("b", "d"))
+    assert prompt.has_own_answer
+
+
+@pytest.mark.parametrize("suffix", [".json", ".tsv"])
+def test_commands_read_pairs(run, tiny, tmp_path, suffix):
+    path = write(tmp_path / f"pairs{suffix}")
+    options = ("--path", path, "--demonstrations", 3, "--model", tiny, "--no-check")
+    code, out, err = run("locate", *options, "-n", 6, "--by", "increase")
+    assert code == 0, err
+    named = write(tmp_path / f"named{suffix}", names=("word", "opposite"))
+    code, again, err = run("locate", "--pairs", "--columns", "word,opposite", "--path", named, *options[2:], "-n", 6)
+    assert code == 0, err
+    assert again.splitlines()[:3] == out.splitlines()[:3], "the same prompts"
+    code, _, err = run("locate", *options, "-n", 6, "--labels", "a,b")
+    assert code == 2
+    faults.assert_sentence(err.removesuffix("\n"), "--labels has no effect here: pairs")
