@@ -130,6 +130,8 @@ def explain(
     Inside `with` blocks that edit the model, such as `il.ablate_heads`, and under hooks of your own, the edited model
     is explained: `Explanation.edits` names the edits, as do its page, its JSON and the terminal.
 
+    A section that cannot be computed for the model's family is left out, and `left_out` gives the reason.
+
     Raise InputError for invalid prompts or options; warn if a label is scored by a white-space token.
 
     Example:
@@ -221,6 +223,8 @@ def explain(
     located = [Head.from_index(index, acts.view.n_heads) for index in order]
     located += [why] if why is not None and why not in located else []
     single, ablation = sections.ablation(scored, located)
+    attempts = sections.Attempts()
+    reports = tuple(sections.head_reports(scored, located, increases, contrasts, effects, single, attempts))
     explanation = Explanation(
         **sections.prompt_fields(scored),
         **(sections.plain_text_fields(scored) if scored.scores_tokens else sections.label_fields(scored)),
@@ -230,8 +234,9 @@ def explain(
         head_increases=tuple(map(tuple, increases.tolist())),
         head_contrasts=() if contrasts is None else tuple(map(tuple, contrasts.tolist())),
         head_effects=() if effects is None else tuple(map(tuple, effects.tolist())),
-        heads=tuple(sections.head_reports(scored, located, increases, contrasts, effects, single)),
+        heads=reports,
         ablation=ablation,
+        left_out=attempts.left_out,
     )
     # The first remark only states that multi-token labels are scored by one token.
     for remark in () if explanation.is_plain_text else explanation.remarks[1:]:

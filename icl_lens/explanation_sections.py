@@ -1,8 +1,8 @@
 """Compute the sections of an explanation: functions that return fields of `Findings` for one captured prompt."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import accumulate
 from typing import Any
@@ -23,12 +23,11 @@ from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import ablate_heads_per_row
 from icl_lens.interventions.controlled_ablation import random_head_sets
 from icl_lens.interventions.editor import active_edits
-from icl_lens.models.attention_scores import RotaryAnglesUnavailable
 from icl_lens.models.head import Head
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import quoted_list
 from icl_lens.prompts.token_ids import name_tokens
-from icl_lens.report.findings import AblationReport, ExplainOptions, HeadReport, SubheadReport
+from icl_lens.report.findings import AblationReport, ExplainOptions, HeadReport, LeftOut, SubheadReport
 
 # Tokens per ablation pass: many rows for short prompts, one row for long ones.
 PASS_TOKENS = 2048
@@ -267,6 +266,25 @@ def ablation(scored: ScoredPrompt, located: list[Head]) -> tuple[Float[Tensor, "
     return single, report
 
 
+@dataclass
+class Attempts:
+    """Sections that were left out because the model's family does not support them, with the reasons."""
+
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def at(self, section: str) -> Iterator[None]:
+        """Leave out a section whose computation raises InputError in the `with` block, and keep the first reason."""
+        try:
+            yield
+        except InputError as error:
+            self.reasons.setdefault(section, str(error))
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return tuple(LeftOut(section, reason) for section, reason in self.reasons.items())
+
+
 def head_reports(
     scored: ScoredPrompt,
     heads: list[Head],
@@ -274,12 +292,16 @@ def head_reports(
     contrasts: Float[Tensor, "layer head"] | None,
     effects: Float[Tensor, "layer head"] | None,
     ablated: Float[Tensor, "located label"],
+    attempts: Attempts,
 ) -> Iterator[HeadReport]:
-    """Yield a report per located head; results shared by the heads of a layer are computed once."""
+    """Yield a report per located head; results shared by the heads of a layer are computed once.
+
+    `attempts` records the sections that the model's family does not support.
+    """
     acts, n_tokens = scored.acts, scored.n_tokens
     by_position = _by_position(scored, heads)
     contrast_by_position = _by_position(scored, heads, scored.against) if scored.others else {}
-    similarities, reasons = _similarities(scored, heads), _reasons(scored, heads)
+    similarities, reasons = _similarities(scored, heads, attempts), _reasons(scored, heads, attempts)
     own_labels = acts.batch.label_tokens[acts.batch.label_index[0]].tolist() if acts.batch.labels else []
     positions, groups, tokens = list[list[int]](), list[Tensor](), list[int]()
     for head in heads:
@@ -294,8 +316,11 @@ def head_reports(
             values, keys, own = label_values(acts, head)[0], label_keys(acts, head)[0], own_labels
         _, written = reasons[len(positions) - 1]
         of_writers = [written.get(side, keys[:0]) for side in SIDES]
-        groups += [last_query(acts, head), values, keys, *of_writers]
-        tokens += [-1, *own, *[-1] * (len(keys) + sum(map(len, of_writers)))]
+        query = values[:0]
+        with attempts.at("top words of queries"):
+            query = last_query(acts, head)
+        groups += [query, values, keys, *of_writers]
+        tokens += [*[-1] * len(query), *own, *[-1] * (len(keys) + sum(map(len, of_writers)))]
     words = acts.readout.describe(torch.cat(groups), torch.tensor(tokens), k=N_WORDS, keep=is_content_word)
     rows = [slice(end - len(group), end) for group, end in zip(groups, accumulate(map(len, groups)), strict=True)]
     names, standouts = [tuple(one) for one in words.tokens], words.standouts.tolist()
@@ -316,10 +341,10 @@ def head_reports(
             value_words=tuple(names[values]),
             value_ranks=tuple(words.ranks[values].tolist()),
             key_words=tuple(names[keys]),
-            query_words=names[query][0],
+            query_words=names[query][0] if names[query] else (),
             value_standouts=tuple(standouts[values]),
             key_standouts=tuple(standouts[keys]),
-            query_standout=standouts[query][0],
+            query_standout=standouts[query][0] if names[query] else None,
             ablated=tuple(ablated[i].tolist()),
             contrast=None if contrasts is None else float(contrasts[head]),
             position_contrasts=tuple(contrast_by_position[head].tolist()) if scored.others else (),
@@ -330,19 +355,19 @@ def head_reports(
         )
 
 
-def _similarities(scored: ScoredPrompt, heads: list[Head]) -> list[tuple[tuple[float, ...], ...]]:
+def _similarities(scored: ScoredPrompt, heads: list[Head], attempts: Attempts) -> list[tuple[tuple[float, ...], ...]]:
     """Return each head's `label_similarity`.
 
-    Empty for plain text, or if the rotary angles are unavailable.
+    Empty for plain text, or if it is left out.
     """
     if not scored.scores_tokens:
-        with suppress(RotaryAnglesUnavailable):  # the other fields need no angles
+        with attempts.at("attention scores without positions"):
             return [tuple(map(tuple, rows)) for rows in similarity_in(scored.acts, heads)[0].tolist()]
     return [()] * len(heads)
 
 
 def _reasons(
-    scored: ScoredPrompt, heads: list[Head]
+    scored: ScoredPrompt, heads: list[Head], attempts: Attempts
 ) -> list[tuple[AttentionReasons | None, dict[Side, Float[Tensor, "n d_model"]]]]:
     """Return why each head attends to the target's labels rather than other labels, and its strongest writers' vectors.
 
@@ -362,7 +387,7 @@ def _reasons(
     found: list[tuple[AttentionReasons | None, dict[Side, Tensor]]] = []
     for head, group in zip(heads, groups, strict=True):
         found.append((None, {}))
-        with suppress(InputError):  # the other fields need no split of scores
+        with attempts.at("why heads attend where they do"):
             if len(group) == 2 and all(group):
                 found[-1] = attention_reasons(acts, head, group[0], group[1], scored.targets, scored.against, read=read)
     return found

@@ -1,16 +1,20 @@
 """Scores of families that rotate, norm, clip, scale or share out attention in their own way, against transformers."""
 
+import html
+import io
 from typing import Any
 
 import families
 import pytest
 import torch
+from rich.console import Console
 from tolerance import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.models import attention_scores
-from icl_lens.models.view import ModelView
+from icl_lens.models.view import ModelView, tl_version
+from icl_lens.report.terminal import render
 
 SIZES: dict[str, Any] = {
     "vocab_size": families.VOCAB_SIZE,
@@ -52,9 +56,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "normed after rotation": ("hunyuan_v1_dense", {"head_dim": 12, "attention_bias": True}),
     "scaled by a multiplier": ("granite", {"attention_multiplier": 0.9, "attention_bias": True}),
     "window and rotation in some layers": ("exaone4", {"sliding_window": 5, "layer_types": MIXED}),
+    "norms of every head, Cohere": ("cohere", {"use_qk_norm": True, "logit_scale": 0.5}),
+    "norms of every head, StableLM": ("stablelm", {"qk_layernorm": True, "use_qkv_bias": True}),
     "partial rotation": ("nemotron", {"attention_bias": True, "rope_parameters": PARTIAL}),
 }
-ROTATED = [kind for kind in KINDS if kind != "normed after rotation"]
+ROTATED = [kind for kind in KINDS if kind != "normed after rotation" and not kind.startswith("norms of every head")]
 
 
 @pytest.fixture(scope="module")
@@ -198,3 +204,43 @@ def test_scores_that_differ_from_the_models_attention_are_refused(wrong, tiny_of
     ):
         with pytest.raises(il.InputError, match=r"attention scores of GptOssForCausalLM are not supported: in L0H2"):
             use()
+
+
+@pytest.mark.skipif(tl_version() < (4, 0), reason="TransformerLens 3 cannot load these models")
+@pytest.mark.parametrize("kind", ["norms of every head, Cohere", "norms of every head, StableLM"])
+def test_a_section_that_a_family_does_not_support_is_left_out_and_named(kind, tiny_of, tmp_path):
+    hf, model = tiny_of(kind)
+    explanation = il.explain(model, f"{TEXT} :", answer="no", prepend_bos=False, k=3, n_ablated=2, n_random=3)
+    reason = f"the query and key norm of {type(hf).__name__} is not supported"
+    sections = [one.section for one in explanation.left_out]
+    assert sections == [
+        "attention scores without positions",
+        "why heads attend where they do",
+        "top words of queries",
+    ]
+    assert all(reason in one.reason for one in explanation.left_out)
+    console = Console(file=io.StringIO(), width=1000)
+    console.print(render(explanation))
+    for shown in (console.file.getvalue(), html.unescape(explanation.to_html()), explanation._repr_html_()):
+        assert all(f"Left out: {section}. Reason: {reason}" in shown for section in sections)
+    assert "<b>Query</b>" not in explanation.to_html()
+    assert set(explanation.to_frame("words")["kind"]) == {"value", "key"}
+    explanation.save(tmp_path / "explanation.json")
+    assert il.Explanation.load(tmp_path / "explanation.json") == explanation
+    # The other sections are those of Hugging Face.
+    ids = families.tokenizer()(f"{TEXT} :")["input_ids"]
+    with torch.no_grad():
+        out = hf(torch.tensor([ids]), output_attentions=True)
+    log_probs = out.logits[0, -1].log_softmax(-1)
+    expected = log_probs[[families.WORDS.index(label) for label in explanation.labels]]
+    assert_close(torch.tensor(explanation.label_log_probs), expected)
+    for report in explanation.heads:
+        assert_close(torch.tensor(report.attention), out.attentions[report.head.layer][0, report.head.head, -1])
+
+
+def test_a_complete_explanation_leaves_nothing_out(tiny_of):
+    _, model = tiny_of("adjacent pairs")
+    explanation = il.explain(model, f"{TEXT} :", answer="no", prepend_bos=False, k=3, n_ablated=2, n_random=3)
+    assert explanation.left_out == ()
+    assert all(report.similarity and report.why and report.query_words for report in explanation.heads)
+    assert "Left out" not in explanation.to_html()

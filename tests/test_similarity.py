@@ -151,7 +151,11 @@ def test_a_model_that_hides_its_rotation_is_explained_without_it(
     monkeypatch.setattr(attention_scores, "rotation_table", hidden)
     explanation = il.explain(model, PROMPT, answer="foo", k=2)
     assert explanation.heads[0].similarity == ()
-    assert "Attention scores without positions" not in explanation.to_html()
+    assert [one.section for one in explanation.left_out] == [
+        "attention scores without positions",
+        "why heads attend where they do",
+    ]
+    assert "<h4>Attention scores without positions" not in explanation.to_html()
     with pytest.raises(il.InputError, match="does not expose its rotary angles"):
         il.label_similarity(model, il.tokenize(model, [il.Prompt.parse(PROMPT)]), ["L0H0"])
 

@@ -131,6 +131,17 @@ class SubheadReport:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A section of an explanation that cannot be computed for the model's family, and the reason."""
+
+    section: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"Left out: {self.section}. Reason: {self.reason}."
+
+
+@dataclass(frozen=True)
 class AblationReport:
     """Label log-probabilities (nats) with the located heads, or each random set of the same size, zeroed."""
 
@@ -207,6 +218,8 @@ class Findings:
     edits: tuple[str, ...] = ()
     """What edited the model while it was explained: the edits of open `with` blocks, and other hooks. All numbers are
     those of the edited model; "no ablation" means no other one."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Sections that cannot be computed for the model's family; the others are complete."""
 
     @property
     def is_plain_text(self) -> bool:
@@ -492,7 +505,8 @@ class Findings:
         if report.key_words:
             for position, words, standout in zip(positions, report.key_words, key_standouts, strict=True):
                 yield position, "key", words, standout, None
-        yield len(self.tokens) - 1, "query", report.query_words, report.query_standout, None
+        if report.query_words or report.query_standout is not None:  # else left out
+            yield len(self.tokens) - 1, "query", report.query_words, report.query_standout, None
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, the prediction and label probabilities for JSON, with heads as `L22H0`."""

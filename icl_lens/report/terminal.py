@@ -32,6 +32,7 @@ def render(explanation: Findings) -> Group:
         _subheads(explanation),
         _words(explanation),
         *_why(explanation),
+        *[Text(str(one), QUIET) for one in explanation.left_out],
         _ablation(explanation),
     )
 

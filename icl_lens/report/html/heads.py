@@ -212,7 +212,7 @@ def words_table(e: Findings, report: HeadReport) -> dict[str, Any]:
         "scrolls": len(rows) > MAX_UNSCROLLED_ROWS,
         "last": Chip(e.shown_tokens[last]),
         "position": last,
-        "query": found[-1][1],
+        "query": found[-1][1] if found and found[-1][0] == "query" else None,
         "noise": any(words.noise for _, words, _ in found),
     }
 
