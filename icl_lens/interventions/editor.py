@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
+from numbers import Integral
 from typing import Any, Literal
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -360,8 +361,21 @@ def group_by_layer(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> 
     return by_layer
 
 
+def check_head_sets(sets: object) -> None:
+    """Raise InputError for a flat list of heads where a list of sets of heads is expected."""
+    for one in sets if isinstance(sets, Sequence) and not isinstance(sets, str) else [sets]:
+        is_pair = isinstance(one, (tuple, list)) and len(one) == 2 and all(isinstance(index, Integral) for index in one)
+        if is_pair or not isinstance(one, Iterable) or isinstance(one, str):
+            head = repr(tuple(one)) if is_pair else repr(one)
+            raise InputError(
+                f"head_sets must be a list of sets of heads, got {head} as a set; write [[{head}, …], …], with one "
+                "list per set"
+            )
+
+
 def head_mask(view: ModelView, sets: Sequence[Iterable[Head | tuple[int, int]]]) -> Bool[Tensor, "set layer head"]:
-    """Return which heads each set contains; raise InputError for unknown heads."""
+    """Return which heads each set contains; raise InputError for unknown heads and for a flat list of heads."""
+    check_head_sets(sets)
     mask = torch.zeros(len(sets), view.n_layers, view.n_heads, dtype=torch.bool)
     for row, heads in enumerate(sets):
         for layer, indices in group_by_layer(view, heads).items():

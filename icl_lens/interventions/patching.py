@@ -19,6 +19,7 @@ from icl_lens.interventions.editor import (
     Edit,
     Positions,
     Stage,
+    check_head_sets,
     editing,
     edits_disabled,
     group_by_layer,
@@ -114,6 +115,7 @@ def label_log_probs_patched(
     view = ModelView.of(model)
     if not len(head_sets):
         raise InputError("head_sets must contain at least one set, got none")
+    check_head_sets(head_sets)
     sets = [list(heads) for heads in head_sets]
     sets_by_layer = [group_by_layer(view, heads) for heads in sets]
     required_batch = batch if align == "labels" else None

@@ -1,0 +1,151 @@
+"""Scores carry their labels, errors give advice that works, and results print as tables."""
+
+import pytest
+import torch
+from small_tokenizers import model_of
+from tolerance import assert_close
+
+import icl_lens as il
+from icl_lens.cli.spelling import shell_spelling
+from icl_lens.errors import InputError
+
+SHOWN = [("love", "yes"), ("sad", "no"), ("happy", "yes"), ("bad", "no")]
+OTHER = {"yes": "no", "no": "yes"}
+
+
+def prompts_of(pairs, **options):
+    """Return two prompts with these demonstrations, in this order and reversed."""
+    shown = [il.Demonstration(*pair) for pair in pairs]
+    return [il.Prompt(order, "good", "yes", **options) for order in (shown, shown[::-1])]
+
+
+def test_a_set_of_labels_has_one_order_in_every_batch(gpt2):
+    exchanged = [(text, OTHER[label]) for text, label in SHOWN]
+    batches = [il.tokenize(gpt2, prompts_of(pairs)) for pairs in (SHOWN, exchanged, SHOWN[::-1])]
+    assert {batch.labels for batch in batches} == {("no", "yes")}
+    one, two = (il.label_log_probs(gpt2, batch) for batch in batches[:2])
+    yes = gpt2.tokenizer.convert_tokens_to_ids("yes")
+    expected = il.last_log_probs(gpt2, batches[0])[:, yes] - il.last_log_probs(gpt2, batches[1])[:, yes]
+    assert_close((one - two)[:, one.labels.index("yes")], expected)
+    given = il.tokenize(gpt2, prompts_of(SHOWN, labels=("yes", "no")))
+    assert given.labels == ("yes", "no"), "an order that is given is kept"
+    assert il.tokenize(gpt2, prompts_of(SHOWN), labels=("yes", "no")).labels == ("yes", "no")
+    numbers = [il.Prompt([il.Demonstration("a", str(n)) for n in (10, 9, 2)], "b")]
+    assert numbers[0].labels == ("2", "9", "10")
+
+
+def test_columns_of_other_words_are_not_subtracted(gpt2):
+    first, second = (
+        il.label_log_probs(gpt2, il.tokenize(gpt2, prompts_of(SHOWN), labels=labels))
+        for labels in (("yes", "no"), ("no", "yes"))
+    )
+    for subtract in (
+        lambda: first - second,
+        lambda: first.exp() - second,
+        lambda: first.mean(0) - second.mean(0),
+        lambda: first[:1] - second[1:],
+        lambda: torch.cat([first, second]),
+    ):
+        with pytest.raises(InputError, match=r"same labels in the same order, got .*'yes', 'no'.* and .*'no', 'yes'"):
+            subtract()
+    same = second[:, [second.labels.index(label) for label in first.labels]]
+    assert_close(first - same, torch.zeros(2, 2))
+    assert type(first.argmax(-1)) is type(first[:, 0]) is torch.Tensor
+    frame = first.to_frame()
+    assert frame.columns.tolist() == ["yes", "no"]
+    assert frame["no"].tolist() == pytest.approx(first[:, 1].tolist())
+
+
+def test_every_function_that_scores_labels_names_them(gpt2):
+    batch, head = il.tokenize(gpt2, prompts_of(SHOWN)), il.Head(1, 2)
+    acts = il.capture(gpt2, batch)
+    for scores in (
+        il.label_log_probs(gpt2, batch),
+        acts.label_log_probs,
+        il.whole_label_log_probs(gpt2, batch),
+        il.label_log_probs_ablated(gpt2, batch, [[head]]),
+        il.label_log_probs_patched(gpt2, batch, [[head]], batch, activation="z"),
+        il.label_log_probs_without_edges(gpt2, batch, [[]]),
+        il.label_log_probs_debiased(gpt2, batch, [il.DebiasSettings([head])]),
+    ):
+        assert scores.labels == ("no", "yes")
+        assert len(scores.to_frame()) == 2
+
+
+ADVICE = [  # labels, and whether appending is advised
+    (("food", "foot"), True),
+    (("fooda", "foodb", "foot"), False),  # not all differ after the shared token
+    (("foo", "food"), False),  # one has no token after it
+    (("food", "foot", "bar"), False),
+]
+
+
+@pytest.mark.parametrize(("labels", "is_advised"), ADVICE, ids=range(len(ADVICE)))
+def test_appending_is_advised_where_it_works(labels, is_advised):
+    prompt = il.Prompt([il.Demonstration("a", label) for label in labels], "b")
+    with pytest.raises(InputError) as refused:
+        il.tokenize(model_of("byte"), prompt)
+    assert ("shared_prefix=" in str(refused.value)) == is_advised
+    assert ("--shared-prefix append" in shell_spelling(str(refused.value))) == is_advised
+    try:
+        il.tokenize(model_of("byte"), prompt, shared_prefix="append")
+    except InputError:
+        assert not is_advised
+    else:
+        assert is_advised
+
+
+@pytest.mark.parametrize(
+    ("python", "shell"),
+    [
+        ("pass prepend_bos=True or False (--bos or --no-bos)", "pass --bos or --no-bos"),
+        ("omit prepend_bos (--bos)", "omit --bos"),
+        ("write labels={'0': 'a', '1': 'b'} (--labels '0=a,1=b') or", "write --labels '0=a,1=b' or"),
+        ("or pass a local copy with path=", "or pass a local copy with --path"),
+        ("there is no file 'path=x'; labels must be 2 words", "there is no file 'path=x'; labels must be 2 words"),
+    ],
+)
+def test_commands_speak_the_words_of_the_shell(python, shell):
+    assert shell_spelling(python) == shell
+
+
+def test_a_flat_list_of_heads_is_not_a_list_of_sets(gpt2, no_type_checks):
+    batch = il.tokenize(gpt2, prompts_of(SHOWN))
+    for flat in ([(2, 3), (1, 1)], [il.Head(2, 3)], ["L2H3"]):
+        for score in (
+            lambda sets: il.label_log_probs_ablated(gpt2, batch, sets),
+            lambda sets: il.label_log_probs_patched(gpt2, batch, sets, batch, activation="z"),
+        ):
+            with pytest.raises(InputError, match="head_sets must be a list of sets of heads") as refused:
+                score(flat)
+            assert "write [[" in str(refused.value)
+    assert il.label_log_probs_ablated(gpt2, batch, [[(2, 3), (1, 1)]]).shape == (2, 1, 2)
+
+
+def test_results_print_as_tables(gpt2):
+    batch = il.tokenize(gpt2, [one for one in prompts_of(SHOWN) for _ in range(2)], prepend_bos=False)
+    acts, head = il.capture(gpt2, batch, writers=True), il.Head(2, 1)
+    found = il.ablate_with_controls(gpt2, batch, [head], n_random_sets=2, positions="last")
+    parts = il.attention_score_parts(acts, head)
+    results = [
+        found,
+        found.conditions["same layers"],
+        found.conditions["heads"].scores[0],
+        parts.contrast(parts.of_label(batch.answer)),
+        il.value_parts(acts, head, batch.answer_tokens),
+        il.head_copying(gpt2, head, batch.label_tokens),
+        il.choose_strength(gpt2, [head], batch, batch, fix="majority", strengths=[0.5]),
+        acts.readout.describe(il.last_query(acts, head), torch.full((len(batch),), -1)),
+    ]
+    for result in results:
+        title, header, *rows = repr(result).splitlines()
+        assert title.startswith(f"{type(result).__name__}(")
+        assert len(header.split()) > 1
+        assert 1 <= len(rows) <= 21
+        assert "tensor(" not in repr(result)
+        assert "<table>" in result._repr_html_()
+    accuracy = f"{found.interval('no ablation', 'accuracy').value:.1%}"
+    assert accuracy in repr(found).splitlines()[2]
+    unanswered = il.tokenize(gpt2, [il.Prompt(prompt.demonstrations, prompt.query) for prompt in batch.prompts])
+    shown = repr(il.ablate_with_controls(gpt2, unanswered, [head], n_random_sets=2))
+    assert shown.splitlines()[2].split() == ["no", "ablation", "1"]
