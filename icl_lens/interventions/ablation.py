@@ -32,6 +32,8 @@ def ablate_heads(
     over all tokens of the `reference` prompts or, with `positions="last"`, over their last tokens; no edits are active
     in the passes for this mean. `positions="last"` edits only each prompt's last position.
 
+    In `model.generate`, `positions="last"` edits the last token of every pass, so it needs `use_past_kv_cache=False`.
+
     Blocks nest. Warn once if a head does not reach the logits. Raise InputError for an unknown head, mode or positions,
     a mean without `reference` or with non-finite values, and a `reference` without `mode="mean"`.
 
@@ -58,7 +60,7 @@ def ablate_heads(
             z[torch.arange(len(z), device=z.device)[:, None], last[:, None], torch.tensor(indices)[None]] = value
 
     what = ("zeroed" if means is None else "set to their mean") + " at the last position" * (positions == "last")
-    with editing(view, Edit(Stage.removal, by_layer, remove, what=what)):
+    with editing(view, Edit(Stage.removal, by_layer, remove, what=what, supports_cache=positions == "all")):
         yield
 
 
@@ -84,7 +86,9 @@ def ablate_heads_per_row(model: Any, heads: Sequence[Iterable[Head | tuple[int, 
             raise InputError(f"heads must have one set per row of the pass, {len(z)}, got {len(removed)} sets")
         z.masked_fill_(removed[:, None, layer, :, None].to(z.device), 0.0)
 
-    with editing(view, Edit(Stage.removal, by_layer, remove, what="zeroed, different ones in each row")):
+    with editing(
+        view, Edit(Stage.removal, by_layer, remove, what="zeroed, different ones in each row", supports_cache=True)
+    ):
         yield
 
 

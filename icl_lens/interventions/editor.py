@@ -79,6 +79,8 @@ class Edit:
     """If given, every forward pass inside the `with` block must run these prompts; extra tokens may follow each one."""
     what: str = "edited"
     """What is done to the heads, such as "zeroed"; see `active_edits`."""
+    supports_cache: bool = False
+    """Whether passes that continue a KV cache are edited like whole passes: all positions are edited alike."""
 
 
 @dataclass
@@ -120,10 +122,15 @@ class Editor:
         """Check the inputs of a forward pass and reset the state of the previous one."""
         if not are_edits_disabled(self.view):
             check_thread(self.view.model)
-            tokens = next((x for x in (*args, *kwargs.values()) if _is_tokens(x)), None)
+            if cached_length(kwargs) and not all(edit.supports_cache for edit in self.edits):
+                raise InputError(
+                    "edits of some positions, or of attention, do not support a KV cache of earlier passes, whose keys "
+                    "differ from those of a whole pass; generate with use_past_kv_cache=False"
+                )
+            tokens = pass_tokens(args, kwargs)
             for edit in self.edits:
                 if edit.required_batch is not None and tokens is not None:
-                    _check_same_prompts(edit.required_batch, tokens)
+                    check_same_prompts(edit.required_batch, tokens)
         mask = kwargs.get("attention_mask")
         self.key_mask = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
         self.values.clear()
@@ -255,15 +262,28 @@ def editing(view: ModelView, *edits: Edit) -> Iterator[None]:
                 editor.start_handle.remove()
 
 
-def _is_tokens(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 2 and value.dtype in (torch.int64, torch.int32)
+def pass_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the tokens among the arguments of a pass; None if there are only embeddings."""
+    named = kwargs.get("input_ids", kwargs.get("input"))
+    values = (named, *args, *kwargs.values())
+    is_tokens = (isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32) for x in values)
+    return next((x for x, found in zip(values, is_tokens, strict=True) if found), None)
 
 
-def _check_same_prompts(batch: PromptBatch, tokens: Tensor) -> None:
-    """Raise InputError if a row of a pass does not begin with the tokens of its prompt in the batch."""
+def cached_length(kwargs: dict[str, Any]) -> int:
+    """Return the number of tokens in the KV cache that a pass continues; 0 without a cache."""
+    cache = kwargs.get("past_key_values", kwargs.get("layer_past"))
+    length = getattr(cache, "get_seq_length", None)
+    return int(length()) if length is not None else 0
+
+
+def check_same_prompts(batch: PromptBatch, tokens: Tensor) -> None:
+    """Raise InputError if a row of a pass does not begin with its prompt in the batch, or continues its padding."""
     rows, width = tokens.shape
     if len(batch) not in (1, rows) or width < batch.tokens.shape[1]:
         return  # shapes differ: the edit raises its own error
+    if width > batch.tokens.shape[1]:
+        check_no_ragged_generation(batch)
     real = batch.attention_mask.bool().to(tokens.device).expand(rows, -1)
     other = ((tokens[:, : real.shape[1]] != batch.tokens.to(tokens.device)) & real).any(-1)
     if bool(other.any()):
@@ -271,6 +291,15 @@ def _check_same_prompts(batch: PromptBatch, tokens: Tensor) -> None:
         raise InputError(
             "the forward pass must run the batch that the `with` block was created for; "
             f"row {row} is a different prompt"
+        )
+
+
+def check_no_ragged_generation(batch: PromptBatch) -> None:
+    """Raise InputError if prompts have several lengths, so that generated tokens follow padding."""
+    if bool((batch.last != batch.last[0]).any()):
+        raise InputError(
+            "prompts must have the same length for tokens to follow them, got "
+            f"{int(batch.last.min()) + 1} to {int(batch.last.max()) + 1} tokens; generate for one prompt at a time"
         )
 
 

@@ -9,7 +9,7 @@ Source: Todd et al., "Function vectors in large language models", arXiv 2310.152
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -20,7 +20,14 @@ from icl_lens.activations.activations import capture, last_log_probs
 from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import reference_batches
 from icl_lens.interventions.edited_scores import score_passes, score_rows
-from icl_lens.interventions.editor import are_edits_disabled, group_by_layer
+from icl_lens.interventions.editor import (
+    are_edits_disabled,
+    cached_length,
+    check_no_ragged_generation,
+    check_same_prompts,
+    group_by_layer,
+    pass_tokens,
+)
 from icl_lens.interventions.effects import head_effects
 from icl_lens.interventions.partial_forward import ReduceLogProbs
 from icl_lens.interventions.prefix_cache import RowEdits
@@ -110,8 +117,9 @@ def add_vector(model: Any, vector: Tensor, layer: int, batch: PromptBatch) -> It
     """Add a vector to the residual stream after a layer, at the last position of every prompt (steering).
 
     `vector` is [d_model], or [batch d_model] for one per prompt, in residual-stream units. Passes in the block must be
-    over `batch`. Raise InputError for a vector of the wrong shape or with non-finite values, an unknown layer, and
-    passes of another shape.
+    over `batch`. Tokens may follow prompts of one length, as in `model.generate(batch.tokens)`: the vector stays at the
+    prompts' last position, with and without a KV cache. Raise InputError for a vector of the wrong shape or with
+    non-finite values, an unknown layer, and passes over other prompts.
 
     Example:
         >>> vector = il.function_vector(model, [il.Head(2, 0)], batch)
@@ -123,10 +131,23 @@ def add_vector(model: Any, vector: Tensor, layer: int, batch: PromptBatch) -> It
     view = ModelView.of(model)
     _check(view, vector, layer, len(batch))
 
-    def add(stream: Tensor, hook: Any) -> Tensor:
+    continues = False  # whether the pass continues a KV cache of the prompts, which has the vector
+
+    def start(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal continues
+        continues = False
         if are_edits_disabled(view):
+            return
+        continues = cached_length(kwargs) >= batch.tokens.shape[1]
+        if continues:
+            check_no_ragged_generation(batch)
+        elif (tokens := pass_tokens(args, kwargs)) is not None and len(tokens) == len(batch):
+            check_same_prompts(batch, tokens)
+
+    def add(stream: Tensor, hook: Any) -> Tensor:
+        if are_edits_disabled(view) or continues:
             return stream
-        if tuple(stream.shape[:2]) != tuple(batch.tokens.shape):
+        if len(stream) != len(batch) or stream.shape[1] < batch.tokens.shape[1]:
             raise InputError(
                 f"the forward pass must have shape {tuple(batch.tokens.shape)} like batch, got "
                 f"{tuple(stream.shape[:2])}; run the same batch"
@@ -136,11 +157,12 @@ def add_vector(model: Any, vector: Tensor, layer: int, batch: PromptBatch) -> It
         stream[rows, batch.last.to(stream.device)] += vector.to(stream)
         return stream
 
-    with (
-        model_lock(model, block=True),
-        independent_rows(model),
-        model.hooks(fwd_hooks=[(view.hook(layer, "hook_resid_post"), add)]),
-    ):
+    module = getattr(model, "original_model", model)
+    with ExitStack() as stack:
+        stack.enter_context(model_lock(model, block=True))
+        stack.enter_context(independent_rows(model))
+        stack.callback(module.register_forward_pre_hook(start, with_kwargs=True).remove)
+        stack.enter_context(model.hooks(fwd_hooks=[(view.hook(layer, "hook_resid_post"), add)]))
         yield
 
 

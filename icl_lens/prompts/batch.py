@@ -48,7 +48,7 @@ class PromptBatch:
     """
 
     tokens: Int[Tensor, "batch pos"]
-    """Token ids; padding where `attention_mask` is 0."""
+    """Token ids, padded on the right where `attention_mask` is 0; `left_padded` has them as `model.generate` needs."""
     attention_mask: Int[Tensor, "batch pos"]
     """1 on tokens, 0 on padding."""
     last: Int[Tensor, " batch"]
@@ -353,6 +353,22 @@ class PromptBatch:
         if not rows:
             raise InputError(f"index must select at least one of {len(self)} rows, got {index!r}")
         return rows
+
+    def left_padded(self) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
+        """Return tokens and attention mask padded on the left, for generation, which continues the end of each row.
+
+        `model.generate(batch.tokens)` would continue the padding of all but the longest prompts.
+
+        Example:
+            >>> tokens, mask = il.tokenize(model, ["love : bar one :", "eight : foo two : foo one :"]).left_padded()
+            >>> model.generate(tokens, attention_mask=mask, max_new_tokens=2, verbose=False).shape[1] - tokens.shape[1]
+            2
+        """
+        width = self.tokens.shape[1]
+        shift = width - 1 - self.last[:, None]
+        source = torch.arange(width, device=self.last.device) - shift
+        mask = (source >= 0).to(self.attention_mask.dtype)
+        return torch.where(mask.bool(), self.tokens.gather(1, source.clamp(min=0)), PAD), mask
 
     def split(self, size: int) -> Iterator["PromptBatch"]:
         """Split the batch into pieces of `size` rows; the last may be smaller. Raise InputError if `size` < 1."""

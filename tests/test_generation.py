@@ -1,0 +1,107 @@
+"""Generation inside `with` blocks equals a loop of whole passes, with and without a KV cache, or is refused."""
+
+import pytest
+import torch
+from conftest import PROMPTS
+
+import icl_lens as il
+
+N_NEW = 5
+HEADS = [(0, 0), (0, 1), (1, 2), (2, 3)]
+GREEDY = {"max_new_tokens": N_NEW, "do_sample": False, "stop_at_eos": False, "verbose": False}
+
+
+def _vector(model):
+    return 20 * torch.cos(torch.arange(model.cfg.d_model, dtype=torch.float32))
+
+
+BLOCKS = {
+    "all zeroed": lambda model, batch: il.ablate_heads(model, HEADS),
+    "all set to their mean": lambda model, batch: il.ablate_heads(model, HEADS, mode="mean", reference=batch),
+    "vector": lambda model, batch: il.add_vector(model, _vector(model), 0, batch),
+    "last zeroed": lambda model, batch: il.ablate_heads(model, HEADS, positions="last"),
+    "last patched": lambda model, batch: il.patch_heads(model, HEADS, batch, activation="z", positions="last"),
+    "position removed": lambda model, batch: il.remove_position(model, HEADS),
+    "labels hidden": lambda model, batch: il.scale_label_attention(
+        model, HEADS, batch, torch.zeros(batch.label_positions.shape), renormalize=True
+    ),
+}
+CACHED = {"all zeroed", "all set to their mean", "vector"}
+"""Blocks that a KV cache does not change."""
+
+
+def _loop(run, tokens):
+    """Return greedy tokens from whole passes."""
+    for _ in range(N_NEW):
+        tokens = torch.cat([tokens, run(tokens)[:, -1].argmax(-1, keepdim=True)], dim=1)
+    return tokens
+
+
+@pytest.mark.parametrize("what", BLOCKS)
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
+def test_generation_in_a_block_is_a_loop_of_whole_passes(load_tiny, name, what):
+    model = load_tiny(name)
+    batch = il.tokenize(model, PROMPTS[0], prepend_bos=False)
+    block = BLOCKS[what]
+
+    def run(tokens):
+        with block(model, batch):
+            return model(tokens, return_type="logits")
+
+    want = _loop(run, batch.tokens)
+    with block(model, batch):
+        assert torch.equal(model.generate(batch.tokens, use_past_kv_cache=False, **GREEDY), want)
+        if what in CACHED:
+            assert torch.equal(model.generate(batch.tokens, **GREEDY), want)
+        else:
+            with pytest.raises(il.InputError, match="generate with use_past_kv_cache=False"):
+                model.generate(batch.tokens, **GREEDY)
+    assert not torch.equal(model.generate(batch.tokens, **GREEDY), want) or what == "last patched"
+
+
+def test_a_vector_stays_at_the_last_position_of_the_prompt(load_tiny, family_run):
+    """As a hook that adds it there in every whole pass of the Hugging Face model."""
+    model, hf = load_tiny("llama_gqa"), family_run("llama_gqa").hf
+    batch = il.tokenize(model, PROMPTS[0], prepend_bos=False)
+    vector, last = _vector(model), int(batch.last)
+
+    def add(module, args, output):
+        output[:, last] += vector.double()
+
+    handle = hf.model.layers[0].register_forward_hook(add)
+    want = _loop(lambda tokens: hf(tokens, use_cache=False).logits, batch.tokens)
+    handle.remove()
+    with il.add_vector(model, vector, 0, batch):
+        for cached in (True, False):
+            assert torch.equal(model.generate(batch.tokens, use_past_kv_cache=cached, **GREEDY), want)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
+def test_left_padded_prompts_are_continued_as_each_alone(load_tiny, name):
+    model = load_tiny(name)
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    tokens, mask = batch.left_padded()
+    for block in (il.ablate_heads(model, []), il.ablate_heads(model, HEADS)):
+        with block:
+            found = model.generate(tokens, attention_mask=mask, **GREEDY)
+            for row in range(len(batch)):
+                alone = batch[row]
+                want = model.generate(alone.tokens, **GREEDY)
+                assert torch.equal(found[row, -want.shape[1] :], want[0])
+
+
+def test_generation_from_padding_is_refused_where_the_prompts_are_known(load_tiny):
+    model = load_tiny("gpt2")
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    weights = torch.ones(batch.label_positions.shape)
+    for cached in (True, False):
+        with (
+            il.add_vector(model, _vector(model), 0, batch),
+            pytest.raises(il.InputError, match="prompts must have the same length for tokens to follow them"),
+        ):
+            model.generate(batch.tokens, use_past_kv_cache=cached, **GREEDY)
+    with (
+        il.scale_label_attention(model, HEADS, batch, weights, renormalize=False),
+        pytest.raises(il.InputError, match="prompts must have the same length for tokens to follow them"),
+    ):
+        model.generate(batch.tokens, use_past_kv_cache=False, **GREEDY)
