@@ -215,6 +215,7 @@ def test_many_labels_fit_a_terminal(six, icl_mini):
     shown = [replace(one, label=labels[found.labels.index(one.label)]) for one in prompts[0].demonstrations]
     prompt = il.Prompt(shown, prompts[0].query, labels=[labels[found.labels.index(one)] for one in prompts[0].labels])
     target = labels[found.labels.index(found.target)]
+    whole["compared_with"] = tuple(label for label in labels if label != target)
     named = replace(found, **whole, labels=labels, target=target, prompt=prompt, label_log_probs=(-12.5,) * 6)
     text = ex.terminal_text(named, width=80)
     assert max(map(len, text.splitlines())) <= 80

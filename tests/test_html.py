@@ -627,3 +627,25 @@ def test_the_headline_follows_the_vocabulary():
     assert "most probable label" in text
     assert "Among the labels, both prefer foo" in Page(il.compare(paper, other).to_html()).text
     assert "Both predict foo" in Page(il.compare(paper, paper).to_html()).text
+
+
+def test_located_heads_are_shown_with_what_zeroing_them_does():
+    """The first head adds most, but zeroing it lowers both labels alike, so the log-odds do not change."""
+    paper = ex.made()
+    first, second = paper.heads[:2]
+    alike = tuple(x - 1.0 for x in paper.label_log_probs)
+    foo = paper.labels.index("foo")
+    lowered = tuple(x - 1.5 * (i == foo) for i, x in enumerate(paper.label_log_probs))
+    layers = dict.fromkeys(("layer_attn_contrast", "layer_ffn_contrast"), paper.layer_attn)
+    heads = (replace(first, ablated=alike), replace(second, ablated=lowered))
+    explanation = replace(paper, compared_with=("bar",), heads=heads, head_contrasts=paper.head_increases, **layers)
+    changes = [explanation.change_if_zeroed(report) for report in explanation.heads]
+    assert changes == pytest.approx([0.0, -1.5])
+    assert replace(explanation, compared_with=()).change_if_zeroed(explanation.heads[0]) == pytest.approx(-1.0)
+    text = Page(explanation.to_html()).text
+    assert "change of log-odds, nats" in text
+    assert "\N{MINUS SIGN}1.500" in text
+    terminal = ex.terminal_text(explanation)
+    assert "zeroed: change of the log-odds of foo with this head alone zeroed" in terminal
+    rows = [line.split() for line in terminal.splitlines() if line.strip().startswith(str(second.head))]
+    assert "-1.500" in rows[0]

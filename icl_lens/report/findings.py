@@ -450,6 +450,22 @@ class Findings:
         named = {self.labels[self.label_at[position]] for position in positions}
         return f"{len(positions)} {named.pop() if len(named) == 1 else 'other'} labels"
 
+    def change_if_zeroed(self, report: HeadReport) -> float:
+        """Return the change of the target's score when only this head is zeroed, at all positions, nats.
+
+        The score is log p(target) − log Σ p(compared tokens), or log p(target) if it is compared with none. A head may
+        rank first by what it adds and change nothing, if later components compensate for it.
+        """
+        target, others = self.labels.index(self.target), [self.labels.index(name) for name in self.compared_with]
+
+        def score(log_probs: Sequence[float]) -> float:
+            if not others:
+                return log_probs[target]
+            largest = max(log_probs[i] for i in others)  # factored out so that no probability underflows to 0
+            return log_probs[target] - largest - math.log(sum(math.exp(log_probs[i] - largest) for i in others))
+
+        return score(report.ablated) - score(self.label_log_probs)
+
     def why_sentence(self, report: HeadReport) -> str:
         """Return, in two or three sentences, why a head attends where it does; empty if its scores were not split."""
         why = report.why

@@ -16,7 +16,7 @@ from icl_lens.report.rich_table import new_table
 
 BAR_WIDTH = 22
 # Characters available for label attention next to the increases in an 80-column terminal.
-ATTENTION_WIDTH = 44
+ATTENTION_WIDTH = 41
 LABEL_STYLES = tuple(f"bold {color}" for color in (SKY, AMBER, GREEN, PINK, YELLOW, ORANGE))
 GAIN, LOSS, QUIET = SKY, AMBER, "dim"
 
@@ -110,7 +110,7 @@ def _heads(explanation: Findings) -> RenderableType:
     """
     names = {position: explanation.key_name(position) for position in explanation.label_positions}
     columns: list[str | Text] = ["head", "increase", *_contrast_column(explanation)]
-    columns += ["effect"] if explanation.head_effects else []
+    columns += ["effect"] if explanation.head_effects else ["zeroed"]
     n_scores = len(columns)
     labels_fit = sum(len(name) + 5 for name in names.values()) <= ATTENTION_WIDTH
     if names and labels_fit:
@@ -130,8 +130,12 @@ def _heads(explanation: Findings) -> RenderableType:
             top = sorted(weights, key=lambda one: -one[1])[:3]
             top = top or [(f"{explanation.shown_tokens[at]}@{at}", weight) for at, weight in report.top_attended(3)]
             attention = [Text("  ".join(f"{name} {weight:.2f}" for name, weight in top))]
-        table.add_row(str(report.head), *(f"{score:+.3f}" for score in report.scores.values()), *attention)
-    return Group(table, *([Text(explanation.verdict)] if explanation.compared_with else []))
+        scores = list(report.scores.values())
+        scores += [] if explanation.head_effects else [explanation.change_if_zeroed(report)]
+        table.add_row(str(report.head), *(f"{score:+.3f}" for score in scores), *attention)
+    what = f"the log-odds of {explanation.target}" if explanation.compared_with else f"log p({explanation.target})"
+    note = [] if explanation.head_effects else [Text(f"zeroed: change of {what} with this head alone zeroed", QUIET)]
+    return Group(table, *note, *([Text(explanation.verdict)] if explanation.compared_with else []))
 
 
 def _contrast_column(explanation: Findings) -> list[str]:

@@ -74,12 +74,14 @@ def located_table(e: Findings) -> Table:
                 *attended,
                 percent(math.exp(report.ablated[target])),
                 signed(report.ablated[target] - e.label_log_probs[target]),
+                *([signed(e.change_if_zeroed(report))] if e.compared_with else []),
             ]
         )
     columns: list[Cell] = ["head", *(["#", *names[by], ", nats"] for by in scores)]
     columns += [["#to ", Chip(e.labels[i], i)] for i in shown]
     columns += ["attends most to"] if e.is_plain_text else []
     columns += [["#p(", Chip(e.target, target), ") with head zeroed"], "#change of log p, nats"]
+    columns += ["#change of log-odds, nats"] if e.compared_with else []
     return Table(columns, rows, "located")
 
 
