@@ -76,6 +76,19 @@ def test_layers_without_rotation_have_no_distance(load_tiny, name):
         assert torch.equal(near, far) != rotates
 
 
+@pytest.mark.parametrize("name", ROTATES)
+def test_attention_of_layers_without_rotation_follows_from_their_parts(load_tiny, name):
+    model = load_tiny(name)
+    batch = il.tokenize(model, PROMPTS[:1], prepend_bos=False)
+    acts = il.capture(model, batch, writers="all")
+    for layer in range(len(ROTATES[name])):
+        parts = il.attention_score_parts(acts, (layer, 1), keys="all")
+        row = parts.scores[0] + torch.zeros_like(acts.pattern[0, layer, 1])
+        window = families.WINDOW if name == "cohere2" and ROTATES[name][layer] else len(row)
+        expected = acts.pattern[0, layer, 1, -window:]
+        assert_close(row[-window:].softmax(-1), expected)
+
+
 @pytest.mark.parametrize("name", sorted(families.MIXTURES))
 def test_mixtures_of_experts_have_no_neurons(family_run, name):
     run = family_run(name)

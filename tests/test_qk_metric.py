@@ -19,7 +19,8 @@ from icl_lens.models.view import ModelView
 LAST = -1
 
 
-@pytest.mark.parametrize("family", EXACT)
+# HunYuan norms queries and keys after their rotation, so its scores depend on more than the distance.
+@pytest.mark.parametrize("family", sorted(set(EXACT) - {"hunyuan"}))
 def test_scores_are_the_models_own_attention(family, load_tiny):
     """Softmax over the scores at each key's own distance is the pattern of the pass."""
     model = load_tiny(family)
@@ -40,7 +41,8 @@ def test_scores_are_the_models_own_attention(family, load_tiny):
         found = how.soft_cap * torch.tanh(found / how.soft_cap)
     if how.window is not None:
         found[: max(0, n - how.window)] = -math.inf
-    assert_close(found.softmax(LAST), acts.pattern[0, layer, head, :n])
+    sink = None if how.sinks is None else how.sinks[head]
+    assert_close(attention_scores.attention(found, sink), acts.pattern[0, layer, head, :n])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptj", "llama_gqa", "qwen2", "gemma2", "neox"])
