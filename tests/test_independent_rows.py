@@ -226,3 +226,9 @@ def test_padding_longer_than_a_sliding_window_is_finite_in_float64(family_folder
     assert_close(il.last_log_probs(model, batch).float(), alone.float())
     with il.remove_position(model, HEADS, strength=0.0):
         assert_close(il.last_log_probs(model, batch).float(), alone.float())
+
+
+@pytest.mark.parametrize("name", ["longrope", "dynamic"])
+def test_a_metric_at_a_distance_is_refused_where_rotations_depend_on_the_length(load, name):
+    with pytest.raises(il.InputError, match=r"distance must be None for .* depends on the length of the prompt, got 3"):
+        il.query_key_metric(load(name), (1, 2), distance=3)

@@ -15,6 +15,7 @@ from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.attention_scores import AttentionScoring
 from icl_lens.models.head import Head
+from icl_lens.models.independent_rows import rotations_by_length
 from icl_lens.models.norms import NormView
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -171,7 +172,7 @@ def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance
     A pass over a few random tokens checks that the scores are the model's: up to a constant, ALiBi and soft-cap, the
     logarithm of its attention. Raise InputError if they are not, for an unknown head, a distance beyond the context, a
     distance in a model without rotation, and a distance in a model whose scores depend on more than the distance
-    (HunYuan norms queries and keys after rotation).
+    (HunYuan norms queries and keys after rotation; longrope and dynamic NTK depend on the prompt's length).
     Source: the paper, section 5; docs/howto/numbers.md.
 
     Example:
@@ -194,6 +195,11 @@ def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance
         raise InputError(
             f"distance must be None for {view.architecture}, which norms queries and keys after rotation, so that "
             f"scores depend on both positions, got {distance}; use il.attention_score_parts for the scores in a prompt"
+        )
+    if distance is not None and len(set(rotations_by_length(view.model, [2, view.cfg.n_ctx]))) > 1:
+        raise InputError(
+            f"distance must be None for {view.name}, whose rotation depends on the length of the prompt, got "
+            f"{distance}; use il.attention_score_parts for the scores in a prompt"
         )
     probe = _probe(view, distance)
     metric = build_metric(view, head, distance, rotation(probe, head.layer, distance))
