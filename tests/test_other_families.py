@@ -53,6 +53,13 @@ def test_a_type_agrees_with_hugging_face_or_is_refused(tmp_path, kind, request):
     assert kind in OTHER_TYPES | listed_types(), "add it to OTHER_TYPES and run python docs/families_table.py"
 
 
+def test_an_unsupported_architecture_is_named(tmp_path):
+    causal_models.build("diffllama").save_pretrained(tmp_path)
+    families.tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(il.InputError, match="TransformerLens does not support DiffLlamaForCausalLM; use a family"):
+        il.load_model(str(tmp_path), device="cpu", tokenizer=families.tokenizer())
+
+
 def test_listed_types_exist():
     assert not OTHER_TYPES - set(causal_models.KINDS)
     assert not OTHER_TYPES & listed_types()

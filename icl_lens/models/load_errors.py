@@ -70,6 +70,13 @@ def diagnose_load_error(source: ModelSource, error: BaseException, *, weights: b
         )
     if isinstance(error, ImportError):
         return f"model {source.name!r} needs a package that is not installed: {cause}; install it and retry"
+    if "supported architecture" in cause:  # followed by a list of some hundred names
+        config = _read_json(source.folder / "config.json", source)
+        found = (config.get("architectures") or [config.get("model_type")])[0]
+        return (
+            f"could not load model {source.name!r}: TransformerLens does not support {found}; use a family that "
+            "docs/families.md lists as exact"
+        )
     if isinstance(error, KeyError | AttributeError | TypeError):
         cause = f"{type(error).__name__} {cause}"
     return (
