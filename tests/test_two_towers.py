@@ -1,13 +1,22 @@
-"""Exchanges against Hugging Face's own key-value cache and against nested patches; donors; planted models."""
+"""Exchanges against Hugging Face's key-value cache and against nested patches; donors; planted models; the result."""
+
+from contextlib import ExitStack
 
 import hf_exchange
 import pytest
+import torch
 from family_tables import EXACT
+from matplotlib.figure import Figure
 from tolerance import assert_close
 
 import icl_lens as il
+from experiments.planted import build
+from icl_lens.interventions import prefix_cache
+from icl_lens.interventions.interchange import Prefixes, record
 from icl_lens.locate.towers import EXCHANGES, exchange_scores, tower_prompts
+from icl_lens.metrics import label_log_odds
 from icl_lens.models.view import ModelView
+from icl_lens.prompts import donors
 
 PROMPTS = [
     il.Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo"),
@@ -15,13 +24,11 @@ PROMPTS = [
     il.Prompt.parse("two : foo cat : bar red : bar dog :", answer="bar"),
 ]
 """Ragged, with texts of one token, so that donors have their labels at the same positions."""
+NAMES = [one.name for one in EXCHANGES]
 
 
-def whole_groups(hf):
-    """Some heads by layer, all of the same groups of keys and values."""
-    n_heads, n_kv = hf_exchange.groups(hf)
-    size = n_heads // n_kv
-    return {0: list(range(size)), 2: list(range(n_heads - size, n_heads))}
+def quiet(*_):
+    """Report no progress."""
 
 
 def ids_of(batch, row):
@@ -32,45 +39,239 @@ def places(prompts, name, row):
     """Where the keys or values at a prompt's labels come from, label by label."""
     donor, found = prompts.donors[name], {}
     for index, position in enumerate(prompts.batch.label_positions[row].tolist()):
-        if position < 0:
-            continue
-        if donor.rows is None:
-            found[position] = ids_of(donor.batch, row), int(donor.batch.label_positions[row, index])
-        elif (place := int(donor.rows[row, index])) >= 0:
-            found[position] = ids_of(donor.batch, place), int(donor.batch.last[place])
-        assert found[position][1] == position
+        if position >= 0:
+            found[position] = ids_of(donor.batch, int(donor.rows[row, index])), int(donor.places[row, index])
+            assert found[position][1] == position
     return found
 
 
-def log_odds(log_probs, batch, row):
-    labels = log_probs[batch.label_tokens]
-    answer = int(batch.answer[row])
-    return labels[answer] - labels[1 - answer]
+# Families
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_exchanges_are_those_of_hugging_face(family_run, name):
+    """All heads of some groups of keys and values are exchanged, because Hugging Face's cache has one key per group."""
     run = family_run(name)
-    own = il.tokenize(run.model, PROMPTS, prepend_bos=False)
-    view, heads = ModelView.of(run.model), whole_groups(run.hf)
+    batch, view = il.tokenize(run.model, PROMPTS, prepend_bos=False), ModelView.of(run.model)
+    n_heads, n_kv = hf_exchange.groups(run.hf)
+    heads = {0: list(range(n_heads // n_kv)), 2: list(range(n_heads - n_heads // n_kv, n_heads))}
     chosen = [il.Head(layer, head) for layer, some in heads.items() for head in some]
-    prompts = tower_prompts(run.model, own)
-    scores, _, reason = exchange_scores(
-        view, prompts, [(one, chosen) for one in EXCHANGES], progress=lambda *_: None, stage=""
-    )
+    prompts = tower_prompts(run.model, batch)
+    sets = [(one, chosen) for one in EXCHANGES]
+    scores, _, reason = exchange_scores(view, prompts, sets, progress=quiet, stage="")
     assert reason == ""
-    worst = 0.0
-    for row in range(len(own)):
-        ids = ids_of(own, row)
+    assert (scores.log_odds[:, 1:8] - scores.log_odds[:, :1]).abs().amax(0).min() > 1e-3
+    for row in range(len(batch)):
         for place, one in enumerate(EXCHANGES, start=1):
             taken = {
                 "q": None if one.q is None else ids_of(prompts.donors[one.q].batch, row),
                 "k": None if one.k is None else places(prompts, one.k, row),
                 "v": None if one.v is None else places(prompts, one.v, row),
             }
-            theirs = log_odds(hf_exchange.exchanged(run.hf, ids, heads, **taken), own, row)
-            assert_close(scores.log_odds[row, place], theirs.float(), msg=f"{one.name} of prompt {row}")
-            worst = max(worst, abs(float(scores.log_odds[row, place] - theirs)))
-    print(name, worst)
-    assert worst <= 2e-5
-    assert (scores.log_odds[:, 1:8] - scores.log_odds[:, :1]).abs().max() > 1e-3
+            theirs = hf_exchange.exchanged(run.hf, ids_of(batch, row), heads, **taken)[batch.label_tokens][None]
+            odds = float(label_log_odds(theirs, batch.answer[row, None]))
+            assert abs(float(scores.log_odds[row, place]) - odds) <= 2e-5, (one.name, row)
+
+
+@pytest.fixture(scope="module")
+def tiny_run(load_tiny):
+    model = load_tiny("llama_gqa")
+    return model, ModelView.of(model), tower_prompts(model, il.tokenize(model, PROMPTS, prepend_bos=False))
+
+
+HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(1, 3), il.Head(2, 2)]
+
+
+def test_exchanges_are_nested_patches_and_full_passes_give_the_same(tiny_run, monkeypatch):
+    model, view, prompts = tiny_run
+    sets = [(one, HEADS) for one in EXCHANGES]
+    scores, _, reason = exchange_scores(view, prompts, sets, progress=quiet, stage="")
+    assert reason == ""
+    batch = prompts.batch
+    for place, one in enumerate(EXCHANGES, start=1):
+        if {one.k, one.v} & {"own text", "other texts"}:
+            continue
+        with ExitStack() as stack:
+            for what, donor in (("q", one.q), ("k", one.k), ("v", one.v)):
+                if donor is not None:
+                    how = {"positions": "last"} if what == "q" else {"align": "labels", "query_positions": "last"}
+                    how |= {} if what == "q" else {"batch": batch}
+                    source = prompts.donors[donor].batch
+                    stack.enter_context(il.patch_heads(model, HEADS, source, activation=what, **how))
+            theirs = il.label_log_probs(model, batch)
+        assert_close(scores.log_odds[:, place], label_log_odds(theirs, batch.answer), msg=one.name)
+
+    def fail(*_, **__):
+        raise prefix_cache.PrefixCacheUnsupported("not now")
+
+    monkeypatch.setattr(prefix_cache.PrefixCache, "of", fail)
+    slow, _, reason = exchange_scores(view, prompts, sets, progress=quiet, stage="")
+    assert reason == "not now"
+    assert_close(slow.log_odds, scores.log_odds)
+
+
+def test_donors_run_from_the_first_token_that_differs(tiny_run, monkeypatch):
+    _, view, prompts = tiny_run
+    prefixes = Prefixes.of(view, [prompts.batch])
+    for name, donor in prompts.donors.items():
+        plain = record(view, donor, [0, 2], ("k", "q") if donor.has_queries else ("k",))
+        ours = record(view, donor, [0, 2], ("k", "q") if donor.has_queries else ("k",), prefixes)
+        for layer in (0, 2):
+            assert_close(ours.k[layer], plain.k[layer], msg=name)
+    assert prefixes is not None
+    assert prefixes.is_tested
+    prefixes.is_tested = False
+    for layer in prefixes.cache.layers:
+        layer.keys.add_(1.0)  # a cache that is wrong is not used
+    plain, ours = (record(view, prompts.donors["own text"], [2], ("k",), how) for how in (None, prefixes))
+    assert_close(ours.k[2], plain.k[2])
+
+
+# Donors
+
+
+def test_donor_prompts():
+    prompt = il.Prompt.parse("love : bar one : foo like : bar two : foo nine :", answer="foo")
+    assert str(donors.exchange_texts(prompt)) == "one : bar love : foo two : bar like : foo nine :"
+    assert str(donors.exchange_labels(prompt)) == "love : foo one : bar like : foo two : bar nine :"
+    queries = donors.Queries("sad", "three")
+    assert str(donors.with_own_text(prompt, 2, queries)) == "love : bar one : foo nine : bar nine :"
+    assert str(donors.with_own_text(prompt, 1, queries)) == "love : bar sad : foo nine :"
+    # The text that stays would be shown twice, so the other query takes its place.
+    assert str(donors.with_other_texts(prompt, 3, queries)) == "one : bar love : foo nine : bar two : foo nine :"
+    three = il.Prompt.parse("a : x b : y c : z d : x e :", answer="y")
+    assert donors.partner_label(three) == "z"
+    assert str(donors.exchange_texts(three)) == "a : x c : y b : z d : x e :"
+    assert str(donors.exchange_labels(three)) == "a : x b : z c : y d : x e :"
+
+
+def test_queries_of_the_other_class_are_found_also_if_labels_are_exchanged():
+    prompts = il.load_task("animal-country", n=40, layout="random", labels=["A", "B"])
+    assert {prompt.classes["A"] for prompt in prompts} == {"animal", "country"}
+    class_of = {shown.text: p.classes[shown.label] for p in prompts for shown in p.demonstrations}
+    class_of |= {p.query: p.classes[p.answer] for p in prompts}
+    own = [il.Prompt(p.demonstrations, p.query, p.answer, p.labels) for p in prompts]  # classes must be derived
+    for some in (prompts, own):
+        for prompt, queries in zip(prompts, donors.other_queries(some), strict=True):
+            shown = {one.text for one in prompt.demonstrations} | {prompt.query}
+            assert class_of[queries.same] == class_of[prompt.query] != class_of[queries.other]
+            assert not shown & {*queries}
+    (only,) = donors.other_queries(own[:1])  # no other prompts: one of its own demonstrations
+    assert {*only} <= {shown.text for shown in own[0].demonstrations}
+    assert class_of[only.same] == class_of[own[0].query] != class_of[only.other]
+
+
+@pytest.mark.parametrize("prompt", ["love : bar like : bar one :", "love : bar one : foo two :"])
+def test_prompts_without_another_label_or_answer_are_refused(prompt):
+    with pytest.raises(il.InputError, match="must demonstrate its answer and another label"):
+        donors.other_queries([il.Prompt.parse(prompt, answer="bar" if "foo" not in prompt else None)])
+
+
+# Planted models
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    def get(kind, seed=0):
+        truth = build(kind, tmp_path_factory.mktemp(kind), seed=seed)
+        return truth, il.load_model(str(truth.folder), device="cpu")
+
+    return get
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):
+    truth, model = planted("two-tower", seed)
+    found = il.two_towers(model, "sentiment-number", k=4, n=24, path=truth.words, n_random_sets=3)
+    assert {*found.heads} == {*truth.heads["two-tower"]}  # precision and recall 1
+    assert found.scan["query"][3] > 20 * found.scan["query"][4]
+    table = found.to_frame().set_index("exchanged")
+    assert table.index.tolist() == NAMES
+    moving = table["predicted"] == "other"
+    intact = found.log_odds.mean()
+    assert (table["as_predicted"] == 1).all()
+    assert (table.loc[moving, "log_odds_lost"] > 1.5 * intact).all()
+    assert (table.loc[~moving, "log_odds_lost"].abs() < 0.1 * intact).all()
+    assert (table["random"].abs() < 0.1 * intact).all()
+    assert found.is_two_towers
+    assert "work as two towers" in found.verdict
+    decoys = il.two_towers(model, "sentiment-number", truth.heads["decoy"], n=24, path=truth.words, n_random_sets=3)
+    assert not decoys.is_two_towers  # they raise all labels alike
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("compare-copy", {}),  # copiers look for a label that an earlier head has chosen
+        ("last-label", {}),
+        ("last-label", {"layout": "order"}),  # always right
+        ("majority", {}),
+        ("lookup", {"labels": ("number", "sentiment")}),
+        ("untrained", {}),
+    ],
+)
+def test_other_planted_models_are_not_called_two_towers(planted, kind, options):
+    truth, model = planted(kind)
+    heads = [head for role, some in truth.heads.items() if role not in ("mover", "decoy") for head in some]
+    for chosen in (None, heads or truth.heads.get("mover") or None):
+        how = {"k": 4, "n": 24, "path": truth.words, "n_random_sets": 3}
+        found = il.two_towers(model, "sentiment-number", chosen, **how, **options)
+        assert not found.is_two_towers
+        assert "not shown" in found.verdict or "do not show" in found.verdict
+    if options.get("layout") == "order":
+        assert found.accuracy.value == 1
+        table = found.to_frame().set_index("exchanged")["log_odds_lost"]
+        assert table["values"] > 1 > abs(table["query"])
+        assert table["query+values"] > 1  # nothing cancels
+
+
+# The result
+
+
+@pytest.fixture(scope="module")
+def found(planted):
+    truth, model = planted("two-tower")
+    prompts = il.load_task("sentiment-number", n=24, path=truth.words, layout="random")
+    return il.two_towers(model, prompts, k=2, n_random_sets=2)
+
+
+def test_the_result_is_a_table_a_page_a_figure_and_json(found, tmp_path):
+    table = found.to_frame()
+    assert {"exchanged", "log_odds_lost", "low", "high", "accuracy", "as_predicted", "random"} <= {*table}
+    assert table["exchanged"].tolist() == NAMES
+    assert ((table["low"] <= table["log_odds_lost"]) & (table["log_odds_lost"] <= table["high"])).all()
+    assert found.scan.columns.tolist()[3:] == ["head", "query", "low", "high", "keys", "values"]
+    assert all(name in repr(found) for name in NAMES)
+    page = found.to_html()
+    assert all(text in page for text in (found.verdict.split(".")[0], "keys: own text", str(found.heads[0])))
+    assert "keys: own text" in found._repr_html_()
+    found.save(tmp_path / "towers.json")
+    assert '"exchanged": "query: same class"' in (tmp_path / "towers.json").read_text()
+    figure = found.figures["exchanges"]
+    assert isinstance(figure, Figure)
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == NAMES
+
+
+def test_own_prompts_are_scanned_on_one_half_and_tested_on_the_other(found):
+    assert found.n_scanned + len(found.queries) == 24
+    assert found.n_scanned > 8 < len(found.queries)
+
+
+def test_labels_of_several_tokens_are_exchanged_as_a_whole(load_tiny):
+    model = load_tiny("gpt2")
+    prompts = [
+        il.Prompt(
+            [
+                il.Demonstration("love", "foo cat"),
+                il.Demonstration("one", "bar dog"),
+                il.Demonstration("two", "bar dog"),
+            ],
+            "three",
+            "bar dog",
+        )
+    ]
+    ready = tower_prompts(model, il.tokenize(model, prompts, prepend_bos=False))
+    assert ready.positions[0].tolist() == [2, 3, 6, 7, 10, 11]
+    for name in ("labels", "own text"):
+        assert torch.equal(ready.donors[name].places, ready.positions)

@@ -1,6 +1,7 @@
 """Exchange queries, keys and values of heads at the last position for those of donor prompts.
 
 1. Each donor batch runs once; the queries at its last positions, and the keys and values at its labels, are recorded.
+   Donors that begin like other prompts run only from the first token that differs.
 2. Each exchange of a set of heads re-runs one token per prompt from the set's first layer (see `prefix_cache`): the
    set's heads use donors' queries, keys or values, several of them jointly if the exchange says so. All other heads
    run as usual on what has changed before them.
@@ -10,21 +11,22 @@ positions, the heads keep their own output. Source: method of interchange interv
 2106.02997).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import last_log_probs
-from icl_lens.interventions.edit_checks import checked_heads
+from icl_lens.activations.activations import check_finite, last_log_probs
+from icl_lens.interventions.edit_checks import PATTERN_TOLERANCE, checked_heads
 from icl_lens.interventions.edited_scores import PASS_TOKENS, read_labels, score_passes, score_rows
 from icl_lens.interventions.editor import AttentionState, Edit, Stage, editing, edits_disabled, group_by_layer
 from icl_lens.interventions.kv_cache import per_kv_head
 from icl_lens.interventions.pattern import LayerValues, recording_hooks
-from icl_lens.interventions.prefix_cache import Exchange, RowEdits
+from icl_lens.interventions.prefix_cache import Exchange, RowEdits, TokenTensors
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -37,26 +39,40 @@ LayerTensors = dict[int, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Donor:
-    """Prompts whose queries, keys or values others take: one prompt per row or, with `rows`, one per label of a row."""
+    """Prompts whose queries, keys or values others take, and where each prompt's labels have their tokens in them."""
 
     batch: PromptBatch
-    rows: Int[Tensor, "prompt demo"] | None = None
-    """The row of `batch` that ends at each label of each prompt; -1 where a prompt keeps its own key and value."""
+    rows: Int[Tensor, "prompt token"]
+    """For each token of a prompt's labels, the row of `batch` that its key and value come from; -1 for its own."""
+    places: Int[Tensor, "prompt token"]
+    """The position in that row."""
+    has_queries: bool = True
+    """Whether row i of `batch` is a whole prompt for prompt i; otherwise, rows end at labels."""
+
+    def select(self, prompts: Sequence[int]) -> "Donor":
+        """Return the donor of some of the prompts."""
+        index = list(prompts)
+        rows, places = self.rows[index], self.places[index]
+        used = torch.tensor(index) if self.has_queries else rows[rows >= 0].unique()
+        place = torch.full((len(self.batch),), -1)
+        place[used] = torch.arange(len(used))
+        rows = torch.where(rows >= 0, place[rows.clamp(min=0)], -1)
+        return Donor(self.batch[used.tolist()], rows, places, self.has_queries)
 
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """What heads of some layers have at a donor's last positions (queries) and labels (keys and values)."""
+    """What heads of some layers have at a donor's last positions (queries) and label tokens (keys and values)."""
 
+    is_kept: Bool[Tensor, "prompt token"]
+    """Tokens at which prompts keep their own keys and values."""
     q: LayerTensors = field(default_factory=dict)
     """Layer -> [prompt head d_head], before rotation."""
     k: LayerTensors = field(default_factory=dict)
-    """Layer -> [prompt demo kv_head d_head], before rotation."""
+    """Layer -> [prompt token kv_head d_head], before rotation."""
     v: LayerTensors = field(default_factory=dict)
-    is_kept: Bool[Tensor, "prompt demo"] | None = None
-    """Labels at which prompts keep their own keys and values; None for no label."""
     log_probs: Float[Tensor, "prompt label"] | None = None
-    """The donors' own log-probabilities of the labels, nats; None for donors that end at a label."""
+    """The donors' own log-probabilities of the labels, nats; None for donors that end at labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,62 +84,149 @@ class Interchange:
     k: Recorded | None = None
     v: Recorded | None = None
 
-    def exchange(self, view: ModelView, batch: PromptBatch, select: "Select") -> Exchange:
-        """Return the exchange for the prompts of `batch`, for which `select` selects the recorded tensors."""
-        positions = batch.label_positions
-        for donor in (self.k, self.v):
-            if donor is not None and donor.is_kept is not None:
-                positions = positions.masked_fill(select({0: donor.is_kept})[0].to(positions.device), -1)
-        tensors = {part: getattr(donor, part) for part in PARTS if (donor := getattr(self, part)) is not None}
-        return Exchange(
-            group_by_layer(view, self.heads), positions, **{part: select(found) for part, found in tensors.items()}
-        )
+
+@dataclass(eq=False)
+class Prefixes:
+    """Prompts that donors begin with, and Hugging Face's cache of their keys and values.
+
+    A donor row then runs only from the first token in which it differs. The cache is used only for models for which it
+    gives the same activations as a plain pass, which is tested on one row.
+    """
+
+    view: ModelView
+    ids: list[list[int]]
+    cache: Any
+    is_tested: bool = False
+
+    @classmethod
+    def of(cls, view: ModelView, batches: Sequence[PromptBatch]) -> "Prefixes | None":
+        """Run prompts; return None for models without such a cache."""
+        if getattr(view.model, "original_model", None) is None:
+            return None
+        from transformers import DynamicCache
+
+        ids = [
+            row[: last + 1]
+            for batch in batches
+            for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)
+        ]
+        width = max(map(len, ids))
+        tokens = torch.tensor([row + [0] * (width - len(row)) for row in ids], device=batches[0].tokens.device)
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids], device=tokens.device)
+        cache = DynamicCache()
+        try:
+            _run(view, tokens, mask, [], cache)
+            kept: list[Any] = list(cache.layers)
+            is_complete = (
+                all((len(layer.keys), layer.keys.shape[2]) == (len(ids), width) for layer in kept)
+                and len(kept) == view.n_layers
+            )
+        except (AttributeError, TypeError, RuntimeError, ValueError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            return None
+        return cls(view, ids, cache) if is_complete else None
+
+    def longest(self, ids: Sequence[int], limit: int) -> tuple[int, int]:
+        """Return the prompt that shares the most first tokens with `ids`, and how many, at most `limit`."""
+        shared = [
+            next((place for place, (a, b) in enumerate(zip(own, ids, strict=False)) if a != b), min(len(own), len(ids)))
+            for own in self.ids
+        ]
+        best = max(range(len(shared)), key=shared.__getitem__)
+        return best, min(shared[best], limit)
+
+    def past(self, rows: Sequence[int], length: int) -> Any:
+        """Return a cache of the first tokens of some prompts."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        for index, layer in enumerate(self.cache.layers):
+            cache.update(layer.keys[list(rows), :, :length], layer.values[list(rows), :, :length], index)
+        return cache
 
 
-Select = Callable[[LayerTensors], LayerTensors]
-"""Function that returns the rows of some prompts, the same object for the same argument."""
-
-
-def record(view: ModelView, donor: Donor, layers: Sequence[int], parts: Iterable[Part]) -> Recorded:
+def record(
+    view: ModelView, donor: Donor, layers: Sequence[int], parts: Sequence[Part], prefixes: Prefixes | None = None
+) -> Recorded:
     """Run donor prompts and record queries, keys or values of all heads of some layers.
 
     Raise InputError for families without the hooks of queries, keys and values.
     """
-    batch, parts = donor.batch, tuple(parts)
+    batch = donor.batch
+    at, slots = _places_by_row(donor)
+    lengths = (batch.last + 1).tolist()
+    limits = [length - 1 for length in lengths]
+    if set(parts) & {"k", "v"}:
+        limits = [min(limit, int(places.min())) for limit, places in zip(limits, at, strict=True)]
+    starts = [(0, 0)] * len(batch)
+    if prefixes is not None:
+        rows = zip(batch.tokens.tolist(), lengths, limits, strict=True)
+        starts = [prefixes.longest(ids[:length], limit) for ids, length, limit in rows]
+    # Rows with equally long prefixes share a pass; those of similar length, to minimize padding.
+    order = sorted(range(len(batch)), key=lambda row: (starts[row][1], lengths[row]))
     pieces: list[dict[tuple[str, int], Tensor]] = []
-    # Rows of similar length share a pass, to minimize padding.
-    order = batch.last.argsort(stable=True)
-    for rows in order.split(max(1, PASS_TOKENS // batch.tokens.shape[1])):
-        piece = batch[rows.tolist()]
-        pieces.append(_record_piece(view, piece, layers, parts, ends_at_label=donor.rows is not None))
-    place = order.argsort().cpu()
+    for start, group in groupby(order, key=lambda row: starts[row][1]):
+        members = list(group)
+        step = max(1, PASS_TOKENS // (max(lengths[row] for row in members) - start))
+        for first in range(0, len(members), step):
+            some = members[first : first + step]
+            past = None if not start or prefixes is None else prefixes.past([starts[row][0] for row in some], start)
+            pieces.append(_record_rows(view, donor, batch[some], at[some], layers, parts, start, past))
+            if past is not None and prefixes is not None and not prefixes.is_tested:
+                if not _agrees(view, donor, batch, at, layers, parts, some, pieces[-1]):
+                    return record(view, donor, layers, parts)
+                prefixes.is_tested = True
+    place = torch.tensor(order).argsort()
     found = {key: torch.cat([one[key] for one in pieces])[place] for key in pieces[0]}
-    if donor.rows is not None:
-        rows = donor.rows.clamp(min=0)
-        found = {key: x[rows] for key, x in found.items()}
-    by_part = {part: {layer: found[part, layer] for layer in layers} for part in parts}
-    is_kept = None if donor.rows is None else donor.rows < 0
-    return Recorded(**by_part, is_kept=is_kept, log_probs=found.get(("labels", -1)))
+    rows = donor.rows.clamp(min=0)
+    by_part: dict[str, LayerTensors] = {
+        part: {layer: found[part, layer] if part == "q" else found[part, layer][rows, slots] for layer in layers}
+        for part in parts
+    }
+    return Recorded(donor.rows < 0, **by_part, log_probs=found.get(("labels", -1)))
 
 
-def _record_piece(
-    view: ModelView, batch: PromptBatch, layers: Sequence[int], parts: Sequence[Part], *, ends_at_label: bool
+def _places_by_row(donor: Donor) -> tuple[Int[Tensor, "row slot"], Int[Tensor, "prompt token"]]:
+    """Return the positions to record in each row of a donor, and which of them belongs to each token of each prompt."""
+    places: list[list[int]] = [[] for _ in range(len(donor.batch))]
+    slots = torch.zeros_like(donor.rows)
+    for prompt, token in (donor.rows >= 0).nonzero().tolist():
+        row = places[int(donor.rows[prompt, token])]
+        slots[prompt, token] = len(row)
+        row.append(int(donor.places[prompt, token]))
+    width = max(1, *map(len, places))
+    lasts = donor.batch.last.tolist()
+    return torch.tensor([row + [last] * (width - len(row)) for row, last in zip(places, lasts, strict=True)]), slots
+
+
+def _record_rows(
+    view: ModelView,
+    donor: Donor,
+    batch: PromptBatch,
+    at: Int[Tensor, "row slot"],
+    layers: Sequence[int],
+    parts: Sequence[Part],
+    start: int = 0,
+    past: Any = None,
 ) -> dict[tuple[str, int], Tensor]:
-    """Return (part, layer) -> what is recorded of each row and, at ("labels", -1), the labels' log-probabilities."""
+    """Return (part, layer) -> what is recorded of each row and, at ("labels", -1), the labels' log-probabilities.
+
+    With `past`, the cache of the first `start` tokens, only the other tokens are run.
+    """
     values = {layer: LayerValues(view, layer) for layer in layers}
     found: dict[tuple[str, int], Tensor] = {}
+    last = batch.last.cpu() - start
     rows = torch.arange(len(batch))
 
     def keep(layer: int) -> Any:
         def hook_fn(z: Tensor, hook: Any) -> None:
             for part in parts:
                 x = values[layer].seen[part]
-                x = x if part == "q" else per_kv_head(x, view.n_kv_heads)
-                if part == "q" or ends_at_label:
-                    found[part, layer] = x[rows, batch.last.to(x.device)].clone()
-                else:  # a missing label is a copy of the last position, which no prompt reads
-                    at = batch.label_positions.to(x.device)
-                    found[part, layer] = x[rows[:, None], at].clone()
+                if part == "q":
+                    found[part, layer] = x[rows, last].clone()
+                else:
+                    found[part, layer] = per_kv_head(x, view.n_kv_heads)[rows[:, None], at - start].clone()
             values[layer].seen.clear()
 
         return hook_fn
@@ -131,15 +234,65 @@ def _record_piece(
     hooks: list[tuple[str, Any]] = []
     for layer, one in values.items():
         hooks += [*recording_hooks(one, *parts), (view.hook(layer, "attn.hook_z"), keep(layer))]
-    with edits_disabled(view), view.model.hooks(fwd_hooks=hooks):
-        log_probs = last_log_probs(view.model, batch)
-    if not ends_at_label:
+    logits = _run(view, batch.tokens[:, start:], batch.attention_mask, hooks, past, last if donor.has_queries else None)
+    if donor.has_queries:
+        check_finite(logits)
+        log_probs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
         found["labels", -1] = log_probs[:, batch.label_tokens.to(log_probs.device)]
     return found
 
 
+def _run(
+    view: ModelView,
+    tokens: Int[Tensor, "row pos"],
+    mask: Int[Tensor, "row key"],
+    hooks: Sequence[tuple[str, Any]],
+    past: Any = None,
+    last: Int[Tensor, " row"] | None = None,
+) -> Float[Tensor, "row d_vocab"]:
+    """Run tokens without edits, after those of the cache `past` if given, and add them to it.
+
+    Return logits at `last`; without it, logits that mean nothing.
+    """
+
+    def select(x: Tensor, hook: Any) -> Tensor:
+        return x[:, :1] if last is None else x[torch.arange(len(x)), last, None]
+
+    with (
+        torch.no_grad(),
+        view.inference_pass() as kwargs,
+        edits_disabled(view),
+        view.model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, select)]),
+    ):
+        cached = {} if past is None else {"use_cache": True, "past_key_values": past}
+        return view.model(tokens, attention_mask=mask, return_type="logits", **kwargs | cached)[:, 0]
+
+
+def _agrees(
+    view: ModelView,
+    donor: Donor,
+    batch: PromptBatch,
+    at: Int[Tensor, "row slot"],
+    layers: Sequence[int],
+    parts: Sequence[Part],
+    rows: Sequence[int],
+    found: dict[tuple[str, int], Tensor],
+) -> bool:
+    """Return whether what was recorded of the first of `rows`, with a cache, is that of a plain pass."""
+    plain = _record_rows(view, donor, batch[[rows[0]]], at[[rows[0]]], layers, parts)
+    for key, theirs in plain.items():
+        ours, theirs = found[key][0].float(), theirs[0].float()
+        error = float((ours - theirs).abs().max() / (theirs.abs().max() + 1e-30))
+        if not error <= PATTERN_TOLERANCE.get(view.model.W_U.dtype, 1e-4):
+            return False
+    return True
+
+
 def log_probs_exchanged(
-    view: ModelView, batch: PromptBatch, interchanges: Sequence[Interchange]
+    view: ModelView,
+    batch: PromptBatch,
+    positions: Int[Tensor, "prompt token"],
+    interchanges: Sequence[Interchange],
 ) -> tuple[Float[Tensor, "prompt set label"], str]:
     """Return the log-probabilities of the labels, among themselves, under each interchange; heads may be none.
 
@@ -148,21 +301,13 @@ def log_probs_exchanged(
     """
 
     def edits_of(prompts: list[int]) -> RowEdits:
-        selected: dict[int, LayerTensors] = {}
-
-        def select(tensors: LayerTensors) -> LayerTensors:
-            if id(tensors) not in selected:
-                selected[id(tensors)] = {layer: x[prompts] for layer, x in tensors.items()}
-            return selected[id(tensors)]
-
-        rows = batch[prompts]
-        return RowEdits.exchanging(view, [one.exchange(view, rows, select) for one in interchanges])
+        return RowEdits.exchanging(view, _exchanges(view, positions, interchanges, prompts))
 
     def run_full_passes() -> Tensor:
-        exchanges = [one.exchange(view, batch, lambda tensors: tensors) for one in interchanges]
         heads = {head for one in interchanges for head in one.heads}
         by_layer = checked_heads(view, heads, attention=True)
         clean_z = _record_z(view, batch, by_layer)
+        exchanges = _exchanges(view, positions, interchanges, list(range(len(batch))))
         contexts = (editing(view, *_edits(view, batch, one, clean_z)) for one in exchanges)
         return torch.log_softmax(score_passes(view, batch, contexts, read_labels(batch)), dim=-1)
 
@@ -175,6 +320,30 @@ def log_probs_exchanged(
         n_sets=len(interchanges),
         tokens=batch.label_tokens,
     )
+
+
+def _exchanges(
+    view: ModelView, positions: Int[Tensor, "prompt token"], interchanges: Sequence[Interchange], prompts: list[int]
+) -> list[Exchange]:
+    """Return the exchanges of some prompts; those that take the same from the same donor share it as one object."""
+    shared: dict[tuple[int, Part], tuple[Tensor, LayerTensors]] = {}
+
+    def of_donor(donor: Recorded, part: Part) -> tuple[Tensor, LayerTensors]:
+        key = id(donor), part
+        if key not in shared:
+            replaced = positions[prompts].masked_fill(donor.is_kept[prompts], -1)
+            shared[key] = replaced, {layer: x[prompts] for layer, x in getattr(donor, part).items()}
+        return shared[key]
+
+    found = []
+    for one in interchanges:
+        q, k, v = (None if donor is None else of_donor(donor, part) for donor, part in _donors(one))
+        found.append(Exchange(group_by_layer(view, one.heads), None if q is None else q[1], k, v))
+    return found
+
+
+def _donors(interchange: Interchange) -> list[tuple[Recorded | None, Part]]:
+    return [(interchange.q, "q"), (interchange.k, "k"), (interchange.v, "v")]
 
 
 def _record_z(view: ModelView, batch: PromptBatch, by_layer: Mapping[int, Sequence[int]]) -> LayerTensors:
@@ -193,27 +362,30 @@ def _record_z(view: ModelView, batch: PromptBatch, by_layer: Mapping[int, Sequen
 def _edits(view: ModelView, batch: PromptBatch, exchange: Exchange, clean_z: LayerTensors) -> list[Edit]:
     """Return edits of full passes over the batch that make an exchange."""
     heads = {layer: list(some) for layer, some in exchange.heads.items()}
-    positions = exchange.positions
 
     def exchange_inputs(attention: AttentionState, heads: list[int], layer: int) -> None:
         indices = torch.tensor(attention.indices_of(heads), device=attention.v.device)
         groups = [view.kv_head(head) for head in heads]
-        assert attention.inputs is not None
+        inputs = attention.inputs
+        assert inputs is not None
         attention.rescored.update(indices.tolist())
+
+        def replaced(x: Tensor, tokens: TokenTensors | None) -> Tensor:
+            if tokens is None:
+                return x
+            positions, by_layer = tokens
+            rows, slots = (positions >= 0).nonzero(as_tuple=True)
+            x = x.clone()
+            at = rows[:, None], positions[rows, slots][:, None].to(x.device), indices
+            x[at] = by_layer[layer][rows, slots][:, groups].to(x)
+            return x
+
+        inputs.k, attention.v = replaced(inputs.k, exchange.k), replaced(attention.v, exchange.v)
         if exchange.q is not None:
-            q = attention.inputs.q.clone()
-            rows = torch.arange(len(q), device=q.device)
-            q[rows[:, None], attention.last.to(q.device)[:, None], indices] = exchange.q[layer][:, heads].to(q)
-            attention.inputs.q = q
-        rows, labels = (positions >= 0).nonzero(as_tuple=True)
-        at = rows[:, None], positions[rows, labels][:, None], indices
-        if exchange.k is not None:
-            k = attention.inputs.k.clone()
-            k[at] = exchange.k[layer][rows, labels][:, groups].to(k)
-            attention.inputs.k = k
-        if exchange.v is not None:
-            attention.v = attention.v.clone()
-            attention.v[at] = exchange.v[layer][rows, labels][:, groups].to(attention.v)
+            inputs.q = inputs.q.clone()
+            rows = torch.arange(len(inputs.q), device=inputs.q.device)[:, None]
+            at = rows, attention.last.to(inputs.q.device)[:, None], indices
+            inputs.q[at] = exchange.q[layer][:, heads].to(inputs.q)
 
     def restore_z(z: Tensor, heads: list[int], layer: int, last: Tensor) -> None:
         earlier = (torch.arange(z.shape[1], device=z.device) != last[:, None])[..., None, None]

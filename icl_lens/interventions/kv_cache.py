@@ -73,8 +73,8 @@ class LayerKVCache:
     def with_tokens(
         self,
         positions: Int[Tensor, "batch token"],
-        k: Float[Tensor, "batch token kv_head d_head"] | None,
-        v: Float[Tensor, "batch token kv_head d_head"] | None,
+        k: Float[Tensor, "batch token kv_head d_head"] | None = None,
+        v: Float[Tensor, "batch token kv_head d_head"] | None = None,
     ) -> "LayerKVCache":
         """Return the cache with other keys (before rotation) or values at some tokens; a position of -1 is skipped."""
         rows, tokens = (positions >= 0).nonzero(as_tuple=True)

@@ -57,21 +57,22 @@ class LayerRows:
         return self.cache.with_row(self.q[:, row], self.k[:, row], self.v[:, row], self.resid[:, row])
 
 
+TokenTensors = tuple[Int[Tensor, "batch token"], LayerTensors]
+"""Positions of some tokens, -1 for none, and layer -> their keys or values [batch token kv_head d_head]."""
+
+
 @dataclass(frozen=True)
 class Exchange:
     """What heads use at the last position instead of their own query, or keys and values at some tokens.
 
-    Tensors are by layer: `q` [batch head d_head], `k` and `v` [batch token kv_head d_head], with `q` and `k` before
-    rotation. None keeps the head's own.
+    `q` is layer -> [batch head d_head]; `q` and `k` are before rotation. None keeps the heads' own.
     """
 
     heads: Mapping[int, Sequence[int]]
     """Layer -> heads."""
-    positions: Int[Tensor, "batch token"]
-    """The tokens of keys and values; -1 for a token that keeps its own."""
     q: LayerTensors | None = None
-    k: LayerTensors | None = None
-    v: LayerTensors | None = None
+    k: TokenTensors | None = None
+    v: TokenTensors | None = None
 
 
 @dataclass(frozen=True)
@@ -138,10 +139,12 @@ class RowEdits:
             for (head, _, _), members in groups.items():
                 group = view.kv_head(head)
                 first = members[0][1]
-                k, v = (None if x is None else x[layer][:, :, group, None].to(z.device) for x in (first.k, first.v))
                 cache = rows.cache.of_head(head, view.n_heads)
-                if k is not None or v is not None:
-                    cache = cache.with_tokens(first.positions.to(z.device), k, v)
+                for name, tokens in (("k", first.k), ("v", first.v)):
+                    if tokens is not None:
+                        positions, by_layer = tokens
+                        replaced = by_layer[layer][:, :, group, None].to(z.device)
+                        cache = cache.with_tokens(positions.to(z.device), **{name: replaced})
                 own = [row for row, _ in members]
                 q = rows.q[:, own, head].clone()
                 for place, (_, one) in enumerate(members):

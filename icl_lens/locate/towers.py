@@ -17,7 +17,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.interventions.interchange import PARTS, Donor, Interchange, Part, Recorded, log_probs_exchanged, record
+from icl_lens.interventions.interchange import (
+    PARTS,
+    Donor,
+    Interchange,
+    Part,
+    Prefixes,
+    Recorded,
+    log_probs_exchanged,
+    record,
+)
 from icl_lens.metrics import label_log_odds, mean_intervals
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -85,6 +94,8 @@ class TowerPrompts:
     """Prompts and their donors, tokenized."""
 
     batch: PromptBatch
+    positions: Int[Tensor, "prompt token"]
+    """The tokens of the labels, demonstration by demonstration; -1 where a label has fewer tokens than the longest."""
     partner: Int[Tensor, " prompt"]
     """The label that each prompt's answer is exchanged with, as an index."""
     donors: dict[str, Donor]
@@ -98,18 +109,9 @@ class TowerPrompts:
     def select(self, rows: Sequence[int]) -> "TowerPrompts":
         """Return some of the prompts, with their donors."""
         index = list(rows)
-        donors: dict[str, Donor] = {}
-        for name, donor in self.donors.items():
-            if donor.rows is None:
-                donors[name] = Donor(donor.batch[index])
-            else:
-                kept = donor.rows[index]
-                used = kept[kept >= 0]
-                place = torch.full((len(donor.batch),), -1)
-                place[used] = torch.arange(len(used))
-                donors[name] = Donor(donor.batch[used.tolist()], torch.where(kept >= 0, place[kept.clamp(min=0)], -1))
+        donors = {name: donor.select(index) for name, donor in self.donors.items()}
         answers = {name: answer[index] for name, answer in self.answers.items()}
-        return TowerPrompts(self.batch[index], self.partner[index], donors, answers)
+        return TowerPrompts(self.batch[index], self.positions[index], self.partner[index], donors, answers)
 
 
 def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> TowerPrompts:
@@ -133,11 +135,14 @@ def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> 
     answers: dict[str, Tensor] = {}
     for name, some in whole.items():
         donor = like.tokenize(some)
-        donors[name], answers[name] = Donor(donor), donor.answer.cpu()
+        n, n_demos = batch.label_positions.shape
+        donors[name] = _align(batch, donor, torch.arange(n)[:, None].expand(n, n_demos))
+        answers[name] = donor.answer.cpu()
     if own_texts:
         for name, change in (("own text", with_own_text), ("other texts", with_other_texts)):
             donors[name] = _per_label(
                 like,
+                batch,
                 [
                     [
                         change(prompt, index, query) if shown.label in (prompt.answer, partner) else None
@@ -147,7 +152,7 @@ def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> 
                 ],
             )
     partner = torch.tensor([batch.labels.index(label) for label in partners])
-    return TowerPrompts(batch, partner, donors, answers)
+    return TowerPrompts(batch, _label_tokens(batch), partner, donors, answers)
 
 
 class _TokenizeLike(NamedTuple):
@@ -178,18 +183,50 @@ class _TokenizeLike(NamedTuple):
         )
 
 
-def _per_label(like: _TokenizeLike, prompts: Sequence[Sequence[Prompt | None]]) -> Donor:
-    """Return donors that end at the last label of each prompt; None: the label keeps its own key and value."""
-    n_demos = max(map(len, prompts))
-    rows = torch.full((len(prompts), n_demos), -1)
+def _per_label(like: _TokenizeLike, batch: PromptBatch, prompts: Sequence[Sequence[Prompt | None]]) -> Donor:
+    """Return donors that end at the last label of each prompt; None: the label keeps its own keys and values."""
+    rows = torch.full(batch.label_positions.shape, -1)
     some: list[Prompt] = []
     for row, of_prompt in enumerate(prompts):
         for index, prompt in enumerate(of_prompt):
             if prompt is not None:
                 rows[row, index] = len(some)
                 some.append(prompt)
-    batch = like.tokenize(some)
-    return Donor(batch.at([[max(labels)] for labels in batch.label_positions.tolist()]), rows)
+    donor = like.tokenize(some)
+    ends = [[end - 1] for end in donor.label_ranges[..., 1].amax(1).tolist()]
+    return _align(batch, donor.at(ends), rows, has_queries=False)
+
+
+def _label_tokens(batch: PromptBatch) -> Int[Tensor, "prompt token"]:
+    """Return the positions of all labels' tokens, the same number for each demonstration, padded with -1."""
+    start, end = batch.label_ranges.cpu().unbind(-1)
+    places = start[..., None] + torch.arange(max(1, int((end - start).max())))
+    return places.masked_fill((places >= end[..., None]) | (start[..., None] < 0), -1).flatten(1)
+
+
+def _align(
+    batch: PromptBatch, donor: PromptBatch, rows: Int[Tensor, "prompt demo"], *, has_queries: bool = True
+) -> Donor:
+    """Return the donor whose row `rows` has each demonstration's label, at the same place among its demonstrations.
+
+    Labels with the same number of tokens are aligned token by token, others only at the token that scores them.
+    """
+    tokens = _label_tokens(batch).unflatten(1, (rows.shape[1], -1))
+    n_prompts, n_demos, width = tokens.shape
+    index = torch.arange(n_demos).clamp(max=donor.label_positions.shape[1] - 1).expand(n_prompts, -1)
+    of_row = rows.clamp(min=0)
+    theirs, scored = donor.label_ranges.cpu()[of_row, index], donor.label_positions.cpu()[of_row, index]
+    ours, own = batch.label_ranges.cpu(), batch.label_positions.cpu()
+    offset = torch.arange(width)
+    same = ((theirs[..., 1] - theirs[..., 0]) == (ours[..., 1] - ours[..., 0]))[..., None]
+    places = torch.where(same, theirs[..., :1] + offset, scored[..., None])
+    is_taken = (tokens >= 0) & (rows >= 0)[..., None] & (same | (tokens == own[..., None]))
+    return Donor(
+        donor,
+        torch.where(is_taken, rows[..., None], -1).flatten(1),
+        torch.where(is_taken, places, -1).flatten(1),
+        has_queries,
+    )
 
 
 def exchange_scores(
@@ -216,15 +253,18 @@ def exchange_scores(
     for start in range(0, n, PIECE):
         piece = prompts.select(range(start, min(start + PIECE, n)))
         recorded: dict[str, Recorded] = {}
+        prefixes = None
+        if len(parts) > 3:  # fewer donors are run sooner than the prompts that they begin with
+            prefixes = Prefixes.of(view, [piece.batch, piece.donors["texts"].batch])
         for name, some in parts.items():
-            recorded[name] = record(view, piece.donors[name], layers, some)
+            recorded[name] = record(view, piece.donors[name], layers, some, prefixes)
             if (log_probs := recorded[name].log_probs) is not None:
                 own.setdefault(name, []).append(log_probs.cpu())
         interchanges = [Interchange(())]
         for exchange, heads in sets:
             taken = (None if (name := getattr(exchange, part)) is None else recorded[name] for part in PARTS)
             interchanges.append(Interchange(tuple(heads), *taken))
-        log_probs, reason = log_probs_exchanged(view, piece.batch, interchanges)
+        log_probs, reason = log_probs_exchanged(view, piece.batch, piece.positions, interchanges)
         log_probs, batch = log_probs.cpu(), piece.batch.to("cpu")
         reasons.append(reason)
         odds.append(

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from icl_lens.display import interval_suffix, json_records, plural_prompts, text_table
+from icl_lens.display import json_records, plural_prompts, text_table
 from icl_lens.files import write_text
 from icl_lens.metrics import Interval, bootstrap_interval
 from icl_lens.models.head import Head
@@ -215,15 +215,15 @@ class TwoTowers(HasPage):
                 f"the labels ({lost['keys']} and {lost['keys: labels']}), and each its own demonstration's text, not "
                 f"the others ({lost['keys: own text']} and {lost['keys: other texts']})."
             )
-        texts = [f"{check.text} (difference {_nats(check.difference)})" for check in failed]
-        moved = not any(not check.is_decisive for check in failed)
+        idle = [check for check in failed if not check.is_decisive]
+        texts = [f"{check.text} (difference {_nats(check.difference)})" for check in idle or failed]
         start = (
-            f"Exchanging the query, keys or values of the {some} changes the answer, but they are not shown to work as "
-            "two towers"
-            if moved
-            else f"The {some} are not shown to work as two towers on these prompts"
+            f"The {some} are not shown to work as two towers on these prompts"
+            if idle
+            else f"Exchanging the query, keys or values of the {some} changes the answer, but they are not shown to "
+            "work as two towers"
         )
-        return f"{start}. This is predicted, and its interval includes zero or is below: {'; '.join(texts)}."
+        return f"{start}. Two towers predict, but the 95% interval is not above zero: {'; '.join(texts)}."
 
     @cached_property
     def figures(self) -> "dict[str, Figure]":
@@ -365,7 +365,7 @@ def _the(part: str) -> str:
 
 
 def _nats(interval: Interval) -> str:
-    return f"{signed(interval.value, 2)}{interval_suffix(interval.low, interval.high)}"
+    return f"{signed(interval.value, 2)}, {_ends(interval.low, interval.high)}"
 
 
 def _shares(share: Interval) -> str:
