@@ -48,7 +48,9 @@ def places(prompts, name, row):
 # Families
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    "name", [name if name in ("gpt2", "qwen3") else pytest.param(name, marks=pytest.mark.slow) for name in EXACT]
+)
 def test_exchanges_are_those_of_hugging_face(family_run, name):
     """All heads of some groups of keys and values are exchanged, because Hugging Face's cache has one key per group."""
     run = family_run(name)
@@ -89,7 +91,7 @@ def test_exchanges_are_nested_patches_and_full_passes_give_the_same(tiny_run, mo
     assert reason == ""
     batch = prompts.batch
     for place, one in enumerate(EXCHANGES, start=1):
-        if {one.k, one.v} & {"own text", "other texts"}:
+        if one.name not in ("all", "query+keys", "keys: labels", "values: texts"):
             continue
         with ExitStack() as stack:
             for what, donor in (("q", one.q), ("k", one.k), ("v", one.v)):
