@@ -25,6 +25,8 @@ PROMPTS = [
 ]
 """Ragged, with texts of one token, so that donors have their labels at the same positions."""
 NAMES = [one.name for one in EXCHANGES]
+UNREAD = {"codegen", "hunyuan"}
+"""Families whose queries the reference does not find: fused in an order of their own, normed after rotation."""
 
 
 def quiet(*_):
@@ -49,7 +51,12 @@ def places(prompts, name, row):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("gpt2", "qwen3") else pytest.param(name, marks=pytest.mark.slow) for name in EXACT]
+    "name",
+    [
+        name if name in ("gpt2", "qwen3") else pytest.param(name, marks=pytest.mark.slow)
+        for name in EXACT
+        if name not in UNREAD
+    ],
 )
 def test_exchanges_are_those_of_hugging_face(family_run, name):
     """All heads of some groups of keys and values are exchanged, because Hugging Face's cache has one key per group."""

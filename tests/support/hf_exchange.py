@@ -72,12 +72,12 @@ def _query_module(hf: Any, layer: int) -> tuple[nn.Module, Any]:
     n_heads, n_kv = groups(hf)
     attention = block.get_submodule(wiring.out.rpartition(".")[0])
     norm = getattr(attention, "q_norm", None)
-    if isinstance(norm, nn.Module) and hf.config.model_type in ("qwen3", "gemma3_text"):
+    d_head = reference_hf._weight_in_out(block.get_submodule(wiring.out)).shape[0] // n_heads
+    if isinstance(norm, nn.Module) and norm.weight.numel() == d_head:
         return norm, lambda x: x  # [batch pos head d] or [batch head pos d]: see `_replace`
     if isinstance(norm, nn.Module):
         return norm, lambda x: x.unflatten(-1, (n_heads, -1))
     projection = block.get_submodule(wiring.values)
-    d_head = reference_hf._weight_in_out(block.get_submodule(wiring.out)).shape[0] // n_heads
     if wiring.layout == "grouped":
         return projection, lambda x: x.unflatten(-1, (n_kv, -1, d_head))[..., :-2, :]
     if wiring.layout == "last":
