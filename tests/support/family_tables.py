@@ -64,3 +64,18 @@ OTHER_TYPES = {
 def listed_types() -> set[str]:
     """Return the model types of all families that have a row, refused ones included."""
     return {model_type for model_type, _ in families.CONFIGS.values()}
+
+
+_RECOMPUTING = (
+    *("block_attention", "scale_label_attention", "remove_position", "patch_heads", "label_log_probs_patched"),
+    *("debias", "DebiasSettings.block", "label_log_probs_debiased", "choose_strength", "two_towers"),
+)
+PARTLY_REFUSED: dict[str, dict[str, str]] = {
+    **{name: {"hunyuan": "recomputed attention differs"} for name in _RECOMPUTING},
+    "value_parts": dict.fromkeys(SOFT_CAPPED, "affine"),
+    "neuron_log_prob_increase": dict.fromkeys(families.MIXTURES, "none that can be separated"),
+}
+"""Functions that families which are otherwise exact do not have, with words of the error; see docs/families.md."""
+
+NOT_HALF = {"codegen"}
+"""Families whose own passes with a KV cache fail in half precision in TransformerLens; see docs/families.md."""

@@ -1,0 +1,331 @@
+"""Passes of any Hugging Face model in which attention is seen and edited step by step: q, k, scores, pattern, v, z.
+
+Every attention module with eager attention takes one product of queries and keys, one softmax, and one product of the
+pattern and the values. `run` watches for these three operations inside each layer's attention module, so it needs no
+knowledge of rotations, norms of queries and keys, biases by distance, windows, soft caps or sinks: the model's own code
+computes them. Edits replace what flows between the operations.
+
+One unpadded prompt at a time. This module does not import the package.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import reference_hf
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+Edit = Callable[[str, int, Tensor], Tensor | None]
+"""(what, layer, value) → its replacement, or None to leave it.
+
+"resid" and "resid_post" [pos d_model] are a layer's input and output. "q", "k", "v" [head pos d_head] are multiplied as
+they are; groups of keys and values are repeated. "last k" and "last v" are asked for with the same tensors: the
+replacement is read by the last position only. "scores" [head query key] are the softmax's input, "pattern" its output,
+and "z" [pos head d_head] is the input of the output projection.
+"""
+
+_PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm}
+_ADDED_PRODUCTS = {torch.baddbmm, torch.Tensor.baddbmm}
+_SOFTMAXES = {torch.nn.functional.softmax, torch.softmax, torch.Tensor.softmax}
+_ROOTS = {torch.rsqrt, torch.Tensor.rsqrt}
+_POWERS = {torch.pow, torch.Tensor.pow, torch.Tensor.__pow__}
+
+
+@dataclass
+class Pass:
+    """What one pass saw, by layer, after edits; the axes are those of `Edit`."""
+
+    resid: dict[int, Tensor] = field(default_factory=dict)
+    attention_input: dict[int, Tensor] = field(default_factory=dict)
+    q: dict[int, Tensor] = field(default_factory=dict)
+    k: dict[int, Tensor] = field(default_factory=dict)
+    scores: dict[int, Tensor] = field(default_factory=dict)
+    pattern: dict[int, Tensor] = field(default_factory=dict)
+    v: dict[int, Tensor] = field(default_factory=dict)
+    z: dict[int, Tensor] = field(default_factory=dict)
+    norm_scales: dict[int, list[Tensor]] = field(default_factory=dict)
+    """Scales of all norms between a layer's input and the product of queries and keys, in order."""
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def log_probs(self) -> Tensor:
+        """Log-probabilities after the last token [vocab]."""
+        return torch.log_softmax(self.logits[-1], dim=-1)
+
+
+class _Watch(TorchFunctionMode):
+    """Keeps, edits or freezes what the operations of the attention module that is running give."""
+
+    def __init__(self, seen: Pass, edit: Edit, frozen: dict[int, list[Tensor]]) -> None:
+        super().__init__()
+        self.seen, self.edit, self.frozen = seen, edit, frozen
+        self.normed: int | None = None  # the layer whose norms before attention are running
+        self.layer: int | None = None  # the layer whose attention is running
+        self.stage = "before"
+        self.sinks: Tensor | None = None
+
+    def enter_layer(self, layer: int) -> None:
+        self.normed = layer
+        self.seen.norm_scales[layer] = []
+
+    def enter_attention(self, layer: int, attention: Any) -> None:
+        self.layer, self.stage, self.sinks = layer, "product", getattr(attention, "sinks", None)
+
+    def leave_attention(self) -> None:
+        assert self.stage == "done", f"layer {self.layer}: attention without {self.stage}"
+        self.layer = self.normed = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.normed is not None:
+            scaled = self._norm(func, args, kwargs)
+            if scaled is not None:
+                return scaled
+        if self.layer is None:
+            return func(*args, **kwargs)
+        if self.stage == "product" and func in _ADDED_PRODUCTS | _PRODUCTS and all(x.ndim > 2 for x in args[:2]):
+            return self._product(func, args, kwargs)
+        if self.stage == "softmax" and func in _SOFTMAXES:
+            return self._softmax(func, args, kwargs)
+        if self.stage == "mix" and func in _PRODUCTS:
+            return self._mix(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def edited(self, what: str, value: Tensor) -> Tensor:
+        assert self.layer is not None
+        new = self.edit(what, self.layer, value)
+        value = value if new is None else new
+        getattr(self.seen, what)[self.layer] = value
+        return value
+
+    def _norm(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """Return a norm's scale or output, None for other operations; the scale is kept, or taken from `frozen`."""
+        layer = self.normed
+        assert layer is not None
+        scales = self.seen.norm_scales[layer]
+        fixed = self.frozen.get(layer)
+        if func in _ROOTS or (func in _POWERS and args[1:] == (-0.5,)):
+            scale = func(*args, **kwargs) if fixed is None else fixed[len(scales)]
+            scales.append(scale)
+            return scale
+        if func is torch.nn.functional.layer_norm:
+            names = ("input", "normalized_shape", "weight", "bias", "eps")
+            given = dict(zip(names, args, strict=False)) | kwargs
+            x, eps = given["input"], given.get("eps", 1e-5)
+            centered = x - x.mean(-1, keepdim=True)
+            scale = (centered.pow(2).mean(-1, keepdim=True) + eps).rsqrt() if fixed is None else fixed[len(scales)]
+            scales.append(scale)
+            y = centered * scale
+            y = y if given.get("weight") is None else y * given["weight"]
+            return y if given.get("bias") is None else y + given["bias"]
+        assert func is not torch.nn.functional.rms_norm, "write out this norm as well"
+        return None
+
+    def _product(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        if func in _ADDED_PRODUCTS:
+            names = ("input", "batch1", "batch2")
+            given = dict(zip(names, args, strict=False)) | kwargs
+            first, second, rest = given.pop("batch1"), given.pop("batch2"), given
+        else:
+            (first, second), rest = args, kwargs
+        n = first.shape[-2]
+        q = first.reshape(-1, n, first.shape[-1])
+        k = second.transpose(-1, -2).reshape(-1, n, first.shape[-1])
+        k = k.repeat_interleave(len(q) // len(k), dim=0)
+
+        def multiply(q: Tensor, k: Tensor) -> Tensor:
+            pair = q.reshape(first.shape), k.transpose(-1, -2).reshape(*first.shape[:-2], k.shape[-1], n)
+            if func in _ADDED_PRODUCTS:
+                return func(rest["input"], *pair, **{name: x for name, x in rest.items() if name != "input"})
+            return func(*pair, **rest)
+
+        q, k = self.edited("q", q), self.edited("k", k)
+        assert self.layer is not None
+        out, others = multiply(q, k), self.edit("last k", self.layer, k)
+        if others is not None:
+            out = torch.cat([out[..., :-1, :], multiply(q, others)[..., -1:, :]], dim=-2)
+        self.stage, self.normed = "softmax", None
+        return out
+
+    def _softmax(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        given, n, shift = args[0], args[0].shape[-2], 0.0
+        if self.sinks is not None:  # sinks have no key; models subtract a row's maximum, which sinks tell
+            shift = given[..., n:] - self.sinks.reshape(1, -1, 1, 1)
+        scores = self.edited("scores", (given[..., :n] - shift).reshape(-1, n, n)).reshape(*given.shape[:-1], n)
+        given = torch.cat([scores + shift, given[..., n:]], dim=-1)
+        self.stage = "mix"
+        return func(given, *args[1:], **kwargs)
+
+    def _mix(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        first, second = args
+        n = first.shape[-1]
+        pattern = self.edited("pattern", first.reshape(-1, n, n))
+        v = second.reshape(-1, n, second.shape[-1])
+        v = self.edited("v", v.repeat_interleave(len(pattern) // len(v), dim=0))
+
+        def multiply(v: Tensor) -> Tensor:
+            return func(pattern.reshape(first.shape), v.reshape(*first.shape[:-2], n, v.shape[-1]), **kwargs)
+
+        assert self.layer is not None
+        out, others = multiply(v), self.edit("last v", self.layer, v)
+        if others is not None:
+            out = torch.cat([out[..., :-1, :], multiply(others)[..., -1:, :]], dim=-2)
+        self.stage = "done"
+        return out
+
+
+def attention_of(hf: Any, layer: int) -> Any:
+    """Return a layer's attention module, None if the layer has none."""
+    path = reference_hf._WIRING[hf.config.model_type].out.rpartition(".")[0]
+    try:
+        return reference_hf._layers(hf)[layer].get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def run(
+    hf: Any,
+    ids: Tensor,
+    edit: Edit | None = None,
+    *,
+    frozen: dict[int, list[Tensor]] | None = None,
+    grad: bool = False,
+    **inputs: Any,
+) -> Pass:
+    """Run one prompt with edits; in the layers of `frozen`, norms before attention have these scales."""
+    edit = edit or (lambda what, layer, value: None)
+    seen = Pass()
+    watch = _Watch(seen, edit, frozen or {})
+    n_heads = reference_hf._setting(hf.config, "num_attention_heads", "num_heads", "n_head", "n_heads")
+
+    def layer_starts(layer: int, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        x = args[0] if args else kwargs["hidden_states"]
+        new = edit("resid", layer, x[0])
+        x = x if new is None else new[None]
+        seen.resid[layer] = x[0].detach().clone()  # some families add to it in place
+        watch.enter_layer(layer)
+        return ((x, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": x})
+
+    def layer_ends(layer: int, output: Any) -> Any:
+        x = output[0] if isinstance(output, tuple) else output
+        new = edit("resid_post", layer, x[0])
+        if new is None:
+            return None
+        return (new[None], *output[1:]) if isinstance(output, tuple) else new[None]
+
+    def attention_starts(layer: int, args: tuple, kwargs: dict) -> None:
+        x = args[0] if args else kwargs["hidden_states"]
+        seen.attention_input[layer] = x[0].detach().clone()
+        watch.enter_attention(layer, attention_of(hf, layer))
+
+    def out_starts(layer: int, args: tuple) -> tuple:
+        z = args[0].reshape(len(ids), n_heads, -1)
+        new = edit("z", layer, z)
+        seen.z[layer] = z = z if new is None else new
+        return (z.reshape(args[0].shape), *args[1:])
+
+    out = reference_hf._WIRING[hf.config.model_type].out
+    with ExitStack() as stack:
+        for layer, block in enumerate(reference_hf._layers(hf)):
+            hooks = [
+                block.register_forward_pre_hook(
+                    lambda m, a, k, layer=layer: layer_starts(layer, a, k), with_kwargs=True
+                ),
+                block.register_forward_hook(lambda m, a, o, layer=layer: layer_ends(layer, o)),
+            ]
+            attention = attention_of(hf, layer)
+            if attention is not None:
+                hooks += [
+                    attention.register_forward_pre_hook(
+                        lambda m, a, k, layer=layer: attention_starts(layer, a, k), with_kwargs=True
+                    ),
+                    attention.register_forward_hook(lambda m, a, o: watch.leave_attention()),
+                    block.get_submodule(out).register_forward_pre_hook(lambda m, a, layer=layer: out_starts(layer, a)),
+                ]
+            for hook in hooks:
+                stack.callback(hook.remove)
+        with watch, torch.enable_grad() if grad else torch.no_grad():
+            seen.logits = hf(ids[None], use_cache=False, **inputs).logits[0]
+    return seen
+
+
+def replacing(what: str, layer: int, value: Tensor) -> Edit:
+    """Return the edit that puts one value in one place."""
+    return lambda asked, where, _: value if (asked, where) == (what, layer) else None
+
+
+def in_turn(*edits: Edit | None) -> Edit:
+    """Return the edit that applies several edits, each to what the one before leaves."""
+
+    def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
+        new = None
+        for one in edits:
+            found = None if one is None else one(what, layer, value)
+            if found is not None:
+                new = value = found
+        return new
+
+    return edit
+
+
+def learned_positions(hf: Any, n: int) -> Tensor | None:
+    """Return the position embeddings [pos d_model] in the first layer's input, None if there are none."""
+    modules = [m for name, m in hf.named_modules() if name.rpartition(".")[2] in ("wpe", "embed_positions")]
+    if not modules:
+        return None
+    offset = getattr(modules[0], "offset", 0)  # OPT's table begins with two rows for padding
+    return modules[0].weight.detach()[offset : offset + n]
+
+
+@contextmanager
+def _no_bias_by_distance(hf: Any) -> Iterator[None]:
+    module = __import__(type(hf).__module__, fromlist=["build_alibi_tensor"])
+    build = getattr(module, "build_alibi_tensor", None)
+    builder = getattr(getattr(hf, "transformer", None), "build_mpt_alibi_tensor", None)
+    with ExitStack() as stack:
+        if build is not None:
+            module.build_alibi_tensor = lambda *args, **kwargs: 0 * build(*args, **kwargs)
+            stack.callback(setattr, module, "build_alibi_tensor", build)
+        if builder is not None:
+            hf.transformer.build_mpt_alibi_tensor = lambda *args, **kwargs: 0 * builder(*args, **kwargs)
+            stack.callback(delattr, hf.transformer, "build_mpt_alibi_tensor")
+        yield
+
+
+def rerun_attention(
+    hf: Any, ids: Tensor, clean: Pass, layer: int, x: Tensor, *, place: bool, freeze_norms: bool = False
+) -> Pass:
+    """Return a pass in which one layer reads the residual stream `x` [pos d_model]; see only this layer of it.
+
+    Without `place`, nothing in this layer's attention knows where tokens are: rotary tokens all stand at position 0,
+    and there is no bias by distance. `freeze_norms` gives norms before attention the scales that they have in `clean`.
+    """
+    frozen = {layer: clean.norm_scales[layer]} if freeze_norms else None
+    inputs = {}
+    if not place:  # without a mask, each position 0 would begin a text of its own, and BLOOM would not ask for its bias
+        inputs["attention_mask"] = torch.ones(1, len(ids), dtype=torch.long)
+        if learned_positions(hf, 1) is None and not _has_alibi(hf):
+            inputs["position_ids"] = torch.zeros(1, len(ids), dtype=torch.long)
+    with nullcontext() if place else _no_bias_by_distance(hf):
+        return run(hf, ids, replacing("resid", layer, x), frozen=frozen, **inputs)
+
+
+def _has_alibi(hf: Any) -> bool:
+    return hf.config.model_type in ("bloom", "mpt") or bool(getattr(hf.config, "alibi", False))
+
+
+def raw_scores(hf: Any, seen: Pass, layer: int) -> Tensor:
+    """Return the scores [head query key] of all pairs in a pass without bias by distance, before cap, mask and sinks.
+
+    They are q · k times the factor by which the softmax's input differs from q · k where nothing is masked.
+    """
+    products = seen.q[layer] @ seen.k[layer].transpose(-1, -2)
+    own, scores = products.diagonal(dim1=-2, dim2=-1), seen.scores[layer].diagonal(dim1=-2, dim2=-1)
+    cap = reference_hf._setting(hf.config, "attn_logit_softcapping")
+    if cap is not None:
+        scores = cap * torch.atanh(scores / cap)
+    best = own.abs().argmax()
+    return products * (scores.flatten()[best] / own.flatten()[best])

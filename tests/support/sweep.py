@@ -1,0 +1,513 @@
+"""One call of every public function that takes a model or activations, on a ragged batch that every family can run."""
+
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import astuple, dataclass, is_dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import families
+import pandas as pd
+import pytest
+import torch
+from family_tables import PARTLY_REFUSED
+from torch import Tensor
+
+import icl_lens as il
+
+SHORT = il.Prompt.parse("happy : bar sad : bar three : foo nine :", answer="foo")
+MIDDLE = il.Prompt.parse("cat : foo the red : bar a blue :", answer="bar")
+LONG = il.Prompt.parse(
+    "two : foo love : bar like : bar eight : foo hate : bar nine : foo three : foo sad : bar one :", answer="foo"
+)
+PROMPTS = [SHORT, MIDDLE, LONG]
+"""Ragged: 11, 10 and 26 tokens, most of them longer than a window, one longer than a tiny rotation's first length."""
+OTHERS = [
+    il.Prompt.parse("good : foo bad : foo love : bar like :", answer="foo"),
+    il.Prompt.parse("red : bar the dog : foo a cat :", answer="bar"),
+    il.Prompt.parse(
+        "one : foo hate : foo like : bar two : foo cat : bar dog : bar nine : foo sad : bar three :", answer="bar"
+    ),
+]
+"""Each has as many tokens as the prompt of `PROMPTS` with the same index."""
+WEIGHTS = torch.tensor([0.0, 0.5, 2.0, 0.3, 1.5, 0.8, 0.1, 1.0])
+"""Factors of attention to the first to eighth label of a prompt."""
+STRENGTHS = {"majority": 0.7, "recency": 0.6}
+ONE_WORD = [
+    il.Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo"),
+    il.Prompt.parse("happy : bar three : foo nine :", answer="foo"),
+    il.Prompt.parse("two : foo cat : bar red : bar dog :", answer="bar"),
+]
+"""Texts of one token, so that texts can change places without moving labels."""
+DRAWN = {"n": 3, "n_tokens": 6}
+"""Size of the random sequences on which induction is measured."""
+
+
+def tokenized(model: Any, prompts: Sequence[il.Prompt]) -> il.PromptBatch:
+    """Return a batch with the same labels, in the same order, whatever the prompts."""
+    return il.tokenize(model, prompts, prepend_bos=False, labels=("foo", "bar"))
+
+
+@dataclass
+class Case:
+    """A model with prompts to run it on, and prompts of the same lengths to patch from."""
+
+    model: Any
+    prompts: Sequence[il.Prompt]
+    others: Sequence[il.Prompt]
+
+    @cached_property
+    def batch(self) -> il.PromptBatch:
+        return tokenized(self.model, self.prompts)
+
+    @cached_property
+    def other(self) -> il.PromptBatch:
+        return tokenized(self.model, self.others)
+
+    @cached_property
+    def acts(self) -> il.Activations:
+        return il.capture(self.model, self.batch, writers="all")
+
+    @cached_property
+    def heads(self) -> list[il.Head]:
+        """One head each of three layers with attention."""
+        layers = attention_layers(self.model)
+        return [il.Head(layers[0], 1), il.Head(layers[len(layers) // 2], 2), il.Head(layers[-1], 3)]
+
+    @property
+    def receiver(self) -> il.Head:
+        return self.heads[-1]
+
+    @cached_property
+    def senders(self) -> list[str]:
+        """An earlier head, FFN and the embedding."""
+        return [str(self.heads[0]), f"F{self.receiver.layer - 1}", "embed"]
+
+    @cached_property
+    def weights(self) -> Tensor:
+        return WEIGHTS[: self.batch.label_positions.shape[1]].expand(len(self.batch), -1).clone()
+
+    @cached_property
+    def edges(self) -> Tensor:
+        """Pairs of a query and a key to block, the same for a prompt alone and in a batch."""
+        n = self.batch.tokens.shape[1]
+        query, key = torch.arange(n)[:, None], torch.arange(n)
+        return (((2 * query + 3 * key) % 5 == 0) & (key > 0)).expand(len(self.batch), -1, -1).clone()
+
+    @cached_property
+    def vectors(self) -> Tensor:
+        d_model = self.model.cfg.d_model
+        drawn = torch.randn(d_model, generator=torch.Generator().manual_seed(0))
+        return drawn.expand(len(self.batch), -1).to(self.model.W_U.dtype)
+
+    @cached_property
+    def settings(self) -> list[il.DebiasSettings]:
+        return [il.DebiasSettings([]), il.DebiasSettings(self.heads, **STRENGTHS)]
+
+    @cached_property
+    def edge_sets(self) -> list[list[il.Edge]]:
+        parts = [("q", "last"), ("k", "label"), ("v", "text")]
+        edges = [il.Edge(self.receiver, part, sender, role) for part, role in parts for sender in self.senders]
+        return [[], edges[:1], edges]
+
+    @property
+    def targets(self) -> Tensor:
+        return self.batch.answer_tokens
+
+    @property
+    def against(self) -> Tensor:
+        return self.batch.other_label_tokens
+
+    def within(self, edit: AbstractContextManager[Any]) -> Tensor:
+        """Return the log-probabilities [batch vocab] within an edit."""
+        with edit:
+            return il.last_log_probs(self.model, self.batch)
+
+
+def attention_layers(model: Any) -> list[int]:
+    """Return the layers that have attention."""
+    return [layer for layer in range(model.cfg.n_layers) if hasattr(model.blocks[layer], "attn")]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of one function; `of_prompts` results have one entry per prompt first, others are means over prompts."""
+
+    function: Callable[[Case], Any]
+    of_prompts: bool
+
+
+def _loaded(case: Case) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        case.acts.save(path := Path(folder) / "acts.safetensors")
+        return il.Activations.load(path, case.model)
+
+
+def _cached(case: Case) -> il.Activations:
+    _, cache = case.model.run_with_cache(case.batch.tokens, attention_mask=case.batch.attention_mask)
+    return il.Activations.from_cache(case.model, cache, case.batch)
+
+
+def _recorded(acts: il.Activations) -> dict[str, Tensor]:
+    """Return what is recorded for each prompt."""
+    names = ("resid_pre", "attn_out", "mlp_out", "resid_final", "pattern", "z", "q", "label_resid_pre")
+    return {name: getattr(acts, name) for name in names} | {"labels": acts.label_log_probs}
+
+
+def _explained(case: Case) -> Any:
+    """Explain one prompt after the other, with all heads."""
+    options = {"k": 3, "n_ablated": 2, "n_random": 1, "labels": ("foo", "bar"), "prepend_bos": False}
+    return [sorted_by_head(il.explain(case.model, prompt, **options)) for prompt in case.prompts[-2:]]
+
+
+def sorted_by_head(explanation: Any) -> Any:
+    reports = sorted(explanation.heads, key=lambda report: report.head)
+    numbers = [
+        (r.attention, r.position_increases, r.position_contrasts, r.ablated, r.similarity, r.increase) for r in reports
+    ]
+    return [
+        explanation.label_log_probs,
+        explanation.head_increases,
+        explanation.head_contrasts,
+        explanation.label_attention,
+        numbers,
+    ]
+
+
+def many(prompts: Sequence[il.Prompt]) -> list[il.Prompt]:
+    """Return 20 prompts, as many as a check of a task needs."""
+    return [prompts[i % len(prompts)] for i in range(20)]
+
+
+def _edges(case: Case) -> dict[str, Tensor]:
+    found = {}
+    for part, at in (("q", "last"), ("k", "all"), ("v", "label")):
+        effects = il.head_to_head_effects(
+            case.model, case.batch, [case.receiver], part=part, senders=case.senders, at=at, against=case.against
+        )
+        found |= {f"{part} {name}": getattr(effects, name) for name in ("log_prob", "log_odds", "logit_diff")}
+    return found
+
+
+def _effects(case: Case) -> dict[str, Tensor]:
+    found = {}
+    for name, options in {
+        "all": {"positions": "all", "against": case.against},
+        "last": {"positions": "last", "against": case.against},
+        "gradient": {"positions": "all", "method": "gradient", "against": case.against},
+    }.items():
+        effects = il.head_effects(case.model, case.batch, **options)
+        scores = ("log_prob", "logit_diff") if name == "gradient" else ("log_prob", "log_odds", "logit_diff")
+        found |= {f"{name} {score}": getattr(effects, score) for score in scores}
+    return found
+
+
+def _patches(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
+    for activation in ("q", "k", "v", "pattern", "z"):
+        yield activation, {"activation": activation}
+    yield "q last", {"activation": "q", "positions": "last"}
+    yield "v labels last", {"activation": "v", "align": "labels", "query_positions": "last"}
+
+
+def _patched(case: Case) -> dict[str, Tensor]:
+    return {
+        name: case.within(
+            il.patch_heads(
+                case.model,
+                case.heads,
+                case.other,
+                **options,
+                **({"batch": case.batch} if options.get("align") == "labels" else {}),
+            )
+        )
+        for name, options in _patches(case)
+    }
+
+
+def _patched_sets(case: Case) -> dict[str, Tensor]:
+    sets = [case.heads[:1], case.heads]
+    return {
+        name: il.label_log_probs_patched(case.model, case.batch, sets, case.other, **options)
+        for name, options in _patches(case)
+    }
+
+
+def _ablated_sets(case: Case) -> dict[str, Tensor]:
+    sets = [[], case.heads[:1], case.heads]
+    return {
+        positions: il.label_log_probs_ablated(case.model, case.batch, sets, positions=positions)
+        for positions in ("all", "last")
+    }
+
+
+def _score_parts(case: Case) -> dict[str, Any]:
+    parts = il.attention_score_parts(case.acts, case.receiver)
+    return {
+        "scores": parts.scores,
+        "query": parts.query_side,
+        "key": parts.key_side,
+        "pattern": parts.pattern,
+        "without": parts.pattern_without("key", norm="recomputed"),
+        "by position": parts.by_position(case.heads[0], "key"),
+    }
+
+
+def _value_parts(case: Case) -> dict[str, Any]:
+    parts = il.value_parts(case.acts, case.receiver, case.targets, against=case.against)
+    return {"parts": parts.parts, "by position": parts.by_position(case.heads[0])}
+
+
+def _metric_scores(case: Case) -> Tensor:
+    layer = case.receiver.layer
+    x = case.acts.resid_pre[:, layer].float(), case.acts.label_resid_pre[:, layer].float()
+    return il.query_key_metric(case.model, case.receiver).scores(x[0][:, None], x[1])
+
+
+def _similarity(case: Case) -> dict[str, Tensor]:
+    found = il.label_similarity(case.model, case.batch, case.heads)
+    return {"where labels are predicted": found[:, :, :-1], "last": found[:, :, -1]}
+
+
+def _top_subheads(case: Case) -> dict[str, Any]:
+    top = il.top_subheads(case.acts, case.targets, k=4)
+    return {"value": top.value, "layer": top.layer, "head": top.head, "position": top.position}
+
+
+def _compared(case: Case) -> Any:
+    found = il.compare_models(case.model, case.model, case.prompts[:2], by="effect", prepend_bos=False)
+    frames = [found.to_frame(by).sort_values(["layer", "head"]) for by in ("increase", "effect")]
+    return [frames[0]["a"], frames[1]["b"], found.summary()[["a", "b"]]]
+
+
+def _controlled(case: Case) -> Any:
+    found = il.ablate_with_controls(case.model, case.batch, case.heads[:2], n_random_sets=2)
+    return {name: found.per_prompt(name, "log_odds").T for name in found.conditions}
+
+
+def _located(case: Case, **options: Any) -> Any:
+    top = il.locate_heads(case.model, case.batch, k=12, **options)
+    return [top.value, [tuple(head) for head in top.heads]]
+
+
+def _mean_parts(case: Case, **options: Any) -> Any:
+    found = il.mean_score_parts(case.model, case.batch, [case.receiver], **options)
+    frame = found.to_frame("writers").query("side != 'pair'").dropna(subset="value")
+    return frame.sort_values(["side", "writer"])["value"]
+
+
+def _circuit(case: Case, **options: Any) -> Any:
+    ranking, testing = case.batch[[0, 2]], case.batch[[1]]
+    found = il.locate_circuit(case.model, ranking, testing, [case.receiver], n_edges=3, n_random=2, **options)
+    return found.to_frame("edges").set_index("edge").sort_index()[["estimate", "effect"]]
+
+
+def _mean_effects(case: Case, **options: Any) -> Any:
+    frame = il.locate_effects(case.model, case.batch, against=case.against, **options).to_frame()
+    return frame.sort_values(["layer", "head"])[["effect", "logit_diff"]]
+
+
+def _chosen(case: Case) -> Any:
+    found = il.choose_strength(case.model, case.heads, case.batch, case.batch, fix="recency", strengths=[0.5])
+    return [found.bias, found.accuracy]
+
+
+def _saliency_flow(case: Case) -> Any:
+    flow = il.saliency_flow(case.model, case.batch)
+    return {name: getattr(flow, name) for name in ("text_to_label", "label_to_last", "rest", "other_to_last")}
+
+
+def _checked(case: Case) -> Any:
+    check = il.task_check(case.model, many(case.prompts), prepend_bos=False)
+    return [one.value for one in check.accuracy.values()]
+
+
+def exchanged(case: Case) -> Any:
+    """Return the log-odds [prompt] lost in each exchange between two towers, by name."""
+    found = il.two_towers(case.model, ONE_WORD, case.heads, n_random_sets=1, prepend_bos=False)
+    return {one.name: one.lost for one in found.exchanges}
+
+
+def _copying(case: Case) -> Any:
+    tokens = [families.WORDS.index(word) for word in ("foo", "bar", "love")]
+    return il.head_copying(case.model, case.heads[1], tokens).logits
+
+
+def _loaded_task(case: Case) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "words.json"
+        path.write_text(
+            '{"categories": {"sentiment": ["love", "like", "hate", "happy"], "number": ["one", "two", "nine"]}}'
+        )
+        prompts = il.load_task("sentiment-number", n=3, path=path, same_length_for=case.model)
+    return tokenized(case.model, prompts).tokens
+
+
+def _texts(case: Case) -> Any:
+    texts = [" ".join(words(prompt)) for prompt in case.prompts]
+    return il.tokenize_text(case.model, texts, prepend_bos=False).tokens
+
+
+def words(prompt: il.Prompt) -> list[str]:
+    """Return a prompt's words, which are its tokens."""
+    shown = [word for one in prompt.demonstrations for word in f"{one.text} : {one.label}".split()]
+    return [*shown, *prompt.query.split(), ":"]
+
+
+def _rows(function: Callable[[Case], Any]) -> Call:
+    return Call(function, of_prompts=True)
+
+
+def _mean(function: Callable[[Case], Any]) -> Call:
+    return Call(function, of_prompts=False)
+
+
+CALLS: dict[str, Call] = {
+    "tokenize": _rows(lambda c: tokenized(c.model, c.prompts).tokens),
+    "tokenize_text": _rows(_texts),
+    "PromptBatch.from_tokens": _rows(
+        lambda c: il.PromptBatch.from_tokens([row.tolist() for row in trimmed(c.batch)], model=c.model).tokens
+    ),
+    "load_task": _mean(_loaded_task),
+    "capture": _rows(lambda c: _recorded(il.capture(c.model, c.batch))),
+    "Activations.from_cache": _rows(lambda c: _recorded(_cached(c))),
+    "Activations.load": _rows(lambda c: _recorded(_loaded(c))),
+    "last_log_probs": _rows(lambda c: il.last_log_probs(c.model, c.batch)),
+    "label_log_probs": _rows(lambda c: il.label_log_probs(c.model, c.batch)),
+    "whole_label_log_probs": _rows(lambda c: il.whole_label_log_probs(c.model, c.batch)),
+    "attention_by_label": _rows(lambda c: il.attention_by_label(c.acts)),
+    "attention_to_labels": _rows(lambda c: il.attention_to_labels(c.acts)),
+    "label_keys": _rows(lambda c: [il.label_keys(c.acts, c.receiver, source=source) for source in ("resid", "attn")]),
+    "label_values": _rows(lambda c: il.label_values(c.acts, c.receiver)),
+    "last_query": _rows(lambda c: il.last_query(c.acts, c.receiver)),
+    "own_label_ranks": _rows(lambda c: il.own_label_ranks(c.acts, c.receiver)),
+    "head_copying": _mean(_copying),
+    "layer_log_prob_increase": _rows(lambda c: list(astuple(il.layer_log_prob_increase(c.acts, c.targets))[:2])),
+    "head_log_prob_increase": _rows(lambda c: il.head_log_prob_increase(c.acts, c.targets)),
+    "subhead_log_prob_increase": _rows(lambda c: il.subhead_log_prob_increase(c.acts, c.targets, against=c.against)),
+    "neuron_log_prob_increase": _rows(lambda c: il.neuron_log_prob_increase(c.acts, c.targets, c.receiver.layer)),
+    "top_heads": _mean(lambda c: il.top_heads(c.acts, c.targets, k=12).value),
+    "top_subheads": _rows(_top_subheads),
+    "tables.top_subheads_table": _mean(
+        lambda c: il.tables.top_subheads_table(c.acts, il.top_subheads(c.acts, c.targets, k=3))["increase"]
+    ),
+    "tables.label_attention_table": _mean(lambda c: il.tables.label_attention_table(c.acts)["attention"]),
+    "html.attention_to_labels": _mean(lambda c: len(repr(il.html.attention_to_labels(c.acts, c.heads))) > 100),
+    "query_key_metric": _rows(_metric_scores),
+    "label_similarity": _rows(_similarity),
+    "attention_score_parts": _rows(_score_parts),
+    "value_parts": _rows(_value_parts),
+    "induction_scores": _mean(lambda c: il.induction_scores(c.model, **DRAWN)),
+    "previous_token_scores": _mean(lambda c: il.previous_token_scores(c.model, **DRAWN)),
+    "explain": _mean(_explained),
+    "compare_models": _mean(_compared),
+    "task_check": _mean(_checked),
+    "ablate_heads": _rows(
+        lambda c: [c.within(il.ablate_heads(c.model, c.heads, positions=where)) for where in ("all", "last")]
+    ),
+    "ablate_heads_per_row": _rows(
+        lambda c: c.within(il.ablate_heads_per_row(c.model, [c.heads[: 1 + len(p.query) % 2] for p in c.prompts]))
+    ),
+    "label_log_probs_ablated": _rows(_ablated_sets),
+    "head_effects": _rows(_effects),
+    "ablate_with_controls": _rows(_controlled),
+    "block_attention": _rows(lambda c: c.within(il.block_attention(c.model, c.heads, c.edges))),
+    "scale_label_attention": _rows(
+        lambda c: c.within(il.scale_label_attention(c.model, c.heads, c.batch, c.weights, renormalize=True))
+    ),
+    "remove_position": _rows(
+        lambda c: [
+            c.within(il.remove_position(c.model, c.heads, strength=strength, positions=positions))
+            for strength, positions in ((1.0, "all"), (0.6, "last"))
+        ]
+    ),
+    "debias": _rows(lambda c: c.within(il.debias(c.model, c.batch, c.heads, **STRENGTHS))),
+    "DebiasSettings.block": _rows(lambda c: c.within(c.settings[1].block(c.model, c.batch))),
+    "label_log_probs_debiased": _rows(lambda c: il.label_log_probs_debiased(c.model, c.batch, c.settings)),
+    "choose_strength": _mean(_chosen),
+    "patch_heads": _rows(_patched),
+    "label_log_probs_patched": _rows(_patched_sets),
+    "head_to_head_effects": _rows(_edges),
+    "label_log_probs_without_edges": _rows(lambda c: il.label_log_probs_without_edges(c.model, c.batch, c.edge_sets)),
+    "attention_saliency": _rows(lambda c: il.attention_saliency(c.model, c.batch)),
+    "saliency_flow": _rows(_saliency_flow),
+    "function_vector": _mean(lambda c: il.function_vector(c.model, c.heads, c.batch)),
+    "indirect_effects": _rows(lambda c: il.indirect_effects(c.model, c.other, tokenized(c.model, OTHERS[:2]))),
+    "add_vector": _rows(lambda c: c.within(il.add_vector(c.model, c.vectors, c.receiver.layer, c.batch))),
+    "mean_head_increases": _mean(lambda c: il.mean_head_increases(c.model, c.batch)),
+    "locate_heads": _mean(_located),
+    "locate_effects": _mean(_mean_effects),
+    "mean_score_parts": _mean(_mean_parts),
+    "locate_circuit": _mean(_circuit),
+    "two_towers": _mean(exchanged),
+}
+"""Name → a call whose results are numbers."""
+
+
+def trimmed(batch: il.PromptBatch) -> list[Tensor]:
+    """Return each row's tokens without padding."""
+    return [row[: last + 1] for row, last in zip(batch.tokens, batch.last.tolist(), strict=True)]
+
+
+def takes_a_model() -> set[str]:
+    """Return the names of all public functions, and methods made anew from one, that take a model or activations."""
+    found = set()
+    for name in il.__all__:
+        public = getattr(il, name)
+        if isinstance(public, ModuleType):
+            made_here = {key: f for key, f in vars(public).items() if inspect.isfunction(f) and key[0] != "_"}
+            made_here = {key: f for key, f in made_here.items() if f.__module__.startswith(public.__name__)}
+            members = {f"{name}.{key}": f for key, f in made_here.items()}
+        elif inspect.isclass(public):
+            members = {f"{name}.{member}": getattr(public, member) for member in vars(public) if member[0] != "_"}
+        else:
+            members = {name: public}
+        found |= {key for key, f in members.items() if callable(f) and _takes_a_model(f)}
+    return found
+
+
+def _takes_a_model(function: Any) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(
+        (one.name in ("model", "a", "b", "same_length_for") and one.annotation in (Any, "Any"))
+        or "Activations" in str(one.annotation)
+        for one in parameters
+    )
+
+
+def numbers(result: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a result, numbers as float64."""
+    if isinstance(result, Tensor):
+        yield result.detach().double()
+    elif isinstance(result, dict):
+        for value in result.values():
+            yield from numbers(value)
+    elif isinstance(result, pd.DataFrame | pd.Series):
+        yield torch.tensor(result.to_numpy(dtype=float))
+    elif is_dataclass(result):
+        yield from numbers(vars(result))
+    elif isinstance(result, list | tuple) and not _is_flat(result):
+        for value in result:
+            yield from numbers(value)
+    elif result is not None:
+        yield torch.as_tensor(result).double()
+
+
+def _is_flat(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) for value in values)
+
+
+def is_refused(function: str, family: str, call: Callable[[], Any]) -> bool:
+    """Return whether a family has no such function, after asserting that a call then raises the expected InputError."""
+    words = PARTLY_REFUSED.get(function, {}).get(family)
+    if words is None:
+        return False
+    with pytest.raises(il.InputError, match=words):
+        call()
+    return True

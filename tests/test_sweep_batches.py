@@ -1,0 +1,79 @@
+"""Every family × every public function that takes a model: a prompt alone = in a batch = in pieces = after others."""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import sweep
+import torch
+from family_tables import EXACT
+from sweep import CALLS, OTHERS, PROMPTS, Case, is_refused
+from tolerance import assert_close
+
+# Other tests check the types of what these calls pass around, which takes longer than the calls.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
+
+ALONE = 1
+"""The prompt that is run alone, the shortest: in the batch it is padded most."""
+
+
+def test_no_function_that_takes_a_model_is_forgotten() -> None:
+    assert sweep.takes_a_model() == set(CALLS)
+
+
+@pytest.fixture(scope="module")
+def results(load_tiny) -> Any:
+    """Return a function from a family to its model, its cases and what a fresh model gave, one function at a time."""
+
+    @cache
+    def get(family: str) -> SimpleNamespace:
+        model = load_tiny(family)
+        case = Case(model, PROMPTS, OTHERS)
+        return SimpleNamespace(model=model, case=case, alone=Case(model, PROMPTS[ALONE : ALONE + 1], OTHERS[ALONE:2]))
+
+    return get
+
+
+def budgets() -> Iterator[tuple[Any, str]]:
+    """Yield (module, name) of every limit on memory or tokens at once in the package."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("icl_lens."):
+            for key in vars(module):
+                if key.endswith(("_BYTES", "PASS_TOKENS", "MAX_ROWS", "AT_ONCE")) and isinstance(
+                    vars(module)[key], int
+                ):
+                    yield module, key
+
+
+def assert_same(found: Any, expected: Any, *, row: int | None = None, msg: str) -> None:
+    """Assert that results agree: all of them, or those of one prompt in a batch with those of the prompt alone."""
+    ours, theirs = list(sweep.numbers(found)), list(sweep.numbers(expected))
+    assert len(ours) == len(theirs)
+    for x, y in zip(ours, theirs, strict=True):
+        if row is not None:
+            x, y = x[row], y[0]
+            x = x[tuple(slice(0, n) for n in y.shape)]
+        assert x.isfinite().any() or not x.numel()
+        infinite = ~y.isfinite()
+        assert_close(x.masked_fill(infinite, 0).float(), y.masked_fill(infinite, 0).float(), msg=msg)
+        assert torch.equal(~x.isfinite(), infinite), msg
+
+
+@pytest.mark.parametrize("family", EXACT)
+@pytest.mark.parametrize("function", sorted(CALLS))
+def test_neither_neighbors_nor_pieces_nor_earlier_runs_matter(results, monkeypatch, family, function) -> None:
+    run, call = results(family), CALLS[function]
+    if is_refused(function, family, lambda: call.function(run.case)):
+        return
+    together = call.function(run.case)  # its longest prompt runs before the shortest one runs alone
+    if call.of_prompts:
+        assert_same(together, call.function(run.alone), row=ALONE, msg="alone")
+    for module, name in budgets():
+        monkeypatch.setattr(module, name, 1)
+    case = Case(run.model, PROMPTS, OTHERS)
+    options = inspect.signature(call.function).parameters.keys() - {"c", "case"}
+    assert_same(call.function(case, **({"byte_budget": 1} if options else {})), together, msg="in pieces")

@@ -1,0 +1,1127 @@
+"""Every family × every public function that takes a model, in float32, against plain Hugging Face passes in float64.
+
+The batch is padded; the reference runs each prompt alone (`reference_passes`, `reference_hf`) and shares nothing with
+the package. Where a function averages over prompts, the reference does so too.
+"""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
+from typing import Any
+
+import against_hf
+import families
+import pytest
+import reference_hf
+import reference_passes
+import sweep
+import tolerance
+import torch
+from family_tables import EXACT
+from reference_passes import Edit, Pass, in_turn, replacing
+from sweep import CALLS, OTHERS, PROMPTS, STRENGTHS, Case, is_refused, trimmed
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import icl_lens as il
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
+
+CHECKS: dict[str, tuple[set[str], Callable[["Both"], None]]] = {}
+"""Name of a check → the functions that it checks, and the check."""
+FOO, BAR = (families.WORDS.index(word) for word in ("foo", "bar"))
+_MASKED = -1e9
+"""Scores below are masks."""
+Where = Sequence[tuple[int, int]]
+
+
+def assert_close(ours: Any, theirs: Any, *, scale: float = 1.0, msg: str = "") -> None:
+    """Assert that numbers agree up to rounding in float32, also where float32 numbers were summed in float64."""
+    tolerance.assert_close(torch.as_tensor(ours).float(), theirs, scale=scale, msg=msg)
+
+
+def checks(*names: str) -> Callable[[Callable[["Both"], None]], Callable[["Both"], None]]:
+    """Register a check of one or several functions."""
+
+    def register(check: Callable[["Both"], None]) -> Callable[["Both"], None]:
+        CHECKS[check.__name__] = set(names), check
+        return check
+
+    return register
+
+
+class Both(Case):
+    """A case with its Hugging Face model, and plain passes of both."""
+
+    def __init__(self, model: Any, hf: Any) -> None:
+        super().__init__(model, PROMPTS, OTHERS)
+        self.hf = hf
+
+    @cached_property
+    def ids(self) -> list[Tensor]:
+        return trimmed(self.batch)
+
+    @cached_property
+    def clean(self) -> list[Pass]:
+        return [reference_passes.run(self.hf, ids) for ids in self.ids]
+
+    @cached_property
+    def source(self) -> list[Pass]:
+        return [reference_passes.run(self.hf, ids) for ids in trimmed(self.other)]
+
+    @cached_property
+    def references(self) -> list[Any]:
+        return [reference_hf.Reference(self.hf, ids) for ids in self.ids]
+
+    @property
+    def n_layers(self) -> int:
+        return families.N_LAYERS
+
+    def labels(self, row: int) -> list[int]:
+        """Return where a prompt's labels are."""
+        return [i for i, token in enumerate(self.ids[row].tolist()) if token in (FOO, BAR)]
+
+    def rivals(self, row: int) -> list[int]:
+        return [FOO + BAR - int(self.targets[row])]
+
+    def log_probs(self, edit_of_row: Callable[[int], Edit], ids: Sequence[Tensor] | None = None) -> Tensor:
+        """Return log-probabilities [batch vocab] of passes with edits."""
+        ids = self.ids if ids is None else ids
+        return torch.stack([reference_passes.run(self.hf, ids[i], edit_of_row(i)).log_probs for i in range(len(ids))])
+
+    def same(self, edit: Any, edit_of_row: Callable[[int], Edit], *, moves: bool = True) -> None:
+        """Assert that an edit of the package's gives the reference's log-probabilities, and that it moves them."""
+        theirs = self.log_probs(edit_of_row)
+        assert_close(self.within(edit), theirs, scale=float(theirs.abs().max()))
+        if moves:
+            assert (theirs - torch.stack([one.log_probs for one in self.clean])).abs().max() > 1e-3
+
+    def removed(self, heads: Where, *, last: bool = False, value: Tensor | float = 0.0) -> Edit:
+        """Return the edit that sets heads' z to zero or a value."""
+
+        def edit(what: str, layer: int, z: Tensor) -> Tensor | None:
+            chosen = [head for where, head in heads if where == layer]
+            if what != "z" or not chosen:
+                return None
+            z = z.clone()
+            z[-1 if last else slice(None), chosen] = value if isinstance(value, float) else value[layer][chosen]
+            return z
+
+        return edit
+
+    def patterns(self, change: Callable[[int, Tensor], None]) -> Callable[[int], Edit]:
+        """Return edits in which `change(row, pattern)` overwrites the pattern [query key] of each chosen head."""
+
+        def of_row(row: int) -> Edit:
+            def edit(what: str, layer: int, pattern: Tensor) -> Tensor | None:
+                chosen = [head for where, head in self.heads if where == layer]
+                if what != "pattern" or not chosen:
+                    return None
+                pattern = pattern.clone()
+                for head in chosen:
+                    change(row, pattern[head])
+                return pattern
+
+            return edit
+
+        return of_row
+
+    def without_position(self, row: int, strength: float, *, last: bool) -> Edit:
+        """Return the edit that mixes scores with those that know no positions, layer after layer."""
+        edit: Edit | None = None
+        n = len(self.ids[row])
+        for layer in sorted({layer for layer, _ in self.heads}):
+            seen = reference_passes.run(self.hf, self.ids[row], edit)
+            x, learned = seen.resid[layer], reference_passes.learned_positions(self.hf, n)
+            x = x if learned is None else x - learned
+            flat = reference_passes.rerun_attention(
+                self.hf, self.ids[row], seen, layer, x, place=False, freeze_norms=learned is not None
+            ).scores[layer]
+            chosen = [head for where, head in self.heads if where == layer]
+
+            def mix(what: str, where: int, scores: Tensor, layer: int = layer, flat=flat, chosen=chosen) -> Any:
+                if (what, where) != ("scores", layer):
+                    return None
+                rows = slice(-1, None) if last else slice(None)
+                scores = scores.clone()
+                scores[chosen, rows] = mixed(self.hf, scores[chosen, rows], flat[chosen, rows], strength)
+                return scores
+
+            edit = in_turn(edit, mix)
+        assert edit is not None
+        return edit
+
+    def written(self, row: int, sender: str) -> Tensor:
+        """Return what a head, an FFN or an embedding writes at every position [pos d_model]."""
+        learned = reference_passes.learned_positions(self.hf, len(self.ids[row]))
+        if sender == "embed":
+            return self.clean[row].resid[0] - (0 if learned is None else learned)
+        return learned if sender == "pos_embed" else self._captured(row)[sender]
+
+    @cached_property
+    def _written(self) -> dict[int, dict[str, Tensor]]:
+        return {}
+
+    def _captured(self, row: int) -> dict[str, Tensor]:
+        """Return what every head and FFN of a prompt writes."""
+        if row not in self._written:
+            hf, found = self.hf, {}
+            seen, wiring = reference_hf.capture(hf, self.ids[row]), reference_hf._WIRING[hf.config.model_type]
+            for layer, block in enumerate(reference_hf._layers(hf)):
+                factors = []
+                for post, raw in ((wiring.attn_post_norm, seen.attn_raw), (wiring.ffn_post_norm, seen.ffn_raw)):
+                    factor = torch.full_like(
+                        raw[layer], reference_hf._setting(hf.config, "residual_multiplier", default=1.0)
+                    )
+                    if post is not None:
+                        norm = reference_hf._Norm(block.get_submodule(post))
+                        factor = factor * norm.scale(raw[layer]) * norm.gain
+                    factors.append(factor)
+                found[f"F{layer}"] = seen.ffn_raw[layer] * factors[1]
+                weight = reference_hf._weight_in_out(block.get_submodule(wiring.out))
+                for head, W_O in enumerate(weight.unflatten(0, seen.z.shape[2:])):
+                    found[f"L{layer}H{head}"] = seen.z[layer, :, head] @ W_O * factors[0]
+            self._written[row] = found
+        return self._written[row]
+
+    def rebuilt(self, row: int, head: il.Head, changed: dict[str, Tensor]) -> Edit:
+        """Return the edit in which, for the last position, a head reads q, k or v of other layer inputs."""
+        seen = {
+            part: reference_passes.rerun_attention(
+                self.hf, self.ids[row], self.clean[row], head.layer, self.clean[row].resid[head.layer] - x, place=True
+            )
+            for part, x in changed.items()
+        }
+
+        def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
+            part = what.removeprefix("last ")
+            if layer != head.layer or part not in seen or (part != "q" and what == part):
+                return None
+            new = getattr(seen[part], part)[layer]
+            value = value.clone()
+            rows = slice(-1, None) if part == "q" else slice(None)
+            value[head.head, rows] = new[head.head, rows]
+            return value
+
+        return edit
+
+    def scored(self, log_probs: Tensor) -> dict[str, Tensor]:
+        """Return the answer's log-probability and its log-odds, from log-probabilities [batch vocab]."""
+        own = log_probs.gather(1, self.targets[:, None])[:, 0]
+        other = log_probs.gather(1, FOO + BAR - self.targets[:, None])[:, 0]
+        return {"log_prob": own, "log_odds": own - other, "logit_diff": own - other}
+
+    def drops(self, edit_of_row: Callable[[int], Edit]) -> dict[str, Tensor]:
+        clean = self.scored(torch.stack([one.log_probs for one in self.clean]))
+        return {name: clean[name] - value for name, value in self.scored(self.log_probs(edit_of_row)).items()}
+
+    @cached_property
+    def all_heads(self) -> list[tuple[int, int]]:
+        return [(layer, head) for layer in sorted(self.clean[0].pattern) for head in range(families.N_HEADS)]
+
+    @cached_property
+    def effects(self) -> dict[str, dict[str, Tensor]]:
+        """Return the effects [batch layer head] of removing each head: at all positions, and at the last."""
+        found = {}
+        for where in ("all", "last"):
+            each = [
+                self.drops(lambda row, h=head, w=where: self.removed([h], last=w == "last")) for head in self.all_heads
+            ]
+            found[where] = {name: torch.stack([one[name] for one in each], 1).unflatten(1, (-1, 4)) for name in each[0]}
+        return found
+
+    @cached_property
+    def increases(self) -> Tensor:
+        """Return the increases of the answer [batch layer head]."""
+        return torch.stack([one.increase("heads", int(self.targets[i])) for i, one in enumerate(self.references)])
+
+    def raw_scores(self, row: int, layer: int, *, place: bool = False) -> Tensor:
+        """Return a layer's scores [head query key] on a prompt, without mask."""
+        seen = self.clean[row]
+        if place and not reference_passes._has_alibi(self.hf):
+            return reference_passes.raw_scores(self.hf, seen, layer)
+        x = seen.resid[layer]
+        return reference_passes.raw_scores(
+            self.hf, reference_passes.rerun_attention(self.hf, self.ids[row], seen, layer, x, place=False), layer
+        )
+
+
+def mixed(hf: Any, scores: Tensor, flat: Tensor, strength: float) -> Tensor:
+    """Return scores mixed before their soft cap, where they are not masked."""
+    cap = reference_hf._setting(hf.config, "attn_logit_softcapping", default=0.0)
+    pair = [cap * torch.atanh(x / cap) if cap else x for x in (scores, flat)]
+    new = (1 - strength) * pair[0] + strength * pair[1]
+    return torch.where(scores > _MASKED, cap * torch.tanh(new / cap) if cap else new, scores)
+
+
+@pytest.fixture(scope="module")
+def both(load_tiny, family_folder) -> Callable[[str], Both]:
+    @cache
+    def get(family: str) -> Both:
+        hf = AutoModelForCausalLM.from_pretrained(family_folder(family), dtype=torch.float64, **families.EAGER)
+        return Both(load_tiny(family), hf.eval())
+
+    return get
+
+
+# Tokens
+
+
+@checks("tokenize", "tokenize_text", "PromptBatch.from_tokens")
+def tokens_are_the_words(c: Both) -> None:
+    expected = [[families.WORDS.index(word) for word in sweep.words(prompt)] for prompt in c.prompts]
+    texts = [" ".join(sweep.words(prompt)) for prompt in c.prompts]
+    assert [ids.tolist() for ids in c.ids] == expected
+    for batch in (
+        il.tokenize(c.model, c.prompts, prepend_bos=False),
+        il.tokenize_text(c.model, texts, prepend_bos=False),
+        il.PromptBatch.from_tokens(expected, model=c.model),
+    ):
+        assert [ids.tolist() for ids in trimmed(batch)] == expected
+
+
+@checks("load_task")
+def words_of_a_task_have_one_length(c: Both) -> None:
+    tokens = CALLS["load_task"].function(c)
+    assert tokens.shape == (3, 14)
+    assert set(tokens[:, 2::3].flatten().tolist()) <= {FOO, BAR, families.WORDS.index(":")}
+
+
+# Activations and attention
+
+
+def same_activations(c: Both, acts: il.Activations) -> None:
+    for row, (seen, theirs) in enumerate(zip(c.clean, c.references, strict=True)):
+        last = len(c.ids[row]) - 1
+        for layer, x in seen.resid.items():
+            assert_close(acts.resid_pre[row, layer], x[last], scale=float(x.abs().max()))
+        for layer, pattern in seen.pattern.items():
+            assert_close(acts.pattern[row, layer, :, : last + 1], pattern[:, last])
+            assert not acts.pattern[row, layer, :, last + 1 :].any()
+            z = acts.z[row, layer]
+            assert_close(z, seen.z[layer][last].reshape(z.shape))
+        scale = float(theirs.final.abs().max())
+        assert_close(acts.attn_out[row], theirs.attn_out, scale=scale)
+        assert_close(acts.mlp_out[row], theirs.ffn_out, scale=scale)
+        assert_close(acts.resid_final[row], theirs.final, scale=scale)
+        assert_close(acts.label_log_probs[row], seen.log_probs[[FOO, BAR]])
+        for layer, x in seen.resid.items():
+            at_labels = x[c.labels(row)]
+            assert_close(acts.label_resid_pre[row, layer, : len(at_labels)], at_labels, scale=scale)
+
+
+@checks("capture")
+def what_is_captured_is_what_hooks_see(c: Both) -> None:
+    same_activations(c, il.capture(c.model, c.batch))
+
+
+@checks("Activations.from_cache")
+def a_cache_gives_the_same(c: Both) -> None:
+    same_activations(c, sweep._cached(c))
+
+
+@checks("Activations.load")
+def a_file_gives_the_same(c: Both) -> None:
+    same_activations(c, sweep._loaded(c))
+
+
+@checks("last_log_probs", "label_log_probs", "whole_label_log_probs")
+def log_probabilities(c: Both) -> None:
+    with torch.no_grad():
+        logits = torch.stack([c.hf(ids[None]).logits[0, -1] for ids in c.ids])
+    theirs = torch.log_softmax(logits, dim=-1)
+    assert_close(il.last_log_probs(c.model, c.batch), theirs)
+    assert_close(il.label_log_probs(c.model, c.batch), theirs[:, [FOO, BAR]])
+    assert_close(il.whole_label_log_probs(c.model, c.batch), theirs[:, [FOO, BAR]])
+
+
+def label_attention(c: Both, like: Tensor) -> Tensor:
+    found = torch.zeros(like.shape, dtype=torch.float64)
+    for row, seen in enumerate(c.clean):
+        for layer, pattern in seen.pattern.items():
+            found[row, layer, :, : len(c.labels(row))] = pattern[:, -1, c.labels(row)]
+    return found
+
+
+@checks("attention_to_labels", "attention_by_label", "tables.label_attention_table", "html.attention_to_labels")
+def attention_to_labels(c: Both) -> None:
+    ours = il.attention_to_labels(c.acts)
+    theirs = label_attention(c, ours)
+    assert_close(ours, theirs)
+    by_label = il.attention_by_label(c.acts)
+    for row in range(len(c.batch)):
+        tokens = c.ids[row][c.labels(row)]
+        for column, token in enumerate((FOO, BAR)):
+            assert_close(by_label[row, ..., column], (theirs[row, ..., : len(tokens)] * (tokens == token)).sum(-1))
+    table = il.tables.label_attention_table(c.acts)
+    where = tuple(table[["prompt", "layer", "head", "demo"]].to_numpy().T)
+    assert_close(torch.tensor(table["attention"].to_numpy()), theirs[where])
+    words = [families.WORDS[c.ids[row][i]] for row, i in table[["prompt", "position"]].to_numpy()]
+    assert words == table["label"].tolist()
+    assert len(table) == sum(len(c.labels(row)) for row in range(len(c.batch))) * theirs[0, ..., 0].numel()
+    head, shown = c.receiver, numbers_of(str(il.html.attention_to_labels(c.acts, [c.receiver], row=2)))
+    shares = c.clean[2].pattern[head.layer][head.head, -1].tolist()
+    assert all(any(abs(share - number) < 1e-3 for number in shown) for share in shares)
+
+
+def numbers_of(page: str) -> list[float]:
+    """Return the numbers that a page hands to the drawing of tokens, after the script that draws them."""
+    return [float(text) for text in re.findall(r"\d\.\d+(?:e-?\d+)?", page[page.rindex("</style>") :])]
+
+
+# Projections
+
+
+@checks("label_keys")
+def label_keys(c: Both) -> None:
+    for head in c.heads:
+        ours = {source: il.label_keys(c.acts, head, source=source) for source in ("resid", "attn")}
+        for row, seen in enumerate(c.clean):
+            places = c.labels(row)
+            x = seen.resid[head.layer][places]
+            assert_close(ours["resid"][row, : len(places)], x, scale=float(x.abs().max()))
+            wrote = torch.zeros_like(x)
+            for layer in range(head.layer):
+                wrote += attention_written(c, row, layer)[places]
+            assert_close(ours["attn"][row, : len(places)], wrote, scale=float(x.abs().max()))
+
+
+def attention_written(c: Both, row: int, layer: int) -> Tensor:
+    """Return what a layer's attention adds to the residual stream at every position, biases included."""
+    following = c.clean[row].resid.get(layer + 1)
+    x = c.clean[row].resid[layer]
+    assert following is not None
+    return following - x - c.written(row, f"F{layer}")
+
+
+@checks("label_values", "own_label_ranks")
+def label_values(c: Both) -> None:
+    for head in c.heads:
+        ours, ranks = il.label_values(c.acts, head), il.own_label_ranks(c.acts, head)
+        for row, theirs in enumerate(c.references):
+            places = c.labels(row)
+            values = values_before_post_norm(c, row, head)[places]
+            assert_close(ours[row, : len(places)], values, scale=float(values.abs().max()))
+            scores = theirs.readout.logits(values, "frozen", bias=False)
+            own = scores[range(len(places)), c.ids[row][places]]
+            assert ranks[row, : len(places)].tolist() == ((scores > own[:, None]).sum(-1) + 1).tolist()
+            assert not ours[row, len(places) :].any()
+
+
+def values_before_post_norm(c: Both, row: int, head: il.Head) -> Tensor:
+    """Return a head's values times W_O [pos d_model], with a later norm's gain but without its scale."""
+    block = reference_hf._layers(c.hf)[head.layer]
+    wiring = reference_hf._WIRING[c.hf.config.model_type]
+    v = c.clean[row].v[head.layer][head.head]
+    W_O = reference_hf._weight_in_out(block.get_submodule(wiring.out)).unflatten(0, (families.N_HEADS, -1))[head.head]
+    gain = reference_hf._setting(c.hf.config, "residual_multiplier", default=1.0)
+    if wiring.attn_post_norm is not None:
+        gain = gain * reference_hf._Norm(block.get_submodule(wiring.attn_post_norm)).gain
+    return v @ W_O * gain
+
+
+@checks("last_query")
+def last_query(c: Both) -> None:
+    """Its products with keys' normed inputs are the scores without rotation, up to b_K and each key's own scale."""
+    for head in c.heads:
+        ours = il.last_query(c.acts, head)
+        for row, seen in enumerate(c.clean):
+            flat = reference_passes.rerun_attention(
+                c.hf, c.ids[row], seen, head.layer, seen.resid[head.layer], place=False
+            )
+            products = (flat.q[head.layer] @ flat.k[head.layer].transpose(-1, -2))[head.head, -1]
+            turned = [m.attention_scaling for m in c.hf.modules() if hasattr(m, "attention_scaling")]
+            products = products / (turned[0] if turned else 1.0) ** 2  # YaRN's factor is part of the rotation
+            if c.hf.config.model_type == "opt":  # its queries are scaled before the product
+                products = products / reference_passes.attention_of(c.hf, head.layer).scaling
+            scales = flat.norm_scales[head.layer]
+            attention = reference_passes.attention_of(c.hf, head.layer)
+            if hasattr(attention, "k_norm") or hasattr(attention, "key_layernorm"):
+                of_keys = scales[-1].squeeze(0).squeeze(-1)  # [pos], [pos group] or [group pos]
+                of_keys = of_keys[:, None] if of_keys.ndim == 1 else of_keys
+                of_keys = of_keys if len(of_keys) == len(products) else of_keys.T
+                products = products / of_keys[:, head.head * of_keys.shape[1] // families.N_HEADS]
+            found = flat.attention_input[head.layer] @ ours[row].double()
+            size = float(found.abs().max())
+            assert_close((found - found.mean()).float(), products - products.mean(), scale=size)
+
+
+@checks("head_copying")
+def head_copying(c: Both) -> None:
+    head, tokens = c.heads[1], [families.WORDS.index(word) for word in ("foo", "bar", "love")]
+    x = torch.cat([embedded(c.hf, token) for token in tokens])
+    ids = torch.tensor(tokens)
+    seen = reference_passes.run(c.hf, ids, replacing("resid", head.layer, x))
+    constant = against_hf.constant_values(c.hf, head.layer)[head.head]
+    v = seen.v[head.layer][head.head] - constant
+    block, wiring = reference_hf._layers(c.hf)[head.layer], reference_hf._WIRING[c.hf.config.model_type]
+    W_O = reference_hf._weight_in_out(block.get_submodule(wiring.out)).unflatten(0, (families.N_HEADS, -1))[head.head]
+    written = v @ W_O * reference_hf._setting(c.hf.config, "residual_multiplier", default=1.0)
+    if wiring.attn_post_norm is not None:
+        written = written * reference_hf._Norm(block.get_submodule(wiring.attn_post_norm)).gain
+    readout = c.references[0].readout
+    expected = (readout.norm.center(written) * readout.norm.gain @ readout.W_U[:, tokens]) * readout.multiplier
+    ours = il.head_copying(c.model, head, tokens).logits
+    assert_close(ours, expected, scale=float(expected.abs().max()))
+
+
+def embedded(hf: Any, token: int) -> Tensor:
+    """Return what enters the first layer for one token [1 d_model], without learned positions."""
+    seen = reference_passes.run(hf, torch.tensor([token]))
+    learned = reference_passes.learned_positions(hf, 1)
+    return seen.resid[0] if learned is None else seen.resid[0] - learned
+
+
+# Increases
+
+
+@checks("neuron_log_prob_increase")
+def neurons(c: Both) -> None:
+    for layer in range(c.n_layers):
+        ours = il.neuron_log_prob_increase(c.acts, c.targets, layer)
+        for row, theirs in enumerate(c.references):
+            assert_close(ours[row], theirs.increase("neurons", int(c.targets[row]))[layer])
+
+
+@checks("layer_log_prob_increase", "head_log_prob_increase", "subhead_log_prob_increase")
+def increases(c: Both) -> None:
+    against_hf.check_increases(
+        c.acts, c.batch, c.hf, against=(None, c.against), conventions=[("frozen", True), ("own", False)]
+    )
+
+
+@checks("top_heads", "mean_head_increases", "locate_heads")
+def best_heads(c: Both) -> None:
+    mean = c.increases.mean(0).flatten()
+    best = mean.topk(5)
+    for top in (il.top_heads(c.acts, c.targets, k=5), il.locate_heads(c.model, c.batch, k=5)):
+        assert_close(top.value, best.values)
+        assert_close(mean[[head.layer * families.N_HEADS + head.head for head in top.heads]], best.values)
+    assert_close(il.mean_head_increases(c.model, c.batch), mean.unflatten(0, (-1, families.N_HEADS)))
+
+
+@checks("top_subheads", "tables.top_subheads_table")
+def best_subheads(c: Both) -> None:
+    top = il.top_subheads(c.acts, c.targets, k=4)
+    table = il.tables.top_subheads_table(c.acts, top)
+    for row, theirs in enumerate(c.references):
+        parts = theirs.increase("subheads", int(c.targets[row]))
+        assert_close(top.value[row], parts.flatten().topk(4).values)
+        assert_close(parts[top.layer[row], top.head[row], top.position[row]], top.value[row])
+        mine = table[table["prompt"] == row]
+        assert_close(torch.tensor(mine["increase"].to_numpy()), parts.flatten().topk(4).values)
+        assert mine["token"].tolist() == [families.WORDS[c.ids[row][i]] for i in mine["position"]]
+
+
+# Scores
+
+
+@checks("query_key_metric")
+def metric(c: Both) -> None:
+    """Between all pairs of a prompt's residual streams: unrotated, and the last query with each key at its distance."""
+    for head in c.heads:
+        for row, seen in enumerate(c.clean[:2]):
+            x = seen.resid[head.layer].float()
+            flat = c.raw_scores(row, head.layer)[head.head]
+            size = float(flat.abs().max())
+            assert_close(il.query_key_metric(c.model, head).scores(x, x), flat, scale=size)
+            placed = c.raw_scores(row, head.layer, place=True)[head.head, -1]
+            if (placed - flat[-1]).abs().max() < 1e-6 * size:  # nothing is rotated
+                continue
+            last = len(x) - 1
+            if c.hf.config.model_type == "hunyuan_v1_dense":  # its norms come after rotation, so no distance suffices
+                with pytest.raises(il.InputError, match="distance must be None"):
+                    il.query_key_metric(c.model, head, distance=last)
+                continue
+            for key in range(0, last + 1, 3):
+                metric = il.query_key_metric(c.model, head, distance=last - key)
+                assert_close(metric.scores(x[last:], x[[key]])[0, 0], placed[key], scale=size)
+
+
+@checks("label_similarity")
+def label_similarity(c: Both) -> None:
+    ours = il.label_similarity(c.model, c.batch, c.heads)
+    for number, head in enumerate(c.heads):
+        for row in range(len(c.batch)):
+            flat, places = c.raw_scores(row, head.layer)[head.head], c.labels(row)
+            queries = [place - 1 for place in places]
+            size = float(flat.abs().max())
+            n = len(places)
+            assert_close(ours[row, number, :n, :n], flat[queries][:, places], scale=size)
+            assert_close(ours[row, number, -1, :n], flat[-1, places], scale=size)
+
+
+@checks("attention_score_parts")
+def score_parts(c: Both) -> None:
+    """Each writer's part is what a pass with frozen norms lacks when its writing is taken out of the query or a key."""
+    head = c.receiver
+    layer = head.layer
+    parts = il.attention_score_parts(c.acts, head)
+    size = float(parts.query_parts.norm(dim=-1).amax() * parts.key_parts.norm(dim=-1).amax())
+    for row, seen in enumerate(c.clean[:2]):
+        places = c.labels(row)
+        n = len(places)
+        clean = c.raw_scores(row, layer, place=True)[head.head, -1, places]
+        assert_close(parts.scores[row, :n], clean, scale=size)
+        assert_close(parts.query_side[row, :n].sum(-1), parts.scores[row, :n], scale=size)
+        assert_close(parts.key_side[row, :n].sum(-1), parts.scores[row, :n], scale=size)
+        assert_close(parts.pattern[row, : len(c.ids[row])], seen.pattern[layer][head.head, -1])
+        for writer in c.senders:
+            number = parts.writers.index(writer)
+            x = seen.resid[layer] - c.written(row, writer)
+            without = reference_passes.rerun_attention(c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=True)
+            factor = score_factor(c, seen, layer)
+            q, k = seen.q[layer][head.head, -1], seen.k[layer][head.head, places]
+            q_less, k_less = without.q[layer][head.head, -1], without.k[layer][head.head, places]
+            assert_close(parts.query_side[row, :n, number], factor * (k @ (q - q_less)), scale=size)
+            assert_close(parts.key_side[row, :n, number], factor * ((k - k_less) @ q), scale=size)
+            without = reference_passes.rerun_attention(c.hf, c.ids[row], seen, layer, x, place=True)
+            key = places[-1]
+
+            def one_key(what: str, where: int, k: Tensor, without: Pass = without, key: int = key) -> Tensor | None:
+                if (what, where) != ("last k", layer):
+                    return None
+                k = k.clone()
+                k[head.head, key] = without.k[layer][head.head, key]
+                return k
+
+            hooked = reference_passes.run(c.hf, c.ids[row], one_key).pattern[layer][head.head, -1]
+            alone = il.attention_score_parts(c.acts[[row]], head, keys=[[key]])
+            found = alone.pattern_without("key", norm="recomputed")[0, number]
+            assert_close(found[: len(hooked)], hooked, scale=8.0)
+
+
+def score_factor(c: Both, seen: Pass, layer: int) -> float:
+    """Return the factor of q · k, from a pass without bias by distance."""
+    if reference_passes._has_alibi(c.hf):
+        seen = reference_passes.rerun_attention(c.hf, c.ids[0], c.clean[0], layer, c.clean[0].resid[layer], place=False)
+    products = seen.q[layer] @ seen.k[layer].transpose(-1, -2)
+    return float((reference_passes.raw_scores(c.hf, seen, layer) / products)[0, -1, -1])
+
+
+@checks("value_parts")
+def value_parts(c: Both) -> None:
+    """Each writer's part is what the subhead's contrast loses with its writing, norms frozen."""
+    head = c.receiver
+    layer = head.layer
+    parts = il.value_parts(c.acts, head, c.targets, against=c.against)
+    size = float(parts.parts.abs().max())
+    for row, (seen, theirs) in enumerate(zip(c.clean, c.references, strict=True)):
+        places = c.labels(row)
+        contrasts = theirs.increase("subheads", int(c.targets[row]), c.rivals(row))[layer, head.head, places]
+        assert_close(parts.value[row, : len(places)], contrasts, scale=size)
+        for writer in c.senders:
+            x = seen.resid[layer] - c.written(row, writer)
+            without = reference_passes.rerun_attention(c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=True)
+            change = without.v[layer][head.head] - seen.v[layer][head.head]
+            block = reference_hf._layers(c.hf)[layer]
+            out = block.get_submodule(reference_hf._WIRING[c.hf.config.model_type].out)
+            W_O = reference_hf._weight_in_out(out).unflatten(0, (families.N_HEADS, -1))[head.head]
+            whole = theirs.subhead_outputs[layer, head.head]
+            raw = seen.pattern[layer][head.head, -1, :, None] * (seen.v[layer][head.head] @ W_O)
+            factor = (whole * raw).sum(0) / (raw * raw).sum(0)  # from the projection to the residual stream
+            less = whole + seen.pattern[layer][head.head, -1, :, None] * (change @ W_O) * factor
+            scores = [
+                theirs.readout.score(theirs.x[layer] + u[places], int(c.targets[row]), c.rivals(row), "frozen", True)
+                for u in (whole, less)
+            ]
+            number = parts.writers.index(writer)
+            assert_close(parts.parts[row, : len(places), number], scores[0] - scores[1], scale=size)
+
+
+@checks("mean_score_parts")
+def mean_score_parts(c: Both) -> None:
+    """The totals, from Hugging Face's scores and contrasts; parts are those of each prompt, checked above."""
+    head, layer = c.receiver, c.receiver.layer
+    found = il.mean_score_parts(c.model, c.batch, [head])
+    scores, values = [], {"true": [], "false": []}
+    for row, theirs in enumerate(c.references):
+        places = torch.tensor(c.labels(row))
+        is_true = c.ids[row][places] == c.targets[row]
+        own = c.raw_scores(row, layer, place=True)[head.head, -1, places]
+        scores.append(own[is_true].mean() - own[~is_true].mean())
+        contrasts = theirs.increase("subheads", int(c.targets[row]), c.rivals(row))[layer, head.head, places]
+        values["true"].append(contrasts[is_true].sum())
+        values["false"].append(contrasts[~is_true].sum())
+    frame = found.to_frame("writers")
+    size = float(frame["value"].abs().max())
+    assert_close(found.total(head)[0], torch.stack(scores).mean(), scale=size)
+    capped = reference_hf._setting(c.hf.config, "final_logit_softcapping") is not None
+    for kind in () if capped else ("true", "false"):
+        assert_close(found.total(head, f"value of {kind} labels")[0], torch.stack(values[kind]).mean(), scale=size)
+    parts = il.attention_score_parts(c.acts, head)
+    each = parts.contrast(parts.of_label(c.batch.answer))
+    for side in ("query", "key"):
+        ours = frame[frame["side"] == side].set_index("writer")["value"]
+        mean = getattr(each, f"{side}_side").mean(0)
+        assert_close(torch.tensor(ours[list(parts.writers)].to_numpy()), mean, scale=size)
+
+
+@checks("induction_scores", "previous_token_scores")
+def induction(c: Both) -> None:
+    n, n_tokens = sweep.DRAWN["n"], sweep.DRAWN["n_tokens"]
+    special = set(c.model.tokenizer.all_special_ids)
+    usable = [token for token in range(families.VOCAB_SIZE) if token not in special]
+    rng = random.Random(0)
+    sums = torch.zeros(2, families.N_LAYERS, families.N_HEADS, dtype=torch.float64)
+    for _ in range(n):
+        tokens = rng.sample(usable, n_tokens)
+        seen = reference_passes.run(c.hf, torch.tensor([*tokens, *tokens]))
+        for layer, pattern in seen.pattern.items():
+            for query in range(n_tokens, 2 * n_tokens):
+                sums[0, layer] += pattern[:, query, query - n_tokens + 1] / (n * n_tokens)
+                sums[1, layer] += pattern[:, query, query - 1] / (n * n_tokens)
+    assert_close(il.induction_scores(c.model, **sweep.DRAWN), sums[0])
+    assert_close(il.previous_token_scores(c.model, **sweep.DRAWN), sums[1])
+
+
+# Whole analyses
+
+
+@checks("explain")
+def explained(c: Both) -> None:
+    row = 0
+    found = il.explain(c.model, c.prompts[row], k=4, n_random=1, n_ablated=2, prepend_bos=False, labels=("foo", "bar"))
+    theirs, seen = c.references[row], c.clean[row]
+    assert_close(torch.tensor(found.label_log_probs), seen.log_probs[[FOO, BAR]])
+    assert_close(torch.tensor(found.head_increases), c.increases[row])
+    contrasts = theirs.increase("heads", int(c.targets[row]), c.rivals(row))
+    assert_close(torch.tensor(found.head_contrasts), contrasts)
+    for report in found.heads:
+        layer, head = report.head
+        assert_close(torch.tensor(report.attention), seen.pattern[layer][head, -1])
+        parts = theirs.increase("subheads", int(c.targets[row]))[layer, head]
+        assert_close(torch.tensor(report.position_increases), parts)
+        without = reference_passes.run(c.hf, c.ids[row], c.removed([report.head])).log_probs[[FOO, BAR]]
+        assert_close(torch.tensor(report.ablated), without)
+        flat, places = c.raw_scores(row, layer)[head], c.labels(row)
+        if report.similarity:
+            expected = flat[[*(place - 1 for place in places), -1]][:, places]
+            assert_close(torch.tensor(report.similarity), expected, scale=float(flat.abs().max()))
+    assert found.ablation is not None
+    without = reference_passes.run(c.hf, c.ids[row], c.removed(found.ablation.heads)).log_probs[[FOO, BAR]]
+    assert_close(torch.tensor(found.ablation.located), without)
+
+
+@checks("compare_models")
+def compared(c: Both) -> None:
+    found = il.compare_models(c.model, c.model, c.prompts, by="effect", prepend_bos=False)
+    for by, theirs in (("increase", c.increases), ("effect", c.effects["last"]["log_prob"])):
+        for one in found.to_frame(by).itertuples():
+            assert_close(one.a, theirs.mean(0)[one.layer, one.head])
+            assert_close(one.b, theirs.mean(0)[one.layer, one.head])
+            assert one.change == 0
+    scored = c.scored(torch.stack([one.log_probs for one in c.clean]))
+    summary = found.summary()["a"].to_numpy()
+    expected = [(scored["log_odds"] > 0).double().mean(), scored["log_prob"].mean(), scored["log_odds"].mean()]
+    assert_close(torch.tensor(summary.astype(float)), torch.stack(expected))
+
+
+@checks("task_check")
+def checked(c: Both) -> None:
+    """With one demonstration of each label, two arrangements leave nothing to chance."""
+    nouns, queries = ("cat", "dog", "love", "hate"), ("one", "two", "three", "nine", "eight")
+    pairs = [(noun, query) for noun in nouns for query in queries]
+    parse = il.Prompt.parse
+    prompts = [parse(f"{a} : foo red : bar {q} :", answer=("foo", "bar")[i % 2]) for i, (a, q) in enumerate(pairs)]
+    check = il.task_check(c.model, prompts, prepend_bos=False)
+    for arrangement in ("order", "reorder"):
+        rows = []
+        for prompt in prompts:
+            last = (arrangement == "order") == (prompt.answer == "bar")  # whether "bar" is shown last
+            shown = prompt.demonstrations if last else prompt.demonstrations[::-1]
+            rows.append(sweep.words(il.Prompt(shown, prompt.query)))
+        ids = torch.tensor([[families.WORDS.index(word) for word in row] for row in rows])
+        with torch.no_grad():
+            logits = c.hf(ids).logits[:, -1]
+        says_foo = logits[:, FOO] > logits[:, BAR]
+        correct = says_foo == torch.tensor([prompt.answer == "foo" for prompt in prompts])
+        assert check.accuracy[arrangement].value == pytest.approx(float(correct.double().mean()))
+
+
+# Removal
+
+
+@checks("ablate_heads", "ablate_heads_per_row")
+def ablation(c: Both) -> None:
+    for last in (False, True):
+        where = "last" if last else "all"
+        edit = il.ablate_heads(c.model, c.heads, positions=where)
+        c.same(edit, lambda row, last=last: c.removed(c.heads, last=last))
+        z = [{layer: z[-1:] if last else z for layer, z in one.z.items()} for one in c.source]
+        mean = {layer: torch.cat([one[layer] for one in z]).mean(0) for layer in z[0]}
+        edit = il.ablate_heads(c.model, c.heads, mode="mean", reference=c.other, positions=where)
+        c.same(edit, lambda row, last=last, mean=mean: c.removed(c.heads, last=last, value=mean))
+    sets = [c.heads[:1], c.heads[1:], []]
+    c.same(il.ablate_heads_per_row(c.model, sets), lambda row: c.removed(sets[row]))
+
+
+@checks("label_log_probs_ablated")
+def ablated_sets(c: Both) -> None:
+    sets = [[], c.heads[:1], c.heads]
+    for last in (False, True):
+        ours = il.label_log_probs_ablated(c.model, c.batch, sets, positions="last" if last else "all")
+        for number, heads in enumerate(sets):
+            theirs = c.log_probs(lambda row, h=heads, last=last: c.removed(h, last=last))
+            assert_close(ours[:, number], theirs[:, [FOO, BAR]])
+
+
+@checks("head_effects", "locate_effects")
+def effects(c: Both) -> None:
+    layers = sorted(c.clean[0].pattern)
+    for where in ("all", "last"):
+        found = il.head_effects(c.model, c.batch, positions=where, against=c.against)
+        mean = il.locate_effects(c.model, c.batch, positions=where, against=c.against).to_frame()
+        for name, theirs in c.effects[where].items():
+            assert_close(getattr(found, name)[:, layers], theirs, msg=f"{name}, {where}")
+        for one in mean.itertuples():
+            place = layers.index(one.layer), one.head
+            assert_close(one.effect, c.effects[where]["log_prob"].mean(0)[place])
+            assert_close(one.logit_diff, c.effects[where]["logit_diff"].mean(0)[place])
+        estimate = il.head_effects(c.model, c.batch, positions=where, method="gradient").log_prob
+        for row, ids in enumerate(c.ids):
+            theirs = estimated(c, ids, int(c.targets[row]), last=where == "last")
+            assert_close(estimate[row, layers], theirs, scale=float(theirs.abs().max()))
+
+
+def estimated(c: Both, ids: Tensor, target: int, *, last: bool) -> Tensor:
+    """Return z · ∂ log p / ∂z [layer head] from autograd on the plain model."""
+    c.hf.requires_grad_(True)
+    seen = reference_passes.run(c.hf, ids, grad=True)
+    zs = [seen.z[layer] for layer in sorted(seen.z)]
+    slopes = torch.autograd.grad(seen.log_probs[target], zs)
+    c.hf.requires_grad_(False)
+    product = torch.stack([(z * slope).sum(-1).detach() for z, slope in zip(zs, slopes, strict=True)])
+    return product[:, -1] if last else product.sum(1)
+
+
+@checks("ablate_with_controls")
+def controls(c: Both) -> None:
+    found = il.ablate_with_controls(c.model, c.batch, c.heads[:2], n_random_sets=2)
+    for name, condition in found.conditions.items():
+        ours = found.per_prompt(name, "log_odds")
+        for number, heads in enumerate(condition.sets):
+            theirs = c.scored(c.log_probs(lambda row, h=heads: c.removed(h)))["log_odds"]
+            assert_close(torch.tensor(ours[number]), theirs)
+            assert len(set(heads)) == len(heads) == (0 if name == "no ablation" else 2)
+
+
+# Attention
+
+
+@checks("block_attention")
+def blocked(c: Both) -> None:
+    def block(row: int, pattern: Tensor) -> None:
+        for query in range(len(pattern)):
+            pattern[query, c.edges[row, query, : len(pattern)]] = 0
+            pattern[query] /= pattern[query].sum()
+
+    c.same(il.block_attention(c.model, c.heads, c.edges), c.patterns(block))
+
+
+@checks("scale_label_attention")
+def scaled(c: Both) -> None:
+    for renormalize in (True, False):
+
+        def scale(row: int, pattern: Tensor, renormalize: bool = renormalize) -> None:
+            for factor, place in zip(c.weights[row].tolist(), c.labels(row), strict=False):
+                pattern[-1, place] *= factor
+            if renormalize:
+                pattern[-1] /= pattern[-1].sum()
+
+        edit = il.scale_label_attention(c.model, c.heads, c.batch, c.weights, renormalize=renormalize)
+        c.same(edit, c.patterns(scale))
+
+
+@checks("remove_position")
+def position_removed(c: Both) -> None:
+    for strength, last in ((1.0, False), (0.6, True)):
+        edit = il.remove_position(c.model, c.heads, strength=strength, positions="last" if last else "all")
+        c.same(edit, lambda row, s=strength, last=last: c.without_position(row, s, last=last))
+
+
+def debiased(c: Both, row: int) -> Edit:
+    """Return the edit that divides attention to each label by its frequency, after mixing scores."""
+    tokens = c.ids[row][c.labels(row)]
+    frequency = torch.stack([(tokens == token).sum() for token in tokens]).double()
+    factors = (len(tokens) / len(tokens.unique()) / frequency) ** STRENGTHS["majority"]
+
+    def scale(row: int, pattern: Tensor) -> None:
+        pattern[-1, c.labels(row)] *= factors
+        pattern[-1] /= pattern[-1].sum()
+
+    reweighted = c.patterns(scale)(row)
+    edit: Edit | None = None
+    n = len(c.ids[row])
+    for layer in sorted({layer for layer, _ in c.heads}):  # layer after layer, since each sees the edits before
+        seen = reference_passes.run(c.hf, c.ids[row], None if edit is None else in_turn(edit, reweighted))
+        learned = reference_passes.learned_positions(c.hf, n)
+        x = seen.resid[layer] if learned is None else seen.resid[layer] - learned
+        flat = reference_passes.rerun_attention(
+            c.hf, c.ids[row], seen, layer, x, place=False, freeze_norms=learned is not None
+        ).scores[layer]
+        chosen = [head for where, head in c.heads if where == layer]
+
+        def mix(what: str, where: int, scores: Tensor, layer: int = layer, flat=flat, chosen=chosen) -> Any:
+            if (what, where) != ("scores", layer):
+                return None
+            scores = scores.clone()
+            scores[chosen, -1] = mixed(c.hf, scores[chosen, -1], flat[chosen, -1], STRENGTHS["recency"])
+            return scores
+
+        edit = in_turn(edit, mix)
+    return in_turn(edit, reweighted)
+
+
+@checks("debias", "DebiasSettings.block", "label_log_probs_debiased")
+def debias(c: Both) -> None:
+    edits = [debiased(c, row) for row in range(len(c.batch))]
+    c.same(il.debias(c.model, c.batch, c.heads, **STRENGTHS), edits.__getitem__)
+    c.same(c.settings[1].block(c.model, c.batch), edits.__getitem__)
+    ours = il.label_log_probs_debiased(c.model, c.batch, c.settings)
+    assert_close(ours[:, 0], torch.stack([one.log_probs for one in c.clean])[:, [FOO, BAR]])
+    assert_close(ours[:, 1], c.log_probs(edits.__getitem__)[:, [FOO, BAR]])
+
+
+@checks("choose_strength")
+def strengths(c: Both) -> None:
+    """The bias between two layouts of a prompt, at both strengths, and the share of right answers."""
+    two = c.batch[[0, 2]]
+    prompts = [il.Prompt(p.demonstrations[::-1], p.query, p.answer, p.labels) for p in two.prompts]
+    turned = sweep.tokenized(c.model, prompts)
+    found = il.choose_strength(c.model, c.heads, two, turned, fix="recency", strengths=[0.5], max_accuracy_drop=1.0)
+    other = Both(c.model, c.hf)
+    other.__dict__["batch"] = turned
+    odds = {}
+    for name, case, rows in (("favored", c, (0, 2)), ("unfavored", other, (0, 1))):
+        for strength in (0.0, 0.5):
+            log_probs = [
+                reference_passes.run(
+                    c.hf, case.ids[row], case.without_position(row, strength, last=True) if strength else None
+                ).log_probs
+                for row in rows
+            ]
+            targets = [int(case.targets[row]) for row in rows]
+            odds[name, strength] = torch.stack(
+                [one[token] - one[FOO + BAR - token] for one, token in zip(log_probs, targets, strict=True)]
+            )
+    for strength, bias, accuracy in zip((0.0, 0.5), found.bias, found.accuracy, strict=True):
+        pair = odds["favored", strength], odds["unfavored", strength]
+        assert_close(bias, (pair[0] - pair[1]).mean())
+        assert accuracy == pytest.approx(float((torch.cat(pair) > 0).double().mean()))
+
+
+@checks("patch_heads", "label_log_probs_patched")
+def patched(c: Both) -> None:
+    for name, options in sweep._patches(c):
+        edits = [patch_edit(c, row, **options) for row in range(len(c.batch))]
+        aligned = {"batch": c.batch} if options.get("align") == "labels" else {}
+        c.same(il.patch_heads(c.model, c.heads, c.other, **options, **aligned), edits.__getitem__)
+        ours = il.label_log_probs_patched(c.model, c.batch, [c.heads], c.other, **options)
+        assert_close(ours[:, 0], c.log_probs(edits.__getitem__)[:, [FOO, BAR]], msg=name)
+
+
+def patch_edit(
+    c: Both, row: int, activation: str, positions: str = "all", align: str = "positions", query_positions: str = "all"
+) -> Edit:
+    """Return the edit that writes a source prompt's activations into the chosen heads; places are the same in both."""
+    source, clean = c.source[row], c.clean[row]
+    n = len(c.ids[row])
+    places = [*c.labels(row)] if align == "labels" else list(range(n))
+    places = [*places, n - 1] if align == "labels" and query_positions == "all" else places
+    places = [n - 1] if positions == "last" else places
+
+    def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
+        chosen = [head for where, head in c.heads if where == layer]
+        if not chosen:
+            return None
+        wanted = f"last {activation}" if query_positions == "last" else activation
+        if what == "z" and query_positions == "last":  # other positions keep the z of the unedited pass
+            value = value.clone()
+            value[:-1, chosen] = clean.z[layer][:-1, chosen]
+            return value
+        if what != wanted:
+            return None
+        value, new = value.clone(), getattr(source, activation)[layer]
+        for head in chosen:
+            if activation == "z":
+                value[places, head] = new[places, head]
+            else:
+                value[head, places] = new[head, places]
+        return value
+
+    return edit
+
+
+# Edges
+
+
+@checks("head_to_head_effects")
+def edges(c: Both) -> None:
+    head = c.receiver
+    for part, at in (("q", "last"), ("k", "all"), ("v", "label")):
+        found = il.head_to_head_effects(
+            c.model, c.batch, [head], part=part, senders=c.senders, at=at, against=c.against
+        )
+        for number, sender in enumerate(c.senders):
+            theirs = c.drops(lambda row, s=sender, p=part, at=at: c.rebuilt(row, head, {p: at_role(c, row, s, at)}))
+            for name, values in theirs.items():
+                ours = getattr(found, name)[:, 0, number]
+                assert_close(ours, values, scale=8.0, msg=f"{sender} → {part}, {name}")
+
+
+def at_role(c: Both, row: int, sender: str, role: str) -> Tensor:
+    """Return what a sender writes at the tokens of a role, zero elsewhere."""
+    ids, labels = c.ids[row].tolist(), c.labels(row)
+    last = len(ids) - 1
+    colon = families.WORDS.index(":")
+    roles = ["text" if i < labels[-1] else "query" for i in range(len(ids))]
+    roles = ["other" if token == colon else role for role, token in zip(roles, ids, strict=True)]
+    roles = ["label" if i in labels else role for i, role in enumerate(roles)]
+    roles[last] = "last"
+    chosen = torch.tensor([role == "all" or one == role for one in roles])
+    return c.written(row, sender) * chosen[:, None]
+
+
+@checks("label_log_probs_without_edges")
+def without_edges(c: Both) -> None:
+    ours = il.label_log_probs_without_edges(c.model, c.batch, c.edge_sets)
+    for number, edges in enumerate(c.edge_sets):
+
+        def edit(row: int, edges: list[il.Edge] = edges) -> Edit:
+            changed: dict[str, Tensor] = {}
+            for edge in edges:
+                changed[edge.part] = changed.get(edge.part, 0) + at_role(c, row, edge.sender, edge.role)
+            return c.rebuilt(row, c.receiver, changed)
+
+        assert_close(ours[:, number], c.log_probs(edit)[:, [FOO, BAR]], scale=8.0)
+
+
+@checks("locate_circuit")
+def circuit(c: Both) -> None:
+    """The log-odds with all edges, and the effects of single edges, with means of what senders write in each role."""
+    found = il.locate_circuit(c.model, c.batch, c.batch, [c.receiver], n_edges=4, n_random=2)
+    scored = c.scored(torch.stack([one.log_probs for one in c.clean]))
+    assert_close(found.score("all")[0], scored["log_odds"].mean())
+    for one in found.to_frame("edges").itertuples():
+
+        def edit(row: int, one: Any = one) -> Edit:
+            parts = [at_role(c, i, one.sender, one.role) for i in range(len(c.batch))]
+            masks = [part.abs().sum(-1) > 0 for part in parts]
+            mean = torch.cat([part[mask] for part, mask in zip(parts, masks, strict=True)]).mean(0)
+            return c.rebuilt(row, c.receiver, {one.part: parts[row] - mean * masks[row][:, None]})
+
+        assert_close(one.effect, c.drops(edit)["log_odds"].mean(), scale=8.0, msg=one.edge)
+
+
+@checks("two_towers")
+def towers(c: Both) -> None:
+    """Values and keys from the prompt with its two labels exchanged, read by the last position only."""
+    lost = sweep.exchanged(c)
+    for row, prompt in enumerate(sweep.ONE_WORD):
+        ids = torch.tensor([families.WORDS.index(word) for word in sweep.words(prompt)])
+        is_label = (ids == FOO) | (ids == BAR)
+        donor = reference_passes.run(c.hf, torch.where(is_label, FOO + BAR - ids, ids))
+        for name, part in (("values", "v"), ("keys: labels", "k")):
+
+            def edit(what: str, layer: int, value: Tensor, part: str = part, donor: Pass = donor) -> Tensor | None:
+                chosen = [head for where, head in c.heads if where == layer]
+                if what != f"last {part}" or not chosen:
+                    return None
+                new = value.clone()
+                for head in chosen:
+                    new[head, is_label] = getattr(donor, part)[layer][head, is_label]  # noqa: B023
+                return new
+
+            pair = [reference_passes.run(c.hf, ids, one).log_probs for one in (None, edit)]
+            target = families.WORDS.index(str(prompt.answer))
+            odds = [one[target] - one[FOO + BAR - target] for one in pair]
+            assert_close(lost[name][row], odds[0] - odds[1], scale=8.0, msg=name)
+
+
+# Gradients and vectors
+
+
+def saliency_of(c: Both, row: int) -> Tensor:
+    """Return |pattern · ∂loss/∂pattern| [layer query key], summed over heads, from autograd on the plain model."""
+    c.hf.requires_grad_(True)
+    seen = reference_passes.run(c.hf, c.ids[row], grad=True)
+    target = int(c.targets[row])
+    loss = seen.log_probs[[FOO, BAR]].logsumexp(0) - seen.log_probs[target]
+    patterns = [seen.pattern[layer] for layer in sorted(seen.pattern)]
+    slopes = torch.autograd.grad(loss, patterns)
+    c.hf.requires_grad_(False)
+    return torch.stack([(a * s).abs().sum(0).detach() for a, s in zip(patterns, slopes, strict=True)])
+
+
+@checks("attention_saliency", "saliency_flow")
+def saliency(c: Both) -> None:
+    ours, flow = il.attention_saliency(c.model, c.batch), il.saliency_flow(c.model, c.batch)
+    for row in range(len(c.batch)):
+        theirs = saliency_of(c, row)
+        n, layers, labels = len(c.ids[row]), sorted(c.clean[row].pattern), c.labels(row)
+        assert_close(ours[row, layers, :n, :n], theirs, scale=float(theirs.abs().max()))
+        pairs = [(i, j) for i in range(n) for j in range(i)]
+        kinds = {
+            "text_to_label": [(i, j) for i, j in pairs if i in labels],
+            "label_to_last": [(n - 1, j) for j in labels],
+            "other_to_last": [(n - 1, j) for j in range(n - 1) if j not in labels],
+        }
+        kinds["rest"] = [one for one in pairs if one not in kinds["text_to_label"] + kinds["label_to_last"]]
+        for name, some in kinds.items():
+            mean = torch.stack([theirs[:, i, j] for i, j in some]).mean(0)
+            assert_close(getattr(flow, name)[row, layers], mean, msg=name)
+
+
+@checks("function_vector")
+def function_vector(c: Both) -> None:
+    total = torch.stack([one.head_outputs[head] for one in c.references for head in map(tuple, c.heads)]).sum(0)
+    ours = il.function_vector(c.model, c.heads, c.batch)
+    assert_close(ours, total / len(c.batch), scale=float(total.abs().max()))
+
+
+@checks("indirect_effects")
+def indirect_effects(c: Both) -> None:
+    ours = il.indirect_effects(c.model, c.batch, c.other)
+    before = c.scored(torch.stack([one.log_probs for one in c.clean]))["log_prob"].exp()
+    mean = {layer: torch.stack([one.z[layer][-1] for one in c.source]).mean(0) for layer in c.source[0].z}
+    for layer, head in c.heads:
+        log_probs = c.log_probs(lambda row, h=(layer, head): c.removed([h], last=True, value=mean))
+        assert_close(ours[:, layer, head], c.scored(log_probs)["log_prob"].exp() - before)
+
+
+@checks("add_vector")
+def vector_added(c: Both) -> None:
+    for layer in (0, c.n_layers - 1):
+
+        def edit(what: str, where: int, x: Tensor, layer: int = layer) -> Tensor | None:
+            if (what, where) != ("resid_post", layer):
+                return None
+            return torch.cat([x[:-1], x[-1:] + c.vectors[0]])
+
+        c.same(il.add_vector(c.model, c.vectors, layer, c.batch), lambda row, edit=edit: edit)
+
+
+# The sweep
+
+
+def test_no_function_that_takes_a_model_is_forgotten() -> None:
+    assert sweep.takes_a_model() == set().union(*(names for names, _ in CHECKS.values()))
+
+
+@pytest.mark.parametrize("family", EXACT)
+@pytest.mark.parametrize("check", sorted(CHECKS))
+def test_numbers_are_hugging_faces(both, monkeypatch, family, check) -> None:
+    case, (names, compare) = both(family), CHECKS[check]
+    refused = [name for name in names if is_refused(name, family, lambda name=name: CALLS[name].function(case))]
+    if refused:
+        assert set(refused) == names, "check functions that a family refuses apart from those that it has"
+        return
+    called: set[str] = set()
+    for name in names:
+        if "." not in name:
+            original = getattr(il, name)
+            monkeypatch.setattr(il, name, lambda *a, _f=original, _n=name, **k: called.add(_n) or _f(*a, **k))
+    compare(case)
+    assert called == {name for name in names if "." not in name}, "a check must call what it says that it checks"
