@@ -206,7 +206,7 @@ def test_what_a_head_adds_from_a_label_comes_from_all_its_tokens(case: Any) -> N
         means = il.mean_score_parts(model, batch[both], [head])
         for kind, side in ((True, "value of true labels"), (False, "value of false labels")):
             mean = sum(by_kind[kind][number] for number in both) / len(both)
-            assert_close([means.total(head, side)[0]], [mean], scale=8.0)
+            assert means.total(head, side)[0] == pytest.approx(mean, rel=1e-4, abs=1e-6)
     with pytest.raises(il.InputError, match="keys must be tokens of labels"):
         il.value_parts(
             il.capture(model, batch, writers="all"), head, batch.answer_tokens, against=against, keys=[0, 1]
