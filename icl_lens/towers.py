@@ -58,7 +58,7 @@ def two_towers(
       others';
     - "keys: labels", "values: texts", "query: labels", "query: same class": predicted to change nothing.
 
-    Keys and values of a label of several tokens are exchanged at its scored token (`batch.label_positions`).
+    Labels with the same number of tokens are exchanged token by token, others only at their scored tokens.
 
     The same exchanges in `n_random_sets` sets of other heads from the same layers are the control. Heads and sets use
     the same donors. With more than two labels, the answer is exchanged with the next label that is demonstrated.

@@ -14,9 +14,6 @@ from test_saliency import hf_saliency, mean_over
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.interventions.interchange import Donor, Interchange, log_probs_exchanged, record
-from icl_lens.locate import towers
-from icl_lens.models.view import ModelView
 from icl_lens.report.html.heads import located_table
 from icl_lens.report.html.parts import Bar
 
@@ -337,26 +334,6 @@ def test_labels_of_other_lengths_are_not_patched_from_each_other(load_tiny: Any)
         il.patch_heads(model, HEADS, source, activation="v", align="labels", batch=batch),
     ):
         pass
-
-
-def test_two_towers_read_and_write_labels_at_their_scored_tokens(load_tiny: Any) -> None:
-    """Donors that are the prompts themselves, whole or cut at each label, change nothing; other donors do."""
-    model = load_tiny("gpt2", dtype=torch.float64)
-    batch = il.tokenize(model, DIFFERENT, labels=(ONE, TWO, THREE))
-    cut = [
-        [il.Prompt(p.demonstrations[: i + 1], p.query, labels=p.labels) for i in range(len(p.demonstrations))]
-        for p in DIFFERENT
-    ]
-    view, like = ModelView.of(model), towers._TokenizeLike.of(model, batch)
-    layers = sorted({head.layer for head in HEADS})
-    own, other = (record(view, Donor(one), layers, "kv") for one in (batch, batch[[2, 1, 0]]))
-    at_labels = record(view, towers._per_label(like, cut), layers, "kv")
-    exchanges = [Interchange(tuple(HEADS), k=donor, v=donor) for donor in (own, at_labels, other)]
-    found, _ = log_probs_exchanged(view, batch, [Interchange(()), *exchanges])
-    for same in (1, 2):
-        assert_close(found[:, same], found[:, 0])
-    assert_close(found[1, 3], found[1, 0])  # the second prompt is its own donor
-    assert (found[0, 3] - found[0, 0]).abs().max() > 1e-3
 
 
 def test_a_row_that_ends_within_a_label_does_not_have_it(load_tiny: Any) -> None:
