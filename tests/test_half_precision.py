@@ -4,7 +4,7 @@ import families
 import pytest
 import torch
 from conftest import PROMPTS
-from family_tables import EXACT
+from family_tables import EXACT, NOT_HALF
 from tolerance import tolerance
 from transformers import AutoModelForCausalLM
 
@@ -15,6 +15,7 @@ QUICK = {("olmo2", torch.bfloat16), ("olmo2", torch.float16), ("gpt2", torch.flo
 CASES = [
     pytest.param(name, dtype, marks=() if (name, dtype) in QUICK else pytest.mark.slow, id=f"{name} {dtype}")
     for name in EXACT
+    if name not in NOT_HALF
     for dtype in (torch.bfloat16, torch.float16)
 ]
 
@@ -34,7 +35,7 @@ def test_half_precision_gives_the_numbers_of_hugging_face_and_the_heads_of_float
     assert (found - want).abs().max() < rounding
     ours, theirs = (_increases(one, batch) for one in (model, single))
     error = (ours - theirs).abs().max()
-    assert error < rounding
+    assert error < rounding * (4 if name in families.MIXTURES else 1)  # rounding may choose other experts
     order = theirs.mean(0).flatten().sort(descending=True)
     margin = order.values[N_LEADING - 1] - order.values[N_LEADING]
     leading = set(ours.mean(0).flatten().topk(N_LEADING).indices.tolist())
