@@ -158,3 +158,11 @@ def test_the_configuration_names_what_changes_a_run(gpt2, batch):
         assert {name for name in found if found[name] != other[name]} == changed
     with pytest.raises(il.InputError, match="at least 1"):
         configuration(gpt2, batch, OPTIONS | {"batch_size": 0}, ASKED)
+
+
+def test_runs_on_labels_of_several_tokens_do_not_resume_older_ones(gpt2, batch):
+    """Older versions stored what such labels have at their last tokens only."""
+    shown = [il.Demonstration("love", "bar eight"), il.Demonstration("one", "foo")]
+    longer = il.tokenize(gpt2, [il.Prompt(shown, query="two", answer="foo")])
+    assert "labels_are" not in configuration(gpt2, batch, OPTIONS, ASKED)
+    assert "labels_are" in configuration(gpt2, longer, OPTIONS, ASKED)

@@ -44,8 +44,14 @@ def configuration(
         "versions": {name: version(name) for name in PACKAGES},
         **({"quantization": view.quantization} if view.quantization else {}),
         **({"against": "the other labels"} if request["by"] == "contrast" else {}),
+        # Chunks of older versions hold what such labels have at their last tokens only.
+        **({"labels_are": "all their tokens"} if _has_labels_of_several_tokens(batch) else {}),
         **({"edits": list(edits)} if (edits := active_edits(view)) else {}),
     }
+
+
+def _has_labels_of_several_tokens(batch: PromptBatch) -> bool:
+    return bool(batch.labels) and batch.label_token_positions.shape[-1] > 1
 
 
 def prepare_run_folder(

@@ -152,7 +152,8 @@ def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> 
                 ],
             )
     partner = torch.tensor([batch.labels.index(label) for label in partners])
-    return TowerPrompts(batch, _label_tokens(batch), partner, donors, answers)
+    tokens = batch.label_token_positions.cpu().flatten(1)
+    return TowerPrompts(batch, tokens, partner, donors, answers)
 
 
 class _TokenizeLike(NamedTuple):
@@ -197,13 +198,6 @@ def _per_label(like: _TokenizeLike, batch: PromptBatch, prompts: Sequence[Sequen
     return _align(batch, donor.at(ends), rows, has_queries=False)
 
 
-def _label_tokens(batch: PromptBatch) -> Int[Tensor, "prompt token"]:
-    """Return the positions of all labels' tokens, the same number for each demonstration, padded with -1."""
-    start, end = batch.label_ranges.cpu().unbind(-1)
-    places = start[..., None] + torch.arange(max(1, int((end - start).max())))
-    return places.masked_fill((places >= end[..., None]) | (start[..., None] < 0), -1).flatten(1)
-
-
 def _align(
     batch: PromptBatch, donor: PromptBatch, rows: Int[Tensor, "prompt demo"], *, has_queries: bool = True
 ) -> Donor:
@@ -211,7 +205,7 @@ def _align(
 
     Labels with the same number of tokens are aligned token by token, others only at the token that scores them.
     """
-    tokens = _label_tokens(batch).unflatten(1, (rows.shape[1], -1))
+    tokens = batch.label_token_positions.cpu()
     n_prompts, n_demos, width = tokens.shape
     index = torch.arange(n_demos).clamp(max=donor.label_positions.shape[1] - 1).expand(n_prompts, -1)
     of_row = rows.clamp(min=0)
