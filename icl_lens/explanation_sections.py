@@ -22,7 +22,7 @@ from icl_lens.attribution.similarity import similarity_in
 from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import ablate_heads_per_row
 from icl_lens.interventions.controlled_ablation import random_head_sets
-from icl_lens.interventions.editor import active_edits
+from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import quoted_list

@@ -8,9 +8,9 @@ import torch
 from icl_lens.activations.activations import capture
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.editor import active_edits
 from icl_lens.interventions.effects import head_effects
 from icl_lens.metrics import is_correct, label_log_odds
+from icl_lens.models.active_edits import active_edits
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback

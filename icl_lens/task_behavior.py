@@ -19,7 +19,6 @@ from torch import Tensor
 
 from icl_lens.activations.activations import label_log_probs
 from icl_lens.errors import InputError
-from icl_lens.interventions.editor import active_edits, edits_note
 from icl_lens.metrics import (
     Interval,
     bootstrap_interval,
@@ -29,6 +28,7 @@ from icl_lens.metrics import (
     recent_label,
     weights_with_data,
 )
+from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list

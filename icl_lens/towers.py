@@ -12,6 +12,7 @@ from icl_lens.interventions.controlled_ablation import random_head_sets
 from icl_lens.interventions.edit_checks import checked_heads
 from icl_lens.locate.towers import EXCHANGES, N_SCANNED, exchange_scores, scan_heads, tower_prompts
 from icl_lens.metrics import is_correct
+from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
@@ -161,6 +162,7 @@ def two_towers(
         chance=float(torch.as_tensor(batch.label_mask).double().sum(-1).reciprocal().mean()),
         text=batch.texts[0],
         fallback_reason=reason,
+        edits=active_edits(view),
     )
 
 

@@ -1,18 +1,22 @@
 """Inside `with` blocks and under hooks of one's own, results name the edits; their numbers are the edited model's."""
 
 import json
+from functools import partial
 
 import families
 import pytest
 import torch
-from explanations import terminal_text
+from explanations import shown_text, terminal_text
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.interventions.editor import active_edits
 from icl_lens.locate.configuration import configuration
+from icl_lens.models.active_edits import active_edits
 from icl_lens.models.view import ModelView
 from icl_lens.report.ablation import ablation_json, notes
+from icl_lens.report.circuit import render as render_circuit
+from icl_lens.report.html import circuit_page
+from icl_lens.report.mean_score_parts import render as render_parts
 
 HEADS = [il.Head(1, 2), il.Head(2, 0)]
 ZEROED = "L1H2, L2H0 zeroed"
@@ -103,3 +107,74 @@ def test_every_block_has_words(gpt2):
     with il.ablate_heads(gpt2, view.heads()):
         assert active_edits(view)[0].endswith(f" and {len(view.heads()) - 8} other heads zeroed")
     assert active_edits(view) == ()
+
+
+def test_circuits_parts_and_towers_name_the_edits(gpt2, words, tmp_path):
+    prompts = il.load_task("sentiment-number", path=words, n=12, layout="random", demonstrations=2)
+    batch = il.tokenize(gpt2, prompts)
+    with il.ablate_heads(gpt2, HEADS):
+        circuit = il.locate_circuit(gpt2, batch[:4], batch[4:], ["L2H1"], n_edges=2, n_random=2)
+        parts = il.mean_score_parts(gpt2, batch, ["L2H1"])
+        towers = il.two_towers(gpt2, prompts, ["L2H1"], n_random_sets=1)
+        edges = il.head_to_head_effects(gpt2, batch, ["L2H1"], part="q")
+        search = il.choose_strength(gpt2, [il.Head(2, 1)], batch, batch, fix="recency", strengths=[0.5])
+        acts = il.capture(gpt2, batch, writers=True)
+    acts.save(tmp_path / "acts.safetensors")
+    assert il.Activations.load(tmp_path / "acts.safetensors", gpt2).edits == (ZEROED,)
+    of_head = il.attention_score_parts(acts, "L2H1"), il.value_parts(acts, "L2H1", batch.answer_tokens)
+    for one in (circuit, parts, towers, edges, search, acts[:2]):
+        assert one.edits == (ZEROED,)
+    for one in (circuit, parts, towers, edges, search, acts, *of_head):
+        assert ZEROED in repr(one)
+    note = f"All numbers are those of the edited model: {ZEROED}."
+    for one in (circuit, parts, towers):
+        assert one.to_dict()["edits"] == [ZEROED]
+    for shown in (render_circuit(circuit), render_parts(parts), towers):
+        assert note in " ".join(shown_text(shown).split())
+    assert note in towers.to_html()
+    assert note in circuit_page(circuit, model="m")
+    with gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)]):  # saliency needs each head's own z
+        flow = il.saliency_flow(gpt2, batch)
+    assert flow.edits == (f"hooks at {HOOK}",)
+    assert HOOK in repr(flow)
+    assert il.saliency_flow(gpt2, batch).edits == il.capture(gpt2, batch).edits == ()
+
+
+def test_hooks_of_modules_are_named(gpt2):
+    view = ModelView.of(gpt2)
+    blocks = gpt2.original_model.transformer.h
+    hooks = [
+        blocks[1].register_forward_hook(lambda module, args, output: None),
+        gpt2.blocks[2].mlp.register_forward_pre_hook(partial(lambda scale, module, args: None, 2)),
+    ]
+    try:
+        assert active_edits(view) == ("forward hooks on transformer.h.1, transformer.h.2.mlp",)
+        hooks.pop().remove()
+        assert active_edits(view) == ("a forward hook on transformer.h.1",)
+        with gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: x)]), il.ablate_heads(gpt2, HEADS):
+            assert active_edits(view) == (ZEROED, f"hooks at {HOOK}", "a forward hook on transformer.h.1")
+        batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer="foo")])
+        assert il.capture(gpt2, batch).edits == ("a forward hook on transformer.h.1",)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    with il.add_vector(gpt2, torch.zeros(view.d_model), 1, batch):
+        assert active_edits(view) == ("hooks at blocks.1.hook_resid_post",)
+    assert active_edits(view) == ()
+
+
+def test_a_hook_of_a_module_changes_the_numbers_that_name_it(gpt2):
+    batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer="foo")])
+    plain = il.head_effects(gpt2, batch, positions="all")
+    hook = gpt2.original_model.transformer.h[1].register_forward_hook(halve)
+    try:
+        edited = il.head_effects(gpt2, batch, positions="all")
+    finally:
+        hook.remove()
+    assert plain.edits == ()
+    assert edited.edits == ("a forward hook on transformer.h.1",)
+    assert (edited.log_prob - plain.log_prob).abs().max() > 1e-4
+
+
+def halve(module, args, output):
+    return (0.5 * output[0], *output[1:]) if isinstance(output, tuple) else 0.5 * output

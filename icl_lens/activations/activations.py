@@ -19,6 +19,7 @@ from icl_lens.activations.serialization import read_metadata, read_tensors, writ
 from icl_lens.activations.writers import Writers, has_pos_embed
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
+from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.independent_rows import first_angles
 from icl_lens.models.locking import locks_model
 from icl_lens.models.readout import Readout
@@ -81,6 +82,8 @@ class Activations:
 
     writers: Writers | None = None
     """What earlier components wrote at some positions; None unless captured with `writers`. `save` omits it."""
+    edits: tuple[str, ...] = ()
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
 
     @classmethod
     def from_cache(
@@ -131,7 +134,7 @@ class Activations:
 
     def __repr__(self) -> str:
         size = f"{self.view.n_layers} layers × {self.view.n_heads} heads"
-        return f"Activations({self.view.name}: {self.batch.size_summary}, {size})"
+        return f"Activations({self.view.name}: {self.batch.size_summary}, {size}){edits_suffix(self.edits)}"
 
     @property
     def v(self) -> Float[Tensor, "batch layer key kv_head d_head"]:
@@ -251,6 +254,7 @@ class Activations:
             "final_norm": self.readout.final_norm,
             "bias": self.readout.bias,
             "batch": batch_values,
+            **({"edits": list(self.edits)} if self.edits else {}),
         }
         tensors = self._tensors() | {f"batch.{name}": value for name, value in batch_tensors.items()}
         write_tensors(path, KIND, VERSION, tensors, metadata)
@@ -279,7 +283,8 @@ class Activations:
         }
         readout = view.readout(tensors["resid_final"]).using(final_norm=metadata["final_norm"], bias=metadata["bias"])
         batch = PromptBatch.from_state(batch_tensors, metadata["batch"])
-        return cls(**{"mlp_post": None, **tensors}, batch=batch, view=view, readout=readout)
+        edits = tuple(metadata.get("edits", ()))
+        return cls(**{"mlp_post": None, **tensors}, batch=batch, view=view, readout=readout, edits=edits)
 
     def __getitem__(self, index: Any) -> "Activations":
         """Select rows like `batch[index]`; tensors of a slice are views."""
@@ -352,7 +357,7 @@ def capture(
     is_edited = view.has_hooks  # edits may give heads another z than attention times values
     recorder = Recorder(view, plan, writers)
     logits = _last_logits(model, plan.run, recorder.hooks())
-    acts = Activations(**recorder.fields())
+    acts = Activations(**recorder.fields(), edits=active_edits(view))
     if check:
         _check_sums(acts)
         if not is_edited:

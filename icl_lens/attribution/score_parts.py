@@ -37,6 +37,7 @@ from icl_lens.attribution.projections import head_slice
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models import attention_scores
+from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.prompts.token_ids import TokenPositions
 
@@ -142,7 +143,8 @@ class ScoreParts:
 
     def __repr__(self) -> str:
         n, n_keys = self.positions.shape
-        return f"ScoreParts({self.acts.view.name} {self.head}: {n} × {n_keys} keys, {len(self.writers)} writers)"
+        text = f"ScoreParts({self.acts.view.name} {self.head}: {n} × {n_keys} keys, {len(self.writers)} writers)"
+        return text + edits_suffix(self.acts.edits)
 
     @property
     def query_side(self) -> Float[Tensor, "batch key writer"]:

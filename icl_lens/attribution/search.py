@@ -42,6 +42,7 @@ from icl_lens.attribution.increases import (
 )
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_integers
+from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
 
@@ -160,7 +161,7 @@ class TopHeads(ShownAsTable):
         columns = {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
         columns[f"mean {self.by}"] = [format_signed(value) for value in frame["value"]]
         summary = f"{self.n_exact} of {self.n_parts} heads evaluated, {_certainty(self.certified)}"
-        summary += f" (edited model: {'; '.join(self.edits)})" if self.edits else ""
+        summary += edits_suffix(self.edits)
         return f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {summary}", columns, len(self.value)
 
 

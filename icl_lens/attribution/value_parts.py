@@ -23,6 +23,7 @@ from icl_lens.attribution.increases import Against, check_scoring, linear_direct
 from icl_lens.attribution.search import layer_gradients
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame
 from icl_lens.errors import check_choice
+from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.prompts.token_ids import TokenPositions
 
@@ -58,6 +59,7 @@ class ValueParts(ShownAsTable):
         by_writer = self.parts.sum(1).mean(0)
         order = by_writer.abs().argsort(descending=True)[:SHOWN_ROWS].tolist()
         title = f"ValueParts({self.acts.view.name} {self.head}: {n} × {count} keys, {n_writers} writers, {how})"
+        title += edits_suffix(self.acts.edits)
         columns: dict[str, list[object]] = {
             "writer": [self.writers[i] for i in order],
             "all keys, nats": [format_signed(float(by_writer[i])) for i in order],

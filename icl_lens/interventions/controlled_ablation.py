@@ -23,7 +23,7 @@ from torch import Tensor
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, plural_prompts
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.interventions.edited_scores import PASS_TOKENS, AnswerScores, score_ablated_sets
-from icl_lens.interventions.editor import Positions, active_edits
+from icl_lens.interventions.editor import Positions
 from icl_lens.metrics import (
     Interval,
     cluster_weights,
@@ -33,6 +33,7 @@ from icl_lens.metrics import (
     mean_aurocs,
     percentile_interval,
 )
+from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback

@@ -24,6 +24,7 @@ from icl_lens.interventions.edited_scores import read_labels, score_passes, scor
 from icl_lens.interventions.editor import Edit, editing, group_by_layer
 from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.metrics import is_correct, label_log_odds
+from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -181,6 +182,8 @@ class StrengthSearch(ShownAsTable):
     """For each strength: accuracy over all prompts, including `accuracy_batches`, 0 to 1."""
     accuracy_drop: tuple[float, ...]
     """For each strength: the largest drop in accuracy in any batch; negative if accuracy rises in all."""
+    edits: tuple[str, ...] = ()
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
 
     def _shown(self) -> tuple[str, dict[str, list[object]], int]:
         columns: dict[str, list[object]] = {
@@ -189,7 +192,7 @@ class StrengthSearch(ShownAsTable):
             "accuracy": [f"{one:.1%}" for one in self.accuracy],
             "largest drop": [f"{one:+.1%}" for one in self.accuracy_drop],
         }
-        return f"StrengthSearch({self.fix} bias, nats)", columns, len(self.strengths)
+        return f"StrengthSearch({self.fix} bias, nats){edits_suffix(self.edits)}", columns, len(self.strengths)
 
     def to_frame(self) -> pd.DataFrame:
         """Return strength, bias (nats), accuracy, accuracy_drop and chosen, one row per strength."""
@@ -261,7 +264,8 @@ def choose_strength(
     smallest = min(abs(bias[i]) for i in allowed)
     best = min((i for i in allowed if abs(bias[i]) <= smallest + _TIED), key=lambda i: strengths[i])
     accuracy = tuple(float(one @ sizes / sizes.sum()) for one in accuracies)
-    return StrengthSearch(fix, strengths[best], strengths, tuple(bias), accuracy, tuple(drops))
+    edits = active_edits(ModelView.of(model))
+    return StrengthSearch(fix, strengths[best], strengths, tuple(bias), accuracy, tuple(drops), edits)
 
 
 def _scored(

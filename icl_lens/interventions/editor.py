@@ -22,6 +22,7 @@ from icl_lens.interventions.pattern import (
     recompute_pattern,
     score_inputs,
 )
+from icl_lens.models.active_edits import DESCRIBE, Described, some_of
 from icl_lens.models.head import Head
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.locking import check_thread, model_lock
@@ -99,6 +100,15 @@ class Editor:
     """Layer -> edited heads, their edited patterns and values in the current pass."""
     start_handle: Any = None
     """Handle of the hook that calls `start`."""
+
+    def describe(self) -> Described:
+        """Return the active edits in words, and the ids of the editor's hook handles; see `active_edits`."""
+        own = {id(handle) for _, handle in self.hooked.values()}
+        found = []
+        for edit in [] if are_edits_disabled(self.view) else self.edits:
+            heads = [str(Head(layer, head)) for layer, indices in sorted(edit.heads.items()) for head in indices]
+            found.append(f"{some_of(heads, 'heads')} {edit.what}")
+        return found, own
 
     def enter(self, edit: Edit) -> None:
         """Activate an edit and add the hooks that no other edit has added."""
@@ -246,6 +256,7 @@ def editing(view: ModelView, *edits: Edit) -> Iterator[None]:
         editor = _EDITORS.get(view.model)
         if editor is None:
             editor = _EDITORS[view.model] = Editor(view)
+            DESCRIBE[view.model] = editor.describe
             module = getattr(view.model, "original_model", view.model)
             editor.start_handle = module.register_forward_pre_hook(
                 lambda _, args, kwargs: editor.start(args, kwargs), with_kwargs=True
@@ -258,7 +269,7 @@ def editing(view: ModelView, *edits: Edit) -> Iterator[None]:
             for edit in edits:
                 editor.leave(edit)
             if not editor.edits and _EDITORS.get(view.model) is editor:
-                del _EDITORS[view.model]
+                del _EDITORS[view.model], DESCRIBE[view.model]
                 editor.start_handle.remove()
 
 
@@ -318,39 +329,6 @@ def edits_disabled(view: ModelView) -> Iterator[None]:
 def are_edits_disabled(view: ModelView) -> bool:
     """Return whether a block of `edits_disabled` is open."""
     return view.model in _DISABLED
-
-
-# Heads and hooks that `active_edits` names; it counts the rest.
-MAX_NAMED = 8
-
-
-def active_edits(view: ModelView) -> tuple[str, ...]:
-    """Return in words what edits the model now: the edits of open `with` blocks, and other hooks of TransformerLens.
-
-    Every function runs the model as it is, so its numbers are those of the edited model, and results name the edits.
-    """
-    editor = None if are_edits_disabled(view) else _EDITORS.get(view.model)
-    edits = [] if editor is None else editor.edits
-    own = set() if editor is None else {id(handle) for _, handle in editor.hooked.values()}
-    found = []
-    for edit in edits:
-        heads = [str(Head(layer, head)) for layer, indices in sorted(edit.heads.items()) for head in indices]
-        found.append(f"{_named(heads, 'heads')} {edit.what}")
-    # A hook point may have several names; the last is that of TransformerLens' documentation.
-    names = {id(point): name for name, point in view.model.hook_dict.items()}
-    points = {id(point): point for point in view.model.hook_dict.values()}
-    hooks = [names[key] for key, point in points.items() if any(id(handle) not in own for handle in point.fwd_hooks)]
-    return (*dict.fromkeys(found), *([f"hooks at {_named(hooks, 'activations')}"] if hooks else []))
-
-
-def edits_note(edits: Sequence[str], what: str = "All numbers") -> str:
-    """Return a sentence that says that numbers are those of an edited model; empty without edits."""
-    return f"{what} are those of the edited model: {'; '.join(edits)}." if edits else ""
-
-
-def _named(names: Sequence[str], what: str) -> str:
-    rest = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {rest} other {what}" if rest > 0 else "")
 
 
 def _hook_names(view: ModelView, edit: Edit) -> dict[str, tuple[int | None, str]]:

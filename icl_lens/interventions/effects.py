@@ -20,9 +20,10 @@ from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import Mode, check_ablation
 from icl_lens.interventions.edited_scores import PASS_TOKENS, score_sets
-from icl_lens.interventions.editor import Positions, active_edits
+from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.gradients import prompts_at_once, z_gradients
 from icl_lens.metrics import label_log_odds, spearman
+from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
@@ -93,7 +94,7 @@ class HeadEffects(ShownAsTable):
             columns[name] = [format_signed(float(mean[head])) for head in heads]
         n = len(self.log_prob)
         title = f"HeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}, heads removed one by one"
-        title += f" (edited model: {'; '.join(self.edits)})" if self.edits else ""
+        title += edits_suffix(self.edits)
         return title, columns, self.log_prob[0].numel()
 
 

@@ -33,6 +33,7 @@ from icl_lens.interventions.gradients import z_gradients
 from icl_lens.interventions.partial_forward import ReduceLogProbs
 from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.interventions.receiver import PARTS, Means, Part, Receiver
+from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -86,6 +87,8 @@ class HeadToHeadEffects(ShownAsTable):
     logit_diff: Float[Tensor, "batch receiver sender"] | None = None
     fallback_reason: str = ""
     """Why full forward passes were used instead of the prefix cache; empty if it was used."""
+    edits: tuple[str, ...] = ()
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
 
     def to_frame(self) -> pd.DataFrame:
         """Return receiver, part, sender, and mean drops over the prompts that have them, largest log_prob first.
@@ -106,7 +109,8 @@ class HeadToHeadEffects(ShownAsTable):
         columns["log p drop"] = [format_signed(value) for value in shown["log_prob"]]
         columns["log-odds drop"] = [format_signed(value) for value in shown["log_odds"]]
         n = len(self.log_prob)
-        return f"HeadToHeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}", columns, len(frame)
+        title = f"HeadToHeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}{edits_suffix(self.edits)}"
+        return title, columns, len(frame)
 
 
 def head_to_head_effects(
@@ -189,7 +193,8 @@ def head_to_head_effects(
     drops[:, [i for i, _ in pairs], [j for _, j in pairs]] = scores[:, :1] - scores[:, 1:]
     drops[~has_tokens.to(drops.device)] = torch.nan
     log_prob, log_odds, *logit_diff = drops.unbind(-1)
-    return HeadToHeadEffects(heads, names, part, log_prob, log_odds, logit_diff[0] if logit_diff else None, reason)
+    difference = logit_diff[0] if logit_diff else None
+    return HeadToHeadEffects(heads, names, part, log_prob, log_odds, difference, reason, active_edits(view))
 
 
 def label_log_probs_without_edges(

@@ -20,6 +20,7 @@ from icl_lens.display import ShownAsTable, long_frame, plural_prompts
 from icl_lens.errors import InputError
 from icl_lens.interventions.gradients import prompts_at_once, z_gradients
 from icl_lens.interventions.pattern import LayerValues, recording_hooks
+from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -54,6 +55,8 @@ class SaliencyFlow(ShownAsTable):
     """i a token of the demonstrations that is not in a label, j any position before it."""
     other_to_last: Float[Tensor, "batch layer"]
     """i the last position, j any position that is not in a label."""
+    edits: tuple[str, ...] = ()
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
 
     def share(self, kind: str, versus: str) -> Float[Tensor, "batch layer"]:
         """Return one kind's share (0–1) of the sum of two kinds; ½ if both are equally salient, NaN if both are 0."""
@@ -72,7 +75,8 @@ class SaliencyFlow(ShownAsTable):
         for name in KINDS[:3]:
             columns[name.replace("_", " ")] = [f"{value:.2e}" for value in getattr(self, name).float().mean(0).tolist()]
         n, n_layers = self.rest.shape
-        return f"SaliencyFlow, nats per edge: {'mean over ' * (n > 1)}{plural_prompts(n)}", columns, n_layers
+        title = f"SaliencyFlow, nats per edge: {'mean over ' * (n > 1)}{plural_prompts(n)}{edits_suffix(self.edits)}"
+        return title, columns, n_layers
 
 
 KINDS = ("text_to_label", "label_to_last", "rest", "text_to_other", "other_to_last")
@@ -117,8 +121,9 @@ def saliency_flow(model: Any, batch: PromptBatch) -> SaliencyFlow:
             columns.append((saliency * edges).sum((1, 2)) / edges.sum((1, 2)))
         return torch.stack(columns, dim=-1)
 
-    found = _by_layer(ModelView.of(model), batch, means)
-    return SaliencyFlow(*found.unbind(-1))
+    view = ModelView.of(model)
+    found = _by_layer(view, batch, means)
+    return SaliencyFlow(*found.unbind(-1), edits=active_edits(view))
 
 
 def edge_kinds(batch: PromptBatch) -> dict[str, Bool[Tensor, "batch query key"]]:

@@ -43,6 +43,7 @@ from icl_lens.locate.edge_space import EdgeSpace
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
 from icl_lens.metrics import label_log_odds
+from icl_lens.models.active_edits import active_edits, edits_note, edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
@@ -87,6 +88,8 @@ class Circuit(ShownAsTable):
     groups: pd.DataFrame = field(repr=False)
     scores: pd.DataFrame = field(repr=False)
     """See `score`."""
+    edits: tuple[str, ...] = ()
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
 
     def to_frame(self, table: Table = "edges") -> pd.DataFrame:
         """Return a table.
@@ -124,7 +127,13 @@ class Circuit(ShownAsTable):
         return low > 0 or high < 0
 
     def sentences(self) -> list[str]:
-        """Return in words what all edges carry, how much of it the circuit keeps, and which groups of edges matter."""
+        """Return in words what all edges carry, how much of it the circuit keeps, and which groups of edges matter.
+
+        The last sentence names the edits of an edited model.
+        """
+        return [*self._sentences(), *([edits_note(self.edits)] if self.edits else [])]
+
+    def _sentences(self) -> list[str]:
         all_edges, none = (self.score(name)[0] for name in ("all", "none"))
         value, low, high = self.score("all − none")
         carried = (
@@ -157,6 +166,7 @@ class Circuit(ShownAsTable):
         """Return counts, receivers and tables as numbers and strings for JSON."""
         return {
             "sentences": self.sentences(),
+            "edits": list(self.edits),
             "receivers": [str(head) for head in self.receivers],
             **{name: getattr(self, name) for name in ("n_edges", "n_random", "n_located", "n_prompts", "n_queries")},
             **{name: json_records(table) for name, table in self.tables.items()},
@@ -172,7 +182,8 @@ class Circuit(ShownAsTable):
         columns: dict[str, list[Any]] = {"edge": rows["edge"].tolist()}
         columns["log-odds drop"] = [format_signed(value) for value in rows["effect"]]
         columns["95% interval"] = interval_texts(rows)
-        return f"Circuit: mean over {plural_prompts(self.n_prompts)}", columns, len(self.edges)
+        title = f"Circuit: mean over {plural_prompts(self.n_prompts)}{edits_suffix(self.edits)}"
+        return title, columns, len(self.edges)
 
 
 def locate_circuit(
@@ -277,6 +288,7 @@ def locate_circuit(
             n_located=len(ranking),
             n_prompts=len(testing),
             n_queries=len(set(queries)),
+            edits=active_edits(view),
             **sets.tables(log_odds, queries, total / len(ranking)),
         )
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from icl_lens.attribution.search import check_k
 from icl_lens.digest import json_digest, weights_digest
-from icl_lens.interventions.editor import active_edits
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import plan_batches
+from icl_lens.models.active_edits import active_edits
 from icl_lens.models.offload import ParameterMap
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest

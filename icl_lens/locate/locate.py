@@ -42,12 +42,12 @@ from icl_lens.attribution.search import (
     ranked_by,
 )
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.editor import active_edits
 from icl_lens.locate.chunk import increase_columns, read_increases
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.mean_effects import locate_effects
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, MAX_ROWS, ChunkStream, plan_batches
+from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
 from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
 from icl_lens.models.view import ModelView

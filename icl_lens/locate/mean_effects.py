@@ -21,7 +21,7 @@ from icl_lens.attribution.increases import check_against_ids, check_target_ids, 
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, interval_texts, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edited_scores import score_sets
-from icl_lens.interventions.editor import Positions, active_edits, edits_note
+from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.effects import (
     SCORES,
     Algorithm,
@@ -37,6 +37,7 @@ from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
 from icl_lens.metrics import draw_clusters, mean_intervals
+from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback

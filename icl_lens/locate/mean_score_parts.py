@@ -44,6 +44,7 @@ from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
 from icl_lens.metrics import mean_intervals
+from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
@@ -79,6 +80,8 @@ class MeanScoreParts(ShownAsTable):
     writers: pd.DataFrame = field(repr=False)
     """See `to_frame`, also for `groups`."""
     groups: pd.DataFrame = field(repr=False)
+    edits: tuple[str, ...] = ()
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
 
     def to_frame(self, table: Literal["writers", "groups"] = "writers") -> pd.DataFrame:
         """Return name (of the head), side, writer, value (mean), low and high.
@@ -126,6 +129,7 @@ class MeanScoreParts(ShownAsTable):
             "n_prompts": self.n_prompts,
             "n_queries": self.n_queries,
             "values_are_exact": self.values_are_exact,
+            "edits": list(self.edits),
             "sentences": {str(head): self.sentence(head) for head in self.heads},
             "writers": json_records(self.writers),
             "groups": json_records(self.groups),
@@ -136,7 +140,8 @@ class MeanScoreParts(ShownAsTable):
         columns: dict[str, list[Any]] = {name: rows[name].tolist() for name in ("name", "side", "writer")}
         columns["mean"] = [format_signed(value) for value in rows["value"]]
         columns["95% interval"] = interval_texts(rows)
-        return f"MeanScoreParts: mean over {plural_prompts(self.n_prompts)}", columns, len(self.writers)
+        title = f"MeanScoreParts: mean over {plural_prompts(self.n_prompts)}{edits_suffix(self.edits)}"
+        return title, columns, len(self.writers)
 
 
 def mean_score_parts(
@@ -231,7 +236,7 @@ def mean_score_parts(
                 by_group = np.stack([parts[:, group == number].sum(1) for number in range(len(GROUPS))], axis=1)
                 groups.append(_mean_rows(head, side, GROUPS, by_group, queries))
         tables = (pd.concat(frames, ignore_index=True) for frames in (writers, groups))
-        return MeanScoreParts(chosen, len(batch), len(set(queries)), is_exact, *tables)
+        return MeanScoreParts(chosen, len(batch), len(set(queries)), is_exact, *tables, edits=active_edits(view))
 
     return distributed.run_on_main(make_tables)
 

@@ -9,8 +9,8 @@ from rich.console import Group
 from rich.text import Text
 
 from icl_lens.interventions.controlled_ablation import Condition, ConditionName, ControlledAblation
-from icl_lens.interventions.editor import edits_note
 from icl_lens.metrics import Interval
+from icl_lens.models.active_edits import edits_note
 from icl_lens.report.number_format import mean_and_range, percent, signed
 from icl_lens.report.rich_table import new_table
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from icl_lens.attribution.reasons import SIDES, AttentionReasons, writers_in_words
 from icl_lens.errors import check_choice
-from icl_lens.interventions.editor import edits_note
+from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT, FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template

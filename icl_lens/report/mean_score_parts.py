@@ -7,6 +7,7 @@ from rich.text import Text
 
 from icl_lens.attribution.reasons import WRITER_NAMES
 from icl_lens.locate.mean_score_parts import SIDES, MeanScoreParts
+from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.report.rich_table import new_table
 
@@ -31,7 +32,8 @@ def render(found: MeanScoreParts) -> Group:
         f"parts sum to what the head adds to the answer from these labels, nats{first_order}. {WRITER_NAMES}; "
         "pairs: query writer × key writer."
     )
-    return Group(*(block for head in found.heads for block in _of_head(found, head)), Text(note, "dim"))
+    edited = [Text(edits_note(found.edits), "bold")] if found.edits else []
+    return Group(*edited, *(block for head in found.heads for block in _of_head(found, head)), Text(note, "dim"))
 
 
 def _of_head(found: MeanScoreParts, head: Head) -> Iterator[RenderableType]:

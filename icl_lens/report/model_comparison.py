@@ -12,8 +12,8 @@ from rich.text import Text
 
 from icl_lens.display import format_signed, interval_texts, text_table
 from icl_lens.errors import InputError
-from icl_lens.interventions.editor import edits_note
 from icl_lens.metrics import bootstrap_interval, mean_intervals
+from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.report.comparison import MODELS_NOTE
 from icl_lens.report.findings import By

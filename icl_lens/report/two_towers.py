@@ -16,6 +16,7 @@ from rich.text import Text
 from icl_lens.display import json_records, plural_prompts, text_table
 from icl_lens.files import write_text
 from icl_lens.metrics import Interval, bootstrap_interval
+from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.report.html.page import HasPage
 from icl_lens.report.html.parts import Bar, Cell, Table, largest
@@ -101,6 +102,8 @@ class TwoTowers(HasPage):
     """The first prompt."""
     fallback_reason: str = ""
     """Why full forward passes were used instead of the prefix cache; empty if it was used."""
+    edits: tuple[str, ...] = ()
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
 
     @property
     def accuracy(self) -> Interval:
@@ -236,6 +239,7 @@ class TwoTowers(HasPage):
         """Return the verdict, the tables and the values of every prompt as numbers and strings for JSON."""
         return {
             "model": self.model,
+            "edits": list(self.edits),
             "verdict": self.verdict,
             "is_two_towers": self.is_two_towers,
             "heads": list(map(str, self.heads)),
@@ -295,12 +299,13 @@ class TwoTowers(HasPage):
 
     @property
     def summary(self) -> str:
-        """The model, the heads, and what the model does without exchange."""
-        return (
+        """The model, its edits, the heads, and what the model does without exchange."""
+        text = (
             f"{self.model}: {', '.join(map(str, self.heads))}. Without exchange: log-odds "
             f"{signed(float(self.log_odds.mean()), 2)}, accuracy {percent(self.accuracy.value)}"
             f"{_shares(self.accuracy)}, {plural_prompts(len(self.queries))}."
         )
+        return text + (f" {edits_note(self.edits)}" if self.edits else "")
 
     def notes(self) -> list[str]:
         """Return notes that explain the table's numbers."""

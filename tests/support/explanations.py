@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from icl_lens.explanation import Explanation
 from icl_lens.models.head import Head
@@ -23,8 +23,13 @@ HOSTILE = [SCRIPT, IMAGE, "\"'><svg onload=alert(1)>", "<!--", "]]>", "&lt;b&gt;
 
 def terminal_text(explanation: Explanation, width: int = 4000) -> str:
     """Return what a terminal of this width shows, without colors."""
+    return shown_text(render(explanation), width)
+
+
+def shown_text(shown: RenderableType, width: int = 4000) -> str:
+    """Return a result as a terminal of this width shows it, without colors."""
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(render(explanation))
+    console.print(shown)
     return console.file.getvalue()
 
 

@@ -1,0 +1,55 @@
+"""What edits a model now, in words: edits of open `with` blocks, and forward hooks that others have set."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from icl_lens.models.module_hooks import hooked_modules
+from icl_lens.models.view import ModelView
+
+# Names and hooks that `active_edits` lists; it counts the rest.
+MAX_NAMED = 8
+
+Described = tuple[list[str], set[int]]
+"""Open edits in words, and the ids of their hook handles."""
+
+# Model -> describes its open edits; set while `icl_lens.interventions.editor` has any.
+DESCRIBE: "WeakKeyDictionary[Any, Callable[[], Described]]" = WeakKeyDictionary()
+
+
+def active_edits(view: ModelView) -> tuple[str, ...]:
+    """Return in words what edits the model now: the edits of open `with` blocks, and other forward hooks.
+
+    These are hooks of TransformerLens' hook points, and hooks of PyTorch modules that are not set by a library in
+    `icl_lens.models.module_hooks.LIBRARIES`. Every function runs the model as it is, so its numbers are those of the
+    edited model, and results name the edits.
+    """
+    describe = DESCRIBE.get(view.model)
+    found, own = ([], set()) if describe is None else describe()
+    # A hook point may have several names; the last is that of TransformerLens' documentation.
+    names = {id(point): name for name, point in view.model.hook_dict.items()}
+    points = {id(point): point for point in view.model.hook_dict.values()}
+    hooks = [names[key] for key, point in points.items() if any(id(handle) not in own for handle in point.fwd_hooks)]
+    found = list(dict.fromkeys(found))
+    if hooks:
+        found.append(f"hooks at {some_of(hooks, 'activations')}")
+    if modules := hooked_modules(view.model):
+        kind = "a forward hook" if len(modules) == 1 else "forward hooks"
+        found.append(f"{kind} on {some_of(modules, 'modules')}")
+    return tuple(found)
+
+
+def edits_note(edits: Sequence[str], what: str = "All numbers") -> str:
+    """Return a sentence that says that numbers are those of an edited model; empty without edits."""
+    return f"{what} are those of the edited model: {'; '.join(edits)}." if edits else ""
+
+
+def edits_suffix(edits: Sequence[str]) -> str:
+    """Return " (edited model: …)" for the title of a table; empty without edits."""
+    return f" (edited model: {'; '.join(edits)})" if edits else ""
+
+
+def some_of(names: Sequence[str], what: str) -> str:
+    """Return the first names, and how many others there are."""
+    rest = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {rest} other {what}" if rest > 0 else "")

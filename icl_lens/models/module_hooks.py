@@ -1,0 +1,38 @@
+"""Forward hooks of PyTorch modules that were not set by a library, as by `model.….register_forward_hook`."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+LIBRARIES = ("accelerate", "icl_lens", "torch", "transformer_lens", "transformers")
+"""Packages whose own hooks run the model, read it, or belong to it. Hooks at hook points are TransformerLens'."""
+
+
+def hooked_modules(model: Any) -> list[str]:
+    """Return the names of modules with a forward hook, or forward pre-hook, that none of `LIBRARIES` defines.
+
+    Names are those of the model's own code (`transformer.h.3.mlp`); "the model" is the model itself.
+    """
+    found: dict[int, str] = {}
+    for root in (getattr(model, "original_model", model), model):
+        for name, module in root.named_modules():
+            if any(_package(hook) not in LIBRARIES for hook in _hooks(module)):
+                found.setdefault(id(module), _own_name(name))
+    return list(dict.fromkeys(found.values()))
+
+
+def _hooks(module: Any) -> list[Callable[..., Any]]:
+    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+
+
+def _package(hook: Callable[..., Any]) -> str:
+    """Return the package that defines a hook."""
+    while isinstance(hook, partial):
+        hook = hook.func
+    name = getattr(hook, "__module__", None) or type(hook).__module__
+    return name.partition(".")[0]
+
+
+def _own_name(name: str) -> str:
+    """Return a module's name without the wrappers that TransformerLens puts around it."""
+    return ".".join(part for part in name.split(".") if part != "_original_component") or "the model"
