@@ -136,7 +136,9 @@ class TaskCheck:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the value of each row of `to_frame` and, as "sentence", what `print` shows, for JSON."""
-        values = {name: None if math.isnan(value) else value for name, value in self.to_frame()["value"].items()}
+        frame = self.to_frame()
+        rows = zip(map(str, frame.index), frame["value"].tolist(), strict=True)
+        values = {name: None if math.isnan(value) else value for name, value in rows}
         return {**values, "edits": list(self.edits), "sentence": str(self)}
 
     def __str__(self) -> str:
@@ -237,7 +239,9 @@ def task_check(
     else:
         prompts = as_prompts(task)
     _check_prompts(prompts)
-    arranged = {name: [arrange(prompt, seed) for prompt in prompts] for name, arrange in _ARRANGE.items()}
+    arranged: dict[Arrangement, list[Prompt]] = {
+        name: [arrange(prompt, seed) for prompt in prompts] for name, arrange in _ARRANGE.items()
+    }
     # A prompt that is the same in two arrangements runs once.
     row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(chain.from_iterable(arranged.values())))}
     batch = tokenize(model, [*row_of], template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
@@ -247,11 +251,15 @@ def task_check(
             predictions.append(label_log_probs(model, piece).cpu())
             report("checking the task", sum(map(len, predictions)), len(row_of))
     found = torch.cat(predictions)
-    rows = {name: [row_of[prompt] for prompt in prompts_of] for name, prompts_of in arranged.items()}
-    scores = {
+    rows: dict[Arrangement, list[int]] = {
+        name: [row_of[prompt] for prompt in prompts_of] for name, prompts_of in arranged.items()
+    }
+    scores: dict[Arrangement, _Scores] = {
         name: _Scores(found[own], batch.answer.cpu()[own], batch.label_mask.cpu()[own]) for name, own in rows.items()
     }
-    last_shown = {name: recent_label(batch.label_index).cpu()[own] for name, own in rows.items()}
+    last_shown: dict[Arrangement, Tensor] = {
+        name: recent_label(batch.label_index).cpu()[own] for name, own in rows.items()
+    }
     queries = [prompt.query for prompt in prompts]
     weights = weights_with_data(queries)
 
@@ -265,7 +273,7 @@ def task_check(
             joint.log_probs, labels, choices=joint.choices, weights=np.tile(weights, len(names)) / len(names)
         )
 
-    answers = {name: one.answer for name, one in scores.items()}
+    answers: dict[Arrangement, Tensor] = {name: one.answer for name, one in scores.items()}
     both: tuple[Arrangement, ...] = ("random", "exchanged")
     of_labels = aurocs(both, answers)
     preferences = _preferences(
@@ -275,14 +283,16 @@ def task_check(
     predicted = torch.stack([(scores[name].predicted == favorite).double() for name in both]).mean(0)
     is_answer = torch.stack([(answers[name] == favorite).double() for name in both]).mean(0)
     n_possible = scores["random"].choices[:, favorite].double()
-    of_original = dict.fromkeys(both, answers["random"])
+    of_original: dict[Arrangement, Tensor] = dict.fromkeys(both, answers["random"])
     effects: dict[Behavior, Draws] = {
         "learns": 2 * mean_aurocs(of_labels) - 1,
         "knows": 2 * mean_aurocs(aurocs(both, of_original)) - 1,
         "copies": 2 * mean_aurocs(aurocs(("order", "reorder"), last_shown)) - 1,
         "prefers": weights @ ((predicted - is_answer) / (n_possible - is_answer).mean()).numpy(),
     }
-    intervals = {name: interval(draws, level=EFFECT_LEVEL, bounds=(-1.0, 1.0)) for name, draws in effects.items()}
+    intervals: dict[Behavior, Interval] = {
+        name: interval(draws, level=EFFECT_LEVEL, bounds=(-1.0, 1.0)) for name, draws in effects.items()
+    }
     return TaskCheck(
         n_prompts=len(prompts),
         n_queries=len(set(queries)),

@@ -373,7 +373,7 @@ def check_head_sets(sets: object) -> None:
     for one in sets if isinstance(sets, Sequence) and not isinstance(sets, str) else [sets]:
         is_pair = isinstance(one, (tuple, list)) and len(one) == 2 and all(isinstance(index, Integral) for index in one)
         if is_pair or not isinstance(one, Iterable) or isinstance(one, str):
-            head = repr(tuple(one)) if is_pair else repr(one)
+            head = repr(tuple(one) if isinstance(one, list) else one)
             raise InputError(
                 f"head_sets must be a list of sets of heads, got {head} as a set; write [[{head}, …], …], with one "
                 "list per set"
