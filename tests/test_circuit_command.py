@@ -90,9 +90,9 @@ def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, mo
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["by"], manifest["heads"], manifest["n_edges"], manifest["n_random"]) == ("circuit", heads, 2, 2)
     ranked, tested = task.index("-n") + 1, ["--seed", 1]
-    for others, named in (([*task, "--heads", heads[0]], "heads"), ([*task, "-k", 2, *tested], "seed")):
+    for others, named in (([*task, "--heads", heads[0]], "heads="), ([*task, "-k", 2, *tested], "--seed 0")):
         code, _, said = call(monkeypatch, capsys, *others, "--out", out)
-        assert (code, f"holds a run with {named}=" in said) == (2, True)
+        assert (code, f"holds a run with {named}" in said) == (2, True), said
     task[ranked] = 7  # 8 prompts rank edges as before, 7 test them
     code, _, said = call(monkeypatch, capsys, *task, "-k", 2, "--out", out)
     assert (code, "holds a run with n=8, got n=7 (and 2 more differ)" in said) == (2, True), said
