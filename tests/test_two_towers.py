@@ -1,5 +1,6 @@
 """Exchanges against Hugging Face's key-value cache and against nested patches; donors; planted models; the result."""
 
+import io
 from contextlib import ExitStack
 
 import hf_exchange
@@ -7,6 +8,7 @@ import pytest
 import torch
 from family_tables import EXACT
 from matplotlib.figure import Figure
+from rich.console import Console
 from tolerance import assert_close
 
 import icl_lens as il
@@ -260,6 +262,19 @@ def test_the_result_is_a_table_a_page_a_figure_and_json(found, tmp_path):
     figure = found.figures["exchanges"]
     assert isinstance(figure, Figure)
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == NAMES
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_are_whole_at_any_width(found, width):
+    """Each exchange is named in full with its numbers, also in a terminal of 80 columns."""
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(found)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    for row in found.to_frame().to_dict("records"):
+        (line,) = [line for line in lines if line.startswith(f" {row['exchanged']}  ")]
+        assert f"{row['log_odds_lost']:+.2f}".replace("-", "−") in line
+        assert f"{100 * row['as_predicted']:.1f}%" in line
 
 
 def test_own_prompts_are_scanned_on_one_half_and_tested_on_the_other(found):

@@ -1,7 +1,7 @@
 """Whether heads work as two towers, as a sentence, a table, a figure and a page."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
 from icl_lens.display import json_records, plural_prompts, text_table
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 COLUMNS = ("exchanged", "two towers\npredict", "log-odds\nlost, nats", "95%\ninterval", "random\nheads", "accuracy")
 COLUMNS = (*COLUMNS, "as\npredicted", "donors'\naccuracy")
+NARROW_COLUMNS = ("exchanged", "predicted\nlabel", "lost,\nnats", "95%\ninterval", "random\nheads", "as pre-\ndicted")
+FULL_WIDTH = 116
+"""Narrower terminals get `NARROW_COLUMNS`."""
 SCAN_COLUMNS = ("head", "query", "95% interval", "keys", "values")
 N_SCAN_SHOWN = 12
 PAIRS = {"query+keys": ("query", "keys"), "query+values": ("query", "values"), "keys+values": ("keys", "values")}
@@ -323,16 +326,19 @@ class TwoTowers(HasPage):
             )
         return found
 
-    def __rich__(self) -> Group:
-        """Return what `icl-lens towers` prints."""
-        shown: list[RenderableType] = [Text(self.verdict, "bold"), Text(self.summary)]
-        shown.append(_rich_table(COLUMNS, self.rows(), left=(0, 1)))
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """Yield what `icl-lens towers` prints; a narrow terminal shows fewer columns."""
+        yield Text(self.verdict, "bold")
+        yield Text(self.summary)
+        columns, rows = COLUMNS, self.rows()
+        if options.max_width < FULL_WIDTH:
+            columns = NARROW_COLUMNS
+            rows = [[row[0], row[1].split()[0], row[2], row[3], row[4].split()[0], row[6]] for row in rows]
+        yield _rich_table(columns, rows, left=(0, 1))
         if self.scan is not None:
-            shown += [
-                Text("Scan: effect of exchanging a single head's query, keys or values, nats", "bold"),
-                _rich_table(SCAN_COLUMNS, self.scan_rows(), left=(0,)),
-            ]
-        return Group(*shown, *(Text(note, "dim") for note in self.notes()))
+            yield Text("Scan: effect of exchanging a single head's query, keys or values, nats", "bold")
+            yield _rich_table(SCAN_COLUMNS, self.scan_rows(), left=(0,))
+        yield from (Text(note, "dim") for note in self.notes())
 
     def __repr__(self) -> str:
         names = [column.replace("\n", " ") for column in COLUMNS]
