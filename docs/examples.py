@@ -122,11 +122,13 @@ def write(path: Path, text: str) -> None:
 HEADS, LOCATED = " head    increase   contrast", " rank   head"
 WORDS = " head   part    position   token   top words"
 REMOVED = " label   no ablation"
+TOWERS, N_EXCHANGES = " " * 21 + "predicted", 13
 N_ROWS = 2
 SAYING = (("L23H1", "value"), ("L23H1", "key"))
 """The (head, kind) pairs whose words the README shows, for the head with the largest increase."""
 MODEL = ("--model", "smollm2-135m")
 TASK = (*("--task", "animal-country", "--no-check"), *("--demonstrations", "8", "--separator", r"\n"))
+EXCHANGED = (*("--task", "animal-country", "--labels", "A,B"), *("--demonstrations", "4", "--separator", r"\n"))
 N_SHOWN_WORDS = 5
 
 
@@ -152,7 +154,7 @@ def words_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def readme_with(text: str, explained: str, located: str, words: str) -> str:
+def readme_with(text: str, explained: str, located: str, words: str, towers: str) -> str:
     """Return the README's `text` with current tables, and current sentences that name heads and tokens of the first.
 
     Raise SystemExit if a table or sentence is missing.
@@ -160,6 +162,7 @@ def readme_with(text: str, explained: str, located: str, words: str) -> str:
     for header, output in ((HEADS, explained), (LOCATED, located)):
         text = with_block(text, header, table_of(output, header, N_ROWS))
     text = with_block(text, REMOVED, table_of(explained, REMOVED, N_ROWS))
+    text = with_block(text, TOWERS, table_of(towers, TOWERS, 1 + N_EXCHANGES))
     text = with_block(text, WORDS, words)
     head = re.search(r"^ *L(\d+)H(\d+) ", table_of(explained, HEADS, 1), re.MULTILINE)
     label = re.search(r"→ foo@(\d+)", explained)
@@ -190,25 +193,26 @@ def refresh_readme() -> None:
     """Run the commands that the README shows, and update its tables."""
     with tempfile.TemporaryDirectory() as folder:
         explained = printed("explain", *MODEL, "--answer", "foo")
+        towers = printed("towers", *MODEL, *EXCHANGED, "-n", "60", width=80)
         located = printed("locate", *MODEL, *TASK, "--by", "contrast", "-n", "100", "--out", f"{folder}/located")
     import icl_lens as il
 
     prompt = "love : bar like : bar eight : foo two : foo one :"
     frame = il.explain(il.load_model(MODEL[1]), prompt, answer="foo").to_frame("words")
     before = README.read_text(encoding="utf-8")
-    after = readme_with(before, explained, located, words_table(frame.to_dict("records")))
+    after = readme_with(before, explained, located, words_table(frame.to_dict("records")), towers)
     if after != before:
         print(README.name)
         write(README, after)
 
 
-def printed(*command: str) -> str:
-    """Return the output of an `icl-lens` command, 120 columns wide."""
+def printed(*command: str, width: int = WIDTH) -> str:
+    """Return the output of an `icl-lens` command, `width` columns wide."""
     return subprocess.run(
         [sys.executable, "-m", "icl_lens", *command],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
         encoding="utf-8",
-        env=os.environ | {"COLUMNS": str(WIDTH), "PYTHONIOENCODING": "utf-8"},
+        env=os.environ | {"COLUMNS": str(width), "PYTHONIOENCODING": "utf-8"},
     ).stdout
