@@ -129,6 +129,7 @@ def test_circuits_parts_and_towers_name_the_edits(gpt2, words, tmp_path):
     note = f"All numbers are those of the edited model: {ZEROED}."
     for one in (circuit, parts, towers):
         assert one.to_dict()["edits"] == [ZEROED]
+    assert il.top_heads(acts, batch.answer_tokens, k=2).edits == (ZEROED,)
     for shown in (render_circuit(circuit), render_parts(parts), towers):
         assert note in " ".join(shown_text(shown).split())
     assert note in towers.to_html()
@@ -161,6 +162,15 @@ def test_hooks_of_modules_are_named(gpt2):
     with il.add_vector(gpt2, torch.zeros(view.d_model), 1, batch):
         assert active_edits(view) == ("hooks at blocks.1.hook_resid_post",)
     assert active_edits(view) == ()
+
+
+def test_rows_run_separately_under_a_hook_of_a_module(gpt2):
+    """A hook may depend on where a row ends, so positions of one prompt do not share a pass."""
+    batch, rows = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer="foo")]), []
+    blocks = gpt2.original_model.transformer.h
+    with blocks[1].register_forward_hook(lambda module, args, output: rows.append(len(args[0]))):
+        il.capture(gpt2, batch.at([2, 4, -1]))
+    assert rows == [3]
 
 
 def test_a_hook_of_a_module_changes_the_numbers_that_name_it(gpt2):

@@ -18,7 +18,7 @@ Source: docs/howto/numbers.md.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -345,7 +345,7 @@ def top_heads(
         increases = every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, targets, others)
         exact = increases.flatten(1).cpu().numpy()
         means.add(exact if linear else None, np.arange(n_parts), exact)
-        return means.top(k, acts.view.n_heads)
+        return replace(means.top(k, acts.view.n_heads), edits=acts.edits)
     base, g = layer_gradients(acts, targets, readout, against=others)
     bounds = head_bounds(acts, g).flatten(1).cpu().numpy()
     means.add(bounds, heads=np.arange(0), increase=bounds[:, :0])
@@ -353,7 +353,7 @@ def top_heads(
     while len(heads := means.undecided_heads(k, slack)[:step]):
         means.add_exact(heads, exact_head_increases(acts, targets, readout, heads, base, against=others))
         step = max(2, int((means.n_exact > 0).sum()) // 4)  # a quarter more heads in each round
-    return means.top(k, acts.view.n_heads)
+    return replace(means.top(k, acts.view.n_heads), edits=acts.edits)
 
 
 class HeadMeans:

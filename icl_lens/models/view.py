@@ -27,6 +27,7 @@ from icl_lens.models.inference import inference_kwargs
 from icl_lens.models.installed import INSTALLED_MODELS
 from icl_lens.models.layout import check_layout
 from icl_lens.models.locking import model_lock
+from icl_lens.models.module_hooks import hooked_modules
 from icl_lens.models.norms import NormView, infer_norm
 from icl_lens.models.offload import execution_device, has_missing_weights, mark_offloaded, weights_loaded_if_offloaded
 from icl_lens.models.readout import Readout, norm_scale
@@ -135,8 +136,8 @@ class ModelView:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether any forward hooks, which may edit activations, are active on the model."""
-        return any(point.fwd_hooks for point in self.model.hook_dict.values())
+        """Whether any forward hooks, which may edit activations, are active on the model or its modules."""
+        return any(point.fwd_hooks for point in self.model.hook_dict.values()) or bool(hooked_modules(self.model))
 
     def fingerprint(self) -> str:
         """Return a digest of evenly spaced entries of the embedding, unembedding and all attention matrices.
