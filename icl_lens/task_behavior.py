@@ -92,7 +92,7 @@ class TaskCheck:
     Example:
         >>> check = il.task_check(model, "animal-country", n=40)
         >>> check.behaviors, check.tells_apart
-        (('learns',), True)
+        (('learns', 'copies'), True)
         >>> round(check.auroc["exchanged"].value, 2)
         1.0
     """
@@ -227,7 +227,7 @@ def task_check(
 
     Example:
         >>> il.task_check(model, "animal-country", n=40).behaviors
-        ('learns',)
+        ('learns', 'copies')
         >>> prompts = il.load_task("animal-country", layout="random", n=40, labels=["yes", "no"])
         >>> il.task_check(model, prompts).favorite in ("yes", "no")
         True

@@ -26,7 +26,7 @@ def test_explain_prints_everything_and_writes_it(run, tiny, tmp_path):
     options = ("--answer", "foo", "--no-bias", "-k", 3, "--html", page, "--json", file)
     code, out, _ = run("explain", families.PROMPT, "--model", tiny, *options)
     assert code == 0
-    for heading in ("The model predicts", "log p(foo)", "Heads by increase", "Top words of", "Zeroing L", "█"):
+    for heading in ("Most probable: ", "log p(foo)", "Heads by increase", "Top words of", "Zeroing L", "█"):
         assert heading in out
     numbers = json.loads(file.read_text())
     assert numbers["settings"]["bias"] is False

@@ -142,7 +142,7 @@ def test_other_labels_are_the_prompts_own_except_its_answer(gpt2):
     predicted = torch.tensor([batch.labels.index(word) for word in ("foo", "red", "yes", "yes")])
     assert batch.label_tokens_except(predicted).tolist() == [
         [ids["bar"], -1],
-        [ids["foo"], ids["bar"]],
+        [ids["bar"], ids["foo"]],
         [ids["red"], -1],
         [-1, -1],
     ]

@@ -226,7 +226,7 @@ def test_labels_of_several_tokens_are_scored_by_one_and_shown_whole(pair):  # no
     with pytest.warns(UserWarning, match="'zoo' is scored by .*only white space"):
         explanation = il.explain(model, "John : zoo store : Mary went :", answer="Mary", k=2)
     assert explanation.has_multi_token_labels
-    assert "Among the labels, the model prefers" in repr(explanation)
+    assert "among the labels: 'zoo'" in repr(explanation)
     assert dict(zip(explanation.labels, explanation.scored_tokens, strict=True))["zoo"] == "␣"
     batch = il.tokenize(model, "John : zoo store : Mary went :")
     tokenizer, prompt = model.tokenizer, batch.tokens[0].tolist()

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakSet
 
 from icl_lens.errors import InputError
+from icl_lens.models.offload import weights_loaded_if_offloaded
 
 # Models that passed; the check reads every layer, and views of a model are made at each call.
 _CHECKED: "WeakSet[Any]" = WeakSet()
@@ -77,7 +78,8 @@ def _check_weights(model: Any, name: str, blocks: list[Any]) -> None:
     for layer, block in enumerate(blocks):
         for matrix, shapes in allowed.items():
             try:
-                shape = tuple(getattr(block.attn, matrix).shape)
+                with weights_loaded_if_offloaded(model, block.attn):
+                    shape = tuple(getattr(block.attn, matrix).shape)
             except (AttributeError, NotImplementedError):
                 raise _layout_error(
                     name,

@@ -14,6 +14,7 @@ from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -284,16 +285,21 @@ class ModelView:
         """Return the map from neuron activations to the residual stream. Raise InputError for a mixture of experts."""
         return self.to_residual(self.raw_W_out(layer), self.mlp_post_norm(layer))
 
-    @cached_property
+    @property
     def n_neurons(self) -> int | None:
         """The number of neurons in every layer's FFN.
 
         None if neurons cannot be separated, in mixtures of experts, or if layers have different numbers.
         """
-        matrices = [getattr(block.mlp, "W_out", None) for block in self.model.blocks]
-        shapes = {None if W_out is None else tuple(W_out.shape) for W_out in matrices}
-        shape = shapes.pop() if len(shapes) == 1 else None
-        return None if shape is None or len(shape) != 2 else shape[0]
+        if self.model not in _N_NEURONS:
+            shapes = set()
+            for block in self.model.blocks:
+                with weights_loaded_if_offloaded(self.model, block.mlp):
+                    W_out = getattr(block.mlp, "W_out", None)
+                    shapes.add(None if W_out is None else tuple(W_out.shape))
+            shape = shapes.pop() if len(shapes) == 1 else None
+            _N_NEURONS[self.model] = None if shape is None or len(shape) != 2 else shape[0]
+        return _N_NEURONS[self.model]
 
     def raw_W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
         weight = self._weight(self.model.blocks[layer].mlp, "W_out")
@@ -476,6 +482,9 @@ class ModelView:
         """The hook at which to select positions so that logits are computed only there."""
         return "unembed.hook_in" if "unembed.hook_in" in self.hook_names else "ln_final.hook_normalized"
 
+
+# Sizes of FFNs, which are read once per model, since offloaded weights are loaded for that.
+_N_NEURONS: "WeakKeyDictionary[Any, int | None]" = WeakKeyDictionary()
 
 # Dtypes whose weights can be read and multiplied directly.
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
