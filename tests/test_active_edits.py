@@ -109,6 +109,7 @@ def test_every_block_has_words(gpt2):
     assert active_edits(view) == ()
 
 
+@pytest.mark.slow
 def test_circuits_parts_and_towers_name_the_edits(gpt2, words, tmp_path):
     prompts = il.load_task("sentiment-number", path=words, n=12, layout="random", demonstrations=2)
     batch = il.tokenize(gpt2, prompts)

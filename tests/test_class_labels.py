@@ -133,6 +133,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(("labels", "words"), REFUSED, ids=range(len(REFUSED)))
 def test_wrong_words_are_refused(labels, words):
     with pytest.raises(InputError) as refused:

@@ -27,7 +27,11 @@ EXPECTED: dict[str, tuple[Kind, tuple[str, ...] | None, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", EXPECTED)
+QUICK = ("two towers", "the last label")
+CASES = [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in EXPECTED]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_models_that_do_one_thing(case, tmp_path, capsys):
     """`icl-lens locate` prints the same sentence, although its layout is another."""
     kind, labels, behaviors = EXPECTED[case]
@@ -271,6 +275,7 @@ def three_classes() -> list[il.Prompt]:
     return prompts
 
 
+@pytest.mark.slow
 def test_preferring_is_a_share_with_three_classes(icl_mini, monkeypatch):
     """This holds even if some prompts do not have the label."""
     prompts = three_classes()
