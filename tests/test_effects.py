@@ -84,7 +84,7 @@ def test_shared_keys_are_whole_passes(load_tiny, name):
 
 def hf_twin(family_folder, name):
     folder = family_folder(name)
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **families.EAGER).eval()
 
 
 @pytest.mark.parametrize("positions", ["last", "all"])

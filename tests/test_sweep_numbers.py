@@ -825,10 +825,11 @@ def scaled(c: Both) -> None:
     for renormalize in (True, False):
 
         def scale(row: int, pattern: Tensor, renormalize: bool = renormalize) -> None:
+            before = pattern[-1].sum()  # less than 1 with an attention sink
             for factor, place in zip(c.weights[row].tolist(), c.labels(row), strict=False):
                 pattern[-1, place] *= factor
             if renormalize:
-                pattern[-1] /= pattern[-1].sum()
+                pattern[-1] *= before / pattern[-1].sum()
 
         edit = il.scale_label_attention(c.model, c.heads, c.batch, c.weights, renormalize=renormalize)
         c.same(edit, c.patterns(scale))

@@ -28,7 +28,7 @@ def scale_label_attention(
     """Multiply the attention of chosen heads from the last position to all tokens of each label.
 
     `weights` [batch demo] are factors: 1 keeps the attention to a label, 0 removes it. With `renormalize`, the last
-    position's attention is then divided by its sum, which redistributes removed attention proportionally. Passes in the
+    position's attention is then scaled to the sum it had, which redistributes removed attention. Passes in the
     block must be over `batch` or, if `batch` is one prompt, over any number of rows that all begin with this prompt.
 
     Warn once if a head does not reach the logits. Raise InputError for weights that are negative, not finite or of the
@@ -86,9 +86,11 @@ def label_attention_edit(
         factor_of_key = ones.scatter_reduce(1, positions.clamp(min=0), factors, "prod")[:, None]
         indices = torch.tensor(attention.indices_of(heads), device=device)
         last_queries = torch.arange(rows, device=device)[:, None], indices, attention.last[:, None]
-        row = attention.pattern[last_queries] * factor_of_key.to(attention.pattern.dtype)
-        if renormalize:
-            row = row / row.sum(-1, keepdim=True).clamp(min=torch.finfo(row.dtype).tiny)
+        intact = attention.pattern[last_queries]
+        row = intact * factor_of_key.to(attention.pattern.dtype)
+        if renormalize:  # to the sum it had, which is less than 1 with an attention sink
+            before, after = (one.sum(-1, keepdim=True) for one in (intact, row))
+            row = row * (before / after.clamp(min=torch.finfo(row.dtype).tiny))
         attention.pattern[last_queries] = row
 
     return Edit(Stage.pattern, by_layer, scale, required_batch=batch, what="with scaled attention to labels")
