@@ -101,8 +101,9 @@ def load_model(
         model = _boot(TransformerBridge.boot_transformers, name, revision, kwargs)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    if model.W_U.dtype == torch.float64 and hasattr(model.original_model, "set_experts_implementation"):
-        model.original_model.set_experts_implementation("eager")  # grouped matrix products have no float64 kernel
+    original: Any = model.original_model
+    if model.W_U.dtype == torch.float64 and hasattr(original, "set_experts_implementation"):
+        original.set_experts_implementation("eager")  # grouped matrix products have no float64 kernel
     if str(model.cfg.device) == "meta":  # the embedding is offloaded: tokens go where it runs
         model.cfg.device = str(execution_device(model.embed) or "cpu")
     model.eval()
