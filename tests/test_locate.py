@@ -14,7 +14,18 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from conftest import CATEGORIES
-from launches import LAUNCHES, assert_shared, contents, ended, forked, launched, same_numbers, stamps, undisturbed
+from launches import (
+    LAUNCHES,
+    assert_shared,
+    contents,
+    ended,
+    forked,
+    launched,
+    of_kind,
+    same_numbers,
+    stamps,
+    undisturbed,
+)
 from tolerance import assert_close, tolerance
 
 import icl_lens as il
@@ -246,6 +257,7 @@ def test_two_processes_share_the_work(by_two, unbroken, way):
     assert [node.returncode for node in nodes] == [0] * len(nodes), nodes
     assert "".join(node.stdout for node in nodes).count("Exact, certified") == 1
     assert_shared(chunks, range(1, N // BATCH))  # the first batch, which chooses candidates, is not logged
+    assert_shared(chunks, range(N // BATCH), kind="effect")
     same_numbers(out, unbroken)
 
 
@@ -280,7 +292,7 @@ def test_a_run_resumes_after_one_of_two_processes_dies(inputs, unbroken, tmp_pat
         three = [{"2": "3"}.get(word, word) for word in LAUNCHES["torchrun"]]
         _, chunks = launched(three, arguments, tmp_path / "log3")
         assert sorted(rank for rank, _ in chunks) == [0, 1, 2]
-        assert sum(map(len, chunks.values())) == N // BATCH - len(there)
+        assert sum(map(len, of_kind(chunks, "part").values())) == N // BATCH - len(there)
     else:
         assert ended(started(inputs, out)) == 0
     assert there.items() <= stamps(out, "*").items()

@@ -453,7 +453,7 @@ def head_copying(c: Both) -> None:
     x = torch.cat([embedded(c.hf, token) for token in tokens])
     ids = torch.tensor(tokens)
     seen = reference_passes.run(c.hf, ids, replacing("resid", head.layer, x))
-    constant = against_hf.constant_values(c.hf, head.layer)[head.head]
+    constant = against_hf.constant_values(c.hf, head.layer, unfolded=True)[head.head]
     v = seen.v[head.layer][head.head] - constant
     block, wiring = reference_hf._layers(c.hf)[head.layer], reference_hf._WIRING[c.hf.config.model_type]
     W_O = reference_hf._weight_in_out(block.get_submodule(wiring.out)).unflatten(0, (families.N_HEADS, -1))[head.head]
@@ -849,8 +849,9 @@ def debiased(c: Both, row: int) -> Edit:
     factors = (len(tokens) / len(tokens.unique()) / frequency) ** STRENGTHS["majority"]
 
     def scale(row: int, pattern: Tensor) -> None:
+        before = pattern[-1].sum()  # less than 1 with an attention sink
         pattern[-1, c.labels(row)] *= factors
-        pattern[-1] /= pattern[-1].sum()
+        pattern[-1] *= before / pattern[-1].sum()
 
     reweighted = c.patterns(scale)(row)
     edit: Edit | None = None

@@ -22,13 +22,16 @@ _NOT_FOLDED = {"nemotron"}  # TransformerLens' processing leaves their norms whe
 _NORMS_BEFORE_ATTENTION = ("ln_1", "input_layernorm", "self_attn_layer_norm")
 
 
-def constant_values(hf, layer):
-    """Return [head, d_head]: the part of a layer's values that does not depend on the input."""
+def constant_values(hf, layer, *, unfolded=False):
+    """Return [head, d_head]: the part of a layer's values that does not depend on the input.
+
+    `unfolded` includes the bias of a norm that TransformerLens does not fold into the weights.
+    """
     wiring = reference_hf._WIRING[hf.config.model_type]
     block = reference_hf._layers(hf)[layer]
     norm = next((getattr(block, name) for name in _NORMS_BEFORE_ATTENTION if hasattr(block, name)), None)
     shift = torch.zeros(hf.config.hidden_size, dtype=hf.dtype)
-    if getattr(norm, "bias", None) is not None and hf.config.model_type not in _NOT_FOLDED:
+    if getattr(norm, "bias", None) is not None and (unfolded or hf.config.model_type not in _NOT_FOLDED):
         shift = norm.bias.detach()
     setting = reference_hf._setting
     n_heads = setting(hf.config, "num_attention_heads", "num_heads", "n_head")

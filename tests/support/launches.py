@@ -81,11 +81,17 @@ def _kept(path):
     return path.is_file() and path.name != ".lock"
 
 
-def assert_shared(chunks, numbers):
-    """Assert that two processes computed the parts of these numbers, each part once and each process about half."""
+def of_kind(chunks, kind):
+    """Return {(rank, process id): chunks of one kind}."""
+    return {key: [name for name in names if name.startswith(f"{kind}-")] for key, names in chunks.items()}
+
+
+def assert_shared(chunks, numbers, kind="part"):
+    """Assert that two processes computed the chunks of these numbers, each chunk once and each process about half."""
+    chunks = of_kind(chunks, kind)
     assert sorted(rank for rank, _ in chunks) == [0, 1]
     first, second = (chunks[key] for key in sorted(chunks))
-    assert sorted(first + second) == [f"part-{number:05d}.parquet" for number in numbers]
+    assert sorted(first + second) == [f"{kind}-{number:05d}.parquet" for number in numbers]
     assert abs(len(first) - len(second)) <= 1
 
 
