@@ -23,7 +23,7 @@ from icl_lens.report.number_format import signed
 
 TASK = "sentiment-number"
 N, HEADS = 130, ["L2H0", "L1H3"]
-TABLES = ("edges", "curve", "groups", "scores")
+TABLES = ("edges", "curve", "groups", "layers", "scores")
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_two_processes_write_the_same_bytes(inputs, unbroken, tmp_path):
     assert run.stdout.count("First of") == run.stdout.count("With all") == 1
     assert [rank for rank, _ in sorted(chunks)] == [0, 1]
     computed = sorted(name for names in chunks.values() for name in names)
-    assert computed == sorted(name for name in unbroken if name.startswith(("estimate-", "circuit-")))
+    assert computed == sorted(name for name in unbroken if name.startswith(("estimate-", "removals-")))
     assert contents(tmp_path / "out") == unbroken
     assert page.is_file()
 
@@ -173,8 +173,9 @@ def made(rows):
     curve = {"kept": [1, len(rows)], "share": [0.01, 0.1], "faithfulness": [0.4, 0.9], "low": [0.3, 0.8]}
     curve |= {"high": [0.5, 1.0], "random": [0.0, 0.1], "random_low": [-0.1, 0.0], "random_high": [0.1, 0.3]}
     curve |= {name: [0.1, 0.1] for name in ("difference", "difference_low", "difference_high")}
-    groups = {"group": ["early → query"], "control": [0.0]}
+    groups = {"group": ["first third → query"], "control": [0.0]}
     groups |= {name: [0.5] for name in ("effect", "low", "high", "difference", "difference_low", "difference_high")}
+    layers = {"reader": ["query"], "layer": [2], "effect": [0.5], "low": [0.4], "high": [0.6]}
     names = ["all", "none", "all − none", "largest estimate left out"]
     scores = {
         "name": names,
@@ -183,7 +184,7 @@ def made(rows):
         "high": [3.0, 1, 2, math.nan],
     }
     receivers = tuple(il.Head.parse(name) for name in dict.fromkeys(edges["receiver"]))
-    return il.Circuit(receivers, 100, 3, 8, 8, 4, edges, *map(pd.DataFrame, (curve, groups, scores)))
+    return il.Circuit(receivers, 100, 3, 8, 8, 4, edges, *map(pd.DataFrame, (curve, groups, layers, scores)))
 
 
 FEW = [

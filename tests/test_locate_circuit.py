@@ -14,7 +14,7 @@ from experiments.framework.study import Study
 from experiments.ground_truth import task_of
 from experiments.planted import build
 from icl_lens.attribution.writer_groups import layer_of
-from icl_lens.locate.edge_space import EdgeSpace
+from icl_lens.locate.edge_space import CURVE_READERS, THIRDS, EdgeSpace
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.roles import ROLES
@@ -48,9 +48,13 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
     assert first["difference_low"] > 0.3
     groups = circuit.to_frame("groups").set_index("group")
     carrying = groups[groups["effect"] > 1]
-    assert set(carrying.index) == {"early → query", "early → keys at the labels", "early → values at the labels"}
+    readers = ("query", "keys at the labels", "values at the labels")
+    assert set(carrying.index) == {f"first third → {reader}" for reader in readers}
     assert (carrying["difference_low"] > 1).all()
     assert groups["control"].abs().max() < 0.1
+    layers = circuit.to_frame("layers").set_index("reader")
+    writes = {reader: set(layers.loc[reader].query("effect > 1")["layer"]) for reader in CURVE_READERS}
+    assert writes == dict(zip(CURVE_READERS, ({mover.layer}, {mover.layer}, set(), {-1}), strict=True))
     assert "not better" not in " ".join(circuit.sentences())
 
 
@@ -69,7 +73,7 @@ def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, 
     study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 40)
     circuit = il.locate_circuit(study.model, *study.halves(), heads, n_edges=12, n_random=4)
     groups = circuit.to_frame("groups").set_index("group")
-    for name in ("early → query", "late → query", "early → keys at the labels"):
+    for name in (f"{third} third → {reader}" for third in THIRDS[:2] for reader in ("query", "keys at the labels")):
         assert groups.loc[name, "low"] < 0.05, name
     assert not circuit.is_defined
     assert len(circuit.sentences()) == 1
@@ -149,7 +153,7 @@ def test_estimates_rank_on_other_prompts_and_batches_do_not_matter(small):
     model, ranking, testing, heads, circuit = small
     again = il.locate_circuit(model, ranking, testing, heads, n_edges=5, n_random=3, batch_size=5)
     assert again.to_frame()["edge"].tolist() == circuit.to_frame()["edge"].tolist()
-    for table in ("edges", "curve", "groups"):
+    for table in ("edges", "curve", "groups", "layers"):
         ours, theirs = (one.to_frame(table).select_dtypes("number").to_numpy() for one in (again, circuit))
         assert_close(ours, theirs, scale=64.0)
     other = il.locate_circuit(model, ranking, testing[:5], heads, n_edges=5, n_random=3)
@@ -171,7 +175,7 @@ def test_sentences_say_no_where_intervals_do(small):
     carried, kept, removed = replace(circuit, scores=scores, curve=good, groups=groups).sentences()
     assert "not" not in carried + kept
     assert kept.endswith("keep 0%.")
-    assert "early → query (+2.00)" in removed
+    assert "first third → query (+2.00)" in removed
     no_better = curve.assign(difference_low=-0.1, difference_high=0.9)
     for changed in ({"difference_low": -0.1}, {"low": -0.1}):  # no more than in random heads; not above zero itself
         *_, kept, removed = replace(

@@ -10,8 +10,8 @@ An edge is what an earlier component (the sender) wrote, as read by the query, k
    first k edges are kept. CPR is the area under F, and CMD the area under |1 − F|, over the share of edges kept. The
    controls are random rankings with the same number of edges for each combination of part (query, keys or values),
    role and sender's layer.
-5. Remove groups of edges jointly, such as those from early layers to queries. The controls are the same groups into
-   random heads of the same layers.
+5. Remove groups of edges jointly, such as those from the first third of the layers to queries. The controls are the
+   same groups into random heads of the same layers. The same is done layer by layer, without controls.
 
 Source: F, CPR and CMD: Mueller et al., MIB (arXiv 2504.13151); minimality (`needed`) and completeness: Wang et al., IOI
 (arXiv 2211.00593).
@@ -19,7 +19,7 @@ Source: F, CPR and CMD: Mueller et al., MIB (arXiv 2504.13151); minimality (`nee
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -54,7 +54,7 @@ from icl_lens.prompts.tokenize import tokenize
 # Maximum number of prompts over which senders' means are taken.
 MEAN_PROMPTS = 64
 
-Table = Literal["edges", "curve", "groups"]
+Table = Literal["edges", "curve", "groups", "layers"]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -83,9 +83,10 @@ class Circuit(ShownAsTable):
     n_queries: int
     """Number of distinct queries of the held-out prompts."""
     edges: pd.DataFrame = field(repr=False)
-    """See `to_frame`, also for `curve` and `groups`."""
+    """See `to_frame`, also for `curve`, `groups` and `layers`."""
     curve: pd.DataFrame = field(repr=False)
     groups: pd.DataFrame = field(repr=False)
+    layers: pd.DataFrame = field(repr=False)
     scores: pd.DataFrame = field(repr=False)
     """See `score`."""
     edits: tuple[str, ...] = ()
@@ -102,8 +103,11 @@ class Circuit(ShownAsTable):
           difference_high (from the mean of the random rankings).
         - "groups", one row per group of edges, removed jointly: group; effect, low, high; control (for the same group
           into random heads of the same layers); difference, difference_low, difference_high (from the control).
+        - "layers", one row per reader and layer, whose edges are removed jointly: reader ("query", "keys at the
+          labels", "keys at demonstrations' texts", "values at the labels"); layer (of the senders; −1: embeddings);
+          effect, low, high.
         """
-        check_choice("table", table, ("edges", "curve", "groups"))
+        check_choice("table", table, get_args(Table))
         return getattr(self, table).copy()
 
     def score(self, name: str) -> tuple[float, float, float]:
@@ -175,7 +179,7 @@ class Circuit(ShownAsTable):
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
         """All tables by name."""
-        return {name: getattr(self, name) for name in ("scores", "edges", "curve", "groups")}
+        return {name: getattr(self, name) for name in ("scores", "edges", "curve", "groups", "layers")}
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         rows = self.edges.head(SHOWN_ROWS)
@@ -275,7 +279,7 @@ def locate_circuit(
 
         stream = ChunkStream(testing_plan, folder, distributed, report, warn)
         log_odds = np.full((len(testing), len(sets)), np.nan)
-        chunks = stream.chunks("circuit", range(len(testing_plan)), score)
+        chunks = stream.chunks("removals", range(len(testing_plan)), score)
         for rows, chunk in zip(testing_plan, chunks, strict=False):  # only the main process gets chunks
             log_odds[rows] = chunk.column("log_odds").to_numpy().reshape(len(rows), -1)
 

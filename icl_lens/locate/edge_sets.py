@@ -31,6 +31,7 @@ class EdgeSets:
     - ("model without", j), ("circuit without", j): the j-th random half of the circuit is removed; all other edges are
       kept, or only the rest of the circuit.
     - ("group", name): a group is removed; ("control", name, number): the same group into random heads.
+    - ("layer", reader, layer): all edges from one layer to one kind of reader are removed.
     """
 
     space: EdgeSpace
@@ -72,6 +73,8 @@ class EdgeSets:
             for number in range(N_RANDOM_RECEIVERS):
                 # No edges into the receivers; `removal_masks` adds those into random heads.
                 sets._add_removed("control", name, number, chosen=np.array([], dtype=np.int64))
+        for (reader, layer), chosen in space.layers.items():
+            sets._add_removed("layer", reader, layer, chosen=np.flatnonzero(chosen))
         return sets
 
     def _add_removed(self, *name: object, chosen: Int[np.ndarray, " edge"]) -> None:
@@ -106,12 +109,13 @@ class EdgeSets:
         queries: Sequence[str],
         estimates: Float[np.ndarray, " edge"],
     ) -> dict[str, pd.DataFrame]:
-        """Return the tables edges, curve, groups and scores of `Circuit`; queries are resampled for 95% intervals."""
+        """Return the tables of `Circuit`; queries are resampled for 95% intervals."""
         tables = _Tables(self, log_odds, queries)
         return {
             "edges": tables.edges(estimates),
             "curve": tables.curve(),
             "groups": tables.groups(),
+            "layers": tables.layers(),
             "scores": tables.scores(estimates),
         }
 
@@ -188,6 +192,13 @@ class _Tables:
                 }
             )
         return pd.DataFrame(rows)
+
+    def layers(self) -> pd.DataFrame:
+        return pd.DataFrame(
+            {"reader": reader, "layer": layer}
+            | _interval("effect", "", self.mean("all") - self.mean("layer", reader, layer))
+            for reader, layer in self.space.layers
+        )
 
     def scores(self, estimates: Float[np.ndarray, " edge"]) -> pd.DataFrame:
         scores = {"all": self.mean("all"), "none": self.mean("none"), "all − none": self.all_minus_none}

@@ -27,6 +27,9 @@ TOKEN_GROUPS = {
     "other tokens": ("query", "last", "other"),
 }
 """Roles of the tokens whose keys or values are read, by the words that name them in groups of edges."""
+THIRDS = ("first", "middle", "last")
+CURVE_READERS = ("query", "keys at the labels", "keys at demonstrations' texts", "values at the labels")
+"""What reads the edges whose effects are shown layer by layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,21 +115,34 @@ class EdgeSpace:
         return sets
 
     @cached_property
-    def groups(self) -> dict[str, Bool[np.ndarray, " edge"]]:
-        """Groups of edges by name, such as "early → query" and "late → keys at the labels", without empty ones.
-
-        Early senders are embeddings and components in the first half of the layers.
-        """
-        is_early = 2 * self.sender_layer < self.n_layers
-        depths = {"early": is_early, "late": ~is_early}
+    def readers(self) -> dict[str, Bool[np.ndarray, " edge"]]:
+        """Edges by what reads them, such as "query" and "keys at the labels"."""
         readers = {"query": self.index[:, 1] == PARTS.index("q")}
         for part, name in (("k", "keys"), ("v", "values")):
             for tokens, roles in TOKEN_GROUPS.items():
                 has_role = np.isin(self.index[:, 2], [EDGE_ROLES.index(role) for role in roles])
                 readers[f"{name} at {tokens}"] = (self.index[:, 1] == PARTS.index(part)) & has_role
+        return readers
+
+    @cached_property
+    def groups(self) -> dict[str, Bool[np.ndarray, " edge"]]:
+        """Groups of edges by name, such as "first third → query", without empty ones.
+
+        Embeddings are in the first third of the layers.
+        """
+        third = np.clip(3 * self.sender_layer // self.n_layers, 0, 2)
         groups = {
-            f"{depth} → {reader}": is_depth & is_read
-            for reader, is_read in readers.items()
-            for depth, is_depth in depths.items()
+            f"{name} third → {reader}": (third == number) & is_read
+            for reader, is_read in self.readers.items()
+            for number, name in enumerate(THIRDS)
         }
         return {name: in_group for name, in_group in groups.items() if in_group.any()}
+
+    @cached_property
+    def layers(self) -> dict[tuple[str, int], Bool[np.ndarray, " edge"]]:
+        """Edges by reader and by the sender's layer (−1: embeddings), for the readers in `CURVE_READERS`."""
+        return {
+            (reader, layer): self.readers[reader] & (self.sender_layer == layer)
+            for reader in CURVE_READERS
+            for layer in np.unique(self.sender_layer).tolist()
+        }

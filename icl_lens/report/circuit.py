@@ -67,7 +67,7 @@ def notes(found: Circuit) -> list[str]:
         f"{found.n_edges - n_edges:,} edges is {found.score('largest estimate left out')[0]:.3f} nats.",
         "Log-odds drop: the drop in the answer's log-odds against the other labels when the edge is removed. "
         f"Kept-only drop: the same in a model that keeps only the {n_edges} edges.",
-        "Groups: early senders are embeddings, heads and FFNs of the first half of the layers. Random heads: the drop "
+        "Groups: edges from a third of the layers; embeddings are in the first third. Random heads: the drop "
         "when the same group is removed from random heads of the same layers.",
     ]
     if found.is_defined:
