@@ -11,20 +11,16 @@ from icl_lens.errors import InputError
 
 IDS = (
     "behavior",
+    "two-towers",
+    "ablation",
+    "circuit",
     "location",
-    "shared-heads",
     "values",
     "label-attention",
-    "ablation",
-    "two-towers",
-    "metric",
+    "shared-heads",
     "majority-bias",
     "recency-bias",
     "information-flow",
-    "other-papers",
-    "tower-inputs",
-    "value-inputs",
-    "circuit",
 )
 """One module each: "label-attention" is experiments/findings/label_attention.py, whose FINDING describes it."""
 

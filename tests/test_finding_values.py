@@ -1,4 +1,4 @@
-"""Finding 4: ranks, features and circuits against plain loops, and made-up circuits."""
+"""Label words in values: ranks and features against plain loops."""
 
 from pathlib import Path
 from typing import Any
@@ -58,32 +58,3 @@ def test_means_of_ranks() -> None:
     ranks = torch.tensor([[1.0, 2.0, torch.nan], [10.0, 100.0, 1000.0]])
     assert values.reciprocals(ranks).tolist() == pytest.approx([0.75, 0.111 / 3])
     assert values.magnitudes(ranks, 1000).tolist() == pytest.approx([(3 + np.log10(500)) / 2, 1.0])
-
-
-def circuit(logits: list[list[float]]) -> float:
-    matrix = torch.tensor(logits)
-    return projections.eigenvalue_score(il.HeadCopying(torch.arange(len(matrix)), matrix))
-
-
-def test_only_circuits_that_follow_what_is_read_have_a_score() -> None:
-    assert circuit([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0]]) == pytest.approx(1)
-    assert circuit([[0.0, 1.0], [1.0, 0.0]]) == pytest.approx(-1)
-    assert circuit([[5.0, 0.0], [5.0, 0.0]]) == 0  # always the first word; its raw eigenvalues are 5 and 0
-    assert circuit([[5.0, 0.0], [4.0, 1.0]]) == pytest.approx(1)
-    assert circuit([[4.0, 1.0], [5.0, 0.0]]) == pytest.approx(-1)
-
-
-def test_circuits_are_those_of_the_weights(gpt2: Any, study: Study) -> None:
-    head = study.compared[0]
-    found = values.circuit_scores(study)["texts"][0, *head]
-    tokens = sorted({int(token) for prompt in study.held_out.prompts for token in ids_of(gpt2, prompt)})
-    x = gpt2.W_E[tokens]
-    x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + gpt2.cfg.eps).sqrt()
-    u = x * gpt2.blocks[head.layer].ln1.w @ gpt2.W_V[head.layer, head.head] @ gpt2.W_O[head.layer, head.head]
-    logits = (u - u.mean(-1, keepdim=True)) * gpt2.ln_final.w @ gpt2.W_U[:, tokens]
-    eigenvalues = np.linalg.eigvals((logits - logits.mean(0)).detach().double().numpy())
-    assert found == pytest.approx(eigenvalues.real.sum() / abs(eigenvalues).sum(), abs=1e-3)
-
-
-def ids_of(model: Any, prompt: il.Prompt) -> list[int]:
-    return [model.tokenizer.convert_tokens_to_ids(one.text) for one in prompt.demonstrations]

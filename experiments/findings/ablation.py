@@ -13,11 +13,13 @@ import icl_lens as il
 from experiments.framework.estimate import compare
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
 from experiments.framework.plotting import curves
-from experiments.framework.study import Study
+from experiments.framework.study import MAX_ROWS, Study, thin_out
 from icl_lens.interventions.edited_scores import score_ablated_sets
 from icl_lens.metrics import is_correct, label_log_odds
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
+N_MEAN = 60
+"""Minimum number of locating prompts (if there are more) that means are taken over."""
 
 LOG_ODDS = Measure(
     "log_odds", "lost without located heads", "lost without random heads", "log-odds of the answer, nats"
@@ -29,13 +31,19 @@ ACCURACY = percent(
     "accuracy between the labels, points",
     paper={"GPT-J": 63.2},
 )
+MEAN = Measure(
+    "log_odds_mean",
+    "lost with located heads' means over other prompts",
+    "lost with random heads' means",
+    "log-odds of the answer, nats",
+)
 INTACT = percent(
     "intact", "accuracy of the intact model", "accuracy without located heads", "accuracy between the labels, %"
 )
 
 
 def measure(study: Study) -> Measured:
-    """Zero located heads at the last position, next to 20 random sets from the same layers, for both rankings."""
+    """Remove located heads at the last position, next to 20 random sets from the same layers, for both rankings."""
     rows: list[Row] = []
     details: list[pd.DataFrame] = []
     for ranked in study.by_ranking():
@@ -47,6 +55,9 @@ def measure(study: Study) -> Measured:
             "accuracy": compare(lost[:, 1], lost[:, 2:].mean(1), study.clusters, bounds=(0, 1)),
             "intact": compare(correct[:, 0], correct[:, 1], study.clusters, bounds=(0, 1)),
         }
+        odds = log_odds_with_means(study, sets)
+        lost_odds = odds[:, :1] - odds
+        found["log_odds_mean"] = compare(lost_odds[:, 1], lost_odds[:, 2:].mean(1), study.clusters)
         rows += rows_of(found, ranking=ranked.ranking)
         details.append(_curve(ranked))
     return Measured(rows, pd.concat(details, ignore_index=True))
@@ -66,6 +77,18 @@ def ablated_scores(
         correct.append(torch.stack([is_correct(one.label_log_probs, answer) for one in found], dim=1))
         odds.append(torch.stack([label_log_odds(one.label_log_probs, answer) for one in found], dim=1))
     return torch.cat(correct).double().numpy(), torch.cat(odds).double().numpy()
+
+
+def log_odds_with_means(study: Study, sets: Sequence[Sequence[il.Head]]) -> Float[np.ndarray, "row set"]:
+    """Return the answer's log-odds, nats, with each set's z at the last position set to its mean over other prompts."""
+    reference = list(thin_out(study.halves()[0], N_MEAN).split(MAX_ROWS))
+    odds = []
+    for piece in study.pieces(study.held_out):
+        log_probs = il.label_log_probs_ablated(
+            study.model, piece, sets, positions="last", mode="mean", reference=reference
+        )
+        odds.append(torch.stack([label_log_odds(one.cpu(), piece.answer.cpu()) for one in log_probs.unbind(1)], dim=1))
+    return torch.cat(odds).double().numpy()
 
 
 def _curve(study: Study) -> pd.DataFrame:
@@ -92,7 +115,7 @@ FINDING = Finding(
     claim="Removing 12 of GPT-J's 448 heads (6 for each label) lowers accuracy from 87.6% to 24.4%; "
     "removing random heads changes little.",
     covers="the published version's ablation, and the paper's open question 3: how many heads",
-    measures=(LOG_ODDS, ACCURACY, INTACT),
+    measures=(LOG_ODDS, MEAN, ACCURACY, INTACT),
     measure=measure,
     look_for="Filled dots far right of the hollow ones: the located heads carry the answer. In the second figure, the "
     "steeper the curve falls, the fewer heads carry it.",

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 
 import icl_lens as il
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent
-from experiments.framework.plotting import COLORS, panels
+from experiments.framework.plotting import COLORS, cell_rows, legend_below
 from experiments.framework.study import Study, thin_out
+from icl_lens.locate.edge_space import THIRDS
 
 N_PROMPTS, N_RANDOM = 40, 20
 """Minimum number of prompts of each half, and number of random rankings."""
@@ -25,15 +26,16 @@ NATS = "log-odds of the answer, nats"
 
 CPR = Measure("cpr", "share of the answer that the first k edges keep, averaged over k", RANDOM, "CPR, 0–1")
 KEPT = percent("kept", "kept by the first 1% of edges", RANDOM, "% of what all edges carry")
+READERS = {
+    "query": "queries",
+    "keys at the labels": "keys at labels",
+    "keys at demonstrations' texts": "keys at texts",
+    "values at the labels": "values at labels",
+}
 GROUPS = {
-    "early → query": "lost without edges from early layers to queries",
-    "late → query": "lost without edges from late layers to queries",
-    "early → keys at the labels": "lost without edges from early layers to keys at labels",
-    "late → keys at the labels": "lost without edges from late layers to keys at labels",
-    "early → keys at demonstrations' texts": "lost without edges from early layers to keys at texts",
-    "late → keys at demonstrations' texts": "lost without edges from late layers to keys at texts",
-    "early → values at the labels": "lost without edges from early layers to values at labels",
-    "late → values at the labels": "lost without edges from late layers to values at labels",
+    f"{third} third → {reader}": f"lost without edges from the {third} third of the layers to {words}"
+    for reader, words in READERS.items()
+    for third in THIRDS
 }
 MEASURES = [CPR, KEPT, *(Measure(group, words, HEADS, NATS) for group, words in GROUPS.items())]
 
@@ -66,26 +68,36 @@ def measure(study: Study) -> Measured:
         else:
             ends = row["difference_low"], row["difference_high"]
             rows.append(Row(name, row["effect"], row["control"], *ends, **sizes))
-    return Measured(rows, circuit.to_frame("curve"))
+    tables = [circuit.to_frame(name).assign(table=name) for name in ("curve", "layers")]
+    return Measured(rows, pd.concat(tables, ignore_index=True))
 
 
 def draw(details: pd.DataFrame) -> Figure:
-    """Draw faithfulness by the share of edges kept, next to random rankings."""
-    figure, parts = panels(details)
-    for axes, part in parts:
-        shares = 100 * part["share"]
-        axes.fill_between(shares, 100 * part["random_low"], 100 * part["random_high"], color=COLORS[1], alpha=0.2, lw=0)
-        axes.plot(shares, 100 * part["random"], "-", color=COLORS[1], lw=1, label="random edges (band: all rankings)")
-        axes.fill_between(shares, 100 * part["low"], 100 * part["high"], color=COLORS[0], alpha=0.25, lw=0)
-        axes.plot(shares, 100 * part["faithfulness"], "o-", ms=3, color=COLORS[0], label="first edges (band: 95%)")
+    """Draw what edges from each layer carry, and faithfulness by the share of edges kept: a row per model and task."""
+    figure, cells = cell_rows(details, 2, width_ratios=(3, 2))
+    for (left, right), title, part in cells:
+        layers = part[part["table"] == "layers"]
+        for color, (reader, words) in zip(COLORS, READERS.items(), strict=False):
+            line = layers[layers["reader"] == reader]
+            left.fill_between(line["layer"], line["low"], line["high"], color=color, alpha=0.2, lw=0)
+            left.plot(line["layer"], line["effect"], "o-", ms=2.5, lw=1, color=color, label=words)
+        left.axhline(0, color="#bbbbbb", lw=0.8)
+        left.set_title(title, fontsize=8)
+        left.set_ylabel("log-odds lost, nats", fontsize=8)
+        curve = part[part["table"] == "curve"]
+        shares = 100 * curve["share"]
+        right.fill_between(shares, 100 * curve["random_low"], 100 * curve["random_high"], color="#999999", alpha=0.25, lw=0)
+        right.plot(shares, 100 * curve["random"], "-", color="#777777", lw=1, label="random edges")
+        right.plot(shares, 100 * curve["faithfulness"], "s-", ms=3, color=COLORS[5], label="first edges")
         for level in (0, 100):
-            axes.axhline(level, color="#bbbbbb", lw=0.8)
-        axes.set_xscale("log")
-        axes.set_ylim(-60, 160)
-        axes.title.set_fontsize(7)
-        axes.set_xlabel("edges kept, %")
-    parts[0][0].legend(fontsize=6, frameon=False, loc="upper left")
-    figure.supylabel("% of what all edges carry", fontsize=8)
+            right.axhline(level, color="#bbbbbb", lw=0.8)
+        right.set_xscale("log")
+        right.set_ylim(-60, 160)
+        right.set_title("% of what all edges carry", fontsize=8)
+    (left, right), _, _ = cells[-1]
+    left.set_xlabel("layer of the sender (−1: embeddings)")
+    right.set_xlabel("edges kept, %")
+    legend_below(figure, left, right, columns=3)
     return figure
 
 
@@ -110,8 +122,8 @@ FINDING = Finding(
     "over other prompts' tokens of the same role, with norms recomputed; the head's output changes at the last "
     "position, and later components run as usual. Each head is rebuilt from the intact model's activations without the "
     "removed edges. Faithfulness is (m − m(none)) / (m(all) − m(none)), where m is the mean log-odds; CPR is the area "
-    "under faithfulness over the share of edges kept (MIB, arXiv 2504.13151). Early layers are the first half of the "
-    f"layers, with the embeddings. At least {N_PROMPTS} prompts rank the edges; the same number of other prompts test "
+    "under faithfulness over the share of edges kept (MIB, arXiv 2504.13151). Embeddings count to the first third of the "
+    f"layers. At least {N_PROMPTS} prompts rank the edges; the same number of other prompts test "
     "them.",
     caveats=(
         "Only edges that end in located heads are removed. If a removal changes what one located head writes, the "

@@ -1,11 +1,13 @@
 """Finding 2: where are the heads, and which method finds them at what cost?
 
 Deep share: S = Σ_{h deep} max(c_h, 0) / Σ_h max(c_h, 0), where c_h is a head's mean contribution on held-out prompts.
-Deep is the second half of the layers; with an odd number, the middle layer counts half, so that evenly spread heads
-give S = 50%. The same share is computed with layers instead of heads: deep attention layers among all attention and
-FFN layers, where an even spread gives 25%.
+Deep is the second half of the layers; with an odd number, the middle layer counts half. Deep heads write more than
+shallow ones, whatever the answer is, so the control is the same share for contributions that say nothing about it: with
+the sign of each prompt's contrasts drawn at random, or the increases of a random token. The same share is computed with
+layers instead of heads: deep attention layers among all attention and FFN layers.
 """
 
+import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,16 +31,18 @@ from icl_lens.metrics import weights_with_data
 SHOWN_HEADS = 20
 NO_CONTRIBUTION = "located heads add nothing above zero on held-out prompts, so shares would be those of noise"
 
+UNRELATED = "the same for contributions unrelated to the answer"
 DEPTH = percent(
-    "depth", "share of the deeper half of the layers", "heads spread evenly", "% of all positive head contributions"
+    "depth", "share of the deeper half of the layers", UNRELATED, "% of all positive head contributions"
 )
 DEPTH_OF_EFFECTS = replace(DEPTH, name="depth_effects", unit="% of all positive effects of removing one head")
 DEPTH_OF_LAYERS = percent(
     "depth_layers",
     "share of deep attention layers",
-    "an even spread over attention and FFN layers",
+    UNRELATED,
     "% of all positive layer contributions",
 )
+FFN_LAYERS = replace(DEPTH_OF_LAYERS, name="depth_ffns", quantity="share of deep FFN layers")
 LOST = tuple(
     Measure(
         f"lost_{name}",
@@ -56,13 +60,16 @@ def measure(study: Study) -> Measured:
     layers = _layer_contributions(study)
     rows: list[Row] = []
     for i, ranked in enumerate(study.by_ranking()):
+        is_contrast = ranked.ranking == "contrast"
         values = ranked.head_scores("held_out")
-        found = {
-            "depth": deep_share(values, study.clusters),
-            "depth_layers": deep_share(layers[:, i], study.clusters, counted=slice(1)),
-        }
-        if ranked.ranking == "contrast":
-            found["depth_effects"] = deep_share(scores["effects"], clusters_of(study.halves()[0]))
+        unrelated = None if is_contrast else study.map(study.held_out, random_increases)
+        unrelated_layers = None if is_contrast else layers[:, 2]
+        found = {"depth": deep_share(values, unrelated, study.clusters)}
+        for name, component in (("depth_layers", 0), ("depth_ffns", 1)):
+            counted = slice(component, component + 1)
+            found[name] = deep_share(layers[:, i], unrelated_layers, study.clusters, counted=counted)
+        if is_contrast:
+            found["depth_effects"] = deep_share(scores["effects"], None, clusters_of(study.halves()[0]))
         if not compare(ranked.of_located(values).sum(1), 0.0, study.clusters).low > 0:
             found = dict.fromkeys(found, NO_CONTRIBUTION)
         rows += rows_of(found, ranking=ranked.ranking)
@@ -72,18 +79,48 @@ def measure(study: Study) -> Measured:
 
 
 def deep_share(
-    values: Float[Tensor, "row layer part"], clusters: Int[np.ndarray, " row"], counted: slice = slice(None)
+    values: Float[Tensor, "row layer part"],
+    unrelated: Float[Tensor, "row layer part"] | None,
+    clusters: Int[np.ndarray, " row"],
+    counted: slice = slice(None),
 ) -> Comparison:
-    """Compare the share of the deeper half's `counted` parts in all positive mean contributions with an even spread."""
-    means = np.einsum("dr,rlp->dlp", weights_with_data(clusters), values.double().numpy())
-    positive = np.clip(means, 0, None)
-    n_layers, n_parts = means.shape[1:]
+    """Compare the deep half's share of all positive mean contributions, in `counted` parts, with unrelated ones.
+
+    Without `unrelated`, these are `values` with a random sign for each query, drawn anew for each draw of queries.
+    """
+    weights = weights_with_data(clusters)
+    shares = _shares(weights, values, counted)
+    if unrelated is None:
+        rng = np.random.default_rng(0)
+        signs = rng.choice([-1.0, 1.0], size=(len(weights), int(clusters.max()) + 1))[:, clusters]
+        control = _shares(weights * signs, values, counted)
+        control[0] = control[1:].mean()
+    else:
+        control = _shares(weights, unrelated, counted)
+    return compare_drawn(shares, control, len(clusters), len(set(clusters.tolist())), bounds=(0, 1))
+
+
+def _shares(
+    weights: Float[np.ndarray, "draw row"], values: Float[Tensor, "row layer part"], counted: slice
+) -> Float[np.ndarray, " draw"]:
+    """Return, for each draw of the rows, the deep half's share of all positive means; an even share if none is."""
+    positive = np.clip(np.einsum("dr,rlp->dlp", weights, values.double().numpy()), 0, None)
+    n_layers, n_parts = positive.shape[1:]
     depth = 0.5 + 0.5 * np.sign(np.arange(n_layers) - (n_layers - 1) / 2)
-    even = 0.5 * len(range(n_parts)[counted]) / n_parts
     total = positive.sum((1, 2))
-    nothing = np.full(len(total), even)  # where no contribution is positive
-    shares = np.divide(positive[..., counted].sum(-1) @ depth, total, out=nothing, where=total > 0)
-    return compare_drawn(shares, even, len(clusters), len(set(clusters.tolist())), bounds=(0, 1))
+    nothing = np.full(len(total), 0.5 * len(range(n_parts)[counted]) / n_parts)
+    return np.divide(positive[..., counted].sum(-1) @ depth, total, out=nothing, where=total > 0)
+
+
+def random_tokens(batch: il.PromptBatch, d_vocab: int) -> Int[Tensor, " row"]:
+    """Return one random token of the vocabulary per prompt, the same for the same prompt in every batch."""
+    draws = [random.Random(f"{prompt.query} {prompt.demonstrations}").randrange(d_vocab) for prompt in batch.prompts]
+    return torch.tensor(draws, device=batch.tokens.device)
+
+
+def random_increases(acts: il.Activations) -> Float[Tensor, "row layer head"]:
+    """Return what each head adds to the log-probability of a random token, nats."""
+    return il.head_log_prob_increase(acts, random_tokens(acts.batch, acts.readout.W_U.shape[1]))
 
 
 def _timed_scores(study: Study) -> tuple[dict[str, Scores], dict[str, float]]:
@@ -121,18 +158,25 @@ def _compared(
     return rows, pd.DataFrame(details)
 
 
-def _layer_contributions(study: Study) -> Float[Tensor, "row ranking layer component"]:
-    """Return what each layer's attention and FFN add on held-out prompts, nats, by contrast and by increase."""
+def _layer_contributions(study: Study) -> Float[Tensor, "row kind layer component"]:
+    """Return what each layer's attention and FFN add on held-out prompts, nats.
 
-    def added(acts: il.Activations) -> Float[Tensor, "row 2 layer 2"]:
+    Kinds are the answer's contrast, its increase, and the increase of a random token.
+    """
+
+    def added(acts: il.Activations) -> Float[Tensor, "row 3 layer 2"]:
         tokens, others = acts.batch.answer_tokens, acts.batch.other_label_tokens
-        both = (il.layer_log_prob_increase(acts, tokens, against=others), il.layer_log_prob_increase(acts, tokens))
-        return torch.stack([torch.stack([*increase], dim=-1) for increase in both], dim=1)
+        found = (
+            il.layer_log_prob_increase(acts, tokens, against=others),
+            il.layer_log_prob_increase(acts, tokens),
+            il.layer_log_prob_increase(acts, random_tokens(acts.batch, acts.readout.W_U.shape[1])),
+        )
+        return torch.stack([torch.stack([*increase], dim=-1) for increase in found], dim=1)
 
     return study.map(study.held_out, added)
 
 
-def _layer_table(contributions: Float[Tensor, "row ranking layer component"]) -> pd.DataFrame:
+def _layer_table(contributions: Float[Tensor, "row kind layer component"]) -> pd.DataFrame:
     means = contributions.double().mean(0)
     return pd.DataFrame(
         {"kind": "layer", "ranking": ranking, "name": name, "layer": layer, "quantity": float(means[i, layer, j])}
@@ -182,7 +226,7 @@ FINDING = Finding(
     "layers 18–31 of 36. The paper's method runs the model once, where causal methods run it many times; the published "
     "version locates 12 heads by causal tracing as well.",
     covers="Figures 2–4 and 12–15, section 6.2, and the published version's causal tracing",
-    measures=(DEPTH, DEPTH_OF_LAYERS, DEPTH_OF_EFFECTS, *LOST),
+    measures=(DEPTH, DEPTH_OF_LAYERS, FFN_LAYERS, DEPTH_OF_EFFECTS, *LOST),
     measure=measure,
     look_for="Dots right of 50%: deep heads carry the answer. In the second figure, the further a filled dot lies to "
     "the right of its hollow one, the better the method's heads; below its name is what it costs.",

@@ -6,7 +6,6 @@
 2. In prompts with exchanged labels, the same token is ranked at the same position, which now holds the other label:
    the rank worsens if values name the label, and stays if they name the text or always the same words.
 3. Label features: log p(foo) − log p(bar) of the value at foo minus that at bar, halved.
-4. Copying, from weights alone: Σ λ / Σ |λ| of the eigenvalues of W_E W_V W_O W_U between tokens of the prompts.
 """
 
 from functools import partial
@@ -18,15 +17,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 import icl_lens as il
-from experiments.framework.estimate import compare, compare_heads, compare_same_heads
+from experiments.framework.estimate import compare, compare_same_heads
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
 from experiments.framework.plotting import head_dots
 from experiments.framework.projections import (
-    eigenvalue_score,
     label_features,
     label_token_ranks,
     own_word_wins,
-    tokens_read_and_written,
     top_words,
 )
 from experiments.framework.study import Study
@@ -46,10 +43,6 @@ RANK = Measure(
 MAGNITUDE = Measure("magnitude", *HEADS, "label's token, log10(vocabulary size / rank)")
 FOLLOWS = Measure("follows", "where the label is", "where the other label is instead", MAGNITUDE.unit)
 FEATURES = Measure("features", *HEADS, "log-odds of the label over the other, nats")
-COPY_LABELS, COPY_TEXTS = (
-    Measure(f"copy_{name}", f"located heads, {what}", f"other heads, {what}", "eigenvalue score, −1 to 1")
-    for name, what in (("labels", "label words"), ("texts", "words of texts"))
-)
 KEY_WORDS, QUERY_WORDS = (
     percent(f"{name}_words", what, "chance", "pairs in which the own word ranks first, %")
     for name, what in (("key", "label keys: their demonstration"), ("query", "last query: the input"))
@@ -66,7 +59,6 @@ def measure(study: Study) -> Measured:
         moved = study.map_heads(exchanged, heads, lambda acts: label_token_ranks(acts, heads, other=True))
     features = study.map_heads(study.held_out, heads, lambda acts: label_features(acts, heads))
     n_tokens = study.model.W_U.shape[1]
-    circuits = circuit_scores(study)
     rows: list[Row] = []
     for ranked in study.by_ranking():
         own, other = (ranked.of_located(magnitudes(some, n_tokens)) for some in (ranks, moved))
@@ -76,8 +68,6 @@ def measure(study: Study) -> Measured:
             "follows": natural if study.task.natural else compare_same_heads(own, other, study.clusters),
             "features": ranked.compare_heads(features),
         }
-        for name, scores in circuits.items():
-            found[f"copy_{name}"] = compare_heads(scores, ranked.located, ranked.controls, None, bounds=(-1, 1))
         rows += rows_of(found, ranking=ranked.ranking)
     return Measured([*rows, *_words_of_best(study)], _details(study, reciprocals(ranks), reciprocals(moved)))
 
@@ -90,18 +80,6 @@ def reciprocals(ranks: Float[Tensor, "*row demo"]) -> Float[Tensor, "*row"]:
 def magnitudes(ranks: Float[Tensor, "*row demo"], n_tokens: int) -> Float[Tensor, "*row"]:
     """Return the mean over demonstrations of log10(vocabulary size / rank): 0 for the last token."""
     return (n_tokens / ranks).log10().nanmean(-1)
-
-
-def circuit_scores(study: Study) -> dict[str, Float[np.ndarray, "1 layer head"]]:
-    """Return the eigenvalue score of each compared head's OV circuit between labels and between words of texts."""
-    found = {}
-    for name, (read, written) in tokens_read_and_written(study.held_out).items():
-        found[name] = np.full((1, study.view.n_layers, study.view.n_heads), np.nan)
-        inputs = study.model.W_E.detach()[read]
-        for head in study.compared:
-            circuit = il.head_copying(study.view, head, written, inputs=inputs)
-            found[name][0, *head] = eigenvalue_score(circuit)
-    return found
 
 
 def _words_of_best(study: Study) -> list[Row]:
@@ -139,22 +117,19 @@ FINDING = Finding(
     "L23H13 top words of values name the label, those of keys its demonstration, and those of the query the input. The "
     "published version finds that log p(foo) − log p(bar) of values is positive at foo and negative at bar.",
     covers="Figures 5, 16–18 and 22–24; Tables 1 and 3; the published version's label features",
-    measures=(RANK, MAGNITUDE, FOLLOWS, FEATURES, COPY_LABELS, COPY_TEXTS, KEY_WORDS, QUERY_WORDS),
+    measures=(RANK, MAGNITUDE, FOLLOWS, FEATURES, KEY_WORDS, QUERY_WORDS),
     measure=measure,
     look_for="Filled dots are far above hollow ones. In the second figure, where squares are as high as dots, the head "
     "writes the word whether or not that label is there.",
     method="Values at label positions go through W_O, unweighted by attention, and are ranked against the whole "
     "vocabulary without biases. Exchanging labels keeps every text in place. Log-odds are the difference between foo "
-    "and bar positions, halved, so that a preference for one label cancels. The eigenvalue score is that of the OV "
-    "circuit between token embeddings, after subtracting what the head writes to each token on average. Keys are "
+    "and bar positions, halved, so that a preference for one label cancels. Keys are "
     "residual streams at labels; queries are carried through the key matrix.",
     caveats=(
         "A head that copies every label equally, or the last one, also writes its name: values show what is copied, "
         "not how it is chosen.",
         "A mean reciprocal rank is dominated by a few top ranks: ranks 300 and 3,000 both look like 0. The orders of "
         "magnitude count every rank.",
-        "With two labels, a head's eigenvalue score is 1 or −1: each label is written more, or less, where it is read. "
-        "The score is measured from embeddings, while values at labels also carry what earlier layers wrote there.",
         "Top words and their pairs are those of the best located head; a text is represented by its last token.",
     ),
     draw=partial(

@@ -119,22 +119,15 @@ def best_strengths(favored: Scores, unfavored: Scores) -> list[float]:
 
 
 def gap_rows(pairs: tuple[Scores, Scores], control: tuple[Scores, Scores], clusters: Clusters) -> list[Row]:
-    """Return rows "gap" (accuracy) and "bias" (log-odds): favored minus unfavored prompts, next to the control's.
-
-    A control whose mean is below zero counts as zero: a model that avoids a label there need not favor it here.
-    """
+    """Return rows "gap" (accuracy) and "bias" (log-odds): favored minus unfavored prompts, next to the control's."""
     (favored, unfavored), (also_favored, also_unfavored) = pairs, control
     gap, control_gap = favored.correct - unfavored.correct, also_favored.correct - also_unfavored.correct
     bias, control_bias = favored.odds - unfavored.odds, also_favored.odds - also_unfavored.odds
     found = {
-        "gap": compare(gap[:, 0], _or_zero(control_gap[:, 0]), clusters, bounds=(-1, 1)),
-        "bias": compare(bias[:, 0], _or_zero(control_bias[:, 0]), clusters),
+        "gap": compare(gap[:, 0], control_gap[:, 0], clusters, bounds=(-1, 1)),
+        "bias": compare(bias[:, 0], control_bias[:, 0], clusters),
     }
     return rows_of(found)
-
-
-def _or_zero(control: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
-    return control if control.mean() > 0 else np.zeros_like(control)
 
 
 def accuracies(condition: str, favored: Scores, unfavored: Scores, **about: str | float) -> dict[str, str | float]:

@@ -1,4 +1,4 @@
-"""What heads write and read, in words: ranks of labels in values, label features, OV circuits, and top words.
+"""What heads write and read, in words: ranks of labels in values, label features, and top words.
 
 At each label position a head's value is carried through W_O, not weighted by attention: the vector that attention to
 this label adds to the residual stream. Keys are residual streams at labels, and queries are carried through W_K.
@@ -16,12 +16,6 @@ import icl_lens as il
 
 RANKED_ROWS = 256
 """Number of values whose scores over the vocabulary are in memory at a time."""
-
-
-def layer_inputs(acts: il.Activations, layers: Sequence[int]) -> Float[Tensor, "row layer place d_model"]:
-    """Return the residual streams that enter some layers: at the last position, then at each label."""
-    chosen = list(layers)
-    return torch.cat([acts.resid_pre[:, chosen, None], acts.label_resid_pre[:, chosen]], dim=2)
 
 
 def label_token_ranks(
@@ -76,26 +70,6 @@ def label_effects(acts: il.Activations) -> Float[Tensor, "row layer head demo"]:
     at_labels = at_tokens.masked_fill(places[:, None, None] < 0, 0).sum(-1)
     sign = torch.where(acts.batch.label_index == 0, 1.0, -1.0).to(added)
     return at_labels * sign[:, None, None]
-
-
-def tokens_read_and_written(batch: il.PromptBatch) -> dict[str, tuple[Int[Tensor, " n"], Int[Tensor, " n"]]]:
-    """Return the (read, written) tokens of OV circuits: each label's scored token, or last tokens of texts.
-
-    Of the different last tokens of texts, the first 200 are used.
-    """
-    places = [(batch.label_index == label).nonzero()[0] for label in (0, 1)]
-    labels = torch.stack([batch.tokens[row, batch.label_positions[row, demo]] for row, demo in places])
-    texts = _last_tokens(batch).unique()[:200]
-    return {"labels": (labels, batch.label_tokens), "texts": (texts, texts)}
-
-
-def eigenvalue_score(circuit: il.HeadCopying) -> float:
-    """Return Σ λ / Σ |λ| of an OV circuit between tokens, −1 to 1, after subtracting each written token's mean.
-
-    0 for a circuit that writes the same whatever is read.
-    """
-    score = il.HeadCopying(circuit.tokens, circuit.logits - circuit.logits.mean(0)).eigenvalue_score
-    return 0.0 if math.isnan(score) else score
 
 
 def own_word_wins(acts: il.Activations, head: il.Head) -> Float[Tensor, "row 2"]:
