@@ -84,22 +84,29 @@ def run(
 
 @app.command()
 def docs(
-    out: OutOption = Path("results"),
+    out: OutOption = ROOT / "docs" / "results" / "data",
     pages: Annotated[Path, typer.Option(help="Folder of the pages.")] = ROOT / "docs" / "results",
     compute: Annotated[bool, typer.Option(help="Compute what is missing first.")] = True,
+    only: Annotated[list[str] | None, typer.Option(help="Findings or models to compute.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with copies of the sentence datasets.")] = None,
+    local: Annotated[list[str] | None, typer.Option(metavar="NAME=PATH", help="Model to load from a path.")] = None,
 ) -> None:
     """Measure every finding on the models that the documentation shows, and write its pages of results."""
+    from dataclasses import replace
+
     from experiments.catalogue import IDS, find, published_cells
     from experiments.framework import overview
     from experiments.framework.pages import write_pages
     from icl_lens.files import write_text
 
     findings = list(map(find, IDS))
+    paths = dict(text.split("=", 1) for text in local or ())
     if compute:
-        _run(published_cells(findings), out, ModelOptions())
-    numbered = write_pages(out, pages, findings, command=COMMAND)
+        cells = (replace(cell, model=paths.get(cell.name, cell.model)) for cell in published_cells(findings, data=data))
+        _run((cell for cell in cells if not only or {cell.name, cell.finding.id} & {*only}), out, ModelOptions())
+    numbered = write_pages(out, pages, findings)
     overview.save(numbered, pages / "figures" / "overview.svg")
-    write_text(pages / "index.md", overview.text(numbered, command=COMMAND))
+    write_text(pages / "index.md", overview.text(numbered))
 
 
 @app.command()

@@ -1,7 +1,9 @@
 """All findings, in the order of their pages, and the models and tasks that the documentation shows."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 from experiments.bundled_models import SEEDS
 from experiments.framework.finding import Finding
@@ -24,13 +26,35 @@ IDS = (
 )
 """One module each: "label-attention" is experiments/findings/label_attention.py, whose FINDING describes it."""
 
-REAL_MODEL = "smollm2-135m"
-REAL_TASKS = (
-    Task("animal-country, A/B", "animal-country", ("A", "B"), 4, LINES),
-    Task("joy-number, foo/bar", "joy-number", demonstrations=4, template=LINES, path=str(WORDS)),
-    Task("animal-country, animal/country", "animal-country", ("animal", "country"), 2, LINES),
-)
-"""Tasks that the real model does, chosen by accuracy alone from the table of tasks in docs/bundled.md."""
+LEADING = ("behavior", "two-towers", "ablation", "circuit", "location")
+"""The findings that are measured on every real model."""
+
+SMOLLM2 = "smollm2-135m"
+QWEN = "qwen2.5-coder-0.5b"
+REAL_MODELS = {
+    SMOLLM2: SMOLLM2,
+    QWEN: "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+}
+"""Name in tables -> what `load_model` loads."""
+
+AB, FOO_BAR = ("A", "B"), ("foo", "bar")
+WORD_TASKS = {
+    SMOLLM2: (
+        Task("animal-country, A/B", "animal-country", AB, 4, LINES),
+        Task("joy-number, foo/bar", "joy-number", FOO_BAR, 4, LINES, str(WORDS)),
+        Task("animal-country, animal/country", "animal-country", ("animal", "country"), 2, LINES),
+    ),
+    QWEN: (
+        Task("sentiment-number, foo/bar", "sentiment-number", FOO_BAR, 4, LINES),
+        Task("animal-country, foo/bar", "animal-country", FOO_BAR, 4, LINES),
+    ),
+}
+"""Tasks that each real model does, chosen by accuracy alone from the tables in docs/bundled.md."""
+SENTENCE_TASKS = {QWEN: (Task("TREC, A/B", "trec", AB, 4, LINES),)}
+SENTENCE_FINDINGS = ("behavior", "two-towers", "ablation")
+"""The findings on sentences, whose prompts are several times as long."""
+N_PROMPTS = {SMOLLM2: 200, QWEN: 100}
+"""Prompts per half."""
 SMALL_MODELS = ("icl-mini", "icl-mini-llama", "icl-mini-gptj")
 
 
@@ -41,14 +65,23 @@ def find(finding_id: str) -> Finding:
     return import_module(f"experiments.findings.{finding_id.replace('-', '_')}").FINDING
 
 
-def published_cells(findings: Sequence[Finding]) -> Iterator[Cell]:
-    """Return every cell that the documentation shows, model by model so that each is loaded once."""
-    for task in REAL_TASKS:
-        yield from (Cell(finding, REAL_MODEL, task, 200, REAL_MODEL) for finding in findings)
+def published_cells(findings: Sequence[Finding], *, data: Path | None = None) -> Iterator[Cell]:
+    """Return every cell that the documentation shows, model by model so that each is loaded once.
+
+    `data` is a folder with copies of the sentence datasets; without it, they come from the Hub.
+    """
+    for name, source in REAL_MODELS.items():
+        chosen = [one for one in findings if name == SMOLLM2 or one.id in LEADING]
+        tasks = [(task, chosen) for task in WORD_TASKS[name]]
+        on_sentences = [one for one in findings if one.id in SENTENCE_FINDINGS]
+        path = None if data is None else str(data)
+        tasks += [(replace(task, path=path), on_sentences) for task in SENTENCE_TASKS.get(name, ())]
+        yield from (Cell(one, source, task, N_PROMPTS[name], name) for task, some in tasks for one in some)
     for model in SMALL_MODELS:
         for task in PAPER_TASKS:
-            yield from (Cell(finding, model, task, 1000, model) for finding in findings)
+            yield from (Cell(finding, model, task, 300, model) for finding in findings)
         for folder in sorted(SEEDS.glob(f"{model}-[0-9]")):
             seed = int(folder.name.rpartition("-")[2])
             for task in PAPER_TASKS:
-                yield from (Cell(finding, str(folder), task, 300, model, training_seed=seed) for finding in findings)
+                cells = (Cell(one, str(folder), task, 300, model, training_seed=seed) for one in findings)
+                yield from (cell for cell in cells if cell.finding.id in LEADING)

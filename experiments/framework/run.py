@@ -10,7 +10,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ import icl_lens as il
 from experiments.framework.finding import Finding, Measured, Row, to_json
 from experiments.framework.study import Study
 from experiments.framework.tasks import Task
+from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
-from icl_lens.prompts.tasks import named_task
 
 PACKAGES = ("torch", "transformers", "transformer-lens")
 
@@ -53,8 +54,8 @@ class Cell:
             "finding": self.finding.id,
             "model": self.name,
             "training_seed": self.training_seed,
-            "task": asdict(self.task) | {"path": self.task.path and Path(self.task.path).name},
-            "data": named_task(self.task.data, self.task.path).digest(),
+            "task": asdict(self.task) | {"path": _word_list_name(self.task)},
+            "prompts": _drawn_digest(self.task, self.n),
             "n": self.n,
             **({} if self.n_heads is None else {"n_heads": self.n_heads}),
         }
@@ -66,6 +67,18 @@ class Cell:
         except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: it is computed again
             return False
         return stored == json.loads(json.dumps(self.configuration()))
+
+
+def _word_list_name(task: Task) -> str | None:
+    """Return the file name of a word list; None for datasets, which the prompts' digest identifies."""
+    return Path(task.path).name if task.path is not None and task.path.endswith(".json") else None
+
+
+@cache
+def _drawn_digest(task: Task, n: int) -> str:
+    """Return a digest of the prompts that a study draws: their texts, labels, order and answers."""
+    prompts = task.prompts(3 * n)
+    return json_digest([[[*map(astuple, one.demonstrations)], one.query, one.answer, one.labels] for one in prompts])
 
 
 def run(
