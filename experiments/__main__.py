@@ -24,6 +24,8 @@ HalvesOption = Annotated[
     int, typer.Option("--n", "-n", min=1, help="Prompts to locate heads on, and held-out prompts.")
 ]
 
+DataOption = Annotated[Path | None, typer.Option("--data", help="Folder with copies of the sentence datasets.")]
+
 app = new_app(
     help="The findings: each one a question, a measurement with its control, and a page.", no_args_is_help=True
 )
@@ -88,7 +90,7 @@ def docs(
     pages: Annotated[Path, typer.Option(help="Folder of the pages.")] = ROOT / "docs" / "results",
     compute: Annotated[bool, typer.Option(help="Compute what is missing first.")] = True,
     only: Annotated[list[str] | None, typer.Option(help="Findings or models to compute.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder with copies of the sentence datasets.")] = None,
+    data: DataOption = None,
     local: Annotated[list[str] | None, typer.Option(metavar="NAME=PATH", help="Model to load from a path.")] = None,
 ) -> None:
     """Measure every finding on the models that the documentation shows, and write its pages of results."""
@@ -114,14 +116,22 @@ def docs(
 def tasks(
     model: ModelOptions,
     n: Annotated[int, typer.Option("--n", "-n", help="Prompts per setting.")] = 60,
-    rows: Annotated[Path, typer.Option(help="File of measured rows; the table is written to its folder.")] = TASK_ROWS,
+    name: Annotated[str | None, typer.Option(help="Model name in the table.")] = None,
+    data: DataOption = None,
+    rows: Annotated[
+        Path, typer.Option(help="File of measured rows; the tables are written to its folder.")
+    ] = TASK_ROWS,
 ) -> None:
     """Measure which tasks a model can do, by template, number of demonstrations and layout."""
     from experiments import task_table
+    from experiments.catalogue import SMOLLM2
     from icl_lens.files import write_text
 
-    task_table.run(model.load(), rows, n, report=PlainConsole().print)
-    write_text(rows.with_suffix(".md"), task_table.tables(task_table.read(rows)))
+    folder = None if data is None else str(data)
+    task_table.run(model.load(), name or model.model, rows, n, report=PlainConsole().print, data=folder)
+    measured = task_table.read(rows)
+    write_text(rows.with_suffix(".md"), task_table.tables(measured, SMOLLM2))
+    write_text(rows.with_name("task_comparison.md"), task_table.comparison(measured))
 
 
 @app.command("ground-truth")

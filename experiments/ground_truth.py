@@ -59,13 +59,14 @@ ANSWERING = ("two-tower", "comparer", "copier")
 
 @dataclass(frozen=True)
 class Expected:
-    """Where a measure must, and where it may, be above its control."""
+    """Where a measure is predicted to be above its control, and where we understood afterwards why it may be."""
 
     above: tuple[str, ...]
-    """Settings in which it must be above; in those of neither list, it must not be."""
-    maybe_above: tuple[str, ...] = ()
+    """Settings in which it must be above; in all others, it must not be."""
+    explained: tuple[str, ...] = ()
+    """Settings in which another outcome was explained after results had been seen; they count as exceptions."""
     why: str = ""
-    """Reason for an exception, for the page."""
+    """The explanation, for the page."""
 
 
 EXPECTED = {
@@ -90,38 +91,22 @@ EXPECTED = {
         "contrast. Where a noise head reads what the mover wrote, exchanging texts moves the answer by hundredths of "
         "nats",
     ),
-    ("metric", "auroc"): Expected((), (), "the mover has brought categories to labels and to the last position, so the "
-        "cosine is always right and cannot be exceeded; the table of further measures rotates keys instead"),
     ("majority-bias", "bias"): Expected(
         ("majority",), (*PLANTED, "untrained"), "attention sums over the labels of a class, so two towers prefer "
         "frequent labels too; random weights average all labels, which moves log-odds by tenths of nats"
     ),
     ("recency-bias", "bias"): Expected(("last-label",)),
     ("information-flow", "text_to_label"): Expected(PLANTED, (NAMES,)),
-    ("other-papers", "induction"): Expected(
-        (), PLANTED, "a repeated text has the same category, so two towers attend to the label after it"
-    ),
-    ("tower-inputs", "early_key"): Expected(PLANTED, (NAMES,)),
-    ("value-inputs", "early"): Expected(PLANTED, (NAMES,)),
     ("circuit", "cpr"): Expected(PLANTED, (NAMES,)),
-    ("circuit", "early → query"): Expected(
-        ("two-tower",), ("compare-copy", "lookup", NAMES), "copiers read what the comparer wrote in layer 4, and "
-        "layers 4 to 7 are late; noise heads read what the FFN looked up, which moves the answer by hundredths of nats"
-    ),
-    ("circuit", "early → keys at the labels"): Expected(
-        PLANTED, ("lookup", NAMES), "noise heads move the answer by hundredths of nats"
-    ),
-    ("circuit", "early → values at the labels"): Expected(PLANTED, (NAMES,)),
+    ("circuit", "first third → query"): Expected(("two-tower",), ("compare-copy", "lookup", NAMES)),
+    ("circuit", "first third → keys at the labels"): Expected(PLANTED, ("lookup", NAMES)),
+    ("circuit", "first third → values at the labels"): Expected(PLANTED, (NAMES,)),
     ("behavior", "exchanged"): Expected(PLANTED, (), f"in `{NAMES}`, labels are not learned from the demonstrations"),
     ("label-attention", "share"): Expected(PLANTED),
     ("two-towers", "auroc"): Expected(PLANTED),
     ("two-towers", "relabeled"): Expected(
         ("two-tower",), (), "copiers compare label words with the label that the comparer picked, so "
         "exchanged labels mislead them"
-    ),
-    ("metric", "rotated"): Expected(
-        ("two-tower",), ("compare-copy",), "with two classes, the inputs differ along one direction; a random form, "
-        "with the better of its two signs, separates them nearly as well"
     ),
 }  # fmt: skip
 """By finding and measure."""
@@ -157,10 +142,11 @@ def cells(
 
 
 class Observed(NamedTuple):
-    """A measure in a setting: a row for each seed, and whether most seeds are as expected."""
+    """A measure in a setting: a row for each seed, whether most seeds are as predicted, or else explained."""
 
     rows: list[Row]
     as_expected: bool
+    explained: bool = False
 
     @property
     def n_above(self) -> int:
@@ -193,8 +179,9 @@ def observe(results: Path, findings: Sequence[Finding]) -> Table:
     found: Table = {}
     for (finding_id, name, setting), some in rows.items():
         one, expected = Observed(some, True), EXPECTED[finding_id, name]
-        right = setting in expected.maybe_above or one.above == (setting in expected.above)
-        found.setdefault((finding_id, name), {})[setting] = one._replace(as_expected=right)
+        right = one.above == (setting in expected.above)
+        explained = not right and setting in expected.explained
+        found.setdefault((finding_id, name), {})[setting] = one._replace(as_expected=right, explained=explained)
     return {key: found[key] for key in EXPECTED if key in found}
 
 
@@ -246,14 +233,14 @@ def page(results: Path, findings: Sequence[Finding], recovered: Mapping[str, Seq
         "## Does each finding see what was planted?",
         "Quantity / control of the main measure, the mean of all seeds. **Bold**: the interval of the difference is "
         "above zero in most seeds. Where seeds disagree, a fraction counts those with an interval above zero. A dash: "
-        "not applicable. ⚠: not as expected.",
+        "not applicable. ⚠: not as predicted.",
         _markdown(first, measures, _cell),
         "Further measures, for what the main one does not distinguish:",
         _markdown(further, measures, _cell),
-        "**What is expected.** Findings are above their control in the first two columns, which have two towers, and "
+        "**What is predicted.** Findings are above their control in the first two columns, which have two towers, and "
         "in no other. But `majority-bias` and `recency-bias` are above it only where these biases are planted, and "
-        f"`behavior` also in `{NAMES}`, which answers correctly. We wrote down the following exceptions after the "
-        "first results; movers, comparers and copiers are explained [below](#how-the-models-are-made):",
+        f"`behavior` also in `{NAMES}`, which answers correctly. Reasons for exceptions (⚠), written after the results; "
+        "movers, comparers and copiers are explained [below](#how-the-models-are-made):",
         "\n".join(reasons),
         "<details><summary>Intervals of the difference, by seed</summary>",
         _markdown(table, measures, _intervals),
@@ -317,10 +304,10 @@ def _summary(first: Table, table: Table, recovered: Mapping[str, Sequence[Any]])
         f"{_listed(none)}."
     )
     every = [one for row in table.values() for one in row.values()]
-    right = sum(one.as_expected for one in every)
+    right, explained = (sum(getattr(one, name) for one in every) for name in ("as_expected", "explained"))
     said.append(
-        f"Of {len(every)} pairs of measure and model, {right} are as expected from how the models are made, counting "
-        "the exceptions listed below as expected."
+        f"Of {len(every)} pairs of measure and model, {right} are as predicted from how the models are made. We can "
+        f"explain {explained} of the other {len(every) - right}, but did so only after seeing them."
     )
     return " ".join(said)
 

@@ -45,6 +45,22 @@ TASKS = (
 )
 
 
+def _common() -> Iterator[Task]:
+    """Yield the tasks of the table that compares models: the paper's words and sentences, one example a line."""
+    for data, path in (("sentiment-number", None), ("animal-country", None), ("joy-number", _WORDS)):
+        for labels in (("foo", "bar"), ("A", "B")):
+            yield Task(f"{data}, {'/'.join(labels)}", data, labels, 4, LINES, path)
+    for name, data, counts in SENTENCES:
+        for labels in (("foo", "bar"), ("A", "B")):
+            for count in counts:
+                yield Task(f"{name}, {'/'.join(labels)}", data, labels, count, LINES)
+
+
+SENTENCES = (("TREC", "trec", (4, 8)), ("SST-2", "sst2", (4,)), ("AG News", "agnews", (1, 4)), ("ETHOS", "ethos", (4,)))
+"""Name, name for `load_task`, and numbers of demonstrations per class."""
+COMMON = tuple(_common())
+
+
 @dataclass(frozen=True)
 class Setting:
     """One row of the table: a task as it is written, in one layout or with labels exchanged."""
@@ -59,7 +75,9 @@ class Setting:
 
 
 def settings() -> Iterator[Setting]:
-    """Yield each task at 1 to 16 demonstrations per class, and at 4 in each layout and in each template."""
+    """Yield the common tasks; then each task at 1 to 16 demonstrations per class, and at 4 in each layout and template."""
+    for task in COMMON:
+        yield Setting(task, "lines")
     for task in TASKS:
         for count in DEMONSTRATIONS:
             yield Setting(replace(task, demonstrations=count, template=LINES), "lines")
@@ -70,9 +88,14 @@ def settings() -> Iterator[Setting]:
             yield Setting(replace(four, template=TEMPLATES[name]), name)
 
 
-def measure(model: Any, setting: Setting, n: int) -> dict[str, Any]:
-    """Return accuracy between the labels with its interval, and how often the last demonstration's label is chosen."""
+def measure(model: Any, setting: Setting, n: int, *, data: str | None = None) -> dict[str, Any]:
+    """Return accuracy between the labels with its interval, and how often the last demonstration's label is chosen.
+
+    `data` is a folder with copies of the sentence datasets; without it, they come from the Hub.
+    """
     task = setting.task
+    if data is not None and task.data in [name for _, name, _ in SENTENCES]:
+        task = replace(task, path=data)
     exchanged = setting.layout == "exchanged"
     prompts = task.prompts(n, layout="random" if setting.layout == "exchanged" else setting.layout, exchanged=exchanged)
     batch = il.tokenize(model, prompts, template=task.template, labels=task.labels)
@@ -92,14 +115,17 @@ def measure(model: Any, setting: Setting, n: int) -> dict[str, Any]:
     }
 
 
-def run(model: Any, path: Path, n: int, report: Callable[[str], None] = print) -> None:
-    """Measure every setting that `path` lacks."""
+def run(
+    model: Any, name: str, path: Path, n: int, report: Callable[[str], None] = print, *, data: str | None = None
+) -> None:
+    """Measure every setting that `path` lacks for the model of this name."""
     rows = read(path)
-    done = {_key(row) for row in rows}
+    done = {_key(row) for row in rows if row["model"] == name}
     for setting in settings():
         if setting.key in done:
             continue
-        rows.append(measure(model, setting, n))
+        rows.append({"model": name} | measure(model, setting, n, data=data))
+        done.add(setting.key)
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
         report(f"{setting.key}: {rows[-1]['accuracy']:.0%}")
 
@@ -113,9 +139,9 @@ def _key(row: Mapping[str, Any]) -> str:
     return f"{row['task']}, {row['template']}, {row['demonstrations']}, {row['layout']}"
 
 
-def tables(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return two tables, a line per task: accuracy (%) by demonstrations, and by layout and template."""
-    found = {_key(row): row for row in rows}
+def tables(rows: Sequence[Mapping[str, Any]], model: str) -> str:
+    """Return two tables of one model, a line per task: accuracy (%) by demonstrations, and by layout and template."""
+    found = {_key(row): row for row in rows if row["model"] == model}
 
     def table(columns: Mapping[str, str]) -> str:
         lines = [
@@ -142,6 +168,18 @@ With four demonstrations per class, by layout and template:
 
 {table(others)}
 """
+
+
+def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with a line per common task and a column per model: accuracy in balanced random order, %."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    found = {(row["model"], _key(row)): row for row in rows}
+    lines = []
+    for task in COMMON:
+        of_models = [found.get((name, Setting(task, "lines").key)) for name in models]
+        if any(of_models):
+            lines.append([task.name, str(task.demonstrations), *map(_accuracy, of_models)])
+    return markdown.table(["task", "per class", *models], lines) + "\n"
 
 
 def _accuracy(row: Mapping[str, Any] | None) -> str:

@@ -13,6 +13,7 @@ import icl_lens as il
 from experiments.framework.estimate import compare
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
 from experiments.framework.plotting import curves
+from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import MAX_ROWS, Study, thin_out
 from icl_lens.interventions.edited_scores import score_ablated_sets
 from icl_lens.metrics import is_correct, label_log_odds
@@ -107,18 +108,33 @@ def _curve(study: Study) -> pd.DataFrame:
     return means.assign(ranking=study.ranking)
 
 
+def answer(cells: Sequence[Any]) -> str:
+    """Return the answer in one or two sentences."""
+    said = by_outcome(
+        cells,
+        "log_odds",
+        every="Yes, on every task, more than from removing random heads",
+        some="On {n} of {total} tasks, more than from removing random heads",
+        none="On no task more than from removing random heads",
+        ranking="contrast",
+    )
+    lost = each(cells, "log_odds", "{q} nats (random heads: {c})", "contrast")
+    return f"{said}: removing the located heads costs the answer {lost}."
+
+
 FINDING = Finding(
     id="ablation",
     short="log-odds lost without the heads",
     title="What is lost without the located heads?",
     question="Does removing the located heads cost the answer more than removing other heads of the same layers?",
+    answer=answer,
     claim="Removing 12 of GPT-J's 448 heads (6 for each label) lowers accuracy from 87.6% to 24.4%; "
     "removing random heads changes little.",
     covers="the published version's ablation, and the paper's open question 3: how many heads",
     measures=(LOG_ODDS, MEAN, ACCURACY, INTACT),
     measure=measure,
-    look_for="Filled dots far right of the hollow ones: the located heads carry the answer. In the second figure, the "
-    "steeper the curve falls, the fewer heads carry it.",
+    look_for="The answer's log-odds with the first 1, 2, 4, … located heads set to zero, and with as many random "
+    "heads of the same layers.",
     method="Heads are ranked by contrast (in the rows “by increase”, by increase) on one half of the prompts and set "
     "to zero at the last position on the other half, whose queries are other words. Each of 20 random sets has the "
     "same number of heads from the same layers, none of them located. The answer's log-odds are log p(answer) − log "

@@ -1,7 +1,8 @@
 """Finding 1: does the model do the task, and does it learn it from the demonstrations?"""
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -10,6 +11,7 @@ import icl_lens as il
 from experiments.framework.estimate import compare
 from experiments.framework.finding import Finding, Measured, Row, percent
 from experiments.framework.plotting import condition_bars
+from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import Study, clusters_of
 from icl_lens.metrics import is_correct, recent_label
 
@@ -61,19 +63,33 @@ def label_log_probs(study: Study, batch: il.PromptBatch) -> torch.Tensor:
     return torch.cat([il.label_log_probs(study.model, piece).cpu() for piece in study.pieces(batch)])
 
 
+def answer(cells: Sequence[Any]) -> str:
+    """Return the answer in one or two sentences."""
+    said = by_outcome(
+        cells,
+        "accuracy",
+        every="In balanced random order, where copying the last label does not help, the models are right more often "
+        "than a model that copies it",
+        some="In balanced random order, the models beat copying the last label on {n} of {total} tasks",
+        none="In balanced random order, no model beats copying the last label",
+    )
+    return f"{said}: {each(cells, 'accuracy', '{q}% (copying: {c}%)')}."
+
+
 FINDING = Finding(
     id="behavior",
     short="accuracy in random order",
     title="Does the model learn the task from its demonstrations?",
     question="Is the model right in balanced random order, where neither a fixed answer nor the last label helps?",
+    answer=answer,
     claim="GPT-2 large and Llama answer 87–100% of the word-classification prompts correctly, with two false and two "
     "true demonstrations and the true ones last.",
     covers="Table 2",
     measures=(ACCURACY, *OTHERS),
     measure=measure,
-    look_for="Dots at 50% in random order mean that the model does not do the task, however high the paper's order "
-    "scores. High in the paper's order and low when the query's class comes first: the model copies the last label. "
-    "High in random order and low with labels exchanged: it knows the label words rather than learning them.",
+    look_for="Accuracy in each condition; the line is guessing. High in the paper's order and low when the query's "
+    "class comes first: the model copies the last label. High in random order and low with labels exchanged: it knows "
+    "the label words rather than learning them.",
     method="Each class is the query's class in half of the prompts; in half of those, each arbitrary label is the "
     "answer. Demonstrations are shuffled; the other conditions use the same texts. Accuracy compares the labels' "
     "log-probabilities at the last position.",

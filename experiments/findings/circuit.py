@@ -7,12 +7,16 @@ sender's layer. The information flow that the paper describes corresponds to gro
 jointly, and the control is the same group into random heads of the same layers.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import pandas as pd
 from matplotlib.figure import Figure
 
 import icl_lens as il
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent
 from experiments.framework.plotting import COLORS, cell_rows, legend_below
+from experiments.framework.sentences import each, real_rows
 from experiments.framework.study import Study, thin_out
 from icl_lens.locate.edge_space import THIRDS
 
@@ -86,7 +90,8 @@ def draw(details: pd.DataFrame) -> Figure:
         left.set_ylabel("log-odds lost, nats", fontsize=8)
         curve = part[part["table"] == "curve"]
         shares = 100 * curve["share"]
-        right.fill_between(shares, 100 * curve["random_low"], 100 * curve["random_high"], color="#999999", alpha=0.25, lw=0)
+        ends = 100 * curve["random_low"], 100 * curve["random_high"]
+        right.fill_between(shares, *ends, color="#999999", alpha=0.25, lw=0)
         right.plot(shares, 100 * curve["random"], "-", color="#777777", lw=1, label="random edges")
         right.plot(shares, 100 * curve["faithfulness"], "s-", ms=3, color=COLORS[5], label="first edges")
         for level in (0, 100):
@@ -101,6 +106,21 @@ def draw(details: pd.DataFrame) -> Figure:
     return figure
 
 
+def answer(cells: Sequence[Any]) -> str:
+    """Return the answer in one or two sentences."""
+    kept = each(cells, "kept", "{q}% (random edges: {c}%)", "contrast")
+    parts = []
+    for reader, words in READERS.items():
+        totals = [
+            (third, sum(row.quantity for _, row in real_rows(cells, f"{third} third → {reader}", "contrast")))
+            for third in THIRDS
+        ]
+        if any(total for _, total in totals):
+            parts.append(f"{words} most from the {max(totals, key=lambda pair: pair[1])[0]} third")
+    read = f" Of what the heads read, {', '.join(parts)} of the layers." if parts else ""
+    return f"1% of the edges carries {kept} of what all edges carry.{read}"
+
+
 FINDING = Finding(
     id="circuit",
     short="the circuit into located heads",
@@ -109,21 +129,22 @@ FINDING = Finding(
     "of the answer than random edges of the same kinds, and are they those of the information flow that the paper "
     "describes? CPR is the share of the answer that the first k edges of the ranking keep, averaged over k, from none "
     "to all edges.",
+    answer=answer,
     claim="Shallow layers merge features into label positions and the last position; deep heads compare the last "
     "position's query with keys at labels and copy the labels' values. The paper argues this from projections and does "
     "not remove edges.",
     covers="the hypothesis of section 5 and its figure",
     measures=MEASURES,
     measure=measure,
-    look_for="If filled dots are to the right of the hollow ones, the first edges carry more of the answer than random "
-    "ones.",
+    look_for="Left: log-odds lost when what one layer wrote is removed from what the located heads read there "
+    "(bands: 95%). Right: faithfulness when only the first edges are kept, and random edges instead.",
     method="An edge leads from an earlier head, FFN or embedding to a located head's query at the last position, or to "
     "its keys or values at tokens of one role. To remove an edge is to replace what the sender wrote there by its mean "
     "over other prompts' tokens of the same role, with norms recomputed; the head's output changes at the last "
     "position, and later components run as usual. Each head is rebuilt from the intact model's activations without the "
     "removed edges. Faithfulness is (m − m(none)) / (m(all) − m(none)), where m is the mean log-odds; CPR is the area "
-    "under faithfulness over the share of edges kept (MIB, arXiv 2504.13151). Embeddings count to the first third of the "
-    f"layers. At least {N_PROMPTS} prompts rank the edges; the same number of other prompts test "
+    "under faithfulness over the share of edges kept (MIB, arXiv 2504.13151). Embeddings count to the first "
+    f"third of the layers. At least {N_PROMPTS} prompts rank the edges; the same number of other prompts test "
     "them.",
     caveats=(
         "Only edges that end in located heads are removed. If a removal changes what one located head writes, the "

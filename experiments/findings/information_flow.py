@@ -5,8 +5,9 @@ Attention is blocked along the edges of one flow in some layers, all heads at on
 text. Label to last: from the last position to every label. A blocked edge's attention goes to the query's other keys.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from experiments.framework.estimate import compare
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent, reason_rows, rows_or_reason
 from experiments.framework.label_attention import label_edges, random_edges, text_edges
 from experiments.framework.plotting import curves
+from experiments.framework.sentences import each
 from experiments.framework.study import Study, clusters_of, thin_out
 from icl_lens.metrics import label_log_odds
 
@@ -132,6 +134,16 @@ def _saliency_rows(study: Study, halves: dict[str, list[int]]) -> list[Row]:
     return rows
 
 
+def answer(cells: Sequence[Any]) -> str:
+    """Return the answer in one or two sentences."""
+    texts = each(cells, "text_to_label", "{q} nats in the shallow half ({c} in the deep half)")
+    labels = each(cells, "label_to_last", "{q} nats in the deep half ({c} in the shallow half)")
+    return (
+        f"Blocking attention from labels to their texts costs the answer {texts}. Blocking attention from the last "
+        f"position to labels costs {labels}."
+    )
+
+
 FINDING = Finding(
     id="information-flow",
     short="text → label → last position",
@@ -139,14 +151,15 @@ FINDING = Finding(
     question="Does the answer lose more when labels cannot attend to their texts in the shallow half of the layers "
     "than in the deep half, and more when the last position cannot attend to labels in the deep half than in the "
     "shallow half?",
+    answer=answer,
     claim="In shallow layers, the features of demonstrations are merged into their labels; in deep layers, in-context "
     "heads move label information to the last token. The paper takes the first step from Wang et al. (2023), who "
     "measure it by saliency, and leaves it as an open question; neither gives a number of this kind.",
     covers="the paper's hypothesis (Figure 1), open question 1, and Wang et al. 2023 (label words are anchors)",
     measures=(TEXT, LABEL, *RANDOM, INTACT, *SALIENCY),
     measure=measure,
-    look_for="Filled dots right of the hollow ones. In the curve, text → label should peak in early "
-    "layers and label → last in later ones, both above random edges.",
+    look_for="Log-odds lost when attention is blocked in a quarter of the layers, along each flow and along random "
+    "edges.",
     method="Demonstrations are in balanced random order. Attention is blocked in all heads of some layers, and the "
     "attention of blocked edges is divided among the query's other keys. Text → label: from each label, and the "
     "tokens before it that follow its text, to that text. Label → last: from the last position to all labels. With an "

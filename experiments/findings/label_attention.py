@@ -11,6 +11,9 @@
 4. Within a prompt, the labels' attention is ranked against what each label adds to its own log-odds.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import torch
@@ -23,6 +26,7 @@ from experiments.framework.estimate import compare_same_heads, rank_correlation,
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
 from experiments.framework.plotting import COLORS, panels
 from experiments.framework.projections import label_effects
+from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import Study, label_classes
 
 PLACES = ("best", "second", "third")
@@ -138,11 +142,34 @@ def draw(details: pd.DataFrame) -> Figure:
     return figure
 
 
+def answer(cells: Sequence[Any]) -> str:
+    """Return the answer in one or two sentences."""
+    said = by_outcome(
+        cells,
+        "chance",
+        every="Located heads attend more to labels of the query's class on every task",
+        some="Located heads attend more to labels of the query's class on {n} of {total} tasks",
+        none="Located heads do not attend more to labels of the query's class",
+        ranking="contrast",
+    )
+    shares = each(cells, "chance", "{q}% of their attention to labels", "contrast")
+    others = by_outcome(
+        cells,
+        "share",
+        every="Other heads of the same layers do so less",
+        some="Other heads of the same layers do so less on {n} of {total} tasks",
+        none="Other heads of the same layers do so as much",
+        ranking="contrast",
+    )
+    return f"{said}: {shares} (chance: 50%). {others}."
+
+
 FINDING = Finding(
     id="label-attention",
     short="attention to true labels",
     title="Do located heads attend to labels of the query's class?",
     question="In balanced random order, does more of located heads' attention to labels go to the query's class?",
+    answer=answer,
     claim="In all located heads of GPT-2 large and Llama, attention to labels of the query's class is much larger than "
     "to the others, with the query's class last; more attention brings a larger increase, though not linearly. The "
     "published version finds that attention moves from foo to bar positions when the input makes the prediction flip. "
@@ -150,8 +177,8 @@ FINDING = Finding(
     covers="Figures 6, 7, 19–21 and 25–27; the published version's prediction shift",
     measures=MEASURES,
     measure=measure,
-    look_for="Filled dots above the hollow ones: the head attends to the query's class. Dots that rise to the right: "
-    "more attention to a label adds more to its log-odds.",
+    look_for="Left panels: attention of each located head to labels of either class. Others: attention to a label and "
+    "what it adds to that label's log-odds.",
     method="Attention from the last position to label positions, in balanced random order. A head's share is a ratio "
     "of means over prompts, so that prompts in which it hardly attends to labels hardly count; a head that attends to "
     "the nearest label or to one label word has 50%. The shift is half the change of the difference between classes "

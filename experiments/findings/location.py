@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,7 @@ from experiments.framework.estimate import Comparison, compare, compare_drawn
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
 from experiments.framework.locating import METHODS, Scores, best_heads
 from experiments.framework.plotting import COLORS, cell_rows, dots, legend_below
+from experiments.framework.sentences import each
 from experiments.framework.study import N_RANDOM_SETS, RANKINGS, Study, clusters_of
 from icl_lens.metrics import weights_with_data
 
@@ -32,9 +34,7 @@ SHOWN_HEADS = 20
 NO_CONTRIBUTION = "located heads add nothing above zero on held-out prompts, so shares would be those of noise"
 
 UNRELATED = "the same for contributions unrelated to the answer"
-DEPTH = percent(
-    "depth", "share of the deeper half of the layers", UNRELATED, "% of all positive head contributions"
-)
+DEPTH = percent("depth", "share of the deeper half of the layers", UNRELATED, "% of all positive head contributions")
 DEPTH_OF_EFFECTS = replace(DEPTH, name="depth_effects", unit="% of all positive effects of removing one head")
 DEPTH_OF_LAYERS = percent(
     "depth_layers",
@@ -217,19 +217,30 @@ def draw(details: pd.DataFrame) -> Figure:
     return figure
 
 
+def answer(cells: Sequence[Any]) -> str:
+    """Return the answer in one or two sentences."""
+    by_contrast = each(cells, "depth", "{q}% (unrelated to the answer: {c}%)", "contrast")
+    by_increase = each(cells, "depth_layers", "{q}% (a random token: {c}%)", "increase")
+    return (
+        f"Of the heads' positive contributions by contrast, the deeper half of the layers has {by_contrast}. By the "
+        f"paper's own measure, the increase, deep attention layers have {by_increase} of what all layers add."
+    )
+
+
 FINDING = Finding(
     id="location",
     short="depth of the heads",
     title="Where are the heads, and which method finds them at what cost?",
     question="Do contributions to the answer come from deep layers, and do cheap methods find the heads that matter?",
+    answer=answer,
     claim="In GPT-2 large almost all improvements come from deep attention layers, and the important heads are in "
     "layers 18–31 of 36. The paper's method runs the model once, where causal methods run it many times; the published "
     "version locates 12 heads by causal tracing as well.",
     covers="Figures 2–4 and 12–15, section 6.2, and the published version's causal tracing",
     measures=(DEPTH, DEPTH_OF_LAYERS, FFN_LAYERS, DEPTH_OF_EFFECTS, *LOST),
     measure=measure,
-    look_for="Dots right of 50%: deep heads carry the answer. In the second figure, the further a filled dot lies to "
-    "the right of its hollow one, the better the method's heads; below its name is what it costs.",
+    look_for="Left: log-odds lost without the heads that each method finds (bar: 95%) and without random heads of "
+    "their layers; below a method's name is what it costs. Right: what each layer adds to the answer's contrast.",
     method="Contributions are head means over held-out prompts; negative ones count as zero. No share is given if the "
     "heads located on the other half contribute nothing here that is above zero. Every method ranks all heads on one "
     "half of the prompts; its best heads are set to zero at the last position of the other half and compared with the "

@@ -5,7 +5,9 @@ and one in four in the other. All else that could favor a label is the same in t
 demonstration's label, the classes, the label words, and the number of demonstrations.
 """
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -24,6 +26,7 @@ from experiments.framework.label_bias import (
     measure_fix,
 )
 from experiments.framework.plotting import accuracy_pairs
+from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import Study, clusters_of, thin_out
 from experiments.framework.tasks import Layout
 
@@ -86,12 +89,27 @@ def attention_rows(study: Study) -> list[Row]:
     return rows
 
 
+def answer(cells: Sequence[Any]) -> str:
+    """Return the answer in one or two sentences."""
+    said = by_outcome(
+        cells,
+        "bias",
+        every="The models prefer the majority label on every task",
+        some="The models prefer the majority label on {n} of {total} tasks",
+        none="The models do not prefer the majority label",
+    )
+    fixed = each(cells, "removed", "{q}% of it (random heads: {c}%)", "contrast")
+    rest = f" The paper's fix removes {fixed}." if fixed else ""
+    return f"{said}: {each(cells, 'bias', '{q} nats (equally frequent labels: {c})')}.{rest}"
+
+
 FINDING = Finding(
     id="majority-bias",
     short="majority-label bias",
     title="Does the model prefer the majority label?",
     question="Is the model right more often when most demonstrations have the answer's label, and does rescaling the "
     "located heads' attention to labels reduce the difference?",
+    answer=answer,
     claim="Models prefer the majority label, because attention sums over its demonstrations. Dividing the attention "
     "of 12 heads to labels by label frequency reduces the bias by 22%. When the last true demonstration is dropped, "
     "attention to true labels decreases and attention to false labels increases (GPT-2 large; among the heads shown, "
@@ -99,15 +117,14 @@ FINDING = Finding(
     covers="section 5.1, Figures 8 and 10, and section 4.1 of the published version",
     measures=(BIAS, GAP, *FIX, *ATTENTION),
     measure=measure,
-    look_for="Filled dots right of the hollow ones: the majority label is preferred. In the second figure, a good fix "
-    "brings the two dots of a line together by moving the lower one up; one that moves the upper dot down only makes "
-    "the model worse.",
+    look_for="Accuracy where the answer has the majority label and where it has the minority label, without and with "
+    "the fix. A good fix moves the lower dot up; one that moves the upper dot down only makes the model worse.",
     method="True labels are those of the query's class. Each query is in two prompts with demonstrations in random "
     "order: in one, three quarters of them have the query's class; in the other, one quarter. The last demonstration "
     "has the answer's label in half of the prompts of either kind, so copying the last label gives no gap. Control: "
     "the same prompts with some demonstrations, but not the first or last, replaced by ones of the other class, so "
-    "that both labels are equally frequent. A model that copies the first or last label has the same gap there. A "
-    "negative control counts as 0. The fix divides attention from the last position to each label by (label frequency "
+    "that both labels are equally frequent. A model that copies the first or last label has the same gap there. The "
+    "fix divides attention from the last position to each label by (label frequency "
     "/ mean frequency)^strength. The strength, at most 1, is the one with the smallest bias on the locating half "
     "among those that cost at most one point of accuracy over both kinds of prompts; each of 5 random sets from the "
     "same layers gets a strength of its own. What softmax alone predicts: the dropped demonstration's tokens are "

@@ -13,6 +13,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,6 +36,7 @@ from experiments.framework.label_bias import (
     scores,
 )
 from experiments.framework.plotting import accuracy_pairs
+from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import Study, clusters_of, thin_out
 from icl_lens.metrics import label_log_odds
 
@@ -177,12 +179,27 @@ def query_effects(study: Study, texts: ExchangedTexts, heads: Sequence[il.Head])
     return (torch.stack(columns, dim=1) * sign).double().numpy()
 
 
+def answer(cells: Sequence[Any]) -> str:
+    """Return the answer in one or two sentences."""
+    said = by_outcome(
+        cells,
+        "bias",
+        every="The models prefer the label shown last, more than the one shown first, on every task",
+        some="The models prefer the label shown last, more than the one shown first, on {n} of {total} tasks",
+        none="The models do not prefer the label shown last more than the one shown first",
+    )
+    fixed = each(cells, "removed", "{q}% of it (random heads: {c}%)", "contrast")
+    rest = f" The paper's fix removes {fixed}." if fixed else ""
+    return f"{said}: {each(cells, 'bias', '{q} nats (first label: {c})')}.{rest}"
+
+
 FINDING = Finding(
     id="recency-bias",
     short="recency bias",
     title="Does the model prefer the label shown last?",
     question="Is the model right more often when the last demonstration has the answer's label, and does removing the "
     "position term from the located heads reduce the difference?",
+    answer=answer,
     claim="Models prefer labels near the input. Without the position term in the query–key products of 12 heads, the "
     "bias is 17% smaller. Attention to true labels decreases when true demonstrations come first (GPT-2 large; in all "
     "heads shown, most in L21H19 and L22H0). The paper explains this by the vector of the last token, which it assumes "
@@ -190,8 +207,8 @@ FINDING = Finding(
     covers="section 5.2, Figures 9 and 11, and section 4.2 of the published version",
     measures=(BIAS, GAP, *FIX, ORDER, ATTENTION, NEIGHBOR),
     measure=measure,
-    look_for="Filled dots right of the hollow ones: the last label counts for more than the first. In the second "
-    "figure, a good fix brings the two dots of a line together by moving the lower one up.",
+    look_for="Accuracy where the last demonstration has the answer's label and where it has not, without and with the "
+    "fix. A good fix moves the lower dot up.",
     method="True labels are those of the query's class. Prompts are in balanced random order. In a second order, the "
     "last demonstration changes places with one of the other label that is neither first nor last, so that only one of "
     "the two orders ends in the answer's label. The control does the same with the first demonstration instead of the "

@@ -5,9 +5,10 @@ lists with as many heads in each layer have Σ_layers a · b / H heads in common
 a on one list and b on the other. This is the control: two lists are not similar just because both contain deep heads.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,6 +31,7 @@ from experiments.framework.other_tasks import (
 )
 from experiments.framework.overlap import Lists, drawn_lists, expected_overlap, overlap
 from experiments.framework.plotting import panels
+from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import MAX_ROWS, Study, clusters_of, contrasts, increases
 from experiments.framework.tasks import Task
 
@@ -170,19 +172,32 @@ def draw(details: pd.DataFrame) -> Figure:
     return figure
 
 
+def answer(cells: Sequence[Any]) -> str:
+    """Return the answer in one or two sentences."""
+    said = by_outcome(
+        cells,
+        "overlap",
+        every="More than random lists with as many heads in each layer, on every task",
+        some="More than random lists with as many heads in each layer, on {n} of {total} tasks",
+        none="Not more than random lists with as many heads in each layer",
+        ranking="contrast",
+    )
+    return f"{said}: {each(cells, 'overlap', '{q}% of the heads (random lists: {c}%)', 'contrast')}."
+
+
 FINDING = Finding(
     id="shared-heads",
     short="heads shared across tasks",
     title="Are the same heads used by different tasks?",
     question="Do the heads located on one task also lead the ranking on other tasks?",
+    answer=answer,
     claim="In GPT-2 large, the 20 heads of largest increase are similar on all word and sentence datasets (heads "
     "26-14, 28-10 and 29-17 are important on all of them): different tasks share the same in-context heads. Whether "
     "tasks that are not classification share them is an open question of the published version.",
     covers="section 4.2, appendix A (Figures 3, 4 and 12–15), and open question 2 of the published version",
     measures=(MEAN, CEILING, *OF_TASK.values()),
     measure=measure,
-    look_for="Filled dots right of the hollow ones: tasks share more heads than their layers explain. The same task on "
-    "other prompts shows how much overlap is possible. Dark squares off the diagonal are tasks that share heads.",
+    look_for="Heads in common for each pair of tasks that the model does, %.",
     method="Every task has its own prompts, answers are scored against another label or another output of the prompt, "
     "and as many heads are listed as are located on this task. For the interval, prompts of both tasks are resampled "
     "(by query or answer), and heads are ranked again in each sample. Mappings show six pairs on lines such as “France "

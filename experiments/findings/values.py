@@ -8,7 +8,9 @@
 3. Label features: log p(foo) − log p(bar) of the value at foo minus that at bar, halved.
 """
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,6 +28,7 @@ from experiments.framework.projections import (
     own_word_wins,
     top_words,
 )
+from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import Study
 
 EXAMPLE = il.Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo")
@@ -107,11 +110,29 @@ def _details(
     return pd.concat([pd.DataFrame(found), top_words(il.capture(study.model, prompt), study.located[0])])
 
 
+def answer(cells: Sequence[Any]) -> str:
+    """Return the answer in one or two sentences."""
+    said = by_outcome(
+        cells,
+        "magnitude",
+        every="Values of located heads name their label more than those of other heads on every task",
+        some="Values of located heads name their label more than those of other heads on {n} of {total} tasks",
+        none="Values of located heads do not name their label more than those of other heads",
+        ranking="contrast",
+    )
+    ranks = each(cells, "rank", "{q} (other heads: {c})", "contrast")
+    return (
+        f"{said}; mean reciprocal rank {ranks}. The first word of a key is its own text's rather than another text's "
+        f"in {each(cells, 'key_words', '{q}%')} (chance: 50%)."
+    )
+
+
 FINDING = Finding(
     id="values",
     short="label words in values",
     title="What do located heads write about a label?",
     question="Do the values of located heads name the label they are read from, more than those of other heads?",
+    answer=answer,
     claim="Label values of located heads rank the label's own word far higher than those of random heads in the same "
     "layers; the lowest mean reciprocal rank is 0.0033 (rank 303 of 50,257), in GPT-2 large L19H11. In L22H0 and "
     "L23H13 top words of values name the label, those of keys its demonstration, and those of the query the input. The "
@@ -119,8 +140,8 @@ FINDING = Finding(
     covers="Figures 5, 16–18 and 22–24; Tables 1 and 3; the published version's label features",
     measures=(RANK, MAGNITUDE, FOLLOWS, FEATURES, KEY_WORDS, QUERY_WORDS),
     measure=measure,
-    look_for="Filled dots are far above hollow ones. In the second figure, where squares are as high as dots, the head "
-    "writes the word whether or not that label is there.",
+    look_for="Mean reciprocal rank of the label's token in each located head's values. Where squares are as high as "
+    "dots, the head writes the word whether or not that label is there.",
     method="Values at label positions go through W_O, unweighted by attention, and are ranked against the whole "
     "vocabulary without biases. Exchanging labels keeps every text in place. Log-odds are the difference between foo "
     "and bar positions, halved, so that a preference for one label cancels. Keys are "

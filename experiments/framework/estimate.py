@@ -63,6 +63,8 @@ def compare(
     n_clusters = len(np.unique(clusters))
     drawn = weights @ (quantity - control)
     low, high = _interval(float((quantity - control).mean()), drawn, n_clusters - 1, n_clusters, bounds)
+    if bounds is not None and np.ptp(control) == 0:  # the interval is that of the quantity, which has bounds
+        low, high = max(low, bounds[0] - float(control[0])), min(high, bounds[1] - float(control[0]))
     return Comparison(float(quantity.mean()), float(control.mean()), low, high, len(quantity), n_clusters)
 
 

@@ -122,18 +122,18 @@ class Finding:
     measures: Sequence[Measure]
     """The first is the main measure, with a table and a figure; the others share a second table."""
     measure: Callable[[Study], Measured]
+    answer: Callable[[Sequence[Any]], str]
+    """Returns the answer in one or two sentences, with numbers from the stored cells of all models."""
     look_for: str
-    """What a reader should look for in the figure."""
+    """What the figure shows."""
     method: str
     caveats: Sequence[str] = ()
     post_hoc: str = ""
     """What was changed after results had been seen, and why; empty if nothing was."""
     earlier: str = ""
     """Name of the previous main measure; empty if it was not changed."""
-    draw: Callable[[pd.DataFrame], Figure] | None = None
-    """Draws the second figure from the details of all models and tasks, with columns model and task."""
-    predicted_above: bool = True
-    """Whether the paper predicts that the main measure's quantity is above its control."""
+    draw: Callable[[pd.DataFrame], Figure]
+    """Draws the figure from the details of all models and tasks, with columns model and task."""
     arbitrary_labels: bool = False
     """Whether the finding exchanges labels, which is not possible for labels that name the classes."""
 

@@ -1,6 +1,8 @@
-"""The documentation's pages of results, written from stored cells: one page per finding, and what we found.
+"""The documentation's pages of results, written from stored cells: one page per finding.
 
-Every sentence with a number is put together from the rows, so that a page cannot claim what its table does not show.
+1. A finding's answer is a sentence of its own, with numbers taken from the rows.
+2. One figure and one table of the main measure follow: a line per task of the real models, one for the small models.
+3. Other measures, method, caveats and located heads are folded.
 """
 
 import math
@@ -13,17 +15,13 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from experiments.catalogue import REAL_MODELS
 from experiments.framework import markdown
 from experiments.framework.finding import Finding, Measure, Outcome, Row, rows_from_json
-from experiments.framework.plotting import STYLE, forest
+from experiments.framework.plotting import STYLE
 from experiments.framework.run import load_cells
 from icl_lens.files import atomic_write, write_text
 
-REAL = "smollm2-135m"
-REAL_NOTE = (
-    f"`{REAL}` is SmolLM2-135M-Instruct, a pretrained and instruction-tuned Llama with 4-bit weights. `icl-mini`, "
-    "`icl-mini-llama` and `icl-mini-gptj` have about a million parameters and were trained on tasks like these."
-)
 OUTCOMES: dict[Outcome, str] = {
     "above": "above the control",
     "below": "below the control",
@@ -68,9 +66,7 @@ Rows = Sequence[tuple[Stored, Row]]
 """Rows of one measure, with their cells."""
 
 
-def write_pages(
-    results: Path, docs: Path, findings: Sequence[Finding], *, command: str
-) -> list[tuple[Finding, list[Stored]]]:
+def write_pages(results: Path, docs: Path, findings: Sequence[Finding]) -> list[tuple[Finding, list[Stored]]]:
     """Write the pages and figures of all findings that have stored cells into `docs`; return these cells."""
     for name in ("figures", "data"):
         (docs / name).mkdir(parents=True, exist_ok=True)
@@ -78,10 +74,10 @@ def write_pages(
     numbered = [(finding, [one for one in every if one.finding is finding]) for finding in findings]
     numbered = [(finding, cells) for finding, cells in numbered if cells]
     for number, (finding, cells) in enumerate(numbered, start=1):
-        write_figures(docs / "figures", finding, cells)
+        draw(finding, cells, docs / "figures" / f"{finding.id}.svg")
         table_text = every_row(finding, cells).to_csv(index=False, float_format="%.6g", lineterminator="\n")
         write_text(docs / "data" / f"{finding.id}.csv", table_text)
-        write_text(docs / f"{finding.id}.md", page(number, finding, cells, command=command))
+        write_text(docs / f"{finding.id}.md", page(number, finding, cells))
     return numbered
 
 
@@ -106,31 +102,13 @@ def applicable(cells: Iterable[Stored], measure: str, ranking: str = "") -> Rows
     return [(cell, row) for cell, row in found if row is not None and row.applies]
 
 
-def sentence(finding: Finding, cells: Sequence[Stored]) -> str:
-    """Return the result in two or three sentences, from the main measure's rows."""
-    main, said = finding.main, []
-    real, small, seeds = groups(cells)
-    if rows := applicable(real, main.name):
-        numbers = [(number_text(row.quantity, main), number_text(row.control, main), cell.task) for cell, row in rows]
-        (quantity, control, task), *others = numbers
-        more = "".join(f"; {quantity} vs. {control} on {task}" for quantity, control, task in others)
-        first = f"{quantity} ({main.quantity}) vs. {control} (control: {main.control}) on {task}"
-        said.append(f"{REAL}: {first}{more} ({main.unit}).")
-        said.append(f"The first number is {_counted(rows, 'tasks')}.")
-    elif real:
-        said.append(f"On {REAL}, this does not apply: {real[0].rows[0].note}.")
-    if rows := applicable(small, main.name):
-        said.append(f"On the small models, it is {_counted(rows, 'pairs of model and task')}.")
-        if found := applicable(seeds, main.name):
-            said.append(f"With other training seeds, it is {_counted(found, 'pairs')}.")
-    return " ".join(said)
-
-
 def groups(cells: Iterable[Stored]) -> tuple[list[Stored], list[Stored], list[Stored]]:
-    """Return the cells of the real model, of the small models that ship, and of their other training seeds."""
+    """Return the cells of the real models, of the small models that ship, and of their other training seeds."""
     found: tuple[list[Stored], list[Stored], list[Stored]] = ([], [], [])
     for cell in cells:
-        found[0 if cell.model == REAL else 2 if cell.training_seed else 1].append(cell)
+        found[0 if cell.model in REAL_MODELS else 2 if cell.training_seed else 1].append(cell)
+    order = list(REAL_MODELS)
+    found[0].sort(key=lambda cell: order.index(cell.model))
     return found
 
 
@@ -176,23 +154,22 @@ def row_cells(row: Row, measure: Measure) -> list[str]:
 
 
 def table(measure: Measure, cells: Sequence[Stored]) -> str:
-    """Return a measure's table in one unit: a line per model, task and ranking, the real model first."""
+    """Return a measure's table in one unit: a line per task of the real models, and ranges of the small models."""
+    real, small, seeds = groups(cells)
     lines, notes = [], []
-    with_seeds = any(cell.training_seed for cell in cells)
-    for cell in shipped(cells):
+    for cell in real:
         for row in cell.all_rows(measure.name):
-            if not row.applies:
+            if row.applies:
+                lines.append([cell.model + _by(row), cell.task, *row_cells(row, measure), str(row.n_prompts or "–")])
+            else:
                 notes.append(f"{cell.model} on {cell.task}: {row.note}")
-                continue
-            seeds = _other_seeds(cells, cell, row)
-            ends = " … ".join(number_text(end(seeds), measure) for end in (min, max)) if seeds else ""
-            spread = [f"{ends} ({len(seeds)})" if seeds else ""] * with_seeds
-            name, prompts = cell.model + _by(row), str(row.n_prompts or "–")
-            lines.append([name, cell.task, *row_cells(row, measure), *spread, prompts])
+    for name, some in (("small models", small), ("small models, other training seeds", seeds)):
+        if rows := applicable(some, measure.name):
+            ranges = (span((getattr(row, what) for _, row in rows), measure) for what in ("quantity", "control"))
+            lines.append([name, f"{len(rows)} pairs", *ranges, _counted(rows, "pairs"), str(rows[0][1].n_prompts)])
     for who, value in measure.paper.items():
-        lines.append(["the paper", who, f"{value:.{measure.digits}f}", *[""] * (3 + with_seeds)])
-    names = ["difference [95%]", *["other seeds: range (number)"] * with_seeds, "prompts"]
-    columns = ["model", "task", measure.quantity, measure.control, *names]
+        lines.append(["the paper", who, f"{value:.{measure.digits}f}", *[""] * 3])
+    columns = ["model", "task", measure.quantity, measure.control, "difference [95%]", "prompts"]
     parts = [f"Unit: {measure.unit}.\n", markdown.table(columns, lines, align="ll")] if lines else []
     return "\n".join([*parts, *_not_applicable(notes)])
 
@@ -243,30 +220,16 @@ def every_row(finding: Finding, cells: Sequence[Stored]) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def _other_seeds(cells: Sequence[Stored], cell: Stored, row: Row) -> list[float]:
-    """Return the row's quantity on models of the same recipe with other training seeds."""
-    same = [one for one in cells if one.training_seed and (one.model, one.task) == (cell.model, cell.task)]
-    found = [other.quantity for one in same if (other := one.row(row.measure, row.ranking)) is not None]
-    return [quantity for quantity in found if not math.isnan(quantity)]
+# Figures and pages
 
 
-# Figures
-
-
-def write_figures(folder: Path, finding: Finding, cells: Sequence[Stored]) -> None:
-    """Write <id>.svg with the main measure, and <id>-details.svg if the finding draws its details."""
-    main, lines = finding.main, []
-    for cell, row in applicable(shipped(cells), main.name):  # other training seeds are small dots
-        scaled = {name: getattr(row, name) * main.scale for name in ("quantity", "control", "low", "high")}
-        seeds = [value * main.scale for value in _other_seeds(cells, cell, row)]
-        lines.append({"label": f"{cell.model}, {cell.task}", **scaled, "seeds": seeds})
-    points = pd.DataFrame(lines, columns=["label", "quantity", "control", "low", "high", "seeds"])
-    with rc_context(STYLE):
-        figure = forest(points, f"{main.quantity} — {main.unit}", dict(main.paper))
-        save_figure(figure, folder / f"{finding.id}.svg")
-        details = [cell.details for cell in shipped(cells) if len(cell.details)]
-        if finding.draw is not None and details:
-            save_figure(finding.draw(pd.concat(details, ignore_index=True)), folder / f"{finding.id}-details.svg")
+def draw(finding: Finding, cells: Sequence[Stored], path: Path) -> None:
+    """Write the finding's figure: the details of the real models, or of all models that ship if there are none."""
+    shown = groups(cells)[0] or shipped(cells)
+    details = [cell.details for cell in shown if len(cell.details)]
+    if details:
+        with rc_context(STYLE):
+            save_figure(finding.draw(pd.concat(details, ignore_index=True)), path)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -275,35 +238,35 @@ def save_figure(figure: Figure, path: Path) -> None:
         figure.savefig(temp_path, format="svg", metadata={"Date": None})
 
 
-# Pages
-
-
-def page(number: int, finding: Finding, cells: Sequence[Stored], *, command: str) -> str:
+def page(number: int, finding: Finding, cells: Sequence[Stored]) -> str:
     """Return a finding's page in Markdown."""
+    real = groups(cells)[0] or shipped(cells)
+    located = [f"{cell.model}, {cell.task}: {', '.join(cell.located['contrast'])}" for cell in real]
     parts = [
         f"# {number}. {finding.title}",
-        f"**{sentence(finding, cells)}**",
-        finding.question,
-        table(finding.main, cells),
+        f"**{finding.answer(cells)}**",
         f"![{finding.title}](figures/{finding.id}.svg)",
-        f"*Filled dots: {finding.main.quantity}. Hollow dots: {finding.main.control}. {finding.look_for}*",
-        f"**What the paper says** ({finding.covers}). {finding.claim}",
-    ]
-    if finding.draw is not None and any(len(cell.details) for cell in shipped(cells)):
-        parts.append(f"![Details](figures/{finding.id}-details.svg)")
-    if others := other_measures(finding, cells):
-        parts += ["## Other measures", others]
-    located = [f"{cell.model}, {cell.task}: {', '.join(cell.located['contrast'])}" for cell in shipped(cells)]
-    parts += [
-        "## Caveats",
-        markdown.bullets([*finding.caveats, *filter(None, [finding.post_hoc]), REAL_NOTE]),
-        f"Every number, by model, training seed, task and ranking: [{finding.id}.csv](data/{finding.id}.csv).",
-        "## How it was measured",
-        f"```bash\n{command} {finding.id} {shipped(cells)[0].options}\n```",
-        "<details><summary>Method, and the located heads</summary>",
-        finding.method,
-        "Located heads (by contrast, best first):",
-        markdown.bullets(located),
-        "</details>",
+        f"*{finding.look_for}*",
+        table(finding.main, cells),
+        f"**The paper** ({finding.covers}). {finding.claim}",
+        *_folded("Other measures", other_measures(finding, cells)),
+        *_folded(
+            "Method, limits, and how to compute it",
+            "\n\n".join(
+                [
+                    finding.method,
+                    markdown.bullets([*finding.caveats, *filter(None, [finding.post_hoc])]),
+                    f"```bash\npython -m experiments run {finding.id} {real[0].options}\n```",
+                    f"Every number, by model, seed, task and ranking: [{finding.id}.csv](data/{finding.id}.csv).",
+                    "Located heads (by contrast, best first):",
+                    markdown.bullets(located),
+                ]
+            ),
+        ),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _folded(title: str, text: str) -> list[str]:
+    """Return Markdown that is shown when the reader opens it; nothing if there is no text."""
+    return [f"<details><summary>{title}</summary>", text, "</details>"] * bool(text)

@@ -4,7 +4,6 @@ At each label position a head's value is carried through W_O, not weighted by at
 this label adds to the residual stream. Keys are residual streams at labels, and queries are carried through W_K.
 """
 
-import math
 from collections.abc import Sequence
 
 import pandas as pd

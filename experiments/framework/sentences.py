@@ -1,0 +1,41 @@
+"""Sentences about the real models, with numbers from stored cells."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.catalogue import QWEN, REAL_MODELS, SMOLLM2
+
+TITLES = {SMOLLM2: "SmolLM2", QWEN: "Qwen"}
+"""Short names of the real models."""
+
+
+def real_rows(cells: Sequence[Any], measure: str, ranking: str = "") -> list[tuple[Any, Any]]:
+    """Return the real models' cells and rows of a measure, where it applies; by `ranking`, or the first row."""
+    found = [(cell, cell.row(measure, ranking)) for cell in cells if cell.model in REAL_MODELS]
+    return [(cell, row) for cell, row in found if row is not None and row.applies]
+
+
+def number(value: float, *, scale: float = 1, digits: int = 2) -> str:
+    """Return a number with a true minus sign and without a negative zero."""
+    return f"{value * scale:z.{digits}f}".replace("-", "−")
+
+
+def each(cells: Sequence[Any], measure: str, template: str = "{q} (control {c})", ranking: str = "") -> str:
+    """Return a measure on every task: "2.30 (control −0.08) on animal-country, A/B (SmolLM2); …".
+
+    The template's {q}, {c}, {low}, {high} are the quantity, its control, and the interval of their difference.
+    """
+    parts = []
+    for cell, row in real_rows(cells, measure, ranking):
+        shown = next(one for one in cell.finding.measures if one.name == measure)
+        values = {"q": row.quantity, "c": row.control, "low": row.low, "high": row.high}
+        texts = {name: number(value, scale=shown.scale, digits=shown.digits) for name, value in values.items()}
+        parts.append(f"{template.format(**texts)} on {cell.task} ({TITLES[cell.model]})")
+    return "; ".join(parts)
+
+
+def by_outcome(cells: Sequence[Any], measure: str, *, every: str, some: str, none: str, ranking: str = "") -> str:
+    """Return the text for a measure above its control on every task, on some ({n} of {total}), or on none."""
+    rows = real_rows(cells, measure, ranking)
+    n = sum(row.outcome == "above" for _, row in rows)
+    return (every if n == len(rows) else some if n else none).format(n=n, total=len(rows)) if rows else "Not measured"
