@@ -239,8 +239,8 @@ def page(results: Path, findings: Sequence[Finding], recovered: Mapping[str, Seq
         _markdown(further, measures, _cell),
         "**What is predicted.** Findings are above their control in the first two columns, which have two towers, and "
         "in no other. But `majority-bias` and `recency-bias` are above it only where these biases are planted, and "
-        f"`behavior` also in `{NAMES}`, which answers correctly. Reasons for exceptions (⚠), written after the results; "
-        "movers, comparers and copiers are explained [below](#how-the-models-are-made):",
+        f"`behavior` also in `{NAMES}`, which answers correctly. Reasons for exceptions (⚠), written after the "
+        "results; movers, comparers and copiers are explained [below](#how-the-models-are-made):",
         "\n".join(reasons),
         "<details><summary>Intervals of the difference, by seed</summary>",
         _markdown(table, measures, _intervals),

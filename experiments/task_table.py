@@ -75,7 +75,7 @@ class Setting:
 
 
 def settings() -> Iterator[Setting]:
-    """Yield the common tasks; then each task at 1 to 16 demonstrations per class, and at 4 in each layout and template."""
+    """Yield the common tasks, then each task at 1 to 16 demonstrations per class, and at 4 by layout and template."""
     for task in COMMON:
         yield Setting(task, "lines")
     for task in TASKS:

@@ -1,0 +1,219 @@
+"""The paper's claims, each next to the measure that tests it on the real models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from experiments.framework import markdown
+from experiments.framework.pages import Stored, span
+from experiments.framework.sentences import real_rows
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper, where it makes it, and the measure of a finding that tests it."""
+
+    says: str
+    where: str
+    finding: str
+    measure: str
+    what: str
+    """What is measured, with the control in parentheses."""
+    ranking: str = ""
+
+
+CLAIMS = (
+    Claim(
+        "Models answer 87–100% of the prompts", "Table 2", "behavior", "accuracy", "accuracy (copying the last label)"
+    ),
+    Claim(
+        "Queries and keys compare the input with the demonstrations",
+        "hypothesis",
+        "two-towers",
+        "keys",
+        "lost with keys of the other class's texts (random heads)",
+    ),
+    Claim(
+        "Values carry the label",
+        "hypothesis",
+        "two-towers",
+        "values",
+        "lost with values of the other label (random heads)",
+    ),
+    Claim(
+        "12 heads carry the answer: accuracy 87.6 → 24.4%",
+        "published version",
+        "ablation",
+        "accuracy",
+        "accuracy lost without 12 heads (random heads)",
+        "contrast",
+    ),
+    Claim(
+        "Causal tracing finds such heads",
+        "published version",
+        "location",
+        "lost_tracing",
+        "lost without the heads it finds (random heads)",
+    ),
+    Claim(
+        "Almost all increases come from deep attention layers",
+        "Figure 2",
+        "location",
+        "depth_layers",
+        "their share of all increases (of a random token's)",
+        "increase",
+    ),
+    Claim(
+        "Important heads are deep",
+        "Figures 3, 4, 12–15",
+        "location",
+        "depth",
+        "share of the deeper half (unrelated to the answer)",
+        "contrast",
+    ),
+    Claim(
+        "All tasks share in-context heads",
+        "Figures 3, 4, 12–15; open question 2",
+        "shared-heads",
+        "overlap",
+        "heads in common (random lists)",
+        "contrast",
+    ),
+    Claim(
+        "Values rank their label's word high",
+        "Figures 5, 16–18, 22–24",
+        "values",
+        "rank",
+        "mean reciprocal rank (other heads)",
+        "contrast",
+    ),
+    Claim(
+        "Values raise their own label's log-odds",
+        "published version",
+        "values",
+        "features",
+        "log-odds of the own label, nats (other heads)",
+        "contrast",
+    ),
+    Claim(
+        "Words of keys name the demonstration",
+        "Tables 1, 3",
+        "values",
+        "key_words",
+        "own text ranks before another (chance)",
+    ),
+    Claim(
+        "Words of queries name the input",
+        "Tables 1, 3",
+        "values",
+        "query_words",
+        "input ranks before another text (chance)",
+    ),
+    Claim(
+        "Heads attend to true labels",
+        "Figures 6, 19–21, 25–27",
+        "label-attention",
+        "chance",
+        "share of the attention to labels (chance)",
+        "contrast",
+    ),
+    Claim(
+        "More attention, more increase",
+        "Figure 7",
+        "label-attention",
+        "dose",
+        "rank correlation (other heads)",
+        "contrast",
+    ),
+    Claim(
+        "Attention moves when the prediction flips",
+        "published version",
+        "label-attention",
+        "shift",
+        "attention that moves (other heads)",
+        "contrast",
+    ),
+    Claim(
+        "Shallow layers collect texts at labels",
+        "Figure 1; open question 1",
+        "information-flow",
+        "text_to_label",
+        "lost when blocked in the shallow half (in the deep half)",
+    ),
+    Claim(
+        "Deep layers read the labels",
+        "Figure 1",
+        "information-flow",
+        "label_to_last",
+        "lost when blocked in the deep half (in the shallow half)",
+    ),
+    Claim("The majority label is preferred", "section 5.1", "majority-bias", "bias", "nats (equally frequent labels)"),
+    Claim(
+        "Dividing attention by frequency removes 22%",
+        "published version",
+        "majority-bias",
+        "removed",
+        "removed (in random heads)",
+        "contrast",
+    ),
+    Claim(
+        "Attention to true labels falls without the last true one",
+        "Figures 8, 10",
+        "majority-bias",
+        "true_order",
+        "change (predicted by softmax alone)",
+        "contrast",
+    ),
+    Claim("The last label is preferred", "section 5.2", "recency-bias", "bias", "nats (first label)"),
+    Claim(
+        "Removing the position term removes 17%",
+        "published version",
+        "recency-bias",
+        "removed",
+        "removed (in random heads)",
+        "contrast",
+    ),
+    Claim(
+        "Attention to true labels falls when they come first",
+        "Figures 9, 11",
+        "recency-bias",
+        "attention",
+        "change (without the position term)",
+        "contrast",
+    ),
+    Claim(
+        "The last token is one fifth its neighbor's text",
+        "section 5.2",
+        "recency-bias",
+        "neighbor",
+        "effect of the last text (of the one before)",
+        "contrast",
+    ),
+)
+
+
+def table(cells: Sequence[Stored]) -> str:
+    """Return the claims as a table: what the paper says, on how many tasks it is above the control, and the numbers."""
+    lines = []
+    for claim in CLAIMS:
+        own = [cell for cell in cells if cell.finding.id == claim.finding]
+        rows = real_rows(own, claim.measure, claim.ranking)
+        says = f"{claim.says} ({claim.where})"
+        if not rows:
+            lines.append([says, "not measured", f"[{claim.finding}]({claim.finding}.md)"])
+            continue
+        measure = next(one for one in rows[0][0].finding.measures if one.name == claim.measure)
+        quantity, control = (span((getattr(row, name) for _, row in rows), measure) for name in ("quantity", "control"))
+        above, below = (sum(row.outcome == kind for _, row in rows) for kind in ("above", "below"))
+        found = f"{above} of {len(rows)}" + f" ({below} below)" * bool(below)
+        percent = "%" * (measure.scale == 100)
+        lines.append([says, found, f"[{claim.what}]({claim.finding}.md): {quantity}{percent} ({control})"])
+    lines += [
+        ["Before-softmax values of parts add up (appendix E)", "yes", "exact, by tests on every family"],
+        [
+            "The same in GPT-2 large, GPT-J, Llama 7B–30B, on ETHOS and Amazon",
+            "not measured",
+            "`python -m experiments run --all --model gpt2-large`",
+        ],
+    ]
+    columns = ["the paper says", "tasks above control", "here: measured (control)"]
+    return markdown.table(columns, lines, align="lll")
