@@ -59,21 +59,32 @@ def test_tracing_pairs_each_piece_with_its_own_prompts(gpt2, tmp_path, monkeypat
 
 def test_deep_share_by_hand():
     values = torch.tensor([[1.0], [-5.0], [2.0], [1.0]]).expand(6, 4, 1)
-    found = deep_share(values, np.arange(6))
-    assert (found.quantity, found.control) == pytest.approx((0.75, 0.5))
-    assert found.low < 0.25 < found.high  # no interval has zero width
-    middle = deep_share(torch.tensor([[1.0], [2.0], [1.0]]).expand(6, 3, 1), np.arange(6))
-    assert middle.quantity == pytest.approx(0.5)
+    other = torch.tensor([[2.0], [2.0], [3.0], [-1.0]]).expand(6, 4, 1)
+    found = deep_share(values, other, np.arange(6))
+    assert (found.quantity, found.control) == pytest.approx((0.75, 3 / 7))
+    assert found.low < 0.75 - 3 / 7 < found.high  # no interval has zero width
+    middle = torch.tensor([[1.0], [2.0], [1.0]]).expand(6, 3, 1)
+    assert deep_share(middle, middle, np.arange(6)).quantity == pytest.approx(0.5)
     layers = torch.tensor([[1.0, 3.0], [2.0, 4.0]]).expand(6, 2, 2)  # attention and FFN
-    found = deep_share(layers, np.arange(6), counted=slice(1))
-    assert (found.quantity, found.control) == pytest.approx((0.2, 0.25))
+    assert deep_share(layers, layers, np.arange(6), counted=slice(0, 1)).quantity == pytest.approx(0.2)
+    assert deep_share(layers, layers, np.arange(6), counted=slice(1, 2)).quantity == pytest.approx(0.4)
+
+
+def test_deep_noise_is_not_depth():
+    """Deep layers write more, whatever the answer is: only contributions that follow the answer are above the control."""
+    noise = np.random.default_rng(0).normal(size=(200, 8, 60)) * np.r_[[0.2] * 4, [1.0] * 4][:, None]
+    noisy = deep_share(torch.tensor(noise), None, np.arange(200))
+    assert noisy.quantity > 0.7  # far above an even spread
+    assert noisy.low < 0 < noisy.high
+    noise[:, 6:] += 1.0
+    assert deep_share(torch.tensor(noise), None, np.arange(200)).low > 0
 
 
 def test_the_heads_mean_decides_and_not_the_prompts():
     """A contribution that cancels over prompts counts as zero."""
     values = torch.zeros(10, 2, 1)
     values[:, 0], values[::2, 1], values[1::2, 1] = 1.0, 9.0, -9.0
-    assert deep_share(values, np.arange(10)).quantity == pytest.approx(0, abs=1e-6)
+    assert deep_share(values, None, np.arange(10)).quantity == pytest.approx(0, abs=1e-6)
 
 
 def test_an_untrained_model_loses_nothing(gpt2, tmp_path):

@@ -27,7 +27,6 @@ N_PROMPTS = {
     "information-flow": 8,
     "shared-heads": 24,
     "location": 16,
-    "other-papers": 16,
 }
 
 
@@ -53,7 +52,6 @@ def measured(icl_mini: Any) -> Any:
         ("information-flow", 1),
         ("shared-heads", 2),  # and the color bar
         pytest.param("location", 2, marks=pytest.mark.slow),
-        pytest.param("other-papers", 3, marks=pytest.mark.slow),
     ],
 )
 def test_every_measure_has_rows_and_is_drawn(measured: Any, name: str, n_axes: int) -> None:

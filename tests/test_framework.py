@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
-from experiments.catalogue import IDS, find
-from experiments.framework import overview, pages, run
+from experiments.catalogue import IDS, SMOLLM2, find
+from experiments.framework import claims, overview, pages, run
 from experiments.framework.estimate import compare, compare_heads
 from experiments.framework.finding import Finding, Measure, Measured, Row
 from experiments.framework.study import Study, clusters_of
@@ -133,12 +135,14 @@ def made_up(values: dict[str, tuple[float, float, float, float]]) -> Finding:
         short="made up",
         title="Title?",
         question="Question?",
+        answer=lambda cells: "The answer is made up.",
         claim="Claim.",
         covers="Table 0",
         measures=(MEASURE,),
         measure=measure,
         look_for="Dots.",
         method="Made up.",
+        draw=lambda details: Figure(),
     )
 
 
@@ -209,117 +213,91 @@ def test_a_killed_run_resumes_and_two_processes_share(tmp_path):
     assert stored(shared) == stored(whole)
 
 
-def test_sentences_say_what_the_intervals_say(tmp_path, icl_mini):
+def test_pages_say_what_the_intervals_say(tmp_path, icl_mini):
     nan = float("nan")
     values = {"a": (1.0, 0.0, 0.5, 1.5), "b": (0.0, 0.1, -1.0, 1.0), "c": (0.0, 2.0, -2.5, -1.5), "d": (nan,) * 4}
     finding, docs = made_up(values), tmp_path / "docs"
     run.run(cells(finding, values), tmp_path / "results", load=lambda name: icl_mini, report=lambda line: None)
-    numbered = pages.write_pages(tmp_path / "results", docs, [finding], command="run")
-    overview.save(numbered, docs / "figures" / "overview.svg")
-    page, index = (docs / "made-up.md").read_text(), overview.text(numbered, command="run")
-    counts = "above the control in 1 of 3 pairs of model and task, below the control in 1, not distinguishable from the"
-    assert f"{counts} control in 1" in page
-    assert "| 1. [made up](made-up.md) | – | – | control | nats | – | 1 of 3 |" in index
-    assert "| icl-mini | a | 1.00 | 0.00 | 1.00 [0.50, 1.50] | 8 |" in page
-    assert "| icl-mini | c | 0.00 | 2.00 | −2.00 [−2.50, −1.50] | 8 |" in page
-    assert "Not applicable: icl-mini on d" in page
-    for name in ("made-up", "overview"):
-        assert (docs / "figures" / f"{name}.svg").stat().st_size > 1000
+    ((_, stored),) = pages.write_pages(tmp_path / "results", docs, [finding])
+    page = (docs / "made-up.md").read_text()
+    assert "**The answer is made up.**" in page
+    counts = "above the control in 1 of 3 pairs, below the control in 1, not distinguishable from the control in 1"
+    assert f"| small models | 3 pairs | 0.00 … 1.00 | 0.00 … 2.00 | {counts} | 8 |" in page
+    real = [replace(one, model=SMOLLM2) for one in stored]
+    page = pages.page(1, finding, real)
+    assert f"| {SMOLLM2} | a | 1.00 | 0.00 | 1.00 [0.50, 1.50] | 8 |" in page
+    assert f"| {SMOLLM2} | c | 0.00 | 2.00 | −2.00 [−2.50, −1.50] | 8 |" in page
+    assert f"Not applicable: {SMOLLM2} on d" in page
 
 
-SENTENCES = (
-    "**Quantities above their control on every task of smollm2-135m**",
-    "**Quantities above their control on some tasks of smollm2-135m**",
-    "**Quantities without a measurable difference from their control on any task of smollm2-135m",
-)
+def test_cells_are_computed_again_where_the_prompts_change(monkeypatch, tmp_path):
+    """The words of the list stay, so only a digest of what is drawn from it notices."""
+    finding = made_up({"a": (1.0, 0.0, 0.5, 1.5)})
+    (cell,) = cells(finding, "a")
+    before = cell.configuration()["prompts"]
+    draw = Task.prompts
+    monkeypatch.setattr(Task, "prompts", lambda task, n, **how: draw(task, n, **how | {"seed": 1}))
+    run._drawn_digest.cache_clear()
+    assert cell.configuration()["prompts"] != before
+    run._drawn_digest.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"a": (1.0, 0.0, 0.5, 1.5)}, SENTENCES[0]),
-        ({"a": (1.0, 0.0, 0.5, 1.5), "b": (0.0, 0.1, -1.0, 1.0)}, SENTENCES[1]),
-        ({"b": (0.0, 0.1, -1.0, 1.0)}, SENTENCES[2]),
-    ],
-)
-def test_the_overview_says_where_the_real_model_differs_from_its_control(values, said):
-    finding = made_up(values)
-    stored = [cell("behavior", task, Row("mean", *numbers))[1] for task, numbers in values.items()]
-    index = overview.text([(finding, [replace(one, finding=finding) for one in stored])], command="run")
-    assert [sentence for sentence in SENTENCES if sentence in index] == [said]
-    assert ("although the paper predicts one" in index) == (said == SENTENCES[2])
-    assert "  - [made up](made-up.md) (control: " in index
+def test_intervals_against_a_constant_respect_the_bounds():
+    shares = np.r_[np.ones(19), 0.0]
+    found = compare(shares, 0.5, np.arange(20), bounds=(0, 1))
+    assert found.control + found.high == 1.0
+    assert compare(shares, 0.5, np.arange(20)).high > 0.5
 
 
-def cell(finding_id: str, task: str, *rows: Row) -> tuple[Finding, pages.Stored]:
-    """A stored cell of the real model, made by hand."""
-    finding = find(finding_id)
+def cell(finding_id: str, task: str, *rows: Row, model: str = SMOLLM2) -> pages.Stored:
+    """A stored cell of a real model, made by hand."""
     located = {"contrast": ("L1H2", "L3H0"), "increase": ("L0H0",)}
-    return finding, pages.Stored(finding, pages.REAL, 0, task, "", 200, rows, pd.DataFrame(), located)
+    return pages.Stored(find(finding_id), model, 0, task, "", 200, rows, pd.DataFrame(), located)
 
 
-def test_heads_whose_removal_costs_nothing_are_said_apart():
-    finding, gone = cell(
-        "ablation", "a", Row("intact", 0.9, 0.6, 0.2, 0.4, "contrast"), Row("accuracy", 0.3, 0.02, 0.2, 0.4, "contrast")
-    )
-    _, kept = cell(
-        "ablation",
-        "b",
-        Row("intact", 1.0, 0.99, 0.0, 0.1, "contrast"),
-        Row("accuracy", 0.01, 0.0, -0.1, 0.1, "contrast"),
-    )
-    (said,) = [line for line in overview.sentences([(finding, [gone, kept])]) if "Removing" in line]
-    lowered, unchanged = said.split("accuracy does not change measurably")
-    assert "from 90.0 to 60.0% on a (2 heads; removing 2 random heads of the same layers costs 2.0 points)" in lowered
-    assert "from 100.0 to 99.0% on b" in unchanged
+def row(measure: str, quantity: float, control: float = 0.0, *, ranking: str = "contrast") -> Row:
+    return Row(measure, quantity, control, quantity - control - 0.2, quantity - control + 0.2, ranking, n_heads=2)
 
 
-@pytest.mark.parametrize(
-    ("exchanged", "said"),
-    [
-        (Row("exchanged", 0.3, 0.5, -0.3, -0.1), "relies on what the label words mean"),
-        (Row("exchanged", 0.6, 0.5, -0.1, 0.3), "relies on what the label words mean"),  # not shown to learn
-        (Row("exchanged", 0.9, 0.5, 0.3, 0.5), "it learns these tasks"),
-    ],
-)
-def test_exchanged_labels_decide_whether_words_or_demonstrations_count(exchanged, said):
-    able, unable = Row("accuracy", 1.0, 0.5, 0.4, 0.6), Row("accuracy", 0.6, 0.5, -0.1, 0.3)
-    (line,) = [
-        one for one in overview.sentences([pair_of("behavior", exchanged, able)]) if "to " in one and "% on a" in one
+def test_the_index_states_the_exchanges_with_their_control():
+    names = {"query": 2.7, "keys": 2.3, "values": 2.5, "query+keys": 0.6, "query+values": 0.1, "keys+values": 0.5}
+    names |= {"keys: labels": 0.2, "values: texts": 0.1, "keys: own text": 2.1, "keys: other texts": 0.3}
+    towers = cell("two-towers", overview.SHOWN[SMOLLM2], *(row(name, size, -0.1) for name, size in names.items()))
+    index = overview.text([(towers.finding, [towers])])
+    assert "exchanging the query, the keys or the values of 2 heads costs the answer 2.70, 2.30 and 2.50 nats" in index
+    assert "two exchanges cancel (0.60, 0.10, 0.50)" in index
+    assert "idle cost 0.20 and 0.10. Random heads: at most 0.10." in index
+    assert "own text changes class cost 2.10 [1.90, 2.30] nats" in index
+    fewer = replace(towers, rows=towers.rows[:2])
+    assert "exchanging the query" not in overview.text([(fewer.finding, [fewer])])
+
+
+def test_claims_count_tasks_above_and_below_the_control():
+    stored = [
+        cell("label-attention", "a", row("chance", 0.7, 0.5)),
+        cell("label-attention", "b", row("chance", 0.55, 0.5)),
+        cell("label-attention", "c", row("chance", 0.2, 0.5)),
+        cell("label-attention", "d", row("chance", 0.9, 0.5), model="icl-mini"),
     ]
-    assert said in line
-    assert ("relies on" in line) != ("it learns" in line)
-    assert not [one for one in overview.sentences([pair_of("behavior", exchanged, unable)]) if said in one]
+    lines = claims.table(stored).splitlines()
+    (found,) = [line for line in lines if "attend to true labels" in line]
+    assert "| 1 of 3 (1 below) |" in found
+    assert "20.0 … 70.0% (50.0)" in found
+    assert all("not measured" in line for line in lines if "Table 2" in line or "Figure 7" in line)
 
 
-def test_differences_from_the_paper_are_measured():
-    order = [
-        Row("order", 1.0, 0.5, 0.4, 0.6),
-        Row("reorder", 0.2, 0.5, -0.4, -0.2),
-        Row("accuracy", 0.8, 0.5, 0.1, 0.5),
-    ]
-    by_contrast = Row("log_odds", 2.0, 0.0, 1.0, 3.0, "contrast")
-    for by_increase, differs in (
-        (Row("log_odds", 0.5, 0.0, -1.0, 1.0, "increase"), True),
-        (Row("log_odds", 2.5, 0.0, 1.0, 4.0, "increase"), False),
-    ):
-        numbered = [pair_of("behavior", *order), pair_of("ablation", by_contrast, by_increase)]
-        (said,) = [line for line in overview.sentences(numbered) if line.startswith("**Differences from the paper**")]
-        assert "with that class last vs. first is 100.0 vs. 20.0% on a" in said
-        assert f"in {int(differs)} of 1 pairs of model and task" in said
-        assert ("ranked by increase, the heads show no measurable difference" in said) == differs
+def test_every_figure_and_table_of_the_paper_has_a_claim():
+    text = " ".join(one.where for one in claims.CLAIMS)
+    figures = {int(number) for number in re.findall(r"\d+", " ".join(re.findall(r"Figures? ([\d, –]+)", text)))}
+    for first, last in re.findall(r"(\d+)–(\d+)", text):
+        figures |= {*range(int(first), int(last) + 1)}
+    assert figures == {*range(1, 28)}
+    assert {int(number) for number in re.findall(r"\d+", " ".join(re.findall(r"Tables? ([\d, ]+)", text)))} == {1, 2, 3}
 
 
-def test_what_a_changed_measure_showed_before_is_counted():
-    finding, now = cell("label-attention", "a", Row("chance", 0.7, 0.5, 0.1, 0.3), Row("share", 0.7, 0.6, -0.1, 0.3))
-    _, also = cell("label-attention", "b", Row("chance", 0.7, 0.5, 0.1, 0.3), Row("share", 0.7, 0.6, 0.05, 0.3))
-    (said,) = [line for line in overview.sentences([(finding, [now, also])]) if "after seeing results" in line]
-    assert "is above its control on 1 of 2 tasks, the current one on 2 of 2" in said
-
-
-def pair_of(finding_id: str, *rows: Row) -> tuple[Finding, list[pages.Stored]]:
-    finding, stored = cell(finding_id, "a", *rows)
-    return finding, [stored]
+@pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: claim.says)
+def test_claims_name_measures_that_exist(claim):
+    assert claim.measure in [one.name for one in find(claim.finding).measures]
 
 
 @pytest.mark.parametrize("finding", [find(name) for name in IDS], ids=IDS)

@@ -8,6 +8,7 @@
    clusters (or of located heads, if they are fewer) minus one.
 4. If all draws of a bounded number agree, the interval has the width of the exact binomial bound: up to a share
    1 − 0.05^(1/G) of all possible clusters may differ although the G clusters agree.
+5. The interval of a bounded number ends where control plus difference would exceed the bounds.
 """
 
 import math
@@ -63,9 +64,8 @@ def compare(
     n_clusters = len(np.unique(clusters))
     drawn = weights @ (quantity - control)
     low, high = _interval(float((quantity - control).mean()), drawn, n_clusters - 1, n_clusters, bounds)
-    if bounds is not None and np.ptp(control) == 0:  # the interval is that of the quantity, which has bounds
-        low, high = max(low, bounds[0] - float(control[0])), min(high, bounds[1] - float(control[0]))
-    return Comparison(float(quantity.mean()), float(control.mean()), low, high, len(quantity), n_clusters)
+    ends = _within(bounds, float(control.mean()), low, high)
+    return Comparison(float(quantity.mean()), float(control.mean()), *ends, len(quantity), n_clusters)
 
 
 def compare_heads(
@@ -190,6 +190,7 @@ def compare_drawn(
     control = np.broadcast_to(np.asarray(control, dtype=float), quantity.shape)
     difference = quantity - control
     low, high = _interval(float(difference[0]), difference[1:], n_clusters - 1, n_clusters, bounds)
+    low, high = _within(bounds, float(control[0]), low, high)
     return Comparison(float(quantity[0]), float(control[0]), low, high, n_prompts, n_clusters, n_heads)
 
 
@@ -200,6 +201,13 @@ def _drawn_weights(n: int, draws: int, rng: np.random.Generator) -> Float[np.nda
         weights = rng.multinomial(n - 1, np.full(n, 1 / n), size=draws) * (n / (n - 1))
     weights[0] = 1.0
     return weights / n
+
+
+def _within(bounds: Bounds | None, control: float, low: float, high: float) -> tuple[float, float]:
+    """Return the ends of a difference's interval, cut where control plus difference would exceed the bounds."""
+    if bounds is None:
+        return low, high
+    return max(low, bounds[0] - control), min(high, bounds[1] - control)
 
 
 def _interval(
