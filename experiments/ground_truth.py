@@ -84,12 +84,11 @@ EXPECTED = {
         "costs tenths of nats; removing planted heads costs several nats. The same holds for `information-flow` and "
         "`location`",
     ),
-    ("two-towers", "key_texts"): Expected(
+    ("two-towers", "keys"): Expected(
         ("two-tower",),
         ("compare-copy", "lookup"),
-        "copiers do not read texts; the comparer does, but it does not write the answer, so it is not located by "
-        "contrast. Where a noise head reads what the mover wrote, exchanging texts moves the answer by hundredths of "
-        "nats",
+        "copiers do not read texts, but the comparer does; where a noise head reads what the mover wrote, exchanging "
+        "texts moves the answer by hundredths of nats",
     ),
     ("majority-bias", "bias"): Expected(
         ("majority",), (*PLANTED, "untrained"), "attention sums over the labels of a class, so two towers prefer "
@@ -103,11 +102,9 @@ EXPECTED = {
     ("circuit", "first third → values at the labels"): Expected(PLANTED, (NAMES,)),
     ("behavior", "exchanged"): Expected(PLANTED, (), f"in `{NAMES}`, labels are not learned from the demonstrations"),
     ("label-attention", "share"): Expected(PLANTED),
-    ("two-towers", "auroc"): Expected(PLANTED),
-    ("two-towers", "relabeled"): Expected(
-        ("two-tower",), (), "copiers compare label words with the label that the comparer picked, so "
-        "exchanged labels mislead them"
-    ),
+    ("two-towers", "keys: own text"): Expected(("two-tower",), ("compare-copy", "lookup")),
+    ("two-towers", "keys: labels"): Expected((), ("compare-copy",), "copiers compare label words with the label that "
+        "the comparer picked"),
 }  # fmt: skip
 """By finding and measure."""
 

@@ -17,6 +17,7 @@ from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import MAX_ROWS, Study, thin_out
 from icl_lens.interventions.edited_scores import score_ablated_sets
 from icl_lens.metrics import is_correct, label_log_odds
+from icl_lens.prompts.donors import other_queries, partner_label, with_query
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 N_MEAN = 60
@@ -37,6 +38,15 @@ MEAN = Measure(
     "lost with located heads' means over other prompts",
     "lost with random heads' means",
     "log-odds of the answer, nats",
+)
+FROM_OTHER, FROM_SAME = (
+    Measure(
+        f"z_{name}",
+        f"lost with located heads' outputs from prompts with {words}",
+        "lost with random heads' outputs",
+        "log-odds of the answer, nats",
+    )
+    for name, words in (("other", "the other answer"), ("same", "the same answer"))
 )
 INTACT = percent(
     "intact", "accuracy of the intact model", "accuracy without located heads", "accuracy between the labels, %"
@@ -59,6 +69,10 @@ def measure(study: Study) -> Measured:
         odds = log_odds_with_means(study, sets)
         lost_odds = odds[:, :1] - odds
         found["log_odds_mean"] = compare(lost_odds[:, 1], lost_odds[:, 2:].mean(1), study.clusters)
+        for name, source in exchanged_queries(study).items():
+            odds = log_odds_from(study, source, sets)
+            lost_odds = odds[:, :1] - odds
+            found[f"z_{name}"] = compare(lost_odds[:, 1], lost_odds[:, 2:].mean(1), study.clusters)
         rows += rows_of(found, ranking=ranked.ranking)
         details.append(_curve(ranked))
     return Measured(rows, pd.concat(details, ignore_index=True))
@@ -88,6 +102,31 @@ def log_odds_with_means(study: Study, sets: Sequence[Sequence[il.Head]]) -> Floa
         log_probs = il.label_log_probs_ablated(
             study.model, piece, sets, positions="last", mode="mean", reference=reference
         )
+        odds.append(torch.stack([label_log_odds(one.cpu(), piece.answer.cpu()) for one in log_probs.unbind(1)], dim=1))
+    return torch.cat(odds).double().numpy()
+
+
+def exchanged_queries(study: Study) -> dict[str, il.PromptBatch]:
+    """Return the held-out prompts with another query: of the other class ("other"), or of the same one ("same")."""
+
+    def tokenize() -> dict[str, il.PromptBatch]:
+        prompts = study.held_out.prompts
+        pairs = list(zip(prompts, other_queries(prompts), strict=True))
+        other = [with_query(prompt, queries.other, partner_label(prompt)) for prompt, queries in pairs]
+        same = [with_query(prompt, queries.same, prompt.answer) for prompt, queries in pairs]
+        return {"other": study.tokenize(other), "same": study.tokenize(same)}
+
+    return study.memoize("exchanged queries", tokenize)
+
+
+def log_odds_from(
+    study: Study, source: il.PromptBatch, sets: Sequence[Sequence[il.Head]]
+) -> Float[np.ndarray, "row set"]:
+    """Return the answer's log-odds, nats, with each set's z at the last position taken from the source's prompts."""
+    odds = []
+    pieces = study.pieces(study.held_out)
+    for piece, donors in zip(pieces, source.split(len(pieces[0])), strict=True):
+        log_probs = il.label_log_probs_patched(study.model, piece, sets, donors, activation="z", positions="last")
         odds.append(torch.stack([label_log_odds(one.cpu(), piece.answer.cpu()) for one in log_probs.unbind(1)], dim=1))
     return torch.cat(odds).double().numpy()
 
@@ -131,7 +170,7 @@ FINDING = Finding(
     claim="Removing 12 of GPT-J's 448 heads (6 for each label) lowers accuracy from 87.6% to 24.4%; "
     "removing random heads changes little.",
     covers="the published version's ablation, and the paper's open question 3: how many heads",
-    measures=(LOG_ODDS, MEAN, ACCURACY, INTACT),
+    measures=(LOG_ODDS, MEAN, FROM_OTHER, FROM_SAME, ACCURACY, INTACT),
     measure=measure,
     look_for="The answer's log-odds with the first 1, 2, 4, … located heads set to zero, and with as many random "
     "heads of the same layers.",

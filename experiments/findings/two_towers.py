@@ -1,195 +1,151 @@
-"""Finding 7: do queries and keys act as two towers?
+"""Two towers, tested by interchange: do queries and keys compare texts, and do values carry labels?
 
-1. A head's query at the last position is scored against its keys at the labels, without the position term. A prompt's
-   AUROC is the share of pairs, a label of the query's class and one of the other, in which the first scores higher.
-2. The same is measured with keys from the prompt whose labels are exchanged: keys that represent texts keep the order
-   of the classes; keys that represent label words reverse it where the query already holds the answer.
-3. In all located heads at once, the last position's query, or the keys or the values that it sees at labels, come from
-   another prompt. Two towers predict that the answer becomes less likely if the query's class, the keys' texts or
-   the values' labels are exchanged, but not if the keys' labels or the values' texts are.
+1. `il.two_towers` finds the heads whose queries matter, on the locating prompts, by exchanging each head's query alone.
+2. On the held-out prompts, these heads take their query, keys or values at the last position from donor prompts, singly
+   and jointly. Two towers predict for each exchange whether the answer becomes the other label.
+3. The controls are the same exchanges in random sets of heads from the same layers.
+4. The same with the first two heads of the scan alone; and with other prompts and another template, scanned anew.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Float
+from icl_lens.locate.towers import EXCHANGES, N_SCANNED
 
 import icl_lens as il
-from experiments.findings.behavior import label_log_probs
-from experiments.framework.estimate import Comparison, auroc_of_rows, compare, compare_same_heads
-from experiments.framework.finding import Finding, Measure, Measured, Row, rows_of
+from experiments.framework.estimate import compare
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent
 from experiments.framework.plotting import condition_dots
-from experiments.framework.projections import layer_inputs
-from experiments.framework.study import Ranking, Study, label_classes
-from icl_lens.interventions.patching import HeadActivation
-from icl_lens.metrics import label_log_odds
-from icl_lens.prompts.donors import exchange_texts
+from experiments.framework.sentences import by_outcome, each
+from experiments.framework.study import N_RANDOM_SETS, Study, thin_out
+from experiments.framework.tasks import ARROWS
 
+N_REPLICATED = 60
+"""Maximum number of prompts of a replication."""
+REPLICATED = ("query", "keys", "values", "query+keys", "query+values", "keys+values")
+REPLICATIONS = {"other prompts": {"seed": 1}, "arrows": {"template": ARROWS}}
+UNIT = "log-odds lost by the answer, nats"
+PREDICTED = {"other": "predicted: the other label", "same": "predicted: no effect"}
 
-class Swap(NamedTuple):
-    """What heads take from another prompt, which prompt that is, and the swap's names."""
-
-    name: str
-    activation: HeadActivation
-    source: str
-    figure_name: str
-    quantity: str
-    """Heading in the table."""
-
-
-SWAPS = (
-    Swap("key_texts", "k", "texts", "K, texts exchanged", "located heads with keys of exchanged texts"),
-    Swap("query", "q", "query", "Q, query of the other class", "located heads with a query of the other class"),
-    Swap("value_labels", "v", "labels", "V, labels exchanged", "located heads with values of exchanged labels"),
-    Swap(
-        "key_labels",
-        "k",
-        "labels",
-        "K, labels exchanged (idle)",
-        "located heads with keys of exchanged labels (predicted: no effect)",
-    ),
-    Swap(
-        "value_texts",
-        "v",
-        "texts",
-        "V, texts exchanged (idle)",
-        "located heads with values of exchanged texts (predicted: no effect)",
-    ),
+# The keys come first: a model that goes by the last label, or by position, moves with the values only.
+ORDERED = sorted(EXCHANGES, key=lambda one: one.name != "keys")
+LOSSES = tuple(Measure(one.name, f"{one.name} ({PREDICTED[one.predicted]})", "random heads", UNIT) for one in ORDERED)
+AS_PREDICTED = tuple(
+    percent(f"predicted: {one.name}", f"{one.name}: label as predicted", "intact model", "share of the prompts, %")
+    for one in EXCHANGES[:3]
 )
-
-AUROC = Measure(
-    "auroc", "located heads", "other heads of the same layers", "AUROC of the query's class among labels, 0–1"
+TWO_HEADS = tuple(
+    Measure(f"two heads: {name}", f"{name}, first two heads of the scan", "two random heads", UNIT)
+    for name in REPLICATED
 )
-CHANCE = Measure("chance", "located heads", "chance", AUROC.unit)
-RELABELED = Measure(
-    "relabeled", "located heads, labels of keys exchanged", "other heads, labels of keys exchanged", AUROC.unit
+AGAIN = tuple(
+    Measure(f"{what}: {name}", f"{name}, {what}", "random heads", UNIT) for what in REPLICATIONS for name in REPLICATED
 )
-LOSSES = tuple(Measure(swap.name, swap.quantity, "random heads", "log-odds lost by the answer, nats") for swap in SWAPS)
 
 
 def measure(study: Study) -> Measured:
-    """Score queries against keys, and swap queries, keys and values in located heads and in random sets."""
-    batch, exchanged = study.held_out, study.halves(exchanged=True)[1]
-    values = {
-        "auroc": class_aurocs(study, query_key_scores(study, batch, batch)),
-        "relabeled": class_aurocs(study, query_key_scores(study, batch, exchanged)),
-    }
-    losses = swap_losses(study)
-    rows: list[Row] = []
-    for ranked in study.by_ranking():
-        found = {name: ranked.compare_heads(some, bounds=(0, 1)) for name, some in values.items()}
-        own = ranked.of_located(values["auroc"])
-        found["chance"] = compare_same_heads(own, 0.5, study.clusters, bounds=(0, 1))
-        found |= {name: lost[ranked.ranking] for name, lost in losses.items()}
-        rows += rows_of(found, ranking=ranked.ranking)
-    details = ({"swap": swap.figure_name} | asdict(losses[swap.name]["contrast"]) for swap in SWAPS)
-    return Measured(rows, pd.DataFrame(details))
+    """Exchange queries, keys and values in the heads of a scan, in its first two, and with other prompts."""
+    found = exchanged(study)
+    rows = loss_rows(study, found, "")
+    for one in found.exchanges[: len(AS_PREDICTED)]:
+        # The intact model gives the predicted label, which is the other one, where it is wrong.
+        compared = compare(one.as_predicted.astype(float), 1.0 - found.correct, study.clusters, bounds=(0, 1))
+        rows.append(Row.from_result(f"predicted: {one.name}", replace(compared, n_heads=len(found.heads))))
+    two = exchanged(study, found.heads[:2])
+    rows += [
+        row for row in loss_rows(study, two, "two heads: ") if row.measure.removeprefix("two heads: ") in REPLICATED
+    ]
+    for name, changed in REPLICATIONS.items():
+        again = replicate(study, **changed)
+        some = loss_rows(again, exchanged(again), f"{name}: ")
+        rows += [row for row in some if row.measure.removeprefix(f"{name}: ") in REPLICATED]
+    details = [{"exchanged": row.measure} | asdict(row) for row in rows if row.measure in {one.name for one in LOSSES}]
+    return Measured(rows, pd.DataFrame(details)[["exchanged", "quantity", "control", "low", "high"]])
 
 
-@torch.no_grad()
-def query_key_scores(
-    study: Study, queries: il.PromptBatch, keys: il.PromptBatch
-) -> Float[np.ndarray, "row layer head demo"]:
-    """Return each compared head's scores, without the position term, of one batch's last queries with another's keys.
-
-    All other heads have NaN.
-    """
-    layers = sorted({head.layer for head in study.compared})
-    of_queries, of_keys = (study.map(batch, lambda acts: layer_inputs(acts, layers)) for batch in (queries, keys))
-    n_demos = of_keys.shape[2] - 1
-    scores = np.full((len(queries), study.view.n_layers, study.view.n_heads, n_demos), np.nan)
-    for head in study.compared:
-        place = layers.index(head.layer)
-        inputs = of_queries[:, place, :1], of_keys[:, place, 1:]
-        found = il.query_key_metric(study.view, head).scores(*(one.to(study.view.unembed_device) for one in inputs))
-        scores[:, *head] = found[:, 0].double().cpu().numpy()
-    return scores
-
-
-def class_aurocs(study: Study, scores: Float[np.ndarray, "row *rest demo"]) -> Float[torch.Tensor, "row *rest"]:
-    """Return the AUROC (0–1) of each held-out prompt's scores: labels of texts of the query's class against others."""
-    same, other = label_classes(study.held_out)
-    return torch.from_numpy(auroc_of_rows(scores, same.numpy(), other.numpy()))
-
-
-def swap_losses(study: Study) -> dict[str, dict[Ranking, Comparison]]:
-    """Return the log-odds (nats) that each swap costs the answer, in located heads vs. random sets, by ranking."""
-    sets: dict[Ranking, list[Sequence[il.Head]]] = {
-        one.ranking: [one.located, *one.random_sets(one.located, n=10)] for one in study.by_ranking()
-    }
-    every = [heads for some in sets.values() for heads in some]
-    sources = {
-        "query": study.with_other_query,
-        "texts": study.tokenize([exchange_texts(prompt) for prompt in study.held_out.prompts]),
-        "labels": study.halves(exchanged=True)[1],
-    }
-    answer = study.held_out.answer.cpu()
-    intact = label_log_odds(label_log_probs(study, study.held_out), answer)
-    found: dict[str, dict[Ranking, Comparison]] = {}
-    for swap in SWAPS:
-        log_probs = patched_log_probs(study, every, sources[swap.source], swap.activation)
-        odds = torch.stack([label_log_odds(one, answer) for one in log_probs.unbind(1)], dim=1)
-        lost = iter((intact[:, None] - odds).double().numpy().T)
-        found[swap.name] = {}
-        for ranking, some in sets.items():
-            own, *random = (next(lost) for _ in some)
-            found[swap.name][ranking] = compare(own, np.mean(random, axis=0), study.clusters)
-    return found
-
-
-def patched_log_probs(
-    study: Study, sets: Sequence[Sequence[il.Head]], source: il.PromptBatch, what: HeadActivation
-) -> Float[torch.Tensor, "row set label"]:
-    """Return the labels' log-probabilities with each set's queries, keys or values at labels taken from the source."""
-    where: dict[str, Any] = {"positions": "last"} if what == "q" else {"align": "labels", "query_positions": "last"}
-    pieces = study.pieces(study.held_out)
-    pairs = zip(pieces, source.split(len(pieces[0])), strict=True)
-    patched = (
-        il.label_log_probs_patched(study.model, one, sets, other, activation=what, **where) for one, other in pairs
+def exchanged(study: Study, heads: Sequence[il.Head] | None = None) -> il.TwoTowers:
+    """Return the exchanges on the held-out prompts, in heads that a scan of the locating prompts finds."""
+    return il.two_towers(
+        study.model,
+        study.held_out.prompts,
+        heads,
+        k=study.n_located,
+        scan_prompts=None if heads else thin_out(list(study.halves()[0].prompts), N_SCANNED),
+        template=study.task.template,
+        n_random_sets=N_RANDOM_SETS,
+        seed=study.seed,
     )
-    return torch.cat([one.cpu() for one in patched])
+
+
+def replicate(study: Study, *, seed: int = 0, template: il.Template | None = None) -> Study:
+    """Return the study with other prompts or another template, and at most `N_REPLICATED` prompts per half."""
+    task = study.task if template is None else replace(study.task, template=template)
+    return Study(study.model, task, min(study.n, N_REPLICATED), seed=seed, n_heads=study.n_heads)
+
+
+def loss_rows(study: Study, found: il.TwoTowers, prefix: str) -> list[Row]:
+    """Return a row per exchange: the log-odds that it costs in the heads, and in random sets on average."""
+    by_name = {one.name: one for one in found.exchanges}
+    rows = []
+    for name in [one.name for one in ORDERED]:
+        one = by_name[name]
+        compared = compare(one.lost, np.mean(one.random_lost, axis=0), study.clusters)
+        note = " ".join(map(str, found.heads)) if name == "keys" else ""
+        rows.append(Row.from_result(f"{prefix}{name}", replace(compared, n_heads=len(found.heads)), note=note))
+    return rows
+
+
+def answer(cells: Sequence[Any]) -> str:
+    """Return the answer in one or two sentences."""
+    said = by_outcome(
+        cells,
+        "keys",
+        every="Yes: keys of texts of the other class change the answer on every task, keys of other labels hardly",
+        some="On {n} of {total} tasks, keys of texts of the other class change the answer",
+        none="No: keys of texts of the other class do not change the answer",
+    )
+    texts = each(cells, "keys", "{q} nats (random heads: {c})")
+    return f"{said}. Exchanged texts cost {texts}. Exchanged labels cost {each(cells, 'keys: labels', '{q}')}."
 
 
 FINDING = Finding(
     id="two-towers",
-    short="queries matched with keys",
+    short="two towers",
     title="Do queries and keys act as two towers?",
-    question="Do located heads score labels of the query's class higher, and does the answer change as two towers "
-    "predict when their queries, keys or values come from a prompt with another query, with the texts of the two "
-    "classes exchanged, or with the two labels exchanged?",
+    question="Does the answer change as two towers predict when heads take their queries, keys or values from a prompt "
+    "with another query, with the texts of the two classes exchanged, or with the two labels exchanged?",
+    answer=answer,
     claim="Query and key matrices can be regarded as two towers that learn the similarity of the input and each "
     "demonstration; values carry the label. The paper infers this from attention and top words; it neither measures "
-    "the similarity nor swaps queries, keys or values.",
-    covers="Sections 3.2, 4.4 and 6.1 (c); the published version's open question of direct evidence",
-    measures=(*LOSSES, AUROC, CHANCE, RELABELED),
+    "the similarity nor exchanges queries, keys or values.",
+    covers="the hypothesis of sections 3.2, 4.4 and 6.1 (c); the published version's open question of direct evidence",
+    measures=(*LOSSES, *AS_PREDICTED, *TWO_HEADS, *AGAIN),
     measure=measure,
-    look_for="In the second figure, two towers predict that the first three swaps in located heads lie far to the "
-    "right, and the last two (idle: without effect) near zero, because queries and keys compare texts and values "
-    "carry labels.",
-    method="Scores are those of the head without rotary position embeddings; learned position embeddings remain, as "
-    "part of the inputs. Both classes have the same number of demonstrations, in random order, and either label can "
-    "be the answer, so that a head that prefers one label or position scores 0.5. A swap replaces only what the last "
-    "position uses, in all located heads at once: its query, or the keys or values at labels. They come from the same "
-    "prompt with a query of the other class, with the texts of the two classes exchanged while labels stay in place, "
-    "or with the two labels exchanged while texts stay. Random sets have the same number of heads from the same "
-    "layers.",
+    look_for="Log-odds lost when the scan's heads take their query, keys or values from another prompt (dots, bars: "
+    "95%), and when random heads of the same layers do (circles). Two towers predict that the first three, “all” and "
+    "“keys: own text” lie far to the right, and all others near zero.",
+    method="A scan exchanges the query of every single head on the locating prompts; the heads with the largest effect "
+    "are exchanged jointly on the held-out prompts, as only the last position sees them. Donors are the same prompt "
+    "with a query of the other class (query), with the texts of the two classes exchanged while labels stay (keys), or "
+    "with the two labels exchanged while texts stay (values); for “own text”, one demonstration's text alone is of the "
+    "other class, for “other texts”, all but one. Each of 20 random sets has as many heads of the same layers.",
     caveats=(
-        "A model that copies a label, such as the last one, also loses log-odds when values come from exchanged "
-        "labels; swaps of queries and keys distinguish it from two towers.",
-        "All located heads count equally: if more heads are located than do the work, the others pull the mean toward "
-        "the control and widen its interval.",
-        "Late heads may read the answer that earlier ones wrote at the last position; the swap of keys with exchanged "
-        "labels shows this.",
+        "A model that copies the last label, or a label by its position, also moves with the values. What decides is "
+        "keys of exchanged texts against keys of exchanged labels, own text against other texts, and pairs of "
+        "exchanges that cancel.",
+        "A model whose query already holds the answer and looks for its label moves with the query, the values and the "
+        "keys of exchanged labels, but not with the keys of exchanged texts.",
+        "Heads are chosen by exchanging their query, so the effect of the query is the least surprising.",
     ),
-    post_hoc="The exchange of keys' texts became the main measure, in place of the AUROC, after both had been seen on "
-    "40 prompts of the real model: other heads of the same layers also score the query's class higher, but "
-    "the answer does not depend on them. The AUROC is in the table of other measures.",
-    earlier="auroc",
-    draw=partial(condition_dots, x="swap", label="log-odds lost, nats", names=("located heads", "random heads")),
+    post_hoc="An AUROC of the query's class among the labels was the main measure at first. Exchanges replaced it "
+    "after both had been seen on the real model: other heads also score the query's class higher, but the answer does not "
+    "depend on them. The AUROC is no longer measured.",
+    draw=partial(
+        condition_dots, x="exchanged", label="log-odds lost, nats", names=("heads of the scan", "random heads")
+    ),
     arbitrary_labels=True,
 )

@@ -17,12 +17,6 @@ RANKED_ROWS = 256
 """Number of values whose scores over the vocabulary are in memory at a time."""
 
 
-def layer_inputs(acts: il.Activations, layers: Sequence[int]) -> Float[Tensor, "row layer place d_model"]:
-    """Return the residual streams that enter some layers: at the last position, then at each label."""
-    chosen = list(layers)
-    return torch.cat([acts.resid_pre[:, chosen, None], acts.label_resid_pre[:, chosen]], dim=2)
-
-
 def label_token_ranks(
     acts: il.Activations, heads: Sequence[il.Head], *, other: bool = False
 ) -> Float[Tensor, "row chosen demo"]:
