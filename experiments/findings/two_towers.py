@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from icl_lens.locate.towers import EXCHANGES, N_SCANNED
 
 import icl_lens as il
 from experiments.framework.estimate import compare
@@ -23,6 +22,7 @@ from experiments.framework.plotting import condition_dots
 from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import N_RANDOM_SETS, Study, thin_out
 from experiments.framework.tasks import ARROWS
+from icl_lens.locate.towers import EXCHANGES, N_SCANNED
 
 N_REPLICATED = 60
 """Maximum number of prompts of a replication."""
