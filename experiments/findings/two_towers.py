@@ -17,7 +17,7 @@ import pandas as pd
 
 import icl_lens as il
 from experiments.framework.estimate import compare
-from experiments.framework.finding import Finding, Measure, Measured, Row, percent
+from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_or_reason
 from experiments.framework.plotting import condition_dots
 from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import N_RANDOM_SETS, Study, thin_out
@@ -60,11 +60,17 @@ def measure(study: Study) -> Measured:
         row for row in loss_rows(study, two, "two heads: ") if row.measure.removeprefix("two heads: ") in REPLICATED
     ]
     for name, changed in REPLICATIONS.items():
-        again = replicate(study, **changed)
-        some = loss_rows(again, exchanged(again), f"{name}: ")
-        rows += [row for row in some if row.measure.removeprefix(f"{name}: ") in REPLICATED]
+        measures = [one for one in AGAIN if one.name.startswith(name)]
+        rows += rows_or_reason(measures, lambda name=name, changed=changed: replicated_rows(study, name, changed))
     details = [{"exchanged": row.measure} | asdict(row) for row in rows if row.measure in {one.name for one in LOSSES}]
     return Measured(rows, pd.DataFrame(details)[["exchanged", "quantity", "control", "low", "high"]])
+
+
+def replicated_rows(study: Study, name: str, changed: dict[str, Any]) -> list[Row]:
+    """Return the rows of `REPLICATED` exchanges with other prompts or another template."""
+    again = replicate(study, **changed)
+    rows = loss_rows(again, exchanged(again), f"{name}: ")
+    return [row for row in rows if row.measure.removeprefix(f"{name}: ") in REPLICATED]
 
 
 def exchanged(study: Study, heads: Sequence[il.Head] | None = None) -> il.TwoTowers:
