@@ -148,8 +148,8 @@ FINDING = Finding(
         "Heads are chosen by exchanging their query, so the effect of the query is the least surprising.",
     ),
     post_hoc="An AUROC of the query's class among the labels was the main measure at first. Exchanges replaced it "
-    "after both had been seen on the real model: other heads also score the query's class higher, but the answer does not "
-    "depend on them. The AUROC is no longer measured.",
+    "after both had been seen on the real model: other heads also score the query's class higher, but the answer does "
+    "not depend on them. The AUROC is no longer measured.",
     draw=partial(
         condition_dots, x="exchanged", label="log-odds lost, nats", names=("heads of the scan", "random heads")
     ),
