@@ -71,7 +71,7 @@ def test_deep_share_by_hand():
 
 
 def test_deep_noise_is_not_depth():
-    """Deep layers write more, whatever the answer is: only contributions that follow the answer are above the control."""
+    """Deep layers write more, whatever the answer is: only contributions that follow the answer exceed the control."""
     noise = np.random.default_rng(0).normal(size=(200, 8, 60)) * np.r_[[0.2] * 4, [1.0] * 4][:, None]
     noisy = deep_share(torch.tensor(noise), None, np.arange(200))
     assert noisy.quantity > 0.7  # far above an even spread

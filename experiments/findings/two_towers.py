@@ -63,7 +63,7 @@ def measure(study: Study) -> Measured:
         measures = [one for one in AGAIN if one.name.startswith(name)]
         rows += rows_or_reason(measures, lambda name=name, changed=changed: replicated_rows(study, name, changed))
     details = [{"exchanged": row.measure} | asdict(row) for row in rows if row.measure in {one.name for one in LOSSES}]
-    return Measured(rows, pd.DataFrame(details)[["exchanged", "quantity", "control", "low", "high"]])
+    return Measured(rows, pd.DataFrame(details).loc[:, ["exchanged", "quantity", "control", "low", "high"]])
 
 
 def replicated_rows(study: Study, name: str, changed: dict[str, Any]) -> list[Row]:

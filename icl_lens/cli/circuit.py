@@ -106,5 +106,5 @@ def circuit(
         output.show(page, console)
         if folder is not None:
             console.print(
-                f"Tables: {folder.path / 'edges.parquet'}, curve, groups, layers, scores, also as CSV; graph: circuit.svg"
+                f"Tables: {folder.path / 'edges.parquet'}, curve, groups, layers, scores, and CSV; graph: circuit.svg"
             )
