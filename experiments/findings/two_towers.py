@@ -4,7 +4,8 @@
 2. On the held-out prompts, these heads take their query, keys or values at the last position from donor prompts, singly
    and jointly. Two towers predict for each exchange whether the answer becomes the other label.
 3. The controls are the same exchanges in random sets of heads from the same layers.
-4. The same with the first two heads of the scan alone; and with other prompts and another template, scanned anew.
+4. The same with the first two heads of the scan alone; and with the heads of the scan on other prompts and in another
+   template.
 """
 
 from collections.abc import Sequence
@@ -24,8 +25,8 @@ from experiments.framework.study import N_RANDOM_SETS, Study, thin_out
 from experiments.framework.tasks import ARROWS
 from icl_lens.locate.towers import EXCHANGES, N_SCANNED
 
-N_REPLICATED = 60
-"""Maximum number of prompts of a replication."""
+N_REPLICATED, N_RANDOM_REPLICATED = 60, 5
+"""Maximum number of prompts, and number of random sets, of a replication."""
 REPLICATED = ("query", "keys", "values", "query+keys", "query+values", "keys+values")
 REPLICATIONS = {"other prompts": {"seed": 1}, "arrows": {"template": ARROWS}}
 UNIT = "log-odds lost by the answer, nats"
@@ -61,19 +62,23 @@ def measure(study: Study) -> Measured:
     ]
     for name, changed in REPLICATIONS.items():
         measures = [one for one in AGAIN if one.name.startswith(name)]
-        rows += rows_or_reason(measures, lambda name=name, changed=changed: replicated_rows(study, name, changed))
+        rows += rows_or_reason(
+            measures, lambda name=name, changed=changed: replicated_rows(study, found.heads, name, changed)
+        )
     details = [{"exchanged": row.measure} | asdict(row) for row in rows if row.measure in {one.name for one in LOSSES}]
     return Measured(rows, pd.DataFrame(details).loc[:, ["exchanged", "quantity", "control", "low", "high"]])
 
 
-def replicated_rows(study: Study, name: str, changed: dict[str, Any]) -> list[Row]:
-    """Return the rows of `REPLICATED` exchanges with other prompts or another template."""
+def replicated_rows(study: Study, heads: Sequence[il.Head], name: str, changed: dict[str, Any]) -> list[Row]:
+    """Return the rows of `REPLICATED` exchanges in the same heads, with other prompts or in another template."""
     again = replicate(study, **changed)
-    rows = loss_rows(again, exchanged(again), f"{name}: ")
+    rows = loss_rows(again, exchanged(again, heads, n_random_sets=N_RANDOM_REPLICATED), f"{name}: ")
     return [row for row in rows if row.measure.removeprefix(f"{name}: ") in REPLICATED]
 
 
-def exchanged(study: Study, heads: Sequence[il.Head] | None = None) -> il.TwoTowers:
+def exchanged(
+    study: Study, heads: Sequence[il.Head] | None = None, *, n_random_sets: int = N_RANDOM_SETS
+) -> il.TwoTowers:
     """Return the exchanges on the held-out prompts, in heads that a scan of the locating prompts finds."""
     return il.two_towers(
         study.model,
@@ -82,7 +87,7 @@ def exchanged(study: Study, heads: Sequence[il.Head] | None = None) -> il.TwoTow
         k=study.n_located,
         scan_prompts=None if heads else thin_out(list(study.halves()[0].prompts), N_SCANNED),
         template=study.task.template,
-        n_random_sets=N_RANDOM_SETS,
+        n_random_sets=n_random_sets,
         seed=study.seed,
     )
 
@@ -138,7 +143,8 @@ FINDING = Finding(
     "are exchanged jointly on the held-out prompts, as only the last position sees them. Donors are the same prompt "
     "with a query of the other class (query), with the texts of the two classes exchanged while labels stay (keys), or "
     "with the two labels exchanged while texts stay (values); for “own text”, one demonstration's text alone is of the "
-    "other class, for “other texts”, all but one. Each of 20 random sets has as many heads of the same layers.",
+    "other class, for “other texts”, all but one. Each of 20 random sets has as many heads of the same layers. Replications keep the heads; "
+    "their queries may be among those of the scan.",
     caveats=(
         "A model that copies the last label, or a label by its position, also moves with the values. What decides is "
         "keys of exchanged texts against keys of exchanged labels, own text against other texts, and pairs of "
