@@ -77,7 +77,7 @@ def replicated_rows(study: Study, heads: Sequence[il.Head], name: str, changed: 
 
 
 def exchanged(
-    study: Study, heads: Sequence[il.Head] | None = None, *, n_random_sets: int = N_RANDOM_SETS
+    study: Study, heads: Sequence[il.Head] | None = None, *, n_random_sets: int | None = None
 ) -> il.TwoTowers:
     """Return the exchanges on the held-out prompts, in heads that a scan of the locating prompts finds."""
     return il.two_towers(
@@ -87,7 +87,7 @@ def exchanged(
         k=study.n_located,
         scan_prompts=None if heads else thin_out(list(study.halves()[0].prompts), N_SCANNED),
         template=study.task.template,
-        n_random_sets=n_random_sets,
+        n_random_sets=n_random_sets or N_RANDOM_SETS,
         seed=study.seed,
     )
 
