@@ -53,8 +53,8 @@ WORD_TASKS = {
 SENTENCE_TASKS = {QWEN: (Task("TREC, A/B", "trec", AB, 4, LINES),)}
 SENTENCE_FINDINGS = ("behavior", "two-towers", "ablation")
 """The findings on sentences, whose prompts are several times as long."""
-N_PROMPTS = {SMOLLM2: 200, QWEN: 100}
-"""Prompts per half."""
+N_REAL, N_SMALL = 100, 200
+"""Prompts per half, of real and of small models."""
 SMALL_MODELS = ("icl-mini", "icl-mini-llama", "icl-mini-gptj")
 
 
@@ -76,12 +76,12 @@ def published_cells(findings: Sequence[Finding], *, data: Path | None = None) ->
         on_sentences = [one for one in findings if one.id in SENTENCE_FINDINGS]
         path = None if data is None else str(data)
         tasks += [(replace(task, path=path), on_sentences) for task in SENTENCE_TASKS.get(name, ())]
-        yield from (Cell(one, source, task, N_PROMPTS[name], name) for task, some in tasks for one in some)
+        yield from (Cell(one, source, task, N_REAL, name) for task, some in tasks for one in some)
     for model in SMALL_MODELS:
         for task in PAPER_TASKS:
-            yield from (Cell(finding, model, task, 300, model) for finding in findings)
+            yield from (Cell(finding, model, task, N_SMALL, model) for finding in findings)
         for folder in sorted(SEEDS.glob(f"{model}-[0-9]")):
             seed = int(folder.name.rpartition("-")[2])
             for task in PAPER_TASKS:
-                cells = (Cell(one, str(folder), task, 300, model, training_seed=seed) for one in findings)
+                cells = (Cell(one, str(folder), task, N_SMALL, model, training_seed=seed) for one in findings)
                 yield from (cell for cell in cells if cell.finding.id in LEADING)
