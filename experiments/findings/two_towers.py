@@ -143,8 +143,8 @@ FINDING = Finding(
     "are exchanged jointly on the held-out prompts, as only the last position sees them. Donors are the same prompt "
     "with a query of the other class (query), with the texts of the two classes exchanged while labels stay (keys), or "
     "with the two labels exchanged while texts stay (values); for “own text”, one demonstration's text alone is of the "
-    "other class, for “other texts”, all but one. Each of 20 random sets has as many heads of the same layers. Replications keep the heads; "
-    "their queries may be among those of the scan.",
+    "other class, for “other texts”, all but one. Each of 20 random sets has as many heads of the same layers. "
+    "Replications keep the heads; their queries may be among those of the scan.",
     caveats=(
         "A model that copies the last label, or a label by its position, also moves with the values. What decides is "
         "keys of exchanged texts against keys of exchanged labels, own text against other texts, and pairs of "
