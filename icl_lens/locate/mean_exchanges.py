@@ -120,8 +120,8 @@ def locate_towers(
 ) -> MeanExchanges:
     """Return what exchanging each single head's query, keys or values costs the answer, over any number of prompts.
 
-    This is the scan by which `two_towers` finds heads: its exchanges "query", "keys" and "values", each in one head at a
-    time. Heads whose query costs most are those that match the query's class with the demonstrations.
+    This is the scan by which `two_towers` finds heads: its exchanges "query", "keys" and "values", each in one head at
+    a time. Heads whose query costs most are those that match the query's class with the demonstrations.
 
     `batch_size`, `byte_budget`, `folder`, `distributed`, `progress` and `warn` are those of `locate_effects`. Donors
     are made from all prompts before the first batch. An exchange costs one token per prompt and head, from the head's
@@ -162,7 +162,8 @@ def locate_towers(
             fallback_reason = fallback_reason or chunk.column("fallback_reason")[0].as_py()
 
     def mean_exchanges() -> MeanExchanges:
-        sizes = {"n_prompts": len(batch), "n_queries": means.n_queries("query")}
-        return MeanExchanges(**means.means(), **sizes, fallback_reason=fallback_reason, edits=active_edits(view))
+        found, n_queries = means.means(), means.n_queries("query")
+        scores = found["query"], found["keys"], found["values"]
+        return MeanExchanges(*scores, len(batch), n_queries, fallback_reason, edits=active_edits(view))
 
     return distributed.run_on_main(mean_exchanges)
