@@ -72,6 +72,8 @@ from .locate.locate import locate_heads as locate_heads
 from .locate.locate import mean_head_increases as mean_head_increases
 from .locate.mean_effects import MeanEffects as MeanEffects
 from .locate.mean_effects import locate_effects as locate_effects
+from .locate.mean_exchanges import MeanExchanges as MeanExchanges
+from .locate.mean_exchanges import locate_towers as locate_towers
 from .locate.mean_score_parts import MeanScoreParts as MeanScoreParts
 from .locate.mean_score_parts import mean_score_parts as mean_score_parts
 from .model_comparison import compare_models as compare_models

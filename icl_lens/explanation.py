@@ -117,7 +117,10 @@ def explain(
     Each increase comes with a contrast: what the part adds to log p(answer) − log Σ p(`against`), where `against`
     defaults to all other labels. The contrast separates heads that find the answer from heads that raise every label.
     `by` selects the score that ranks heads: "contrast" (default with `against`), "increase" (default without), or
-    "effect", the drop in log p(answer) or, with `against`, in the contrast, if the head is zeroed at the last position.
+    "effect", the drop in log p(answer) or, with `against`, in the contrast, if the head is zeroed at the last position,
+    or "towers", the log-odds that the answer loses against all other labels if the head's query there, and nothing
+    else, is that of the same demonstrations with a query of the other class: the text of a demonstration that has the
+    next label (`two_towers`, `Explanation.other_query`).
 
     Each described head's attention and values are split by what earlier components wrote (`attention_score_parts`,
     `value_parts`). `why` names a head to describe even if it is not among the k.
@@ -206,34 +209,40 @@ def explain(
         options, by=by, why=None if why is None else str(why), dtype=str(acts.z.dtype).removeprefix("torch.")
     )
     scored = ScoredPrompt.from_activations(model, acts, options)
-    increases = head_log_prob_increase(acts, scored.targets, **scored.readout_options)[0]
-    contrasts = effects = None
+    found: dict[By, Any] = {"increase": head_log_prob_increase(acts, scored.targets, **scored.readout_options)[0]}
     if scored.others:
-        contrasts = head_log_prob_increase(acts, scored.targets, against=scored.against, **scored.readout_options)[0]
+        found["contrast"] = head_log_prob_increase(
+            acts, scored.targets, against=scored.against, **scored.readout_options
+        )[0]
     if by == "effect":
         others = None if options.against is None else scored.against
-        found = head_effects(model, batch, scored.targets, against=others, positions="last")
-        effects = (found.log_prob if found.logit_diff is None else found.logit_diff)[0]
-    scores = {"increase": increases, "contrast": contrasts, "effect": effects}[by]
-    if scores is None:
+        effects = head_effects(model, batch, scored.targets, against=others, positions="last")
+        found["effect"] = (effects.log_prob if effects.logit_diff is None else effects.logit_diff)[0]
+    other_query = ""
+    if by == "towers":
+        found["towers"], other_query = sections.query_exchanges(scored)
+    if by not in found:
         raise InputError(
             "by must be 'increase' or 'effect' without tokens to compare with, got 'contrast'; pass against="
         )
-    order = scores.flatten().argsort(descending=True)[:k].tolist()
+    order = found[by].flatten().argsort(descending=True)[:k].tolist()
     located = [Head.from_index(index, acts.view.n_heads) for index in order]
     located += [why] if why is not None and why not in located else []
     single, ablation = sections.ablation(scored, located)
     attempts = sections.Attempts()
-    reports = tuple(sections.head_reports(scored, located, increases, contrasts, effects, single, attempts))
+    reports = tuple(sections.head_reports(scored, located, found, single, attempts))
+    maps = {by: tuple(map(tuple, values.tolist())) for by, values in found.items()}
     explanation = Explanation(
         **sections.prompt_fields(scored),
         **(sections.plain_text_fields(scored) if scored.scores_tokens else sections.label_fields(scored)),
         **sections.score_fields(scored),
         **sections.layer_fields(scored),
         **sections.position_fields(scored),
-        head_increases=tuple(map(tuple, increases.tolist())),
-        head_contrasts=() if contrasts is None else tuple(map(tuple, contrasts.tolist())),
-        head_effects=() if effects is None else tuple(map(tuple, effects.tolist())),
+        head_increases=maps["increase"],
+        head_contrasts=maps.get("contrast", ()),
+        head_effects=maps.get("effect", ()),
+        head_towers=maps.get("towers", ()),
+        other_query=other_query,
         heads=reports,
         ablation=ablation,
         left_out=attempts.left_out,

@@ -1,6 +1,6 @@
 """Compute the sections of an explanation: functions that return fields of `Findings` for one captured prompt."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -22,12 +22,13 @@ from icl_lens.attribution.similarity import similarity_in
 from icl_lens.errors import InputError
 from icl_lens.interventions.ablation import ablate_heads_per_row
 from icl_lens.interventions.controlled_ablation import random_head_sets
+from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.prompt import quoted_list
 from icl_lens.prompts.token_ids import name_tokens
-from icl_lens.report.findings import AblationReport, ExplainOptions, HeadReport, LeftOut, SubheadReport
+from icl_lens.report.findings import AblationReport, By, ExplainOptions, HeadReport, LeftOut, SubheadReport
 
 # Tokens per ablation pass: many rows for short prompts, one row for long ones.
 PASS_TOKENS = 2048
@@ -249,6 +250,28 @@ def _by_position(
     return dict(zip(heads, increases[0, ..., : scored.n_tokens], strict=True))
 
 
+def query_exchanges(scored: ScoredPrompt) -> tuple[Float[Tensor, "layer head"], str]:
+    """Return the log-odds that exchanging each head's query costs the explained label, nats, and the other query.
+
+    Raise InputError for text without demonstrations, prompts that do not demonstrate the label and another one, and
+    `against` other than all other labels.
+    """
+    batch = scored.acts.batch
+    if scored.scores_tokens:
+        raise InputError(
+            "by must be 'increase', 'contrast' or 'effect' for text without demonstrations, got 'towers', which "
+            "exchanges a demonstrated class for another; pass a prompt with demonstrations"
+        )
+    if len(scored.others) < int(batch.label_mask[0].sum()) - 1:
+        raise InputError(
+            f"against must be all other labels with by='towers', got {list(scored.options.against or ())!r}; omit it"
+        )
+    target = torch.tensor([scored.target], device=batch.answer.device)
+    prompts = tower_prompts(scored.model, with_answers(batch, target), own_texts=False)
+    lost, _ = single_exchanges(scored.acts.view, prompts, SINGLE[:1])
+    return lost[0, 0], prompts.donors["query"].batch.prompts[0].query
+
+
 def ablation(scored: ScoredPrompt, located: list[Head]) -> tuple[Float[Tensor, "located label"], AblationReport]:
     """Return the scored tokens' log-probabilities (nats) with single heads, the located set and random sets zeroed."""
     model, batch, options = scored.model, scored.acts.batch, scored.options
@@ -288,9 +311,7 @@ class Attempts:
 def head_reports(
     scored: ScoredPrompt,
     heads: list[Head],
-    increases: Float[Tensor, "layer head"],
-    contrasts: Float[Tensor, "layer head"] | None,
-    effects: Float[Tensor, "layer head"] | None,
+    scores: Mapping[By, Float[Tensor, "layer head"]],
     ablated: Float[Tensor, "located label"],
     attempts: Attempts,
 ) -> Iterator[HeadReport]:
@@ -335,7 +356,7 @@ def head_reports(
             why = replace(why, **side_words, **side_standouts)
         yield HeadReport(
             head=head,
-            increase=float(increases[head]),
+            **{by: float(values[head]) for by, values in scores.items()},
             attention=tuple(acts.pattern[0, head.layer, head.head, :n_tokens].tolist()),
             position_increases=tuple(by_position[head].tolist()),
             value_words=tuple(names[values]),
@@ -346,11 +367,9 @@ def head_reports(
             key_standouts=tuple(standouts[keys]),
             query_standout=standouts[query][0] if names[query] else None,
             ablated=tuple(ablated[i].tolist()),
-            contrast=None if contrasts is None else float(contrasts[head]),
             position_contrasts=tuple(contrast_by_position[head].tolist()) if scored.others else (),
             positions=tuple(positions[i]),
             similarity=similarities[i],
-            effect=None if effects is None else float(effects[head]),
             why=why,
         )
 

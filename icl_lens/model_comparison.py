@@ -9,6 +9,7 @@ from icl_lens.activations.activations import capture
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.effects import head_effects
+from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.readout import FinalNorm
@@ -40,11 +41,13 @@ def compare_models(
 
     Both models score each prompt's answer: whether it is the most probable label, log p(answer), and
     log p(answer) − log Σ p(other labels). The scores of each head are its increase, its contrast and, with
-    `by="effect"`, the drop in log p(answer) if the head is zeroed at the last position. `by` selects the score whose
-    mean change ranks heads. Intervals resample queries, because prompts with the same query are not independent.
+    `by="effect"`, the drop in log p(answer) if the head is zeroed at the last position, or, with `by="towers"`, the
+    log-odds that the answer loses if the head's query there is exchanged (`locate_towers`). `by` selects the score
+    whose mean change ranks heads. Intervals resample queries, because prompts with the same query are not independent.
     `template`, `prepend_bos` and `shared_prefix` are those of `tokenize`; `progress=True` shows a progress bar.
 
-    Raise InputError for fewer than two prompts, prompts without an answer, or an unknown `by`.
+    Raise InputError for fewer than two prompts, prompts without an answer, or an unknown `by`; with `by="towers"`, also
+    for prompts that do not demonstrate their answer and another label.
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=4)
@@ -62,8 +65,12 @@ def compare_models(
     with progress_callback(progress) as report:
         for model in (a, b):
             batch = tokenize(model, prompts, template=template or Template(), **tokenizing)
+            exchanged = tower_prompts(model, batch, own_texts=False) if by == "towers" else None
             pieces: list[dict[str, torch.Tensor]] = []
-            for rows in batch.split(max(1, PASS_TOKENS // batch.tokens.shape[1])):
+            size = max(1, PASS_TOKENS // batch.tokens.shape[1])
+            for start in range(0, len(batch), size):
+                numbers = range(start, min(start + size, len(batch)))
+                rows = batch[numbers]
                 acts, choices = capture(model, rows), rows.label_mask
                 scores = acts.label_log_probs.cpu()
                 options: dict[str, Any] = {"final_norm": final_norm, "bias": bias}
@@ -77,6 +84,9 @@ def compare_models(
                 }
                 if by == "effect":
                     found["effect"] = head_effects(model, rows, positions="last").log_prob
+                if exchanged is not None:
+                    lost, _ = single_exchanges(acts.view, exchanged.select(numbers), SINGLE[:1])
+                    found["towers"] = lost[:, 0]
                 pieces.append({name: value.cpu().double() for name, value in found.items()})
                 done = len(sides) * len(prompts) + sum(len(piece["log p"]) for piece in pieces)
                 report("comparing", done, 2 * len(prompts))

@@ -10,12 +10,14 @@ import torch
 from icl_lens.errors import InputError, check_integers
 from icl_lens.interventions.controlled_ablation import random_head_sets
 from icl_lens.interventions.edit_checks import checked_heads
-from icl_lens.locate.towers import EXCHANGES, N_SCANNED, exchange_scores, scan_heads, tower_prompts
+from icl_lens.locate.mean_exchanges import locate_towers
+from icl_lens.locate.towers import EXCHANGES, N_SCANNED, exchange_scores, tower_prompts
 from icl_lens.metrics import is_correct
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
+from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts
 from icl_lens.prompts.tasks import Layout, load_task, split_by_query
 from icl_lens.prompts.text_task import TextTask
@@ -71,8 +73,8 @@ def two_towers(
     prompts, classes are derived from the texts that prompts share, or a demonstration of the prompt is the query.
 
     Without `heads`, the `k` heads with the largest effect of exchanging their query alone are found by a scan of all
-    heads on `scan_prompts`, by default 16 prompts of the task with other queries, or those of half of your queries
-    (`TwoTowers.scan`). The default of `k` is the paper's number of located heads.
+    heads (`locate_towers`) on `scan_prompts`, by default 16 prompts of the task with other queries, or those of half of
+    your queries (`TwoTowers.scan`). The default of `k` is the paper's number of located heads.
 
     If the prefix cache is supported (see `head_effects`), an exchange of one set costs one token per prompt, from the
     set's first layer on; otherwise, one full forward pass. `template`, `prepend_bos` and `shared_prefix` are those of
@@ -108,23 +110,23 @@ def two_towers(
             scanned, tested = split_by_query(tested, len(tested))
     scanned = list(scanned if scan_prompts is None else scan_prompts)
 
-    def prepare(prompts: Sequence[Prompt], *, own_texts: bool) -> Any:
-        batch = tokenize(model, prompts, template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
-        return tower_prompts(model, batch, own_texts=own_texts)
+    def prepare(prompts: Sequence[Prompt]) -> PromptBatch:
+        return tokenize(model, prompts, template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
 
     with progress_callback(progress) as report:
         scan = None
         if heads is None:
             if not 1 <= k <= len(view.heads()):
                 raise InputError(f"k must be between 1 and {len(view.heads())} (heads), got {k}")
-            scan = scan_heads(view, prepare(scanned, own_texts=False), progress=report)
+            scan = locate_towers(model, prepare(scanned), progress=report).to_frame()
+            scan = scan.rename(columns={"head": "index", "name": "head"})
             heads = [view.check_head(name) for name in scan["head"][:k]]
         chosen = tuple(dict.fromkeys(view.check_heads(heads)))
         if not chosen:
             raise InputError("heads must contain at least one head, got none; omit it to scan for heads")
         checked_heads(view, chosen)
         random_sets = random_head_sets(view, chosen, draws=n_random_sets, seed=seed, same_layers=True)
-        prompts = prepare(tested, own_texts=True)
+        prompts = tower_prompts(model, prepare(tested))
         sets = [(exchange, some) for exchange in EXCHANGES for some in (chosen, *random_sets)]
         scores, donors, reason = exchange_scores(view, prompts, sets, progress=report, stage="exchanging")
     batch = prompts.batch.to("cpu")

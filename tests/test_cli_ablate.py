@@ -50,6 +50,7 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
         ({}, "contrast", "random"),
         ({"by": "increase", "layout": "order", "check": False}, "increase", "order"),
         ({"by": "effect", "check": False}, "effect", "random"),
+        ({"by": "towers", "check": False}, "towers", "random"),
     ],
 )
 def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, options, by, layout):

@@ -31,7 +31,7 @@ def test_two_prompts_are_compared(run, tiny, tmp_path):
     assert "A explains" in file.read_text()
 
 
-@pytest.mark.parametrize("by", ["increase", "effect"])
+@pytest.mark.parametrize("by", ["increase", "effect", "towers"])
 def test_a_model_does_not_differ_from_itself_on_the_default_prompt(run, tiny, family_folder, by):
     code, out, _ = run("compare", "-m", tiny, "--model-b", family_folder("gpt2"), "--by", by)
     assert code == 0
@@ -69,7 +69,7 @@ def test_two_models_explain_the_same_answer(run, tiny, noised):
     assert f"(A: {first}, B: {second})" in run("compare", prompt, *models, "--answer-b", second)[1]
 
 
-@pytest.mark.parametrize("by", [None, "increase", "effect"])
+@pytest.mark.parametrize("by", [None, "increase", "effect", "towers"])
 def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp_path, by):
     """Means are those of the functions, intervals those of paired differences; page and figure show all heads."""
     page = tmp_path / "both.html"
@@ -84,8 +84,12 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
     for model, side, column in zip(models, (both.a, both.b), "ab", strict=True):
         batch = il.tokenize(model, prompts)
         against = batch.other_label_tokens if by == "contrast" else None
-        effects = il.head_effects(model, batch, positions="last").log_prob.mean(0)
-        expected = effects if by == "effect" else il.mean_head_increases(model, batch, against=against)
+        if by == "effect":
+            expected = il.head_effects(model, batch, positions="last").log_prob.mean(0)
+        elif by == "towers":
+            expected = il.locate_towers(model, batch).query.mean
+        else:
+            expected = il.mean_head_increases(model, batch, against=against)
         frame = both.to_frame().sort_values(["layer", "head"])
         assert_close(frame[column].to_numpy(), expected.flatten())
         assert_close(side["log p"], il.label_log_probs(model, batch).gather(1, batch.answer[:, None])[:, 0])

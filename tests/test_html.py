@@ -583,15 +583,17 @@ def test_what_heads_support_is_decided_by_the_numbers(paper):
     assert line in ex.terminal_text(explanation)
 
 
-@pytest.mark.parametrize("by", ["contrast", "effect"])
-def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
+@pytest.mark.parametrize(
+    ("by", "field"), [("contrast", "head_contrasts"), ("effect", "head_effects"), ("towers", "head_towers")]
+)
+def test_heads_are_shown_by_the_score_that_ranks_them(paper, by, field):
     """The map's cells, the panels' text and the command have this score."""
     scores = tuple(tuple(-x for x in row) for row in paper.head_increases)
     explanation = replace(
         paper,
         settings=replace(paper.settings, by=by),
         heads=tuple(replace(report, **{by: -report.increase}) for report in paper.heads),
-        **{f"head_{by}s": scores},
+        **{field: scores},
     )
     page = Page(explanation.to_html())
     cells = [float(a["data-value"]) for a in page.all("button") if "data-value" in a]

@@ -1017,18 +1017,23 @@ def circuit(c: Both) -> None:
         assert_close(one.effect, c.drops(edit)["log_odds"].mean(), scale=8.0, msg=one.edge)
 
 
-@checks("two_towers")
+@checks("two_towers", "locate_towers")
 def towers(c: Both) -> None:
-    """Values and keys from the prompt with its two labels exchanged, read by the last position only."""
-    lost = sweep.exchanged(c)
+    """Values and keys from the prompt with its two labels exchanged, read by the last position only.
+
+    Heads together and, on average over the prompts, one by one.
+    """
+    lost, single = sweep.exchanged(c), sweep.located_towers(c)["values"]
+    drops: dict[il.Head, list[Tensor]] = {head: [] for head in c.heads}
     for row, prompt in enumerate(sweep.ONE_WORD):
         ids = torch.tensor([families.WORDS.index(word) for word in sweep.words(prompt)])
         is_label = (ids == FOO) | (ids == BAR)
         donor = reference_passes.run(c.hf, torch.where(is_label, FOO + BAR - ids, ids))
-        for name, part in (("values", "v"), ("keys: labels", "k")):
+        target = families.WORDS.index(str(prompt.answer))
 
-            def edit(what: str, layer: int, value: Tensor, part: str = part, donor: Pass = donor) -> Tensor | None:
-                chosen = [head for where, head in c.heads if where == layer]
+        def odds(part: str = "", heads: Sequence[il.Head] = ()) -> Tensor:
+            def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
+                chosen = [head for where, head in heads if where == layer]
                 if what != f"last {part}" or not chosen:
                     return None
                 new = value.clone()
@@ -1036,10 +1041,15 @@ def towers(c: Both) -> None:
                     new[head, is_label] = getattr(donor, part)[layer][head, is_label]  # noqa: B023
                 return new
 
-            pair = [reference_passes.run(c.hf, ids, one).log_probs for one in (None, edit)]
-            target = families.WORDS.index(str(prompt.answer))
-            odds = [one[target] - one[FOO + BAR - target] for one in pair]
-            assert_close(lost[name][row], odds[0] - odds[1], scale=8.0, msg=name)
+            found = reference_passes.run(c.hf, ids, edit if part else None).log_probs  # noqa: B023
+            return found[target] - found[FOO + BAR - target]  # noqa: B023
+
+        for name, part in (("values", "v"), ("keys: labels", "k")):
+            assert_close(lost[name][row], odds() - odds(part, c.heads), scale=8.0, msg=name)
+        for head, some in drops.items():
+            some.append(odds() - odds("v", [head]))
+    for head, some in drops.items():
+        assert_close(single[head], torch.stack(some).mean(), scale=8.0, msg=str(head))
 
 
 # Gradients and vectors

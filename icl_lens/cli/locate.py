@@ -49,8 +49,9 @@ def locate(
 
     A head's contrast is its increase of log p(answer) − log Σ p(other labels). With --by increase, rank heads by their
     increase of log p(answer), as the paper does; with --by effect, by how much log p(answer) drops when the head is
-    zeroed, or by a gradient estimate of this with --method gradient. Heads that are ranked by contrast or increase are
-    shown next to what zeroing them does, because a head may rank first and have no effect.
+    zeroed, or by a gradient estimate of this with --method gradient; with --by towers, by the log-odds that the answer
+    loses when the head's query alone is exchanged for that of a query of the other class. Heads that are ranked by
+    contrast or increase are shown next to what zeroing them does, because a head may rank first and have no effect.
 
     With --out, an interrupted run resumes where it stopped and writes the same files. A corrupt chunk is reported and
     recomputed. Different settings require a different folder. `torchrun --nproc_per_node 2 -m icl_lens locate …`
@@ -61,12 +62,14 @@ def locate(
     from icl_lens.locate.distributed import Distributed
     from icl_lens.locate.locate import locate_heads
     from icl_lens.locate.mean_effects import effects_of_located, locate_effects
-    from icl_lens.locate.table import effects_result, heads_result, heads_table, summary, write_run
+    from icl_lens.locate.mean_exchanges import locate_towers
+    from icl_lens.locate.table import effects_result, exchanges_result, heads_result, heads_table, summary, write_run
     from icl_lens.models.view import ModelView
+    from icl_lens.prompts.donors import partner_label
 
-    if rank.by == "effect":
+    if rank.by in ("effect", "towers"):
         reject_options(readout, "final_norm", "bias", reason="effects are measured on the model's output")
-    else:
+    if rank.by != "effect":
         reject_options(rank, "positions", "method", reason="only --by effect ablates heads")
     if rank.batch_size is not None:
         reject_options(rank, "budget", reason="--batch-size sets the number of prompts per batch")
@@ -78,6 +81,10 @@ def locate(
         k = min(20, len(ModelView.of(loaded).heads())) if rank.k is None else rank.k
         if rank.by == "effect":
             options = batches | {"positions": rank.positions, "method": rank.method}
+        elif rank.by == "towers":
+            options = batches
+            for prompt in batch.prompts:
+                partner_label(prompt)  # raises InputError before the folder is initialized
         else:
             options = batches | {"k": k, "final_norm": readout.final_norm, "bias": readout.bias}
         if distributed.is_main:
@@ -89,6 +96,9 @@ def locate(
             if rank.by == "effect":
                 effects = locate_effects(loaded, batch, **run)
                 table, sentence, result = effects.to_frame(), effects.summary(), effects_result(effects)
+            elif rank.by == "towers":
+                exchanges = locate_towers(loaded, batch, **run)
+                table, sentence, result = exchanges.to_frame(), exchanges.summary(), exchanges_result(exchanges)
             else:
                 others = batch.other_label_tokens if rank.by == "contrast" else None
                 top = locate_heads(loaded, batch, against=others, **run)
@@ -108,11 +118,16 @@ def locate(
 
 
 def _heads(table: "pd.DataFrame", by: By) -> Table:
+    score, others = {
+        "increase": ("increase", {"effect": "log p lost"}),
+        "contrast": ("contrast", {"effect": "log-odds lost"}),
+        "effect": ("effect", {"log_odds": "log-odds drop"}),
+        "towers": ("query", {"keys": "keys", "values": "values"}),
+    }[by]
     intervals = ["95% interval"] if "low" in table else []
-    odds = ["log-odds drop"] if by == "effect" else ["log-odds lost" if by == "contrast" else "log p lost"]
-    shown = new_table("rank", "head", f"mean {by} (nats)", *intervals, *odds, left=(1,))
+    shown = new_table("rank", "head", f"mean {score} (nats)", *intervals, *others.values(), left=(1,))
     for row in table.to_dict("records"):
-        cells = [str(row["rank"]), row["name"], f"{row[by]:.4f}"]
+        cells = [str(row["rank"]), row["name"], f"{row[score]:.4f}"]
         cells += [f"{row['low']:.4f} … {row['high']:.4f}"] if intervals else []
-        shown.add_row(*cells, f"{row['log_odds' if by == 'effect' else 'effect']:.4f}")
+        shown.add_row(*cells, *(f"{row[name]:.4f}" for name in others))
     return shown

@@ -34,7 +34,7 @@ Classes = Literal["binary", "all"]
 FinalNorm = Literal["frozen", "own"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 SharedPrefix = Literal["error", "append"]
-By = Literal["increase", "contrast", "effect"]
+By = Literal["increase", "contrast", "effect", "towers"]
 
 PAPER_PROMPT, PAPER_ANSWER = "love : bar like : bar eight : foo two : foo one :", "foo"
 

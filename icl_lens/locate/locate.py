@@ -45,6 +45,7 @@ from icl_lens.errors import InputError, check_choice
 from icl_lens.locate.chunk import increase_columns, read_increases
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.mean_effects import locate_effects
+from icl_lens.locate.mean_exchanges import locate_towers
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, MAX_ROWS, ChunkStream, plan_batches
 from icl_lens.models.active_edits import active_edits
@@ -52,14 +53,14 @@ from icl_lens.models.head import Head
 from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 
 # Number of candidates beyond k. More candidates cost a little time on every batch; fewer may cause a second pass.
 MARGIN = 20
 
-RankBy = Literal["increase", "contrast", "effect"]
+RankBy = Literal["increase", "contrast", "effect", "towers"]
 
 
 def locate_heads(
@@ -202,11 +203,13 @@ def top_heads_by(
     by: RankBy = "increase",
     progress: Progress | bool | None = None,
 ) -> list[Head]:
-    """Return the k heads with the largest mean increase, contrast or ablation effect, largest first.
+    """Return the k heads with the largest mean increase, contrast, ablation effect or effect of exchanging the query.
 
     "increase" is what a head adds to log p(answer), "contrast" what it adds to log p(answer) − log Σ p(other labels),
-    and "effect" the drop in log p(answer) when the head is zeroed at the last position. For prompts without an answer,
-    the model's most probable label is used. Raise InputError if `k` exceeds the number of heads.
+    "effect" the drop in log p(answer) when the head is zeroed at the last position, and "towers" the log-odds that the
+    answer loses when the head's query there is exchanged (`locate_towers`). For prompts without an answer, the model's
+    most probable label is used. Raise InputError if `k` exceeds the number of heads and, for "towers", for prompts that
+    do not demonstrate their answer and another label.
     """
     check_choice("by", by, get_args(RankBy))
     view = ModelView.of(model)
@@ -218,6 +221,8 @@ def top_heads_by(
     targets = batch.label_tokens[answer]
     if by == "effect":
         return locate_effects(model, batch, targets=targets, positions="last", progress=progress).top(k)
+    if by == "towers":
+        return locate_towers(model, with_answers(batch, answer), progress=progress).top(k)
     others = batch.label_tokens_except(answer) if by == "contrast" else None
     return locate_heads(model, batch, k=k, targets=targets, against=others, progress=progress).heads
 

@@ -1,9 +1,7 @@
 """Compute each head's mean ablation effect over any number of prompts, with intervals, in resumable chunks.
 
-Chunks contain every prompt's effects. Means and intervals are accumulated in float64 in batch order, so memory does not
-grow with the number of prompts, and a resumed run writes the same bytes. Intervals are those of
-`icl_lens.metrics.bootstrap_interval` over queries: all draws are made before the first batch, and each prompt is added
-to the sums of the draws that contain its query.
+Chunks contain every prompt's effects; `streamed_means` adds them up in batch order, so memory does not grow with the
+number of prompts, and a resumed run writes the same bytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +11,12 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.attribution.increases import check_against_ids, check_target_ids, select_rows
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, interval_texts, plural_prompts
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import check_choice
 from icl_lens.interventions.edited_scores import score_sets
 from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.effects import (
@@ -32,11 +29,12 @@ from icl_lens.interventions.effects import (
     largest_means,
     logit_differences,
 )
-from icl_lens.locate.chunk import index_columns, read_index
+from icl_lens.locate.chunk import index_columns
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
-from icl_lens.metrics import draw_clusters, mean_intervals
+from icl_lens.locate.streamed_means import MeanScore, StreamedMeans
+from icl_lens.metrics import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -44,9 +42,6 @@ from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
-
-# Confidence level of the intervals.
-LEVEL = 0.95
 
 
 def effect_columns(rows: list[int], effects: HeadEffects) -> dict[str, Any]:
@@ -61,18 +56,6 @@ def effect_columns(rows: list[int], effects: HeadEffects) -> dict[str, Any]:
         "algorithm": pa.DictionaryArray.from_arrays(indices, [effects.algorithm]),
         "fallback_reason": pa.DictionaryArray.from_arrays(indices, [effects.fallback_reason]),
     }
-
-
-@dataclass(frozen=True)
-class MeanScore:
-    """Every head's mean effect on one score, nats, and its 95% bootstrap interval over queries.
-
-    The interval is NaN if there is only one query; all values are NaN if no prompt has the score.
-    """
-
-    mean: Float[Tensor, "layer head"]
-    low: Float[Tensor, "layer head"]
-    high: Float[Tensor, "layer head"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -214,29 +197,20 @@ def locate_effects(
         )
         return effect_columns(rows, found)
 
-    counts, query_of_row = draw_clusters(batch.queries)
-    counts = np.ascontiguousarray(counts.T)
-    sums: dict[str, _Sums] = {}
+    means = StreamedMeans(view, batch.queries)
     algorithms: dict[Algorithm, int] = {}
     fallback_reason = ""
     with progress_callback(progress) as report:
         stream = ChunkStream(plan, folder, distributed, report, warn)
         for chunk in stream.chunks("part", range(len(plan)), compute):
-            rows, _ = read_index(chunk, view.n_heads)
             algorithm, reason = (chunk.column(name)[0].as_py() for name in ("algorithm", "fallback_reason"))
-            algorithms[algorithm] = algorithms.get(algorithm, 0) + len(rows)
+            algorithms[algorithm] = algorithms.get(algorithm, 0) + means.add(chunk, SCORES)
             fallback_reason = fallback_reason or reason
-            present = [name for name in SCORES if name in chunk.column_names]
-            scores = {name: chunk.column(name).to_numpy().reshape(len(rows), -1) for name in present}
-            for i, query in enumerate(query_of_row[rows].tolist()):
-                for name, values in scores.items():
-                    sums.setdefault(name, _Sums(counts, values.shape[1])).add(values[i], query)
 
     def mean_effects() -> MeanEffects:
-        means = {name: one.mean(name, view) for name, one in sums.items()}
-        n_queries = len(sums["log_prob"].queries)
-        scores = means["log_prob"], means["log_odds"], means.get("logit_diff")
-        sizes = len(batch), n_queries
+        found = means.means()
+        scores = found["log_prob"], found["log_odds"], found.get("logit_diff")
+        sizes = len(batch), means.n_queries("log_prob")
         return MeanEffects(*scores, positions, algorithms, fallback_reason, *sizes, edits=active_edits(view))
 
     return distributed.run_on_main(mean_effects)
@@ -294,51 +268,3 @@ def effects_of_located(
         return pd.DataFrame({"effect": mean, "effect_low": low, "effect_high": high})
 
     return distributed.run_on_main(table)
-
-
-class _Sums:
-    """Sums of one score over prompts, unweighted for the mean and weighted for every bootstrap draw.
-
-    `counts` says how often each draw contains each query.
-    """
-
-    def __init__(self, counts: Int[np.ndarray, "query draw"], n_heads: int):
-        self.counts = counts
-        self.n = 0
-        self.total = np.zeros(n_heads)
-        self.resampled = np.zeros((counts.shape[1], n_heads))
-        self.weight = np.zeros(counts.shape[1])
-        self.queries: set[int] = set()
-
-    def add(self, values: Float[np.ndarray, " head"], query: int) -> None:
-        """Add one prompt's effects; a prompt without the score (all NaN) is skipped."""
-        if np.isnan(values).all():
-            return
-        values, weights = values.astype(np.float64), self.counts[query]
-        self.n += 1
-        self.total += values
-        # Elementwise, because the rounding of a matrix product depends on memory alignment.
-        with np.errstate(invalid="ignore"):  # 0 · infinity; `mean` reports infinite effects
-            self.resampled += weights[:, None] * values
-        self.weight += weights
-        self.queries.add(query)
-
-    def mean(self, name: str, view: ModelView) -> MeanScore:
-        """Return the means and intervals of score `name`; raise InputError if a mean is NaN or infinite."""
-        shape = (view.n_layers, view.n_heads)
-        missing = torch.full(shape, torch.nan, dtype=torch.float64)
-        if not self.n:
-            return MeanScore(missing, missing, missing)
-        mean = self.total / self.n
-        if not np.isfinite(mean).all():
-            index = int(np.flatnonzero(~np.isfinite(mean))[0])
-            raise InputError(
-                f"the mean effect of {Head.from_index(index, view.n_heads)} ({name}) is NaN or infinite; load the "
-                "model in bfloat16 or float32, or remove edits"
-            )
-        low = high = missing
-        if len(self.queries) > 1:
-            resampled = self.resampled[self.weight > 0] / self.weight[self.weight > 0, None]
-            ends = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-            low, high = (torch.from_numpy(end).reshape(shape) for end in ends)
-        return MeanScore(torch.from_numpy(mean).reshape(shape), low, high)

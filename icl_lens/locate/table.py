@@ -11,6 +11,7 @@ from jaxtyping import Float
 from icl_lens.attribution.search import TopHeads
 from icl_lens.locate.chunk import chunk_name
 from icl_lens.locate.mean_effects import MeanEffects
+from icl_lens.locate.mean_exchanges import MeanExchanges
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.metrics import mean_intervals
 
@@ -81,6 +82,16 @@ def effects_result(effects: MeanEffects) -> dict[str, Any]:
         "n_heads": effects.log_prob.mean.numel(),
         "prompts_by_algorithm": dict(effects.algorithms),
         "fallback_reason": effects.fallback_reason or None,
+    }
+
+
+def exchanges_result(exchanges: MeanExchanges) -> dict[str, Any]:
+    """Return the counts and methods of a run, for result.json."""
+    return {
+        "n_prompts": exchanges.n_prompts,
+        "n_queries": exchanges.n_queries,
+        "n_heads": exchanges.query.mean.numel(),
+        "fallback_reason": exchanges.fallback_reason or None,
     }
 
 

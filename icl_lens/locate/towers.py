@@ -1,17 +1,15 @@
-"""Donor batches of interchange interventions on a task, and a scan of all heads with them.
+"""Donor batches of interchange interventions on a task, and the scores of exchanges with them.
 
 1. `tower_prompts` tokenizes the donors of every prompt (see `prompts.donors`) like the prompts themselves.
-2. `TowerPrompts.scores` exchanges queries, keys or values in sets of heads, as `EXCHANGES` names them, and returns the
-   log-odds that each costs the answer.
-3. `scan_heads` exchanges those of every single head and ranks heads by the effect of the query: heads that compare.
+2. `exchange_scores` exchanges queries, keys or values in sets of heads, as `EXCHANGES` names them, and returns the
+   answer's log-odds without and with each exchange.
+3. `single_exchanges` makes them in one head at a time; `locate_towers` averages what they cost over many prompts.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -27,7 +25,7 @@ from icl_lens.interventions.interchange import (
     log_probs_exchanged,
     record,
 )
-from icl_lens.metrics import label_log_odds, mean_intervals
+from icl_lens.metrics import label_log_odds
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress
@@ -117,7 +115,7 @@ class TowerPrompts:
 def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> TowerPrompts:
     """Return a batch with the donors of its prompts; without `own_texts`, without those for a single demonstration.
 
-    Raise InputError for fewer than two prompts, and for prompts that do not demonstrate their answer and another label.
+    Raise InputError for texts without demonstrations, and for prompts that do not show their answer and another label.
     """
     prompts = batch.prompts
     if not prompts:
@@ -272,30 +270,14 @@ def exchange_scores(
     return ExchangeScores(torch.cat(odds), torch.cat(predicted)), donors, next(filter(None, reasons), "")
 
 
-def scan_heads(view: ModelView, prompts: TowerPrompts, *, progress: Progress) -> pd.DataFrame:
-    """Return the effect of exchanging each single head's query, keys or values, largest effect of the query first.
+def single_exchanges(
+    view: ModelView, prompts: TowerPrompts, exchanges: Sequence[Exchange] = SINGLE
+) -> tuple[Float[Tensor, "prompt exchange layer head"], str]:
+    """Return the log-odds (nats) that each exchange costs the answer if it is made in one head alone.
 
-    Columns: rank, layer, index, head ("L18H6"), query, low, high, keys, values: mean log-odds (nats) that the exchange
-    costs the answer; low and high are the ends of the query's 95% interval over queries.
+    The second value is the reason why full forward passes were used, "" if the prefix cache was used.
     """
-    heads = view.heads()
-    sets = [(exchange, [head]) for exchange in SINGLE for head in heads]
-    scores, _, _ = exchange_scores(view, prompts, sets, progress=progress, stage="scanning heads")
-    lost = (scores.log_odds[:, :1] - scores.log_odds[:, 1:]).double().unflatten(1, (len(SINGLE), len(heads)))
-    queries = [prompt.query for prompt in prompts.batch.prompts]
-    mean, low, high = mean_intervals(lost[:, 0].numpy(), queries)
-    frame = pd.DataFrame(
-        {
-            "layer": [head.layer for head in heads],
-            "index": [head.head for head in heads],
-            "head": list(map(str, heads)),
-            "query": mean,
-            "low": low,
-            "high": high,
-            "keys": lost[:, 1].mean(0).numpy(),
-            "values": lost[:, 2].mean(0).numpy(),
-        }
-    )
-    frame = frame.sort_values("query", ascending=False, kind="stable", ignore_index=True)
-    frame.insert(0, "rank", np.arange(1, len(frame) + 1))
-    return frame
+    sets = [(exchange, [head]) for exchange in exchanges for head in view.heads()]
+    scores, _, reason = exchange_scores(view, prompts, sets, progress=lambda *_: None, stage="")
+    lost = scores.log_odds[:, :1] - scores.log_odds[:, 1:]
+    return lost.unflatten(1, (len(exchanges), view.n_layers, view.n_heads)), reason

@@ -421,6 +421,13 @@ def check_batch(batch: Any) -> None:
         )
 
 
+def with_answers(batch: PromptBatch, answer: Int[Tensor, " batch"]) -> PromptBatch:
+    """Return the batch with these answers, as indices into its labels."""
+    names = [batch.labels[label] for label in answer.tolist()]
+    prompts = tuple(replace(prompt, answer=name) for prompt, name in zip(batch.prompts, names, strict=False))
+    return replace(batch, answer=answer, prompts=prompts)
+
+
 def prompts_digest(batch: PromptBatch) -> str:
     """Return a 16-digit hexadecimal digest of the unpadded token ids and the scored tokens."""
     tokens = [row[: last + 1] for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)]

@@ -18,8 +18,9 @@ from icl_lens.report.number_format import percent
 
 Table = Literal["heads", "layers", "subheads", "labels", "words", "similarity", "why"]
 
-By = Literal["increase", "contrast", "effect"]
-"""Scores that rank heads: log-probability increase, contrast with other tokens, and effect of zeroing."""
+By = Literal["increase", "contrast", "effect", "towers"]
+"""Scores that rank heads: log-probability increase, contrast with other tokens, and the effects of zeroing the head and
+of exchanging its query."""
 
 Supports = Literal["answer", "others", "both", "neither"]
 
@@ -74,10 +75,11 @@ class HeadReport:
     only this head zeroed. `contrast` and `position_contrasts` (if the target is compared with other tokens) are the
     head's contributions to the difference in log-probability between the target and those tokens. `effect` (with
     `by="effect"`) is the drop in log p(target) or, with `against`, in that difference, if the head is zeroed at the
-    last position. For plain text, words and ranks refer to `positions`, the tokens that the head attends to most;
-    ranks are those of the tokens themselves, and there are no key words. `similarity` holds position-free attention
-    scores (`label_similarity`), with one row per prediction position and one for the last token, and one column per
-    label; it is empty for plain text and for models that do not expose their rotary angles.
+    last position; `towers` (with `by="towers"`) is the drop in that difference if the head's query there is that of the
+    same demonstrations with `Findings.other_query`. For plain text, words and ranks refer to `positions`, the tokens
+    that the head attends to most; ranks are those of the tokens themselves, and there are no key words. `similarity`
+    holds position-free attention scores (`label_similarity`), with one row per prediction position and one for the last
+    token, and one column per label; it is empty for plain text and for models that do not expose their rotary angles.
     """
 
     head: Head
@@ -99,6 +101,7 @@ class HeadReport:
     key_standouts: tuple[float, ...] = ()
     query_standout: float | None = None
     effect: float | None = None
+    towers: float | None = None
     why: AttentionReasons | None = None
     """Why the head attends to the target's labels rather than the others (in plain text: to its most attended token
     rather than the next); None if all labels are the same, or if the model's scores cannot be split."""
@@ -106,7 +109,7 @@ class HeadReport:
     @property
     def scores(self) -> dict[By, float]:
         """The available scores, nats."""
-        scores: dict[By, float | None] = {"increase": self.increase, "contrast": self.contrast, "effect": self.effect}
+        scores: dict[By, float | None] = {by: getattr(self, by) for by in get_args(By)}
         return {by: score for by, score in scores.items() if score is not None}
 
     def top_attended(self, n: int = 5) -> tuple[tuple[int, float], ...]:
@@ -202,6 +205,10 @@ class Findings:
     head_contrasts: tuple[tuple[float, ...], ...] = ()
     head_effects: tuple[tuple[float, ...], ...] = ()
     """Every head's effect; empty unless heads are ranked by it."""
+    head_towers: tuple[tuple[float, ...], ...] = ()
+    """What exchanging every head's query costs; empty unless heads are ranked by it."""
+    other_query: str = ""
+    """The query of the other class whose prompt `head_towers` take queries from."""
     layer_attn_contrast: tuple[float, ...] = ()
     layer_ffn_contrast: tuple[float, ...] = ()
     attended_positions: tuple[int, ...] = ()
@@ -246,9 +253,19 @@ class Findings:
         """The scores [layer head] that rank heads, nats."""
         return self.scores_by(self.settings.by)
 
+    @property
+    def score_name(self) -> str:
+        """The name of the score that ranks heads, in a sentence."""
+        return "towers score" if self.settings.by == "towers" else self.settings.by
+
     def scores_by(self, by: By) -> tuple[tuple[float, ...], ...]:
         """Return one score [layer head] of all heads, nats; empty if it was not computed."""
-        return {"increase": self.head_increases, "contrast": self.head_contrasts, "effect": self.head_effects}[by]
+        return {
+            "increase": self.head_increases,
+            "contrast": self.head_contrasts,
+            "effect": self.head_effects,
+            "towers": self.head_towers,
+        }[by]
 
     @property
     def scored_tokens(self) -> tuple[str, ...]:
@@ -329,6 +346,14 @@ class Findings:
     def edits_note(self) -> str:
         """A sentence that says that the explained model is edited; empty if it is not."""
         return edits_note(self.edits)
+
+    @property
+    def towers_note(self) -> str:
+        """A sentence on what `head_towers` are."""
+        return (
+            f"Towers: log-odds that {self.target} loses against all other labels if the head's query at the last "
+            f"position, and nothing else, is that of the same demonstrations with the query {self.other_query!r}."
+        )
 
     @property
     def predicts_label(self) -> bool:

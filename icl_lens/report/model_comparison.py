@@ -35,8 +35,8 @@ class ModelComparison(HasPage):
 
     `a` and `b` hold one value per prompt for "accuracy" (0 or 1, among the labels), "log p" of the answer and its
     "log-odds" against the other labels (nats), and [prompt layer head] for the heads' "increase", "contrast" and, if
-    heads are ranked by it, "effect" (nats). Intervals are paired 95% bootstrap intervals over `queries`, because
-    prompts with the same query are not independent; they are NaN for a single query.
+    heads are ranked by it, "effect" or "towers" (nats). Intervals are paired 95% bootstrap intervals over `queries`,
+    because prompts with the same query are not independent; they are NaN for a single query.
 
     Example:
         >>> both = il.compare_models(model, model, il.load_task("sentiment-number", n=4))

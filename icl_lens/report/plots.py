@@ -27,7 +27,12 @@ from icl_lens.report.palette import AMBER, BLUE, GRAY, GREEN, INK, ORANGE, PALE,
 DIVERGING = LinearSegmentedColormap.from_list("orange_blue", [ORANGE, PALE, BLUE])
 COLORS = (BLUE, ORANGE, GREEN, PINK, AMBER, SKY, GRAY)
 _INCREASE = "log-probability increase (nats)"
-_LABELS = {"increase": _INCREASE, "contrast": "contrast (nats)", "effect": "effect of zeroing (nats)"}
+_LABELS = {
+    "increase": _INCREASE,
+    "contrast": "contrast (nats)",
+    "effect": "effect of zeroing (nats)",
+    "towers": "effect of exchanging the query (nats)",
+}
 
 
 def layer_bars(layers: pd.DataFrame, *, width: float = COLUMN) -> Figure:

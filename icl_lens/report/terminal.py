@@ -110,7 +110,8 @@ def _heads(explanation: Findings) -> RenderableType:
     """
     names = {position: explanation.key_name(position) for position in explanation.label_positions}
     columns: list[str | Text] = ["head", "increase", *_contrast_column(explanation)]
-    columns += ["effect"] if explanation.head_effects else ["zeroed"]
+    measured = [by for by in ("effect", "towers") if explanation.scores_by(by)]
+    columns += measured or ["zeroed"]
     n_scores = len(columns)
     labels_fit = sum(len(name) + 5 for name in names.values()) <= ATTENTION_WIDTH
     if names and labels_fit:
@@ -131,11 +132,16 @@ def _heads(explanation: Findings) -> RenderableType:
             top = top or [(f"{explanation.shown_tokens[at]}@{at}", weight) for at, weight in report.top_attended(3)]
             attention = [Text("  ".join(f"{name} {weight:.2f}" for name, weight in top))]
         scores = list(report.scores.values())
-        scores += [] if explanation.head_effects else [explanation.change_if_zeroed(report)]
+        scores += [] if measured else [explanation.change_if_zeroed(report)]
         table.add_row(str(report.head), *(f"{score:+.3f}" for score in scores), *attention)
     what = f"the log-odds of {explanation.target}" if explanation.compared_with else f"log p({explanation.target})"
-    note = [] if explanation.head_effects else [Text(f"zeroed: change of {what} with this head alone zeroed", QUIET)]
-    return Group(table, *note, *([Text(explanation.verdict)] if explanation.compared_with else []))
+    notes = [] if measured else [f"zeroed: change of {what} with this head alone zeroed"]
+    notes += [explanation.towers_note] if explanation.head_towers else []
+    return Group(
+        table,
+        *(Text(note, QUIET) for note in notes),
+        *([Text(explanation.verdict)] if explanation.compared_with else []),
+    )
 
 
 def _contrast_column(explanation: Findings) -> list[str]:

@@ -69,6 +69,7 @@ def listed_types() -> set[str]:
 _RECOMPUTING = (
     *("block_attention", "scale_label_attention", "remove_position", "patch_heads", "label_log_probs_patched"),
     *("debias", "DebiasSettings.block", "label_log_probs_debiased", "choose_strength", "two_towers"),
+    "locate_towers",
 )
 PARTLY_REFUSED: dict[str, dict[str, str]] = {
     **{name: {"hunyuan": "recomputed attention differs"} for name in _RECOMPUTING},

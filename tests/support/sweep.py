@@ -310,6 +310,12 @@ def _mean_effects(case: Case, **options: Any) -> Any:
     return frame.sort_values(["layer", "head"])[["effect", "logit_diff"]]
 
 
+def located_towers(case: Case, **options: Any) -> pd.DataFrame:
+    """Return the mean log-odds lost in exchanges of each head's query, keys or values."""
+    frame = il.locate_towers(case.model, tokenized(case.model, ONE_WORD), **options).to_frame()
+    return frame.set_index(["layer", "head"]).sort_index()[["query", "keys", "values"]]
+
+
 def _chosen(case: Case) -> Any:
     found = il.choose_strength(case.model, case.heads, case.batch, case.batch, fix="recency", strengths=[0.5])
     return [found.bias, found.accuracy]
@@ -443,6 +449,7 @@ CALLS: dict[str, Call] = {
     "mean_score_parts": _mean(_mean_parts),
     "locate_circuit": _mean(_circuit),
     "two_towers": _mean(exchanged),
+    "locate_towers": _mean(located_towers),
 }
 """Name → a call whose results are numbers."""
 

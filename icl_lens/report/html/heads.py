@@ -36,11 +36,11 @@ def explorer(e: Findings) -> dict[str, Any]:
         ],
         "attention": [[[round(x, 4) for x in head] for head in layer] for layer in attention],
         "k": len(e.heads),
-        "by": e.settings.by,
+        "by": e.score_name,
     }
     return {
         "why": _why(e, e.heads[0]),
-        "map": HeadMap(e.head_scores, {report.head for report in e.heads}, f"{e.settings.by}, nats"),
+        "map": HeadMap(e.head_scores, {report.head for report in e.heads}, f"{e.score_name}, nats"),
         "panels": [_panel(e, report, rank) for rank, report in enumerate(e.heads, 1)],
         "data": data,
     }
@@ -52,7 +52,7 @@ def located_table(e: Findings) -> Table:
     Attention is summed by label; for plain text, the most attended tokens are listed.
     """
     target = e.labels.index(e.target)
-    names = {"increase": ["increase"], "contrast": contrast_name(e), "effect": ["effect"]}
+    names = {"increase": ["increase"], "contrast": contrast_name(e), "effect": ["effect"], "towers": ["towers"]}
     scores = {by: [one.scores[by] for one in e.heads] for by in e.heads[0].scores}
     bars = [[Bar.signed(score, largest(column)) for score in column] for column in scores.values()]
     shown = [i for i in range(len(e.labels)) if i in e.demonstration_labels or i == target]

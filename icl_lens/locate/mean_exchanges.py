@@ -1,0 +1,169 @@
+"""Compute what exchanging each head's query, keys or values costs the answer, on average, in resumable chunks.
+
+1. Donors are made once, from all prompts: the query that takes a prompt's place comes from another one (see
+   `prompts.donors`). What a batch computes therefore does not depend on how prompts are divided into batches.
+2. Each batch's chunk has the log-odds that the exchanges of `towers.SINGLE` cost every prompt in each single head;
+   `streamed_means` adds them up.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, interval_texts, plural_prompts
+from icl_lens.locate.chunk import index_columns
+from icl_lens.locate.distributed import Distributed
+from icl_lens.locate.run_folder import RunFolder
+from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
+from icl_lens.locate.streamed_means import MeanScore, StreamedMeans
+from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
+from icl_lens.models.active_edits import active_edits, edits_note
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+from icl_lens.progress import Progress, progress_callback
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.prompt import Prompt
+from icl_lens.prompts.tokenize import tokenize
+
+NAMES = tuple(exchange.name for exchange in SINGLE)
+
+
+@dataclass(frozen=True, repr=False)
+class MeanExchanges(ShownAsTable):
+    """Mean log-odds (nats) that the answer loses if one head alone takes its query, keys or values from a donor prompt.
+
+    Example:
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
+        >>> found = il.locate_towers(model, many)
+        >>> found.query.mean.shape, found.to_frame().columns.tolist()[3:]
+        (torch.Size([8, 6]), ['name', 'query', 'low', 'high', 'keys', 'values'])
+    """
+
+    query: MeanScore
+    """The query at the last position is that of the same demonstrations with a query of the other class."""
+    keys: MeanScore
+    """The keys at the labels are those of the prompt with the texts of the two classes exchanged."""
+    values: MeanScore
+    """The values at the labels are those of the prompt with the two labels exchanged."""
+    n_prompts: int
+    n_queries: int
+    """Number of distinct queries, which the intervals resample."""
+    fallback_reason: str = ""
+    """Why full forward passes were used instead of the prefix cache; empty if it was used for all prompts."""
+    edits: tuple[str, ...] = ()
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
+
+    def top(self, k: int) -> list[Head]:
+        """Return the k heads whose query costs most, largest first."""
+        order = self.query.mean.flatten().argsort(descending=True, stable=True)[:k]
+        return [Head.from_index(index, self.query.mean.shape[1]) for index in order.tolist()]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per head, largest effect of the query first.
+
+        The columns are rank, layer, head and name; query, low and high (its interval); keys and values.
+        """
+        heads = self.top(self.query.mean.numel())
+        index = tuple(np.array(heads).T)
+        scores = {
+            "query": self.query.mean,
+            "low": self.query.low,
+            "high": self.query.high,
+            "keys": self.keys.mean,
+            "values": self.values.mean,
+        }
+        return pd.DataFrame(
+            {
+                "rank": np.arange(1, len(heads) + 1),
+                "layer": index[0],
+                "head": index[1],
+                "name": [head_name(*head) for head in heads],
+                **{name: values[index].numpy() for name, values in scores.items()},
+            }
+        )
+
+    def summary(self) -> str:
+        """Return one or two sentences on what is exchanged, the number of prompts, and the intervals."""
+        text = (
+            "Log-odds that the answer loses if, at the last position, one head alone takes its query from the prompt "
+            "with a query of the other class, its keys from the prompt with exchanged texts, or its values from the "
+            f"prompt with exchanged labels: mean over {plural_prompts(self.n_prompts)}; 95% intervals over "
+            f"{self.n_queries:,} distinct queries."
+        )
+        if self.fallback_reason:
+            text += f" Full forward passes where the prefix cache could not be used: {self.fallback_reason}."
+        return text + (f" {edits_note(self.edits)}" if self.edits else "")
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+        frame = self.to_frame().head(SHOWN_ROWS // 2)
+        columns: dict[str, list[Any]] = {"head": frame["name"].tolist()}
+        columns |= {"query": list(map(format_signed, frame["query"])), "95% interval": interval_texts(frame)}
+        columns |= {name: list(map(format_signed, frame[name])) for name in ("keys", "values")}
+        title = f"MeanExchanges, log-odds lost, nats: mean over {plural_prompts(self.n_prompts)}, one head at a time"
+        return title, columns, self.query.mean.numel()
+
+
+def locate_towers(
+    model: Any,
+    prompts: PromptBatch | Sequence[Prompt],
+    *,
+    batch_size: int | None = None,
+    byte_budget: int = BYTE_BUDGET,
+    folder: RunFolder | None = None,
+    distributed: Distributed | None = None,
+    progress: Progress | bool | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> MeanExchanges:
+    """Return what exchanging each single head's query, keys or values costs the answer, over any number of prompts.
+
+    This is the scan by which `two_towers` finds heads: its exchanges "query", "keys" and "values", each in one head at
+    a time. Heads whose query costs most are those that match the query's class with the demonstrations.
+
+    `batch_size`, `byte_budget`, `folder`, `distributed`, `progress` and `warn` are those of `locate_effects`. Donors
+    are made from all prompts before the first batch. An exchange costs one token per prompt and head, from the head's
+    layer on (see `head_effects`), or a full forward pass if the prefix cache is not supported.
+
+    Raise InputError for prompts that do not demonstrate their answer and another label, invalid options, a `folder`
+    that is not writable or whose configuration does not have `by="towers"`, and families whose attention cannot be
+    recomputed.
+
+    Example:
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
+        >>> found = il.locate_towers(model, many)
+        >>> len(found.top(4)), found.n_prompts
+        (4, 20)
+    """
+    batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
+    distributed, view = distributed or Distributed(), ModelView.of(model)
+    if folder is not None:
+        folder.check_by("towers")
+    plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
+    all_prompts = tower_prompts(model, batch, own_texts=False)
+
+    def compute(number: int) -> dict[str, Any]:
+        rows = plan[number]
+        lost, reason = single_exchanges(view, all_prompts.select(rows))
+        n = len(rows) * len(view.heads())
+        return {
+            **index_columns(np.array(rows), np.arange(len(view.heads())), view.n_heads),
+            **{name: lost[:, i].flatten().numpy() for i, name in enumerate(NAMES)},
+            "fallback_reason": pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int8)), [reason]),
+        }
+
+    means, fallback_reason = StreamedMeans(view, batch.queries), ""
+    with progress_callback(progress) as report:
+        stream = ChunkStream(plan, folder, distributed, report, warn)
+        for chunk in stream.chunks("part", range(len(plan)), compute):
+            means.add(chunk, NAMES)
+            fallback_reason = fallback_reason or chunk.column("fallback_reason")[0].as_py()
+
+    def mean_exchanges() -> MeanExchanges:
+        found, n_queries = means.means(), means.n_queries("query")
+        scores = found["query"], found["keys"], found["values"]
+        return MeanExchanges(*scores, len(batch), n_queries, fallback_reason, edits=active_edits(view))
+
+    return distributed.run_on_main(mean_exchanges)

@@ -1,0 +1,112 @@
+"""Mean scores of all heads over chunks, with intervals over queries, in memory that does not grow with the prompts.
+
+Means and intervals are accumulated in float64 in the order of the chunks, so a resumed run writes the same bytes.
+Intervals are those of `icl_lens.metrics.bootstrap_interval` over queries: all draws are made before the first chunk,
+and each prompt is added to the sums of the draws that contain its query.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from icl_lens.errors import InputError
+from icl_lens.locate.chunk import read_index
+from icl_lens.metrics import draw_clusters
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+
+# Confidence level of the intervals.
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class MeanScore:
+    """Every head's mean of one score, nats, and its 95% bootstrap interval over queries.
+
+    The interval is NaN if there is only one query; all values are NaN if no prompt has the score.
+    """
+
+    mean: Float[Tensor, "layer head"]
+    low: Float[Tensor, "layer head"]
+    high: Float[Tensor, "layer head"]
+
+
+class StreamedMeans:
+    """Means of the scores in chunks with one table row per prompt and head; `queries` has one entry per prompt."""
+
+    def __init__(self, view: ModelView, queries: Sequence[str]):
+        self.view = view
+        counts, self._query_of_row = draw_clusters(queries)
+        self._counts = np.ascontiguousarray(counts.T)
+        self._sums: dict[str, _Sums] = {}
+
+    def add(self, chunk: pa.Table, names: Sequence[str]) -> int:
+        """Add those of the scores that the chunk has; return its number of prompts."""
+        rows, _ = read_index(chunk, self.view.n_heads)
+        present = [name for name in names if name in chunk.column_names]
+        scores = {name: chunk.column(name).to_numpy().reshape(len(rows), -1) for name in present}
+        for i, query in enumerate(self._query_of_row[rows].tolist()):
+            for name, values in scores.items():
+                self._sums.setdefault(name, _Sums(self._counts, values.shape[1])).add(values[i], query)
+        return len(rows)
+
+    def means(self) -> dict[str, MeanScore]:
+        """Return the scores that chunks have; raise InputError if a mean is NaN or infinite."""
+        return {name: one.mean(name, self.view) for name, one in self._sums.items()}
+
+    def n_queries(self, name: str) -> int:
+        """Return the number of distinct queries of the prompts that have a score."""
+        return len(self._sums[name].queries)
+
+
+class _Sums:
+    """Sums of one score over prompts, unweighted for the mean and weighted for every bootstrap draw.
+
+    `counts` says how often each draw contains each query.
+    """
+
+    def __init__(self, counts: Int[np.ndarray, "query draw"], n_heads: int):
+        self.counts = counts
+        self.n = 0
+        self.total = np.zeros(n_heads)
+        self.resampled = np.zeros((counts.shape[1], n_heads))
+        self.weight = np.zeros(counts.shape[1])
+        self.queries: set[int] = set()
+
+    def add(self, values: Float[np.ndarray, " head"], query: int) -> None:
+        """Add one prompt's effects; a prompt without the score (all NaN) is skipped."""
+        if np.isnan(values).all():
+            return
+        values, weights = values.astype(np.float64), self.counts[query]
+        self.n += 1
+        self.total += values
+        # Elementwise, because the rounding of a matrix product depends on memory alignment.
+        with np.errstate(invalid="ignore"):  # 0 · infinity; `mean` reports infinite effects
+            self.resampled += weights[:, None] * values
+        self.weight += weights
+        self.queries.add(query)
+
+    def mean(self, name: str, view: ModelView) -> MeanScore:
+        """Return the means and intervals of score `name`; raise InputError if a mean is NaN or infinite."""
+        shape = (view.n_layers, view.n_heads)
+        missing = torch.full(shape, torch.nan, dtype=torch.float64)
+        if not self.n:
+            return MeanScore(missing, missing, missing)
+        mean = self.total / self.n
+        if not np.isfinite(mean).all():
+            index = int(np.flatnonzero(~np.isfinite(mean))[0])
+            raise InputError(
+                f"the mean effect of {Head.from_index(index, view.n_heads)} ({name}) is NaN or infinite; load the "
+                "model in bfloat16 or float32, or remove edits"
+            )
+        low = high = missing
+        if len(self.queries) > 1:
+            resampled = self.resampled[self.weight > 0] / self.weight[self.weight > 0, None]
+            ends = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+            low, high = (torch.from_numpy(end).reshape(shape) for end in ends)
+        return MeanScore(torch.from_numpy(mean).reshape(shape), low, high)

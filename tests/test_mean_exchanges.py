@@ -1,0 +1,264 @@
+"""Heads ranked by what exchanging their query costs: over many prompts, resumed and distributed, and for one prompt."""
+
+import io
+import signal
+
+import families
+import hf_exchange
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from launches import (
+    LAUNCHES,
+    assert_shared,
+    contents,
+    ended,
+    forked,
+    launched,
+    same_numbers,
+    stamps,
+    undisturbed,
+)
+from test_two_towers import planted  # noqa: F401
+from tolerance import assert_close
+
+import icl_lens as il
+from icl_lens.cli import main
+from icl_lens.locate.locate import top_heads_by
+from icl_lens.locate.run_folder import RunFolder
+from icl_lens.prompts import donors
+from icl_lens.prompts.tasks import load_task
+
+N, BATCH = 12, 2
+TASK = "sentiment-number"
+PARTS = ("query", "keys", "values")
+
+
+@pytest.fixture(scope="module")
+def many(gpt2, words):
+    return il.tokenize(gpt2, load_task(TASK, n=N, layout="random", path=words))
+
+
+def ids_of(model, prompt):
+    return torch.tensor(model.tokenizer(str(prompt), add_special_tokens=False)["input_ids"])
+
+
+def slow_exchanges(run, prompts):
+    """Log-odds lost [prompt part layer head], from plain Hugging Face passes for one prompt and one head at a time."""
+    n_heads, _ = hf_exchange.groups(run.hf)
+    lost = torch.zeros(len(prompts), len(PARTS), run.model.cfg.n_layers, n_heads, dtype=torch.float64)
+    for row, (prompt, queries) in enumerate(zip(prompts, donors.other_queries(prompts), strict=True)):
+        ids = ids_of(run.model, prompt)
+        (own,) = ids_of(run.model, prompt.answer)
+        (other,) = ids_of(run.model, donors.partner_label(prompt))
+        at = [i for i, token in enumerate(ids.tolist()) if token in (own, other)]
+        texts, labels = (
+            ids_of(run.model, change(prompt)) for change in (donors.exchange_texts, donors.exchange_labels)
+        )
+        query = ids_of(run.model, donors.with_query(prompt, queries.other, prompt.answer))
+        exchanges = (
+            {"q": query},
+            {"k": {place: (texts, place) for place in at}},
+            {"v": {place: (labels, place) for place in at}},
+        )
+        assert len(ids) == len(texts) == len(labels)
+        intact = hf_exchange.exchanged(run.hf, ids, {})
+        for part, taken in enumerate(exchanges):
+            for layer in range(lost.shape[2]):
+                for head in range(n_heads):
+                    edited = hf_exchange.exchanged(run.hf, ids, {layer: [head]}, **taken)
+                    lost[row, part, layer, head] = (intact[own] - intact[other]) - (edited[own] - edited[other])
+    return lost
+
+
+@pytest.fixture(scope="module")
+def expected(family_run, many):
+    return slow_exchanges(family_run("gpt2"), many.prompts)
+
+
+def test_means_and_intervals_are_those_of_single_exchanges_in_hugging_face(gpt2, many, expected):
+    found = il.locate_towers(gpt2, many, batch_size=5)
+    assert (found.n_prompts, found.n_queries, found.fallback_reason) == (N, len(set(many.queries)), "")
+    assert expected[:, 0].abs().mean(0).min() > 1e-3
+    for part, name in enumerate(PARTS):
+        assert_close(getattr(found, name).mean, expected[:, part].mean(0), msg=name)
+    interval = il.metrics.bootstrap_interval(expected[:, 0, 1, 2], clusters=many.queries)
+    assert_close((found.query.low[1, 2], found.query.high[1, 2]), (interval.low, interval.high))
+    best = [il.Head.from_index(i, 4) for i in expected[:, 0].mean(0).flatten().argsort(descending=True).tolist()]
+    assert found.top(12) == best
+    frame = found.to_frame()
+    assert frame.columns.tolist() == ["rank", "layer", "head", "name", "query", "low", "high", "keys", "values"]
+    assert frame["name"].tolist() == list(map(str, best))
+    assert_close(frame["values"], [expected[:, 2, layer, head].mean() for layer, head in best])
+    assert top_heads_by(gpt2, many, 3, by="towers") == best[:3]
+
+
+def test_the_scan_of_two_towers_is_the_same_table(gpt2, many):
+    scan = il.two_towers(gpt2, many.prompts, k=2, scan_prompts=many.prompts, n_random_sets=1).scan
+    frame = il.locate_towers(gpt2, many.prompts).to_frame()
+    pd.testing.assert_frame_equal(scan.drop(columns=["index", "head"]), frame.drop(columns=["head", "name"]))
+    assert scan["head"].tolist() == frame["name"].tolist()
+
+
+def test_planted_towers_lead(planted):  # noqa: F811
+    truth, model = planted("two-tower")
+    prompts = load_task(TASK, n=24, path=truth.words)
+    table = il.locate_towers(model, prompts).to_frame()
+    heads = {*truth.heads["two-tower"]}
+    assert {*map(tuple, table[["layer", "head"]].head(len(heads)).to_numpy().tolist())} == {*map(tuple, heads)}
+    assert table["low"][len(heads) - 1] > 20 * abs(table["query"][len(heads)])
+    explained = il.explain(model, prompts[0], by="towers", k=len(heads))
+    assert {report.head for report in explained.heads} == heads
+
+
+@pytest.mark.parametrize("prompt", ["love : bar like : bar one :", "love : bar one : foo two :"])
+def test_prompts_without_a_class_to_exchange_are_refused(gpt2, many, prompt, tmp_path):
+    parsed = il.Prompt.parse(prompt, answer="bar" if "foo" not in prompt else None)
+    with pytest.raises(il.InputError, match="must demonstrate its answer and another label"):
+        il.locate_towers(gpt2, [*many.prompts, parsed])
+    with pytest.raises(il.InputError, match="must have by='towers', got 'effect'"):
+        il.locate_towers(gpt2, many, folder=RunFolder(tmp_path, {"by": "effect"}))
+
+
+# One prompt
+
+
+def slow_queries(run, prompt, other):
+    """The query's effects [layer head], with a query of the user's choice."""
+    ids, query = ids_of(run.model, prompt), ids_of(run.model, donors.with_query(prompt, other, None))
+    own, partner = (int(ids_of(run.model, label)) for label in (prompt.answer, donors.partner_label(prompt)))
+    lost = torch.zeros(run.model.cfg.n_layers, hf_exchange.groups(run.hf)[0], dtype=torch.float64)
+    for layer, head in np.ndindex(*lost.shape):
+        odds = [
+            found[own] - found[partner]
+            for found in (hf_exchange.exchanged(run.hf, ids, {layer: [head]}, **how) for how in ({}, {"q": query}))
+        ]
+        lost[layer, head] = odds[0] - odds[1]
+    return lost
+
+
+def test_explain_ranks_heads_by_the_exchange_of_their_query(family_run, run, tiny, tmp_path):
+    """The score is the slow one, in tables, figures, page, terminal and JSON; the other query is a demonstration's."""
+    slow, prompt = family_run("gpt2"), il.Prompt.parse(families.PROMPT, answer="foo")
+    found = il.explain(slow.model, prompt, by="towers", k=4)
+    others = {shown.text for shown in prompt.demonstrations if shown.label != "foo"}
+    assert found.other_query in others
+    expected = slow_queries(slow, prompt, found.other_query)
+    assert_close(found.head_scores, expected)
+    assert_close(found.head_scores, il.locate_towers(slow.model, [prompt]).query.mean)
+    best = [il.Head.from_index(i, 4) for i in expected.flatten().topk(4).indices.tolist()]
+    assert [report.head for report in found.heads] == best
+    assert_close([report.scores["towers"] for report in found.heads], [expected[head] for head in best])
+    assert_close(found.to_frame("heads")["towers"], expected.flatten())
+    assert found.figures["heads"].axes[1].get_ylabel() == "effect of exchanging the query (nats)"
+    html, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
+    options = ("-m", tiny, "--device", "cpu", "-a", "foo", "--by", "towers", "-k", 4, "--html", html, "--json", numbers)
+    code, out, _ = run("explain", families.PROMPT, *options)
+    assert code == 0
+    loaded = il.Explanation.load(numbers)
+    assert loaded.head_towers == found.head_towers
+    assert [report.towers for report in loaded.heads] == [report.towers for report in found.heads]
+    assert "--by towers" in html.read_text()
+    for text in (out, html.read_text()):
+        assert found.other_query in text.partition("Towers: ")[2][:250]
+        assert f"{expected[best[0]]:+.3f}" in text
+    plain = il.explain(slow.model, str(prompt), by="towers", k=1)  # without an answer, the prediction is explained
+    answered = il.explain(slow.model, str(prompt), answer=plain.target, by="towers", k=1)
+    assert plain.head_towers == answered.head_towers
+    assert top_heads_by(slow.model, il.tokenize(slow.model, [str(prompt)]), 1, by="towers") == [plain.heads[0].head]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ("love like", {"answer": " foo"}, "for text without demonstrations, got 'towers'"),
+        ("love : bar like : bar one :", {}, "must demonstrate its answer and another label"),
+        ("love : bar one : foo cat : dog two :", {"answer": "foo", "against": "bar"}, "against must be all other"),
+    ],
+)
+def test_explain_refuses_what_has_no_other_class(gpt2, text, options, words):
+    with pytest.raises(il.InputError, match=words):
+        il.explain(gpt2, text, by="towers", k=1, **options)
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def inputs(words, tiny):
+    task = ["locate", "--by", "towers", "--task", TASK, "--path", words, "-n", N, "--top", "3"]
+    return [*task, "--model", tiny, "--device", "cpu", "--batch-size", BATCH]
+
+
+@pytest.fixture(scope="module")
+def unbroken(inputs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("unbroken") / "out"
+    return undisturbed(main, ["icl-lens", *inputs, "--no-check", "--out", out], out)
+
+
+def test_a_killed_run_ends_in_the_same_files(run, inputs, unbroken, tmp_path):
+    """Two chunks were written before the run was killed within the third; these are kept."""
+    out = tmp_path / "out"
+    arguments = [*inputs, "--no-check", "--out", out]
+    assert ended(forked(main, ["icl-lens", *arguments], dies_after=2)) == -signal.SIGKILL
+    before = stamps(out, "part-*")
+    assert len(before) == 2
+    code, said, _ = run(*arguments)
+    assert code == 0
+    assert contents(out) == unbroken
+    assert before.items() <= stamps(out, "part-*").items()
+    table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
+    assert all(
+        f"{value:.4f}" in said for value in table.loc[:2, ["query", "low", "high", "keys", "values"]].to_numpy().flat
+    )
+    assert "takes its query from the prompt with a query of the other class" in " ".join(said.split())
+
+
+def test_files_hold_every_prompts_values(unbroken, expected):
+    table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
+    parts = [pd.read_parquet(io.BytesIO(data)) for name, data in unbroken.items() if name.startswith("part-")]
+    chunks = pd.concat(parts)
+    assert (len(table), len(parts)) == (12, N // BATCH)
+    assert sorted(chunks["prompt"].unique()) == list(range(N))
+    index = [chunks[name].to_numpy() for name in ("layer", "head")]
+    for part, name in enumerate(PARTS):
+        assert_close(table[name], expected[:, part].mean(0)[table["layer"], table["head"]])
+        assert_close(chunks[name], expected[chunks["prompt"].to_numpy(), part, *index])
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (("--final-norm", "own"), "--final-norm has no effect"),
+        (("--no-bias",), "--bias has no effect"),
+        (("--positions", "all"), "only --by effect ablates"),
+        (("--method", "gradient"), "only --by effect ablates"),
+    ],
+)
+def test_options_of_other_scores_are_refused(run, inputs, option, words):
+    code, _, said = run(*inputs, *option)
+    assert (code, said.count("\n")) == (2, 1)
+    assert words in said
+
+
+def test_prompts_are_refused_before_the_folder_is_initialized(run, tiny, tmp_path):
+    """The answers of pairs are words of their own."""
+    path, out = tmp_path / "pairs.csv", tmp_path / "out"
+    path.write_text(
+        "input,output\n"
+        + "".join(f"{a},{b}\n" for a, b in zip("one two cat dog".split(), "red love foo bar".split(), strict=True))
+    )
+    code, _, said = run("locate", "--by", "towers", "--path", path, "--pairs", "-n", 2, "-m", tiny, "--out", out)
+    assert (code, said.count("\n")) == (2, 1)
+    assert "must demonstrate its answer and another label" in said
+    assert contents(out) == {}
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work(inputs, unbroken, tmp_path):
+    out = tmp_path / "out"
+    (ran,), chunks = launched(LAUNCHES["torchrun"], [*inputs, "--no-check", "--out", out], tmp_path / "log")
+    assert ran.returncode == 0, ran.stderr
+    assert_shared(chunks, range(N // BATCH))
+    same_numbers(out, unbroken)
