@@ -1,6 +1,7 @@
 """Test whether heads work as two towers: exchange their queries, keys and values, and compare with random heads."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from icl_lens.errors import InputError, check_integers
 from icl_lens.interventions.controlled_ablation import random_head_sets
 from icl_lens.interventions.edit_checks import checked_heads
 from icl_lens.locate.mean_exchanges import locate_towers
-from icl_lens.locate.towers import EXCHANGES, N_SCANNED, exchange_scores, tower_prompts
+from icl_lens.locate.towers import EXCHANGES, N_SCANNED, Exchange, TowerPrompts, exchange_scores, tower_prompts
 from icl_lens.metrics import is_correct
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
@@ -124,48 +125,72 @@ def two_towers(
         chosen = tuple(dict.fromkeys(view.check_heads(heads)))
         if not chosen:
             raise InputError("heads must contain at least one head, got none; omit it to scan for heads")
-        checked_heads(view, chosen)
-        random_sets = random_head_sets(view, chosen, draws=n_random_sets, seed=seed, same_layers=True)
         prompts = tower_prompts(model, prepare(tested))
-        sets = [(exchange, some) for exchange in EXCHANGES for some in (chosen, *random_sets)]
-        scores, donors, reason = exchange_scores(view, prompts, sets, progress=report, stage="exchanging")
+        (found,) = exchange_heads(view, prompts, [chosen], n_random_sets=n_random_sets, seed=seed, progress=report)
+    return replace(found, scan=scan, n_scanned=0 if scan is None else len(scanned))
+
+
+def exchange_heads(
+    view: ModelView,
+    prompts: TowerPrompts,
+    head_sets: Sequence[Sequence[Head]],
+    *,
+    exchanges: Sequence[Exchange] = EXCHANGES,
+    n_random_sets: int = N_RANDOM_SETS,
+    seed: int = 0,
+    progress: Progress,
+) -> list[TwoTowers]:
+    """Return what `two_towers` returns for each set of heads, without a scan; all sets share the donors' passes."""
+    groups: list[tuple[tuple[Head, ...], ...]] = []
+    for heads in head_sets:
+        checked_heads(view, heads)
+        drawn = random_head_sets(view, heads, draws=n_random_sets, seed=seed, same_layers=True)
+        groups.append((tuple(heads), *map(tuple, drawn)))
+    sets = [(exchange, some) for group in groups for exchange in exchanges for some in group]
+    scores, donors, reason = exchange_scores(view, prompts, sets, progress=progress, stage="exchanging")
     batch = prompts.batch.to("cpu")
-    lost = (scores.log_odds[:, :1] - scores.log_odds[:, 1:]).double()
-    lost = lost.unflatten(1, (len(EXCHANGES), 1 + n_random_sets)).numpy()
-    predicted = scores.predicted[:, 1:].unflatten(1, (len(EXCHANGES), 1 + n_random_sets))[:, :, 0]
+    shape = len(groups), len(exchanges), 1 + n_random_sets
+    lost = (scores.log_odds[:, :1] - scores.log_odds[:, 1:]).double().unflatten(1, shape).numpy()
+    predicted = scores.predicted[:, 1:].unflatten(1, shape)[..., 0]
     donors_correct = {
         name: is_correct(log_probs, prompts.answers[name], choices=batch.label_mask).double().numpy()
         for name, log_probs in donors.items()
     }
-    exchanges = []
-    for index, exchange in enumerate(EXCHANGES):
-        used = [donors_correct[name] for name in exchange[1:4] if name in donors_correct]
-        exchanges.append(
-            Exchanged(
-                name=exchange.name,
-                predicted=exchange.predicted,
-                lost=lost[:, index, 0],
-                random_lost=lost[:, index, 1:].T,
-                correct=(predicted[:, index] == batch.answer).numpy(),
-                as_predicted=(predicted[:, index] == prompts.expected(exchange.predicted)).numpy(),
-                donors_correct=np.mean(used, axis=0) if used else None,
+    found = []
+    for number, (heads, *random_sets) in enumerate(groups):
+        results = []
+        for index, exchange in enumerate(exchanges):
+            used = [donors_correct[name] for name in exchange[1:4] if name in donors_correct]
+            said = predicted[:, number, index]
+            results.append(
+                Exchanged(
+                    name=exchange.name,
+                    predicted=exchange.predicted,
+                    lost=lost[:, number, index, 0],
+                    random_lost=lost[:, number, index, 1:].T,
+                    correct=(said == batch.answer).numpy(),
+                    as_predicted=(said == prompts.expected(exchange.predicted)).numpy(),
+                    donors_correct=np.mean(used, axis=0) if used else None,
+                )
+            )
+        found.append(
+            TwoTowers(
+                model=view.name,
+                heads=heads,
+                random_sets=tuple(random_sets),
+                exchanges=tuple(results),
+                log_odds=scores.log_odds[:, 0].double().numpy(),
+                correct=(scores.predicted[:, 0] == batch.answer).numpy(),
+                queries=tuple(prompt.query for prompt in batch.prompts),
+                scan=None,
+                n_scanned=0,
+                chance=float(torch.as_tensor(batch.label_mask).double().sum(-1).reciprocal().mean()),
+                text=batch.texts[0],
+                fallback_reason=reason,
+                edits=active_edits(view),
             )
         )
-    return TwoTowers(
-        model=view.name,
-        heads=chosen,
-        random_sets=tuple(map(tuple, random_sets)),
-        exchanges=tuple(exchanges),
-        log_odds=scores.log_odds[:, 0].double().numpy(),
-        correct=(scores.predicted[:, 0] == batch.answer).numpy(),
-        queries=tuple(prompt.query for prompt in batch.prompts),
-        scan=scan,
-        n_scanned=len(scanned) if scan is not None else 0,
-        chance=float(torch.as_tensor(batch.label_mask).double().sum(-1).reciprocal().mean()),
-        text=batch.texts[0],
-        fallback_reason=reason,
-        edits=active_edits(view),
-    )
+    return found
 
 
 def _split(prompts: list[Prompt], n: int) -> tuple[list[Prompt], list[Prompt]]:

@@ -22,6 +22,8 @@ def test_rows_are_the_exchanges_of_held_out_prompts(study: Study, monkeypatch: p
     assert {row.measure for row in found.rows} == {one.name for one in finding.FINDING.measures}
     rows = {row.measure: row for row in found.rows}
     heads = rows["keys"].note.split()
+    two = il.two_towers(study.model, list(study.held_out.prompts), heads[:2], n_random_sets=2).lost
+    assert rows["two heads: keys"].quantity == pytest.approx(two["keys"].value, abs=1e-4)
     assert len(heads) == study.n_located
     again = il.two_towers(study.model, list(study.held_out.prompts), heads, n_random_sets=2).to_frame()
     for name, lost, random, accuracy in again[["exchanged", "log_odds_lost", "random", "as_predicted"]].to_numpy():
@@ -35,17 +37,18 @@ def test_rows_are_the_exchanges_of_held_out_prompts(study: Study, monkeypatch: p
 
 
 def test_scanned_and_exchanged_prompts_share_no_query(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
-    original = il.two_towers
+    scanned: list[il.PromptBatch] = []
+    original = il.locate_towers
 
-    def two_towers(model: Any, prompts: Any, heads: Any, **options: Any) -> il.TwoTowers:
-        seen.update(prompts=prompts, **options)
-        return original(model, prompts, heads, **options)
+    def locate_towers(model: Any, prompts: il.PromptBatch) -> Any:
+        scanned.append(prompts)
+        return original(model, prompts)
 
-    monkeypatch.setattr(il, "two_towers", two_towers)
-    monkeypatch.setattr(finding, "N_RANDOM_SETS", 1)
-    finding.exchanged(study)
-    assert not {one.query for one in seen["prompts"]} & {one.query for one in seen["scan_prompts"]}
+    monkeypatch.setattr(il, "locate_towers", locate_towers)
+    heads = finding.scanned_heads(study)
+    (batch,) = scanned
+    assert not set(batch.queries) & set(study.held_out.queries)
+    assert heads == original(study.model, batch).top(study.n_located)
     other = finding.replicate(study, seed=1)
     assert other.held_out.prompts != study.held_out.prompts
     assert finding.replicate(study, template=finding.ARROWS).task.template == finding.ARROWS

@@ -23,7 +23,8 @@ from experiments.framework.plotting import condition_dots
 from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import N_RANDOM_SETS, Study, thin_out
 from experiments.framework.tasks import ARROWS
-from icl_lens.locate.towers import EXCHANGES, N_SCANNED
+from icl_lens.locate.towers import EXCHANGES, N_SCANNED, Exchange, tower_prompts
+from icl_lens.towers import exchange_heads
 
 N_REPLICATED, N_RANDOM_REPLICATED = 60, 5
 """Maximum number of prompts, and number of random sets, of a replication."""
@@ -50,46 +51,56 @@ AGAIN = tuple(
 
 def measure(study: Study) -> Measured:
     """Exchange queries, keys and values in the heads of a scan, in its first two, and with other prompts."""
-    found = exchanged(study)
+    heads = scanned_heads(study)
+    found, two = exchanged(study, [heads, heads[:2]])
     rows = loss_rows(study, found, "")
     for one in found.exchanges[: len(AS_PREDICTED)]:
         # The intact model gives the predicted label, which is the other one, where it is wrong.
         compared = compare(one.as_predicted.astype(float), 1.0 - found.correct, study.clusters, bounds=(0, 1))
-        rows.append(Row.from_result(f"predicted: {one.name}", replace(compared, n_heads=len(found.heads))))
-    two = exchanged(study, found.heads[:2])
+        rows.append(Row.from_result(f"predicted: {one.name}", replace(compared, n_heads=len(heads))))
     rows += [
         row for row in loss_rows(study, two, "two heads: ") if row.measure.removeprefix("two heads: ") in REPLICATED
     ]
     for name, changed in REPLICATIONS.items():
         measures = [one for one in AGAIN if one.name.startswith(name)]
         rows += rows_or_reason(
-            measures, lambda name=name, changed=changed: replicated_rows(study, found.heads, name, changed)
+            measures, lambda name=name, changed=changed: replicated_rows(study, heads, name, changed)
         )
     details = [{"exchanged": row.measure} | asdict(row) for row in rows if row.measure in {one.name for one in LOSSES}]
     return Measured(rows, pd.DataFrame(details).loc[:, ["exchanged", "quantity", "control", "low", "high"]])
 
 
-def replicated_rows(study: Study, heads: Sequence[il.Head], name: str, changed: dict[str, Any]) -> list[Row]:
-    """Return the rows of `REPLICATED` exchanges in the same heads, with other prompts or in another template."""
-    again = replicate(study, **changed)
-    rows = loss_rows(again, exchanged(again, heads, n_random_sets=N_RANDOM_REPLICATED), f"{name}: ")
-    return [row for row in rows if row.measure.removeprefix(f"{name}: ") in REPLICATED]
+def scanned_heads(study: Study) -> list[il.Head]:
+    """Return the heads whose query alone matters most, on some of the locating prompts."""
+    batch = thin_out(study.halves()[0], N_SCANNED)
+    return il.locate_towers(study.model, batch).top(study.n_located)
 
 
 def exchanged(
-    study: Study, heads: Sequence[il.Head] | None = None, *, n_random_sets: int | None = None
-) -> il.TwoTowers:
-    """Return the exchanges on the held-out prompts, in heads that a scan of the locating prompts finds."""
-    return il.two_towers(
-        study.model,
-        study.held_out.prompts,
-        heads,
-        k=study.n_located,
-        scan_prompts=None if heads else thin_out(list(study.halves()[0].prompts), N_SCANNED),
-        template=study.task.template,
+    study: Study,
+    head_sets: Sequence[Sequence[il.Head]],
+    exchanges: Sequence[Exchange] = EXCHANGES,
+    n_random_sets: int | None = None,
+) -> list[il.TwoTowers]:
+    """Return the exchanges in sets of heads on the held-out prompts, as `il.two_towers` does for one set."""
+    prompts = tower_prompts(study.model, study.held_out, own_texts=len(exchanges) == len(EXCHANGES))
+    return exchange_heads(
+        study.view,
+        prompts,
+        head_sets,
+        exchanges=exchanges,
         n_random_sets=n_random_sets or N_RANDOM_SETS,
         seed=study.seed,
+        progress=lambda *_: None,
     )
+
+
+def replicated_rows(study: Study, heads: Sequence[il.Head], name: str, changed: dict[str, Any]) -> list[Row]:
+    """Return the rows of `REPLICATED` exchanges in the same heads, with other prompts or in another template."""
+    again = replicate(study, **changed)
+    some = [one for one in EXCHANGES if one.name in REPLICATED]
+    (found,) = exchanged(again, [heads], some, N_RANDOM_REPLICATED)
+    return loss_rows(again, found, f"{name}: ")
 
 
 def replicate(study: Study, *, seed: int = 0, template: il.Template | None = None) -> Study:
@@ -102,7 +113,7 @@ def loss_rows(study: Study, found: il.TwoTowers, prefix: str) -> list[Row]:
     """Return a row per exchange: the log-odds that it costs in the heads, and in random sets on average."""
     by_name = {one.name: one for one in found.exchanges}
     rows = []
-    for name in [one.name for one in ORDERED]:
+    for name in [one.name for one in ORDERED if one.name in by_name]:
         one = by_name[name]
         compared = compare(one.lost, np.mean(one.random_lost, axis=0), study.clusters)
         note = " ".join(map(str, found.heads)) if name == "keys" else ""
