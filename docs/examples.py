@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,16 +120,11 @@ def write(path: Path, text: str) -> None:
 
 # The README's tables: their header rows, and the options of the commands that print them.
 HEADS, LOCATED = " head    increase   contrast", " rank   head"
-WORDS = " head   part    position   token   top words"
-REMOVED = " label   no ablation"
 TOWERS, N_EXCHANGES = " " * 21 + "predicted", 13
 N_ROWS = 2
-SAYING = (("L23H1", "value"), ("L23H1", "key"))
-"""The (head, kind) pairs whose words the README shows, for the head with the largest increase."""
 MODEL = ("--model", "smollm2-135m")
 TASK = (*("--task", "animal-country", "--no-check"), *("--demonstrations", "8", "--separator", r"\n"))
 EXCHANGED = (*("--task", "animal-country", "--labels", "A,B"), *("--demonstrations", "4", "--separator", r"\n"))
-N_SHOWN_WORDS = 5
 
 
 def table_of(output: str, header: str, n: int) -> str:
@@ -141,29 +136,14 @@ def table_of(output: str, header: str, n: int) -> str:
     return "\n".join(lines[start : start + 2 + n])
 
 
-def words_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format rows of an explanation's frame "words" for the heads in `SAYING` as a table."""
-    lines = [WORDS, " " + "─" * (len(WORDS) + 34)]
-    for name, kind in SAYING:
-        found = [row for row in rows if (row["name"], row["kind"]) == (name, kind)]
-        if not found:
-            raise SystemExit(f"{name} is not among the heads with the largest increases; choose others for SAYING")
-        for row in found:
-            words = ", ".join(row["words"].split()[:N_SHOWN_WORDS])
-            lines.append(f" {name:<6} {kind:<7} {row['position']:>8}   {row['token'].strip():<5}   {words}")
-    return "\n".join(lines)
-
-
-def readme_with(text: str, explained: str, located: str, words: str, towers: str) -> str:
+def readme_with(text: str, explained: str, located: str, towers: str) -> str:
     """Return the README's `text` with current tables, and current sentences that name heads and tokens of the first.
 
     Raise SystemExit if a table or sentence is missing.
     """
     for header, output in ((HEADS, explained), (LOCATED, located)):
         text = with_block(text, header, table_of(output, header, N_ROWS))
-    text = with_block(text, REMOVED, table_of(explained, REMOVED, N_ROWS))
     text = with_block(text, TOWERS, table_of(towers, TOWERS, 1 + N_EXCHANGES))
-    text = with_block(text, WORDS, words)
     head = re.search(r"^ *L(\d+)H(\d+) ", table_of(explained, HEADS, 1), re.MULTILINE)
     label = re.search(r"→ foo@(\d+)", explained)
     assert head is not None
@@ -195,12 +175,8 @@ def refresh_readme() -> None:
         explained = printed("explain", *MODEL, "--answer", "foo")
         towers = printed("towers", *MODEL, *EXCHANGED, "-n", "60", width=80)
         located = printed("locate", *MODEL, *TASK, "--by", "contrast", "-n", "100", "--out", f"{folder}/located")
-    import icl_lens as il
-
-    prompt = "love : bar like : bar eight : foo two : foo one :"
-    frame = il.explain(il.load_model(MODEL[1]), prompt, answer="foo").to_frame("words")
     before = README.read_text(encoding="utf-8")
-    after = readme_with(before, explained, located, words_table(frame.to_dict("records")), towers)
+    after = readme_with(before, explained, located, towers)
     if after != before:
         print(README.name)
         write(README, after)
