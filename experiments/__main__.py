@@ -124,7 +124,7 @@ def tasks(
 ) -> None:
     """Measure which tasks a model can do, by template, number of demonstrations and layout."""
     from experiments import task_table
-    from experiments.catalogue import SMOLLM2
+    from experiments.framework.models import SMOLLM2
     from icl_lens.files import write_text
 
     folder = None if data is None else str(data)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from experiments.bundled_models import SEEDS
 from experiments.framework.finding import Finding
+from experiments.framework.models import QWEN, REAL_MODELS, SMOLLM2
 from experiments.framework.run import Cell
 from experiments.framework.tasks import LINES, PAPER_TASKS, WORDS, Task
 from icl_lens.errors import InputError
@@ -28,14 +29,6 @@ IDS = (
 
 LEADING = ("behavior", "two-towers", "ablation", "circuit", "location")
 """The findings that are measured on every real model."""
-
-SMOLLM2 = "smollm2-135m"
-QWEN = "qwen2.5-coder-0.5b"
-REAL_MODELS = {
-    SMOLLM2: SMOLLM2,
-    QWEN: "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
-}
-"""Name in tables -> what `load_model` loads."""
 
 AB, FOO_BAR = ("A", "B"), ("foo", "bar")
 WORD_TASKS = {

@@ -16,10 +16,11 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.catalogue import IDS, SMOLLM2, find
+from experiments.catalogue import IDS, find
 from experiments.framework import claims, overview, pages, run
 from experiments.framework.estimate import compare, compare_heads
 from experiments.framework.finding import Finding, Measure, Measured, Row
+from experiments.framework.models import SMOLLM2
 from experiments.framework.study import Study, clusters_of
 from experiments.framework.tasks import WORDS, Task
 from icl_lens.models.head import Head

@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 from matplotlib import rc_context
 
-from experiments.catalogue import QWEN, SMOLLM2
 from experiments.framework import claims
 from experiments.framework.finding import Finding, Row
+from experiments.framework.models import QWEN, SMOLLM2
 from experiments.framework.pages import Stored, groups, save_figure
 from experiments.framework.plotting import STYLE
 from experiments.framework.sentences import TITLES, number

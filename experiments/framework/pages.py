@@ -15,9 +15,9 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from experiments.catalogue import REAL_MODELS
 from experiments.framework import markdown
 from experiments.framework.finding import Finding, Measure, Outcome, Row, rows_from_json
+from experiments.framework.models import REAL_MODELS
 from experiments.framework.plotting import STYLE
 from experiments.framework.run import load_cells
 from icl_lens.files import atomic_write, write_text

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.catalogue import QWEN, REAL_MODELS, SMOLLM2
+from experiments.framework.models import QWEN, REAL_MODELS, SMOLLM2
 
 TITLES = {SMOLLM2: "SmolLM2", QWEN: "Qwen"}
 """Short names of the real models."""
