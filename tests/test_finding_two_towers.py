@@ -54,6 +54,16 @@ def test_scanned_and_exchanged_prompts_share_no_query(study: Study, monkeypatch:
     assert finding.replicate(study, template=finding.ARROWS).task.template == finding.ARROWS
 
 
+def test_heads_whose_query_matters_least_show_no_effect(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random sets may hold heads that matter, so a difference may lie below zero."""
+    heads = il.locate_towers(study.model, study.halves()[0]).top(study.n_located)
+    (found,) = finding.exchanged(study, [heads], finding.EXCHANGES[:3], 3)
+    assert all(row.low > 0 for row in finding.loss_rows(study, found, ""))
+    idle = il.locate_towers(study.model, study.halves()[0]).top(len(study.view.heads()))[-study.n_located :]
+    (found,) = finding.exchanged(study, [idle], finding.EXCHANGES[:3], 3)
+    assert all(row.low <= 0 for row in finding.loss_rows(study, found, ""))
+
+
 def test_random_sets_are_averaged_per_prompt(study: Study) -> None:
     found = il.two_towers(study.model, list(study.held_out.prompts), ["L4H0"], n_random_sets=3)
     (row,) = [one for one in finding.loss_rows(study, found, "") if one.measure == "values"]

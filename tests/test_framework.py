@@ -275,7 +275,7 @@ def test_the_index_states_the_exchanges_with_their_control():
 
 def test_claims_count_tasks_above_and_below_the_control():
     stored = [
-        cell("label-attention", "a", row("chance", 0.7, 0.5)),
+        cell("label-attention", "a", row("chance", 0.8, 0.5)),
         cell("label-attention", "b", row("chance", 0.55, 0.5)),
         cell("label-attention", "c", row("chance", 0.2, 0.5)),
         cell("label-attention", "d", row("chance", 0.9, 0.5), model="icl-mini"),
@@ -283,7 +283,7 @@ def test_claims_count_tasks_above_and_below_the_control():
     lines = claims.table(stored).splitlines()
     (found,) = [line for line in lines if "attend to true labels" in line]
     assert "| 1 of 3 (1 below) |" in found
-    assert "20.0 … 70.0% (50.0)" in found
+    assert "20.0 … 80.0% (50.0)" in found
     assert all("not measured" in line for line in lines if "Table 2" in line or "Figure 7" in line)
 
 
