@@ -175,11 +175,16 @@ def table(measure: Measure, cells: Sequence[Stored]) -> str:
 
 
 def other_measures(finding: Finding, cells: Sequence[Stored]) -> str:
-    """Return one table of all measures but the main one: the real model by task, the small models as a range."""
+    """Return one table of all measures but the main one: the real model by task, the small models as a range.
+
+    Controls and units are named where they differ from those of the main measure.
+    """
+    main = finding.main
     real, small, _ = groups(cells)
     lines, notes = [], []
     for measure in finding.measures[1:]:
-        said = f"{measure.quantity}, vs. {measure.control} ({measure.unit})"
+        control = f", vs. {measure.control}" if measure.control != main.control else ""
+        said = f"{measure.quantity}{control}" + (f" ({measure.unit})" if measure.unit != main.unit else "")
         for cell in real:
             for row in cell.all_rows(measure.name):
                 if not row.applies:
