@@ -20,7 +20,7 @@ from experiments.catalogue import IDS, find
 from experiments.framework import claims, overview, pages, run
 from experiments.framework.estimate import compare, compare_heads
 from experiments.framework.finding import Finding, Measure, Measured, Row
-from experiments.framework.models import SMOLLM2
+from experiments.framework.models import QWEN, SMOLLM2
 from experiments.framework.study import Study, clusters_of
 from experiments.framework.tasks import WORDS, Task
 from icl_lens.models.head import Head
@@ -263,12 +263,19 @@ def row(measure: str, quantity: float, control: float = 0.0, *, ranking: str = "
 def test_the_index_states_the_exchanges_with_their_control():
     names = {"query": 2.7, "keys": 2.3, "values": 2.5, "query+keys": 0.6, "query+values": 0.1, "keys+values": 0.5}
     names |= {"keys: labels": 0.2, "values: texts": 0.1, "keys: own text": 2.1, "keys: other texts": 0.3}
+    names |= {"predicted: query": 0.9, "predicted: keys": 0.8, "predicted: values": 0.7}
     towers = cell("two-towers", overview.SHOWN[SMOLLM2], *(row(name, size, -0.1) for name, size in names.items()))
     index = overview.text([(towers.finding, [towers])])
     assert "exchanging the query, the keys or the values of 2 heads costs the answer 2.70, 2.30 and 2.50 nats" in index
-    assert "two exchanges cancel (0.60, 0.10, 0.50)" in index
+    assert (
+        "and gives the other label in 90, 80 and 70% of the prompts; two exchanges cancel (0.60, 0.10, 0.50)" in index
+    )
     assert "idle cost 0.20 and 0.10. Random heads: at most 0.10." in index
     assert "own text changes class cost 2.10 [1.90, 2.30] nats" in index
+    sentences = cell("two-towers", overview.ON_SENTENCES, *towers.rows, model=QWEN)
+    on_sentences = "they cost 2.70, 2.30 and 2.50 nats; own text 2.10, other texts 0.30; random at most 0.10."
+    assert on_sentences in overview.text([(towers.finding, [towers, sentences])])
+    assert on_sentences not in index
     fewer = replace(towers, rows=towers.rows[:2])
     assert "exchanging the query" not in overview.text([(fewer.finding, [fewer])])
 
@@ -285,6 +292,9 @@ def test_claims_count_tasks_above_and_below_the_control():
     assert "| 1 of 3 (1 below) |" in found
     assert "20.0 … 80.0% (50.0)" in found
     assert all("not measured" in line for line in lines if "Table 2" in line or "Figure 7" in line)
+    falling = [cell("recency-bias", "a", row("attention", -0.8)), cell("recency-bias", "b", row("attention", 0.0))]
+    (found,) = [line for line in claims.table(falling).splitlines() if "when they come first" in line]
+    assert "| below: 1 of 2 |" in found
 
 
 def test_every_figure_and_table_of_the_paper_has_a_claim():

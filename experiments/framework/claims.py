@@ -19,6 +19,8 @@ class Claim:
     what: str
     """What is measured, with the control in parentheses."""
     ranking: str = ""
+    falls: bool = False
+    """Whether the claim is that the quantity lies below its control."""
 
 
 CLAIMS = (
@@ -162,6 +164,7 @@ CLAIMS = (
         "true_order",
         "change (predicted by softmax alone)",
         "contrast",
+        falls=True,
     ),
     Claim("The last label is preferred", "section 5.2", "recency-bias", "bias", "nats (first label)"),
     Claim(
@@ -179,6 +182,7 @@ CLAIMS = (
         "attention",
         "change (without the position term)",
         "contrast",
+        falls=True,
     ),
     Claim(
         "The last token is one fifth its neighbor's text",
@@ -205,6 +209,8 @@ def table(cells: Sequence[Stored]) -> str:
         quantity, control = (span((getattr(row, name) for _, row in rows), measure) for name in ("quantity", "control"))
         above, below = (sum(row.outcome == kind for _, row in rows) for kind in ("above", "below"))
         found = f"{above} of {len(rows)}" + f" ({below} below)" * bool(below)
+        if claim.falls:
+            found = f"below: {below} of {len(rows)}" + f" ({above} above)" * bool(above)
         percent = "%" * (measure.scale == 100)
         lines.append([says, found, f"[{claim.what}]({claim.finding}.md): {quantity}{percent} ({control})"])
     lines += [

@@ -17,12 +17,13 @@ Numbered = Sequence[tuple[Finding, Sequence[Stored]]]
 
 SHOWN = {SMOLLM2: "animal-country, A/B", QWEN: "sentiment-number, foo/bar"}
 """The task of each real model in the text and figure."""
+ON_SENTENCES = "TREC, A/B"
 
 MODELS = (
-    "SmolLM2 is SmolLM2-135M-Instruct (30 layers of 9 heads), Qwen is Qwen2.5-Coder-0.5B-Instruct (24 of 14); both "
-    "are instruction-tuned, with quantized weights. Prompts show labeled texts in balanced random order, so that "
-    "copying a label is right half of the time. Heads are chosen on some prompts and measured on others, whose queries "
-    "are other words. Brackets are 95% intervals over queries."
+    "SmolLM2 is SmolLM2-135M-Instruct (30 layers of 9 heads), Qwen is Qwen2.5-Coder-0.5B-Instruct (24 of 14), both "
+    "with quantized weights. Prompts show labeled texts in balanced random order: copying a label is right half of the "
+    "time. Heads are chosen on some prompts and measured on others with other queries. Brackets are 95% intervals over "
+    "queries."
 )
 
 
@@ -38,7 +39,6 @@ def text(numbered: Numbered) -> str:
     """Return the page in Markdown."""
     every = [cell for _, cells in numbered for cell in cells]
     n_real = sum(row.applies for cell in groups(every)[0] for row in cell.rows)
-    pages = [f"[{finding.short}]({finding.id}.md)" for finding, _ in numbered]
     parts = [
         "# What we found",
         MODELS,
@@ -50,8 +50,8 @@ def text(numbered: Numbered) -> str:
         claims.table(every),
         f"Ranges are over tasks. The pages make {n_real:,} comparisons on the real models; by chance alone, about "
         f"{round(n_real * 0.025)} of them would be above their control.",
-        f"Pages: {', '.join(pages)}; [ground truth](ground-truth.md) on models whose circuit is known. "
-        "`python -m experiments run --all --model …` computes all of this on your model and resumes when interrupted.",
+        "[Ground truth](ground-truth.md) has the same on models whose circuit is known. "
+        "`python -m experiments run --all --model …` computes it on your model.",
         "```{toctree}\n:hidden:\n\n" + "\n".join([*(finding.id for finding, _ in numbered), "ground-truth"]) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
@@ -66,7 +66,7 @@ def _findings(numbered: Numbered) -> list[list[str]]:
     of = {finding.id: cells for finding, cells in numbered}
     towers, circuit = of.get("two-towers", []), of.get("circuit", [])
     return [
-        [_exchanges(towers, model) for model in SHOWN],
+        [*(_exchanges(towers, model) for model in SHOWN), _on_sentences(towers)],
         [_own_text(towers, model) for model in SHOWN],
         [_written(circuit, model) for model in SHOWN],
     ]
@@ -89,10 +89,20 @@ def _exchanges(cells: Sequence[Stored], model: str) -> str:
     query, keys, values, *rest = (number(row.quantity) for row in rows)
     random = number(max(abs(row.control) for row in rows))
     pairs, idle = rest[:3], rest[3:]
+    said = ""
+    if flips := _numbers(cell, "predicted: query", "predicted: keys", "predicted: values"):
+        shares = [f"{100 * row.quantity:.0f}" for row in flips]
+        said = f"the other label in {shares[0]}, {shares[1]} and {shares[2]}% of the prompts"
+    if model == QWEN:
+        return (
+            f"In Qwen ({cell.task}, {rows[0].n_heads} heads): {query}, {keys} and {values} nats"
+            f"{said and f', {said}'}; pairs {', '.join(pairs)}; idle {' and '.join(idle)}; random at most {random}."
+        )
     return (
         f"In {TITLES[model]} ({cell.task}), exchanging the query, the keys or the values of {rows[0].n_heads} heads "
-        f"costs the answer {query}, {keys} and {values} nats; two exchanges cancel ({', '.join(pairs)}), and exchanges "
-        f"that two towers call idle cost {' and '.join(idle)}. Random heads: at most {random}."
+        f"costs the answer {query}, {keys} and {values} nats of log-odds{said and f', and gives {said}'}; two "
+        f"exchanges cancel ({', '.join(pairs)}), and exchanges that two towers call idle cost {' and '.join(idle)}. Random heads: at "
+        f"most {random}."
     )
 
 
@@ -103,10 +113,26 @@ def _own_text(cells: Sequence[Stored], model: str) -> str:
     own, others = (
         f"{number(row.quantity)} [{number(row.control + row.low)}, {number(row.control + row.high)}]" for row in rows
     )
+    if model == QWEN:
+        return f"In Qwen: {own} and {others}."
     return (
         f"In {TITLES[model]}, keys from prompts in which only that label's own text changes class cost {own} nats, "
         f"keys from prompts in which only the other texts change {others}."
     )
+
+
+def _on_sentences(cells: Sequence[Stored]) -> str:
+    """Return the exchanges on the paper's sentences."""
+    for cell in cells:
+        names = ("query", "keys", "values", "keys: own text", "keys: other texts")
+        if cell.task == ON_SENTENCES and (rows := _numbers(cell, *names)):
+            query, keys, values, own, others = (number(row.quantity) for row in rows)
+            random = number(max(abs(row.control) for row in rows))
+            return (
+                f"On sentences ({cell.task}, {TITLES[cell.model]}), they cost {query}, {keys} and {values} nats; own "
+                f"text {own}, other texts {others}; random at most {random}."
+            )
+    return ""
 
 
 def _written(cells: Sequence[Stored], model: str) -> str:
