@@ -101,8 +101,8 @@ def _exchanges(cells: Sequence[Stored], model: str) -> str:
     return (
         f"In {TITLES[model]} ({cell.task}), exchanging the query, the keys or the values of {rows[0].n_heads} heads "
         f"costs the answer {query}, {keys} and {values} nats of log-odds{said and f', and gives {said}'}; two "
-        f"exchanges cancel ({', '.join(pairs)}), and exchanges that two towers call idle cost {' and '.join(idle)}. Random heads: at "
-        f"most {random}."
+        f"exchanges cancel ({', '.join(pairs)}), and exchanges that two towers call idle cost {' and '.join(idle)}. "
+        f"Random heads: at most {random}."
     )
 
 
