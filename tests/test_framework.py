@@ -266,18 +266,32 @@ def test_the_index_states_the_exchanges_with_their_control():
     names |= {"predicted: query": 0.9, "predicted: keys": 0.8, "predicted: values": 0.7}
     towers = cell("two-towers", overview.SHOWN[SMOLLM2], *(row(name, size, -0.1) for name, size in names.items()))
     index = overview.text([(towers.finding, [towers])])
-    assert "exchanging the query, the keys or the values of 2 heads costs the answer 2.70, 2.30 and 2.50 nats" in index
+    assert "loses 2.70, 2.30, 2.50 nats of log-odds, and becomes the other label in 90, 80, 70% of the prompts" in index
+    assert "which should cancel, cost 0.60, 0.10, 0.50;" in index
     assert (
-        "and gives the other label in 90, 80 and 70% of the prompts; two exchanges cancel (0.60, 0.10, 0.50)" in index
+        "(labels for keys, texts for values) cost 0.20, 0.10; random heads of the same layers −0.10 … −0.10." in index
     )
-    assert "idle cost 0.20 and 0.10. Random heads: at most 0.10." in index
-    assert "own text changes class cost 2.10 [1.90, 2.30] nats" in index
-    sentences = cell("two-towers", overview.ON_SENTENCES, *towers.rows, model=QWEN)
-    on_sentences = "they cost 2.70, 2.30 and 2.50 nats; own text 2.10, other texts 0.30; random at most 0.10."
-    assert on_sentences in overview.text([(towers.finding, [towers, sentences])])
-    assert on_sentences not in index
+    assert (
+        "keys at labels cost 2.10 [1.90, 2.30] nats if only the text of the same demonstration changed class" in index
+    )
+    sentences = replace(cell("two-towers", overview.ON_SENTENCES, *towers.rows), model=QWEN)
+    index = overview.text([(towers.finding, [towers, sentences])])
+    assert "On sentences (TREC, A/B, Qwen): 2.70, 2.30, 2.50 nats; the other label in 90, 80, 70%;" in index
     fewer = replace(towers, rows=towers.rows[:2])
-    assert "exchanging the query" not in overview.text([(fewer.finding, [fewer])])
+    assert "the other label" not in overview.text([(fewer.finding, [fewer])])
+
+
+def test_the_index_names_the_third_that_writes_most():
+    values = {("query", 1): 0.5, ("keys at the labels", 1): 0.7, ("values at the labels", 0): 0.6}
+    rows = [
+        row(f"{third} third → {reader}", values.get((reader, i), 0.1))
+        for reader in ("query", "keys at the labels", "values at the labels")
+        for i, third in enumerate(overview.THIRDS)
+    ]
+    circuit = cell("circuit", overview.SHOWN[SMOLLM2], *rows)
+    index = overview.text([(circuit.finding, [circuit])])
+    assert "compared is written in the middle third of the layers, most of what is carried in the first" in index
+    assert "costs 0.10 / 0.50 / 0.10 nats for queries; 0.10 / 0.70 / 0.10 nats for keys at labels; 0.60 / 0.10" in index
 
 
 def test_claims_count_tasks_above_and_below_the_control():

@@ -203,7 +203,7 @@ def table(cells: Sequence[Stored]) -> str:
         rows = real_rows(own, claim.measure, claim.ranking)
         says = f"{claim.says} ({claim.where})"
         if not rows:
-            lines.append([says, "not measured", f"`python -m experiments run {claim.finding}`"])
+            lines.append([says, "not measured", f"`{claim.finding}`"])
             continue
         measure = next(one for one in rows[0][0].finding.measures if one.name == claim.measure)
         quantity, control = (span((getattr(row, name) for _, row in rows), measure) for name in ("quantity", "control"))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib import rc_context
 
@@ -12,6 +13,7 @@ from experiments.framework.models import QWEN, SMOLLM2
 from experiments.framework.pages import Stored, groups, save_figure
 from experiments.framework.plotting import STYLE
 from experiments.framework.sentences import TITLES, number
+from icl_lens.locate.edge_space import THIRDS
 
 Numbered = Sequence[tuple[Finding, Sequence[Stored]]]
 
@@ -22,8 +24,8 @@ ON_SENTENCES = "TREC, A/B"
 MODELS = (
     "SmolLM2 is SmolLM2-135M-Instruct (30 layers of 9 heads), Qwen is Qwen2.5-Coder-0.5B-Instruct (24 of 14), both "
     "with quantized weights. Prompts show labeled texts in balanced random order: copying a label is right half of the "
-    "time. Heads are chosen on some prompts and measured on others with other queries. Brackets are 95% intervals over "
-    "queries."
+    "time. Heads are chosen on 100 prompts of a task and measured on 100 with other queries. Brackets are 95% "
+    "intervals over queries."
 )
 
 
@@ -44,14 +46,14 @@ def text(numbered: Numbered) -> str:
         MODELS,
         *(f"{i}. {sentence}" for i, sentence in enumerate(filter(None, map(_join, _findings(numbered))), start=1)),
         "![Exchanges of queries, keys and values in both models](figures/overview.svg)",
-        "*What the answer's log-odds lose when the heads that the scan finds take their query, keys or values from "
-        "another prompt (dots, 95%), and when random heads of the same layers do (circles).*",
+        "*Log-odds lost when the heads of the scan (dots, 95%) or random heads (circles) take their query, keys or "
+        "values from another prompt.*",
         "## The paper's claims",
+        "A task counts if the 95% interval of the difference from the control lies above zero.",
         claims.table(every),
-        f"Ranges are over tasks. The pages make {n_real:,} comparisons on the real models; by chance alone, about "
-        f"{round(n_real * 0.025)} of them would be above their control.",
-        "[Ground truth](ground-truth.md) has the same on models whose circuit is known. "
-        "`python -m experiments run --all --model …` computes it on your model.",
+        f"Ranges are over tasks. The pages make {n_real:,} comparisons on these models; by chance, about "
+        f"{round(n_real * 0.025)} would be above their control. [Ground truth](ground-truth.md): the same on models "
+        "whose circuit is known. `python -m experiments run --all --model …`: on yours.",
         "```{toctree}\n:hidden:\n\n" + "\n".join([*(finding.id for finding, _ in numbered), "ground-truth"]) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
@@ -83,73 +85,91 @@ def _numbers(cell: Stored, *measures: str) -> list[Row] | None:
 
 def _exchanges(cells: Sequence[Stored], model: str) -> str:
     cell = _shown(cells, model)
-    names = ("query", "keys", "values", "query+keys", "query+values", "keys+values", "keys: labels", "values: texts")
-    if cell is None or not (rows := _numbers(cell, *names)):
+    if cell is None or (costs := _costs(cell)) is None:
         return ""
-    query, keys, values, *rest = (number(row.quantity) for row in rows)
-    random = number(max(abs(row.control) for row in rows))
-    pairs, idle = rest[:3], rest[3:]
-    said = ""
-    if flips := _numbers(cell, "predicted: query", "predicted: keys", "predicted: values"):
-        shares = [f"{100 * row.quantity:.0f}" for row in flips]
-        said = f"the other label in {shares[0]}, {shares[1]} and {shares[2]}% of the prompts"
+    lost, flips, pairs, idle, random = costs
     if model == QWEN:
-        return (
-            f"In Qwen ({cell.task}, {rows[0].n_heads} heads): {query}, {keys} and {values} nats"
-            f"{said and f', {said}'}; pairs {', '.join(pairs)}; idle {' and '.join(idle)}; random at most {random}."
-        )
+        return f"In Qwen ({cell.task}): {_in_short(costs)}."
     return (
-        f"In {TITLES[model]} ({cell.task}), exchanging the query, the keys or the values of {rows[0].n_heads} heads "
-        f"costs the answer {query}, {keys} and {values} nats of log-odds{said and f', and gives {said}'}; two "
-        f"exchanges cancel ({', '.join(pairs)}), and exchanges that two towers call idle cost {' and '.join(idle)}. "
-        f"Random heads: at most {random}."
-    )
-
-
-def _own_text(cells: Sequence[Stored], model: str) -> str:
-    cell = _shown(cells, model)
-    if cell is None or not (rows := _numbers(cell, "keys: own text", "keys: other texts")):
-        return ""
-    own, others = (
-        f"{number(row.quantity)} [{number(row.control + row.low)}, {number(row.control + row.high)}]" for row in rows
-    )
-    if model == QWEN:
-        return f"In Qwen: {own} and {others}."
-    return (
-        f"In {TITLES[model]}, keys from prompts in which only that label's own text changes class cost {own} nats, "
-        f"keys from prompts in which only the other texts change {others}."
+        f"In {TITLES[model]} ({cell.task}), we exchanged the query, the keys or the values of 12 heads with those of "
+        f"another prompt: the answer loses {lost} nats of log-odds, and becomes the other label in {flips}% of the "
+        f"prompts. Two exchanges at once, which should cancel, cost {pairs}; exchanges that should not matter (labels "
+        f"for keys, texts for values) cost {idle}; random heads of the same layers {random}."
     )
 
 
 def _on_sentences(cells: Sequence[Stored]) -> str:
     """Return the exchanges on the paper's sentences."""
     for cell in cells:
-        names = ("query", "keys", "values", "keys: own text", "keys: other texts")
-        if cell.task == ON_SENTENCES and (rows := _numbers(cell, *names)):
-            query, keys, values, own, others = (number(row.quantity) for row in rows)
-            random = number(max(abs(row.control) for row in rows))
-            return (
-                f"On sentences ({cell.task}, {TITLES[cell.model]}), they cost {query}, {keys} and {values} nats; own "
-                f"text {own}, other texts {others}; random at most {random}."
-            )
+        if cell.task == ON_SENTENCES and (costs := _costs(cell)):
+            return f"On sentences ({cell.task}, {TITLES[cell.model]}): {_in_short(costs)}."
     return ""
+
+
+def _in_short(costs: tuple[str, ...]) -> str:
+    lost, flips, pairs, idle, random = costs
+    return (
+        f"{lost} nats; the other label in {flips}%; two at once {pairs}; what should not matter {idle}; random heads "
+        f"{random}"
+    )
+
+
+def _costs(cell: Stored) -> tuple[str, ...] | None:
+    """Return what single exchanges cost, how often the label is the other one, and what pairs, idle and random cost."""
+    names = ("query", "keys", "values", "query+keys", "query+values", "keys+values", "keys: labels", "values: texts")
+    rows, flips = _numbers(cell, *names), _numbers(cell, *(f"predicted: {name}" for name in names[:3]))
+    if not rows or not flips:
+        return None
+    lost = [number(row.quantity) for row in rows]
+    controls = [row.control for row in rows]
+    return (
+        ", ".join(lost[:3]),
+        ", ".join(f"{100 * row.quantity:.0f}" for row in flips),
+        ", ".join(lost[3:6]),
+        ", ".join(lost[6:]),
+        f"{number(min(controls))} … {number(max(controls))}",
+    )
+
+
+def _own_text(cells: Sequence[Stored], model: str) -> str:
+    said = []
+    for cell in (_shown(cells, model), *(one for one in cells if (one.task, one.model) == (ON_SENTENCES, model))):
+        if cell is not None and (rows := _numbers(cell, "keys: own text", "keys: other texts")):
+            own, others = (
+                f"{number(row.quantity)} [{number(row.control + row.low)}, {number(row.control + row.high)}]"
+                for row in rows
+            )
+            said.append((own, others, "" if cell.task != ON_SENTENCES else f" on {cell.task}"))
+    if not said:
+        return ""
+    if model == QWEN:
+        return f"In Qwen: {'; '.join(f'{own} and {others}{where}' for own, others, where in said)}."
+    ((own, others, _),) = said
+    return (
+        f"In {TITLES[model]}, keys at labels cost {own} nats if only the text of the same demonstration changed class, "
+        f"and {others} if only the other texts did."
+    )
 
 
 def _written(cells: Sequence[Stored], model: str) -> str:
     cell = _shown(cells, model)
     if cell is None:
         return ""
-    said = []
-    for reader, words in (
-        ("query", "queries"),
-        ("keys at the labels", "label keys"),
-        ("values at the labels", "values"),
+    said, controls, total = [], [], {"compared": np.zeros(3), "carried": np.zeros(3)}
+    for reader, words, role in (
+        ("query", "queries", "compared"),
+        ("keys at the labels", "keys at labels", "compared"),
+        ("values at the labels", "values at labels", "carried"),
     ):
-        rows = _numbers(cell, *(f"{third} third → {reader}" for third in ("first", "middle", "last")))
+        rows = _numbers(cell, *(f"{third} third → {reader}" for third in THIRDS))
         if rows is None:
             return ""
-        said.append(f"{words} {' / '.join(number(row.quantity) for row in rows)}")
+        said.append(f"{' / '.join(number(row.quantity) for row in rows)} nats for {words}")
+        controls += [row.control for row in rows]
+        total[role] += [row.quantity for row in rows]
+    most = {role: THIRDS[int(values.argmax())] for role, values in total.items()}
     return (
-        f"In {TITLES[model]}, what the first / middle / last third of the layers writes for these heads' reading is "
-        f"worth, in nats: {'; '.join(said)}."
+        f"In {TITLES[model]}, most of what is compared is written in the {most['compared']} third of the layers, most "
+        f"of what is carried in the {most['carried']}. Removing what the first / middle / last third wrote for 12 "
+        f"heads costs {'; '.join(said)}; for random heads {number(min(controls))} … {number(max(controls))}."
     )
