@@ -165,14 +165,14 @@ def condition_dots(table: pd.DataFrame, x: str, *, label: str, names: tuple[str,
 
     `table` has the columns quantity, control, low and high (of the difference), as rows of findings do.
     """
-    figure, parts = panels(table, height=max(2.3, 0.9 + 0.2 * table[x].nunique()))
+    figure, parts = panels(table, height=max(2.3, 0.9 + 0.2 * len(set(table[x]))))
     for i, (axes, part) in enumerate(parts):
         ends = part["control"] + part["low"], part["control"] + part["high"]
         axes.hlines(part[x], *ends, color=COLORS[0], lw=2)
         axes.plot(part["quantity"], part[x], "o", color=COLORS[0], ms=6, label=names[0])
         axes.plot(part["control"], part[x], "o", mfc="none", mec=COLORS[1], mew=1.3, ms=8, label=names[1])
         axes.axvline(0, color="black", lw=0.8, ls="--")
-        axes.margins(y=0.5 / part[x].nunique())
+        axes.margins(y=0.5 / len(set(part[x])))
         axes.invert_yaxis()
         _label_conditions(axes, i, label)
     legend_below(figure, parts[0][0], columns=2)
