@@ -99,14 +99,14 @@ def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["estimate", "circuit"])
+@pytest.mark.parametrize("kind", ["estimate", "removals"])
 def test_a_killed_run_resumes_and_writes_the_same_bytes(inputs, unbroken, tmp_path, kind):
     """SIGKILL in the middle of writing the second chunk of either pass; finished chunks are not written again."""
     out = tmp_path / "out"
     assert sum(name.startswith(f"{kind}-") for name in unbroken) == 3
     assert ended(forked(main, ["icl-lens", *inputs, "--out", out], dies_after=1, kind=kind)) == -signal.SIGKILL
     kept = stamps(out, "*-*.parquet")
-    assert len(kept) == {"estimate": 1, "circuit": 4}[kind]
+    assert len(kept) == {"estimate": 1, "removals": 4}[kind]
     assert ended(forked(main, ["icl-lens", *inputs, "--out", out])) == 0
     assert contents(out) == unbroken
     assert {name: stamp for name, stamp in stamps(out, "*-*.parquet").items() if name in kept} == kept
