@@ -16,6 +16,7 @@ def study(icl_mini: Any) -> Study:
     return Study(icl_mini, PAPER_TASKS[1], 16)
 
 
+@pytest.mark.slow
 def test_rows_are_the_exchanges_of_held_out_prompts(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "N_RANDOM_SETS", 2)
     found = finding.measure(study)
