@@ -281,17 +281,28 @@ def test_the_index_states_the_exchanges_with_their_control():
     assert "the other label" not in overview.text([(fewer.finding, [fewer])])
 
 
+READERS = ("query", "keys at the labels", "values at the labels")
+
+
 def test_the_index_names_the_third_that_writes_most():
     values = {("query", 1): 0.5, ("keys at the labels", 1): 0.7, ("values at the labels", 0): 0.6}
     rows = [
         row(f"{third} third → {reader}", values.get((reader, i), 0.1))
-        for reader in ("query", "keys at the labels", "values at the labels")
+        for reader in READERS
         for i, third in enumerate(overview.THIRDS)
     ]
     circuit = cell("circuit", overview.SHOWN[SMOLLM2], *rows)
     index = overview.text([(circuit.finding, [circuit])])
-    assert "compared is written in the middle third of the layers, most of what is carried in the first" in index
-    assert "costs 0.10 / 0.50 / 0.10 nats for queries; 0.10 / 0.70 / 0.10 nats for keys at labels; 0.60 / 0.10" in index
+    assert "compared is written in the middle, most of what is carried is written in the first third" in index
+    assert "wrote for 2 heads costs 0.10 / 0.50 / 0.10 nats for queries; 0.10 / 0.70 / 0.10 nats for keys" in index
+
+
+def test_the_index_names_no_third_where_none_is_above_its_control():
+    rows = [row(f"{third} third → {reader}", 0.15) for reader in READERS for third in overview.THIRDS]
+    circuit = cell("circuit", overview.SHOWN[SMOLLM2], *rows)
+    index = overview.text([(circuit.finding, [circuit])])
+    assert overview.NOTHING_WRITTEN in index
+    assert "is written in the" not in index
 
 
 def test_claims_count_tasks_above_and_below_the_control():

@@ -185,5 +185,5 @@ FINDING = Finding(
         "With two labels, accuracy cannot fall far below 50%; the paper's 24.4% is over the whole vocabulary.",
         "Heads are removed at the last position only; what they do elsewhere is not measured here.",
     ),
-    draw=partial(curves, x="count", y="log_odds", by="heads", label="answer's log-odds, nats"),
+    draw=partial(curves, x="count", y="log_odds", by="heads", labels=("heads removed", "answer's log-odds, nats")),
 )

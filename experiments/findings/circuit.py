@@ -100,7 +100,7 @@ def draw(details: pd.DataFrame) -> Figure:
         right.set_ylim(-60, 160)
         right.set_title("% of what all edges carry", fontsize=8)
     (left, right), _, _ = cells[-1]
-    left.set_xlabel("layer of the sender (−1: embeddings)")
+    left.set_xlabel("layer that wrote (−1: embeddings)")
     right.set_xlabel("edges kept, %")
     legend_below(figure, left, right, columns=3)
     return figure

@@ -176,5 +176,5 @@ FINDING = Finding(
         "Blocking a flow in many layers puts the model into states it never encounters; random edges show how much "
         "that alone costs.",
     ),
-    draw=partial(curves, x="layer", y="lost", by="edges", label="log-odds lost, nats"),
+    draw=partial(curves, x="layer", y="lost", by="edges", labels=("layer", "log-odds lost, nats")),
 )

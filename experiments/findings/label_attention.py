@@ -121,7 +121,7 @@ def _effects(
 def draw(details: pd.DataFrame) -> Figure:
     """Draw attention to labels of either class by located head, and attention against its effect in the best heads."""
     figure, parts = panels(details.sort_values("part", kind="stable"), by=("part", "model", "task"))
-    handles = {}
+    handles, n_attention = {}, details.loc[details["part"] == "attention", ["model", "task"]].drop_duplicates().shape[0]
     for i, (axes, part) in enumerate(parts):
         axes.set_title("\n".join(part[["model", "task"]].iloc[0]), fontsize=8)
         if part["part"].iloc[0] == "attention":
@@ -136,7 +136,7 @@ def draw(details: pd.DataFrame) -> Figure:
                 axes.plot(dots["attention"], dots["effect"], ".", ms=3, color=color, label=f"{place} head")
             axes.axhline(0, color="#bbbbbb", lw=0.8)
             axes.set_xlabel("attention to a label, %", fontsize=8)
-            axes.set_ylabel("" if i % 3 else "log-odds added, nats", fontsize=8)
+            axes.set_ylabel("" if i % 3 and i != n_attention else "log-odds added, nats", fontsize=8)
         handles |= {str(line.get_label()): line for line in axes.get_lines() if str(line.get_label())[0] != "_"}
     figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=5, frameon=False, fontsize=8)
     return figure

@@ -8,7 +8,6 @@ layers instead of heads: deep attention layers among all attention and FFN layer
 """
 
 import random
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,7 +23,7 @@ import icl_lens as il
 from experiments.findings.ablation import ablated_scores
 from experiments.framework.estimate import Comparison, compare, compare_drawn
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
-from experiments.framework.locating import METHODS, Scores, best_heads
+from experiments.framework.locating import METHODS, best_heads
 from experiments.framework.plotting import COLORS, cell_rows, dots, legend_below
 from experiments.framework.sentences import each
 from experiments.framework.study import N_RANDOM_SETS, RANKINGS, Study, clusters_of
@@ -56,7 +55,7 @@ LOST = tuple(
 
 def measure(study: Study) -> Measured:
     """Measure the deeper half's share by either ranking, by exact effects and of layers, and what each method finds."""
-    scores, seconds = _timed_scores(study)
+    scores = {name: method.score(study, study.halves()[0]) for name, method in METHODS.items()}
     layers = _layer_contributions(study)
     rows: list[Row] = []
     for i, ranked in enumerate(study.by_ranking()):
@@ -73,7 +72,7 @@ def measure(study: Study) -> Measured:
         if not compare(ranked.of_located(values).sum(1), 0.0, study.clusters).low > 0:
             found = dict.fromkeys(found, NO_CONTRIBUTION)
         rows += rows_of(found, ranking=ranked.ranking)
-    lost, details = _compared(study, {name: best_heads(one, study.n_located) for name, one in scores.items()}, seconds)
+    lost, details = _compared(study, {name: best_heads(one, study.n_located) for name, one in scores.items()})
     tables = [details, _layer_table(layers), _top_heads(study)]
     return Measured([*rows, *lost], pd.concat(tables, ignore_index=True))
 
@@ -123,21 +122,7 @@ def random_increases(acts: il.Activations) -> Float[Tensor, "row layer head"]:
     return il.head_log_prob_increase(acts, random_tokens(acts.batch, acts.readout.W_U.shape[1]))
 
 
-def _timed_scores(study: Study) -> tuple[dict[str, Scores], dict[str, float]]:
-    """Return every method's scores of all heads on the locating prompts, and its seconds per 100 prompts."""
-    batch = study.halves()[0]
-    scores, seconds = {}, {}
-    for name, method in METHODS.items():
-        method.score(study, batch[:2])  # leaves one-time setup out of the seconds
-        start = time.perf_counter()
-        scores[name] = method.score(study, batch)
-        seconds[name] = (time.perf_counter() - start) * 100 / len(batch)
-    return scores, seconds
-
-
-def _compared(
-    study: Study, found: Mapping[str, Sequence[il.Head]], seconds: Mapping[str, float]
-) -> tuple[list[Row], pd.DataFrame]:
+def _compared(study: Study, found: Mapping[str, Sequence[il.Head]]) -> tuple[list[Row], pd.DataFrame]:
     """Measure log-odds lost on held-out prompts without each method's heads, next to random heads of their layers."""
     sets = [[], *(one for heads in found.values() for one in [heads, *study.random_sets(heads)])]
     _, odds = ablated_scores(study, sets)
@@ -152,8 +137,7 @@ def _compared(
         details.append(
             {"kind": "method", "name": METHODS[name].name, "quantity": compared.quantity, "control": compared.control}
             | {"low": compared.low, "high": compared.high, "passes": METHODS[name].passes(n_heads)}
-            | {"seconds_per_100_prompts": round(seconds[name], 2), "heads": " ".join(map(str, heads))}
-            | {"in_common_with_contrast": len({*heads} & {*found["contrast"]})}
+            | {"heads": " ".join(map(str, heads)), "in_common_with_contrast": len({*heads} & {*found["contrast"]})}
         )
     return rows, pd.DataFrame(details)
 
@@ -202,8 +186,9 @@ def draw(details: pd.DataFrame) -> Figure:
     figure, cells = cell_rows(details, 2, width_ratios=(3, 2))
     for (left, right), title, part in cells:
         methods = part.loc[part["kind"] == "method"]
-        costs = zip(methods["name"], methods["passes"], methods["seconds_per_100_prompts"], strict=True)
-        dots(left, methods, [f"{name}\n{passes:.0f} pass{'es' * (passes > 1)}, {s:.3g} s" for name, passes, s in costs])
+        costs = zip(methods["name"], methods["passes"], strict=True)
+        names = [f"{name}\n{passes:.0f} pass{'es' * (passes > 1)}" for name, passes in costs]
+        dots(left, methods, names, names=("without located heads (bar: 95%)", "without random heads"))
         left.set_title(title, fontsize=8)
         layers = part[(part["kind"] == "layer") & (part["ranking"] == "contrast")]
         for color, (name, line) in zip(COLORS[2:], layers.groupby("name"), strict=False):
@@ -247,12 +232,11 @@ FINDING = Finding(
     "mean of 20 random sets of the same number of heads from the same layers. Causal tracing runs the prompt with its "
     "labels exchanged, restores one head's output at the last position, and measures the log-odds restored. Contrast, "
     "increase and attention cost one forward pass per prompt, the gradient estimate five (a backward one counts as "
-    "two), and exact effects and causal tracing one for each head. Seconds are per 100 prompts.",
+    "two), and exact effects and causal tracing one for each head; but heads share the "
+    "prompt's keys and values, so that each costs one token.",
     caveats=(
         "Contrast and increase count only what a head writes directly into the answer; exact effects and tracing also "
         "count what later layers make of it.",
-        "Exact effects and causal tracing take fewer seconds than their passes suggest: heads share the prompt's keys "
-        "and values, so that each costs one token instead of a full pass.",
         "A loss is measured by removing heads, which is also how exact effects rank them.",
     ),
     draw=draw,

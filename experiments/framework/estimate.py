@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
@@ -133,30 +133,6 @@ def rank_correlation(x: Float[np.ndarray, "*rest n"], y: Float[np.ndarray, "*res
     a, b = (ranks - ranks.mean(-1, keepdims=True) for ranks in (a, b))
     spread = np.sqrt((a**2).sum(-1) * (b**2).sum(-1))
     return np.divide((a * b).sum(-1), spread, out=np.zeros(spread.shape), where=spread > 0)
-
-
-def auroc_of_rows(
-    scores: Float[np.ndarray, "row *rest n"], positive: Bool[np.ndarray, "row n"], negative: Bool[np.ndarray, "row n"]
-) -> Float[np.ndarray, "row *rest"]:
-    """Return the share of a row's pairs in which a positive scores above a negative; ties count half.
-
-    NaN without pairs; chance is ½.
-    """
-    pairs = positive[:, :, None] & negative[:, None, :]
-    pairs = pairs.reshape(len(pairs), *[1] * (scores.ndim - 2), *pairs.shape[1:])
-    gap = scores[..., :, None] - scores[..., None, :]
-    wins = (gap > 0) + 0.5 * (gap == 0)
-    with np.errstate(invalid="ignore"):
-        return (wins * pairs).sum((-1, -2)) / pairs.sum((-1, -2))
-
-
-def precision_of_rows(
-    scores: Float[np.ndarray, "row n"], positive: Bool[np.ndarray, "row n"], negative: Bool[np.ndarray, "row n"]
-) -> Float[np.ndarray, " row"]:
-    """Return 1 where a row's best score is a positive's, else 0; if best scores tie, the positives' share of them."""
-    found = np.where(positive | negative, scores, -np.inf)
-    best = found == found.max(-1, keepdims=True)
-    return (best & positive).sum(-1) / best.sum(-1)
 
 
 def compare_ratios(quantity: Ratio, control: Ratio, clusters: Clusters, *, total: str) -> Comparison | str:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 from matplotlib import rc_context
 
@@ -19,12 +19,14 @@ Numbered = Sequence[tuple[Finding, Sequence[Stored]]]
 
 SHOWN = {SMOLLM2: "animal-country, A/B", QWEN: "sentiment-number, foo/bar"}
 """The task of each real model in the text and figure."""
+FIRST = next(iter(SHOWN))
+NOTHING_WRITTEN = "no third of the layers writes more of what these heads compare or carry than for random heads"
 ON_SENTENCES = "TREC, A/B"
 
 MODELS = (
     "SmolLM2 is SmolLM2-135M-Instruct (30 layers of 9 heads), Qwen is Qwen2.5-Coder-0.5B-Instruct (24 of 14), both "
     "with quantized weights. Prompts show labeled texts in balanced random order: copying a label is right half of the "
-    "time. Heads are chosen on 100 prompts of a task and measured on 100 with other queries. Brackets are 95% "
+    "time. Heads are chosen on some prompts of a task and measured on {n} with other queries. Brackets are 95% "
     "intervals over queries."
 )
 
@@ -40,10 +42,12 @@ def save(numbered: Numbered, path: Path) -> None:
 def text(numbered: Numbered) -> str:
     """Return the page in Markdown."""
     every = [cell for _, cells in numbered for cell in cells]
-    n_real = sum(row.applies for cell in groups(every)[0] for row in cell.rows)
+    real = groups(every)[0]
+    n_real = sum(row.applies for cell in real for row in cell.rows)
+    main = [row for cell in real for row in cell.all_rows(cell.finding.main.name)]
     parts = [
         "# What we found",
-        MODELS,
+        MODELS.format(n=" or ".join(map(str, sorted({row.n_prompts for row in main if row.n_prompts})))),
         *(f"{i}. {sentence}" for i, sentence in enumerate(filter(None, map(_join, _findings(numbered))), start=1)),
         "![Exchanges of queries, keys and values in both models](figures/overview.svg)",
         "*Log-odds lost when the heads of the scan (dots, 95%) or random heads (circles) take their query, keys or "
@@ -84,67 +88,88 @@ def _numbers(cell: Stored, *measures: str) -> list[Row] | None:
 
 
 def _exchanges(cells: Sequence[Stored], model: str) -> str:
+    """Return what exchanges cost in a model: in full for the first one, in short for the others."""
     cell = _shown(cells, model)
     if cell is None or (costs := _costs(cell)) is None:
         return ""
-    lost, flips, pairs, idle, random = costs
-    if model == QWEN:
-        return f"In Qwen ({cell.task}): {_in_short(costs)}."
+    if model != FIRST:
+        return f"In {TITLES[model]} ({cell.task}): {_in_short(costs)}."
     return (
-        f"In {TITLES[model]} ({cell.task}), we exchanged the query, the keys or the values of 12 heads with those of "
-        f"another prompt: the answer loses {lost} nats of log-odds, and becomes the other label in {flips}% of the "
-        f"prompts. Two exchanges at once, which should cancel, cost {pairs}; exchanges that should not matter (labels "
-        f"for keys, texts for values) cost {idle}; random heads of the same layers {random}."
+        f"In {TITLES[model]} ({cell.task}), we exchanged the query, the keys or the values of {costs.n_heads} heads "
+        f"with those of another prompt: the answer loses {costs.lost} nats of log-odds, and becomes the other label in "
+        f"{costs.flips}% of the prompts. Two exchanges at once, which should cancel, cost {costs.pairs}; exchanges "
+        f"that should not matter (labels for keys, texts for values) cost {costs.idle}; random heads of the same "
+        f"layers {costs.random}."
     )
 
 
 def _on_sentences(cells: Sequence[Stored]) -> str:
-    """Return the exchanges on the paper's sentences."""
+    """Return what exchanges cost on the paper's sentences."""
     for cell in cells:
         if cell.task == ON_SENTENCES and (costs := _costs(cell)):
             return f"On sentences ({cell.task}, {TITLES[cell.model]}): {_in_short(costs)}."
     return ""
 
 
-def _in_short(costs: tuple[str, ...]) -> str:
-    lost, flips, pairs, idle, random = costs
-    return (
-        f"{lost} nats; the other label in {flips}%; two at once {pairs}; what should not matter {idle}; random heads "
-        f"{random}"
-    )
+class _Costs(NamedTuple):
+    """Numbers of a model on a task, as text."""
+
+    n_heads: int
+    lost: str
+    """By single exchanges: the query, the keys, the values."""
+    flips: str
+    """Percentages of prompts whose label becomes the other one."""
+    pairs: str
+    idle: str
+    random: str
+    """The range of the controls."""
 
 
-def _costs(cell: Stored) -> tuple[str, ...] | None:
-    """Return what single exchanges cost, how often the label is the other one, and what pairs, idle and random cost."""
+def _costs(cell: Stored) -> _Costs | None:
     names = ("query", "keys", "values", "query+keys", "query+values", "keys+values", "keys: labels", "values: texts")
     rows, flips = _numbers(cell, *names), _numbers(cell, *(f"predicted: {name}" for name in names[:3]))
     if not rows or not flips:
         return None
     lost = [number(row.quantity) for row in rows]
-    controls = [row.control for row in rows]
-    return (
+    return _Costs(
+        rows[0].n_heads,
         ", ".join(lost[:3]),
         ", ".join(f"{100 * row.quantity:.0f}" for row in flips),
         ", ".join(lost[3:6]),
         ", ".join(lost[6:]),
-        f"{number(min(controls))} … {number(max(controls))}",
+        _range(rows),
     )
 
 
+def _in_short(costs: _Costs) -> str:
+    return (
+        f"{costs.lost} nats; the other label in {costs.flips}%; two at once {costs.pairs}; what should not matter "
+        f"{costs.idle}; random heads {costs.random}"
+    )
+
+
+def _range(rows: Sequence[Row]) -> str:
+    """Return the range of the rows' controls."""
+    controls = [row.control for row in rows]
+    return f"{number(min(controls))} … {number(max(controls))}"
+
+
 def _own_text(cells: Sequence[Stored], model: str) -> str:
+    """Return what keys cost if only their own demonstration's text changes class, or only the other texts."""
     said = []
-    for cell in (_shown(cells, model), *(one for one in cells if (one.task, one.model) == (ON_SENTENCES, model))):
-        if cell is not None and (rows := _numbers(cell, "keys: own text", "keys: other texts")):
+    for cell in cells:
+        shown = cell.model == model and cell.task in (SHOWN[model], ON_SENTENCES)
+        if shown and (rows := _numbers(cell, "keys: own text", "keys: other texts")):
             own, others = (
                 f"{number(row.quantity)} [{number(row.control + row.low)}, {number(row.control + row.high)}]"
                 for row in rows
             )
-            said.append((own, others, "" if cell.task != ON_SENTENCES else f" on {cell.task}"))
+            said.append((own, others, f" ({cell.task})"))
     if not said:
         return ""
-    if model == QWEN:
-        return f"In Qwen: {'; '.join(f'{own} and {others}{where}' for own, others, where in said)}."
-    ((own, others, _),) = said
+    if model != FIRST:
+        return f"In {TITLES[model]}: {'; '.join(f'{own} and {others}{where}' for own, others, where in said)}."
+    own, others, _ = said[0]
     return (
         f"In {TITLES[model]}, keys at labels cost {own} nats if only the text of the same demonstration changed class, "
         f"and {others} if only the other texts did."
@@ -152,10 +177,12 @@ def _own_text(cells: Sequence[Stored], model: str) -> str:
 
 
 def _written(cells: Sequence[Stored], model: str) -> str:
+    """Return which layers write what is compared and carried, if any third of them is above its control."""
     cell = _shown(cells, model)
     if cell is None:
         return ""
-    said, controls, total = [], [], {"compared": np.zeros(3), "carried": np.zeros(3)}
+    of_role: dict[str, list[Row]] = {}
+    said = []
     for reader, words, role in (
         ("query", "queries", "compared"),
         ("keys at the labels", "keys at labels", "compared"),
@@ -165,11 +192,18 @@ def _written(cells: Sequence[Stored], model: str) -> str:
         if rows is None:
             return ""
         said.append(f"{' / '.join(number(row.quantity) for row in rows)} nats for {words}")
-        controls += [row.control for row in rows]
-        total[role] += [row.quantity for row in rows]
-    most = {role: THIRDS[int(values.argmax())] for role, values in total.items()}
+        of_role.setdefault(role, []).extend(rows)
+    most = [f"{role} is written in the {_largest(rows)}" for role, rows in of_role.items() if _largest(rows)]
+    lead = f"most of what is {', most of what is '.join(most)} third of the layers" if most else NOTHING_WRITTEN
+    every = [row for rows in of_role.values() for row in rows]
     return (
-        f"In {TITLES[model]}, most of what is compared is written in the {most['compared']} third of the layers, most "
-        f"of what is carried in the {most['carried']}. Removing what the first / middle / last third wrote for 12 "
-        f"heads costs {'; '.join(said)}; for random heads {number(min(controls))} … {number(max(controls))}."
+        f"In {TITLES[model]}, {lead}. Removing what the first / middle / last third wrote for {every[0].n_heads} heads "
+        f"costs {'; '.join(said)}; for random heads {_range(every)}."
     )
+
+
+def _largest(rows: Sequence[Row]) -> str:
+    """Return the third with the largest sum over readers, "" if it is above its control in none of them."""
+    by_third = [rows[i :: len(THIRDS)] for i in range(len(THIRDS))]
+    place = max(range(len(THIRDS)), key=lambda i: sum(row.quantity for row in by_third[i]))
+    return THIRDS[place] if any(row.outcome == "above" for row in by_third[place]) else ""

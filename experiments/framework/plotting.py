@@ -1,7 +1,6 @@
-"""Figures of findings: a forest plot of the main measure, curves, and bars."""
+"""Figures of findings: dots next to their controls, curves, and bars."""
 
 from collections.abc import Mapping, Sequence
-from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -18,63 +17,6 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "icl_lens",
 }
 COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER)
-
-
-def forest(table: pd.DataFrame, unit: str, paper: dict[str, float]) -> Figure:
-    """Draw one line per row: dot = quantity, bar = its interval, hollow dot = control, small dots = other seeds.
-
-    `table` has the columns label, quantity, control, low, high (of the difference) and seeds (lists of quantities).
-    Triangles mark the paper's numbers.
-    """
-    lines = len(table) + bool(paper)
-    figure = Figure(figsize=(7.2, 0.9 + 0.34 * lines), layout="constrained")
-    axes = figure.subplots()
-    for y in range(len(table)):
-        row = table.iloc[y]
-        axes.plot([row.control + row.low, row.control + row.high], [y, y], color=COLORS[0], lw=2, zorder=2)
-        axes.plot(row.seeds, [y - 0.22] * len(row.seeds), ".", color=COLORS[0], ms=4, alpha=0.6, zorder=2)
-        axes.plot(row.quantity, y, "o", color=COLORS[0], ms=7, zorder=3)
-        axes.plot(row.control, y, "o", mfc="white", mec=COLORS[1], mew=1.5, ms=7, zorder=3)
-    labels = list(table["label"])
-    if paper:
-        axes.plot(list(paper.values()), [len(table)] * len(paper), "^", color="black", ms=7)
-        labels.append("paper: " + ", ".join(paper))
-    axes.set_yticks(range(lines), labels)
-    axes.set_ylim(lines - 0.5, -0.6)
-    axes.set_xlabel(fill(unit, 60))
-    axes.grid(axis="x", color="#dddddd", lw=0.6)
-    axes.set_axisbelow(True)
-    handles = [
-        axes.plot([], [], "o", color=COLORS[0], ms=7, label="quantity (bar: 95% interval)")[0],
-        axes.plot([], [], "o", mfc="white", mec=COLORS[1], mew=1.5, ms=7, label="control")[0],
-    ]
-    if any(len(seeds) for seeds in table["seeds"]):
-        handles.append(axes.plot([], [], ".", color=COLORS[0], ms=4, alpha=0.6, label="other training seeds")[0])
-    figure.legend(handles=handles, loc="outside upper right", ncols=3, frameon=False)
-    return figure
-
-
-def overview_forest(findings: Sequence[tuple[str, str, Sequence[tuple[bool, Sequence[float]]]]]) -> Figure:
-    """Draw a panel per finding: its name, its unit, and lines (in color or gray, [quantity, control, low, high])."""
-    rows = -(-len(findings) // 3)
-    figure = Figure(figsize=(7.4, 1.75 * rows), layout="constrained")
-    every = figure.subplots(rows, 3, squeeze=False).flatten()
-    for axes in every[len(findings) :]:
-        axes.set_visible(False)
-    for axes, (title, unit, lines) in zip(every, findings, strict=False):
-        for y, (in_color, (quantity, control, low, high)) in enumerate(lines):
-            color = COLORS[0] if in_color else "#888888"
-            axes.plot([control + low, control + high], [y, y], color=color, lw=1.5, zorder=2)
-            axes.plot(control, y, "o", mfc="white", mec=color, ms=4.5, zorder=3)
-            axes.plot(quantity, y, "o", color=color, ms=4.5, zorder=4)
-        axes.set_ylim(max(len(lines), 1) - 0.5, -0.5)
-        axes.set_yticks([])
-        axes.set_title(title, fontsize=8, loc="left")
-        axes.set_xlabel(unit, fontsize=6.5)
-        axes.tick_params(labelsize=7)
-        axes.grid(axis="x", color="#dddddd", lw=0.6)
-        axes.set_axisbelow(True)
-    return figure
 
 
 def panels(
@@ -94,21 +36,8 @@ def panels(
     return figure, found
 
 
-def group_lines(table: pd.DataFrame, *, by: Sequence[str], label: str, title_size: int = 8) -> Figure:
-    """Draw the column value of each head by group of writers, a line per head; a panel for each value of `by`."""
-    figure, parts = panels(table, by=by)
-    for axes, part in parts:
-        axes.title.set_fontsize(title_size)
-        axes.axhline(0, color="#bbbbbb", lw=0.8)
-        for color, (head, of_head) in zip(COLORS * 8, part.groupby("head", sort=False), strict=False):
-            axes.plot(of_head["group"], of_head["value"], "o-", ms=3, lw=0.6, color=color, label=head)
-        axes.tick_params(axis="x", rotation=60, labelsize=7)
-    figure.supylabel(f"{label} (a line per head)", fontsize=8)
-    return figure
-
-
-def curves(table: pd.DataFrame, *, x: str, y: str, by: str, label: str) -> Figure:
-    """Draw y against x, one line per value of `by`, one panel per model and task."""
+def curves(table: pd.DataFrame, *, x: str, y: str, by: str, labels: tuple[str, str]) -> Figure:
+    """Draw y against x, one line per value of `by`, one panel per model and task; `labels` are those of x and y."""
     table = _by_contrast(table)
     figure, parts = panels(table)
     names = [name for name in table[by].unique() if name != "none"]
@@ -118,8 +47,8 @@ def curves(table: pd.DataFrame, *, x: str, y: str, by: str, label: str) -> Figur
             line = pd.concat([start, part[part[by] == name]])
             axes.plot(line[x], line[y], "o-", color=color, ms=3, label=name)
         axes.axhline(0, color="#bbbbbb", lw=0.8)
-        axes.set_xlabel(x)
-    parts[0][0].set_ylabel(label)
+        axes.set_xlabel(labels[0])
+    parts[0][0].set_ylabel(labels[1])
     legend_below(figure, parts[0][0], columns=min(3, len(names)))
     return figure
 
@@ -179,13 +108,13 @@ def condition_dots(table: pd.DataFrame, x: str, *, label: str, names: tuple[str,
     return figure
 
 
-def dots(axes: Axes, table: pd.DataFrame, labels: Sequence[str]) -> None:
-    """Draw one labeled line per row: dot = quantity, bar = its interval, hollow dot = control; see `forest`."""
+def dots(axes: Axes, table: pd.DataFrame, labels: Sequence[str], *, names: tuple[str, str]) -> None:
+    """Draw one labeled line per row: dot = quantity, bar = its interval, hollow dot = control."""
     y = np.arange(len(table))
     quantity, control, low, high = (table[name].to_numpy(float) for name in ("quantity", "control", "low", "high"))
     axes.hlines(y, control + low, control + high, colors=COLORS[0], lw=2)
-    axes.plot(quantity, y, "o", color=COLORS[0], ms=6, label="quantity (bar: 95% interval)")
-    axes.plot(control, y, "o", mfc="white", mec=COLORS[1], mew=1.5, ms=6, label="control")
+    axes.plot(quantity, y, "o", color=COLORS[0], ms=6, label=names[0])
+    axes.plot(control, y, "o", mfc="white", mec=COLORS[1], mew=1.5, ms=6, label=names[1])
     axes.set_yticks(y, labels, fontsize=7)
     axes.set_ylim(len(table) - 0.5, -0.5)
     axes.axvline(0, color="#bbbbbb", lw=0.8)

@@ -1,23 +1,7 @@
 """Writers of a layer's input in groups: embeddings, heads and FFNs of early and of late layers, biases."""
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from icl_lens.models.view import ModelView
-
 GROUPS = ("embeddings", "early heads", "early FFNs", "late heads", "late FFNs", "biases")
 """Early layers are those in the first half of the model."""
-EARLY_GROUPS = ("embeddings", "early heads", "early FFNs")
-"""Groups of early writers; a head in an early layer has no others except biases."""
-
-
-def group_sums(
-    values: Float[Tensor, "row writer"], view: ModelView, writers: tuple[str, ...]
-) -> Float[Tensor, "row group"]:
-    """Return sums over the writers of each of `GROUPS`."""
-    numbers = torch.tensor([GROUPS.index(group_of(writer, view.n_layers)) for writer in writers], device=values.device)
-    return values.new_zeros(len(values), len(GROUPS)).index_add(1, numbers, values)
 
 
 def group_of(writer: str, n_layers: int) -> str:
