@@ -2,8 +2,10 @@
 
 import io
 from contextlib import ExitStack
+from dataclasses import replace
 
 import hf_exchange
+import numpy as np
 import pytest
 import torch
 from family_tables import EXACT
@@ -245,6 +247,43 @@ def found(planted):
     truth, model = planted("two-tower")
     prompts = il.load_task("sentiment-number", n=24, path=truth.words, layout="random")
     return il.two_towers(model, prompts, k=2, n_random_sets=2)
+
+
+# Two exchanges of each prediction of two towers: the first must cost more than the second.
+MUST_DIFFER = [
+    ("keys", "keys: labels"),
+    ("keys: own text", "keys: other texts"),
+    *((part, pair) for pair in ("query+keys", "query+values", "keys+values") for part in pair.split("+")),
+]
+
+
+@pytest.mark.parametrize(("larger", "smaller"), MUST_DIFFER)
+def test_one_wrong_difference_is_enough_for_no(found, larger, smaller):
+    """The smaller one gets the losses of the larger, and nothing else changes."""
+    assert found.is_two_towers
+    lost = next(one.lost for one in found.exchanges if one.name == larger)
+    changed = tuple(replace(one, lost=lost) if one.name == smaller else one for one in found.exchanges)
+    made_up = replace(found, exchanges=changed)
+    assert [check.holds for check in made_up.checks].count(False) >= 1
+    assert not made_up.is_two_towers
+    assert "but they are not shown to work as two towers" in made_up.verdict
+
+
+@pytest.mark.parametrize("name", ["query", "keys", "values"])
+def test_an_exchange_that_random_heads_match_is_enough_for_no(found, name):
+    changed = tuple(
+        replace(one, random_lost=np.stack([one.lost] * 2)) if one.name == name else one for one in found.exchanges
+    )
+    made_up = replace(found, exchanges=changed)
+    assert not made_up.is_two_towers
+    assert "The 2 heads are not shown to work as two towers on these prompts" in made_up.verdict
+
+
+def test_a_model_that_guesses_gets_no_verdict(found):
+    made_up = replace(found, correct=np.arange(len(found.correct)) % 2 == 0)
+    assert all(check.holds for check in made_up.checks)
+    assert not made_up.is_two_towers
+    assert made_up.verdict.startswith("These prompts do not show whether the 2 heads work as two towers")
 
 
 def test_the_result_is_a_table_a_page_a_figure_and_json(found, tmp_path):

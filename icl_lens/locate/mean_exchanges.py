@@ -55,7 +55,7 @@ class MeanExchanges(ShownAsTable):
     fallback_reason: str = ""
     """Why full forward passes were used instead of the prefix cache; empty if it was used for all prompts."""
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
 
     def top(self, k: int) -> list[Head]:
         """Return the k heads whose query costs most, largest first."""

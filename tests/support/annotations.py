@@ -6,7 +6,7 @@ from beartype import beartype
 
 
 def checked(function: Callable) -> Callable:
-    """Return a function that checks its arguments, as beartype makes it, or a function within a function as it is.
+    """Return a function that checks its arguments, as beartype makes it, or a function within a function unchanged.
 
     Inner functions are made anew in every call, and to check them would take as long as the calls of small models.
     """
