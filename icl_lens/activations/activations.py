@@ -83,7 +83,7 @@ class Activations:
     writers: Writers | None = None
     """What earlier components wrote at some positions; None unless captured with `writers`. `save` omits it."""
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
 
     @classmethod
     def from_cache(

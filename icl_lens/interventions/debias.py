@@ -183,7 +183,7 @@ class StrengthSearch(ShownAsTable):
     accuracy_drop: tuple[float, ...]
     """For each strength: the largest drop in accuracy in any batch; negative if accuracy rises in all."""
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
 
     def _shown(self) -> tuple[str, dict[str, list[object]], int]:
         columns: dict[str, list[object]] = {

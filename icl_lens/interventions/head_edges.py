@@ -88,7 +88,7 @@ class HeadToHeadEffects(ShownAsTable):
     fallback_reason: str = ""
     """Why full forward passes were used instead of the prefix cache; empty if it was used."""
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
 
     def to_frame(self) -> pd.DataFrame:
         """Return receiver, part, sender, and mean drops over the prompts that have them, largest log_prob first.

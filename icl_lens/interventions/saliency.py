@@ -56,7 +56,7 @@ class SaliencyFlow(ShownAsTable):
     other_to_last: Float[Tensor, "batch layer"]
     """i the last position, j any position that is not in a label."""
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
 
     def share(self, kind: str, versus: str) -> Float[Tensor, "batch layer"]:
         """Return one kind's share (0–1) of the sum of two kinds; ½ if both are equally salient, NaN if both are 0."""

@@ -90,7 +90,7 @@ class Circuit(ShownAsTable):
     scores: pd.DataFrame = field(repr=False)
     """See `score`."""
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
 
     def to_frame(self, table: Table = "edges") -> pd.DataFrame:
         """Return a table.

@@ -81,7 +81,7 @@ class MeanScoreParts(ShownAsTable):
     """See `to_frame`, also for `groups`."""
     groups: pd.DataFrame = field(repr=False)
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
 
     def to_frame(self, table: Literal["writers", "groups"] = "writers") -> pd.DataFrame:
         """Return name (of the head), side, writer, value (mean), low and high.

@@ -106,7 +106,7 @@ class TwoTowers(HasPage):
     fallback_reason: str = ""
     """Why full forward passes were used instead of the prefix cache; empty if it was used."""
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty for the model as it is."""
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
 
     @property
     def accuracy(self) -> Interval:
