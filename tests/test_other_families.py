@@ -60,6 +60,22 @@ def test_an_unsupported_architecture_is_named(tmp_path):
         il.load_model(str(tmp_path), device="cpu", tokenizer=families.tokenizer())
 
 
+@pytest.mark.skipif(tl_version() < (4, 0), reason="TransformerLens 3 cannot load this type")
+def test_loading_installs_nothing(tmp_path, monkeypatch):
+    """TransformerLens installs torchvision, and with it another torch, if an image processor cannot be loaded."""
+    import transformers
+
+    load = transformers.AutoProcessor.from_pretrained
+    installed = []
+    monkeypatch.setattr("subprocess.check_call", lambda command, *args, **kwargs: installed.append(command))
+    causal_models.build("gemma4_unified").save_pretrained(tmp_path)
+    families.tokenizer().save_pretrained(tmp_path)
+    model = il.load_model(str(tmp_path), device="cpu", tokenizer=families.tokenizer())
+    assert model.cfg.is_multimodal
+    assert not installed
+    assert transformers.AutoProcessor.from_pretrained == load
+
+
 def test_listed_types_exist():
     assert not OTHER_TYPES - set(causal_models.KINDS)
     assert not OTHER_TYPES & listed_types()

@@ -10,7 +10,7 @@ import torch
 from icl_lens.errors import InputError
 from icl_lens.models.load_errors import check_config, diagnose_load_error
 from icl_lens.models.offload import execution_device
-from icl_lens.models.quiet import quiet_loading
+from icl_lens.models.quiet import no_processor, quiet_loading
 from icl_lens.models.resolve import bundled_models, has_tokenizer, missing_tokenizer_error, resolve_model, weight_files
 from icl_lens.models.view import SUPPORTED_DTYPES
 from icl_lens.models.weight_checks import StrictLoader
@@ -91,7 +91,8 @@ def load_model(
     if kwargs.get("hf_model") is not None:
         try:
             own = {**kwargs, "hf_model": _with_shared_weights(kwargs["hf_model"])}
-            model = TransformerBridge.boot_transformers(name, **own)
+            with no_processor():
+                model = TransformerBridge.boot_transformers(name, **own)
         except Exception as error:
             raise InputError(
                 f"cannot use hf_model={type(kwargs['hf_model']).__name__}: {type(error).__name__} "
@@ -154,7 +155,7 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
     checked = StrictLoader(name, kwargs.pop("model_class", None))
     try:
         quick = source.kind == "gguf" or name in bundled_models()
-        with quiet_loading(bars=not quick):
+        with quiet_loading(bars=not quick), no_processor():
             model = boot(str(source.folder), model_class=checked, **kwargs)
     except InputError:
         raise

@@ -1,4 +1,4 @@
-"""Suppress transformers' output while loading."""
+"""Keep loading quiet, and the environment as it is."""
 
 import logging
 from collections.abc import Iterator
@@ -21,3 +21,19 @@ def quiet_loading(*, bars: bool) -> Iterator[None]:
         logger.setLevel(level)
         if shown:
             reports.enable_progress_bar()
+
+
+@contextmanager
+def no_processor() -> Iterator[None]:
+    """Load models of images and text without their processor, which no function of this package uses.
+
+    Where it cannot be loaded, TransformerLens runs `pip install torchvision`, which replaces the installed torch.
+    """
+    from transformers import AutoProcessor
+
+    load = AutoProcessor.__dict__["from_pretrained"]
+    AutoProcessor.from_pretrained = classmethod(lambda cls, *args, **kwargs: None)
+    try:
+        yield
+    finally:
+        AutoProcessor.from_pretrained = load
