@@ -15,7 +15,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from experiments.planted import build
-from icl_lens.interventions import prefix_cache
+from icl_lens.interventions import interchange, prefix_cache
 from icl_lens.interventions.interchange import Prefixes, record
 from icl_lens.locate.towers import EXCHANGES, exchange_scores, tower_prompts
 from icl_lens.metrics import label_log_odds
@@ -123,21 +123,46 @@ def test_exchanges_are_nested_patches_and_full_passes_give_the_same(tiny_run, mo
     assert_close(slow.log_odds, scores.log_odds)
 
 
-def test_donors_run_from_the_first_token_that_differs(tiny_run, monkeypatch):
-    _, view, prompts = tiny_run
-    prefixes = Prefixes.of(view, [prompts.batch])
-    for name, donor in prompts.donors.items():
-        plain = record(view, donor, [0, 2], ("k", "q") if donor.has_queries else ("k",))
-        ours = record(view, donor, [0, 2], ("k", "q") if donor.has_queries else ("k",), prefixes)
-        for layer in (0, 2):
-            assert_close(ours.k[layer], plain.k[layer], msg=name)
-    assert prefixes is not None
+@pytest.mark.parametrize(
+    "name", [name if name in ("gpt2", "mistral") else pytest.param(name, marks=pytest.mark.slow) for name in EXACT]
+)
+def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypatch):
+    """Rows of one pass begin with different numbers of tokens, also where attention is local (mistral)."""
+    model = family_run(name).model
+    view, prompts = ModelView.of(model), tower_prompts(model, il.tokenize(model, PROMPTS, prepend_bos=False))
+    sizes = []
+    run = interchange._record_rows
+
+    def count(view, donor, batch, at, layers, parts, pasts=None):
+        sizes.append((len(batch), [] if pasts is None else pasts.lengths))
+        return run(view, donor, batch, at, layers, parts, pasts)
+
+    monkeypatch.setattr(interchange, "_record_rows", count)
+    prefixes = Prefixes.of(view, prompts.batch)
+    for donor_name in sorted(prompts.donors, key=lambda one: one != "texts"):
+        donor = prompts.donors[donor_name]
+        parts = ("k", "v", "q") if donor.has_queries else ("k", "v")
+        plain = record(view, donor, [0, 2], parts)
+        ours = record(view, donor, [0, 2], parts, prefixes, keep=donor_name == "texts")
+        for part in parts:
+            for layer in (0, 2):
+                assert_close(getattr(ours, part)[layer], getattr(plain, part)[layer], msg=f"{donor_name}, {part}")
+        assert (ours.log_probs is None) == (plain.log_probs is None)
+        if ours.log_probs is not None:
+            assert_close(ours.log_probs, plain.log_probs, msg=donor_name)
+    assert prefixes.is_usable
     assert prefixes.is_tested
-    prefixes.is_tested = False
-    for layer in prefixes.cache.layers:
-        layer.keys.add_(1.0)  # a cache that is wrong is not used
+    assert any(len({*lengths}) > 1 for _, lengths in sizes)
+
+
+def test_a_cache_that_is_wrong_is_not_used(tiny_run):
+    _, view, prompts = tiny_run
+    prefixes = Prefixes.of(view, prompts.batch)
+    for layer in prefixes.caches[0].layers:
+        layer.keys.add_(1.0)
     plain, ours = (record(view, prompts.donors["own text"], [2], ("k",), how) for how in (None, prefixes))
     assert_close(ours.k[2], plain.k[2])
+    assert not prefixes.is_usable
 
 
 # Donors

@@ -245,11 +245,10 @@ def exchange_scores(
     for start in range(0, n, PIECE):
         piece = prompts.select(range(start, min(start + PIECE, n)))
         recorded: dict[str, Recorded] = {}
-        prefixes = None
-        if len(parts) > 3:  # fewer donors are run sooner than the prompts that they begin with
-            prefixes = Prefixes.of(view, [piece.batch, piece.donors["texts"].batch])
-        for name, some in parts.items():
-            recorded[name] = record(view, piece.donors[name], layers, some, prefixes)
+        # Fewer donors are run sooner than the prompts that they begin with.
+        prefixes = Prefixes.of(view, piece.batch) if len(parts) > 3 else None
+        for name, some in sorted(parts.items(), key=lambda item: item[0] != "texts"):  # others begin like "texts"
+            recorded[name] = record(view, piece.donors[name], layers, some, prefixes, keep=name == "texts")
             if (log_probs := recorded[name].log_probs) is not None:
                 own.setdefault(name, []).append(log_probs.cpu())
         interchanges = [Interchange(())]
