@@ -71,6 +71,7 @@ class Expected:
 
 EXPECTED = {
     ("behavior", "accuracy"): Expected((*PLANTED, NAMES)),
+    ("location", "lost_increase"): Expected(PLANTED),
     ("location", "depth"): Expected(
         PLANTED,
         (NAMES, *PLANTED),

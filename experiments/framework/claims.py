@@ -50,6 +50,13 @@ CLAIMS = (
         "contrast",
     ),
     Claim(
+        "One run of the model finds the heads that matter",
+        "section 6.2",
+        "location",
+        "lost_increase",
+        "lost without the heads of largest increase (random heads)",
+    ),
+    Claim(
         "Causal tracing finds such heads",
         "published version",
         "location",
