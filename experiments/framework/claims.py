@@ -24,51 +24,49 @@ class Claim:
 
 
 CLAIMS = (
+    Claim("Models answer 87–100%", "Table 2", "behavior", "accuracy", "accuracy (copying the last label)"),
     Claim(
-        "Models answer 87–100% of the prompts", "Table 2", "behavior", "accuracy", "accuracy (copying the last label)"
-    ),
-    Claim(
-        "Queries and keys compare the input with the demonstrations",
+        "Queries and keys compare texts",
         "hypothesis",
         "two-towers",
         "keys",
-        "lost with keys of the other class's texts (random heads)",
+        "lost, keys exchanged (random heads)",
     ),
     Claim(
         "Values carry the label",
         "hypothesis",
         "two-towers",
         "values",
-        "lost with values of the other label (random heads)",
+        "lost, values exchanged (random heads)",
     ),
     Claim(
         "12 heads carry the answer: accuracy 87.6 → 24.4%",
         "published version",
         "ablation",
         "accuracy",
-        "accuracy lost without 12 heads (random heads)",
+        "accuracy lost (random heads)",
         "contrast",
     ),
     Claim(
-        "One run of the model finds the heads that matter",
+        "One run finds the heads that matter",
         "section 6.2",
         "location",
         "lost_increase",
-        "lost without the heads of largest increase (random heads)",
+        "lost without them (random heads)",
     ),
     Claim(
         "Causal tracing finds such heads",
         "published version",
         "location",
         "lost_tracing",
-        "lost without the heads it finds (random heads)",
+        "lost without them (random heads)",
     ),
     Claim(
         "Almost all increases come from deep attention layers",
         "Figure 2",
         "location",
         "depth_layers",
-        "their share of all increases (of a random token's)",
+        "their share (of a random token's)",
         "increase",
     ),
     Claim(
@@ -76,7 +74,7 @@ CLAIMS = (
         "Figures 3, 4, 12–15",
         "location",
         "depth",
-        "share of the deeper half (unrelated to the answer)",
+        "share of the deeper half (signs shuffled)",
         "contrast",
     ),
     Claim(
@@ -100,29 +98,29 @@ CLAIMS = (
         "published version",
         "values",
         "features",
-        "log-odds of the own label, nats (other heads)",
+        "nats (other heads)",
         "contrast",
     ),
     Claim(
-        "Words of keys name the demonstration",
+        "Words of keys name their text",
         "Tables 1, 3",
         "values",
         "key_words",
-        "own text ranks before another (chance)",
+        "own text first (chance)",
     ),
     Claim(
         "Words of queries name the input",
         "Tables 1, 3",
         "values",
         "query_words",
-        "input ranks before another text (chance)",
+        "input first (chance)",
     ),
     Claim(
         "Heads attend to true labels",
         "Figures 6, 19–21, 25–27",
         "label-attention",
         "chance",
-        "share of the attention to labels (chance)",
+        "share (chance)",
         "contrast",
     ),
     Claim(
@@ -146,14 +144,14 @@ CLAIMS = (
         "Figure 1; open question 1",
         "information-flow",
         "text_to_label",
-        "lost when blocked in the shallow half (in the deep half)",
+        "lost, blocked there (in the deep half)",
     ),
     Claim(
         "Deep layers read the labels",
         "Figure 1",
         "information-flow",
         "label_to_last",
-        "lost when blocked in the deep half (in the shallow half)",
+        "lost, blocked there (in the shallow half)",
     ),
     Claim("The majority label is preferred", "section 5.1", "majority-bias", "bias", "nats (equally frequent labels)"),
     Claim(
@@ -165,11 +163,11 @@ CLAIMS = (
         "contrast",
     ),
     Claim(
-        "Attention to true labels falls without the last true one",
+        "Attention to true labels falls without the last",
         "Figures 8, 10",
         "majority-bias",
         "true_order",
-        "change (predicted by softmax alone)",
+        "change (by softmax alone)",
         "contrast",
         falls=True,
     ),
@@ -196,7 +194,7 @@ CLAIMS = (
         "section 5.2",
         "recency-bias",
         "neighbor",
-        "effect of the last text (of the one before)",
+        "effect (of the text before)",
         "contrast",
     ),
 )
@@ -223,7 +221,7 @@ def table(cells: Sequence[Stored]) -> str:
     lines += [
         ["Before-softmax values of parts add up (appendix E)", "yes", "exact, by tests on every family"],
         [
-            "The same in GPT-2 large, GPT-J, Llama 7B–30B, on ETHOS and Amazon",
+            "GPT-2 large, GPT-J, Llama 7B–30B; ETHOS, Amazon",
             "not measured",
             "`python -m experiments run --all --model gpt2-large`",
         ],

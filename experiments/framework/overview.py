@@ -24,10 +24,9 @@ NOTHING_WRITTEN = "no third of the layers writes more of what these heads compar
 ON_SENTENCES = "TREC, A/B"
 
 MODELS = (
-    "SmolLM2 is SmolLM2-135M-Instruct (30 layers of 9 heads), Qwen is Qwen2.5-Coder-0.5B-Instruct (24 of 14), both "
-    "with quantized weights. Prompts show labeled texts in balanced random order: copying a label is right half of the "
-    "time. Heads are chosen on some prompts of a task and measured on {n} with other queries. Brackets are 95% "
-    "intervals over queries."
+    "SmolLM2 is SmolLM2-135M-Instruct, Qwen is Qwen2.5-Coder-0.5B-Instruct, both with quantized weights. Prompts are "
+    "in balanced random order: copying a label is right half of the time. Heads are chosen on some prompts of a task, "
+    "and measured on {n} with other queries. Brackets are 95% intervals over queries."
 )
 
 
@@ -50,14 +49,12 @@ def text(numbered: Numbered) -> str:
         MODELS.format(n=" or ".join(map(str, sorted({row.n_prompts for row in main if row.n_prompts})))),
         *(f"{i}. {sentence}" for i, sentence in enumerate(filter(None, map(_join, _findings(numbered))), start=1)),
         "![Exchanges of queries, keys and values in both models](figures/overview.svg)",
-        "*Log-odds lost when the heads of the scan (dots, 95%) or random heads (circles) take their query, keys or "
-        "values from another prompt.*",
+        "*Log-odds lost by exchanges in the heads of the scan (dots, 95%) and in random heads (circles).*",
         "## The paper's claims",
         "A task counts if the 95% interval of the difference from the control lies above zero.",
         claims.table(every),
-        f"Ranges are over tasks. The pages make {n_real:,} comparisons on these models; by chance, about "
-        f"{round(n_real * 0.025)} would be above their control. [Ground truth](ground-truth.md): the same on models "
-        "whose circuit is known. `python -m experiments run --all --model …`: on yours.",
+        f"Ranges are over tasks. Of {n_real:,} comparisons on these models, about {round(n_real * 0.025)} would be "
+        "above their control by chance. [Ground truth](ground-truth.md): models whose circuit is known.",
         "```{toctree}\n:hidden:\n\n" + "\n".join([*(finding.id for finding, _ in numbered), "ground-truth"]) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
