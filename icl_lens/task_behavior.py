@@ -208,7 +208,7 @@ def task_check(
     """Check whether a model learns a task from demonstrations, knows its labels, copies the last one or prefers one.
 
     `task` is the name of a task, a `TextTask`, or prompts. For the first two, `n` prompts (default: 60) come from
-    `il.load_task(task, layout="random")`. With two classes per prompt, each label is then the answer equally often.
+    `il.load_task(task)`. With two classes per prompt, each label is then the answer equally often.
     Your own prompts should be balanced in the same way: if all answers are "foo", a model that prefers "foo" is always
     right.
 
@@ -228,12 +228,12 @@ def task_check(
     Example:
         >>> il.task_check(model, "animal-country", n=40).behaviors
         ('learns', 'copies')
-        >>> prompts = il.load_task("animal-country", layout="random", n=40, labels=["yes", "no"])
+        >>> prompts = il.load_task("animal-country", n=40, labels=["yes", "no"])
         >>> il.task_check(model, prompts).favorite in ("yes", "no")
         True
     """
     if isinstance(task, str | TextTask):
-        prompts = tuple(load_task(task, n=N_PROMPTS if n is None else n, layout="random", seed=seed))
+        prompts = tuple(load_task(task, n=N_PROMPTS if n is None else n, seed=seed))
     elif n is not None:
         raise InputError(f"n must be None for a list of prompts, got {n}; remove it")
     else:

@@ -249,8 +249,8 @@ def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_
     arguments = ("locate", "-t", "sentiment-number", "-n", 4, "-k", 2, "--no-check")
     for seed in (0, 3):
         _, out, _ = run(*arguments, "--seed", seed)
-        assert str(il.load_task("sentiment-number", n=4, seed=seed, layout="random")[0]) in out
-    code, out, _ = run(*arguments, "--layout", "order", "--out", tmp_path / "run")
+        assert str(il.load_task("sentiment-number", n=4, seed=seed)[0]) in out
+    code, out, _ = run(*arguments, "--out", tmp_path / "run")
     assert code == 0
     assert "mean contrast (nats)" in out
     batch = il.tokenize(icl_mini, il.load_task("sentiment-number", n=4))
@@ -264,6 +264,6 @@ def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_
     assert_close(table["effect"], drops[:, top.layer, top.head].mean(0))
     assert "log-odds lost" in out
     assert all(f"{value:.4f}" in out for value in table["effect"])
-    code, _, err = run(*arguments, "--layout", "order", "--by", "increase", "--out", tmp_path / "run")
+    code, _, err = run(*arguments, "--by", "increase", "--out", tmp_path / "run")
     assert code == 2
     assert "by='contrast'" in err

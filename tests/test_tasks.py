@@ -81,7 +81,7 @@ def test_the_papers_word_tasks(name):
     """Two false demonstrations, two true ones, and the query, a word of the category named last."""
     words = json.loads((files("icl_lens") / "bundled" / "words.json").read_text())["categories"]
     false, true = name.split("-")
-    prompts = load_task(name)
+    prompts = load_task(name, layout="order")
     assert len(prompts) == len(set(prompts)) == 1000
     for prompt in prompts:
         assert [d.label for d in prompt.demonstrations] == ["bar", "bar", "foo", "foo"]
@@ -116,7 +116,7 @@ def test_layouts_show_the_same_texts_in_another_order(task):
 
 def test_the_same_texts_asked_about_the_other_class(task):
     """The query is an unseen text of the false class that is shown first, and the answer is that class's label."""
-    one, other = (task(n=60, query_class=asked) for asked in ("true", "false"))
+    one, other = (task(n=60, layout="order", query_class=asked) for asked in ("true", "false"))
     for left, right in zip(one, other, strict=True):
         assert left.demonstrations == right.demonstrations
         assert right.answer == right.demonstrations[0].label != left.answer
@@ -137,7 +137,7 @@ def test_seeds_give_the_same_prompts(task):
 
 def test_balanced_labels_are_swapped_in_every_second_prompt(words):
     plain, swapped, balanced = (
-        load_task("color-fruit", path=words, n=20, **more)
+        load_task("color-fruit", path=words, n=20, layout="order", **more)
         for more in ({}, {"labels": ("bar", "foo")}, {"balanced": True})
     )
     assert balanced[::2] == plain[::2]
@@ -154,11 +154,11 @@ def test_balanced_labels_are_swapped_in_every_second_prompt(words):
 
 def test_prompts_differ_as_long_as_the_words_allow(words):
     # One of 5 colors, and both words of "pair" in either order.
-    prompts = load_task("color-pair", path=words, n=24, demonstrations=1)
+    prompts = load_task("color-pair", path=words, n=24, demonstrations=1, layout="order")
     assert len(set(prompts[:10])) == len(set(prompts[10:20])) == 10
     assert Counter(Counter(prompts).values()) == Counter({3: 4, 2: 6})
     # Orange is in both: 4 × 3 colors, 6 × 5 × 4 fruits.
-    prompts = load_task("color-fruit", path=words, n=1440)
+    prompts = load_task("color-fruit", path=words, n=1440, layout="order")
     assert len(set(prompts)) == 12 * 120
 
 
@@ -186,7 +186,7 @@ def test_word_tasks_that_cannot_be_are_refused(words, arguments, complaint):
 
 
 def test_two_classes_a_prompt_are_those_of_query_and_another(folder):
-    prompts = load_task("trec", path=folder, n=100)
+    prompts = load_task("trec", path=folder, n=100, layout="order")
     assert len(prompts) == 100
     for prompt in prompts:
         assert [d.label for d in prompt.demonstrations] == ["bar", "bar", "foo", "foo"]
@@ -205,7 +205,7 @@ def test_two_classes_a_prompt_are_those_of_query_and_another(folder):
 
 def test_all_classes_keep_their_labels(folder):
     """A label belongs to the same class in every prompt; the true class stands next to the query."""
-    prompts = load_task(TextTask("trec", folder, classes="all"), n=60)
+    prompts = load_task(TextTask("trec", folder, classes="all"), n=60, layout="order")
     meaning = {"foo": "ABBR", "bar": "DESC", "baz": "NUM"}
     first = set()
     for prompt in prompts:
@@ -407,7 +407,7 @@ def test_sentences_of_one_length_align(tmp_path, classes):
 
 
 def test_rows_that_cannot_align_are_refused(words):
-    options = {"path": words, "demonstrations": 1, "n": 4, "same_length_for": model_of("byte")}
+    options = {"path": words, "layout": "order", "demonstrations": 1, "n": 4, "same_length_for": model_of("byte")}
     load_task("color-fruit", **options, balanced=True)
     with pytest.raises(InputError, match=r"same number of tokens.*prompt 1"):
         load_task("color-fruit", **options, balanced=True, labels=["foo", "zzzz"])

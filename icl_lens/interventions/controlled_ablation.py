@@ -79,7 +79,7 @@ class ControlledAblation(ShownAsTable):
     change which label is preferred change accuracy, but not the AUROC.
 
     Example:
-        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20, layout="random"))
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
         >>> found = il.ablate_with_controls(model, many, ["L5H0", "L4H1"], n_random_sets=3)
         >>> found.to_frame().index.tolist()
         ['no ablation', 'heads', 'same layers', 'all layers']
@@ -259,7 +259,7 @@ def ablate_with_controls(
     InputError for an unknown head, no heads, a negative `n_random_sets`, or fewer than `len(heads)` other heads.
 
     Example:
-        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20, layout="random"))
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
         >>> found = il.ablate_with_controls(model, many, il.locate_heads(model, many, k=2).heads, n_random_sets=3)
         >>> found.interval("no ablation", "accuracy").value > found.chance
         True

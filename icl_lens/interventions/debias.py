@@ -167,7 +167,7 @@ class StrengthSearch(ShownAsTable):
     """The selected strength, and bias and accuracy of all tried strengths on the prompts that selected it.
 
     Example:
-        >>> even = il.tokenize(model, il.load_task("sentiment-number", n=10))
+        >>> even = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order"))
         >>> uneven = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="imbalanced"))
         >>> il.choose_strength(model, [il.Head(2, 0)], even, uneven, fix="majority", strengths=[0.5]).strengths
         (0.0, 0.5)

@@ -65,7 +65,7 @@ class Circuit(ShownAsTable):
     are the ends of 95% bootstrap intervals over queries (NaN for a single query).
 
     Example:
-        >>> prompts = il.load_task("sentiment-number", n=60, layout="random")
+        >>> prompts = il.load_task("sentiment-number", n=60)
         >>> circuit = il.locate_circuit(model, *il.split_by_query(prompts, 16), ["L5H0"], n_edges=6, n_random=4)
         >>> len(circuit.to_frame()), circuit.n_edges
         (6, 407)
@@ -221,7 +221,7 @@ def locate_circuit(
     one label, an unsupported family, and a `folder` whose configuration does not have `by="circuit"`.
 
     Example:
-        >>> prompts = il.load_task("sentiment-number", n=60, layout="random")
+        >>> prompts = il.load_task("sentiment-number", n=60)
         >>> circuit = il.locate_circuit(model, *il.split_by_query(prompts, 16), ["L5H0"], n_edges=4, n_random=4)
         >>> circuit.to_frame("curve").columns.tolist()[:4]
         ['kept', 'share', 'faithfulness', 'low']

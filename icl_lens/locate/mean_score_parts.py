@@ -66,7 +66,7 @@ class MeanScoreParts(ShownAsTable):
     head adds to the answer, nats. Intervals are 95% bootstrap intervals over queries; NaN for a single query.
 
     Example:
-        >>> found = il.mean_score_parts(model, il.load_task("sentiment-number", n=20, layout="random"), heads=["L5H0"])
+        >>> found = il.mean_score_parts(model, il.load_task("sentiment-number", n=20), heads=["L5H0"])
         >>> found.to_frame().columns.tolist()
         ['name', 'side', 'writer', 'value', 'low', 'high']
     """
@@ -168,7 +168,7 @@ def mean_score_parts(
     family, and for a `folder` that is not writable or whose configuration does not have `by="score parts"`.
 
     Example:
-        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20, layout="random"))
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
         >>> found = il.mean_score_parts(model, many, ["L5H0"])
         >>> found.n_prompts, len(found.total("L5H0"))
         (20, 3)

@@ -57,7 +57,7 @@ def load_task(
     *,
     n: int = 1000,
     seed: int = 0,
-    layout: Layout = "order",
+    layout: Layout = "random",
     demonstrations: int = 2,
     labels: Labels | None = None,
     balanced: bool | None = None,
@@ -74,17 +74,18 @@ def load_task(
     input and output, whose answers are words of their own (`PairTask`). `TextTask` sets columns, split, length limit
     and number of classes: `load_task(TextTask("reviews", "reviews.csv", columns=("review", "stars")))`.
 
-    Every prompt has a true class, that of its query, and a false class, with `demonstrations` texts each. The labels
-    of the true and false class are `labels[0]` and `labels[1]` (default: "foo" and "bar"). `layout` orders the
-    demonstrations: "order" puts those of the true class last, next to the query; "reorder" puts them first;
-    "imbalanced" is "order" without the last one. The same seed gives the same texts. With these layouts, by
-    default, the answer is the same label in every prompt. With "order" (the paper's layout and the default here), it is
-    also the last label, so a model that only copies the last label is always right.
+    Every prompt has a true class, that of its query, and a false class, with `demonstrations` texts each. By default,
+    demonstrations are shuffled, so that neither a constant answer nor the last label scores above chance: the queries
+    of a word task alternate between both classes (`query_class="both"`), and both labels are the answer equally often
+    (`balanced`). `balanced` swaps the two labels in every second prompt or, with both query classes, every second pair
+    of prompts.
 
-    `layout="random"`, the default of the commands, shuffles the demonstrations, so that neither a constant answer
-    nor the last label scores above chance: the queries of a word task alternate between both classes
-    (`query_class="both"`), and both labels are the answer equally often (`balanced`). `balanced` swaps the two labels
-    in every second prompt or, with both query classes, every second pair of prompts.
+    The other layouts are the paper's: "order" puts the demonstrations of the true class last, next to the query;
+    "reorder" puts them first; "imbalanced" is "order" without the last one. The true class then has the label
+    `labels[0]` and the false class `labels[1]` (default: "foo" and "bar") in every prompt. With "order", the answer is
+    also the last label, so a model that only copies the last label is always right. The same seed gives the same texts
+    in every layout.
+
     `query_class="false"` combines the same demonstrations with a query of the (first) false class and its answer.
 
     Labels belong to classes, and are not exchanged, if they name them, if `labels` is a mapping from classes to their
@@ -109,8 +110,8 @@ def load_task(
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=3)
-        >>> len(prompts), len(prompts[0].demonstrations), prompts[0].answer
-        (3, 4, 'foo')
+        >>> len(prompts), len(prompts[0].demonstrations), [prompt.answer for prompt in prompts]
+        (3, 4, ['foo', 'bar', 'bar'])
     """
     if not isinstance(task, str) and path is not None:
         kind = type(task).__name__
@@ -188,7 +189,7 @@ def split_by_query(
     InputError if the prompts have fewer than two queries.
 
     Example:
-        >>> prompts = il.load_task("sentiment-number", layout="random", n=60)
+        >>> prompts = il.load_task("sentiment-number", n=60)
         >>> locating, testing = il.split_by_query(prompts, 20)
         >>> len(locating), len(testing), {p.query for p in locating} & {p.query for p in testing}
         (20, 20, set())
