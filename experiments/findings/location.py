@@ -210,14 +210,15 @@ def draw(details: pd.DataFrame) -> Figure:
 def answer(cells: Sequence[Any]) -> str:
     """Return the answer in a few sentences."""
     lost = {
-        name: each(cells, f"lost_{name}", "{q} (random heads: {c})") for name in ("increase", "contrast", "effects")
+        name: each(cells, f"lost_{name}", "{q} nats (random heads: {c})")
+        for name in ("increase", "contrast", "effects")
     }
     by_contrast = each(cells, "depth", "{q}% (unrelated to the answer: {c}%)", "contrast")
     by_increase = each(cells, "depth_layers", "{q}% (a random token: {c}%)", "increase")
     return (
         "Removing the heads that the paper's own method, the increase, finds in one run of the model costs the answer "
-        f"{lost['increase']} nats. For heads found by contrast, also in one run, it is {lost['contrast']}, and for "
-        f"heads found by removing each head in turn {lost['effects']}. "
+        f"{lost['increase']}. For heads found by contrast, also in one run, it is {lost['contrast']}, and for heads "
+        f"found by removing each head in turn {lost['effects']}. "
         f"Of the heads' positive contributions by contrast, the deeper half of the layers has {by_contrast}. By the "
         f"paper's own measure, the increase, deep attention layers have {by_increase} of what all layers add."
     )

@@ -21,6 +21,8 @@ class Claim:
     ranking: str = ""
     falls: bool = False
     """Whether the claim is that the quantity lies below its control."""
+    exceeds: float | None = None
+    """A quantity that the claim itself needs, whatever the control is: more than half for "almost all"."""
 
 
 CLAIMS = (
@@ -68,6 +70,7 @@ CLAIMS = (
         "depth_layers",
         "their share (of a random token's)",
         "increase",
+        exceeds=0.5,
     ),
     Claim(
         "Important heads are deep",
@@ -214,6 +217,9 @@ def table(cells: Sequence[Stored]) -> str:
         quantity, control = (span((getattr(row, name) for _, row in rows), measure) for name in ("quantity", "control"))
         above, below = (sum(row.outcome == kind for _, row in rows) for kind in ("above", "below"))
         found = f"{above} of {len(rows)}" + f" ({below} below)" * bool(below)
+        if claim.exceeds is not None:
+            n_exceeding = sum(row.quantity > claim.exceeds for _, row in rows)
+            found += f"; over {claim.exceeds * measure.scale:.0f}%: {n_exceeding} of {len(rows)}"
         if claim.falls:
             found = f"below: {below} of {len(rows)}" + f" ({above} above)" * bool(above)
         percent = "%" * (measure.scale == 100)

@@ -92,11 +92,11 @@ def _exchanges(cells: Sequence[Stored], model: str) -> str:
     if model != FIRST:
         return f"In {TITLES[model]} ({cell.task}): {_in_short(costs)}."
     return (
-        f"In {TITLES[model]} ({cell.task}), we exchanged the query, the keys or the values of {costs.n_heads} heads "
-        f"with those of another prompt: the answer loses {costs.lost} nats of log-odds, and becomes the other label in "
-        f"{costs.flips}% of the prompts. Two exchanges at once, which should cancel, cost {costs.pairs}; exchanges "
-        f"that should not matter (labels for keys, texts for values) cost {costs.idle}; random heads of the same "
-        f"layers {costs.random}."
+        f"In {TITLES[model]} ({cell.task}), the query, the keys or the values of {costs.n_heads} heads, taken from "
+        f"another prompt, cost the answer {costs.lost} nats of log-odds, and it becomes the other label in "
+        f"{costs.flips}% of prompts. Two exchanges at once, which should cancel, cost {costs.pairs}; exchanges that "
+        f"should not matter (labels for keys, texts for values) {costs.idle}; random heads of the same layers "
+        f"{costs.random}."
     )
 
 

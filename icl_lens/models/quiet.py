@@ -31,9 +31,10 @@ def no_processor() -> Iterator[None]:
     """
     from transformers import AutoProcessor
 
-    load = AutoProcessor.__dict__["from_pretrained"]
-    AutoProcessor.from_pretrained = classmethod(lambda cls, *args, **kwargs: None)
+    name = "from_pretrained"
+    load = vars(AutoProcessor)[name]
+    setattr(AutoProcessor, name, classmethod(lambda cls, *args, **kwargs: None))
     try:
         yield
     finally:
-        AutoProcessor.from_pretrained = load
+        setattr(AutoProcessor, name, load)
