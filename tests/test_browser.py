@@ -38,8 +38,8 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-UNDRAWN = """[...document.querySelectorAll('.cv')].filter(place => !place.closest('[hidden]')
-    && !place.querySelector('.colored-tokens > span, canvas')).length"""
+UNDRAWN = """[...document.querySelectorAll('.cv')].filter(
+    place => !place.querySelector('.colored-tokens > span, canvas')).length"""
 
 
 PATIENCE = 300_000
@@ -114,14 +114,13 @@ def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width)
     assert page.locator("mark").all_inner_texts() == [shown.label for shown in explanation.prompt.demonstrations]
     for report in explanation.heads:
         page.locator(f'button[data-value][data-head="{report.head}"]').click()
-        page.wait_for_function(f"!{UNDRAWN}")
         panel = page.locator(f'.panel[data-head="{report.head}"]')
         assert panel.is_visible()
         assert page.locator(".panel:visible").count() == 1
-        strips = panel.locator(".colored-tokens")
+        strips = panel.locator(".strip")
         assert strips.count() == 2
         for strip in strips.all():
-            assert joined(strip.locator("> span").all_inner_texts()) == list(explanation.tokens)
+            assert strip.locator("> span").all_inner_texts() == list(explanation.tokens)
         assert panel.locator(".weights .bar").count() == len(explanation.label_positions)
         assert panel.locator("table.words tbody tr").count() == len(explanation.label_positions)
     # Every element has a visible size, and none exceeds the page's width.
@@ -198,17 +197,43 @@ def test_a_page_as_large_as_gpt2_large_is_drawn_in_time(show):
 def test_any_token_is_shown_in_its_place_and_never_run(show, text):
     """Right-to-left tokens too stay in the order of the positions."""
     tokens = ["love", ":", text, "like", ":", "bar", text, text, "foo", "two", text, "foo", "one", ":"]
-    page = show(ex.made(tokens=tokens, words=[text, "two"]).to_html())
-    strips = page.locator(".panel:visible .colored-tokens")
+    explanation = ex.made(tokens=tokens, words=[text, "two"])
+    for page in (show(explanation.to_html(), width=360), show(str(html.attention_to_labels(explanation)))):
+        strips = page.locator(".panel:visible .strip, .colored-tokens")
+        assert strips.count() in (2, 4)
+        for strip in strips.all():
+            spans = strip.locator("> span")
+            assert joined(spans.all_inner_texts()) == tokens
+            places = [span.bounding_box() for span in spans.all()]
+            for left, right in itertools.pairwise(places):
+                assert right["x"] > left["x"] or right["y"] > left["y"]
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        if strips.count() == 4:
+            strips.first.locator("> span").nth(2).hover()  # circuitsvis' tooltip
+            assert text in joined([page.locator("strong").inner_text()])[0]
+        assert page.locator("img, iframe, .panel svg[onload], b:has-text('/b')").count() == 0
+
+
+@pytest.mark.parametrize("shown", ["page", "element"])
+def test_tokens_need_no_script(browser, tmp_path, paper, shown):
+    """White space and tokens wider than the screen too; without script, the panels of all located heads are open."""
+    tokens = [*paper.tokens[:11], "", " ", "long" * 40]
+    explanation = replace(paper, tokens=tuple(tokens))
+    path = tmp_path / "page.html"
+    path.write_text(explanation.to_html() if shown == "page" else str(html.subhead_values(explanation)), "utf-8")
+    context = opened(browser, viewport={"width": 360, "height": 900}, java_script_enabled=False, offline=True)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    strips = page.locator(".strip:visible")
+    assert strips.count() == (10 if shown == "page" else 4)
+    assert page.locator(".panel.other:visible").count() == 0
     for strip in strips.all():
         spans = strip.locator("> span")
-        assert joined(spans.all_inner_texts()) == tokens
-        places = [span.bounding_box() for span in spans.all()]
-        for left, right in itertools.pairwise(places):
-            assert right["x"] > left["x"] or right["y"] > left["y"]
-    strips.first.locator("> span").nth(2).hover()  # circuitsvis' tooltip
-    assert text in joined([page.locator(".panel:visible strong").inner_text()])[0]
-    assert page.locator("img, iframe, .panel svg[onload], b:has-text('/b')").count() == 0
+        assert spans.all_text_contents() == [token or "∅" for token in tokens]
+        boxes = [span.bounding_box() for span in spans.all()]
+        assert min(box["width"] for box in boxes) >= 6
+        assert max(box["x"] + box["width"] for box in boxes) <= 360
+    context.close()
 
 
 NOTEBOOK = """
@@ -281,7 +306,9 @@ def test_an_executed_notebook_shows_the_same(browser, notebook):
     for frame in frames:
         frame.wait_for_function(f"document.documentElement.dataset.ready && !{UNDRAWN}")
     drawn = [frame.evaluate("document.querySelectorAll('.colored-tokens, canvas').length") for frame in frames]
-    assert drawn == [2, 4, 2, 4, 0, 2]
+    assert drawn == [0, 4, 2, 0, 0, 0]  # by circuitsvis
+    strips = [frame.evaluate("document.querySelectorAll('.strip').length") for frame in frames]
+    assert strips == [10, 0, 0, 4, 0, 10]
     large = frames[2].locator("canvas").last.bounding_box()  # the chosen pattern, which must not collapse in a frame
     assert large["width"] >= 400
     assert large["width"] == pytest.approx(large["height"], abs=2)

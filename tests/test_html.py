@@ -33,7 +33,8 @@ class Page(HTMLParser):
         self.elements, self.text, self.scripts, self._inside = [], "", [], []
         self.feed(source)
         self.close()
-        self.scripts = [one for one in self.scripts if one != asset("theme.js")]  # the rest: data, then code
+        code = [asset(name) for name in ("theme.js", "page.js", "circuitsvis.js")]
+        self.scripts = [one for one in self.scripts if one not in code]  # the rest is data
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
@@ -70,6 +71,15 @@ def every_element(explanation):
     ]
 
 
+def strips(source):
+    """Return the tokens of every strip on a page, each with its classes, share of full color, and title."""
+    token = re.compile(r'<span role=listitem(?: class="([^"]*)")?(?: style=--v:(\d+)%)? title="([^"]*)">(.*?)</span>')
+    return [
+        [(stdlib_html.unescape(text), classes, int(share or 0), title) for classes, share, title, text in found]
+        for found in (token.findall(strip) for strip in re.findall(r'<div class="strip.*?</div>', source))
+    ]
+
+
 @pytest.fixture(scope="module")
 def paper():
     return ex.made()
@@ -92,15 +102,20 @@ def test_nothing_on_a_page_points_outside(paper):
     assert paper.to_html() == ex.made().to_html(), "the same explanation gives the same page"
 
 
-def test_circuitsvis_is_embedded_once_where_it_draws_and_not_where_it_does_not(paper):
+def test_only_what_circuitsvis_draws_contains_its_script_and_contains_it_once(paper):
     packed = circuitsvis_bundle()
     assert re.fullmatch(r"[A-Za-z0-9+/]{,500000}=*", packed)  # safe inside a script element
     bundle = gzip.decompress(base64.b64decode(packed)).decode()
     assert "var CircuitsVis=" in bundle[:60]
     assert "sourceMappingURL" not in bundle  # developer tools would fetch it
-    assert paper.to_html().count(packed) == 1
-    counts = [str(element).count(packed) for element in every_element(paper)]
-    assert counts == [1, 1, 1, 1, 0, 1, 0]  # circuitsvis draws neither words nor a heatmap without panels
+    pages = [paper, ex.free(), il.compare(paper, ex.made(seed=1))]
+    elements = every_element(paper)
+    sources = [*(page.to_html() for page in pages), *map(str, elements)]
+    counts = [source.count(packed) for source in sources]
+    assert counts == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0]  # attention to labels and attention patterns
+    assert counts == [source.count(asset("circuitsvis.js")) for source in sources]
+    assert [count > 0 for count in counts] == [bool(Page(source).all("div", **{"class": "cv"})) for source in sources]
+    assert [shown._repr_html_().count(packed) for shown in (*pages, *elements)] == counts
 
 
 def test_nothing_asks_the_network(monkeypatch, paper):
@@ -134,14 +149,21 @@ def test_what_is_installed_includes_the_templates():
     for builder in (wheel.WheelBuilder, sdist.SdistBuilder):
         files = builder(str(Path(__file__).parents[1])).recurse_included_files()
         shipped = {Path(file.relative_path).name for file in files}
-        assert shipped >= {*templating.TEMPLATES.list_templates(), "page.css", "page.js", "theme.js", "frame.js"}
+        assert shipped >= {
+            *templating.TEMPLATES.list_templates(),
+            "page.css",
+            "page.js",
+            "circuitsvis.js",
+            "theme.js",
+            "frame.js",
+        }
 
 
 def test_a_large_page_is_small():
     explanation = ex.large()
     assert (len(explanation.head_increases), len(explanation.head_increases[0])) == (36, 20)
     assert len(explanation.tokens) == 200
-    assert len(explanation.to_html().encode()) <= 3_000_000
+    assert len(explanation.to_html().encode()) <= 1_200_000
     assert len(explanation._repr_html_().partition('<div class="icl-lens-twin">')[2]) < 150_000
 
 
@@ -179,7 +201,7 @@ def test_injected_markup_stays_text(harmless, text):
         assert [(tag, sorted(names)) for tag, names in after.elements] == [
             (tag, sorted(names)) for tag, names in before.elements
         ]
-        for data in after.scripts[:-1]:
+        for data in after.scripts:
             assert re.fullmatch(r"[A-Za-z0-9+/]+=*|[^<>&]*", data)  # circuitsvis, or JSON
     for before, after in zip(harmless[1], twins, strict=True):
         assert [tag for tag, _ in after.elements] == [tag for tag, _ in before.elements]
@@ -226,8 +248,12 @@ def test_white_space_tokens_can_be_seen():
 
 def test_numbers_have_one_form():
     for values, shown, largest in (([0.123456789, float("nan")], [0.12346, None], 0.12346), ([0.0, 0.0], [0, 0], 1)):
-        page = Page(str(html.token_values(["a", "b"], torch.tensor([values]), ["x"])))
-        props = json.loads(page.scripts[0])["props"]
+        explanation = ex.made("a : foo b :")
+        explanation = replace(explanation, heads=(replace(explanation.heads[0], attention=tuple(values)),))
+        explanation = replace(
+            explanation, tokens=("a", "b"), label_positions=(), label_ranges=(), demonstration_labels=()
+        )
+        props = json.loads(Page(str(html.attention_to_labels(explanation))).scripts[0])["props"]
         assert (props["values"], props["maxValue"]) == (shown, largest)
     assert [signed(1.2345), signed(-0.5)] == ["+1.234", "−0.500"]
     assert [percent(0.123), percent(0.0), percent(0.00012)] == ["12.3%", "0.0%", "0.012%"]
@@ -418,13 +444,63 @@ def test_heads_to_draw_may_be_names(gpt2_acts, paper):
     assert str(html.subhead_values(paper, [str(head)])) == str(html.subhead_values(paper, [head]))
 
 
+def test_strips_of_a_panel_show_the_labels_in_their_colors(paper):
+    """Labels are filled under attention, and underlined under increases, whose fill shows the sign."""
+    report, labels = paper.heads[0], {2: "l0", 5: "l0", 8: "l1", 11: "l1"}
+    attention, increases = strips(paper.to_html())[:2]
+    weights, values = report.attention, report.position_increases
+    assert attention == [
+        (token, labels.get(i, ""), round(100 * weights[i] / max(weights)), f"{weights[i]:.3f} at position {i}")
+        for i, token in enumerate(paper.tokens)
+    ]
+    signs = ["p" if x >= 0 else "n" for x in values]
+    assert [classes.split() for _, classes, _, _ in increases] == [
+        [sign, *([labels[i]] if i in labels else [])] for i, sign in enumerate(signs)
+    ]
+
+
+def test_values_that_are_not_numbers_have_no_color():
+    nan, inf = float("nan"), float("inf")
+    (strip,) = strips(str(html.token_values(["a", "b", "", " \n"], torch.tensor([[nan, -0.5, 0.25, inf]]), ["x"])))
+    assert [(token, share) for token, _, share, _ in strip] == [("a", 0), ("b", 100), ("∅", 50), (" ⏎", 100)]
+
+
+def test_text_is_legible_on_the_deepest_color_of_tokens_and_cells():
+    """Contrast of at least 4.5 : 1 (WCAG AA) in both themes."""
+    sheet = asset("page.css")
+    light, dark = re.findall(r":root(?:\[data-theme=dark\])? \{(.*?)\n\}", sheet, re.S)[:2]
+
+    def variables(block):
+        return dict(re.findall(r"--(\w+): (#[0-9a-f]+|\.\d+)", block))
+
+    def rgb(name):
+        digits = colors[name][1:]
+        digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
+        return torch.tensor([int(digits[i : i + 2], 16) for i in (0, 2, 4)]) / 255
+
+    def luminance(color):
+        linear = torch.where(color <= 0.04045, color / 12.92, ((color + 0.055) / 1.055) ** 2.4)
+        return float(linear @ torch.tensor([0.2126, 0.7152, 0.0722]))
+
+    for theme in ({}, variables(dark)):
+        colors = variables(light) | theme
+        deep = float(colors["deep"])
+        for fill in ("pos", "neg", "soft", *(f"l{i}" for i in range(6))):
+            for base in ("wash", "bg"):
+                ground = deep * rgb(fill) + (1 - deep) * rgb(base)
+                low, high = sorted((luminance(ground), luminance(rgb("ink"))))
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (fill, base, theme)
+
+
 def test_elements_show_the_chosen_heads_on_one_scale(paper):
     heads = [report.head for report in paper.heads[3:5]]
-    data = [json.loads(s) for s in Page(str(html.subhead_values(paper, heads))).scripts[:2]]
-    assert [d["props"]["values"] for d in data] == [
-        pytest.approx(report.position_increases, rel=1e-4) for report in paper.heads[3:5]
-    ]
-    assert data[0]["props"]["maxValue"] == data[1]["props"]["maxValue"]  # one scale
+    found = strips(str(html.subhead_values(paper, heads)))
+    reach = max(abs(x) for report in paper.heads[3:5] for x in report.position_increases)  # one scale
+    for strip, report in zip(found, paper.heads[3:5], strict=True):
+        values = report.position_increases
+        assert [title for _, _, _, title in strip] == [f"{signed(x)} at position {i}" for i, x in enumerate(values)]
+        assert [share for _, _, share, _ in strip] == pytest.approx([100 * abs(x) / reach for x in values], abs=0.51)
+        assert [classes for _, classes, _, _ in strip] == ["p" if x >= 0 else "n" for x in values]
 
 
 @pytest.mark.parametrize(
@@ -530,9 +606,9 @@ def test_a_free_page_has_tokens_instead_of_labels():
     data = json.loads(next(script for script in page.scripts if script.startswith('{"labels"')))
     assert [demo["position"] for demo in data["demos"]] == list(explanation.attended_positions)
     assert data["attention"][0][0] == pytest.approx(explanation.attended_attention[0][0], abs=1e-4)
-    strips = [json.loads(s) for s in page.scripts if s.startswith('{"props"')]
-    assert {tuple(strip["props"]["tokens"]) for strip in strips} == {explanation.token_names}
-    assert not any(strip["dim"] for strip in strips)
+    source = explanation.to_html()
+    assert {tuple(token for token, *_ in strip) for strip in strips(source)} == {explanation.token_names}
+    assert {one["class"] for one in page.all("div", role="list")} == {"strip", "strip attention"}  # none is dimmed
     for element in (
         html.attention_to_labels(explanation),
         html.subhead_values(explanation),

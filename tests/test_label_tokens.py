@@ -378,4 +378,4 @@ def test_an_explanation_shows_attention_to_whole_labels(load_tiny: Any, tmp_path
     explanation.save(tmp_path / "one.json")
     assert il.Explanation.load(tmp_path / "one.json") == explanation
     strip = il.html.attention_to_labels(il.capture(model, acts.batch), ["L1H0"])
-    assert dict(strip.blocks)["strip"].marks == marks
+    assert dict(strip.blocks)["label_attention"].marks == marks

@@ -1,4 +1,8 @@
-"""HTML visualizations: circuitsvis elements for notebooks, and self-contained pages without external resources."""
+"""HTML visualizations: elements for notebooks, and self-contained pages without external resources.
+
+`attention_to_labels` and `attention_patterns` are drawn by circuitsvis and contain its script (about 480 kB); nothing
+else contains it.
+"""
 
 from icl_lens.report.html.ablation import ablation_page as ablation_page
 from icl_lens.report.html.circuit import circuit_page as circuit_page

@@ -9,55 +9,6 @@
     return element;
   };
 
-  // circuitsvis draws into an element it finds by its id; what it draws into must not hold the data it is drawn from.
-  let drawn = 0;
-  const draw = (place) => {
-    if (place.dataset.drawn) return;
-    place.dataset.drawn = "1";
-    const data = JSON.parse(place.querySelector("script").textContent);
-    const inner = document.createElement("div");
-    inner.id = `cv-${drawn++}`;
-    // As a style sheet: circuitsvis draws its tokens again whenever it likes.
-    const token = (position) => `#${inner.id} .colored-tokens > span:nth-of-type(${position + 1})`;
-    const rules = data.dim ? [`#${inner.id} .colored-tokens > span { opacity: .5 }`] : [];
-    for (const [position, label, share] of data.marks) {
-      const fill = share === null ? "" : `background: color-mix(in srgb, var(--l) ${100 * share}%, white) !important; `
-        + "color: var(--cv-ink) !important;";
-      rules.push(`${token(position)} { opacity: 1; --l: var(--l${label % 6}) }`,
-        `${token(position)} > span { ${fill} box-shadow: inset 0 -3px var(--l) }`);
-    }
-    place.append(make("style", "", rules.join("\n")), inner);
-    CircuitsVis.render(inner.id, CircuitsVis[place.dataset.component], data.props);
-  };
-  let unpacked = false;
-  const drawVisible = (root = document) => {
-    if (unpacked) all(".cv", root).filter((place) => !place.closest("[hidden]")).forEach(draw);
-  };
-
-  // circuitsvis comes packed: base64, then gzip.
-  const unpack = async (packed) => {
-    const bytes = Uint8Array.from(atob(packed.textContent), (char) => char.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const script = make("script");
-    script.textContent = await new Response(stream).text();
-    document.head.append(script);
-    packed.remove();
-  };
-  const begin = async () => {
-    const packed = document.getElementById("circuitsvis");
-    try {
-      if (packed) await unpack(packed);
-      unpacked = true;
-      drawVisible();
-    } catch (error) {
-      for (const place of all(".cv")) {
-        place.classList.add("failed");
-        place.append(make("p", "key", `This browser cannot draw these tokens (${error}); use a browser from 2023 or later.`));
-      }
-    }
-    document.documentElement.dataset.ready = "1";
-  };
-
   const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(3);
   const weights = (place, data, layer, head) => {
     if (place.childElementCount) return;
@@ -99,7 +50,6 @@
       for (const one of cells) one.setAttribute("aria-pressed", String(one === cell));
       all("[data-show]").forEach((one) => one.setAttribute("aria-pressed", String(one.dataset.show === name)));
       weights(panel.querySelector(".weights"), data, layer, head);
-      drawVisible(panel);
       if (scroll && panel.getBoundingClientRect().top > innerHeight - 120) {
         const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
         panel.scrollIntoView({ block: "start", behavior: still ? "auto" : "smooth" });
@@ -139,7 +89,7 @@
     });
   }
 
-  begin();
+  if (!document.querySelector(".cv")) document.documentElement.dataset.ready = "1";  // else circuitsvis.js, when it has drawn
 
   // Inside a notebook's frame: as high as the content. Where the frame cannot be reached, it scrolls instead.
   let frame = null;

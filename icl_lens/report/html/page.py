@@ -40,7 +40,6 @@ def content(e: Findings) -> dict[str, Any]:
     chips, next_token = sections.label_chips(e), e.next_tokens[0][0]
     return {
         "title": f"{e.model}: {e.target} explained",
-        "circuitsvis": True,
         "e": e,
         "target": chips[e.target],
         "predicted": chips[e.predicted],

@@ -1,5 +1,6 @@
 """Elements of pages, as data that the macros in templates/macros.html.j2 render."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -7,7 +8,7 @@ from typing import Any, ClassVar
 from icl_lens.models.head import Head
 from icl_lens.report.html.templating import label_color, visible
 from icl_lens.report.number_format import signed
-from icl_lens.report.palette import BLUE, GRAY, ORANGE
+from icl_lens.report.palette import GRAY
 
 # Number of largest values listed under tokens and maps; largest number of columns with which a static map has numbers.
 N_NAMED, MAX_NUMBERED_COLUMNS = 5, 16
@@ -20,8 +21,8 @@ def sign_color(value: float) -> str:
 
 
 def largest(*rows: Sequence[float]) -> float:
-    """Return the largest magnitude, or 1 if there is none."""
-    return max((abs(value) for row in rows for value in row), default=0.0) or 1.0
+    """Return the largest finite magnitude, or 1 if there is none."""
+    return max((abs(value) for row in rows for value in row if math.isfinite(value)), default=0.0) or 1.0
 
 
 # A table cell is a run or a list of runs; `kind` is the macro that draws a run.
@@ -192,7 +193,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Strip:
-    """Tokens colored by circuitsvis: by signed value on a scale up to `reach`, or by `attention`.
+    """Tokens colored by signed value on a scale up to `reach`, or by `attention`.
 
     `marks` are label tokens, by position. They are underlined in their color; under attention, their color also fills
     them, and all other tokens are gray and dimmed.
@@ -207,32 +208,37 @@ class Strip:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The data from which the page's script draws the tokens."""
-        positive, negative = (GRAY, GRAY) if self.attention else (BLUE, ORANGE)
-        marks = [
-            (position, label, round(self.values[position] / self.reach, 3) if self.attention else None)
-            for position, label in self.marks.items()
-        ]
+        """The data from which circuitsvis' colored_tokens draws attention."""
         props = {
             "tokens": list(map(for_circuitsvis, self.tokens)),
             "values": list(self.values),
             "minValue": -self.reach,
             "maxValue": self.reach,
-            "positiveColor": positive,
-            "negativeColor": negative,
+            "positiveColor": GRAY,
+            "negativeColor": GRAY,
             "paddingBottom": 0,
         }
-        return {"props": props, "marks": marks, "dim": self.attention and bool(marks)}
+        marks = [(position, label, round(self._share(position), 3)) for position, label in self.marks.items()]
+        return {"props": props, "marks": marks, "dim": bool(marks)}
+
+    @property
+    def spans(self) -> list[tuple[str, str, float, str]]:
+        """Each token as shown, the color classes of its fill and underline, its share of full color, and its value."""
+        return [
+            (
+                visible(token) or "∅",
+                " ".join(filter(None, ("" if self.attention else sign_color(value), label_color(self.marks.get(i))))),
+                self._share(i),
+                self._written(i),
+            )
+            for i, (token, value) in enumerate(zip(self.tokens, self.values, strict=True))
+        ]
 
     @property
     def tinted(self) -> list[tuple[str, str, float]]:
         """Each token with the color class and intensity of its tint."""
         return [
-            (
-                token,
-                label_color(self.marks.get(i)) if self.attention else sign_color(value),
-                0.8 * min(1.0, abs(value) / self.reach),
-            )
+            (token, label_color(self.marks.get(i)) if self.attention else sign_color(value), 0.8 * self._share(i))
             for i, (token, value) in enumerate(zip(self.tokens, self.values, strict=True))
         ]
 
@@ -240,9 +246,16 @@ class Strip:
     def largest(self) -> str:
         """The tokens with the largest magnitudes, with their values."""
         order = sorted(range(len(self.values)), key=lambda i: -abs(self.values[i]))[:N_NAMED]
-        written = "{:.3f}".format if self.attention else signed
-        named = [f"“{self.tokens[i]}” at {i} {written(self.values[i])}" for i in order if self.values[i]]
+        named = [f"“{self.tokens[i]}” at {i} {self._written(i)}" for i in order if self.values[i]]
         return ", ".join(named) or "none"
+
+    def _share(self, position: int) -> float:
+        """Return a value's share of full color, 0 for one that is not a number."""
+        value = self.values[position]
+        return 0.0 if math.isnan(value) else min(1.0, abs(value) / self.reach)
+
+    def _written(self, position: int) -> str:
+        return f"{self.values[position]:.3f}" if self.attention else signed(self.values[position])
 
 
 def for_circuitsvis(token: str) -> str:

@@ -100,8 +100,8 @@ def _compact_json(value: Any) -> str:
 def circuitsvis_bundle() -> str:
     """Return circuitsvis' script without its source map, gzipped and base64-encoded; the page's script unpacks it.
 
-    Every visualization embeds its own copy, because notebook cells are run, cleared and copied independently. Raise
-    InputError if the installed circuitsvis does not contain the file.
+    Every visualization that circuitsvis draws embeds its own copy, because notebook cells are run, cleared and copied
+    independently. Raise InputError if the installed circuitsvis does not contain the file.
     """
     path = files("circuitsvis") / "dist" / "cdn" / "iife.js"
     if not path.is_file():

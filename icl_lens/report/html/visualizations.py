@@ -18,6 +18,8 @@ from icl_lens.report.html.templating import render_notebook, render_page, render
 from icl_lens.report.palette import BLUE, ORANGE
 
 TEMPLATE = "element.html.j2"
+DRAWN_BY_CIRCUITSVIS = {"label_attention", "patterns"}
+"""Names of the macros whose output is drawn by circuitsvis, so that its page must contain circuitsvis' script."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Element:
         return f"{self.title}\n{render_text(TEMPLATE, **self._content())}"
 
     def _content(self) -> dict[str, Any]:
-        circuitsvis = not {"explorer", "strip", "patterns"}.isdisjoint(macro for macro, _ in self.blocks)
+        circuitsvis = not DRAWN_BY_CIRCUITSVIS.isdisjoint(macro for macro, _ in self.blocks)
         return {"title": self.title, "blocks": self.blocks, "element": True, "circuitsvis": circuitsvis}
 
 
@@ -71,7 +73,7 @@ def attention_to_labels(
         rows = {str(head): pattern[head.layer, head.head].tolist() for head in heads}
     blocks: list[tuple[str, Any]] = [("legend", labels)] if labels else []
     for name, weights in rows.items():
-        blocks += [("name", name), ("strip", head_parts.attention_strip(tokens, weights, marks, name))]
+        blocks += [("name", name), ("label_attention", head_parts.attention_strip(tokens, weights, marks, name))]
     return Element("Attention to labels" if labels else "Attention from the last token", blocks)
 
 
@@ -113,7 +115,7 @@ def token_values(
 ) -> Element:
     """Show signed values over tokens, one row per name, blue above zero and orange below on a shared scale.
 
-    The element is circuitsvis' colored_tokens. Raise InputError if the sizes do not match.
+    Raise InputError if the sizes do not match.
     """
     if tuple(values.shape) != (len(names), len(tokens)):
         raise InputError(
