@@ -117,6 +117,8 @@ def load_tiny(family_folder: Callable[[str], Path]) -> Callable[..., Any]:
 
     @cache
     def load(name: str, **kwargs: Any) -> Any:
+        # The model is shared with tests outside the block.
+        assert not Float64.is_active or kwargs.get("dtype") == torch.float64
         folder = family_folder(name)
         # Passed explicitly: transformers would rebuild some families' tokenizers from their own classes.
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)

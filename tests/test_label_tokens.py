@@ -337,7 +337,7 @@ def test_labels_of_other_lengths_are_not_patched_from_each_other(load_tiny: Any)
 
 
 def test_a_row_that_ends_within_a_label_does_not_have_it(load_tiny: Any) -> None:
-    batch = il.tokenize(load_tiny("gpt2"), DIFFERENT[:1], prepend_bos=False)
+    batch = il.tokenize(load_tiny("gpt2", dtype=torch.float64), DIFFERENT[:1], prepend_bos=False)
     second = counted(DIFFERENT[0], 0).labels[1]
     within, whole = batch.at([second[0], second[-1]]).split(1)
     assert within.label_index[0].tolist() == [0, -1, -1, -1]

@@ -50,6 +50,16 @@ class Float64(TorchFunctionMode):
     too: their tables of rotations are then float64 from the start.
     """
 
+    is_active = False
+
+    def __enter__(self) -> "Float64":
+        Float64.is_active = True
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        Float64.is_active = False
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         divides = func in (torch.Tensor.div, torch.Tensor.__truediv__, torch.div)
 
