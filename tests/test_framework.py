@@ -266,15 +266,15 @@ def test_the_index_states_the_exchanges_with_their_control():
     names |= {"predicted: query": 0.9, "predicted: keys": 0.8, "predicted: values": 0.7}
     towers = cell("two-towers", overview.SHOWN[SMOLLM2], *(row(name, size, -0.1) for name, size in names.items()))
     index = overview.text([(towers.finding, [towers])])
-    assert "cost the answer 2.70, 2.30, 2.50 nats of log-odds, and it becomes the other label in 90, 80, 70%" in index
-    assert "which should cancel, cost 0.60, 0.10, 0.50;" in index
-    assert "(labels for keys, texts for values) 0.20, 0.10; random heads of the same layers −0.10 … −0.10." in index
+    assert "costs the answer 2.70, 2.30, 2.50 nats of log-odds: the other label in 90, 80, 70% of prompts" in index
+    assert "should cancel: 0.60, 0.10, 0.50." in index
+    assert "should not matter: 0.20, 0.10. All this in random heads of the same layers: −0.10 … −0.10." in index
     assert (
-        "keys at labels cost 2.10 [1.90, 2.30] nats if only the text of the same demonstration changed class" in index
+        "keys at labels costs 2.10 [1.90, 2.30] nats if only the text of the same demonstration changed class" in index
     )
     sentences = replace(cell("two-towers", overview.ON_SENTENCES, *towers.rows), model=QWEN)
     index = overview.text([(towers.finding, [towers, sentences])])
-    assert "On sentences (TREC, A/B, Qwen): 2.70, 2.30, 2.50 nats; the other label in 90, 80, 70%;" in index
+    assert "On sentences (TREC, A/B, Qwen): 2.70, 2.30, 2.50 (90, 80, 70%);" in index
     fewer = replace(towers, rows=towers.rows[:2])
     assert "the other label" not in overview.text([(fewer.finding, [fewer])])
 
@@ -312,15 +312,15 @@ def test_claims_count_tasks_above_and_below_the_control():
     ]
     lines = claims.table(stored).splitlines()
     (found,) = [line for line in lines if "attend to true labels" in line]
-    assert "| 1 of 3 (1 below) |" in found
+    assert "| 1 of 3 (opposite: 1) |" in found
     assert "20.0 … 80.0% (50.0)" in found
     assert all("not measured" in line for line in lines if "Table 2" in line or "Figure 7" in line)
     flow = [cell("location", "a", row("depth_layers", share, 0.1, ranking="increase")) for share in (0.4, 0.9)]
     (found,) = [line for line in claims.table(flow).splitlines() if "Almost all" in line]
-    assert "| 2 of 2; over 50%: 1 of 2 |" in found
+    assert "| 1 of 2 (above control: 2) |" in found
     falling = [cell("recency-bias", "a", row("attention", -0.8)), cell("recency-bias", "b", row("attention", 0.0))]
     (found,) = [line for line in claims.table(falling).splitlines() if "when they come first" in line]
-    assert "| below: 1 of 2 |" in found
+    assert "| 1 of 2 |" in found
 
 
 def test_every_figure_and_table_of_the_paper_has_a_claim():

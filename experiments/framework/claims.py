@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.framework import markdown
-from experiments.framework.pages import Stored, span
+from experiments.framework.pages import Stored, number_text, span
 from experiments.framework.sentences import real_rows
 
 
@@ -43,7 +43,7 @@ CLAIMS = (
     ),
     Claim(
         "12 heads carry the answer: accuracy 87.6 → 24.4%",
-        "published version",
+        "published",
         "ablation",
         "accuracy",
         "accuracy lost (random heads)",
@@ -58,7 +58,7 @@ CLAIMS = (
     ),
     Claim(
         "Causal tracing finds such heads",
-        "published version",
+        "published",
         "location",
         "lost_tracing",
         "lost without them (random heads)",
@@ -68,7 +68,7 @@ CLAIMS = (
         "Figure 2",
         "location",
         "depth_layers",
-        "their share (of a random token's)",
+        "their share of increases (of a random token's)",
         "increase",
         exceeds=0.5,
     ),
@@ -77,7 +77,7 @@ CLAIMS = (
         "Figures 3, 4, 12–15",
         "location",
         "depth",
-        "share of the deeper half (signs shuffled)",
+        "share of the deeper half (prompts' signs shuffled)",
         "contrast",
     ),
     Claim(
@@ -98,7 +98,7 @@ CLAIMS = (
     ),
     Claim(
         "Values raise their own label's log-odds",
-        "published version",
+        "published",
         "values",
         "features",
         "nats (other heads)",
@@ -136,7 +136,7 @@ CLAIMS = (
     ),
     Claim(
         "Attention moves when the prediction flips",
-        "published version",
+        "published",
         "label-attention",
         "shift",
         "attention that moves (other heads)",
@@ -147,26 +147,26 @@ CLAIMS = (
         "Figure 1; open question 1",
         "information-flow",
         "text_to_label",
-        "lost, blocked there (in the deep half)",
+        "lost, text → label blocked there (in the deep half)",
     ),
     Claim(
         "Deep layers read the labels",
         "Figure 1",
         "information-flow",
         "label_to_last",
-        "lost, blocked there (in the shallow half)",
+        "lost, label → last blocked there (in the shallow half)",
     ),
     Claim("The majority label is preferred", "section 5.1", "majority-bias", "bias", "nats (equally frequent labels)"),
     Claim(
-        "Dividing attention by frequency removes 22%",
-        "published version",
+        "Dividing attention by frequency removes 22% of it",
+        "published",
         "majority-bias",
         "removed",
         "removed (in random heads)",
         "contrast",
     ),
     Claim(
-        "Attention to true labels falls without the last",
+        "Attention to true labels falls without the last true one",
         "Figures 8, 10",
         "majority-bias",
         "true_order",
@@ -176,8 +176,8 @@ CLAIMS = (
     ),
     Claim("The last label is preferred", "section 5.2", "recency-bias", "bias", "nats (first label)"),
     Claim(
-        "Removing the position term removes 17%",
-        "published version",
+        "Removing the position term removes 17% of it",
+        "published",
         "recency-bias",
         "removed",
         "removed (in random heads)",
@@ -197,14 +197,18 @@ CLAIMS = (
         "section 5.2",
         "recency-bias",
         "neighbor",
-        "effect (of the text before)",
+        "effect of this text (of the one before)",
         "contrast",
     ),
 )
 
 
 def table(cells: Sequence[Stored]) -> str:
-    """Return the claims as a table: what the paper says, on how many tasks it is above the control, and the numbers."""
+    """Return the claims as a table: what the paper says, on how many tasks it holds, and the numbers.
+
+    It holds where the interval of the difference from the control is on the claimed side of zero, and the quantity
+    exceeds what the claim itself needs.
+    """
     lines = []
     for claim in CLAIMS:
         own = [cell for cell in cells if cell.finding.id == claim.finding]
@@ -215,15 +219,18 @@ def table(cells: Sequence[Stored]) -> str:
             continue
         measure = next(one for one in rows[0][0].finding.measures if one.name == claim.measure)
         quantity, control = (span((getattr(row, name) for _, row in rows), measure) for name in ("quantity", "control"))
-        above, below = (sum(row.outcome == kind for _, row in rows) for kind in ("above", "below"))
-        found = f"{above} of {len(rows)}" + f" ({below} below)" * bool(below)
-        if claim.exceeds is not None:
-            n_exceeding = sum(row.quantity > claim.exceeds for _, row in rows)
-            found += f"; over {claim.exceeds * measure.scale:.0f}%: {n_exceeding} of {len(rows)}"
-        if claim.falls:
-            found = f"below: {below} of {len(rows)}" + f" ({above} above)" * bool(above)
+        side, opposite = ("below", "above") if claim.falls else ("above", "below")
+        on_side = [row for _, row in rows if row.outcome == side]
+        n_holding = sum(claim.exceeds is None or row.quantity > claim.exceeds for row in on_side)
+        n_opposite = sum(row.outcome == opposite for _, row in rows)
+        found = f"{n_holding} of {len(rows)}"
+        found += f" ({side} control: {len(on_side)})" * (len(on_side) > n_holding)
+        found += f" (opposite: {n_opposite})" * bool(n_opposite)
         percent = "%" * (measure.scale == 100)
-        lines.append([says, found, f"[{claim.what}]({claim.finding}.md): {quantity}{percent} ({control})"])
+        numbers = f"{quantity}{percent} ({control})"
+        if len(rows) == 1:
+            numbers += " [" + ", ".join(number_text(end, measure) for end in (rows[0][1].low, rows[0][1].high)) + "]"
+        lines.append([says, found, f"[{claim.what}]({claim.finding}.md): {numbers}"])
     lines += [
         ["Before-softmax values of parts add up (appendix E)", "yes", "exact, by tests on every family"],
         [
@@ -232,5 +239,5 @@ def table(cells: Sequence[Stored]) -> str:
             "`python -m experiments run --all --model gpt2-large`",
         ],
     ]
-    columns = ["the paper says", "tasks above control", "here: measured (control)"]
+    columns = ["the paper says", "holds", "measured (control) [95% interval of the difference]"]
     return markdown.table(columns, lines, align="lll")

@@ -24,9 +24,9 @@ NOTHING_WRITTEN = "no third of the layers writes more of what these heads compar
 ON_SENTENCES = "TREC, A/B"
 
 MODELS = (
-    "SmolLM2 is SmolLM2-135M-Instruct, Qwen is Qwen2.5-Coder-0.5B-Instruct, both with quantized weights. Prompts are "
-    "in balanced random order: copying a label is right half of the time. Heads are chosen on some prompts of a task, "
-    "and measured on {n} with other queries. Brackets are 95% intervals over queries."
+    "SmolLM2 is SmolLM2-135M-Instruct, Qwen is Qwen2.5-Coder-0.5B-Instruct, both quantized. Prompts are in balanced "
+    "random order, where copying a label is right half of the time. Heads are chosen on some prompts and measured on "
+    "{n} with other queries; brackets are 95% intervals over queries."
 )
 
 
@@ -49,15 +49,26 @@ def text(numbered: Numbered) -> str:
         MODELS.format(n=" or ".join(map(str, sorted({row.n_prompts for row in main if row.n_prompts})))),
         *(f"{i}. {sentence}" for i, sentence in enumerate(filter(None, map(_join, _findings(numbered))), start=1)),
         "![Exchanges of queries, keys and values in both models](figures/overview.svg)",
-        "*Log-odds lost by exchanges in the heads of the scan (dots, 95%) and in random heads (circles).*",
+        "*Log-odds lost by exchanges in 12 heads (dots, 95%) and in random heads (circles).*",
         "## The paper's claims",
-        "A task counts if the 95% interval of the difference from the control lies above zero.",
+        "A claim holds on a task if the interval of the difference from the control lies on the claimed side of zero."
+        + _single_task(real),
         claims.table(every),
         f"Ranges are over tasks. Of {n_real:,} comparisons on these models, about {round(n_real * 0.025)} would be "
         "above their control by chance. [Ground truth](ground-truth.md): models whose circuit is known.",
         "```{toctree}\n:hidden:\n\n" + "\n".join([*(finding.id for finding, _ in numbered), "ground-truth"]) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _single_task(cells: Sequence[Stored]) -> str:
+    """Return which task the claims that are measured on one task belong to, if it is the same one for all."""
+    tasks = {cell.finding.id: {(one.model, one.task) for one in cells if one.finding is cell.finding} for cell in cells}
+    single = set().union(*(some for some in tasks.values() if len(some) == 1))
+    if len(single) != 1:
+        return ""
+    ((model, task),) = single
+    return f" One task is {task} in {TITLES[model]}."
 
 
 def _join(sentences: Sequence[str]) -> str:
@@ -90,13 +101,13 @@ def _exchanges(cells: Sequence[Stored], model: str) -> str:
     if cell is None or (costs := _costs(cell)) is None:
         return ""
     if model != FIRST:
-        return f"In {TITLES[model]} ({cell.task}): {_in_short(costs)}."
+        return f"The same in {TITLES[model]} ({cell.task}): {_in_short(costs)}."
     return (
-        f"In {TITLES[model]} ({cell.task}), the query, the keys or the values of {costs.n_heads} heads, taken from "
-        f"another prompt, cost the answer {costs.lost} nats of log-odds, and it becomes the other label in "
-        f"{costs.flips}% of prompts. Two exchanges at once, which should cancel, cost {costs.pairs}; exchanges that "
-        f"should not matter (labels for keys, texts for values) {costs.idle}; random heads of the same layers "
-        f"{costs.random}."
+        f"In {TITLES[model]} ({cell.task}), exchanging the query, the keys or the values of {costs.n_heads} heads with "
+        f"those of another prompt costs the answer {costs.lost} nats of log-odds: the other label in {costs.flips}% of "
+        f"prompts. Two at once (query and keys, query and values, keys and values) should cancel: {costs.pairs}. "
+        f"Labels for keys and texts for values should not matter: {costs.idle}. All this in random heads of the same "
+        f"layers: {costs.random}."
     )
 
 
@@ -139,10 +150,7 @@ def _costs(cell: Stored) -> _Costs | None:
 
 
 def _in_short(costs: _Costs) -> str:
-    return (
-        f"{costs.lost} nats; the other label in {costs.flips}%; two at once {costs.pairs}; what should not matter "
-        f"{costs.idle}; random heads {costs.random}"
-    )
+    return f"{costs.lost} ({costs.flips}%); {costs.pairs}; {costs.idle}; random {costs.random}"
 
 
 def _range(rows: Sequence[Row]) -> str:
@@ -168,8 +176,8 @@ def _own_text(cells: Sequence[Stored], model: str) -> str:
         return f"In {TITLES[model]}: {'; '.join(f'{own} and {others}{where}' for own, others, where in said)}."
     own, others, _ = said[0]
     return (
-        f"In {TITLES[model]}, keys at labels cost {own} nats if only the text of the same demonstration changed class, "
-        f"and {others} if only the other texts did."
+        f"In {TITLES[model]}, exchanging keys at labels costs {own} nats if only the text of the same demonstration "
+        f"changed class, and {others} if only the other texts did."
     )
 
 
