@@ -198,12 +198,17 @@ def _written(cells: Sequence[Stored], model: str) -> str:
             return ""
         said.append(f"{' / '.join(number(row.quantity) for row in rows)} nats for {words}")
         of_role.setdefault(role, []).extend(rows)
-    most = [f"{role} is written in the {_largest(rows)}" for role, rows in of_role.items() if _largest(rows)]
-    lead = f"most of what is {', most of what is '.join(most)} third of the layers" if most else NOTHING_WRITTEN
+    thirds = {role: _largest(rows) for role, rows in of_role.items()}
+    most = [f"the {third} third of the layers writes most of what is {role}" for role, third in thirds.items() if third]
+    most[1:] = [one.replace(" of the layers writes", "") for one in most[1:]]
     every = [row for rows in of_role.values() for row in rows]
+    lead = f"In {TITLES[model]}, {', '.join(most) or NOTHING_WRITTEN}"
+    numbers = f"{'; '.join(said)}; for random heads {_range(every)}."
+    if model != FIRST:
+        return f"{lead}: {numbers}"
     return (
-        f"In {TITLES[model]}, {lead}. Removing what the first / middle / last third wrote for {every[0].n_heads} heads "
-        f"costs {'; '.join(said)}; for random heads {_range(every)}."
+        f"{lead}. Removing what the first / middle / last third wrote, as {every[0].n_heads} heads read it, costs "
+        f"{numbers}"
     )
 
 
