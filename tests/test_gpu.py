@@ -86,7 +86,7 @@ def test_edits_are_equal(pair):
     def patched(model, batch, what):
         other = batch[[*range(1, len(batch)), 0]]
         return il.label_log_probs_patched(
-            model, batch, [HEADS, HEADS[:1]], other, activation=what, align="labels", query_positions="last"
+            model, batch, [HEADS, HEADS[:1]], other, activation=what, align="labels", positions="last"
         )
 
     same(pair, ablated)

@@ -123,7 +123,7 @@ FUNCTIONS: dict[str, Callable[[Any, il.PromptBatch], torch.Tensor]] = {
     "gradients": lambda model, batch: il.head_effects(model, batch, method="gradient").log_prob,
     "ablated sets": lambda model, batch: il.label_log_probs_ablated(model, batch, [[], HEADS]),
     "patched": lambda model, batch: il.label_log_probs_patched(
-        model, batch, [HEADS], batch, activation="k", align="labels", query_positions="last"
+        model, batch, [HEADS], batch, activation="k", align="labels", positions="last"
     ),
     "debiased": lambda model, batch: il.label_log_probs_debiased(
         model, batch, [il.DebiasSettings(HEADS, majority=1.0, recency=0.5)]

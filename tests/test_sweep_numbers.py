@@ -924,22 +924,21 @@ def patched(c: Both) -> None:
         assert_close(ours[:, 0], c.log_probs(edits.__getitem__)[:, [FOO, BAR]], msg=name)
 
 
-def patch_edit(
-    c: Both, row: int, activation: str, positions: str = "all", align: str = "positions", query_positions: str = "all"
-) -> Edit:
+def patch_edit(c: Both, row: int, activation: str, positions: str = "all", align: str = "positions") -> Edit:
     """Return the edit that writes a source prompt's activations into the chosen heads; places are the same in both."""
     source, clean = c.source[row], c.clean[row]
     n = len(c.ids[row])
     places = [*c.labels(row)] if align == "labels" else list(range(n))
-    places = [*places, n - 1] if align == "labels" and query_positions == "all" else places
-    places = [n - 1] if positions == "last" else places
+    only_last_query = positions == "last" and activation in ("k", "v")
+    places = [*places, n - 1] if align == "labels" and not only_last_query else places
+    places = [n - 1] if positions == "last" and not only_last_query else places
 
     def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
         chosen = [head for where, head in c.heads if where == layer]
         if not chosen:
             return None
-        wanted = f"last {activation}" if query_positions == "last" else activation
-        if what == "z" and query_positions == "last":  # other positions keep the z of the unedited pass
+        wanted = f"last {activation}" if only_last_query else activation
+        if what == "z" and only_last_query:  # other positions keep the z of the unedited pass
             value = value.clone()
             value[:-1, chosen] = clean.z[layer][:-1, chosen]
             return value

@@ -210,7 +210,7 @@ def _patches(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
     for activation in ("q", "k", "v", "pattern", "z"):
         yield activation, {"activation": activation}
     yield "q last", {"activation": "q", "positions": "last"}
-    yield "v labels last", {"activation": "v", "align": "labels", "query_positions": "last"}
+    yield "v labels last", {"activation": "v", "align": "labels", "positions": "last"}
 
 
 def _patched(case: Case) -> dict[str, Tensor]:
