@@ -119,7 +119,7 @@ def write(path: Path, text: str) -> None:
 
 
 # The README's tables: their header rows, and the options of the commands that print them.
-HEADS, LOCATED = " head    increase   contrast", " rank   head"
+HEADS, LOCATED = " head    contrast   increase", " rank   head"
 TOWERS, N_EXCHANGES = " " * 21 + "predicted", 13
 N_ROWS = 2
 MODEL = ("--model", "smollm2-135m")
@@ -174,7 +174,7 @@ def refresh_readme() -> None:
     with tempfile.TemporaryDirectory() as folder:
         explained = printed("explain", *MODEL, "--answer", "foo")
         towers = printed("towers", *MODEL, *EXCHANGED, "-n", "60", width=80)
-        located = printed("locate", *MODEL, *TASK, "--by", "contrast", "-n", "100", "--out", f"{folder}/located")
+        located = printed("locate", *MODEL, *TASK, "-n", "100", "--out", f"{folder}/located")
     before = README.read_text(encoding="utf-8")
     after = readme_with(before, explained, located, towers)
     if after != before:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from icl_lens import explanation_sections as sections
 from icl_lens.activations.activations import capture
@@ -23,8 +23,9 @@ from icl_lens.prompts.plain_text import tokenize_text
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.report import explanation_json
-from icl_lens.report.findings import By, ExplainOptions, Findings
+from icl_lens.report.findings import ExplainOptions, Findings
 from icl_lens.report.html.page import HasPage, content
+from icl_lens.scores import SCORES, Score, choose_score
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +44,7 @@ class Explanation(HasPage, Findings):
         >>> explanation.label_positions
         (3, 7, 11, 15)
         >>> explanation.to_frame("heads").columns.tolist()
-        ['layer', 'head', 'name', 'increase', 'contrast']
+        ['layer', 'head', 'name', 'contrast', 'increase']
     """
 
     def __repr__(self) -> str:
@@ -100,7 +101,7 @@ def explain(
     shared_prefix: Literal["error", "append"] = "error",
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
-    by: By | None = None,
+    by: Score | None = None,
     why: Head | tuple[int, int] | str | None = None,
     k: int = 10,
     n_ablated: int = 4,
@@ -109,15 +110,16 @@ def explain(
 ) -> Explanation:
     """Explain one prompt's answer, or the next token of any text.
 
-    `prompt` may be a string for `Prompt.parse`. Log-probability increases are those of the answer's token, or of the
-    label that the model predicts if the prompt has no answer. The `k` heads with the largest score are described;
-    the first `n_ablated` of them are zeroed jointly and compared with `n_random` random sets of the same size.
-    Increases are not additive: those of the parts need not sum to that of the total.
+    `prompt` may be a string for `Prompt.parse`. Explained is the answer's token, or that of the label that the model
+    predicts if the prompt has no answer. The `k` heads with the largest score are described; the first `n_ablated` of
+    them are zeroed jointly and compared with `n_random` random sets of the same size.
 
-    Each increase comes with a contrast: what the part adds to log p(answer) − log Σ p(`against`), where `against`
-    defaults to all other labels. The contrast separates heads that find the answer from heads that raise every label.
-    `by` selects the score that ranks heads: "contrast" (default with `against`), "increase" (default without), or
-    "effect", the drop in log p(answer) or, with `against`, in the contrast, if the head is zeroed at the last position,
+    A part's contrast is what it adds to log p(answer) − log Σ p(`against`), where `against` defaults to all other
+    labels; its increase is what it adds to log p(answer). The contrast separates heads that find the answer from heads
+    that raise every label. Increases are not additive: those of the parts need not sum to that of the total.
+
+    `by` selects the score that ranks heads: "contrast" (default), "increase" (default if there is nothing to compare
+    with), "effect", the drop in these log-odds, or else in log p(answer), if the head is zeroed at the last position,
     or "towers", the log-odds that the answer loses against all other labels if the head's query there, and nothing
     else, is that of the same demonstrations with a query of the other class: the text of a demonstration that has the
     next label (`two_towers`, `Explanation.other_query`).
@@ -158,7 +160,7 @@ def explain(
         shared_prefix=shared_prefix,
     )
     if by is not None:
-        check_choice("by", by, get_args(By))
+        check_choice("by", by, SCORES)
     if isinstance(prompt, PromptBatch):
         given = {"answer": answer, "against": against, "plain_text": plain_text or None}
         _check_single_row(prompt, **given, template=template, labels=labels, prepend_bos=prepend_bos)
@@ -204,27 +206,21 @@ def explain(
 
     acts = capture(model, batch, writers=compared_positions(batch) if batch.has_demonstrations else False)
     why = None if why is None else acts.view.check_head(why)
-    by = by or ("increase" if options.against is None else "contrast")
-    options = replace(
-        options, by=by, why=None if why is None else str(why), dtype=str(acts.z.dtype).removeprefix("torch.")
-    )
+    options = replace(options, why=None if why is None else str(why), dtype=str(acts.z.dtype).removeprefix("torch."))
     scored = ScoredPrompt.from_activations(model, acts, options)
-    found: dict[By, Any] = {"increase": head_log_prob_increase(acts, scored.targets, **scored.readout_options)[0]}
+    by = choose_score(by, SCORES, comparable=bool(scored.others))
+    scored = replace(scored, options=replace(options, by=by))
+    found: dict[Score, Any] = {"increase": head_log_prob_increase(acts, scored.targets, **scored.readout_options)[0]}
     if scored.others:
         found["contrast"] = head_log_prob_increase(
             acts, scored.targets, against=scored.against, **scored.readout_options
         )[0]
     if by == "effect":
-        others = None if options.against is None else scored.against
-        effects = head_effects(model, batch, scored.targets, against=others, positions="last")
-        found["effect"] = (effects.log_prob if effects.logit_diff is None else effects.logit_diff)[0]
+        effects = head_effects(model, batch, scored.targets, against=scored.against)
+        found["effect"] = (effects.log_odds if scored.others else effects.log_prob)[0]
     other_query = ""
     if by == "towers":
         found["towers"], other_query = sections.query_exchanges(scored)
-    if by not in found:
-        raise InputError(
-            "by must be 'increase' or 'effect' without tokens to compare with, got 'contrast'; pass against="
-        )
     order = found[by].flatten().argsort(descending=True)[:k].tolist()
     located = [Head.from_index(index, acts.view.n_heads) for index in order]
     located += [why] if why is not None and why not in located else []

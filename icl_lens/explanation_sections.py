@@ -28,7 +28,8 @@ from icl_lens.models.head import Head
 from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.prompt import quoted_list
 from icl_lens.prompts.token_ids import name_tokens
-from icl_lens.report.findings import AblationReport, By, ExplainOptions, HeadReport, LeftOut, SubheadReport
+from icl_lens.report.findings import AblationReport, ExplainOptions, HeadReport, LeftOut, SubheadReport
+from icl_lens.scores import DirectScore, Score
 
 # Tokens per ablation pass: many rows for short prompts, one row for long ones.
 PASS_TOKENS = 2048
@@ -219,12 +220,12 @@ def layer_fields(scored: ScoredPrompt) -> dict[str, Any]:
 
 
 def position_fields(scored: ScoredPrompt) -> dict[str, Any]:
-    """Return the (head, position) parts with the largest increase, or contrast if heads are ranked by it."""
+    """Return the (head, position) parts with the largest contrast, or increase if heads are ranked by it."""
     acts = scored.acts
     k = min(2 * scored.options.k, len(acts.view.heads()) * scored.n_tokens)
-    by_contrast = scored.options.by == "contrast"
-    against = scored.against if by_contrast else None
-    parts = top_subheads(acts, scored.targets, k=k, against=against, **scored.readout_options)
+    by: DirectScore = "contrast" if scored.others and scored.options.by != "increase" else "increase"
+    by_contrast, against = by == "contrast", scored.against if by == "contrast" else None
+    parts = top_subheads(acts, scored.targets, k=k, by=by, against=against, **scored.readout_options)
     heads = sorted({*map(Head, parts.layer[0].tolist(), parts.head[0].tolist())})
     other_scores = _by_position(scored, heads, None if by_contrast else scored.against) if scored.others else None
     reports = []
@@ -311,7 +312,7 @@ class Attempts:
 def head_reports(
     scored: ScoredPrompt,
     heads: list[Head],
-    scores: Mapping[By, Float[Tensor, "layer head"]],
+    scores: Mapping[Score, Float[Tensor, "layer head"]],
     ablated: Float[Tensor, "located label"],
     attempts: Attempts,
 ) -> Iterator[HeadReport]:

@@ -1,13 +1,13 @@
 """Compare two models over many prompts: scores of the answers and of every head, with intervals of the differences."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
 from icl_lens.activations.activations import capture
 from icl_lens.attribution.increases import head_log_prob_increase
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError
 from icl_lens.interventions.effects import head_effects
 from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
 from icl_lens.metrics import is_correct, label_log_odds
@@ -17,8 +17,8 @@ from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.report.findings import By
 from icl_lens.report.model_comparison import ModelComparison
+from icl_lens.scores import SCORES, Score, choose_score
 
 # Tokens per forward pass.
 PASS_TOKENS = 2048
@@ -29,7 +29,7 @@ def compare_models(
     b: Any,
     prompts: Sequence[Prompt],
     *,
-    by: By = "contrast",
+    by: Score = "contrast",
     template: Template | None = None,
     prepend_bos: bool | None = None,
     shared_prefix: Literal["error", "append"] = "error",
@@ -40,9 +40,9 @@ def compare_models(
     """Compare two models on the same prompts, for example a model before and after fine-tuning.
 
     Both models score each prompt's answer: whether it is the most probable label, log p(answer), and
-    log p(answer) − log Σ p(other labels). The scores of each head are its increase, its contrast and, with
-    `by="effect"`, the drop in log p(answer) if the head is zeroed at the last position, or, with `by="towers"`, the
-    log-odds that the answer loses if the head's query there is exchanged (`locate_towers`). `by` selects the score
+    log p(answer) − log Σ p(other labels). The scores of each head are its contrast, its increase and, with
+    `by="effect"`, the log-odds that the answer loses if the head is zeroed at the last position, or, with
+    `by="towers"`, those that it loses if the head's query there is exchanged (`locate_towers`). `by` selects the score
     whose mean change ranks heads. Intervals resample queries, because prompts with the same query are not independent.
     `template`, `prepend_bos` and `shared_prefix` are those of `tokenize`; `progress=True` shows a progress bar.
 
@@ -57,7 +57,7 @@ def compare_models(
         >>> both.summary()["change"].tolist()
         [0.0, 0.0, 0.0]
     """
-    check_choice("by", by, get_args(By))
+    by = choose_score(by, SCORES, comparable=True)
     if len(prompts) < 2 or any(prompt.answer is None for prompt in prompts):
         raise InputError("prompts must be at least two prompts with answers; use il.compare for a single prompt")
     tokenizing: dict[str, Any] = {"prepend_bos": prepend_bos, "shared_prefix": shared_prefix}
@@ -83,7 +83,7 @@ def compare_models(
                     "contrast": head_log_prob_increase(acts, rows.answer_tokens, against=others, **options),
                 }
                 if by == "effect":
-                    found["effect"] = head_effects(model, rows, positions="last").log_prob
+                    found["effect"] = head_effects(model, rows).log_odds
                 if exchanged is not None:
                     lost, _ = single_exchanges(acts.view, exchanged.select(numbers), SINGLE[:1])
                     found["towers"] = lost[:, 0]

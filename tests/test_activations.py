@@ -93,7 +93,7 @@ def test_increases_in_other_precisions_are_those_in_float32(load_tiny, name, dty
     assert found.dtype == acts.readout.dtype
     rounding = max(tolerance(), tolerance(dtype, n_terms=1, scale=0.5))  # increases here are around a half
     torch.testing.assert_close(found.float(), expected, atol=rounding, rtol=0)
-    top = il.top_subheads(acts, batch.answer_tokens, k=5)
+    top = il.top_subheads(acts, k=5, by="increase")
     everything = il.subhead_log_prob_increase(acts, batch.answer_tokens)
     assert top.certified
     keys = torch.arange(everything.shape[-1])
@@ -108,7 +108,7 @@ def test_half_precision_finds_the_same_heads(name):
     for dtype in (torch.float32, torch.bfloat16):
         model = il.load_model(name, device="cpu", dtype=dtype)
         batch = il.tokenize(model, il.load_task("sentiment-number", n=64))
-        top = il.top_heads(il.capture(model, batch), batch.answer_tokens, k=20)
+        top = il.top_heads(il.capture(model, batch), k=20, by="increase")
         found[dtype] = set(top.heads)
     assert len(found[torch.float32] & found[torch.bfloat16]) >= 18
 

@@ -26,7 +26,7 @@ def test_explain_prints_everything_and_writes_it(run, tiny, tmp_path):
     options = ("--answer", "foo", "--no-bias", "-k", 3, "--html", page, "--json", file)
     code, out, _ = run("explain", families.PROMPT, "--model", tiny, *options)
     assert code == 0
-    for heading in ("Most probable: ", "log p(foo)", "Heads by increase", "Top words of", "Zeroing L", "█"):
+    for heading in ("Most probable: ", "log p(foo)", "Heads by contrast", "Top words of", "Zeroing L", "█"):
         assert heading in out
     numbers = json.loads(file.read_text())
     assert numbers["settings"]["bias"] is False
@@ -266,4 +266,4 @@ def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_
     assert all(f"{value:.4f}" in out for value in table["effect"])
     code, _, err = run(*arguments, "--by", "increase", "--out", tmp_path / "run")
     assert code == 2
-    assert "by='contrast'" in err
+    assert "--by contrast" in err

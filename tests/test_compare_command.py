@@ -25,8 +25,8 @@ def test_two_prompts_are_compared(run, tiny, tmp_path):
     code, out, _ = run("compare", families.PROMPT, OTHER, "-m", tiny, "-a", "foo", "--answer-b", "bar", "--html", file)
     assert code == 0
     assert "Probability of each label" in out
-    assert "increase changed most, nats (A: foo, B: bar)" in out
-    assert "contrast in A" in out
+    assert "contrast changed most, nats (A: foo, B: bar)" in out
+    assert "increase in A" in out
     assert "to explain foo in both, pass --answer foo --answer-b foo." in " ".join(out.split())
     assert "A explains" in file.read_text()
 
@@ -85,7 +85,7 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
         batch = il.tokenize(model, prompts)
         against = batch.other_label_tokens if by == "contrast" else None
         if by == "effect":
-            expected = il.head_effects(model, batch, positions="last").log_prob.mean(0)
+            expected = il.head_effects(model, batch).log_odds.mean(0)
         elif by == "towers":
             expected = il.locate_towers(model, batch).query.mean
         else:

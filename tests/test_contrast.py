@@ -18,15 +18,20 @@ def contrasts(batch):
     return {"one": batch.other_label_tokens, "several": SEVERAL}
 
 
+def ranking(asked):
+    """The same options for a search, which must be asked for increases."""
+    return asked if asked.get("against") is not None else {"by": "increase"} | asked
+
+
 def everything(acts, targets, **asked):
     """The result of every function of one capture that takes `against`."""
     return {
         "layers": torch.stack(list(il.layer_log_prob_increase(acts, targets, **asked))),
         "heads": il.head_log_prob_increase(acts, targets, **asked),
         "subheads": il.subhead_log_prob_increase(acts, targets, **asked),
-        "neurons": il.neuron_log_prob_increase(acts, targets, 1, **asked),
-        "top_subheads": il.top_subheads(acts, targets, k=7, **asked).value,
-        "top_heads": il.top_heads(acts, targets, k=7, **asked).value.float(),
+        "neurons": il.neuron_log_prob_increase(acts, 1, targets, **asked),
+        "top_subheads": il.top_subheads(acts, targets, k=7, **ranking(asked)).value,
+        "top_heads": il.top_heads(acts, targets, k=7, **ranking(asked)).value.float(),
     }
 
 
@@ -43,7 +48,7 @@ def test_search_goes_on_while_a_bound_is_larger(gpt2_acts, gpt2_batch):
 def test_own_norm_is_exhaustive_and_says_so(gpt2_acts, gpt2_batch):
     top = against_hf.check_search(gpt2_acts, gpt2_batch, certified=False, final_norm="own")
     assert torch.equal(top.n_exact, top.n_parts)
-    heads = il.top_heads(gpt2_acts, gpt2_batch.answer_tokens, k=3, final_norm="own")
+    heads = il.top_heads(gpt2_acts, k=3, by="increase", final_norm="own")
     mean = il.head_log_prob_increase(gpt2_acts, gpt2_batch.answer_tokens, final_norm="own").mean(0).flatten().topk(3)
     assert (heads.certified, heads.n_exact) == (False, 12)
     assert_close(heads.value, mean.values)
@@ -113,7 +118,7 @@ def test_bad_against_is_refused(gpt2, gpt2_acts, gpt2_batch, no_type_checks, aga
         lambda: il.layer_log_prob_increase(gpt2_acts, targets, against=against),
         lambda: il.head_log_prob_increase(gpt2_acts, targets, against=against),
         lambda: il.subhead_log_prob_increase(gpt2_acts, targets, against=against),
-        lambda: il.neuron_log_prob_increase(gpt2_acts, targets, 0, against=against),
+        lambda: il.neuron_log_prob_increase(gpt2_acts, 0, targets, against=against),
         lambda: il.top_subheads(gpt2_acts, targets, k=2, against=against),
         lambda: il.top_heads(gpt2_acts, targets, k=2, against=against),
         lambda: il.locate_heads(gpt2, gpt2_batch, k=2, against=against),
@@ -139,8 +144,8 @@ def test_other_labels_are_the_prompts_own_except_its_answer(gpt2):
     assert batch[[1, 0]].other_label_tokens.tolist() == [expected[1], expected[0]]
     assert batch[[0]].other_label_tokens.tolist() == [[ids["foo"]]]
     assert batch[[3]].other_label_tokens.tolist() == [[-1]]
-    predicted = torch.tensor([batch.labels.index(word) for word in ("foo", "red", "yes", "yes")])
-    assert batch.label_tokens_except(predicted).tolist() == [
+    predicted = torch.tensor([ids[word] for word in ("foo", "red", "yes", "yes")])
+    assert batch.tokens_to_compare(predicted).tolist() == [
         [ids["bar"], -1],
         [ids["bar"], ids["foo"]],
         [ids["red"], -1],
@@ -149,3 +154,42 @@ def test_other_labels_are_the_prompts_own_except_its_answer(gpt2):
     some = batch[[0, 3]]
     with pytest.raises(il.InputError, match="got none for prompt 1"):
         il.locate_heads(gpt2, some, k=2, against=some.other_label_tokens)
+    with pytest.raises(il.InputError, match=r"prompt 1 must have another label .* or pass by='increase'"):
+        il.locate_heads(gpt2, some, k=2)
+    assert il.locate_heads(gpt2, some, k=2, by="increase").by == "increase"
+
+
+def test_searches_rank_by_contrast_with_the_other_labels(gpt2, gpt2_acts, gpt2_batch, no_type_checks):
+    """Without arguments, the answers are compared with the other labels; increases have to be asked for."""
+    others = gpt2_batch.other_label_tokens
+    for search in (
+        lambda **asked: il.top_heads(gpt2_acts, k=5, **asked),
+        lambda **asked: il.top_subheads(gpt2_acts, k=5, **asked),
+        lambda **asked: il.locate_heads(gpt2, gpt2_batch, k=5, **asked),
+    ):
+        default, contrast, increase = search(), search(by="contrast", against=others), search(by="increase")
+        assert (default.by, increase.by) == ("contrast", "increase")
+        assert torch.equal(default.value, contrast.value)
+        assert not torch.equal(default.value, increase.value)
+        with pytest.raises(il.InputError, match="against must be None with by='increase'"):
+            search(by="increase", against=others)
+        with pytest.raises(il.InputError, match="by must be one of 'contrast', 'increase', got 'effect'"):
+            search(by="effect")
+    top = il.top_heads(gpt2_acts, k=5, by="increase")
+    assert_close(top.value, il.head_log_prob_increase(gpt2_acts).mean(0).flatten().topk(5).values)
+
+
+def test_texts_are_compared_with_the_tokens_they_are_given(gpt2):
+    """Without labels, the score is the contrast with `against`, or else the increase."""
+    text = "love bar love"
+    alone, compared = (
+        il.capture(gpt2, il.tokenize_text(gpt2, text, targets=" bar", against=against)) for against in (None, " foo")
+    )
+    assert il.top_heads(alone, k=3).by == "increase"
+    assert_close(il.top_heads(alone, k=3).value, il.head_log_prob_increase(alone)[0].flatten().topk(3).values)
+    found = il.top_heads(compared, k=3)
+    expected = il.head_log_prob_increase(compared, against=compared.batch.against)[0].flatten().topk(3)
+    assert found.by == "contrast"
+    assert_close(found.value, expected.values)
+    with pytest.raises(il.InputError, match="by must be 'increase' without tokens to compare with, got 'contrast'"):
+        il.top_heads(alone, k=3, by="contrast")

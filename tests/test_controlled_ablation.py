@@ -34,7 +34,8 @@ def test_chosen_are_those_of_largest_mean_score(gpt2, gpt2_batch, gpt2_acts):
     scores = {
         "increase": il.head_log_prob_increase(gpt2_acts, own),
         "contrast": il.head_log_prob_increase(gpt2_acts, own, against=others),
-        "effect": il.head_effects(gpt2, gpt2_batch, positions="last").log_prob,
+        "effect": il.head_effects(gpt2, gpt2_batch).log_odds,
+        None: il.head_log_prob_increase(gpt2_acts, own, against=others),
     }
     for by, score in scores.items():
         best = score.mean(0).flatten().argsort(descending=True).tolist()
@@ -75,8 +76,8 @@ def test_layers_without_enough_other_heads_borrow_from_the_nearest(gpt2, gpt2_ba
 @pytest.mark.parametrize("positions", ["all", "last"])
 def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions):
     """Each prompt alone, under ablate_heads; accuracies counted by hand."""
-    if positions == "last":
-        found = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, n_random_sets=2, seed=1, positions="last")
+    if positions == "all":
+        found = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, n_random_sets=2, seed=1, positions="all")
     assert found.heads == tuple(HEADS)
     assert [len(one.sets) for one in found.conditions.values()] == [1, 1, 2, 2]
     assert found.conditions["heads"].sets == (tuple(HEADS),)

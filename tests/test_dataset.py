@@ -9,7 +9,8 @@ from families import WORDS
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.attribution.increases import check_against_ids, every_head_increase
+from icl_lens.attribution.increases import every_head_increase
+from icl_lens.attribution.scored_tokens import check_against_ids
 from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
 from icl_lens.locate import locate as dataset
 from icl_lens.locate.locate import mean_head_increases
@@ -59,7 +60,8 @@ def test_certified_is_exhaustive(gpt2, many, every_increase, few_candidates, k, 
     every = every_contrast(gpt2, many, against) if contrast else every_increase
     if contrast:
         assert_close(mean_head_increases(gpt2, many, against=against, batch_size=9), every.mean(0))
-    top = il.locate_heads(gpt2, many, k=k, batch_size=batch_size, against=against)
+    by = "contrast" if contrast else "increase"
+    top = il.locate_heads(gpt2, many, k=k, by=by, batch_size=batch_size, against=against)
     mean = every.mean(0).flatten().topk(k)
     assert_close(top.value, mean.values)
     assert top.heads == [il.Head(i // 4, i % 4) for i in mean.indices.tolist()]
@@ -79,7 +81,7 @@ def test_heads_left_open_are_passed_again(gpt2, many, every_increase, few_candid
     against = contrasts(many)["several"] if contrast else None
     every = every_contrast(gpt2, many, against) if contrast else every_increase
     best, passes = every.mean(0).flatten().topk(1).values, {}
-    options = {"k": 1, "against": against, "batch_size": 8}
+    options = {"k": 1, "by": "contrast" if contrast else "increase", "against": against, "batch_size": 8}
     top = il.locate_heads(
         gpt2, many, slack=1e6, progress=lambda kind, done, total: passes.update({kind: (done, total)}), **options
     )
@@ -96,7 +98,7 @@ def test_heads_left_open_are_passed_again(gpt2, many, every_increase, few_candid
 
 @pytest.mark.parametrize("final_norm", ["frozen", "own"])
 def test_own_norm_is_exhaustive(gpt2, many, final_norm):
-    top = il.locate_heads(gpt2, many[:9], k=3, batch_size=4, final_norm=final_norm, bias=False)
+    top = il.locate_heads(gpt2, many[:9], k=3, by="increase", batch_size=4, final_norm=final_norm, bias=False)
     assert top.certified == (final_norm == "frozen")
     acts = il.capture(gpt2, many[:9])
     expected = il.head_log_prob_increase(acts, many[:9].answer_tokens, final_norm=final_norm, bias=False)
@@ -107,7 +109,7 @@ def test_own_norm_is_exhaustive(gpt2, many, final_norm):
 def test_heads_of_other_families_are_located(load_tiny, name):
     model = load_tiny(name)
     batch = il.tokenize(model, draw(12, seed=1), prepend_bos=False)
-    top = il.locate_heads(model, batch, k=4, batch_size=5)
+    top = il.locate_heads(model, batch, k=4, by="increase", batch_size=5)
     expected = mean_head_increases(model, batch, batch_size=3)
     assert_close(top.value.float(), expected.flatten().topk(4).values)
     assert top.certified == (name != "gemma2")  # its logits are capped
@@ -204,7 +206,7 @@ def every_contrast(model, many, against, **convention):
 def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candidates, which):
     """Chunks in the folder are not recomputed, and the result is the same to the last bit."""
     against = contrasts(many)[which]
-    folder = RunFolder(tmp_path, {"against": against.tolist()})
+    folder = RunFolder(tmp_path, {"by": "contrast", "against": against.tolist()})
     whole = il.locate_heads(gpt2, many, k=2, against=against, batch_size=8, folder=folder)
     parts = sorted(path.name for path in tmp_path.glob("part-*"))
     assert len(parts) == 5
@@ -227,11 +229,11 @@ def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candi
 
 def test_contrast_parts_are_not_mixed_with_others(gpt2, many, tmp_path):
     against = many.other_label_tokens
-    silent = RunFolder(tmp_path, {"x": 1, "against": None})
+    silent = RunFolder(tmp_path, {"by": "contrast", "against": None})
     with pytest.raises(il.InputError, match="a name for the tokens, got None"):
         il.locate_heads(gpt2, many, k=2, against=against, folder=silent)
-    with pytest.raises(il.InputError, match="must be None, got 'other labels'"):
-        il.locate_heads(gpt2, many, k=2, folder=RunFolder(tmp_path, {"against": "other labels"}))
+    with pytest.raises(il.InputError, match="must be None, got 'some'"):
+        il.locate_heads(gpt2, many, k=2, folder=RunFolder(tmp_path, {"by": "contrast", "against": "some"}))
     assert not list(tmp_path.iterdir())
 
 

@@ -71,7 +71,7 @@ def test_layers_and_effects_show_their_values(found):
     assert row["log_prob"].item() == float(effects.log_prob[2, 1, 3])
     assert row["log_odds"].item() == float(effects.log_odds[2, 1, 3])
     best = effects.top(1)[0]
-    expected = [str(best), f"{effects.log_prob.mean(0)[best]:+.3f}", f"{effects.log_odds.mean(0)[best]:+.3f}"]
+    expected = [str(best), f"{effects.log_odds.mean(0)[best]:+.3f}", f"{effects.log_prob.mean(0)[best]:+.3f}"]
     assert repr(effects).splitlines()[2].split() == expected
 
 
@@ -102,17 +102,15 @@ def test_to_frame_puts_each_value_in_its_row():
 
 def test_tables_of_results_are_their_frames(gpt2_acts, gpt2_batch):
     targets = gpt2_batch.answer_tokens
-    layers, top = il.layer_log_prob_increase(gpt2_acts, targets), il.top_heads(gpt2_acts, targets, k=3)
-    parts = il.top_subheads(gpt2_acts, targets, k=2)
+    layers, top = il.layer_log_prob_increase(gpt2_acts, targets), il.top_heads(gpt2_acts, k=3, by="increase")
+    parts = il.top_subheads(gpt2_acts, k=2, by="increase")
     for table, result in (
         (tables.layer_table(layers), layers),
         (tables.top_heads_table(top), top),
         (tables.top_subheads_table(gpt2_acts, parts), parts),
     ):
         pd.testing.assert_frame_equal(table.rename(columns={"increase": "value"}), result.to_frame())
-    others = gpt2_batch.other_label_tokens
-    top = il.top_heads(gpt2_acts, targets, k=3, against=others)
-    parts = il.top_subheads(gpt2_acts, targets, k=2, against=others)
+    top, parts = il.top_heads(gpt2_acts, k=3), il.top_subheads(gpt2_acts, k=2)
     for table, result in ((tables.top_heads_table(top), top), (tables.top_subheads_table(gpt2_acts, parts), parts)):
         pd.testing.assert_frame_equal(table.rename(columns={"contrast": "value"}), result.to_frame())
         assert "contrast" in repr(result)

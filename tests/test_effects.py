@@ -21,15 +21,15 @@ from icl_lens.models.view import ModelView
 
 
 def scores(model, batch, against=None):
-    """Return [batch, 2 or 3]: log p(answer), its log-odds, and log p(answer) − log p(against) if `against` is given."""
+    """Return [batch, 2]: log p(answer), and its log-odds against the other label or `against`."""
     log_probs = il.last_log_probs(model, batch)
     rows = torch.arange(len(batch))
     labels = log_probs[:, batch.label_tokens]
     own = labels[rows, batch.answer]
-    found = [own, own - labels[rows, 1 - batch.answer]]
+    others = labels[rows, 1 - batch.answer]
     if against is not None:
-        found.append(own - log_probs.gather(1, against.reshape(len(batch), -1)).logsumexp(-1))
-    return torch.stack(found, dim=-1)
+        others = log_probs.gather(1, against.reshape(len(batch), -1)).logsumexp(-1)
+    return torch.stack([own, own - others], dim=-1)
 
 
 def one_by_one(model, batch, *, positions="last", against=None):
@@ -89,26 +89,27 @@ def hf_twin(family_folder, name):
 
 @pytest.mark.parametrize("positions", ["last", "all"])
 @pytest.mark.parametrize("several", [False, True])
-def test_logit_differences_are_those_of_one_head_at_a_time(load_tiny, positions, several):
+def test_log_odds_are_those_of_one_head_at_a_time(load_tiny, positions, several):
     model = load_tiny("qwen2")
     batch = ragged(model)
     against = batch.label_tokens[1 - batch.answer]
     if several:
         against = torch.stack([against, torch.tensor([40, 50, 60])], dim=1)
     effects = il.head_effects(model, batch, positions=positions, against=against)
-    log_prob, log_odds, logit_diff = one_by_one(model, batch, positions=positions, against=against)
-    assert_close(effects.logit_diff, logit_diff)
+    log_prob, log_odds = one_by_one(model, batch, positions=positions, against=against)
     assert_close(effects.log_prob, log_prob)
     assert_close(effects.log_odds, log_odds)
+    default = il.head_effects(model, batch, positions=positions)
     if several:
-        assert (logit_diff - log_odds).abs().max() > 1e-2
+        assert (default.log_odds - log_odds).abs().max() > 1e-2
     else:
-        assert_close(effects.logit_diff, effects.log_odds)
-    best = int(logit_diff.mean(0).argmax())
-    assert effects.top(1, by="logit_diff") == [il.Head(best // 4, best % 4)]
+        assert_close(default.log_odds, log_odds)
+    for outcome, values in (("log_odds", log_odds), ("log_prob", log_prob)):
+        best = int(values.mean(0).argmax())
+        assert effects.top(1, outcome=outcome) == [il.Head(best // 4, best % 4)]
+    assert effects.top(3) == effects.top(3, outcome="log_odds")
     frame = effects.to_frame()
-    assert_close(torch.tensor(frame["logit_diff"]).view_as(logit_diff), logit_diff)
-    assert "logit_diff" not in il.head_effects(model, batch[0], positions=positions).to_frame()
+    assert_close(torch.tensor(frame["log_odds"]).view_as(log_odds), log_odds)
 
 
 @pytest.mark.parametrize("positions", ["last", "all"])
@@ -122,20 +123,30 @@ def test_within_another_intervention_prompts_are_run_whole(load_tiny, positions)
     assert ("interventions are active" in effects.fallback_reason) == (positions == "last")
 
 
-def test_prompts_without_an_answer_have_no_log_odds(load_tiny):
+def test_prompts_with_nothing_to_compare_have_no_log_odds(load_tiny):
     model = load_tiny("gpt2")
     batch = il.tokenize(model, [il.Prompt.parse("love : bar eight : foo one :")])
     with pytest.raises(il.InputError, match="without an answer"):
         il.head_effects(model, batch)
     effects = il.head_effects(model, batch, batch.label_tokens[[0]])
-    assert effects.log_odds.isnan().all()
-    assert effects.log_prob.isfinite().all()
-    with pytest.raises(il.InputError, match="requires prompts with an answer"):
-        effects.top(1, by="log_odds")
-    with_one_answer = il.tokenize(model, [PROMPTS[0], batch.prompts[0]], prepend_bos=False)
-    effects = il.head_effects(model, with_one_answer, with_one_answer.label_tokens[[0, 0]])
-    best = effects.log_odds[0].flatten().argsort(descending=True)[:3].tolist()
-    assert effects.top(3, by="log_odds") == [il.Head(index // 4, index % 4) for index in best]
+    assert_close(
+        effects.log_odds,
+        il.head_effects(model, batch, batch.label_tokens[[0]], against=batch.label_tokens[[1]]).log_odds,
+    )
+    single = il.Prompt.parse("love : bar eight :", answer="bar")
+    batch = il.tokenize(model, [PROMPTS[0], single], prepend_bos=False)
+    for method in ("exact", "gradient"):
+        effects = il.head_effects(model, batch[[1]], method=method)
+        assert effects.log_odds.isnan().all()
+        assert effects.log_prob.isfinite().all()
+        with pytest.raises(il.InputError, match="'log_odds' requires tokens to compare with; pass against="):
+            effects.top(1, outcome="log_odds")
+        assert effects.top(3) == effects.top(3, outcome="log_prob")
+        effects = il.head_effects(model, batch, method=method)
+        assert effects.log_odds.isnan().flatten(1).all(1).tolist() == [False, True]
+        assert_close(effects.log_odds[0], il.head_effects(model, batch[[0]], method=method).log_odds[0])
+        best = effects.log_odds[0].flatten().argsort(descending=True)[:3].tolist()
+        assert effects.top(3) == [il.Head(index // 4, index % 4) for index in best]
 
 
 def other_scores(**how):
@@ -326,8 +337,6 @@ def test_estimates_are_hugging_faces_gradients(load_tiny, family_folder, float64
         monkeypatch.setattr(gradients, "GRAPH_BYTES", 1)
     estimate = il.head_effects(model, batch, positions=positions, method="gradient")
     assert (estimate.algorithm, estimate.exact, estimate.positions) == ("gradient", False, positions)
-    assert estimate.log_odds.isnan().all()
-    assert estimate.logit_diff is None
     for row in range(len(batch)):
         ids = batch.tokens[row : row + 1, : int(batch.last[row]) + 1]
         theirs = hf_falls(hf, ids, batch.answer_tokens[row], last_only=positions == "last")
@@ -344,7 +353,8 @@ def test_estimates_of_differences(load_tiny):
     other = batch.label_tokens[1 - batch.answer]
     both = il.head_effects(model, batch, against=other, method="gradient")
     alone = il.head_effects(model, batch, other, method="gradient")
-    assert_close(both.logit_diff, both.log_prob - alone.log_prob)
+    assert_close(both.log_odds, both.log_prob - alone.log_prob)
+    assert_close(il.head_effects(model, batch, method="gradient").log_odds, both.log_odds)
 
 
 def test_estimates_within_contexts_without_gradients(gpt2, gpt2_batch):

@@ -34,11 +34,10 @@ def acts(gpt2):
 
 @pytest.mark.parametrize("plain_text", [False, True])
 def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text):
-    ranked_by = "increase"
     if plain_text:
         batch = il.tokenize_text(gpt2, "love like eight two one", targets=" foo", against=" bar")
         explanation = il.explain(gpt2, batch.texts[0], answer=" foo", against=" bar", k=5, n_ablated=3, n_random=6)
-        acts, ranked_by = il.capture(gpt2, batch), "contrast"
+        acts = il.capture(gpt2, batch)
         assert_close(explanation.attended_attention, acts.pattern[0, ..., list(explanation.attended_positions)])
     batch, targets = acts.batch, acts.batch.answer_tokens
     against = batch.against if plain_text else batch.other_label_tokens
@@ -54,9 +53,9 @@ def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text)
     assert_close([explanation.layer_attn_contrast, explanation.layer_ffn_contrast], added)
     assert_close(explanation.head_increases, heads["increase"])
     assert_close(explanation.head_contrasts, heads["contrast"])
-    best = heads[ranked_by].flatten().topk(5).indices.tolist()
+    best = heads["contrast"].flatten().topk(5).indices.tolist()
     assert [report.head for report in explanation.heads] == [il.Head(i // 4, i % 4) for i in best]
-    places = parts[ranked_by].flatten().topk(10).indices
+    places = parts["contrast"].flatten().topk(10).indices
     found = [(4 * part.head.layer + part.head.head, part.position) for part in explanation.subheads]
     assert found == [divmod(place, len(explanation.tokens)) for place in places.tolist()]
     for score, values in parts.items():
@@ -120,7 +119,7 @@ def test_conventions_are_kept_in_the_result(gpt2, explanation):
 
 def test_tables_hold_the_explanations_numbers(explanation):
     heads = explanation.to_frame()
-    assert list(heads.columns) == ["layer", "head", "name", "increase", "contrast"]
+    assert list(heads.columns) == ["layer", "head", "name", "contrast", "increase"]
     assert len(heads) == 12
     row = heads[heads["name"] == str(explanation.heads[0].head)].iloc[0]
     assert_close(row["increase"], explanation.heads[0].increase)
@@ -192,14 +191,13 @@ def test_a_standalone_colon_makes_demonstrations(gpt2):
     assert whole.label_log_probs == il.explain(gpt2, families.PROMPT, k=2).label_log_probs
 
 
-@pytest.mark.parametrize("by", ["contrast", "effect"])
+@pytest.mark.parametrize("by", ["increase", "effect"])
 def test_heads_are_ranked_by_the_chosen_score(gpt2, acts, explanation, by):
     """Scores are those of the functions, and the heads with the largest scores are described and ablated."""
     batch, against = acts.batch, acts.batch.other_label_tokens
     found = il.explain(gpt2, families.PROMPT, answer="foo", by=by, k=5, n_ablated=3, n_random=2)
-    contrasts = il.head_log_prob_increase(acts, batch.answer_tokens, against=against)[0]
-    effects = il.head_effects(gpt2, batch, positions="last").log_prob[0]
-    scores = contrasts if by == "contrast" else effects
+    contrasts = il.head_log_prob_increase(acts, against=against)[0]
+    scores = il.head_log_prob_increase(acts)[0] if by == "increase" else il.head_effects(gpt2, batch).log_odds[0]
     assert_close(found.head_scores, scores)
     assert_close(found.head_contrasts, contrasts)
     ranked = [il.Head(i // 4, i % 4) for i in scores.flatten().topk(5).indices.tolist()]
@@ -207,17 +205,13 @@ def test_heads_are_ranked_by_the_chosen_score(gpt2, acts, explanation, by):
     assert list(found.ablation.heads) == ranked[:3]
     assert_close([report.scores[by] for report in found.heads], [scores[head] for head in ranked])
     assert_close(found.to_frame("heads")[by], scores.flatten())
-    parts = il.subhead_log_prob_increase(acts, batch.answer_tokens, against=against if by == "contrast" else None)[0]
-    assert_close(
-        [getattr(part, by if by == "contrast" else "increase") for part in found.subheads],
-        parts.flatten().topk(10).values,
-    )
-    if by == "contrast":
-        assert il.explain(gpt2, families.PROMPT, answer="foo", against="bar", k=5).heads[0].head == ranked[0]
-    else:
-        against_bar = il.explain(gpt2, families.PROMPT, answer="foo", against="bar", by=by, k=1)
-        effects = il.head_effects(gpt2, batch, positions="last", against=against)
-        assert_close(against_bar.head_effects, effects.logit_diff[0])
+    parts = il.subhead_log_prob_increase(acts, against=None if by == "increase" else against)[0]
+    assert found.part_score == ("increase" if by == "increase" else "contrast")
+    assert_close([getattr(part, found.part_score) for part in found.subheads], parts.flatten().topk(10).values)
+    if by == "effect":
+        alone = il.explain(gpt2, "love like", answer=" foo", by=by, k=1)
+        text = il.tokenize_text(gpt2, "love like", targets=" foo")
+        assert_close(alone.head_effects, il.head_effects(gpt2, text).log_prob[0])
 
 
 def test_labels_of_several_tokens_are_scored_by_one_and_shown_whole(pair):  # noqa: F811
@@ -299,8 +293,10 @@ def test_two_explanations_are_compared_head_by_head(gpt2, explanation, tmp_path)
     assert frame["change"].abs().is_monotonic_decreasing
     row = frame.iloc[0]
     layer, head = row["layer"], row["head"]
-    assert row["a"] == explanation.head_increases[layer][head]
-    assert row["change"] == other.head_increases[layer][head] - explanation.head_increases[layer][head]
+    for score, prefix in (("contrasts", ""), ("increases", "increase_")):
+        a, b = (getattr(one, f"head_{score}")[layer][head] for one in (explanation, other))
+        assert row[f"{prefix}a"] == a
+        assert row[f"{prefix}change"] == b - a
     assert row["name"] in repr(both)
     assert both.to_html(tmp_path / "both.html") is None
     assert both.to_html() == (tmp_path / "both.html").read_text()

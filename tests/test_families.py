@@ -59,7 +59,8 @@ def test_searches_find_what_trying_everything_finds(family_run, name):
     certified, one = name not in SOFT_CAPPED, run.batch.other_label_tokens
     for against in (None, one, SEVERAL):
         top = against_hf.check_search(run.acts, run.batch, certified=certified, against=against)
-        best = il.top_heads(run.acts, run.batch.answer_tokens, k=5, against=against)
+        by = "increase" if against is None else "contrast"
+        best = il.top_heads(run.acts, k=5, by=by, against=against)
         every = il.head_log_prob_increase(run.acts, run.batch.answer_tokens, against=against)
         expected = every.mean(0).flatten().topk(5)
         assert_close(best.value, expected.values)

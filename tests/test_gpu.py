@@ -63,8 +63,9 @@ def test_increases_and_searches_are_equal(pair):
         pair,
         lambda m, b: il.head_log_prob_increase(il.capture(m, b), b.answer_tokens, against=b.other_label_tokens),
     )
-    same(pair, lambda m, b: il.top_subheads(il.capture(m, b), b.answer_tokens, k=9).value)
-    same(pair, lambda m, b: il.locate_heads(m, b, k=6).value)
+    for by in ("contrast", "increase"):
+        same(pair, lambda m, b, by=by: il.top_subheads(il.capture(m, b), k=9, by=by).value)
+        same(pair, lambda m, b, by=by: il.locate_heads(m, b, k=6, by=by).value)
 
 
 @pytest.mark.parametrize("positions", ["last", "all"])
@@ -86,7 +87,7 @@ def test_edits_are_equal(pair):
     def patched(model, batch, what):
         other = batch[[*range(1, len(batch)), 0]]
         return il.label_log_probs_patched(
-            model, batch, [HEADS, HEADS[:1]], other, activation=what, align="labels", query_positions="last"
+            model, batch, [HEADS, HEADS[:1]], other, activation=what, align="labels", positions="last"
         )
 
     same(pair, ablated)
@@ -122,4 +123,4 @@ def test_metrics_vectors_and_saliency_are_equal(pair):
     same(pair, lambda m, b: il.attention_saliency(m, b))
     same(pair, lambda m, b: il.own_label_ranks(il.capture(m, b), HEADS[0]))
     same(pair, lambda m, b: il.whole_label_log_probs(m, b))
-    same(pair, lambda m, b: torch.as_tensor(il.locate_effects(m, b, positions="last").to_frame()["effect"].to_numpy()))
+    same(pair, lambda m, b: torch.as_tensor(il.locate_effects(m, b).to_frame()["effect"].to_numpy()))

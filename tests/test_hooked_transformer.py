@@ -131,7 +131,7 @@ def test_contrasts_are_logit_attrs(run, name):
     layers = il.layer_log_prob_increase(acts, targets, against=against)
     neurons = None
     if name not in families.MIXTURES:
-        neurons = torch.stack([il.neuron_log_prob_increase(acts, targets, i, against=against) for i in range(3)], 1)
+        neurons = torch.stack([il.neuron_log_prob_increase(acts, i, targets, against=against) for i in range(3)], 1)
     for i in range(len(batch)):
         _, cache = model.run_with_cache(batch.tokens[i : i + 1, : int(batch.last[i]) + 1])
 

@@ -676,7 +676,7 @@ def test_heads_are_shown_by_the_score_that_ranks_them(paper, by, field):
     assert cells == pytest.approx([x for row in scores for x in row], rel=1e-4)
     assert html.head_heatmap(explanation).title == f"{by.capitalize()} by layer and head"
     first = explanation.heads[0]
-    assert f"{by} {signed(-first.increase)} nats" in page.text
+    assert f"{by} {signed(-first.increase)}" in page.text
     assert f"the largest {by}" in page.text
     assert f"--by {by}" in command(explanation)
     assert f"by='{by}'" in command(replace(explanation, settings=replace(explanation.settings, n_random=3)))

@@ -118,12 +118,12 @@ FUNCTIONS: dict[str, Callable[[Any, il.PromptBatch], torch.Tensor]] = {
     "score parts": lambda model, batch: il.attention_score_parts(il.capture(model, batch, writers=True), (1, 3)).scores[
         :, ..., :2
     ],
-    "effects": lambda model, batch: il.head_effects(model, batch).log_prob,
-    "effects at the last position": lambda model, batch: il.head_effects(model, batch, positions="last").log_prob,
+    "effects": lambda model, batch: il.head_effects(model, batch, positions="all").log_prob,
+    "effects at the last position": lambda model, batch: il.head_effects(model, batch).log_prob,
     "gradients": lambda model, batch: il.head_effects(model, batch, method="gradient").log_prob,
     "ablated sets": lambda model, batch: il.label_log_probs_ablated(model, batch, [[], HEADS]),
     "patched": lambda model, batch: il.label_log_probs_patched(
-        model, batch, [HEADS], batch, activation="k", align="labels", query_positions="last"
+        model, batch, [HEADS], batch, activation="k", align="labels", positions="last"
     ),
     "debiased": lambda model, batch: il.label_log_probs_debiased(
         model, batch, [il.DebiasSettings(HEADS, majority=1.0, recency=0.5)]

@@ -503,8 +503,8 @@ def test_rows_lose_their_own_heads(run):
     ("what", "options"),
     [
         ("q", {"positions": "last"}),
-        ("k", {"align": "labels", "query_positions": "last"}),
-        ("v", {"align": "labels", "query_positions": "last"}),
+        ("k", {"align": "labels", "positions": "last"}),
+        ("v", {"align": "labels", "positions": "last"}),
         ("k", {}),
         ("pattern", {"align": "labels"}),
         ("z", {}),

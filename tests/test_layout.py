@@ -95,7 +95,7 @@ def test_mixtures_of_experts_have_no_neurons(family_run, name):
     assert run.acts.mlp_post is None
     assert run.acts.view.n_neurons is None
     with pytest.raises(il.InputError, match=r"a mixture of experts.*use layer and head increases instead"):
-        il.neuron_log_prob_increase(run.acts, run.batch.answer_tokens, layer=1)
+        il.neuron_log_prob_increase(run.acts, 1, run.batch.answer_tokens)
 
 
 def test_heads_that_gate_their_values_are_refused(load_tiny, gpt2_batch, monkeypatch):

@@ -46,7 +46,7 @@ def ran(gpt2, batch, tmp_path, monkeypatch):
     """A run in a folder, with a second pass."""
     monkeypatch.setattr(dataset, "MARGIN", 0)
     folder = prepare_run_folder(tmp_path, gpt2, batch, OPTIONS, ASKED)
-    top = il.locate_heads(gpt2, batch, k=2, batch_size=2, slack=1e6, folder=folder)
+    top = il.locate_heads(gpt2, batch, k=2, by="increase", batch_size=2, slack=1e6, folder=folder)
     assert list(tmp_path.glob("refined-*.parquet"))
     return top, folder
 
@@ -75,7 +75,7 @@ def test_prompts_that_share_a_query_count_once(gpt2, tmp_path):
         path = tmp_path / str(number)
         path.mkdir()
         folder = prepare_run_folder(path, gpt2, batch, OPTIONS, ASKED | {"n": len(batch)})
-        top = il.locate_heads(gpt2, batch, k=2, batch_size=2, folder=folder)
+        top = il.locate_heads(gpt2, batch, k=2, by="increase", batch_size=2, folder=folder)
         tables.append(heads_table(top, folder, batch.queries))
     widths = [(table["high"] - table["low"]).to_numpy() for table in tables]
     assert_close(widths[1], widths[0])

@@ -12,6 +12,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.cli import main
+from icl_lens.interventions.effects import exact_effects
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.prompts.tasks import load_task
 
@@ -26,7 +27,7 @@ def many(gpt2, words):
 
 def test_means_and_intervals_are_those_of_effects_one_by_one(gpt2, many):
     """Means of effects one by one; intervals from draws that repeat each prompt as often as its query."""
-    found = il.locate_effects(gpt2, many, batch_size=7, positions="last", against=many.other_label_tokens)
+    found = il.locate_effects(gpt2, many, batch_size=7)
     expected = torch.stack(one_by_one(gpt2, many)).double()
     queries = [prompt.query for prompt in many.prompts]
     assert (found.n_prompts, found.n_queries, found.algorithms) == (N, len(set(queries)), {"prefix_cache": N})
@@ -43,46 +44,43 @@ def test_means_and_intervals_are_those_of_effects_one_by_one(gpt2, many):
         assert_close(score.mean.float(), expected[i].mean(0))
         assert_close(score.low.float(), low[i])
         assert_close(score.high.float(), high[i])
-    assert_close(found.logit_diff.mean.float(), found.log_odds.mean)
-    best = expected[0].mean(0).flatten().argsort(descending=True)
+    best = expected[1].mean(0).flatten().argsort(descending=True)
     assert [layer * 4 + head for layer, head in found.top(12)] == best.tolist()
     frame = found.to_frame()
     assert frame["name"].tolist() == list(map(str, found.top(12)))
-    assert_close(frame["effect"], expected[0].mean(0).flatten()[best])
+    assert_close(frame["effect"], expected[1].mean(0).flatten()[best])
+    assert_close(frame["log_prob"], expected[0].mean(0).flatten()[best])
 
 
-@pytest.mark.parametrize("options", [{}, {"positions": "last", "method": "gradient"}])
+@pytest.mark.parametrize("options", [{"positions": "all"}, {"method": "gradient"}])
 def test_other_effects_stream_too(gpt2, many, options):
     found = il.locate_effects(gpt2, many, batch_size=11, **options)
     whole = il.head_effects(gpt2, many, **options)
     assert_close(found.log_prob.mean, whole.log_prob.mean(0))
     assert found.exact == ("method" not in options)
-    assert bool(found.log_odds.mean.isnan().all()) == ("method" in options)
-    if not found.exact:
-        with pytest.raises(il.InputError, match="requires prompts with an answer"):
-            found.top(1, by="log_odds")
+    assert_close(found.log_odds.mean, whole.log_odds.mean(0))
 
 
 def test_one_query_has_no_interval(gpt2, many):
-    assert bool(il.locate_effects(gpt2, many[0], positions="last").log_prob.low.isnan().all())
+    assert bool(il.locate_effects(gpt2, many[0]).log_prob.low.isnan().all())
 
 
 def test_a_folder_of_another_kind_of_run_is_refused(gpt2, many, tmp_path):
-    with pytest.raises(il.InputError, match="must have by='effect', got 'increase'"):
+    with pytest.raises(il.InputError, match="must have by='effect', got None"):
         il.locate_effects(gpt2, many, folder=RunFolder(tmp_path, {"n": 1}))
-    with pytest.raises(il.InputError, match="must have by='increase', got 'effect'"):
+    with pytest.raises(il.InputError, match="must have by='contrast', got 'effect'"):
         il.locate_heads(gpt2, many, k=2, folder=RunFolder(tmp_path, {"by": "effect"}))
 
 
 def test_effects_that_are_not_finite_are_named(gpt2, many, monkeypatch):
-    effects = il.head_effects
+    effects = exact_effects
 
     def broken(*given, **options):
         found = effects(*given, **options)
         found.log_prob[0, 1, 2] = torch.inf
         return found
 
-    monkeypatch.setattr("icl_lens.locate.mean_effects.head_effects", broken)
+    monkeypatch.setattr("icl_lens.locate.mean_effects.exact_effects", broken)
     with pytest.raises(il.InputError, match=r"mean effect of L1H2 \(log_prob\) is NaN or infinite"):
         il.locate_effects(gpt2, many)
 
@@ -125,7 +123,7 @@ def test_files_and_table_hold_the_effects(run, gpt2, many, inputs, unbroken, tmp
     table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
     assert len(table) == 12
     expected = torch.stack(one_by_one(gpt2, many)).double()
-    assert_close(table["effect"], expected[0].mean(0)[table["layer"], table["head"]])
+    assert_close(table["effect"], expected[1].mean(0)[table["layer"], table["head"]])
     parts = [pd.read_parquet(io.BytesIO(data)) for name, data in unbroken.items() if name.startswith("part-")]
     chunks = pd.concat(parts)
     assert len(parts) == N // BATCH

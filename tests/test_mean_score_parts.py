@@ -108,14 +108,14 @@ def test_batches_do_not_matter_and_one_query_has_no_interval(gpt2, words):
         ([], {}, "at least one head"),
         (["L9H0"], {}, "L9H0"),
         (["L2H0"], {"n_strongest": 0}, "n_strongest must be at least 1, got 0"),
-        (["L2H0"], {"folder": RunFolder}, "by='score parts', got 'increase'"),
+        (["L2H0"], {"folder": RunFolder}, "by='score parts', got None"),
     ],
 )
 def test_wrong_arguments_are_named(gpt2, words, tmp_path, heads, options, says):
     options = {name: RunFolder(tmp_path, {}) if value is RunFolder else value for name, value in options.items()}
     with pytest.raises(il.InputError, match=says):
         il.mean_score_parts(gpt2, sample(gpt2, words, 2), heads, **options)
-    with pytest.raises(il.InputError, match="must have by='increase', got 'score parts'"):
+    with pytest.raises(il.InputError, match="must have by='contrast', got 'score parts'"):
         il.locate_heads(gpt2, sample(gpt2, words, 2), k=1, folder=RunFolder(tmp_path, {"by": "score parts"}))
 
 

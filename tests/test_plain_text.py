@@ -143,7 +143,7 @@ def test_what_follows_a_capture_works_without_labels(free):
     located = il.locate_heads(model, batch, k=3, batch_size=1)
     assert located.heads == il.top_heads(acts, targets, k=3).heads
     assert_close(il.mean_head_increases(model, batch), heads.mean(0))
-    effects = il.head_effects(model, batch)
+    effects = il.head_effects(model, batch, positions="all")
     plain = il.last_log_probs(model, batch)[torch.arange(2), targets]
     for head in [il.Head(0, 1), il.Head(2, 3)]:
         with il.ablate_heads(model, [head]):

@@ -150,10 +150,11 @@ def test_value_parts_sum_to_subhead_contrasts(captured, name):
 
 
 def test_first_order_value_parts_are_the_derivative_of_the_increase(captured):
-    """Without `against`, parts sum to the difference quotient of the increase of a small multiple of the subhead."""
+    """By increase, parts sum to the difference quotient of the increase of a small multiple of the subhead."""
     _, batch, acts = captured("llama_gqa")
     head, step = il.Head(LAYER, 1), 1e-3
-    parts = il.value_parts(acts, head, batch.answer_tokens)
+    assert il.value_parts(acts, head).is_exact, "by contrast"
+    parts = il.value_parts(acts, head, by="increase")
     assert not parts.is_exact
     at = batch.label_positions[:, :1]
     pattern = acts.scaled_pattern(LAYER)[:, 1].gather(1, at)[..., None]

@@ -91,7 +91,7 @@ def test_heads_agree_with_the_reference(acts, references):
 
 def test_certified_parts_are_the_largest_of_all(acts, references):
     """All parts of four prompts, 30 layers times 9 heads times every position, by the reference."""
-    found = il.top_subheads(acts, acts.batch.answer_tokens, k=K)
+    found = il.top_subheads(acts, k=K, by="increase")
     assert found.certified
     for i in range(4):
         everything = references[i].increase("subheads", int(acts.batch.answer_tokens[i]))
@@ -140,7 +140,7 @@ def test_the_queries_of_name_movers_come_from_heads_that_attend_to_the_second_su
     assert movers
     found = il.head_to_head_effects(model, batch, movers, part="q", against=batch.against)
     for number, mover in enumerate(movers):
-        effects = found.logit_diff[:, number].mean(0)
+        effects = found.log_odds[:, number].mean(0)
         sender = il.Head.parse(found.senders[int(effects.argmax())])
         assert effects.max() > 0.1, mover
         assert attention["subject"][sender] > 0.4, f"{sender} → {mover}"

@@ -210,7 +210,7 @@ class Both(Case):
         """Return the answer's log-probability and its log-odds, from log-probabilities [batch vocab]."""
         own = log_probs.gather(1, self.targets[:, None])[:, 0]
         other = log_probs.gather(1, FOO + BAR - self.targets[:, None])[:, 0]
-        return {"log_prob": own, "log_odds": own - other, "logit_diff": own - other}
+        return {"log_prob": own, "log_odds": own - other}
 
     def drops(self, edit_of_row: Callable[[int], Edit]) -> dict[str, Tensor]:
         clean = self.scored(torch.stack([one.log_probs for one in self.clean]))
@@ -479,7 +479,7 @@ def embedded(hf: Any, token: int) -> Tensor:
 @checks("neuron_log_prob_increase")
 def neurons(c: Both) -> None:
     for layer in range(c.n_layers):
-        ours = il.neuron_log_prob_increase(c.acts, c.targets, layer)
+        ours = il.neuron_log_prob_increase(c.acts, layer, c.targets)
         for row, theirs in enumerate(c.references):
             assert_close(ours[row], theirs.increase("neurons", int(c.targets[row]))[layer])
 
@@ -495,7 +495,7 @@ def increases(c: Both) -> None:
 def best_heads(c: Both) -> None:
     mean = c.increases.mean(0).flatten()
     best = mean.topk(5)
-    for top in (il.top_heads(c.acts, c.targets, k=5), il.locate_heads(c.model, c.batch, k=5)):
+    for top in (il.top_heads(c.acts, k=5, by="increase"), il.locate_heads(c.model, c.batch, k=5, by="increase")):
         assert_close(top.value, best.values)
         assert_close(mean[[head.layer * families.N_HEADS + head.head for head in top.heads]], best.values)
     assert_close(il.mean_head_increases(c.model, c.batch), mean.unflatten(0, (-1, families.N_HEADS)))
@@ -503,7 +503,7 @@ def best_heads(c: Both) -> None:
 
 @checks("top_subheads", "tables.top_subheads_table")
 def best_subheads(c: Both) -> None:
-    top = il.top_subheads(c.acts, c.targets, k=4)
+    top = il.top_subheads(c.acts, k=4, by="increase")
     table = il.tables.top_subheads_table(c.acts, top)
     for row, theirs in enumerate(c.references):
         parts = theirs.increase("subheads", int(c.targets[row]))
@@ -707,7 +707,7 @@ def explained(c: Both) -> None:
 @checks("compare_models")
 def compared(c: Both) -> None:
     found = il.compare_models(c.model, c.model, c.prompts, by="effect", prepend_bos=False)
-    for by, theirs in (("increase", c.increases), ("effect", c.effects["last"]["log_prob"])):
+    for by, theirs in (("increase", c.increases), ("effect", c.effects["last"]["log_odds"])):
         for one in found.to_frame(by).itertuples():
             assert_close(one.a, theirs.mean(0)[one.layer, one.head])
             assert_close(one.b, theirs.mean(0)[one.layer, one.head])
@@ -777,8 +777,8 @@ def effects(c: Both) -> None:
             assert_close(getattr(found, name)[:, layers], theirs, msg=f"{name}, {where}")
         for one in mean.itertuples():
             place = layers.index(one.layer), one.head
-            assert_close(one.effect, c.effects[where]["log_prob"].mean(0)[place])
-            assert_close(one.logit_diff, c.effects[where]["logit_diff"].mean(0)[place])
+            assert_close(one.effect, c.effects[where]["log_odds"].mean(0)[place])
+            assert_close(one.log_prob, c.effects[where]["log_prob"].mean(0)[place])
         estimate = il.head_effects(c.model, c.batch, positions=where, method="gradient").log_prob
         for row, ids in enumerate(c.ids):
             theirs = estimated(c, ids, int(c.targets[row]), last=where == "last")
@@ -798,7 +798,7 @@ def estimated(c: Both, ids: Tensor, target: int, *, last: bool) -> Tensor:
 
 @checks("ablate_with_controls")
 def controls(c: Both) -> None:
-    found = il.ablate_with_controls(c.model, c.batch, c.heads[:2], n_random_sets=2)
+    found = il.ablate_with_controls(c.model, c.batch, c.heads[:2], n_random_sets=2, positions="all")
     for name, condition in found.conditions.items():
         ours = found.per_prompt(name, "log_odds")
         for number, heads in enumerate(condition.sets):
@@ -924,22 +924,21 @@ def patched(c: Both) -> None:
         assert_close(ours[:, 0], c.log_probs(edits.__getitem__)[:, [FOO, BAR]], msg=name)
 
 
-def patch_edit(
-    c: Both, row: int, activation: str, positions: str = "all", align: str = "positions", query_positions: str = "all"
-) -> Edit:
+def patch_edit(c: Both, row: int, activation: str, positions: str = "all", align: str = "positions") -> Edit:
     """Return the edit that writes a source prompt's activations into the chosen heads; places are the same in both."""
     source, clean = c.source[row], c.clean[row]
     n = len(c.ids[row])
     places = [*c.labels(row)] if align == "labels" else list(range(n))
-    places = [*places, n - 1] if align == "labels" and query_positions == "all" else places
-    places = [n - 1] if positions == "last" else places
+    only_last_query = positions == "last" and activation in ("k", "v")
+    places = [*places, n - 1] if align == "labels" and not only_last_query else places
+    places = [n - 1] if positions == "last" and not only_last_query else places
 
     def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
         chosen = [head for where, head in c.heads if where == layer]
         if not chosen:
             return None
-        wanted = f"last {activation}" if query_positions == "last" else activation
-        if what == "z" and query_positions == "last":  # other positions keep the z of the unedited pass
+        wanted = f"last {activation}" if only_last_query else activation
+        if what == "z" and only_last_query:  # other positions keep the z of the unedited pass
             value = value.clone()
             value[:-1, chosen] = clean.z[layer][:-1, chosen]
             return value

@@ -107,7 +107,7 @@ def test_exchanges_are_nested_patches_and_full_passes_give_the_same(tiny_run, mo
         with ExitStack() as stack:
             for what, donor in (("q", one.q), ("k", one.k), ("v", one.v)):
                 if donor is not None:
-                    how = {"positions": "last"} if what == "q" else {"align": "labels", "query_positions": "last"}
+                    how = {"positions": "last"} if what == "q" else {"align": "labels", "positions": "last"}
                     how |= {} if what == "q" else {"batch": batch}
                     source = prompts.donors[donor].batch
                     stack.enter_context(il.patch_heads(model, HEADS, source, activation=what, **how))

@@ -45,7 +45,7 @@ def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, chec
     k = min(K, n_heads)
     prompts = f"{len(batch):,} prompts"
     forward, seconds, _, top = time_in_alternation(
-        repeats, forward_over(model, batch), lambda: il.locate_heads(model, batch, k=k)
+        repeats, forward_over(model, batch), lambda: il.locate_heads(model, batch, k=k, by="increase")
     )
     yield Row(name, prompts, "bare forward", forward, 1.0, repeats)
     exact = f"{top.n_exact} of {n_heads} heads; {100 * top.share_evaluated:.1f}% of evaluations"
@@ -66,7 +66,7 @@ def locating(model: Any, name: str, batch: il.PromptBatch, *, repeats: int, chec
 def mean_effects(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
     """Time every head's mean effect at the last position, streamed, relative to forward passes over these batches."""
     forward, seconds, *_ = time_in_alternation(
-        repeats, forward_over(model, batch), lambda: il.locate_effects(model, batch, positions="last")
+        repeats, forward_over(model, batch), lambda: il.locate_effects(model, batch)
     )
     label = "every head's mean effect at the last position, with intervals"
     yield Row(name, f"{len(batch):,} prompts", label, seconds, seconds / forward, repeats)
@@ -77,7 +77,7 @@ def shares(model: Any, name: str, batch: il.PromptBatch) -> Iterator[Row]:
     n_exact, n_parts, margin = [], [], []
     for chunk in batch.split(50):
         acts = il.capture(model, chunk)
-        top = il.top_subheads(acts, chunk.answer_tokens, k=K)
+        top = il.top_subheads(acts, k=K, by="increase")
         n_exact.append(top.n_exact.double())
         n_parts.append(top.n_parts.double())
         best = acts.label_log_probs.topk(min(2, acts.label_log_probs.shape[1]), dim=-1).values
@@ -104,7 +104,7 @@ def removing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> I
     one_layer, restarted, *_ = time_in_alternation(
         repeats,
         lambda: [il.last_log_probs(model, piece) for piece in pieces],
-        lambda: il.head_effects(model, batch),
+        lambda: il.head_effects(model, batch, positions="all"),
     )
     whole = view.n_layers * one_layer
     prompts = f"{len(batch):,} prompts"

@@ -53,9 +53,9 @@ def _measure(folder: str, what: str, n: int, n_tokens: int, dtype: str) -> dict[
     else:
         batch = il.tokenize(model, random_prompts(n, n_tokens))
         if what == "locate":
-            il.locate_heads(model, batch, k=20)
+            il.locate_heads(model, batch, k=20, by="increase")
         elif what == "removed":
-            il.head_effects(model, batch, positions="last")
+            il.head_effects(model, batch)
         else:
             VARIANTS[what].run(model, batch)
     seconds = time.perf_counter() - start

@@ -38,7 +38,7 @@ def forward_only(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch pos 
 
 def certified(model: Any, batch: il.PromptBatch) -> il.TopSubheads:
     """Return the certified search's best subheads of each prompt, including the pass and its capture."""
-    return il.top_subheads(il.capture(model, batch), batch.answer_tokens, k=K)
+    return il.top_subheads(il.capture(model, batch), k=K, by="increase")
 
 
 def exhaustive(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch k"]:
@@ -120,7 +120,7 @@ def measure(model: Any, name: str, n_tokens: int, n: int, *, repeats: int, slow:
                 continue
             times[key].append(seconds)
             if key == "captured":
-                search.append(timed(lambda acts=result: il.top_subheads(acts, batch.answer_tokens, k=K))[0])
+                search.append(timed(lambda acts=result: il.top_subheads(acts, k=K, by="increase"))[0])
             elif key == "certified" or variant.slow:
                 found[key] = result
     median = {key: statistics.median(seconds) for key, seconds in times.items() if seconds}

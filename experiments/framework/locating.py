@@ -33,18 +33,13 @@ def best_heads(values: Scores, k: int) -> list[il.Head]:
 
 def by_effect(study: Study, batch: il.PromptBatch) -> Scores:
     """Return what the answer's log-odds lose if each head alone is set to zero at the last position, nats."""
-    found = [il.head_effects(study.model, piece, positions="last").log_odds for piece in study.pieces(batch)]
+    found = [il.head_effects(study.model, piece).log_odds for piece in study.pieces(batch)]
     return torch.cat(found).cpu()
 
 
 def by_gradient(study: Study, batch: il.PromptBatch) -> Scores:
     """Return the first-order estimate of `by_effect`, z · ∂ log-odds / ∂z, nats."""
-    found = []
-    for piece in study.pieces(batch):
-        against = piece.other_label_tokens
-        effects = il.head_effects(study.model, piece, positions="last", method="gradient", against=against)
-        assert effects.logit_diff is not None
-        found.append(effects.logit_diff)
+    found = [il.head_effects(study.model, piece, method="gradient").log_odds for piece in study.pieces(batch)]
     return torch.cat(found).cpu()
 
 

@@ -15,10 +15,10 @@ import icl_lens as il
 from experiments.framework.estimate import Bounds, Comparison, compare_heads
 from experiments.framework.tasks import Layout, Task
 from icl_lens.models.view import ModelView
+from icl_lens.scores import DIRECT_SCORES, DirectScore
 
-Ranking = Literal["contrast", "increase"]
-"""What heads are ranked by: the answer's log-odds against the other label, or, as in the paper, its log-probability."""
-RANKINGS: tuple[Ranking, ...] = ("contrast", "increase")
+RANKINGS = DIRECT_SCORES
+"""The scores by which heads are located: the contrast with the other label and, as in the paper, the increase."""
 
 Prompts = TypeVar("Prompts", il.PromptBatch, list[il.Prompt])
 
@@ -40,12 +40,12 @@ class Study:
     n: int
     """Maximum number of prompts in each half."""
     seed: int = 0
-    ranking: Ranking = "contrast"
+    ranking: DirectScore = "contrast"
     n_heads: int | None = None
     """How many heads are located; None is the number for the model's size."""
     _kept: dict[Any, Any] = field(default_factory=dict)
 
-    def ranked_by(self, ranking: Ranking) -> "Study":
+    def ranked_by(self, ranking: DirectScore) -> "Study":
         """Return the same study with heads located by another ranking; both share everything computed."""
         return replace(self, ranking=ranking)
 
@@ -149,7 +149,7 @@ class Study:
         return self.n_heads or min(N_LOCATED, self.view.n_layers * self.view.n_heads // 8)
 
     def head_scores(self, half: Literal["locating", "held_out"] = "locating") -> Float[Tensor, "row layer head"]:
-        """Return what each head adds to the answer's log-odds (contrast) or log-probability (increase), nats."""
+        """Return every head's contrast or increase, nats."""
 
         def score() -> Float[Tensor, "row layer head"]:
             batch = self.halves()[half == "held_out"]
@@ -245,7 +245,7 @@ def label_classes(batch: il.PromptBatch) -> tuple[Bool[Tensor, "row demo"], Bool
 
 
 def contrasts(acts: il.Activations) -> Float[Tensor, "row layer head"]:
-    """Return what each head adds to the answer's log-odds against the other label, nats."""
+    """Return every head's contrast with the other label, nats."""
     return il.head_log_prob_increase(acts, acts.batch.answer_tokens, against=compared_tokens(acts.batch))
 
 

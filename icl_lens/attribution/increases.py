@@ -3,7 +3,7 @@
 `I(u | x) = log p(w | x + u) − log p(w | x)`, in nats, at each prompt's last position, for the token w in `targets`.
 Increases are not additive: the increases of several parts need not sum to the increase of the parts' sum.
 
-With `against`, all functions return increases of the contrast log p(w) − log Σ p(w'_i), in which the softmax's
+With `against`, all functions return contrasts, the increases of log p(w) − log Σ p(w'_i), in which the softmax's
 normalizer cancels. With one other token, a frozen norm and no soft-cap, the contrast is linear: `C(u) = u · g` with one
 `g` for all layers, so parts add up. Otherwise the contrast is evaluated before and after adding u, like increases, but
 only on the columns of W_U for these tokens.
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs, neuron_values, subhead_values
+from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_scoring, select_rows
 from icl_lens.display import ShownAsTable, format_signed, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.head import Head
@@ -34,18 +35,13 @@ from icl_lens.models.view import ModelView
 # [batch, part, d_model] vectors are computed and read out in pieces of about this size.
 PART_BYTES = 192 * 2**20
 
-Against = Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None
-"""Token ids to compare with: one per prompt, several (padded with -1 where a prompt has fewer), or None."""
-CheckedAgainst = Int[Tensor, "batch kept"] | None
-"""`Against` after `check_against_ids`."""
-
 
 @dataclass(frozen=True, repr=False)
 class LayerIncreases(ShownAsTable):
     """Log-probability increase of each layer's attention and FFN, nats.
 
     Example:
-        >>> attn, ffn = il.layer_log_prob_increase(acts, targets)
+        >>> attn, ffn = il.layer_log_prob_increase(acts)
         >>> ffn.shape
         torch.Size([1, 8])
     """
@@ -74,85 +70,6 @@ class LayerIncreases(ShownAsTable):
         return title, {name: list(column) for name, column in columns.items()}, len(attn)
 
 
-def check_target_ids(view: ModelView, targets: Int[Tensor, " batch"], n: int) -> Int[Tensor, " batch"]:
-    """Return `targets` on the model's device; raise InputError unless they are one valid token id per prompt, `n`."""
-    targets = _ids("targets", targets, view)
-    d_vocab = view.model.W_U.shape[1]
-    if targets.shape != (n,):
-        raise InputError(f"targets must have shape ({n},), one token id per prompt, got {tuple(targets.shape)}")
-    if bool(((targets < 0) | (targets >= d_vocab)).any()):
-        raise InputError(
-            f"targets must be between 0 and {d_vocab - 1}, got {int(targets.min())} to {int(targets.max())}; replace "
-            "-1 (a prompt without an answer), for instance by the predicted label's token"
-        )
-    return targets
-
-
-def _ids(what: str, ids: Any, view: ModelView) -> Tensor:
-    """Return token ids as a tensor on the model's device; raise InputError for anything else."""
-    try:
-        tensor = torch.as_tensor(ids, device=view.unembed_device)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"{what} must be integer token ids, got {ids!r}; pass e.g. batch.answer_tokens") from None
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise InputError(f"{what} must be integer token ids, got shape {tuple(tensor.shape)} {tensor.dtype}")
-    return tensor.long()
-
-
-def check_against_ids(view: ModelView, targets: Int[Tensor, " batch"], against: Against) -> CheckedAgainst:
-    """Return `against` on the model's device as [prompt, token], with padding on the right and no wider than needed.
-
-    `targets` must be checked. Raise InputError unless every prompt has at least one token to compare with and its
-    tokens are in the vocabulary, distinct, and different from its target.
-    """
-    if against is None:
-        return None
-    against = _ids("against", against, view)
-    n, d_vocab = len(targets), view.model.W_U.shape[1]
-    if against.ndim not in (1, 2) or len(against) != n:
-        raise InputError(
-            f"against must be token ids of shape ({n},), one per prompt, or ({n}, n_tokens), got shape "
-            f"{tuple(against.shape)} {against.dtype}"
-        )
-    against = against.reshape(n, -1)
-    if bool(((against < -1) | (against >= d_vocab)).any()):
-        raise InputError(
-            f"against must be between 0 and {d_vocab - 1}, or -1 for no token, got {int(against.min())} to "
-            f"{int(against.max())}"
-        )
-    count = (against >= 0).sum(1)
-    if bool((count == 0).any()):
-        raise InputError(
-            f"against must have a token for every prompt, got none for prompt {int((count == 0).nonzero()[0])}; add "
-            "one or drop prompts with a single label or no answer"
-        )
-    same = (against == targets[:, None]).any(1)
-    if bool(same.any()):
-        row = int(same.nonzero()[0])
-        raise InputError(
-            f"against must differ from the target, got token {int(targets[row])} for both in prompt {row}; remove it "
-            "from against"
-        )
-    against = against.sort(dim=1, descending=True).values[:, : int(count.max())]
-    has_duplicate = ((against[:, 1:] == against[:, :-1]) & (against[:, 1:] >= 0)).any(1)
-    if bool(has_duplicate.any()):
-        row = int(has_duplicate.nonzero()[0])
-        raise InputError(f"against must have distinct tokens per prompt, got a duplicate in prompt {row}")
-    return against
-
-
-def check_scoring(
-    acts: Activations, targets: Int[Tensor, " batch"], against: Against, final_norm: FinalNorm, bias: bool
-) -> tuple[Int[Tensor, " batch"], CheckedAgainst, Readout]:
-    """Return checked `targets` and `against`, and the readout with these settings; raise InputError for invalid ids."""
-    if not isinstance(acts, Activations):
-        raise InputError(f"acts must be Activations, got {type(acts).__name__}; pass il.capture(model, batch)")
-    acts.check_device()
-    targets = check_target_ids(acts.view, targets, len(acts.batch))
-    others = check_against_ids(acts.view, targets, against)
-    return targets, others, acts.readout.using(final_norm=final_norm, bias=bias)
-
-
 def linear_direction(
     readout: Readout, targets: Int[Tensor, " batch"], against: CheckedAgainst
 ) -> Float[Tensor, "batch d_model"] | None:
@@ -165,14 +82,9 @@ def linear_direction(
     return readout.contrast_direction(targets, against[:, 0])
 
 
-def select_rows(against: CheckedAgainst, rows: Any) -> Int[Tensor, "row kept"] | None:
-    """Return `against` for some prompts."""
-    return None if against is None else against[rows]
-
-
 def layer_log_prob_increase(
     acts: Activations,
-    targets: Int[Tensor, " batch"],
+    targets: Int[Tensor, " batch"] | None = None,
     *,
     against: Against = None,
     final_norm: FinalNorm = "frozen",
@@ -180,16 +92,17 @@ def layer_log_prob_increase(
 ) -> LayerIncreases:
     """Return what each layer's attention and FFN add to the log-probability of the target, nats.
 
-    Attention is relative to the layer input x, the FFN to x + attention (to x for parallel blocks, whose FFN reads the
-    same input). With `against`, what they add to log p(target) − log Σ p(against). With one other token, attention and
-    FFNs of all layers sum to the model's final contrast minus that of the embedding, in parallel blocks too.
+    `targets` defaults to the answers. Attention is relative to the layer input x, the FFN to x + attention (to x for
+    parallel blocks, whose FFN reads the same input). With `against`, what they add to log p(target) − log Σ p(against).
+    With one other token, attention and FFNs of all layers sum to the model's final contrast minus that of the
+    embedding, in parallel blocks too.
     Raise InputError for invalid targets or against.
 
     Example:
-        >>> increases = il.layer_log_prob_increase(acts, targets)
+        >>> increases = il.layer_log_prob_increase(acts)
         >>> increases.attn.shape
         torch.Size([1, 8])
-        >>> il.layer_log_prob_increase(acts, targets, against=batch.other_label_tokens).ffn.shape
+        >>> il.layer_log_prob_increase(acts, against=batch.other_label_tokens).ffn.shape
         torch.Size([1, 8])
     """
     targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
@@ -207,7 +120,7 @@ def layer_log_prob_increase(
 
 def head_log_prob_increase(
     acts: Activations,
-    targets: Int[Tensor, " batch"],
+    targets: Int[Tensor, " batch"] | None = None,
     *,
     against: Against = None,
     final_norm: FinalNorm = "frozen",
@@ -220,9 +133,9 @@ def head_log_prob_increase(
     Raise InputError for invalid targets or against.
 
     Example:
-        >>> il.head_log_prob_increase(acts, targets).shape
+        >>> il.head_log_prob_increase(acts).shape
         torch.Size([1, 8, 6])
-        >>> il.head_log_prob_increase(acts, targets, against=batch.other_label_tokens).shape
+        >>> il.head_log_prob_increase(acts, against=batch.other_label_tokens).shape
         torch.Size([1, 8, 6])
     """
     targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
@@ -313,7 +226,7 @@ def _log_prob(logits: Float[Tensor, "batch d_vocab"], targets: Int[Tensor, " bat
 
 def subhead_log_prob_increase(
     acts: Activations,
-    targets: Int[Tensor, " batch"],
+    targets: Int[Tensor, " batch"] | None = None,
     *,
     layers: Sequence[int] | None = None,
     against: Against = None,
@@ -328,9 +241,9 @@ def subhead_log_prob_increase(
     Raise InputError for invalid targets, against or layers.
 
     Example:
-        >>> il.subhead_log_prob_increase(acts, targets, layers=[2, 3]).shape
+        >>> il.subhead_log_prob_increase(acts, layers=[2, 3]).shape
         torch.Size([1, 2, 6, 19])
-        >>> il.subhead_log_prob_increase(acts, targets, layers=[2, 3], against=batch.other_label_tokens).shape
+        >>> il.subhead_log_prob_increase(acts, layers=[2, 3], against=batch.other_label_tokens).shape
         torch.Size([1, 2, 6, 19])
     """
     chosen = [_check_layer(acts, layer) for layer in (range(acts.view.n_layers) if layers is None else layers)]
@@ -341,7 +254,7 @@ def subhead_log_prob_increase(
 
 def head_position_increases(
     acts: Activations,
-    targets: Int[Tensor, " batch"],
+    targets: Int[Tensor, " batch"] | None,
     heads: Sequence[Head],
     *,
     against: Against = None,
@@ -378,8 +291,8 @@ def head_position_increases(
 
 def neuron_log_prob_increase(
     acts: Activations,
-    targets: Int[Tensor, " batch"],
     layer: int,
+    targets: Int[Tensor, " batch"] | None = None,
     *,
     against: Against = None,
     final_norm: FinalNorm = "frozen",
@@ -392,9 +305,9 @@ def neuron_log_prob_increase(
     not exposed.
 
     Example:
-        >>> il.neuron_log_prob_increase(acts, targets, layer=2).shape
+        >>> il.neuron_log_prob_increase(acts, 2).shape
         torch.Size([1, 384])
-        >>> il.neuron_log_prob_increase(acts, targets, layer=2, against=batch.other_label_tokens).shape
+        >>> il.neuron_log_prob_increase(acts, 2, against=batch.other_label_tokens).shape
         torch.Size([1, 384])
     """
     targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)

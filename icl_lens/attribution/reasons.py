@@ -12,6 +12,7 @@ from icl_lens.activations.activations import Activations
 from icl_lens.attribution.score_parts import attention_score_parts
 from icl_lens.attribution.value_parts import value_parts
 from icl_lens.models.head import Head
+from icl_lens.scores import DirectScore
 
 Writer = tuple[str, float]
 Side = Literal["query", "key", "value"]
@@ -122,7 +123,8 @@ def attention_reasons(
     }
     if acts.readout.is_affine:
         read = more if read is None else read
-        values = value_parts(acts, head, targets, against=against, keys=list(read))
+        by: DirectScore = "increase" if against is None else "contrast"
+        values = value_parts(acts, head, targets, by=by, against=against, keys=list(read))
         total, at_more = values.parts[0].sum(0), [list(read).index(position) for position in more]
         value = _strongest(total, values.writers)
         why = replace(why, value=value, value_total=float(total.sum()), value_is_exact=values.is_exact)

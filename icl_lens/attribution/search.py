@@ -1,4 +1,4 @@
-"""Find the largest log-probability increases exactly, without computing all of them.
+"""Find the largest contrasts or log-probability increases exactly, without computing all of them.
 
 A part `u` is what one head, or one head at one position, adds to the layer input `x`. `I(u | x)` is the increase in
 log p(w), where `w` is the target token. `e_w` is the one-hot vector of `w`, and `N` is the matrix of the final norm
@@ -19,7 +19,7 @@ Source: docs/howto/numbers.md.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,31 +30,27 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs, selected_subhead_values
 from icl_lens.attribution.increases import (
-    Against,
-    CheckedAgainst,
-    check_scoring,
     every_head_increase,
     linear_direction,
     project_heads,
     project_subheads,
-    select_rows,
     subhead_log_prob_increase,
 )
+from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, choose_ranking, select_rows
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
+from icl_lens.scores import DirectScore
 
 # Float32 rounding can push a bound at most this far below the exact value, in nats; tested against float64.
 SLACK = 1e-4
 
-RankedBy = Literal["increase", "contrast"]
-
 
 @dataclass(frozen=True, repr=False)
 class TopSubheads(ShownAsTable):
-    """The k largest (layer, head, position) increases, or contrasts, of each prompt, largest first, in nats.
+    """The k largest (layer, head, position) contrasts, or increases, of each prompt, largest first, in nats.
 
     `n_exact` of `n_parts` parts are evaluated exactly; every other part's bound is at most `unevaluated_bound`, which
     does not exceed the k-th value, and `certified` is True. For a contrast with one token in `against`, the bounds are
@@ -62,7 +58,7 @@ class TopSubheads(ShownAsTable):
     False: all parts are evaluated, and the values are just as exact.
 
     Example:
-        >>> top = il.top_subheads(acts, targets, k=5)
+        >>> top = il.top_subheads(acts, k=5, by="increase")
         >>> top.value.shape, top.certified
         (torch.Size([1, 5]), True)
         >>> bool((top.unevaluated_bound <= top.value[:, -1]).all())
@@ -79,8 +75,8 @@ class TopSubheads(ShownAsTable):
     certified: bool
     tokens: Sequence[Sequence[str]] | None = None
     """Each prompt's tokens, with white space visible."""
-    by: RankedBy = "increase"
-    """What the values are: increases or, with `against`, contrasts."""
+    by: DirectScore = "contrast"
+    """What the values are."""
 
     def to_frame(self) -> pd.DataFrame:
         """Return prompt, rank, layer, head, name, position, token and value (nats), one row per part, largest first."""
@@ -109,14 +105,14 @@ class TopSubheads(ShownAsTable):
 
 @dataclass(frozen=True, repr=False)
 class TopHeads(ShownAsTable):
-    """The k heads with the largest mean increase, or contrast, over the prompts, largest first, in nats.
+    """The k heads with the largest mean contrast, or increase, over the prompts, largest first, in nats.
 
     `n_exact` of `n_parts` heads are evaluated exactly on every prompt; every other head's mean bound is at most
     `unevaluated_bound`. `certified` is as in `TopSubheads`. `n_evaluations` counts the (head, prompt) pairs that are
     evaluated exactly, including those of heads that are evaluated on only some prompts.
 
     Example:
-        >>> best = il.top_heads(acts, targets, k=3)
+        >>> best = il.top_heads(acts, k=3, by="increase")
         >>> best.unevaluated_bound <= best.value[-1].item() and best.n_exact <= best.n_parts
         True
     """
@@ -130,8 +126,8 @@ class TopHeads(ShownAsTable):
     certified: bool
     n_evaluations: int
     n_prompts: int
-    by: RankedBy = "increase"
-    """What the values are: increases or, with `against`, contrasts."""
+    by: DirectScore = "contrast"
+    """What the values are."""
     edits: tuple[str, ...] = ()
     """What edited the model while `locate_heads` ran it: open `with` blocks, and other hooks."""
 
@@ -163,11 +159,6 @@ class TopHeads(ShownAsTable):
         summary = f"{self.n_exact} of {self.n_parts} heads evaluated, {_certainty(self.certified)}"
         summary += edits_suffix(self.edits)
         return f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {summary}", columns, len(self.value)
-
-
-def ranked_by(against: CheckedAgainst) -> RankedBy:
-    """Return what a search ranks by: increases, or contrasts with the tokens in `against`."""
-    return "increase" if against is None else "contrast"
 
 
 def _certainty(certified: bool) -> str:
@@ -218,36 +209,40 @@ def subhead_bounds(acts: Activations, g: Float[Tensor, "batch layer d_model"]) -
 
 def top_subheads(
     acts: Activations,
-    targets: Int[Tensor, " batch"],
+    targets: Int[Tensor, " batch"] | None = None,
     *,
     k: int = 20,
+    by: DirectScore | None = None,
     against: Against = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     slack: float = SLACK,
 ) -> TopSubheads:
-    """Return the k largest (layer, head, position) log-probability increases of each prompt, exact and certified.
+    """Return the k (layer, head, position) parts of each prompt that add most to the answer, exact and certified.
 
-    With `against`, return the k largest contributions to log p(target) − log Σ p(against). With `final_norm="own"` or a
-    logit soft-cap, there is no bound, so all parts are evaluated and `certified` is False. `slack` (nats) is added to
-    every bound to allow for float32 rounding. `bias` is that of `Readout`. Raise InputError for invalid `targets` or
-    `against`, or if `k` exceeds the number of parts.
+    `by` is "contrast", what a part adds to log p(target) − log Σ p(against), or "increase", what it adds to
+    log p(target). `targets` defaults to the answers, `against` to the other labels of each prompt, and `by` to
+    "contrast", or to "increase" if there is no token to compare with.
+
+    With `final_norm="own"` or a logit soft-cap, there is no bound, so all parts are evaluated and `certified` is False.
+    `slack` (nats) is added to every bound to allow for float32 rounding. `bias` is that of `Readout`. Raise InputError
+    for invalid `targets`, `against` or `by`, or if `k` exceeds the number of parts.
 
     Example:
-        >>> top = il.top_subheads(acts, targets, k=5)
-        >>> top.position.shape
-        torch.Size([1, 5])
-        >>> il.top_subheads(acts, targets, k=5, against=batch.other_label_tokens).certified
+        >>> top = il.top_subheads(acts, k=5)
+        >>> top.position.shape, top.by
+        (torch.Size([1, 5]), 'contrast')
+        >>> il.top_subheads(acts, k=5, by="increase").certified
         True
     """
-    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
+    by, targets, others, readout = choose_ranking(acts, by, targets, against, final_norm, bias)
     n_layers, n_heads, width = acts.view.n_layers, acts.view.n_heads, acts.pattern.shape[-1]
     n_parts = n_layers * n_heads * (acts.batch.last.to(readout.W_U.device) + 1)
     check_k(k, int(n_parts.min()), "(layer, head, position) parts")
-    tokens, by = acts.batch.token_names, ranked_by(others)
+    tokens = acts.batch.token_names
     linear = linear_direction(readout, targets, others) is not None
     if linear or not readout.is_affine:
-        exact = subhead_log_prob_increase(acts, targets, against=against, final_norm=final_norm, bias=bias)
+        exact = subhead_log_prob_increase(acts, targets, against=others, final_norm=final_norm, bias=bias)
         best = exact.masked_fill(acts.padding[:, None, None], -torch.inf).flatten(1).topk(k, dim=-1)
         layer, head, position = _unravel(best.indices, n_heads, width)
         no_bound = best.values.new_full((len(exact),), -torch.inf)
@@ -315,31 +310,32 @@ def _exact_subheads(
 
 def top_heads(
     acts: Activations,
-    targets: Int[Tensor, " batch"],
+    targets: Int[Tensor, " batch"] | None = None,
     *,
     k: int = 20,
+    by: DirectScore | None = None,
     against: Against = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     slack: float = SLACK,
 ) -> TopHeads:
-    """Return the k heads with the largest mean log-probability increase over the prompts, exact and certified.
+    """Return the k heads that add most to the answer, on average over the prompts, exact and certified.
 
-    The mean of a head's bounds is an upper bound on its mean increase, so only a few heads are evaluated exactly.
-    `against`, `final_norm`, `bias` and `slack` are those of `top_subheads`. Raise InputError for invalid `targets`,
-    `against` or `k`.
+    The mean of a head's bounds is an upper bound on its mean, so only a few heads are evaluated exactly. `targets`,
+    `by`, `against`, `final_norm`, `bias` and `slack` are those of `top_subheads`. Raise InputError for invalid
+    `targets`, `against`, `by` or `k`.
 
     Example:
-        >>> best = il.top_heads(acts, targets, k=3)
-        >>> len(best.heads), best.certified
-        (3, True)
-        >>> il.top_heads(acts, targets, k=3, against=batch.other_label_tokens).certified
+        >>> best = il.top_heads(acts, k=3)
+        >>> len(best.heads), best.by, best.certified
+        (3, 'contrast', True)
+        >>> il.top_heads(acts, k=3, by="increase").certified
         True
     """
-    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
+    by, targets, others, readout = choose_ranking(acts, by, targets, against, final_norm, bias)
     n_parts = len(acts.view.heads())
     check_k(k, n_parts, "heads")
-    means = HeadMeans(n_parts, ranked_by(others))
+    means = HeadMeans(n_parts, by)
     linear = linear_direction(readout, targets, others) is not None
     if linear or not readout.is_affine:
         increases = every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, targets, others)
@@ -362,8 +358,8 @@ class HeadMeans:
     Heads are indexed as `layer · n_heads + head`.
     """
 
-    def __init__(self, n_parts: int, by: RankedBy = "increase"):
-        self.by: RankedBy = by
+    def __init__(self, n_parts: int, by: DirectScore):
+        self.by: DirectScore = by
         self.n_prompts = 0
         self.increase_sums = np.zeros(n_parts)
         self.n_exact = np.zeros(n_parts, dtype=np.int64)

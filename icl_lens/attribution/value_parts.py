@@ -3,9 +3,8 @@
 1. From key j, a head adds a_j v_j W_O to the residual stream at the last position, where a_j is its attention to j.
 2. With the scale of the norm n_j before attention frozen at the model's own value, v_j is linear in the layer's input,
    which is a sum over *writers* c. Writer c's part is C_jc = a_j · n_j(x_c) W_V W_O · g.
-3. With one token in `against` and a frozen final norm, g is the direction of the logit difference, and C is exact.
-   Otherwise, g is the gradient of log p(target), or of the contrast, at the layer's input, and C is the first-order
-   estimate of the increase.
+3. With one token in `against` and a frozen final norm, g is the direction of the contrast, and C is exact. Otherwise, g
+   is the gradient of the contrast, or of log p(target), at the layer's input, and C is a first-order estimate.
 
 Source: docs/howto/numbers.md.
 """
@@ -19,13 +18,15 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.attribution.head_projection import HeadProjection, key_positions, keys_of_label, require_writers
-from icl_lens.attribution.increases import Against, check_scoring, linear_direction
+from icl_lens.attribution.increases import linear_direction
+from icl_lens.attribution.scored_tokens import Against, choose_ranking
 from icl_lens.attribution.search import layer_gradients
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame
 from icl_lens.errors import check_choice
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.prompts.token_ids import TokenPositions
+from icl_lens.scores import DirectScore
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,7 +35,7 @@ class ValueParts(ShownAsTable):
 
     Example:
         >>> acts = il.capture(model, batch, writers=True)
-        >>> parts = il.value_parts(acts, "L2H0", targets, against=batch.other_label_tokens)
+        >>> parts = il.value_parts(acts, "L2H0")
         >>> parts.is_exact, parts.parts.shape
         (True, torch.Size([1, 4, 17]))
     """
@@ -103,17 +104,18 @@ class ValueParts(ShownAsTable):
 def value_parts(
     acts: Activations,
     head: Head | tuple[int, int] | str,
-    targets: Int[Tensor, " batch"],
+    targets: Int[Tensor, " batch"] | None = None,
     *,
+    by: DirectScore | None = None,
     against: Against = None,
     keys: TokenPositions | None = None,
 ) -> ValueParts:
     """Split what one head adds to the answer from each label by the components that wrote at that label, nats.
 
-    "The answer" is log p(target), or the contrast log p(target) − log Σ p(against). `keys` are positions; the default
-    is all tokens of the labels, in order (-1 where a label has fewer than others), or all positions if prompts have no
-    demonstrations. The activations must include the writers at these positions:
-    `il.capture(model, batch, writers=True)`.
+    What a head adds is its contrast or, with `by="increase"`, its increase; `targets`, `by` and `against` are those of
+    `top_subheads`. `keys` are positions; the default is all tokens of the labels, in order (-1 where a label has fewer
+    than others), or all positions if prompts have no demonstrations. The activations must include the writers at these
+    positions: `il.capture(model, batch, writers=True)`.
 
     The final norm is frozen. With one token in `against`, parts are exact and sum to `subhead_log_prob_increase` at
     these positions; otherwise, they are first-order estimates (`is_exact` is False). Raise InputError for invalid token
@@ -121,10 +123,10 @@ def value_parts(
 
     Example:
         >>> acts = il.capture(model, batch, writers=True)
-        >>> il.value_parts(acts, il.Head(2, 0), targets).value.shape
+        >>> il.value_parts(acts, il.Head(2, 0)).value.shape
         torch.Size([1, 4])
     """
-    targets, others, readout = check_scoring(acts, targets, against, "frozen", True)
+    _, targets, others, readout = choose_ranking(acts, by, targets, against, "frozen", bias=True)
     writers, view = require_writers(acts), acts.view
     head = view.check_head(head)
     g = linear_direction(readout, targets, others)

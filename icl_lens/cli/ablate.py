@@ -3,17 +3,18 @@
 import shlex
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from icl_lens.cli.console import PlainConsole, progress
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
-    By,
+    ByOption,
     HeadChoice,
     ModelOptions,
     OutputOptions,
+    Positions,
     SeedOption,
     SplitTask,
     TokenOptions,
@@ -27,10 +28,8 @@ from icl_lens.errors import InputError
 class HeadsOptions(HeadChoice):
     """The heads to ablate, and the random sets to compare them with."""
 
-    by: Annotated[
-        By | None, Option(help="Score that locates heads.", show_default="contrast; increase with one label")
-    ] = None
-    positions: Annotated[Literal["all", "last"], Option(help="Positions to zero; last is faster.")] = "all"
+    by: ByOption = None
+    positions: Annotated[Positions, Option(help="Positions to zero ('all' is slower).")] = "last"
     random_sets: Annotated[int, Option(min=1, max=1000, help="Random sets from the same layers, and from all.")] = 10
 
 
@@ -70,8 +69,7 @@ def ablate(
             predicted = batch.labels[int(il.label_log_probs(loaded, batch)[0].argmax())]
             batch = tokens.tokenize(loaded, [il.Prompt.parse(prompt, answer=predicted)])
         reference = batch
-    by = heads.by or ("contrast" if len(reference.labels) > 1 else "increase")
-    chosen, how = heads.choose(loaded, reference, by=by)
+    chosen, how = heads.choose(loaded, reference, by=heads.by)
     if heads.heads is None and prompt is None:
         how += located_on(reference, batch)
     behavior = task.print_behavior(console, loaded, tokens, seed=seed)

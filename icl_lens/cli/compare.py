@@ -10,7 +10,7 @@ from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
     PAPER_ANSWER,
     PAPER_PROMPT,
-    By,
+    ByOption,
     ModelOptions,
     PageOptions,
     ReadoutOptions,
@@ -53,9 +53,7 @@ def compare(
         str | None, Option(help="Correct label of B.", show_default="A's for one prompt, else B's prediction")
     ] = None,
     n: Annotated[int, Option("--n", "-n", min=1, help="Prompts of a task, for two models.")] = 1,
-    by: Annotated[
-        By | None, Option(help="Score that ranks the heads' changes.", show_default="increase; contrast with -n")
-    ] = None,
+    by: ByOption = None,
     seed: SeedOption = 0,
 ) -> None:
     """Compare the answers and heads of two prompts on one model, or of two models on one prompt.

@@ -11,7 +11,7 @@ from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import (
     PAPER_ANSWER,
     PAPER_PROMPT,
-    By,
+    ByOption,
     ModelOptions,
     OutputOptions,
     ReadoutOptions,
@@ -90,9 +90,7 @@ def explain(
         str | None,
         Option("--answer", "-a", help="Correct label.", show_default="model's prediction; foo for the default prompt"),
     ] = None,
-    by: Annotated[
-        By | None, Option(help="Score that ranks heads.", show_default="contrast with --against, else increase")
-    ] = None,
+    by: ByOption = None,
     k: Annotated[int, Option("--top", "-k", min=1, help="Number of heads to describe.")] = 10,
     n_ablated: Annotated[int, Option("--ablate", min=1, help="Number of located heads to zero jointly.")] = 4,
     seed: SeedOption = 0,

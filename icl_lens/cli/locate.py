@@ -8,8 +8,9 @@ from typer import Option
 
 from icl_lens.cli.console import PlainConsole, progress
 from icl_lens.cli.option_groups import grouped, reject_options
-from icl_lens.cli.options import By, ModelOptions, ReadoutOptions, RunOutput, SeedOption, TaskOptions
+from icl_lens.cli.options import ByOption, ModelOptions, Positions, ReadoutOptions, RunOutput, SeedOption, TaskOptions
 from icl_lens.report.rich_table import new_table
+from icl_lens.scores import SCORES, Score, choose_score
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,10 +25,8 @@ class RankOptions:
     k: Annotated[
         int | None, Option("--top", "-k", min=1, help="Number of heads to find.", show_default="20, or all if fewer")
     ] = None
-    by: Annotated[By, Option(help="Score that ranks heads; the paper's is increase.")] = "contrast"
-    positions: Annotated[
-        Literal["last", "all"], Option(help="With --by effect: positions to zero ('all' is slower).")
-    ] = "last"
+    by: ByOption = None
+    positions: Annotated[Positions, Option(help="With --by effect: positions to zero ('all' is slower).")] = "last"
     method: Annotated[Literal["exact", "gradient"], Option(help="With --by effect: exact, or a gradient estimate.")] = (
         "exact"
     )
@@ -48,10 +47,10 @@ def locate(
     """Locate the heads with the largest mean contrast over a task's prompts, exactly.
 
     A head's contrast is its increase of log p(answer) − log Σ p(other labels). With --by increase, rank heads by their
-    increase of log p(answer), as the paper does; with --by effect, by how much log p(answer) drops when the head is
-    zeroed, or by a gradient estimate of this with --method gradient; with --by towers, by the log-odds that the answer
-    loses when the head's query alone is exchanged for that of a query of the other class. Heads that are ranked by
-    contrast or increase are shown next to what zeroing them does, because a head may rank first and have no effect.
+    increase of log p(answer), as the paper does; with --by effect, by the log-odds that the answer loses when the head
+    is zeroed, or by a gradient estimate of this with --method gradient; with --by towers, by the log-odds that it loses
+    when the head's query alone is exchanged for that of a query of the other class. Heads that are ranked by contrast
+    or increase are shown next to what zeroing them does, because a head may rank first and have no effect.
 
     With --out, an interrupted run resumes where it stopped and writes the same files. A corrupt chunk is reported and
     recomputed. Different settings require a different folder. `torchrun --nproc_per_node 2 -m icl_lens locate …`
@@ -79,49 +78,49 @@ def locate(
     with output.running(distributed) as warn:
         loaded, batch = task.start(console, model, readout, n=n, seed=seed, device=distributed.device)
         k = min(20, len(ModelView.of(loaded).heads())) if rank.k is None else rank.k
-        if rank.by == "effect":
+        by = choose_score(rank.by, SCORES, comparable=batch.has_several_labels)
+        if by == "effect":
             options = batches | {"positions": rank.positions, "method": rank.method}
-        elif rank.by == "towers":
+        elif by == "towers":
             options = batches
             for prompt in batch.prompts:
                 partner_label(prompt)  # raises InputError before the folder is initialized
         else:
             options = batches | {"k": k, "final_norm": readout.final_norm, "bias": readout.bias}
         if distributed.is_main:
-            folder = output.prepare(loaded, batch, options, task, model, readout, n=n, seed=seed, by=rank.by)
+            folder = output.prepare(loaded, batch, options, task, model, readout, n=n, seed=seed, by=by)
             task.print_behavior(console, loaded, readout, seed=seed)
         with progress(hidden=not distributed.is_main) as report:
             run: dict[str, Any] = options | {"folder": folder, "distributed": distributed}
             run |= {"progress": report, "warn": warn}
-            if rank.by == "effect":
+            if by == "effect":
                 effects = locate_effects(loaded, batch, **run)
                 table, sentence, result = effects.to_frame(), effects.summary(), effects_result(effects)
-            elif rank.by == "towers":
+            elif by == "towers":
                 exchanges = locate_towers(loaded, batch, **run)
                 table, sentence, result = exchanges.to_frame(), exchanges.summary(), exchanges_result(exchanges)
             else:
-                others = batch.other_label_tokens if rank.by == "contrast" else None
-                top = locate_heads(loaded, batch, against=others, **run)
+                top = locate_heads(loaded, batch, by="contrast" if by == "contrast" else "increase", **run)
                 shared = {name: run[name] for name in run if name not in ("k", "final_norm", "bias")}
-                drops = effects_of_located(loaded, batch, top.heads, by=rank.by, **shared)
+                drops = effects_of_located(loaded, batch, top.heads, by=top.by, **shared)
                 table = pd.concat([heads_table(top, folder, batch.queries), drops], axis=1)
                 sentence, result = summary(top), heads_result(top)
                 if "low" in table:
                     sentence += f" 95% intervals over {len(set(batch.queries)):,} distinct queries."
-                sentence += " Last column: exact mean drop when this head alone is zeroed at the last position."
+                sentence += " Last column: exact, when this head alone is zeroed at the last position."
             if folder is not None:
                 write_run(folder, {"heads": table}, result)
-        console.print(_heads(table.head(k), rank.by))
+        console.print(_heads(table.head(k), by))
         console.print(sentence)
         if folder is not None:
             console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; values per prompt: part-*.parquet")
 
 
-def _heads(table: "pd.DataFrame", by: By) -> Table:
+def _heads(table: "pd.DataFrame", by: Score) -> Table:
     score, others = {
         "increase": ("increase", {"effect": "log p lost"}),
         "contrast": ("contrast", {"effect": "log-odds lost"}),
-        "effect": ("effect", {"log_odds": "log-odds drop"}),
+        "effect": ("effect", {"log_prob": "log p lost"}),
         "towers": ("query", {"keys": "keys", "values": "values"}),
     }[by]
     intervals = ["95% interval"] if "low" in table else []

@@ -18,6 +18,7 @@ from typer import Option
 from icl_lens.cli.console import PlainConsole, progress
 from icl_lens.cli.option_groups import reject_options
 from icl_lens.errors import InputError
+from icl_lens.scores import SCORES, Score, choose_score
 
 if TYPE_CHECKING:
     from icl_lens.locate.distributed import Distributed
@@ -34,12 +35,15 @@ Classes = Literal["binary", "all"]
 FinalNorm = Literal["frozen", "own"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 SharedPrefix = Literal["error", "append"]
-By = Literal["increase", "contrast", "effect", "towers"]
+Positions = Literal["last", "all"]
 
 PAPER_PROMPT, PAPER_ANSWER = "love : bar like : bar eight : foo two : foo one :", "foo"
 
 SeedOption = Annotated[int, Option(help="Seed for prompts and random heads.")]
 DemonstrationsOption = Annotated[int, Option(min=1, help="Demonstrations per class, or pairs.")]
+ByOption = Annotated[
+    Score | None, Option(help="Score that ranks heads.", show_default="contrast; increase without other labels")
+]
 PathOption = Annotated[Path | None, Option(help="Word list, sentences or pairs (.json, .jsonl, .csv, .tsv, .parquet).")]
 
 
@@ -407,7 +411,7 @@ class HeadChoice:
     heads: Annotated[str | None, Option(help="Heads to test, e.g. L1H2,L3H0.", show_default="located heads")] = None
     k: Annotated[int | None, Option("--top", "-k", min=1, help="Number of heads to locate.", show_default="6")] = None
 
-    def choose(self, model: Any, prompts: "PromptBatch", *, by: By = "contrast") -> "tuple[list[Head], str]":
+    def choose(self, model: Any, prompts: "PromptBatch", *, by: Score | None = None) -> "tuple[list[Head], str]":
         """Return the heads named by the options or located on the prompts, and how they were chosen."""
         from icl_lens.locate.locate import top_heads_by
         from icl_lens.models.view import ModelView
@@ -417,6 +421,7 @@ class HeadChoice:
             if not names:
                 raise InputError("--heads must name at least one head, e.g. L1H2,L3H0; omit it to locate heads")
             return [ModelView.of(model).check_head(name) for name in names], "selected"
+        by = choose_score(by, SCORES, comparable=prompts.has_several_labels)
         with progress() as report:
             return top_heads_by(model, prompts, self.k or 6, by=by, progress=report), f"located by {by}"
 

@@ -7,7 +7,7 @@ _OPTIONS = {
     name: f"--{name.replace('_', '-')}"
     for name in (
         *("shared_prefix", "labels", "columns", "path", "split", "max_words", "classes", "layout", "demonstrations"),
-        *("answer", "against", "template", "separator", "prefix", "device", "dtype", "revision", "seed"),
+        *("answer", "against", "by", "template", "separator", "prefix", "device", "dtype", "revision", "seed"),
     )
 }
 _NAME = rf"(?<![\w'\"(.-])({'|'.join([*_OPTIONS, 'prepend_bos'])})"

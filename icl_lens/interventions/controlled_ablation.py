@@ -248,15 +248,16 @@ def ablate_with_controls(
     heads: Sequence[Head | tuple[int, int] | str],
     *,
     n_random_sets: int = 10,
-    positions: Positions = "all",
+    positions: Positions = "last",
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> ControlledAblation:
     """Score a batch without ablation, with `heads` zeroed, and with random sets of the same number of other heads.
 
-    `n_random_sets` sets are drawn from the layers of `heads`, and the same number from all layers. `positions="last"`
-    zeroes heads only at each prompt's last position, which is much faster. `progress=True` shows a progress bar. Raise
-    InputError for an unknown head, no heads, a negative `n_random_sets`, or fewer than `len(heads)` other heads.
+    `n_random_sets` sets are drawn from the layers of `heads`, and the same number from all layers. Heads are zeroed at
+    each prompt's last position; `positions="all"` zeroes them everywhere, which takes much longer. `progress=True`
+    shows a progress bar. Raise InputError for an unknown head, no heads, a negative `n_random_sets`, or fewer than
+    `len(heads)` other heads.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))

@@ -1,4 +1,4 @@
-"""Measure the effect of ablating each head on the answer, the causal counterpart of the log-probability increase.
+"""Measure the effect of ablating each head on the answer, the causal counterpart of contrast and increase.
 
 At all positions, each pass starts at the layer of the ablated heads, from the residual stream stored there, so each
 head costs about half a forward pass. At the last position only, each prompt's keys and values are computed once, and
@@ -6,54 +6,52 @@ all heads are ablated in a few passes over single-token rows.
 Source: the published version (causal location of heads).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.attribution.increases import CheckedAgainst, check_against_ids, check_target_ids
+from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_against_ids, check_targets
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import Mode, check_ablation
 from icl_lens.interventions.edited_scores import PASS_TOKENS, score_sets
 from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.gradients import prompts_at_once, z_gradients
-from icl_lens.metrics import label_log_odds, spearman
+from icl_lens.metrics import spearman
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 
-Score = Literal["log_prob", "log_odds", "logit_diff"]
-SCORES: tuple[Score, ...] = ("log_prob", "log_odds", "logit_diff")
+Outcome = Literal["log_odds", "log_prob"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 Method = Literal["exact", "gradient"]
 Algorithm = Literal["partial_forward", "prefix_cache", "gradient"]
 
 
 @dataclass(frozen=True, repr=False)
 class HeadEffects(ShownAsTable):
-    """Drop of the answer's score when each head is ablated, nats; positive where the head helps.
+    """What the answer loses when each head is ablated, nats; positive where the head helps.
 
-    `log_prob` is the drop in log p(target). `log_odds` is the drop in the answer's log-odds against the prompt's other
-    labels, NaN for prompts without an answer or with one label, and for gradient estimates. `logit_diff` is the drop in
-    log p(target) − log p(against), None without `against`.
+    `log_prob` is the drop in log p(target), and `log_odds` that in log p(target) − log Σ p(against), NaN for prompts
+    that have nothing to compare with.
 
     Example:
         >>> effects = il.head_effects(model, batch)
-        >>> effects.log_prob.shape, len(effects.top(3))
+        >>> effects.log_odds.shape, len(effects.top(3))
         (torch.Size([1, 8, 6]), 3)
     """
 
     log_prob: Float[Tensor, "batch layer head"]
     log_odds: Float[Tensor, "batch layer head"]
-    logit_diff: Float[Tensor, "batch layer head"] | None = None
-    positions: Positions = "all"
+    positions: Positions = "last"
     """Ablated positions: all positions of a prompt, or the last one."""
-    algorithm: Algorithm = "partial_forward"
+    algorithm: Algorithm = "prefix_cache"
     """How effects were computed: "gradient" gives first-order estimates, the others are exact up to rounding."""
     fallback_reason: str = ""
     """Why the prefix cache was not used for effects at the last position; empty if it was."""
@@ -65,31 +63,23 @@ class HeadEffects(ShownAsTable):
         """Whether heads were actually ablated; False for first-order estimates."""
         return self.algorithm != "gradient"
 
-    def top(self, k: int, *, by: Score = "log_prob") -> list[Head]:
-        """Return the k heads with the largest mean effects over the prompts that have the score.
+    def top(self, k: int, *, outcome: Outcome | None = None) -> list[Head]:
+        """Return the k heads with the largest mean effects over the prompts that have the outcome.
 
-        Raise InputError if no prompt has it: "logit_diff" without `against`, and "log_odds" for gradient estimates and
-        for prompts without an answer or with one label.
+        The default is the log-odds, or log p if no prompt has them. Raise InputError if no prompt has the outcome.
         """
-        check_choice("by", by, SCORES)
-        effect: Tensor | None = getattr(self, by)
-        return largest_means(None if effect is None else effect.nanmean(0), k, by=by)
+        return largest_means({name: getattr(self, name).nanmean(0) for name in OUTCOMES}, k, outcome)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per prompt and head: prompt, layer, head, name and the scores (nats).
-
-        The scores are log_prob, log_odds and, with `against`, logit_diff.
-        """
+        """Return one row per prompt and head: prompt, layer, head, name, log_prob and log_odds (nats)."""
         frame = long_frame(self.log_prob, ("prompt", "layer", "head"), value="log_prob")
-        for name, values in (("log_odds", self.log_odds), ("logit_diff", self.logit_diff)):
-            if values is not None:
-                frame[name] = values.detach().float().cpu().flatten().numpy()
+        frame["log_odds"] = self.log_odds.detach().float().cpu().flatten().numpy()
         return frame
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         heads = self.top(SHOWN_ROWS // 2)
         columns: dict[str, list[Any]] = {"head": [str(head) for head in heads]}
-        for name, values in (("log p drop", self.log_prob), ("log-odds drop", self.log_odds)):
+        for name, values in (("log-odds lost", self.log_odds), ("log p lost", self.log_prob)):
             mean = values.float().nanmean(0)
             columns[name] = [format_signed(float(mean[head])) for head in heads]
         n = len(self.log_prob)
@@ -98,15 +88,18 @@ class HeadEffects(ShownAsTable):
         return title, columns, self.log_prob[0].numel()
 
 
-def largest_means(mean: Float[Tensor, "layer head"] | None, k: int, *, by: Score) -> list[Head]:
-    """Return the heads with the k largest mean effects; raise InputError if the score is missing."""
-    if mean is None or bool(mean.isnan().all()):
-        required = {
-            "log_prob": "finite effects",
-            "log_odds": "prompts with an answer among several labels, and exact effects",
-            "logit_diff": "against=",
-        }
-        raise InputError(f"by={by!r} requires {required[by]}")
+def largest_means(means: Mapping[Outcome, Float[Tensor, "layer head"]], k: int, outcome: Outcome | None) -> list[Head]:
+    """Return the heads with the k largest mean effects on an outcome, by default the first one that is known.
+
+    Raise InputError for an unknown outcome, or one that no prompt has.
+    """
+    known: list[Outcome] = [name for name in OUTCOMES if not bool(means[name].isnan().all())]
+    if outcome is not None:
+        check_choice("outcome", outcome, OUTCOMES)
+    if not known or outcome not in (None, *known):
+        required = "tokens to compare with; pass against=" if outcome == "log_odds" else "finite effects"
+        raise InputError(f"outcome={outcome or OUTCOMES[-1]!r} requires {required}")
+    mean = means[outcome or known[0]]
     order = mean.flatten().argsort(descending=True, stable=True)[:k]
     return [Head.from_index(index, mean.shape[1]) for index in order.tolist()]
 
@@ -139,31 +132,32 @@ def head_effects(
     batch: PromptBatch,
     targets: Int[Tensor, " batch"] | None = None,
     *,
-    positions: Positions = "all",
-    against: Int[Tensor, "batch *n"] | None = None,
+    positions: Positions = "last",
+    against: Against = None,
     method: Method = "exact",
     mode: Mode = "zero",
     reference: PromptBatch | Iterable[PromptBatch] | None = None,
     pass_tokens: int = PASS_TOKENS,
 ) -> HeadEffects:
-    """Return the effect of ablating each head on every prompt, at all positions or at the last one.
+    """Return the effect of ablating each head on every prompt, at the last position or at all of them.
 
-    `targets` [batch] are token ids, by default those of the answers. With `against` ([batch] or [batch n] token ids),
-    `logit_diff` holds the effect on log p(target) − log p(against), where several tokens' probabilities are summed.
+    `targets` [batch] are token ids, by default those of the answers. `against` ([batch] or [batch n] token ids) are the
+    tokens that the log-odds compare them with, by default the other labels of each prompt; the probabilities of several
+    tokens are summed.
 
     `method="exact"` equals `ablate_heads(..., positions=positions)` for one head at a time, up to rounding.
-    `positions="all"` costs about half a forward pass per head and prompt. It stores each layer's residual stream for
-    as many prompts at a time as fit in 256 MiB (for all prompts if other hooks are active). `positions="last"` costs
-    one pass over the prompts and one single-token row per head and prompt, from the head's layer on: the rows of a
-    prompt share its cached keys and values (`algorithm` is "prefix_cache"). If the cache is not supported (other hooks
-    or interventions are active, or the model's attention is unknown), heads are ablated in partial forward passes over
-    the full prompts, as for all positions; `algorithm` is then "partial_forward", and `fallback_reason` says why.
+    `positions="last"` costs one pass over the prompts and one single-token row per head and prompt, from the head's
+    layer on: the rows of a prompt share its cached keys and values (`algorithm` is "prefix_cache"). If the cache is not
+    supported (other hooks or interventions are active, or the model's attention is unknown), heads are ablated in
+    partial forward passes over the full prompts, as for all positions; `algorithm` is then "partial_forward", and
+    `fallback_reason` says why. `positions="all"` costs about half a forward pass per head and prompt. It stores each
+    layer's residual stream for as many prompts at a time as fit in 256 MiB (for all prompts if other hooks are active).
     `pass_tokens` limits the tokens per forward pass.
 
     `method="gradient"` is a first-order estimate (`exact` is False): the drop if log p were linear in the head's z,
-    z · ∂ log p/∂z. It takes one forward and one backward pass for all heads, plus a backward pass for `against`, and
-    gives no `log_odds`. Check its `agreement` with exact effects before relying on it. It stores every layer's
-    activations of at least one prompt for the backward pass.
+    z · ∂ log p/∂z. It takes one forward pass and two backward passes for all heads: for log p and for the log-odds, if
+    there are any. Check its `agreement` with exact effects before relying on it. It stores every layer's activations of
+    at least one prompt for the backward passes.
 
     `mode="mean"` replaces a head's z by its mean over the last positions of the `reference` prompts instead of zero, as
     in `ablate_heads`; only for exact effects at the last position.
@@ -171,19 +165,17 @@ def head_effects(
     Raise InputError for invalid targets, `against` or options.
 
     Example:
-        >>> effects = il.head_effects(model, batch, positions="last")
+        >>> effects = il.head_effects(model, batch)
         >>> effects.log_odds.shape, effects.algorithm
         (torch.Size([1, 8, 6]), 'prefix_cache')
-        >>> estimate = il.head_effects(model, batch, positions="last", method="gradient")
-        >>> il.agreement(effects.log_prob.mean(0), estimate.log_prob.mean(0)).spearman > 0.5
+        >>> estimate = il.head_effects(model, batch, method="gradient")
+        >>> il.agreement(effects.log_odds.mean(0), estimate.log_odds.mean(0)).spearman > 0.5
         True
     """
     view = ModelView.of(model)
     check_choice("method", method, ("exact", "gradient"))
     check_ablation(positions, mode, reference)
     check_batch(batch)
-    targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
-    others = check_against_ids(view, targets, against)
     if pass_tokens < 1:
         raise InputError(f"pass_tokens must be at least 1, got {pass_tokens!r}")
     if reference is not None and (positions != "last" or method != "exact"):
@@ -191,24 +183,37 @@ def head_effects(
             f"mode must be 'zero' unless positions='last' and method='exact', got 'mean' with positions={positions!r} "
             f"and method={method!r}; use ablate_heads"
         )
+    tokens = outcome_tokens(view, batch, targets, against)
     if method == "gradient":
-        estimates = _estimated(view, batch, targets, others, positions)
-        return HeadEffects(*estimates, positions, "gradient", edits=active_edits(view))
+        return estimated_effects(view, batch, *tokens, positions)
+    return exact_effects(view, batch, *tokens, positions, mode, reference, pass_tokens=pass_tokens)
+
+
+def exact_effects(
+    view: ModelView,
+    batch: PromptBatch,
+    targets: Int[Tensor, " batch"],
+    against: CheckedAgainst,
+    positions: Positions,
+    mode: Mode = "zero",
+    reference: PromptBatch | Iterable[PromptBatch] | None = None,
+    *,
+    pass_tokens: int = PASS_TOKENS,
+) -> HeadEffects:
+    """Return the exact effects of `head_effects` for the tokens of `outcome_tokens`."""
     found, reason = score_sets(
         view,
         batch,
         [[], *([head] for head in view.heads())],
-        lambda log_probs, prompts: answer_scores(log_probs, batch, targets, others, prompts),
+        lambda log_probs, prompts: answer_outcomes(log_probs, targets, against, prompts),
         positions,
         mode,
         reference,
         pass_tokens=pass_tokens,
     )
     drops = (found[:, :1] - found[:, 1:]).unflatten(1, (view.n_layers, view.n_heads))
-    log_prob, log_odds, *logit_diff = drops.unbind(-1)
     algorithm: Algorithm = "partial_forward" if positions == "all" or reason else "prefix_cache"
-    difference = logit_diff[0] if logit_diff else None
-    return HeadEffects(log_prob, log_odds, difference, positions, algorithm, reason, active_edits(view))
+    return HeadEffects(drops[..., 0], drops[..., 1], positions, algorithm, reason, active_edits(view))
 
 
 def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = 20) -> Agreement:
@@ -232,43 +237,49 @@ def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head
     return Agreement(spearman(first, second), k, len(best[0] & best[1]), k * k / n)
 
 
-def answer_scores(
+def outcome_tokens(
+    view: ModelView, batch: PromptBatch, targets: Int[Tensor, " batch"] | None, against: Against
+) -> tuple[Int[Tensor, " batch"], CheckedAgainst]:
+    """Return checked targets and the tokens to compare them with, by default the answers and the other labels.
+
+    The tokens are None if there is nothing to compare with, and all -1 in rows without. Raise InputError for invalid
+    ids.
+    """
+    targets = check_targets(view, batch, targets)
+    if against is not None:
+        return targets, check_against_ids(view, targets, against)
+    others = batch.tokens_to_compare(targets) if batch.has_comparable_labels else None
+    return targets, None if others is None else others.to(targets.device)
+
+
+def answer_outcomes(
     log_probs: Float[Tensor, "row d_vocab"],
-    batch: PromptBatch,
     targets: Int[Tensor, " batch"],
     against: CheckedAgainst,
     prompts: Int[Tensor, " row"],
-) -> Float[Tensor, "row score"]:
-    """Return log p(target), the answer's log-odds (NaN if undefined) and, with `against`, the logit difference."""
-    device = log_probs.device
-    own = log_probs.gather(1, targets[prompts].to(device)[:, None])
-    choices, answer = batch.label_mask[prompts].to(device), batch.answer[prompts].to(device)
-    odds = torch.full_like(own[:, 0], torch.nan)
-    usable = (answer >= 0) & (choices.sum(-1) > 1)
-    if bool(usable.any()) and batch.has_comparable_labels:
-        labels = log_probs[:, batch.label_tokens.to(device)]
-        odds[usable] = label_log_odds(labels[usable], answer[usable], choices=choices[usable])
-    return torch.cat([own, odds[:, None], *logit_differences(log_probs, own, against, prompts)], dim=1)
+) -> Float[Tensor, "row outcome=2"]:
+    """Return log p(target), and the log-odds log p(target) − log Σ p(against), NaN where there are no such tokens."""
+    own = log_probs.gather(1, targets[prompts].clone().to(log_probs.device)[:, None])
+    odds = torch.full_like(own, torch.nan) if against is None else log_odds(log_probs, own, against, prompts)
+    return torch.cat([own, odds], dim=1)
 
 
-def logit_differences(
+def log_odds(
     log_probs: Float[Tensor, "row d_vocab"],
     own: Float[Tensor, "row 1"],
-    against: CheckedAgainst,
+    against: Int[Tensor, "batch other"],
     prompts: Int[Tensor, " row"],
-) -> list[Float[Tensor, "row 1"]]:
-    """Return log p(target) − log Σ p(against), where `own` is log p(target); an empty list without `against`."""
-    if against is None:
-        return []
+) -> Float[Tensor, "row 1"]:
+    """Return log p(target) − log Σ p(against), where `own` is log p(target); NaN for rows with nothing to compare."""
     ids = against[prompts].clone().to(log_probs.device)  # a clone, because ids may be inference tensors
     others = log_probs.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, -torch.inf)
-    return [own - others.logsumexp(-1, keepdim=True)]
+    return (own - others.logsumexp(-1, keepdim=True)).masked_fill((ids < 0).all(1, keepdim=True), torch.nan)
 
 
-def _estimated(
+def estimated_effects(
     view: ModelView, batch: PromptBatch, targets: Int[Tensor, " batch"], against: CheckedAgainst, positions: Positions
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return first-order estimates of `log_prob`, `log_odds` (NaN) and `logit_diff`, [batch layer head].
+) -> HeadEffects:
+    """Return first-order estimates of `exact_effects`.
 
     Zeroing sets a head's z to 0, so log p drops by about `z · ∂ log p/∂z`: attribution patching towards zero. Source:
     Nanda, "Attribution patching: activation patching at industrial scale" (2023); Syed, Rager & Conmy, arXiv
@@ -286,12 +297,15 @@ def _estimated(
     for rows in torch.arange(len(batch)).split(prompts_at_once(view, batch)):
 
         def scores(log_probs: Tensor, rows: Tensor = rows) -> Tensor:
-            own = log_probs.gather(1, targets[rows].clone().to(log_probs.device)[:, None])
-            return torch.cat([own, *logit_differences(log_probs, own, against, rows)], dim=1)
+            found = answer_outcomes(log_probs, targets, against, rows)
+            return found[:, :1] if against is None else found
 
         piece = batch[rows.tolist()]
         zs, gradients = z_gradients(view, piece, scores)
         drops = [[drop(*pair, piece) for pair in zip(zs, of_score, strict=True)] for of_score in gradients]
         pieces.append(torch.stack([torch.stack(by_layer, dim=1) for by_layer in drops], dim=-1))
-    log_prob, *logit_diff = torch.cat(pieces).unbind(-1)
-    return log_prob, torch.full_like(log_prob, torch.nan), logit_diff[0] if logit_diff else None
+    log_prob, *rest = torch.cat(pieces).unbind(-1)
+    odds = torch.full_like(log_prob, torch.nan)
+    if against is not None:
+        odds = rest[0].masked_fill((against < 0).all(1).to(odds.device)[:, None, None], torch.nan)
+    return HeadEffects(log_prob, odds, positions, "gradient", edits=active_edits(view))

@@ -69,13 +69,13 @@ def indirect_effects(
 
     The head's output at the last position is replaced by its mean over the last positions of the `reference` prompts.
     Averaged over `corrupted`, this is the average indirect effect of Todd et al. Cost and memory are those of
-    `head_effects(..., positions="last", mode="mean")`. Raise InputError for prompts without answer or target.
+    `head_effects(..., mode="mean")`. Raise InputError for prompts without answer or target.
 
     Example:
         >>> il.indirect_effects(model, batch, [batch]).shape == (1, model.cfg.n_layers, model.cfg.n_heads)
         True
     """
-    lost = head_effects(model, corrupted, positions="last", mode="mean", reference=reference).log_prob
+    lost = head_effects(model, corrupted, mode="mean", reference=reference).log_prob
     clean = last_log_probs(model, corrupted).to(lost.device)
     own = clean[torch.arange(len(clean), device=lost.device), corrupted.answer_tokens.to(lost.device)][:, None, None]
     return (own - lost).exp() - own.exp()

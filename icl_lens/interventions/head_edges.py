@@ -23,12 +23,12 @@ from icl_lens.activations.activations import Activations, capture
 from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.writers import WRITER_BYTES, vector_bytes, writer_names
 from icl_lens.attribution.head_projection import require_writers
-from icl_lens.attribution.increases import check_against_ids, check_target_ids
+from icl_lens.attribution.scored_tokens import Against
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edited_scores import read_labels, score_passes, score_rows
 from icl_lens.interventions.editor import Edit, Stage, editing, group_by_layer
-from icl_lens.interventions.effects import answer_scores, logit_differences
+from icl_lens.interventions.effects import answer_outcomes, log_odds, outcome_tokens
 from icl_lens.interventions.gradients import z_gradients
 from icl_lens.interventions.partial_forward import ReduceLogProbs
 from icl_lens.interventions.prefix_cache import RowEdits
@@ -66,12 +66,11 @@ class Edge:
 
 @dataclass(frozen=True, repr=False)
 class HeadToHeadEffects(ShownAsTable):
-    """Drop in the answer's score when a sender is removed from a receiver's query, keys or values, nats.
+    """What the answer loses when a sender is removed from a receiver's query, keys or values, nats.
 
-    A positive drop means that the edge helps the answer. `log_prob` is the drop in log p(target); `log_odds` that in
-    the answer's log-odds against the prompt's other labels, NaN for prompts without an answer; `logit_diff` that in
-    log p(target) − log p(against), None without `against`. Drops are 0 where the sender is not in a layer before the
-    receiver, and NaN for prompts that have no token of the chosen role.
+    A positive value means that the edge helps the answer. `log_prob` is the drop in log p(target), and `log_odds` that
+    in log p(target) − log Σ p(against), NaN for prompts that have nothing to compare with. Both are 0 where the sender
+    is not in a layer before the receiver, and NaN for prompts that have no token of the chosen role.
 
     Example:
         >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="k")
@@ -84,30 +83,29 @@ class HeadToHeadEffects(ShownAsTable):
     part: Part
     log_prob: Float[Tensor, "batch receiver sender"]
     log_odds: Float[Tensor, "batch receiver sender"]
-    logit_diff: Float[Tensor, "batch receiver sender"] | None = None
     fallback_reason: str = ""
     """Why full forward passes were used instead of the prefix cache; empty if it was used."""
     edits: tuple[str, ...] = ()
     """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
 
     def to_frame(self) -> pd.DataFrame:
-        """Return receiver, part, sender, and mean drops over the prompts that have them, largest log_prob first.
+        """Return receiver, part, sender, and mean log_prob and log_odds lost over the prompts that have them.
 
-        The drops are the columns log_prob, log_odds and, with `against`, logit_diff.
+        The largest effect on the log-odds comes first, or that on log p if no prompt has log-odds.
         """
         receivers = [str(head) for head in self.receivers for _ in self.senders]
         frame = pd.DataFrame({"receiver": receivers, "part": self.part, "sender": self.senders * len(self.receivers)})
-        for name in ("log_prob", "log_odds", "logit_diff"):
-            if (values := getattr(self, name)) is not None:
-                frame[name] = values.double().nanmean(0).flatten().cpu().numpy()
-        return frame.sort_values("log_prob", ascending=False, ignore_index=True, kind="stable")
+        for name in ("log_prob", "log_odds"):
+            frame[name] = getattr(self, name).double().nanmean(0).flatten().cpu().numpy()
+        order = ["log_odds", "log_prob"]  # all equal if no prompt has log-odds
+        return frame.sort_values(order, ascending=False, ignore_index=True, kind="stable")
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         frame = self.to_frame()
         shown = frame.head(SHOWN_ROWS // 2)
         columns: dict[str, list[Any]] = {name: shown[name].tolist() for name in ("receiver", "part", "sender")}
-        columns["log p drop"] = [format_signed(value) for value in shown["log_prob"]]
-        columns["log-odds drop"] = [format_signed(value) for value in shown["log_odds"]]
+        columns["log-odds lost"] = [format_signed(value) for value in shown["log_odds"]]
+        columns["log p lost"] = [format_signed(value) for value in shown["log_prob"]]
         n = len(self.log_prob)
         title = f"HeadToHeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}{edits_suffix(self.edits)}"
         return title, columns, len(frame)
@@ -122,7 +120,7 @@ def head_to_head_effects(
     senders: Sequence[Head | tuple[int, int] | str] | None = None,
     at: EdgeRole | TokenPositions = "all",
     targets: Int[Tensor, " batch"] | None = None,
-    against: Int[Tensor, "batch *n"] | None = None,
+    against: Against = None,
     reference: PromptBatch | None = None,
 ) -> HeadToHeadEffects:
     """Return the exact effect of each sender on the answer through each receiver's query, keys or values.
@@ -134,8 +132,7 @@ def head_to_head_effects(
 
     `senders` are heads, FFNs ("F3") or embeddings ("embed", "pos_embed"); by default, all heads in layers before the
     last receiver. With `reference` prompts, a sender's output is replaced by its mean over their tokens of the same
-    role instead of zero. `targets` [batch] are token ids, by default those of the answers; with `against` ([batch] or
-    [batch n] token ids), `logit_diff` is computed as well.
+    role instead of zero. `targets` and `against` are those of `head_effects`.
 
     If the prefix cache is supported (see `head_effects`), each pair of receiver and sender costs a pass over one token
     per prompt, from the receiver's layer on; otherwise, one full forward pass. Raise InputError for unknown heads or
@@ -154,8 +151,7 @@ def head_to_head_effects(
     if part == "q" and at not in ("all", "last"):
         raise InputError(f"at must be 'all' or 'last' for queries, got {at!r}")
     names = sender_names(view, heads, senders)
-    targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
-    others = check_against_ids(view, targets, against)
+    targets, others = outcome_tokens(view, batch, targets, against)
     means = None if reference is None else sender_means(model, reference)
     masks = _token_masks(batch, at)
     has_tokens = masks.flatten(1).any(1)
@@ -187,14 +183,12 @@ def head_to_head_effects(
         batch,
         [{}, *({heads[i]: row} for row, (i, _) in enumerate(pairs))],
         new_z,
-        lambda log_probs, prompts: answer_scores(log_probs, batch, targets, others, prompts),
+        lambda log_probs, prompts: answer_outcomes(log_probs, targets, others, prompts),
     )
     drops = scores.new_zeros(len(batch), len(heads), len(names), scores.shape[-1])
     drops[:, [i for i, _ in pairs], [j for _, j in pairs]] = scores[:, :1] - scores[:, 1:]
     drops[~has_tokens.to(drops.device)] = torch.nan
-    log_prob, log_odds, *logit_diff = drops.unbind(-1)
-    difference = logit_diff[0] if logit_diff else None
-    return HeadToHeadEffects(heads, names, part, log_prob, log_odds, difference, reason, active_edits(view))
+    return HeadToHeadEffects(heads, names, part, drops[..., 0], drops[..., 1], reason, active_edits(view))
 
 
 def label_log_probs_without_edges(
@@ -366,12 +360,11 @@ def _capture_pieces(
 def _log_odds_gradients(view: ModelView, batch: PromptBatch) -> dict[int, Float[Tensor, "batch head d_head"]]:
     """Return each layer's gradient of the answer's log-odds with respect to z at the last position."""
 
-    def log_odds(log_probs: Tensor) -> Float[Tensor, "batch 1"]:
-        tokens, others = (x.clone().to(log_probs.device) for x in (batch.answer_tokens, batch.other_label_tokens))
-        of_answer = log_probs.gather(1, tokens[:, None])
-        return logit_differences(log_probs, of_answer, others, torch.arange(len(batch)))[0]
+    def of_answer(log_probs: Tensor) -> Float[Tensor, "batch 1"]:
+        own = log_probs.gather(1, batch.answer_tokens.clone().to(log_probs.device)[:, None])
+        return log_odds(log_probs, own, batch.other_label_tokens, torch.arange(len(batch)))
 
-    _, (gradients,) = z_gradients(view, batch, log_odds)
+    _, (gradients,) = z_gradients(view, batch, of_answer)
     prompts, last = torch.arange(len(batch)), batch.last.cpu()
     return {layer: gradient[prompts, last] for layer, gradient in enumerate(gradients)}
 

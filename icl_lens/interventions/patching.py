@@ -44,7 +44,6 @@ def patch_heads(
     positions: Positions = "all",
     align: Align = "positions",
     batch: PromptBatch | None = None,
-    query_positions: Positions = "all",
 ) -> Iterator[None]:
     """Patch the given heads with their activations on other prompts, position by position or label by label.
 
@@ -62,10 +61,10 @@ def patch_heads(
     attention. In models with learned positions, patched queries and keys include the contribution of the source's
     position embeddings.
 
-    `positions="last"` patches only the last position (queries, pattern rows or z); queries and z may then come from
-    prompts of another length. With `query_positions="last"`, for keys and values aligned by labels, only the last query
-    uses the patched keys or values; at all other positions, the heads keep their unpatched z, from a pass over `batch`
-    without other edits. This isolates the direct label → last-position path.
+    `positions="last"` patches only what the last position reads: its query, its row of the pattern, its z, or, with
+    `align="labels"`, the keys or values of the labels as its query sees them; at all other positions, the heads then
+    keep their unpatched z, from a pass over `batch` without other edits. This isolates the direct label → last-position
+    path. Queries and z may come from prompts of another length.
 
     Warn once about a head whose output does not change the logits. Raise InputError for an unknown head, for prompts
     that do not match (naming the first row that differs), and for families whose attention cannot be recomputed.
@@ -78,9 +77,9 @@ def patch_heads(
         torch.Size([1, 2])
     """
     view = ModelView.of(model)
-    _check_options(activation, positions, align, batch, query_positions)
-    patch = _Patch.record(view, heads, source, activation, positions, batch, query_positions)
-    if query_positions == "last":
+    _check_options(activation, positions, align, batch)
+    patch = _Patch.record(view, heads, source, activation, positions, batch)
+    if patch.is_for_last_query:
         patch = patch.with_clean_z(view)
     with editing(view, *patch.edits(patch.heads)):
         yield
@@ -95,16 +94,14 @@ def label_log_probs_patched(
     activation: HeadActivation,
     positions: Positions = "all",
     align: Align = "positions",
-    query_positions: Positions = "all",
 ) -> LabelScores:
     """Return each label's log-probability [batch set label] when the heads of each set are patched, nats.
 
     For each set, the result equals that of `label_log_probs` within `patch_heads(model, heads, source, …)`, up to
     rounding, but `source` is run only once. If only the last position is edited (its queries or z, with
-    `align="positions"`, or keys and values of labels, with `query_positions="last"`), the batch is run once as well,
-    and each set re-runs one token per prompt. Otherwise, or if the prefix cache is not supported (see `head_effects`),
-    each set takes one full forward pass. Raise InputError in the same cases as `patch_heads`, and for empty
-    `head_sets`.
+    `align="positions"`, or keys and values, with `align="labels"`), the batch is run once as well, and each set re-runs
+    one token per prompt. Otherwise, or if the prefix cache is not supported (see `head_effects`), each set takes one
+    full forward pass. Raise InputError in the same cases as `patch_heads`, and for empty `head_sets`.
 
     Example:
         >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
@@ -119,14 +116,14 @@ def label_log_probs_patched(
     sets = [list(heads) for heads in head_sets]
     sets_by_layer = [group_by_layer(view, heads) for heads in sets]
     required_batch = batch if align == "labels" else None
-    _check_options(activation, positions, align, required_batch, query_positions)
+    _check_options(activation, positions, align, required_batch)
     batch.require_labels("label to score", NO_LABELS_HINT)
     all_heads = [head for heads in sets for head in heads]
-    patch = _Patch.record(view, all_heads, source, activation, positions, required_batch, query_positions)
+    patch = _Patch.record(view, all_heads, source, activation, positions, required_batch)
     read = read_labels(batch)
 
     def run_full_passes() -> Tensor:
-        full_patch = patch.with_clean_z(view) if query_positions == "last" else patch
+        full_patch = patch.with_clean_z(view) if patch.is_for_last_query else patch
         return score_passes(
             view, batch, (editing(view, *full_patch.edits(by_layer)) for by_layer in sets_by_layer), read
         )
@@ -135,7 +132,7 @@ def label_log_probs_patched(
         row_patch = patch.for_rows(prompts)
         return RowEdits.applying(view, [row_patch.edits(by_layer) for by_layer in sets_by_layer])
 
-    only_last = query_positions == "last" or (activation in ("q", "z") and positions == "last" and align == "positions")
+    only_last = patch.is_for_last_query or (activation in ("q", "z") and positions == "last" and align == "positions")
     if not only_last or len(source) not in (1, len(batch)):
         return LabelScores.from_tensor(run_full_passes(), batch.labels)
     scores, _ = score_rows(
@@ -149,24 +146,20 @@ def _check_options(
     positions: Positions,
     align: Align,
     batch: PromptBatch | None,
-    query_positions: Positions,
 ) -> None:
     """Raise InputError for an unsupported combination of options."""
     check_choice("activation", activation, ("q", "k", "v", "pattern", "z"))
     check_choice("positions", positions, ("all", "last"))
-    if positions == "last" and activation in ("k", "v"):
-        raise InputError(f"positions must be 'all' for activation={activation!r}, got 'last'")
     check_choice("align", align, ("positions", "labels"))
+    if positions == "last" and activation in ("k", "v") and align == "positions":
+        raise InputError(
+            f"positions must be 'all' for activation={activation!r} with align='positions', got 'last'; pass "
+            "align='labels'"
+        )
     if (align == "labels") != (batch is not None):
         raise InputError(
             f"batch must be {'the batch run in the block' if batch is None else 'None'} for align={align!r}, got "
             f"{'None' if batch is None else type(batch).__name__}"
-        )
-    check_choice("query_positions", query_positions, ("all", "last"))
-    if query_positions == "last" and (batch is None or activation not in ("k", "v")):
-        raise InputError(
-            f"query_positions must be 'all' unless activation is 'k' or 'v' and align='labels', got 'last' with "
-            f"activation={activation!r} and align={align!r}"
         )
 
 
@@ -202,15 +195,20 @@ class _Patch:
         activation: HeadActivation,
         positions: Positions,
         required_batch: PromptBatch | None,
-        query_positions: Positions,
     ) -> "_Patch":
         """Run the source prompts and record the heads' activations."""
         by_layer = checked_heads(view, heads, attention=activation != "z")
         aligned = None
         if required_batch is not None:
-            aligned = _align_labels(source, required_batch, include_last=query_positions == "all")
+            only_labels = positions == "last" and activation in ("k", "v")
+            aligned = _align_labels(source, required_batch, include_last=not only_labels)
         recorded = _record(view, by_layer, source, activation)
         return cls(source, activation, positions, required_batch, by_layer, recorded, aligned)
+
+    @property
+    def is_for_last_query(self) -> bool:
+        """Whether the last query alone reads the patched keys or values."""
+        return self.positions == "last" and self.activation in ("k", "v")
 
     def with_clean_z(self, view: ModelView) -> "_Patch":
         """Also record the heads' z on the required batch, which they keep at all positions except the last."""
@@ -274,7 +272,7 @@ class _Patch:
         """Write value [source pos chosen …] into target [batch pos head …] at the head indices `heads`."""
         rows, device = len(target), target.device
         self._check_rows(rows, last)
-        if self.positions == "last":
+        if self.positions == "last" and not self.is_for_last_query:
             aligned = torch.arange(rows), last, self.source.last.expand(rows)
         elif self.aligned is not None:
             aligned = self.aligned

@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from icl_lens.attribution.increases import check_target_ids
+from icl_lens.attribution.scored_tokens import check_targets
 from icl_lens.display import (
     SHOWN_ROWS,
     ShownAsTable,
@@ -237,7 +237,7 @@ def locate_circuit(
             raise InputError(f"{name} must be at least {minimum}, got {value}")
     for batch in (ranking, testing):
         batch.require_labels("log-odds against the other labels", "pass prompts with demonstrations")
-        check_target_ids(view, batch.answer_tokens, len(batch))
+        check_targets(view, batch)
         if bool((batch.label_mask.sum(1) < 2).any()):
             raise InputError("prompts must have at least two labels to compare, got one")
     if folder is not None:

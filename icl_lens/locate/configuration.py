@@ -30,7 +30,7 @@ def configuration(
     batch_options = {name: options[name] for name in ("batch_size", "byte_budget") if name in options}
     plan = plan_batches(view, batch, **batch_options)
     # Stored only if they differ from the default, so that older folders stay valid.
-    defaults = {"shared_prefix": "error", "by": "increase"}
+    defaults = {"shared_prefix": "error"}
     return {
         **{name: value for name, value in request.items() if defaults.get(name, ...) != value},
         "weights": weights_digest(ParameterMap(model)),
@@ -43,7 +43,6 @@ def configuration(
         "plan": json_digest(plan),
         "versions": {name: version(name) for name in PACKAGES},
         **({"quantization": view.quantization} if view.quantization else {}),
-        **({"against": "the other labels"} if request["by"] == "contrast" else {}),
         # Chunks of older versions hold what such labels have at their last tokens only.
         **({"labels_are": "all their tokens"} if _has_labels_of_several_tokens(batch) else {}),
         **({"edits": list(edits)} if (edits := active_edits(view)) else {}),

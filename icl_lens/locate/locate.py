@@ -1,4 +1,4 @@
-"""Locate the heads with the largest mean increase over many prompts, streamed, exact and certified.
+"""Locate the heads with the largest mean contrast or increase over many prompts, streamed, exact and certified.
 
 1. A pilot batch, which covers all prompt lengths, selects candidates: its top heads.
 2. Every batch yields a bound on every head's increase, and the exact increases of the candidates and of the batch's own
@@ -14,7 +14,7 @@ Source: docs/howto/numbers.md.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +22,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture, label_log_probs
-from icl_lens.attribution.increases import (
+from icl_lens.attribution.increases import every_head_increase, linear_direction, min_prompts_to_fold
+from icl_lens.attribution.scored_tokens import (
+    Against,
     CheckedAgainst,
     check_against_ids,
-    check_target_ids,
-    every_head_increase,
-    linear_direction,
-    min_prompts_to_fold,
+    check_targets,
+    choose_tokens,
     select_rows,
 )
 from icl_lens.attribution.search import (
@@ -39,9 +39,8 @@ from icl_lens.attribution.search import (
     exact_head_increases,
     head_bounds,
     layer_gradients,
-    ranked_by,
 )
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError
 from icl_lens.locate.chunk import increase_columns, read_increases
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.mean_effects import locate_effects
@@ -56,11 +55,10 @@ from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.scores import SCORES, DirectScore, Score, choose_score
 
 # Number of candidates beyond k. More candidates cost a little time on every batch; fewer may cause a second pass.
 MARGIN = 20
-
-RankBy = Literal["increase", "contrast", "effect", "towers"]
 
 
 def locate_heads(
@@ -68,8 +66,9 @@ def locate_heads(
     prompts: PromptBatch | Sequence[Prompt],
     *,
     k: int = 20,
+    by: DirectScore | None = None,
     targets: Int[Tensor, " prompt"] | None = None,
-    against: Int[Tensor, " prompt"] | Int[Tensor, "prompt other"] | None = None,
+    against: Against = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     batch_size: int | None = None,
@@ -80,39 +79,43 @@ def locate_heads(
     progress: Progress | bool | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> TopHeads:
-    """Locate the k heads with the largest mean log-probability increase over any number of prompts, certified exact.
+    """Locate the k heads that add most to the answer, on average over any number of prompts, certified exact.
 
-    `targets` defaults to the answers. Activations are kept for one batch at a time, so memory hardly grows with the
-    number of prompts. `slack` (nats) allows for float32 rounding of the bounds. With `final_norm="own"` or a logit
-    soft-cap, no bound exists, so every head is evaluated on every prompt and the result is not `certified`.
+    `by` is "contrast", what a head adds to log p(target) − log Σ p(against), or "increase", what it adds to
+    log p(target), as in the paper. `targets` defaults to the answers, `against` to the other labels of each prompt, and
+    `by` to "contrast", or to "increase" if there is no token to compare with. For the other scores, see
+    `locate_effects` and `locate_towers`.
 
-    With `against`, locate the heads that contribute most to log p(target) − log Σ p(against). For instance,
-    `against=batch.other_label_tokens` locates heads that distinguish the answer from the other labels. With one token
-    in `against` per prompt, a single pass gives exact values for all heads.
+    Activations are kept for one batch at a time, so memory hardly grows with the number of prompts. `slack` (nats)
+    allows for float32 rounding of the bounds. With `final_norm="own"` or a logit soft-cap, no bound exists, so every
+    head is evaluated on every prompt and the result is not `certified`. With two labels, a single pass gives exact
+    contrasts for all heads.
 
     With a `folder`, chunks are stored there and existing chunks are reused; a corrupt chunk is reported through `warn`
-    and recomputed. If `against` is given, the folder's configuration must have an entry "against", so that chunks of
-    different runs are not mixed. With `distributed`, each process computes a share of the batches, and all processes
-    return the same result. `progress=True` shows a progress bar.
+    and recomputed. The folder's configuration must have the entry "by" and, if `against` is given, "against", so that
+    chunks of different runs are not mixed. With `distributed`, each process computes a share of the batches, and all
+    processes return the same result. `progress=True` shows a progress bar.
 
-    Raise InputError for invalid `targets`, `against`, `k` or `batch_size`, and for a folder that is not writable.
+    Raise InputError for invalid `by`, `targets`, `against`, `k` or `batch_size`, and for a folder that is not writable.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
         >>> top = il.locate_heads(model, many, k=4)
-        >>> top.value.shape, top.n_prompts
-        (torch.Size([4]), 20)
-        >>> il.locate_heads(model, many, k=4, against=many.other_label_tokens).certified
+        >>> top.value.shape, top.n_prompts, top.by
+        (torch.Size([4]), 20, 'contrast')
+        >>> il.locate_heads(model, many, k=4, by="increase").certified
         True
     """
-    search = _Search(model, prompts, targets, against, final_norm=final_norm, bias=bias)
+    batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
+    by, targets, others = choose_tokens(ModelView.of(model), batch, by, targets, against)
+    search = _Search(model, batch, targets, others, final_norm=final_norm, bias=bias)
     view, n_heads = search.view, search.view.n_layers * search.view.n_heads
     check_k(k, n_heads, "heads")
     if folder is not None:
-        _check_folder(folder, search.against)
+        _check_folder(folder, by, has_against=against is not None)
     distributed = distributed or Distributed()
     plan = plan_batches(view, search.batch, batch_size=batch_size, byte_budget=byte_budget)
-    means, evaluated = HeadMeans(n_heads, ranked_by(search.against)), list[np.ndarray]()
+    means, evaluated = HeadMeans(n_heads, by), list[np.ndarray]()
     with progress_callback(progress) as report:
         stream = ChunkStream(plan, folder, distributed, report, warn)
         # The pilot batch selects the candidates, so all processes need it.
@@ -148,7 +151,7 @@ def mean_head_increases(
     prompts: PromptBatch | Sequence[Prompt],
     *,
     targets: Int[Tensor, " prompt"] | None = None,
-    against: Int[Tensor, " prompt"] | Int[Tensor, "prompt other"] | None = None,
+    against: Against = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     batch_size: int | None = None,
@@ -159,8 +162,8 @@ def mean_head_increases(
 
     All heads are evaluated on all prompts. With enough prompts (68 for GPT-2 large), W_O · W_U is multiplied out once
     per group of prompts, which is faster; fewer prompts, `final_norm="own"` and soft-caps take the slower path. With
-    `against`, return mean contributions to log p(target) − log Σ p(against), which need no projection onto the
-    vocabulary. `progress=True` shows a progress bar. Raise InputError for invalid `targets`, `against` or `batch_size`.
+    `against`, return mean contrasts, which need no projection onto the vocabulary. `progress=True` shows a progress
+    bar. Raise InputError for invalid `targets`, `against` or `batch_size`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -169,8 +172,9 @@ def mean_head_increases(
         >>> il.mean_head_increases(model, many, against=many.other_label_tokens).shape
         torch.Size([8, 6])
     """
-    search = _Search(model, prompts, targets, against, final_norm=final_norm, bias=bias)
-    view = search.view
+    batch, view = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts), ModelView.of(model)
+    targets = check_targets(view, batch, targets)
+    search = _Search(model, batch, targets, check_against_ids(view, targets, against), final_norm=final_norm, bias=bias)
     plan = plan_batches(view, search.batch, batch_size=batch_size, byte_budget=byte_budget)
     n_logit_rows = LOGIT_BYTES // (view.model.W_U.shape[1] * 4)
     group_size = max(4 * min_prompts_to_fold(view.d_head, view.d_model), n_logit_rows)
@@ -200,31 +204,26 @@ def top_heads_by(
     batch: PromptBatch,
     k: int,
     *,
-    by: RankBy = "increase",
+    by: Score | None = None,
     progress: Progress | bool | None = None,
 ) -> list[Head]:
-    """Return the k heads with the largest mean increase, contrast, ablation effect or effect of exchanging the query.
+    """Return the k heads with the largest mean score (see `icl_lens.scores`).
 
-    "increase" is what a head adds to log p(answer), "contrast" what it adds to log p(answer) − log Σ p(other labels),
-    "effect" the drop in log p(answer) when the head is zeroed at the last position, and "towers" the log-odds that the
-    answer loses when the head's query there is exchanged (`locate_towers`). For prompts without an answer, the model's
+    The default is contrast, or increase for prompts without other labels. For prompts without an answer, the model's
     most probable label is used. Raise InputError if `k` exceeds the number of heads and, for "towers", for prompts that
     do not demonstrate their answer and another label.
     """
-    check_choice("by", by, get_args(RankBy))
     view = ModelView.of(model)
     check_k(k, view.n_layers * view.n_heads, "heads")
-    answer = batch.answer
-    if bool((answer < 0).any()):
+    by = choose_score(by, SCORES, comparable=batch.has_several_labels)
+    if bool((batch.answer < 0).any()):
         predicted = torch.cat([_predicted(model, rows) for rows in batch.split(MAX_ROWS)])
-        answer = torch.where(answer < 0, predicted.to(answer.device), answer)
-    targets = batch.label_tokens[answer]
+        batch = with_answers(batch, torch.where(batch.answer < 0, predicted.to(batch.answer.device), batch.answer))
     if by == "effect":
-        return locate_effects(model, batch, targets=targets, positions="last", progress=progress).top(k)
+        return locate_effects(model, batch, progress=progress).top(k)
     if by == "towers":
-        return locate_towers(model, with_answers(batch, answer), progress=progress).top(k)
-    others = batch.label_tokens_except(answer) if by == "contrast" else None
-    return locate_heads(model, batch, k=k, targets=targets, against=others, progress=progress).heads
+        return locate_towers(model, batch, progress=progress).top(k)
+    return locate_heads(model, batch, k=k, by=by, progress=progress).heads
 
 
 def _predicted(model: Any, batch: PromptBatch) -> Int[Tensor, " batch"]:
@@ -233,16 +232,16 @@ def _predicted(model: Any, batch: PromptBatch) -> Int[Tensor, " batch"]:
     return scores.masked_fill(~batch.label_mask.to(scores.device), -torch.inf).argmax(-1)
 
 
-def _check_folder(folder: RunFolder, against: CheckedAgainst) -> None:
-    """Raise InputError if a folder could mix chunks of increases with chunks of contrasts or effects."""
-    folder.check_by("increase", "contrast")
-    if (folder.configuration.get("against") is None) == (against is None):
-        return
-    wanted = "None" if against is None else "a name for the tokens"
-    raise InputError(
-        f'the entry "against" of the folder\'s configuration must be {wanted}, got '
-        f"{folder.configuration.get('against')!r}; set it, so that chunks of different runs are not mixed"
-    )
+def _check_folder(folder: RunFolder, by: DirectScore, *, has_against: bool) -> None:
+    """Raise InputError if a folder could mix chunks of different scores, or of different tokens to compare with."""
+    folder.check_by(by)
+    named = folder.configuration.get("against")
+    if (named is None) == has_against:
+        wanted = "a name for the tokens" if has_against else "None"
+        raise InputError(
+            f'the entry "against" of the folder\'s configuration must be {wanted}, got {named!r}; set it, so that '
+            "chunks of different runs are not mixed"
+        )
 
 
 class _Search:
@@ -251,16 +250,13 @@ class _Search:
     def __init__(
         self,
         model: Any,
-        prompts: PromptBatch | Sequence[Prompt],
-        targets: Int[Tensor, " prompt"] | None,
-        against: Int[Tensor, " prompt"] | Int[Tensor, "prompt other"] | None,
+        batch: PromptBatch,
+        targets: Int[Tensor, " prompt"],
+        against: CheckedAgainst,
         **readout_options: Any,
     ):
         self.model, self.view, self.readout_options = model, ModelView.of(model), readout_options
-        self.batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
-        targets = self.batch.answer_tokens if targets is None else targets
-        self.targets = check_target_ids(self.view, targets, len(self.batch))
-        self.against = check_against_ids(self.view, self.targets, against)
+        self.batch, self.targets, self.against = batch, targets, against
 
     def capture(self, rows: list[int]) -> tuple[Activations, Readout]:
         """Return the activations of some prompts, and their readout with the options of the search."""

@@ -6,7 +6,7 @@ number of prompts, and a resumed run writes the same bytes.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,20 +14,22 @@ import pyarrow as pa
 from jaxtyping import Int
 from torch import Tensor
 
-from icl_lens.attribution.increases import check_against_ids, check_target_ids, select_rows
+from icl_lens.attribution.scored_tokens import Against, select_rows
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, interval_texts, plural_prompts
 from icl_lens.errors import check_choice
 from icl_lens.interventions.edited_scores import score_sets
 from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.effects import (
-    SCORES,
+    OUTCOMES,
     Algorithm,
     HeadEffects,
     Method,
-    Score,
-    head_effects,
+    Outcome,
+    answer_outcomes,
+    estimated_effects,
+    exact_effects,
     largest_means,
-    logit_differences,
+    outcome_tokens,
 )
 from icl_lens.locate.chunk import index_columns
 from icl_lens.locate.distributed import Distributed
@@ -42,17 +44,16 @@ from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.scores import DirectScore
 
 
 def effect_columns(rows: list[int], effects: HeadEffects) -> dict[str, Any]:
-    """Return a chunk's columns: prompt, layer, head, scores (nats), algorithm and fallback_reason."""
-    found = {name: getattr(effects, name) for name in SCORES}
-    scores = {name: values.flatten().cpu().numpy() for name, values in found.items() if values is not None}
+    """Return a chunk's columns: prompt, layer, head, log_odds, log_prob, algorithm and fallback_reason."""
     n_layers, n_heads = effects.log_prob.shape[1:]
     indices = pa.array(np.zeros(len(rows) * n_layers * n_heads, np.int8))
     return {
         **index_columns(np.array(rows), np.arange(n_layers * n_heads), n_heads),
-        **scores,
+        **{name: getattr(effects, name).flatten().cpu().numpy() for name in OUTCOMES},
         "algorithm": pa.DictionaryArray.from_arrays(indices, [effects.algorithm]),
         "fallback_reason": pa.DictionaryArray.from_arrays(indices, [effects.fallback_reason]),
     }
@@ -60,20 +61,19 @@ def effect_columns(rows: list[int], effects: HeadEffects) -> dict[str, Any]:
 
 @dataclass(frozen=True, repr=False)
 class MeanEffects(ShownAsTable):
-    """Mean drop in the answer's score when each head is zero-ablated, nats; positive if the head helps the answer.
+    """What the answer loses on average when each head is zero-ablated, nats; positive if the head helps the answer.
 
-    The scores are those of `HeadEffects`.
+    `log_prob` and `log_odds` are those of `HeadEffects`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
-        >>> found = il.locate_effects(model, many, positions="last")
-        >>> found.log_prob.mean.shape, found.algorithms
+        >>> found = il.locate_effects(model, many)
+        >>> found.log_odds.mean.shape, found.algorithms
         (torch.Size([8, 6]), {'prefix_cache': 20})
     """
 
     log_prob: MeanScore
     log_odds: MeanScore
-    logit_diff: MeanScore | None
     positions: Positions
     algorithms: Mapping[Algorithm, int]
     """How many prompts each algorithm was used for."""
@@ -90,17 +90,20 @@ class MeanEffects(ShownAsTable):
         """Whether heads were ablated; False for first-order estimates."""
         return "gradient" not in self.algorithms
 
-    def top(self, k: int, *, by: Score = "log_prob") -> list[Head]:
-        """Return the k heads with the largest mean effect on a score. Raise InputError if the score is missing."""
-        check_choice("by", by, SCORES)
-        score: MeanScore | None = getattr(self, by)
-        return largest_means(None if score is None else score.mean, k, by=by)
+    @property
+    def has_log_odds(self) -> bool:
+        """Whether any prompt has log-odds, that is, tokens to compare the answer with."""
+        return not bool(self.log_odds.mean.isnan().all())
+
+    def top(self, k: int, *, outcome: Outcome | None = None) -> list[Head]:
+        """Return the k heads with the largest mean effects on an outcome, as in `HeadEffects.top`."""
+        return largest_means({name: getattr(self, name).mean for name in OUTCOMES}, k, outcome)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per head, largest effect first, with columns for log p, log-odds and logit difference.
+        """Return one row per head, largest effect first.
 
-        The columns are rank, layer, head and name; effect, low and high (of log p); log_odds, log_odds_low and
-        log_odds_high; and, with `against`, logit_diff, logit_diff_low and logit_diff_high.
+        The columns are rank, layer, head and name; effect, low and high: the log-odds lost or, if no prompt has
+        log-odds, log p; log_prob, log_prob_low and log_prob_high: log p lost.
         """
         heads = self.top(self.log_prob.mean.numel())
         index = tuple(np.array(heads).T)
@@ -110,15 +113,10 @@ class MeanEffects(ShownAsTable):
             "head": index[1],
             "name": [head_name(*head) for head in heads],
         }
-        for name, mean, prefix in (
-            ("log_prob", "effect", ""),
-            ("log_odds", "log_odds", "log_odds_"),
-            ("logit_diff", "logit_diff", "logit_diff_"),
-        ):
-            score: MeanScore | None = getattr(self, name)
-            if score is not None:
-                found = {mean: score.mean, f"{prefix}low": score.low, f"{prefix}high": score.high}
-                columns |= {column: values[index].numpy() for column, values in found.items()}
+        effect = self.log_odds if self.has_log_odds else self.log_prob
+        for score, mean, prefix in ((effect, "effect", ""), (self.log_prob, "log_prob", "log_prob_")):
+            found = {mean: score.mean, f"{prefix}low": score.low, f"{prefix}high": score.high}
+            columns |= {column: values[index].numpy() for column, values in found.items()}
         return pd.DataFrame(columns)
 
     def summary(self) -> str:
@@ -126,7 +124,8 @@ class MeanEffects(ShownAsTable):
         where = "at the last position" if self.positions == "last" else "at every position"
         method = "Exact: every head zeroed" if self.exact else "First-order estimates"
         n = f"{self.n_prompts:,} prompt{'s' * (self.n_prompts != 1)}"
-        text = f"{method} {where} of {n}; 95% intervals over {self.n_queries:,} distinct queries."
+        lost = "log-odds" if self.has_log_odds else "log p"
+        text = f"{method} {where} of {n}; {lost} lost, with 95% intervals over {self.n_queries:,} distinct queries."
         if self.fallback_reason:
             text += f" Partial forward passes where the prefix cache could not be used: {self.fallback_reason}."
         return text + (f" {edits_note(self.edits)}" if self.edits else "")
@@ -135,10 +134,11 @@ class MeanEffects(ShownAsTable):
         frame = self.to_frame().head(SHOWN_ROWS // 2)
         columns: dict[str, list[Any]] = {
             "head": frame["name"].tolist(),
-            "log p drop": [format_signed(value) for value in frame["effect"]],
+            "log-odds lost" if self.has_log_odds else "log p lost": list(map(format_signed, frame["effect"])),
             "95% interval": interval_texts(frame),
-            "log-odds drop": [format_signed(value) for value in frame["log_odds"]],
         }
+        if self.has_log_odds:
+            columns["log p lost"] = list(map(format_signed, frame["log_prob"]))
         title = f"MeanEffects, nats: mean over {plural_prompts(self.n_prompts)}, each head zeroed separately"
         return title, columns, self.log_prob.mean.numel()
 
@@ -148,8 +148,8 @@ def locate_effects(
     prompts: PromptBatch | Sequence[Prompt],
     *,
     targets: Int[Tensor, " prompt"] | None = None,
-    against: Int[Tensor, " prompt"] | Int[Tensor, "prompt other"] | None = None,
-    positions: Positions = "all",
+    against: Against = None,
+    positions: Positions = "last",
     method: Method = "exact",
     batch_size: int | None = None,
     byte_budget: int = BYTE_BUDGET,
@@ -160,9 +160,8 @@ def locate_effects(
 ) -> MeanEffects:
     """Return the mean effect of zeroing each head over any number of prompts, with intervals.
 
-    `targets`, `against`, `positions` and `method` are those of `head_effects`. `positions="last"` is
-    much faster than all positions. Intervals are 95% bootstrap intervals over queries, because prompts with the same
-    query are not independent.
+    `targets`, `against`, `positions` and `method` are those of `head_effects`; all positions take much longer than the
+    last. Intervals are 95% bootstrap intervals over queries, because prompts with the same query are not independent.
 
     Prompts run in batches, as in `locate_heads`, so memory hardly grows with their number. With a `folder`, every
     prompt's effects are stored there in chunks and existing chunks are reused; a corrupt chunk is reported through
@@ -174,8 +173,8 @@ def locate_effects(
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
-        >>> found = il.locate_effects(model, many, against=many.other_label_tokens)
-        >>> len(found.top(4, by="logit_diff")), found.exact
+        >>> found = il.locate_effects(model, many)
+        >>> len(found.top(4)), found.exact
         (4, True)
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
@@ -183,19 +182,15 @@ def locate_effects(
     view = ModelView.of(model)
     check_choice("positions", positions, ("all", "last"))
     check_choice("method", method, ("exact", "gradient"))
-    targets = check_target_ids(view, batch.answer_tokens if targets is None else targets, len(batch))
-    others = check_against_ids(view, targets, against)
+    targets, others = outcome_tokens(view, batch, targets, against)
     if folder is not None:
         folder.check_by("effect")
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
 
     def compute(number: int) -> dict[str, Any]:
         rows = plan[number]
-        against_rows = select_rows(others, rows)
-        found = head_effects(
-            model, batch[rows], targets[rows], positions=positions, against=against_rows, method=method
-        )
-        return effect_columns(rows, found)
+        measure = exact_effects if method == "exact" else estimated_effects
+        return effect_columns(rows, measure(view, batch[rows], targets[rows], select_rows(others, rows), positions))
 
     means = StreamedMeans(view, batch.queries)
     algorithms: dict[Algorithm, int] = {}
@@ -204,13 +199,12 @@ def locate_effects(
         stream = ChunkStream(plan, folder, distributed, report, warn)
         for chunk in stream.chunks("part", range(len(plan)), compute):
             algorithm, reason = (chunk.column(name)[0].as_py() for name in ("algorithm", "fallback_reason"))
-            algorithms[algorithm] = algorithms.get(algorithm, 0) + means.add(chunk, SCORES)
+            algorithms[algorithm] = algorithms.get(algorithm, 0) + means.add(chunk, OUTCOMES)
             fallback_reason = fallback_reason or reason
 
     def mean_effects() -> MeanEffects:
-        found = means.means()
-        scores = found["log_prob"], found["log_odds"], found.get("logit_diff")
-        sizes = len(batch), means.n_queries("log_prob")
+        found, sizes = means.means(), (len(batch), means.n_queries("log_prob"))
+        scores = found["log_prob"], found["log_odds"]
         return MeanEffects(*scores, positions, algorithms, fallback_reason, *sizes, edits=active_edits(view))
 
     return distributed.run_on_main(mean_effects)
@@ -221,7 +215,7 @@ def effects_of_located(
     prompts: PromptBatch,
     heads: Sequence[Head],
     *,
-    by: Literal["increase", "contrast"],
+    by: DirectScore,
     batch_size: int | None = None,
     byte_budget: int = BYTE_BUDGET,
     folder: RunFolder | None = None,
@@ -229,10 +223,10 @@ def effects_of_located(
     progress: Progress | bool | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> pd.DataFrame:
-    """Return the mean drop in the answer's score when each located head alone is zeroed at the last position.
+    """Return what the answer loses on average when each located head alone is zeroed at the last position.
 
-    The table has one row per head. The score is log p(answer) for heads located `by` increase, and log p(answer) −
-    log Σ p(other labels) by contrast. A head may rank first and have no effect, if later components compensate for it.
+    The table has one row per head. The answer loses log p for heads located `by` increase, and log-odds against the
+    other labels by contrast. A head may rank first and have no effect, if later components compensate for it.
     The columns are effect (mean over prompts, nats) and its 95% interval over queries, effect_low and effect_high (NaN
     for a single query). Effects are exact. Only these heads are ablated: each costs one token per prompt, besides
     one pass over each prompt (see `head_effects`). With a `folder`, chunks named "effect" are stored and reused, as in
@@ -240,19 +234,17 @@ def effects_of_located(
     """
     view, distributed = ModelView.of(model), distributed or Distributed()
     plan = plan_batches(view, prompts, batch_size=batch_size, byte_budget=byte_budget)
-    targets = prompts.answer_tokens
-    others = prompts.other_label_tokens if by == "contrast" else None
+    targets, others = outcome_tokens(view, prompts, None, None)
 
     def compute(number: int) -> dict[str, Any]:
         rows = plan[number]
-        batch = prompts[rows]
+        tokens = targets[rows], select_rows(others, rows)
 
-        def score(log_probs: Tensor, within: Tensor) -> Tensor:
-            own = log_probs.gather(1, targets[rows][within].to(log_probs.device)[:, None])
-            return own if others is None else logit_differences(log_probs, own, others[rows], within)[0]
+        def outcomes(log_probs: Tensor, within: Tensor) -> Tensor:
+            return answer_outcomes(log_probs, *tokens, within)
 
         sets = [[], *([head] for head in heads)]
-        scores = score_sets(view, batch, sets, score, "last")[0][..., 0]
+        scores = score_sets(view, prompts[rows], sets, outcomes, "last")[0][..., int(by == "contrast")]
         drops = (scores[:, :1] - scores[:, 1:]).cpu().numpy()
         indices = np.array([head.layer * view.n_heads + head.head for head in heads])
         return index_columns(np.array(rows), indices, view.n_heads) | {"effect": drops.ravel()}

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.activations.writers import writer_names
-from icl_lens.attribution.increases import check_target_ids
 from icl_lens.attribution.reasons import because
 from icl_lens.attribution.score_parts import attention_score_parts
+from icl_lens.attribution.scored_tokens import check_targets
 from icl_lens.attribution.value_parts import value_parts
 from icl_lens.attribution.writer_groups import GROUPS, group_of
 from icl_lens.display import (
@@ -181,7 +181,7 @@ def mean_score_parts(
     if n_strongest < 1:
         raise InputError(f"n_strongest must be at least 1, got {n_strongest}")
     batch.require_demonstrations("true label", "pass prompts with demonstrations")
-    check_target_ids(view, batch.answer_tokens, len(batch))
+    check_targets(view, batch)
     if folder is not None:
         folder.check_by("score parts")
     plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)

@@ -33,11 +33,11 @@ class RunFolder:
             for name, value in self.configuration.items()
         }
 
-    def check_by(self, *allowed: str) -> None:
-        """Raise InputError unless the configuration's entry "by" is one of these, so that runs' chunks do not mix."""
-        if (by := self.configuration.get("by", "increase")) not in allowed:
+    def check_by(self, by: str) -> None:
+        """Raise InputError unless the configuration's entry "by" is this one, so that runs' chunks do not mix."""
+        if (found := self.configuration.get("by")) != by:
             raise InputError(
-                f"the folder's configuration must have by={allowed[0]!r}, got {by!r}; set it, so that its chunks are "
+                f"the folder's configuration must have by={by!r}, got {found!r}; set it, so that its chunks are "
                 "not mistaken for others"
             )
 

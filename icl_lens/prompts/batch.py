@@ -123,9 +123,27 @@ class PromptBatch:
     def other_label_tokens(self) -> Int[Tensor, "batch other"]:
         """The tokens of each prompt's labels except its answer, padded with -1; all -1 without an answer.
 
-        Pass them as `against` to find the components that favor the answer over the other labels.
+        As `against`, they give the components that favor the answer over the other labels. Raise InputError if two
+        labels of a prompt are scored by the same token.
         """
-        return self.label_tokens_except(self.answer)
+        is_other = torch.arange(len(self.labels), device=self.answer.device) != self.answer[:, None]
+        return self._label_tokens_where(is_other & (self.answer >= 0)[:, None])
+
+    def tokens_to_compare(self, targets: Int[Tensor, " batch"]) -> Int[Tensor, "batch other"] | None:
+        """Return what targets are compared with by default: the tokens of each prompt's other labels, or `against`.
+
+        Rows are padded with -1; None if no row has such tokens. Rows with `targets` of their own have no labels to
+        compare with, only `against`. Raise InputError if two labels of a prompt are scored by the same token.
+        """
+        if self.targets is not None:
+            return self.against
+        others = self._label_tokens_where(self.label_tokens != targets.to(self.label_tokens.device)[:, None])
+        return others if bool((others >= 0).any()) else None
+
+    @property
+    def has_several_labels(self) -> bool:
+        """Whether any prompt has several labels to choose from."""
+        return bool((self.label_mask.sum(1) > 1).any())
 
     @property
     def has_comparable_labels(self) -> bool:
@@ -144,7 +162,7 @@ class PromptBatch:
             raise InputError(
                 f"labels {self.labels[label]!r} and {self.labels[other]!r} of prompt {row} share their first token "
                 f"(id {int(self.label_tokens[label])}), so they cannot be compared; drop this prompt, choose labels "
-                "that differ there, or score the answer alone, by increases without against="
+                "that differ there, or score the answer alone, with by='increase'"
             )
         return self.label_tokens
 
@@ -159,18 +177,12 @@ class PromptBatch:
         row, label = rows[0].tolist()
         return row, label, int((same[label] & self.label_mask[row]).nonzero()[0])
 
-    def label_tokens_except(self, label: Int[Tensor, " batch"]) -> Int[Tensor, "batch other"]:
-        """Return the tokens of each prompt's labels except `label`, an index into `labels`; none if `label` is -1.
-
-        Rows are padded with -1 on the right. The last axis has at least one entry, even if all are padding. Raise
-        InputError if two labels of a prompt are scored by the same token.
-        """
-        label = label.to(self.label_mask.device)
-        is_other = torch.arange(len(self.labels), device=label.device) != label[:, None]
-        is_other = is_other & self.label_mask & (label >= 0)[:, None]
-        width = max(1, int(is_other.sum(1).max()))
-        order = is_other.int().argsort(dim=1, descending=True, stable=True)[:, :width]  # the other labels come first
-        return torch.where(is_other.gather(1, order), self.compared_label_tokens[order], -1)
+    def _label_tokens_where(self, is_chosen: Bool[Tensor, "batch label"]) -> Int[Tensor, "batch chosen"]:
+        """Return the tokens of chosen labels of each prompt, padded with -1 on the right; at least one column."""
+        is_chosen = is_chosen & self.label_mask
+        width = max(1, int(is_chosen.sum(1).max()))
+        order = is_chosen.int().argsort(dim=1, descending=True, stable=True)[:, :width]  # the chosen ones come first
+        return torch.where(is_chosen.gather(1, order), self.compared_label_tokens[order], -1)
 
     @property
     def queries(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ def command(explanation: Findings) -> str:
             words += ["--answer", prompt.answer] if prompt.answer is not None else []
         words += [word for other in settings.against or () for word in ("--against", str(other))]
         words += ["--shared-prefix", settings.shared_prefix] if settings.shared_prefix != "error" else []
-        default_by = "increase" if settings.against is None else "contrast"
+        default_by = "contrast" if explanation.compared_with else "increase"
         words += ["--by", settings.by] if settings.by != default_by else []
         words += ["--why", settings.why] if settings.why is not None else []
         words += ["--top", str(settings.k), "--ablate", str(settings.n_ablated), "--seed", str(settings.seed)]

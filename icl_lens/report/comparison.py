@@ -1,7 +1,7 @@
 """Comparison of two explanations, as a table and a page."""
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import pandas as pd
 from rich.console import Group, RenderableType
@@ -9,11 +9,12 @@ from rich.text import Text
 
 from icl_lens.display import format_signed, text_table
 from icl_lens.errors import InputError
-from icl_lens.report.findings import By, Findings
+from icl_lens.report.findings import Findings
 from icl_lens.report.html.compare import content
 from icl_lens.report.html.page import HasPage
 from icl_lens.report.number_format import percent
 from icl_lens.report.rich_table import new_table
+from icl_lens.scores import SCORES, Score
 
 N_SHOWN = 8
 """Number of heads in the repr."""
@@ -31,7 +32,7 @@ class Comparison(HasPage):
         >>> b = il.explain(model, "love : bar eight : foo two : foo one :", answer="foo")
         >>> both = il.compare(a, b)
         >>> both.to_frame().columns.tolist()
-        ['layer', 'head', 'name', 'a', 'b', 'change', 'contrast_a', 'contrast_b', 'contrast_change']
+        ['layer', 'head', 'name', 'a', 'b', 'change', 'increase_a', 'increase_b', 'increase_change']
     """
 
     a: Findings
@@ -43,21 +44,23 @@ class Comparison(HasPage):
         return self.a.shape == self.b.shape
 
     @property
-    def scores(self) -> list[By]:
+    def scores(self) -> list[Score]:
         """The scores that both explanations have of every head.
 
-        Heads are ranked by the change of the first: the score that ranks the heads of both, or the increase if these
-        differ.
+        Heads are ranked by the change of the first: the score that ranks the heads of both. If these differ, it is the
+        contrast, or the increase if one has no contrasts.
         """
         a, b = self.a, self.b
-        first: By = a.settings.by if a.settings.by == b.settings.by else "increase"
-        return [first, *(by for by in get_args(By) if by != first and a.scores_by(by) and b.scores_by(by))]
+        first: Score = "contrast" if a.compared_with and b.compared_with else "increase"
+        if a.settings.by == b.settings.by:
+            first = a.settings.by
+        return [first, *(by for by in SCORES if by != first and a.scores_by(by) and b.scores_by(by))]
 
     def to_frame(self) -> pd.DataFrame:
         """Return every head's scores in A and B and their change (nats), largest change first.
 
-        Columns: layer, head, name, a, b, change (of the first of `scores`), and contrast_a, contrast_b and
-        contrast_change if both explanations have contrasts. Scores refer to each explanation's own target. Raise
+        Columns: layer, head, name, a, b, change (of the first of `scores`), and, for the other scores, such as
+        increases, increase_a, increase_b and increase_change. Scores refer to each explanation's own target. Raise
         InputError if the models have different numbers of layers or heads.
         """
         if not self.same_heads:
@@ -67,7 +70,7 @@ class Comparison(HasPage):
             )
         first, *others = self.scores
         frame = self.a.to_frame("heads").filter(["layer", "head", "name"])
-        named: list[tuple[By, str]] = [(first, ""), *((by, f"{by}_") for by in others)]
+        named: list[tuple[Score, str]] = [(first, ""), *((by, f"{by}_") for by in others)]
         for by, prefix in named:
             for side, e in (("a", self.a), ("b", self.b)):
                 frame[f"{prefix}{side}"] = [score for row in e.scores_by(by) for score in row]

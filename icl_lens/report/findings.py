@@ -15,12 +15,9 @@ from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT, FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.report.number_format import percent
+from icl_lens.scores import SCORES, DirectScore, Score
 
 Table = Literal["heads", "layers", "subheads", "labels", "words", "similarity", "why"]
-
-By = Literal["increase", "contrast", "effect", "towers"]
-"""Scores that rank heads: log-probability increase, contrast with other tokens, and the effects of zeroing the head and
-of exchanging its query."""
 
 Supports = Literal["answer", "others", "both", "neither"]
 
@@ -62,7 +59,7 @@ class ExplainOptions:
     shared_prefix: Literal["error", "append"] = "error"
     why: str | None = None
     """Name of a head to report even if it is not among the located ones."""
-    by: By = "increase"
+    by: Score = "contrast"
     """The score that ranks heads."""
 
 
@@ -73,13 +70,13 @@ class HeadReport:
     `value_words`, `key_words` and `value_ranks` have one entry per demonstration; `value_ranks` is the rank of the
     demonstration's own label in the projection of its value. `ablated` holds the label log-probabilities (nats) with
     only this head zeroed. `contrast` and `position_contrasts` (if the target is compared with other tokens) are the
-    head's contributions to the difference in log-probability between the target and those tokens. `effect` (with
-    `by="effect"`) is the drop in log p(target) or, with `against`, in that difference, if the head is zeroed at the
-    last position; `towers` (with `by="towers"`) is the drop in that difference if the head's query there is that of the
-    same demonstrations with `Findings.other_query`. For plain text, words and ranks refer to `positions`, the tokens
-    that the head attends to most; ranks are those of the tokens themselves, and there are no key words. `similarity`
-    holds position-free attention scores (`label_similarity`), with one row per prediction position and one for the last
-    token, and one column per label; it is empty for plain text and for models that do not expose their rotary angles.
+    head's contributions to the log-odds of the target against those tokens. `effect` (with `by="effect"`) is what these
+    log-odds, or log p(target) if nothing is compared, lose if the head is zeroed at the last position; `towers` (with
+    `by="towers"`) is what the log-odds lose if the head's query there is that of the same demonstrations with
+    `Findings.other_query`. For plain text, words and ranks refer to `positions`, the tokens that the head attends to
+    most; ranks are those of the tokens themselves, and there are no key words. `similarity` holds position-free
+    attention scores (`label_similarity`), with one row per prediction position and one for the last token, and one
+    column per label; it is empty for plain text and for models that do not expose their rotary angles.
     """
 
     head: Head
@@ -107,9 +104,9 @@ class HeadReport:
     rather than the next); None if all labels are the same, or if the model's scores cannot be split."""
 
     @property
-    def scores(self) -> dict[By, float]:
+    def scores(self) -> dict[Score, float]:
         """The available scores, nats."""
-        scores: dict[By, float | None] = {by: getattr(self, by) for by in get_args(By)}
+        scores: dict[Score, float | None] = {by: getattr(self, by) for by in SCORES}
         return {by: score for by, score in scores.items() if score is not None}
 
     def top_attended(self, n: int = 5) -> tuple[tuple[int, float], ...]:
@@ -258,7 +255,12 @@ class Findings:
         """The name of the score that ranks heads, in a sentence."""
         return "towers score" if self.settings.by == "towers" else self.settings.by
 
-    def scores_by(self, by: By) -> tuple[tuple[float, ...], ...]:
+    @property
+    def part_score(self) -> DirectScore:
+        """The score that ranks (head, position) parts: increase if heads are ranked by it, else contrast if known."""
+        return "contrast" if self.compared_with and self.settings.by != "increase" else "increase"
+
+    def scores_by(self, by: Score) -> tuple[tuple[float, ...], ...]:
         """Return one score [layer head] of all heads, nats; empty if it was not computed."""
         return {
             "increase": self.head_increases,
@@ -378,7 +380,7 @@ class Findings:
         """
         check_choice("table", table, get_args(Table))
         if table == "heads":
-            scores = {by: values for by in get_args(By) if (values := self.scores_by(by))}
+            scores = {by: values for by in SCORES if (values := self.scores_by(by))}
             rows = [
                 {"layer": layer, "head": head, "name": str(Head(layer, head))}
                 | {by: values[layer][head] for by, values in scores.items()}

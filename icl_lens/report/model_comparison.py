@@ -16,11 +16,11 @@ from icl_lens.metrics import bootstrap_interval, mean_intervals
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.report.comparison import MODELS_NOTE
-from icl_lens.report.findings import By
 from icl_lens.report.html.page import HasPage
 from icl_lens.report.html.parts import Bar, Cell, HeadMap, Scatter, Table, largest
 from icl_lens.report.number_format import percent, signed
 from icl_lens.report.rich_table import new_table
+from icl_lens.scores import DIRECT_SCORES, Score
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ class ModelComparison(HasPage):
     """Scores of the same prompts by two models, A and B, returned by `compare_models`.
 
     `a` and `b` hold one value per prompt for "accuracy" (0 or 1, among the labels), "log p" of the answer and its
-    "log-odds" against the other labels (nats), and [prompt layer head] for the heads' "increase", "contrast" and, if
+    "log-odds" against the other labels (nats), and [prompt layer head] for the heads' "contrast", "increase" and, if
     heads are ranked by it, "effect" or "towers" (nats). Intervals are paired 95% bootstrap intervals over `queries`,
     because prompts with the same query are not independent; they are NaN for a single query.
 
@@ -45,7 +45,7 @@ class ModelComparison(HasPage):
     """
 
     models: tuple[str, str]
-    by: By
+    by: Score
     a: Mapping[str, np.ndarray]
     b: Mapping[str, np.ndarray]
     queries: tuple[str, ...]
@@ -72,7 +72,7 @@ class ModelComparison(HasPage):
             rows.append((name, float(self.a[name].mean()), float(self.b[name].mean()), *change))
         return pd.DataFrame(rows, columns=["measure", "a", "b", "change", "low", "high"])
 
-    def to_frame(self, by: By | None = None) -> pd.DataFrame:
+    def to_frame(self, by: Score | None = None) -> pd.DataFrame:
         """Return each head's mean score in A and B and its change with a 95% interval, nats, largest change first.
 
         Raise InputError if the models have different numbers of layers or heads, or for a score that was not computed.
@@ -124,9 +124,9 @@ class ModelComparison(HasPage):
         return [edits_note(edits, f"Numbers of {name}") for name, edits in zip("AB", self.edits, strict=True) if edits]
 
     @property
-    def _shown_scores(self) -> list[By]:
-        """The scores by which heads are shown: the one that ranks them, the increase and the contrast."""
-        scores: list[By] = [self.by, "increase", "contrast"]
+    def _shown_scores(self) -> list[Score]:
+        """The scores by which heads are shown: the one that ranks them, the contrast and the increase."""
+        scores: list[Score] = [self.by, *DIRECT_SCORES]
         return list(dict.fromkeys(scores))
 
     def __repr__(self) -> str:

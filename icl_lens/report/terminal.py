@@ -109,7 +109,7 @@ def _heads(explanation: Findings) -> RenderableType:
     most.
     """
     names = {position: explanation.key_name(position) for position in explanation.label_positions}
-    columns: list[str | Text] = ["head", "increase", *_contrast_column(explanation)]
+    columns: list[str | Text] = ["head", *_contrast_column(explanation), "increase"]
     measured = [by for by in ("effect", "towers") if explanation.scores_by(by)]
     columns += measured or ["zeroed"]
     n_scores = len(columns)
@@ -151,7 +151,7 @@ def _contrast_column(explanation: Findings) -> list[str]:
 
 
 def _subheads(explanation: Findings) -> RenderableType:
-    by = "contrast" if explanation.settings.by == "contrast" else "increase"
+    by = explanation.part_score
     columns = ["head", "position", "token", "increase", *_contrast_column(explanation)]
     table = new_table(*columns, left=(0, 2), title=f"(Head, position) parts by {by}, nats")
     for part in explanation.subheads[: explanation.settings.k]:

@@ -80,7 +80,7 @@ def check_increases(acts, batch, hf, *, folded=False, against=(None,), conventio
         }
         if hf.config.model_type not in MIXTURE_TYPES:
             every = range(acts.view.n_layers)
-            neurons = [il.neuron_log_prob_increase(acts, targets, layer, **asked) for layer in every]
+            neurons = [il.neuron_log_prob_increase(acts, layer, targets, **asked) for layer in every]
             ours["neurons"] = torch.stack(neurons, dim=1)
         for row, theirs in enumerate(references):
             its = [] if others is None else [token for token in others[row].tolist() if token >= 0]
@@ -103,7 +103,9 @@ def _padded(theirs, ours):
 
 def check_search(acts, batch, *, certified, k=9, **convention):
     """Assert that `top_subheads` finds what evaluating all subheads finds, in order; return its result."""
-    top = il.top_subheads(acts, batch.answer_tokens, k=k, **convention)
+    by = "increase" if convention.get("against") is None else "contrast"
+    top = il.top_subheads(acts, k=k, by=by, **convention)
+    assert top.by == by
     assert top.certified == certified
     everything = il.subhead_log_prob_increase(acts, batch.answer_tokens, **convention)
     assert torch.equal(top.n_parts, (batch.last + 1) * everything.shape[1] * everything.shape[2])

@@ -81,7 +81,7 @@ def made(
         model=model,
         prompt=prompt,
         template=Template(),
-        settings=replace(ExplainOptions(), k=k),
+        settings=replace(ExplainOptions(), k=k, by="increase"),
         tokens=tokens,
         labels=prompt.labels,
         label_positions=positions,

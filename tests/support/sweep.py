@@ -189,7 +189,7 @@ def _edges(case: Case) -> dict[str, Tensor]:
         effects = il.head_to_head_effects(
             case.model, case.batch, [case.receiver], part=part, senders=case.senders, at=at, against=case.against
         )
-        found |= {f"{part} {name}": getattr(effects, name) for name in ("log_prob", "log_odds", "logit_diff")}
+        found |= {f"{part} {name}": getattr(effects, name) for name in ("log_prob", "log_odds")}
     return found
 
 
@@ -201,8 +201,7 @@ def _effects(case: Case) -> dict[str, Tensor]:
         "gradient": {"positions": "all", "method": "gradient", "against": case.against},
     }.items():
         effects = il.head_effects(case.model, case.batch, **options)
-        scores = ("log_prob", "logit_diff") if name == "gradient" else ("log_prob", "log_odds", "logit_diff")
-        found |= {f"{name} {score}": getattr(effects, score) for score in scores}
+        found |= {f"{name} {outcome}": getattr(effects, outcome) for outcome in ("log_prob", "log_odds")}
     return found
 
 
@@ -210,7 +209,7 @@ def _patches(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
     for activation in ("q", "k", "v", "pattern", "z"):
         yield activation, {"activation": activation}
     yield "q last", {"activation": "q", "positions": "last"}
-    yield "v labels last", {"activation": "v", "align": "labels", "query_positions": "last"}
+    yield "v labels last", {"activation": "v", "align": "labels", "positions": "last"}
 
 
 def _patched(case: Case) -> dict[str, Tensor]:
@@ -273,7 +272,7 @@ def _similarity(case: Case) -> dict[str, Tensor]:
 
 
 def _top_subheads(case: Case) -> dict[str, Any]:
-    top = il.top_subheads(case.acts, case.targets, k=4)
+    top = il.top_subheads(case.acts, case.targets, k=4, by="increase")
     return {"value": top.value, "layer": top.layer, "head": top.head, "position": top.position}
 
 
@@ -284,12 +283,12 @@ def _compared(case: Case) -> Any:
 
 
 def _controlled(case: Case) -> Any:
-    found = il.ablate_with_controls(case.model, case.batch, case.heads[:2], n_random_sets=2)
+    found = il.ablate_with_controls(case.model, case.batch, case.heads[:2], n_random_sets=2, positions="all")
     return {name: found.per_prompt(name, "log_odds").T for name in found.conditions}
 
 
 def _located(case: Case, **options: Any) -> Any:
-    top = il.locate_heads(case.model, case.batch, k=12, **options)
+    top = il.locate_heads(case.model, case.batch, k=12, by="increase", **options)
     return [top.value, [tuple(head) for head in top.heads]]
 
 
@@ -306,8 +305,8 @@ def _circuit(case: Case, **options: Any) -> Any:
 
 
 def _mean_effects(case: Case, **options: Any) -> Any:
-    frame = il.locate_effects(case.model, case.batch, against=case.against, **options).to_frame()
-    return frame.sort_values(["layer", "head"])[["effect", "logit_diff"]]
+    frame = il.locate_effects(case.model, case.batch, against=case.against, positions="all", **options).to_frame()
+    return frame.sort_values(["layer", "head"])[["effect", "log_prob"]]
 
 
 def located_towers(case: Case, **options: Any) -> pd.DataFrame:
@@ -394,11 +393,11 @@ CALLS: dict[str, Call] = {
     "layer_log_prob_increase": _rows(lambda c: list(astuple(il.layer_log_prob_increase(c.acts, c.targets))[:2])),
     "head_log_prob_increase": _rows(lambda c: il.head_log_prob_increase(c.acts, c.targets)),
     "subhead_log_prob_increase": _rows(lambda c: il.subhead_log_prob_increase(c.acts, c.targets, against=c.against)),
-    "neuron_log_prob_increase": _rows(lambda c: il.neuron_log_prob_increase(c.acts, c.targets, c.receiver.layer)),
-    "top_heads": _mean(lambda c: il.top_heads(c.acts, c.targets, k=12).value),
+    "neuron_log_prob_increase": _rows(lambda c: il.neuron_log_prob_increase(c.acts, c.receiver.layer, c.targets)),
+    "top_heads": _mean(lambda c: il.top_heads(c.acts, c.targets, k=12, by="increase").value),
     "top_subheads": _rows(_top_subheads),
     "tables.top_subheads_table": _mean(
-        lambda c: il.tables.top_subheads_table(c.acts, il.top_subheads(c.acts, c.targets, k=3))["increase"]
+        lambda c: il.tables.top_subheads_table(c.acts, il.top_subheads(c.acts, c.targets, k=3))["contrast"]
     ),
     "tables.label_attention_table": _mean(lambda c: il.tables.label_attention_table(c.acts)["attention"]),
     "html.attention_to_labels": _mean(lambda c: len(repr(il.html.attention_to_labels(c.acts, c.heads))) > 100),

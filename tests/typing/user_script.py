@@ -12,9 +12,9 @@ n_layers: int = model.cfg.n_layers  # a TransformerBridge, with completion
 prompt = il.Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo")
 batch: il.PromptBatch = il.tokenize(model, [prompt])
 acts: il.Activations = il.capture(model, batch)
-increases: Tensor = il.head_log_prob_increase(acts, batch.answer_tokens)
+increases: Tensor = il.head_log_prob_increase(acts)
 
-top: il.TopHeads = il.top_heads(acts, batch.answer_tokens, k=3)
+top: il.TopHeads = il.top_heads(acts, k=3, by="contrast")
 heads: list[il.Head] = top.heads
 table: pd.DataFrame = top.to_frame()
 words: list[list[str]] = acts.readout.top_tokens(il.label_values(acts, heads[0])[0], k=5)

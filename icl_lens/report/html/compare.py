@@ -7,14 +7,15 @@ import pandas as pd
 
 from icl_lens.models.head import Head
 from icl_lens.report.command import command
-from icl_lens.report.findings import By, Findings
+from icl_lens.report.findings import Findings
 from icl_lens.report.html.heads import attention_bar, label_sum
 from icl_lens.report.html.parts import Bar, Cell, Chip, HeadMap, Table, largest
 from icl_lens.report.html.sections import answer, label_chips, layer_charts, layers_table, prompt_pieces, unit_name
 from icl_lens.report.number_format import percent, signed
+from icl_lens.scores import Score
 
 
-def content(a: Findings, b: Findings, scores: list[By], changed: pd.DataFrame | None) -> dict[str, Any]:
+def content(a: Findings, b: Findings, scores: list[Score], changed: pd.DataFrame | None) -> dict[str, Any]:
     """Return what the page shows of two explanations.
 
     `changed` are the rows of `Comparison.to_frame` to show; None if the models have different numbers of layers or
@@ -78,7 +79,7 @@ def _answers(a: Findings, b: Findings) -> Table:
     return Table([unit_name(a), "#A", "#B", "#change of log p, nats"], rows)
 
 
-def _changed_table(rows: pd.DataFrame, scores: list[By]) -> Table:
+def _changed_table(rows: pd.DataFrame, scores: list[Score]) -> Table:
     columns: list[Cell] = ["head"]
     cells: list[list[Cell]] = [[name] for name in rows["name"]]
     for by in scores:

@@ -122,7 +122,7 @@ def removal_table(e: Findings) -> Table:
 
 
 def parts_table(e: Findings) -> Table:
-    """Return the (head, position) parts with the largest increase, or contrast if heads are ranked by it."""
+    """Return the (head, position) parts with the largest contrast, or increase if heads are ranked by it."""
     reach = largest([part.increase for part in e.subheads])
     rows = [
         [

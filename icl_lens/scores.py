@@ -1,0 +1,45 @@
+"""The scores that rank heads, with the same names in functions, commands and results.
+
+- "contrast": what a head adds to log p(answer) − log Σ p(other labels). The default wherever there are other labels, or
+  other tokens to compare with: heads that raise all labels alike find no answer.
+- "increase": what a head adds to log p(answer), as in the paper. The default where there is nothing to compare with.
+- "effect": the log-odds that the answer loses when the head is zeroed at the last position.
+- "towers": the log-odds that the answer loses when the head's query there is exchanged for that of a query of another
+  class.
+
+Log-odds are the model's own log p(answer) − log Σ p(others); where there is nothing to compare with, an effect is what
+log p(answer) loses. All scores are in nats. Contrast and increase are read from the activations of an unedited pass.
+Source: docs/howto/numbers.md.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, TypeVar, cast, get_args
+
+from icl_lens.errors import InputError, check_choice
+
+Score = Literal["contrast", "increase", "effect", "towers"]
+DirectScore = Literal["contrast", "increase"]
+"""The scores that need no edited pass."""
+SCORES: tuple[Score, ...] = get_args(Score)
+DIRECT_SCORES: tuple[DirectScore, ...] = get_args(DirectScore)
+
+SomeScore = TypeVar("SomeScore", Score, DirectScore)
+
+
+def choose_score(by: SomeScore | None, choices: Sequence[SomeScore], *, comparable: bool) -> SomeScore:
+    """Return the score that ranks heads: `by` or, by default, contrast if there are tokens to compare with.
+
+    Raise InputError for a score that is not one of `choices`, and for a contrast without tokens to compare with.
+
+    Example:
+        >>> from icl_lens.scores import DIRECT_SCORES, choose_score
+        >>> choose_score(None, DIRECT_SCORES, comparable=True), choose_score(None, DIRECT_SCORES, comparable=False)
+        ('contrast', 'increase')
+    """
+    if by is None:
+        return cast(SomeScore, "contrast" if comparable else "increase")
+    check_choice("by", by, choices)
+    if by == "contrast" and not comparable:
+        others = [repr(one) for one in choices if one not in ("contrast", "towers")]
+        raise InputError(f"by must be {' or '.join(others)} without tokens to compare with, got {by!r}; pass against=")
+    return by
