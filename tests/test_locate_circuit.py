@@ -195,7 +195,7 @@ def test_sentences_say_no_where_intervals_do(small):
         ({"receivers": ["L9H0"]}, "L9H0"),
         ({"n_edges": 0}, "n_edges must be at least 1"),
         ({"n_random": 1}, "n_random must be at least 2"),
-        ({"folder": RunFolder}, "by='circuit', got 'increase'"),
+        ({"folder": RunFolder}, "by='circuit', got None"),
     ],
 )
 def test_wrong_arguments_are_named(small, tmp_path, options, says):
