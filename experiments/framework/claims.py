@@ -68,7 +68,7 @@ CLAIMS = (
         "Figure 2",
         "location",
         "depth_layers",
-        "their share of increases (of a random token's)",
+        "share of increases (a random token's)",
         "increase",
         exceeds=0.8,
     ),
@@ -77,7 +77,7 @@ CLAIMS = (
         "Figures 3, 4, 12–15",
         "location",
         "depth",
-        "share of the deeper half (prompts' signs shuffled)",
+        "the deeper half's share (signs shuffled)",
         "contrast",
     ),
     Claim(
@@ -147,14 +147,14 @@ CLAIMS = (
         "Figure 1; open question 1",
         "information-flow",
         "text_to_label",
-        "lost, text → label blocked there (in the deep half)",
+        "lost, text → label blocked (deep half)",
     ),
     Claim(
         "Deep layers read the labels",
         "Figure 1",
         "information-flow",
         "label_to_last",
-        "lost, label → last blocked there (in the shallow half)",
+        "lost, label → last blocked (shallow half)",
     ),
     Claim("The majority label is preferred", "section 5.1", "majority-bias", "bias", "nats (equally frequent labels)"),
     Claim(
@@ -197,7 +197,7 @@ CLAIMS = (
         "section 5.2",
         "recency-bias",
         "neighbor",
-        "effect of this text (of the one before)",
+        "this text's effect (text before)",
         "contrast",
     ),
 )

@@ -196,19 +196,19 @@ def _written(cells: Sequence[Stored], model: str) -> str:
         rows = _numbers(cell, *(f"{third} third → {reader}" for third in THIRDS))
         if rows is None:
             return ""
-        said.append(f"{' / '.join(number(row.quantity) for row in rows)} nats for {words}")
+        said.append(f"{words} {' / '.join(number(row.quantity) for row in rows)}")
         of_role.setdefault(role, []).extend(rows)
     thirds = {role: _largest(rows) for role, rows in of_role.items()}
     most = [f"the {third} third of the layers writes most of what is {role}" for role, third in thirds.items() if third]
     most[1:] = [one.replace(" of the layers writes", "") for one in most[1:]]
     every = [row for rows in of_role.values() for row in rows]
     lead = f"In {TITLES[model]}, {', '.join(most) or NOTHING_WRITTEN}"
-    numbers = f"{'; '.join(said)}; for random heads {_range(every)}."
+    numbers = f"{'; '.join(said)}; random heads {_range(every)}."
     if model != FIRST:
         return f"{lead}: {numbers}"
     return (
-        f"{lead}. Removing what the first / middle / last third wrote, as {every[0].n_heads} heads read it, costs "
-        f"{numbers}"
+        f"{lead}. Removing what the first / middle / last third wrote, as {every[0].n_heads} heads read it, costs, in "
+        f"nats: {numbers}"
     )
 
 
