@@ -71,7 +71,9 @@ class Expected:
 
 EXPECTED = {
     ("behavior", "accuracy"): Expected((*PLANTED, NAMES)),
-    ("location", "lost_increase"): Expected(PLANTED),
+    ("location", "lost_increase"): Expected(
+        PLANTED, (), "it became the main measure, and this prediction was written down, after its results had been seen"
+    ),
     ("location", "depth"): Expected(
         PLANTED,
         (NAMES, *PLANTED),
