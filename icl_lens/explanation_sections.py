@@ -29,7 +29,7 @@ from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.prompt import quoted_list
 from icl_lens.prompts.token_ids import name_tokens
 from icl_lens.report.findings import AblationReport, ExplainOptions, HeadReport, LeftOut, SubheadReport
-from icl_lens.scores import DirectScore, Score
+from icl_lens.scores import Score, score_of_parts
 
 # Tokens per ablation pass: many rows for short prompts, one row for long ones.
 PASS_TOKENS = 2048
@@ -223,7 +223,7 @@ def position_fields(scored: ScoredPrompt) -> dict[str, Any]:
     """Return the (head, position) parts with the largest contrast, or increase if heads are ranked by it."""
     acts = scored.acts
     k = min(2 * scored.options.k, len(acts.view.heads()) * scored.n_tokens)
-    by: DirectScore = "contrast" if scored.others and scored.options.by != "increase" else "increase"
+    by = score_of_parts(scored.options.by, comparable=bool(scored.others))
     by_contrast, against = by == "contrast", scored.against if by == "contrast" else None
     parts = top_subheads(acts, scored.targets, k=k, by=by, against=against, **scored.readout_options)
     heads = sorted({*map(Head, parts.layer[0].tolist(), parts.head[0].tolist())})

@@ -43,3 +43,11 @@ def choose_score(by: SomeScore | None, choices: Sequence[SomeScore], *, comparab
         others = [repr(one) for one in choices if one not in ("contrast", "towers")]
         raise InputError(f"by must be {' or '.join(others)} without tokens to compare with, got {by!r}; pass against=")
     return by
+
+
+def score_of_parts(by: Score, *, comparable: bool) -> DirectScore:
+    """Return the score that ranks (head, position) parts if heads are ranked `by` this one.
+
+    Parts are ranked by increase if heads are, or if there is nothing to compare with, and else by contrast.
+    """
+    return "contrast" if comparable and by != "increase" else "increase"

@@ -15,8 +15,8 @@ from tolerance import assert_close
 
 import icl_lens as il
 from experiments.planted import build
-from icl_lens.interventions import interchange, prefix_cache
-from icl_lens.interventions.interchange import Prefixes, record
+from icl_lens.interventions import donor_passes, prefix_cache
+from icl_lens.interventions.donor_passes import Prefixes, record
 from icl_lens.locate.towers import EXCHANGES, exchange_scores, tower_prompts
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.view import ModelView
@@ -131,13 +131,13 @@ def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypa
     model = family_run(name).model
     view, prompts = ModelView.of(model), tower_prompts(model, il.tokenize(model, PROMPTS, prepend_bos=False))
     sizes = []
-    run = interchange._record_rows
+    run = donor_passes._record_rows
 
     def count(view, donor, batch, at, layers, parts, pasts=None):
         sizes.append((len(batch), [] if pasts is None else pasts.lengths))
         return run(view, donor, batch, at, layers, parts, pasts)
 
-    monkeypatch.setattr(interchange, "_record_rows", count)
+    monkeypatch.setattr(donor_passes, "_record_rows", count)
     prefixes = Prefixes.of(view, prompts.batch)
     for donor_name in sorted(prompts.donors, key=lambda one: one != "texts"):
         donor = prompts.donors[donor_name]

@@ -15,16 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.interventions.interchange import (
-    PARTS,
-    Donor,
-    Interchange,
-    Part,
-    Prefixes,
-    Recorded,
-    log_probs_exchanged,
-    record,
-)
+from icl_lens.interventions.donor_passes import PARTS, Donor, Part, Prefixes, Recorded, record
+from icl_lens.interventions.interchange import Interchange, log_probs_exchanged
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView

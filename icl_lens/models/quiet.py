@@ -1,4 +1,4 @@
-"""Keep loading quiet, and the environment as it is."""
+"""Keep loading quiet and the environment unchanged."""
 
 import logging
 from collections.abc import Iterator

@@ -15,7 +15,7 @@ from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT, FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.report.number_format import percent
-from icl_lens.scores import SCORES, DirectScore, Score
+from icl_lens.scores import SCORES, DirectScore, Score, score_of_parts
 
 Table = Literal["heads", "layers", "subheads", "labels", "words", "similarity", "why"]
 
@@ -257,8 +257,8 @@ class Findings:
 
     @property
     def part_score(self) -> DirectScore:
-        """The score that ranks (head, position) parts: increase if heads are ranked by it, else contrast if known."""
-        return "contrast" if self.compared_with and self.settings.by != "increase" else "increase"
+        """The score that ranks (head, position) parts."""
+        return score_of_parts(self.settings.by, comparable=bool(self.compared_with))
 
     def scores_by(self, by: Score) -> tuple[tuple[float, ...], ...]:
         """Return one score [layer head] of all heads, nats; empty if it was not computed."""

@@ -1,0 +1,379 @@
+"""Run donor prompts and record what heads take from them: last queries, and keys and values at labels.
+
+Donors that begin like other prompts run only from the first token that differs. Queries and keys are recorded before
+rotation, label by label, so that donors may differ in length from the prompts that take from them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from icl_lens.activations.activations import check_finite
+from icl_lens.interventions.edit_checks import PATTERN_TOLERANCE
+from icl_lens.interventions.edited_scores import PASS_TOKENS
+from icl_lens.interventions.editor import edits_disabled
+from icl_lens.interventions.kv_cache import per_kv_head
+from icl_lens.interventions.pattern import LayerValues, recording_hooks
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+Part = Literal["q", "k", "v"]
+PARTS: tuple[Part, ...] = get_args(Part)
+LayerTensors = dict[int, Tensor]
+"""Layer -> one tensor."""
+# Padding tokens in a pass over donors; another pass costs about as much.
+MAX_PADDING = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Donor:
+    """Prompts whose queries, keys or values others take, and where each prompt's labels have their tokens in them."""
+
+    batch: PromptBatch
+    rows: Int[Tensor, "prompt token"]
+    """For each token of a prompt's labels, the row of `batch` that its key and value come from; -1 for its own."""
+    places: Int[Tensor, "prompt token"]
+    """The position in that row."""
+    has_queries: bool = True
+    """Whether row i of `batch` is a whole prompt for prompt i; otherwise, rows end at labels."""
+
+    def select(self, prompts: Sequence[int]) -> "Donor":
+        """Return the donor of some of the prompts."""
+        index = list(prompts)
+        rows, places = self.rows[index], self.places[index]
+        used = torch.tensor(index) if self.has_queries else rows[rows >= 0].unique()
+        place = torch.full((len(self.batch),), -1)
+        place[used] = torch.arange(len(used))
+        rows = torch.where(rows >= 0, place[rows.clamp(min=0)], -1)
+        return Donor(self.batch[used.tolist()], rows, places, self.has_queries)
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """What heads of some layers have at a donor's last positions (queries) and label tokens (keys and values)."""
+
+    is_kept: Bool[Tensor, "prompt token"]
+    """Tokens at which prompts keep their own keys and values."""
+    q: LayerTensors = field(default_factory=dict)
+    """Layer -> [prompt head d_head], before rotation."""
+    k: LayerTensors = field(default_factory=dict)
+    """Layer -> [prompt token kv_head d_head], before rotation."""
+    v: LayerTensors = field(default_factory=dict)
+    log_probs: Float[Tensor, "prompt label"] | None = None
+    """The donors' own log-probabilities of the labels, nats; None for donors that end at labels."""
+
+
+class Pasts(NamedTuple):
+    """What rows of a pass have before their first token that is run: a cache, and how many of its tokens are theirs."""
+
+    cache: Any
+    lengths: list[int]
+
+
+@dataclass(eq=False)
+class Prefixes:
+    """Prompts that donors begin with, and Hugging Face's caches of their keys and values.
+
+    A donor row then runs only from the first token in which it differs. Rows of one pass may begin with different
+    numbers of tokens, like left-padded prompts. Caches are used only for models for which they give the same
+    activations as a plain pass, which is tested on one row of the first pass whose rows differ.
+    """
+
+    view: ModelView
+    ids: list[list[int]] = field(default_factory=list)
+    caches: list[Any] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    """For each prompt, its cache and its row there."""
+    is_tested: bool = False
+    is_usable: bool = True
+
+    @classmethod
+    def of(cls, view: ModelView, batch: PromptBatch) -> "Prefixes":
+        """Run prompts and keep their keys and values."""
+        prefixes, cache = cls(view), new_cache(view)
+        if cache is None:
+            prefixes.is_usable = False
+        else:
+            try:
+                _run(view, batch.tokens, batch.attention_mask, [], cache)
+            except CACHE_ERRORS as error:
+                _raise_out_of_memory(error)
+                prefixes.is_usable = False
+            prefixes.add(batch, cache)
+        return prefixes
+
+    def add(self, batch: PromptBatch, cache: Any) -> None:
+        """Add prompts with a cache that their pass has filled."""
+        kept: list[Any] = list(getattr(cache, "layers", ()))
+        try:
+            is_complete = len(kept) == self.view.n_layers and all(
+                (len(layer.keys), layer.keys.shape[2]) == tuple(batch.tokens.shape) for layer in kept
+            )
+        except (AttributeError, TypeError):
+            is_complete = False
+        self.is_usable &= is_complete
+        self.places += [(len(self.caches), row) for row in range(len(batch))]
+        self.ids += [row[: last + 1] for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)]
+        self.caches.append(cache)
+
+    def longest(self, ids: Sequence[int], limit: int) -> tuple[int, int]:
+        """Return the prompt that shares the most first tokens with `ids`, and how many, at most `limit`."""
+        shared = [
+            next((place for place, (a, b) in enumerate(zip(own, ids, strict=False)) if a != b), min(len(own), len(ids)))
+            for own in self.ids
+        ]
+        best = max(range(len(shared)), key=shared.__getitem__)
+        return best, min(shared[best], limit)
+
+    def pasts(self, starts: Sequence[tuple[int, int]]) -> Pasts | None:
+        """Return a cache of the first tokens of some prompts, given as (prompt, number of tokens); None for no tokens.
+
+        The first tokens of shorter ones are padding, so that all end where the pass begins.
+        """
+        width = max(length for _, length in starts)
+        if not width:
+            return None
+        cache = new_cache(self.view)
+        for index in range(self.view.n_layers):
+            pair = []
+            for name in ("keys", "values"):
+                some = [
+                    (getattr(self.caches[number].layers[index], name)[row], length)
+                    for (number, row), length in ((self.places[prompt], length) for prompt, length in starts)
+                ]
+                pair.append(torch.stack([pad(x[:, :length], (0, 0, width - length, 0)) for x, length in some]))
+            cache.update(*pair, index)
+        return Pasts(cache, [length for _, length in starts])
+
+
+# What Hugging Face models raise if they do not take a cache, or positions beside it.
+CACHE_ERRORS = (AttributeError, TypeError, RuntimeError, ValueError, IndexError)
+
+
+def new_cache(view: ModelView) -> Any:
+    """Return an empty cache of Hugging Face, or None for models of other libraries."""
+    if getattr(view.model, "original_model", None) is None:
+        return None
+    from transformers import DynamicCache
+
+    return DynamicCache()
+
+
+def _raise_out_of_memory(error: Exception) -> None:
+    if isinstance(error, torch.OutOfMemoryError):
+        raise error
+
+
+def record(
+    view: ModelView,
+    donor: Donor,
+    layers: Sequence[int],
+    parts: Sequence[Part],
+    prefixes: Prefixes | None = None,
+    *,
+    keep: bool = False,
+) -> Recorded:
+    """Run donor prompts and record queries, keys or values of all heads of some layers.
+
+    With `keep`, whole donors run, and `prefixes` gets their keys and values. Raise InputError for families without the
+    hooks of queries, keys and values.
+    """
+    batch = donor.batch
+    at, slots = _places_by_row(donor)
+    lengths = (batch.last + 1).tolist()
+    starts = [(0, 0)] * len(batch)
+    if prefixes is not None and prefixes.is_usable and not keep:
+        limits = [length - 1 for length in lengths]
+        if set(parts) & {"k", "v"}:
+            limits = [min(limit, int(places.min())) for limit, places in zip(limits, at, strict=True)]
+        rows = zip(batch.tokens.tolist(), lengths, limits, strict=True)
+        starts = [prefixes.longest(ids[:length], limit) for ids, length, limit in rows]
+    order: list[int] = []
+    pieces: list[dict[tuple[str, int], Tensor]] = []
+    for some in _passes([length - start for length, (_, start) in zip(lengths, starts, strict=True)]):
+        order += some
+        if prefixes is None or not prefixes.is_usable:
+            pieces.append(_record_rows(view, donor, batch[some], at[some], layers, parts))
+        elif keep:
+            cache = new_cache(view)
+            pieces.append(
+                _record_rows(view, donor, batch[some], at[some], layers, parts, Pasts(cache, [0] * len(some)))
+            )
+            prefixes.add(batch[some], cache)
+        else:
+            pasts = prefixes.pasts([starts[row] for row in some])
+            found = _record_checked(view, donor, batch[some], at[some], layers, parts, prefixes, pasts)
+            if found is None:
+                prefixes.is_usable = False
+                return record(view, donor, layers, parts)
+            pieces.append(found)
+    place = torch.tensor(order).argsort()
+    found = {key: torch.cat([one[key] for one in pieces])[place] for key in pieces[0]}
+    rows = donor.rows.clamp(min=0)
+    by_part: dict[str, LayerTensors] = {
+        part: {layer: found[part, layer] if part == "q" else found[part, layer][rows, slots] for layer in layers}
+        for part in parts
+    }
+    return Recorded(donor.rows < 0, **by_part, log_probs=found.get(("labels", -1)))
+
+
+def _passes(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Yield rows that run in one pass: of similar lengths, with at most `MAX_PADDING` tokens of padding."""
+    some: list[int] = []
+    n_padding = 0
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        n_padding += (lengths[some[0]] if some else lengths[row]) - lengths[row]
+        if some and (n_padding > MAX_PADDING or (len(some) + 1) * lengths[some[0]] > PASS_TOKENS):
+            yield some
+            some, n_padding = [], 0
+        some.append(row)
+    if some:
+        yield some
+
+
+def _places_by_row(donor: Donor) -> tuple[Int[Tensor, "row slot"], Int[Tensor, "prompt token"]]:
+    """Return the positions to record in each row of a donor, and which of them belongs to each token of each prompt."""
+    places: list[list[int]] = [[] for _ in range(len(donor.batch))]
+    slots = torch.zeros_like(donor.rows)
+    for prompt, token in (donor.rows >= 0).nonzero().tolist():
+        row = places[int(donor.rows[prompt, token])]
+        slots[prompt, token] = len(row)
+        row.append(int(donor.places[prompt, token]))
+    width = max(1, *map(len, places))
+    lasts = donor.batch.last.tolist()
+    return torch.tensor([row + [last] * (width - len(row)) for row, last in zip(places, lasts, strict=True)]), slots
+
+
+def _record_rows(
+    view: ModelView,
+    donor: Donor,
+    batch: PromptBatch,
+    at: Int[Tensor, "row slot"],
+    layers: Sequence[int],
+    parts: Sequence[Part],
+    pasts: Pasts | None = None,
+) -> dict[tuple[str, int], Tensor]:
+    """Return (part, layer) -> what is recorded of each row and, at ("labels", -1), the labels' log-probabilities.
+
+    With `pasts`, only the tokens after these are run.
+    """
+    values = {layer: LayerValues(view, layer) for layer in layers}
+    found: dict[tuple[str, int], Tensor] = {}
+    starts = torch.zeros(len(batch), dtype=torch.long) if pasts is None else torch.tensor(pasts.lengths)
+    last = batch.last.cpu() - starts
+    rows = torch.arange(len(batch))
+
+    def keep(layer: int) -> Any:
+        def hook_fn(z: Tensor, hook: Any) -> None:
+            for part in parts:
+                x = values[layer].seen[part]
+                if part == "q":
+                    found[part, layer] = x[rows, last].clone()
+                else:
+                    found[part, layer] = per_kv_head(x, view.n_kv_heads)[rows[:, None], at - starts[:, None]].clone()
+            values[layer].seen.clear()
+
+        return hook_fn
+
+    hooks: list[tuple[str, Any]] = []
+    for layer, one in values.items():
+        hooks += [*recording_hooks(one, *parts), (view.hook(layer, "attn.hook_z"), keep(layer))]
+    tokens, mask, positions = _after(batch, starts)
+    logits = _run(
+        view,
+        tokens,
+        mask,
+        hooks,
+        None if pasts is None else pasts.cache,
+        last if donor.has_queries else None,
+        positions if len(set(starts.tolist())) > 1 else None,
+    )
+    if donor.has_queries:
+        check_finite(logits)
+        log_probs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+        found["labels", -1] = log_probs[:, batch.label_tokens.to(log_probs.device)]
+    return found
+
+
+def _after(
+    batch: PromptBatch, starts: Int[Tensor, " row"]
+) -> tuple[Int[Tensor, "row pos"], Int[Tensor, "row key"], Int[Tensor, "row pos"]]:
+    """Return the tokens from `starts` on, the mask of these and all tokens before them, and their positions.
+
+    The first max(starts) keys of the mask are those of the cache; a row has the last of them.
+    """
+    lengths, starts = batch.last + 1, starts.to(batch.tokens.device)
+    n_before = int(starts.max())
+    positions = starts[:, None] + torch.arange(int((lengths - starts).max()), device=starts.device)
+    is_own = positions < lengths[:, None]
+    positions = positions.clamp(max=batch.tokens.shape[1] - 1)
+    before = torch.arange(n_before, device=starts.device) >= n_before - starts[:, None]
+    mask = torch.cat([before, is_own], dim=1).to(batch.attention_mask.dtype)
+    return batch.tokens.gather(1, positions), mask, positions
+
+
+def _run(
+    view: ModelView,
+    tokens: Int[Tensor, "row pos"],
+    mask: Int[Tensor, "row key"],
+    hooks: Sequence[tuple[str, Any]],
+    past: Any = None,
+    last: Int[Tensor, " row"] | None = None,
+    positions: Int[Tensor, "row pos"] | None = None,
+) -> Float[Tensor, "row d_vocab"]:
+    """Run tokens without edits, after those of the cache `past` if given, and add them to it.
+
+    Tokens have `positions`, by default those after the cache. Return logits at `last`; without it, logits that mean
+    nothing.
+    """
+
+    def select(x: Tensor, hook: Any) -> Tensor:
+        return x[:, :1] if last is None else x[torch.arange(len(x)), last, None]
+
+    with (
+        torch.no_grad(),
+        view.inference_pass() as kwargs,
+        edits_disabled(view),
+        view.model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, select)]),
+    ):
+        cached = {} if past is None else {"use_cache": True, "past_key_values": past}
+        if positions is not None:
+            cached["position_ids"] = positions
+        return view.model(tokens, attention_mask=mask, return_type="logits", **kwargs | cached)[:, 0]
+
+
+def _record_checked(
+    view: ModelView,
+    donor: Donor,
+    batch: PromptBatch,
+    at: Int[Tensor, "row slot"],
+    layers: Sequence[int],
+    parts: Sequence[Part],
+    prefixes: Prefixes,
+    pasts: Pasts | None,
+) -> dict[tuple[str, int], Tensor] | None:
+    """Record rows with a cache; return None if the model does not take it or gives other activations with it."""
+    if pasts is None:
+        return _record_rows(view, donor, batch, at, layers, parts)
+    try:
+        found = _record_rows(view, donor, batch, at, layers, parts, pasts)
+    except CACHE_ERRORS as error:
+        _raise_out_of_memory(error)
+        return None
+    if prefixes.is_tested:
+        return found
+    padded = [row for row, length in enumerate(pasts.lengths) if 0 < length < max(pasts.lengths)]
+    row = padded[0] if padded else 0
+    plain = _record_rows(view, donor, batch[[row]], at[[row]], layers, parts)
+    for key, theirs in plain.items():
+        ours, theirs = found[key][row].float(), theirs[0].float()
+        error = float((ours - theirs).abs().max() / (theirs.abs().max() + 1e-30))
+        if not error <= PATTERN_TOLERANCE.get(view.model.W_U.dtype, 1e-4):
+            return None
+    prefixes.is_tested = bool(padded)
+    return found
