@@ -323,6 +323,13 @@ def test_claims_count_tasks_above_and_below_the_control():
     assert "| 1 of 2 |" in found
 
 
+def test_the_index_names_the_task_of_claims_on_one_task_only_if_it_is_the_same():
+    values, flow = (cell(name, "a", row("main", 0.8)) for name in ("values", "circuit"))
+    assert overview._single_task([values, flow]) == " One task is a in SmolLM2."
+    assert overview._single_task([values, replace(flow, task="b")]) == ""
+    assert overview._single_task([values, flow, replace(flow, task="b")]) == " One task is a in SmolLM2."
+
+
 def test_every_figure_and_table_of_the_paper_has_a_claim():
     text = " ".join(one.where for one in claims.CLAIMS)
     figures = {int(number) for number in re.findall(r"\d+", " ".join(re.findall(r"Figures? ([\d, –]+)", text)))}

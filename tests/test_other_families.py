@@ -4,6 +4,8 @@ Types differ in thousands of ways that no table lists. What must never happen is
 an error that is not the package's own.
 """
 
+import sys
+
 import causal_models
 import families
 import pytest
@@ -67,6 +69,7 @@ def test_loading_installs_nothing(tmp_path, monkeypatch):
 
     load = transformers.AutoProcessor.from_pretrained
     installed = []
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # not to be had, wherever this runs
     monkeypatch.setattr("subprocess.check_call", lambda command, *args, **kwargs: installed.append(command))
     causal_models.build("gemma4_unified").save_pretrained(tmp_path)
     families.tokenizer().save_pretrained(tmp_path)

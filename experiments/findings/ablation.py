@@ -152,9 +152,9 @@ def answer(cells: Sequence[Any]) -> str:
     said = by_outcome(
         cells,
         "log_odds",
-        every="Yes, on every task, more than from removing random heads",
-        some="On {n} of {total} tasks, more than from removing random heads",
-        none="On no task more than from removing random heads",
+        every="On every task, more than without random heads",
+        some="On {n} of {total} tasks, more than without random heads",
+        none="On no task more than without random heads",
         ranking="contrast",
     )
     lost = each(cells, "log_odds", "{q} nats (random heads: {c})", "contrast")

@@ -151,7 +151,7 @@ class Prefixes:
         return Pasts(cache, [length for _, length in starts])
 
 
-# What Hugging Face models raise if they do not take a cache, or positions beside it.
+# What Hugging Face models raise if they do not take a cache.
 CACHE_ERRORS = (AttributeError, TypeError, RuntimeError, ValueError, IndexError)
 
 
@@ -283,16 +283,9 @@ def _record_rows(
     hooks: list[tuple[str, Any]] = []
     for layer, one in values.items():
         hooks += [*recording_hooks(one, *parts), (view.hook(layer, "attn.hook_z"), keep(layer))]
-    tokens, mask, positions = _after(batch, starts)
-    logits = _run(
-        view,
-        tokens,
-        mask,
-        hooks,
-        None if pasts is None else pasts.cache,
-        last if donor.has_queries else None,
-        positions if len(set(starts.tolist())) > 1 else None,
-    )
+    tokens, mask = _after(batch, starts)
+    past = None if pasts is None else pasts.cache
+    logits = _run(view, tokens, mask, hooks, past, last if donor.has_queries else None)
     if donor.has_queries:
         check_finite(logits)
         log_probs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
@@ -300,12 +293,11 @@ def _record_rows(
     return found
 
 
-def _after(
-    batch: PromptBatch, starts: Int[Tensor, " row"]
-) -> tuple[Int[Tensor, "row pos"], Int[Tensor, "row key"], Int[Tensor, "row pos"]]:
-    """Return the tokens from `starts` on, the mask of these and all tokens before them, and their positions.
+def _after(batch: PromptBatch, starts: Int[Tensor, " row"]) -> tuple[Int[Tensor, "row pos"], Int[Tensor, "row key"]]:
+    """Return the tokens from `starts` on, and the mask of these and all tokens before them.
 
-    The first max(starts) keys of the mask are those of the cache; a row has the last of them.
+    The first max(starts) keys of the mask are those of the cache; a row has the last of them. Positions follow from the
+    mask, as for left-padded prompts.
     """
     lengths, starts = batch.last + 1, starts.to(batch.tokens.device)
     n_before = int(starts.max())
@@ -314,7 +306,7 @@ def _after(
     positions = positions.clamp(max=batch.tokens.shape[1] - 1)
     before = torch.arange(n_before, device=starts.device) >= n_before - starts[:, None]
     mask = torch.cat([before, is_own], dim=1).to(batch.attention_mask.dtype)
-    return batch.tokens.gather(1, positions), mask, positions
+    return batch.tokens.gather(1, positions), mask
 
 
 def _run(
@@ -324,12 +316,10 @@ def _run(
     hooks: Sequence[tuple[str, Any]],
     past: Any = None,
     last: Int[Tensor, " row"] | None = None,
-    positions: Int[Tensor, "row pos"] | None = None,
 ) -> Float[Tensor, "row d_vocab"]:
     """Run tokens without edits, after those of the cache `past` if given, and add them to it.
 
-    Tokens have `positions`, by default those after the cache. Return logits at `last`; without it, logits that mean
-    nothing.
+    Return logits at `last`; without it, logits that mean nothing.
     """
 
     def select(x: Tensor, hook: Any) -> Tensor:
@@ -342,8 +332,6 @@ def _run(
         view.model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, select)]),
     ):
         cached = {} if past is None else {"use_cache": True, "past_key_values": past}
-        if positions is not None:
-            cached["position_ids"] = positions
         return view.model(tokens, attention_mask=mask, return_type="logits", **kwargs | cached)[:, 0]
 
 
