@@ -74,7 +74,7 @@ def two_towers(
     prompts, classes are derived from the texts that prompts share, or a demonstration of the prompt is the query.
 
     Without `heads`, the `k` heads with the largest effect of exchanging their query alone are found by a scan of all
-    heads (`locate_towers`) on `scan_prompts`, by default 16 prompts of the task with other queries, or those of half of
+    heads (`locate_towers`) on `scan_prompts`, by default 12 prompts of the task with other queries, or those of half of
     your queries (`TwoTowers.scan`). The default of `k` is the paper's number of located heads.
 
     If the prefix cache is supported (see `head_effects`), an exchange of one set costs one token per prompt, from the
@@ -99,9 +99,8 @@ def two_towers(
         n = N_PROMPTS if n is None else n
         check_integers(n=n)
         options: dict[str, Any] = {"labels": labels, "layout": layout, "path": path, "seed": seed}
-        # Enough for both halves of `split_by_query`.
-        drawn = load_task(task, n=4 * max(n, N_SCANNED), demonstrations=demonstrations, **options)
-        scanned, tested = _split(drawn, n) if heads is None and scan_prompts is None else ([], drawn[:n])
+        drawn = load_task(task, n=n_drawn(n), demonstrations=demonstrations, **options)
+        scanned, tested = scanned_and_tested(drawn, n)
     else:
         if n is not None:
             raise InputError(f"n must be None for a list of prompts, got {n}; remove it")
@@ -193,7 +192,12 @@ def exchange_heads(
     return found
 
 
-def _split(prompts: list[Prompt], n: int) -> tuple[list[Prompt], list[Prompt]]:
+def n_drawn(n: int) -> int:
+    """Return how many prompts of a task are drawn to test n: enough for both halves of `split_by_query`."""
+    return 4 * max(n, N_SCANNED)
+
+
+def scanned_and_tested(prompts: list[Prompt], n: int) -> tuple[list[Prompt], list[Prompt]]:
     """Return prompts to scan and n prompts to test, which share no query if there are enough queries."""
     if len({prompt.query for prompt in prompts}) >= 4:
         scanned, tested = split_by_query(prompts, N_SCANNED)[0], split_by_query(prompts, n)[1]

@@ -223,7 +223,7 @@ def test_pages_say_what_the_intervals_say(tmp_path, icl_mini):
     page = (docs / "made-up.md").read_text()
     assert "**The answer is made up.**" in page
     counts = "above the control in 1 of 3 pairs, below the control in 1, not distinguishable from the control in 1"
-    assert f"| small models | 3 pairs | 0.00 … 1.00 | 0.00 … 2.00 | {counts} | 8 |" in page
+    assert f"| small models | 3 pairs | 0.00–1.00 | 0.00–2.00 | {counts} | 8 |" in page
     real = [replace(one, model=SMOLLM2) for one in stored]
     page = pages.page(1, finding, real)
     assert f"| {SMOLLM2} | a | 1.00 | 0.00 | 1.00 [0.50, 1.50] | 8 |" in page
@@ -266,15 +266,22 @@ def test_the_index_states_the_exchanges_with_their_control():
     names |= {"predicted: query": 0.9, "predicted: keys": 0.8, "predicted: values": 0.7}
     towers = cell("two-towers", overview.SHOWN[SMOLLM2], *(row(name, size, -0.1) for name, size in names.items()))
     index = overview.text([(towers.finding, [towers])])
-    assert "costs the answer 2.70, 2.30, 2.50 nats of log-odds: the other label in 90, 80, 70% of prompts" in index
-    assert "should cancel: 0.60, 0.10, 0.50." in index
-    assert "should not matter: 0.20, 0.10. All this in random heads of the same layers: −0.10 … −0.10." in index
     assert (
-        "keys at labels costs 2.10 [1.90, 2.30] nats if only the text of the same demonstration changed class" in index
+        "2 heads with those of another prompt gives the other label in 70–90% of prompts (intact model: −10%)" in index
     )
+    assert "should cancel, and cost 0.10–0.60 nats; single ones 2.30–2.70." in index
+    assert "Exchanging keys costs 2.10 nats if only the text of their own demonstration changed class, 0.30 if" in index
+    assert "each key stands for its own demonstration" in index
+    assert "| keys at labels | yes | 2.30±0.20 |" in index
+    assert "| query and keys | no | 0.60±0.20 |" in index
+    assert "| random heads | no | −0.10 |" in index
     sentences = replace(cell("two-towers", overview.ON_SENTENCES, *towers.rows), model=QWEN)
     index = overview.text([(towers.finding, [towers, sentences])])
-    assert "On sentences (TREC, A/B, Qwen): 2.70, 2.30, 2.50 (90, 80, 70%);" in index
+    assert "SmolLM2, animal-country, A/B | Qwen, TREC, A/B |" in index
+    assert "| keys at labels | yes | 2.30±0.20 | 2.30±0.20 |" in index
+    others = "keys: other texts"
+    unclear = [row(others, 1.9, -0.1) if one.measure == others else one for one in towers.rows]
+    assert "stands for its own" not in overview.text([(towers.finding, [replace(towers, rows=unclear)])])
     fewer = replace(towers, rows=towers.rows[:2])
     assert "the other label" not in overview.text([(fewer.finding, [fewer])])
 
@@ -291,16 +298,27 @@ def test_the_index_names_the_third_that_writes_most():
     ]
     circuit = cell("circuit", overview.SHOWN[SMOLLM2], *rows)
     index = overview.text([(circuit.finding, [circuit])])
-    assert "the middle third of the layers writes most of what is compared, the first third most of what" in index
-    assert "as 2 heads read it, costs, in nats: queries 0.10 / 0.50 / 0.10; keys at labels 0.10 / 0.70 / 0.10;" in index
+    assert "Most of what heads compare is written in the middle third, most of what they carry in the first" in index
+    assert "as 2 heads read it, costs, in nats: SmolLM2: queries 0.10, 0.50, 0.10; keys 0.10, 0.70, 0.10; val" in index
+    assert "Random heads: 0.00." in index
+    other = {("query", 0): 0.5, ("keys at the labels", 0): 0.7, ("values at the labels", 0): 0.6}
+    differs = [replace(one, quantity=0.1, low=-0.1, high=0.3) for one in rows]
+    for place, (reader, i) in enumerate((reader, i) for reader in READERS for i in range(3)):
+        if (reader, i) in other:
+            differs[place] = row(rows[place].measure, other[reader, i])
+    qwen = replace(cell("circuit", overview.SHOWN[QWEN], *differs), model=QWEN)
+    index = overview.text([(circuit.finding, [circuit, qwen])])
+    assert (
+        "Qwen: queries 0.50, 0.10, 0.10; keys 0.70, 0.10, 0.10; values 0.60, 0.10, 0.10; most of wh" in index
+    )
 
 
 def test_the_index_names_no_third_where_none_is_above_its_control():
     rows = [row(f"{third} third → {reader}", 0.15) for reader in READERS for third in overview.THIRDS]
     circuit = cell("circuit", overview.SHOWN[SMOLLM2], *rows)
     index = overview.text([(circuit.finding, [circuit])])
-    assert overview.NOTHING_WRITTEN in index
-    assert "writes most" not in index
+    assert overview.NOTHING_WRITTEN.capitalize() in index
+    assert "most of what" not in index
 
 
 def test_claims_count_tasks_above_and_below_the_control():
@@ -313,7 +331,7 @@ def test_claims_count_tasks_above_and_below_the_control():
     lines = claims.table(stored).splitlines()
     (found,) = [line for line in lines if "attend to true labels" in line]
     assert "| 1 of 3 (opposite: 1) |" in found
-    assert "20.0 … 80.0% (50.0)" in found
+    assert "20.0–80.0% (50.0)" in found
     assert all("not measured" in line for line in lines if "Table 2" in line or "Figure 7" in line)
     flow = [cell("location", "a", row("depth_layers", share, 0.1, ranking="increase")) for share in (0.4, 0.9)]
     (found,) = [line for line in claims.table(flow).splitlines() if "Almost all" in line]

@@ -1,6 +1,9 @@
 """Exchanges against Hugging Face's key-value cache and against nested patches; donors; planted models; the result."""
 
 import io
+import json
+import shlex
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -12,9 +15,12 @@ from family_tables import EXACT
 from matplotlib.figure import Figure
 from rich.console import Console
 from tolerance import assert_close
+from typer.testing import CliRunner
 
 import icl_lens as il
 from experiments.planted import build
+from icl_lens.cli import app
+from icl_lens.cli.towers import TowerTask
 from icl_lens.interventions import donor_passes, prefix_cache
 from icl_lens.interventions.donor_passes import Prefixes, record
 from icl_lens.locate.towers import EXCHANGES, exchange_scores, tower_prompts
@@ -152,7 +158,24 @@ def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypa
             assert_close(ours.log_probs, plain.log_probs, msg=donor_name)
     assert prefixes.is_usable
     assert prefixes.is_tested
+    assert_close(prefixes.rows.log_probs, il.last_log_probs(model, prompts.batch))
     assert any(len({*lengths}) > 1 for _, lengths in sizes)
+
+
+def test_prompts_run_once_for_donors_and_rows(tiny_run, monkeypatch):
+    """Neither the rows with exchanges nor the donors that begin like the prompts run these again."""
+    _, view, prompts = tiny_run
+    passes = []
+    run = prefix_cache.last_logits
+    monkeypatch.setattr(
+        prefix_cache, "last_logits", lambda *args, **how: passes.append(len(args[1])) or run(*args, **how)
+    )
+    scores, _, reason = exchange_scores(view, prompts, [(one, HEADS) for one in EXCHANGES], progress=quiet, stage="")
+    assert (passes, reason) == ([len(prompts.batch)], "")
+    monkeypatch.setattr(donor_passes, "new_cache", lambda view: None)
+    again, _, _ = exchange_scores(view, prompts, [(one, HEADS) for one in EXCHANGES], progress=quiet, stage="")
+    assert passes == [len(prompts.batch)] * 2
+    assert_close(again.log_odds, scores.log_odds)
 
 
 def test_a_cache_that_is_wrong_is_not_used(tiny_run):
@@ -262,6 +285,22 @@ def test_other_planted_models_are_not_called_two_towers(planted, kind, options):
         table = found.to_frame().set_index("exchanged")["log_odds_lost"]
         assert table["values"] > 1 > abs(table["query"])
         assert table["query+values"] > 1  # nothing cancels
+
+
+def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):
+    """The heads are found on as many prompts of each class and label."""
+    truth, model = planted("two-tower")
+    monkeypatch.setattr("icl_lens.cli.options.ModelOptions.load", lambda *_, **__: model)
+    file = tmp_path / "towers.json"
+    call = f"towers -t sentiment-number --path {truth.words} -n 24 -k 4 --random-sets 2 --json {file}"
+    result = CliRunner().invoke(app, shlex.split(call))
+    assert result.exit_code == 0, result.output
+    found = il.two_towers(model, "sentiment-number", k=4, n=24, path=truth.words, n_random_sets=2)
+    theirs = json.loads(file.read_text())
+    assert theirs["heads"] == [str(head) for head in found.heads]
+    assert theirs["exchanges"] == json.loads(json.dumps(found.to_dict()))["exchanges"]
+    scanned, _ = TowerTask(task="animal-country", n=24).split_prompts(0)
+    assert {*Counter((one.answer, one.classes[one.answer]) for one in scanned).values()} == {len(scanned) // 4}
 
 
 # The result

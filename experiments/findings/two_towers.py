@@ -23,9 +23,11 @@ from experiments.framework.plotting import condition_dots
 from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import N_RANDOM_SETS, Study, thin_out
 from experiments.framework.tasks import ARROWS
-from icl_lens.locate.towers import EXCHANGES, N_SCANNED, Exchange, tower_prompts
+from icl_lens.locate.towers import EXCHANGES, Exchange, tower_prompts
 from icl_lens.towers import exchange_heads
 
+N_SCANNED = 16
+"""Prompts of the scan."""
 N_REPLICATED, N_RANDOM_REPLICATED = 60, 5
 """Maximum number of prompts, and number of random sets, of a replication."""
 REPLICATED = ("query", "keys", "values", "query+keys", "query+values", "keys+values")

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pandas as pd
 from matplotlib import rc_context
 
-from experiments.framework import claims
+from experiments.framework import claims, markdown
 from experiments.framework.finding import Finding, Row
 from experiments.framework.models import QWEN, SMOLLM2
 from experiments.framework.pages import Stored, groups, save_figure
 from experiments.framework.plotting import STYLE
-from experiments.framework.sentences import TITLES, number
+from experiments.framework.sentences import TITLES, extent, number
 from icl_lens.locate.edge_space import THIRDS
 
 Numbered = Sequence[tuple[Finding, Sequence[Stored]]]
@@ -25,8 +25,8 @@ ON_SENTENCES = "TREC, A/B"
 
 MODELS = (
     "SmolLM2 is SmolLM2-135M-Instruct, Qwen is Qwen2.5-Coder-0.5B-Instruct, both quantized. Prompts are in balanced "
-    "random order, where copying a label is right half of the time. Heads are chosen on some prompts and measured on "
-    "{n} with other queries; brackets are 95% intervals over queries."
+    "random order: copying a label is right half of the time. Heads are chosen on some prompts and measured on {n} "
+    "with other queries. Intervals are 95%, over queries."
 )
 
 
@@ -47,15 +47,16 @@ def text(numbered: Numbered) -> str:
     parts = [
         "# What we found",
         MODELS.format(n=" or ".join(map(str, sorted({row.n_prompts for row in main if row.n_prompts})))),
-        *(f"{i}. {sentence}" for i, sentence in enumerate(filter(None, map(_join, _findings(numbered))), start=1)),
+        *(f"{i}. {sentence}" for i, sentence in enumerate(_findings(numbered), start=1)),
+        *_exchange_table(_tower_cells([cell for cell in every if cell.finding.id == "two-towers"])),
         "![Exchanges of queries, keys and values in both models](figures/overview.svg)",
-        "*Log-odds lost by exchanges in 12 heads (dots, 95%) and in random heads (circles).*",
+        "*Log-odds lost by exchanges in 12 heads (dots) and random heads (circles).*",
         "## The paper's claims",
-        "A claim holds on a task if the interval of the difference from the control lies on the claimed side of zero."
+        "A claim holds if the interval of the difference from the control is on the claimed side of zero."
         + _single_task(real),
         claims.table(every),
-        f"Ranges are over tasks. Of {n_real:,} comparisons on these models, about {round(n_real * 0.025)} would be "
-        "above their control by chance. [Ground truth](ground-truth.md): models whose circuit is known.",
+        f"Ranges are over tasks. About {round(n_real * 0.025)} of {n_real:,} comparisons would be above their control "
+        "by chance. [Ground truth](ground-truth.md): models whose circuit is known.",
         "```{toctree}\n:hidden:\n\n" + "\n".join([*(finding.id for finding, _ in numbered), "ground-truth"]) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
@@ -71,19 +72,11 @@ def _single_task(cells: Sequence[Stored]) -> str:
     return f" One task is {task} in {TITLES[model]}."
 
 
-def _join(sentences: Sequence[str]) -> str:
-    return " ".join(filter(None, sentences))
-
-
-def _findings(numbered: Numbered) -> list[list[str]]:
-    """Return the sentences of each of the three findings; none where a cell is missing."""
+def _findings(numbered: Numbered) -> list[str]:
+    """Return the sentences of the findings; none where a cell is missing."""
     of = {finding.id: cells for finding, cells in numbered}
-    towers, circuit = of.get("two-towers", []), of.get("circuit", [])
-    return [
-        [*(_exchanges(towers, model) for model in SHOWN), _on_sentences(towers)],
-        [_own_text(towers, model) for model in SHOWN],
-        [_written(circuit, model) for model in SHOWN],
-    ]
+    towers = _tower_cells(of.get("two-towers", []))
+    return [*filter(None, (_exchanges(towers), _own_text(towers), _written(of.get("circuit", []))))]
 
 
 def _shown(cells: Sequence[Stored], model: str) -> Stored | None:
@@ -95,121 +88,120 @@ def _numbers(cell: Stored, *measures: str) -> list[Row] | None:
     return [row for row in rows if row] if all(row is not None and row.applies for row in rows) else None
 
 
-def _exchanges(cells: Sequence[Stored], model: str) -> str:
-    """Return what exchanges cost in a model: in full for the first one, in short for the others."""
-    cell = _shown(cells, model)
-    if cell is None or (costs := _costs(cell)) is None:
+SINGLE, PAIRS = ("query", "keys", "values"), ("query+keys", "query+values", "keys+values")
+EXCHANGED = {
+    "query": "query",
+    "keys": "keys at labels",
+    "values": "values at labels",
+    "keys: own text": "keys: only the own text",
+    **{pair: pair.replace("+", " and ") for pair in PAIRS},
+    "keys: other texts": "keys: only other texts",
+    "keys: labels": "keys: labels",
+    "values: texts": "values: texts",
+}
+"""The exchanges of the table, first those that should give the other label, and their names there."""
+N_TURNING = 4
+PERCENT: dict[str, Any] = {"scale": 100.0, "digits": 0}
+
+
+def _tower_cells(cells: Sequence[Stored]) -> list[Stored]:
+    """Return the cells of the text and figure, and those on sentences, that have every exchange."""
+    names = (*EXCHANGED, *(f"predicted: {name}" for name in SINGLE))
+    shown = [cell for model in SHOWN for cell in cells if cell is _shown(cells, model)]
+    shown += [cell for cell in cells if cell.model in SHOWN and cell.task == ON_SENTENCES]
+    return [cell for cell in shown if _numbers(cell, *names)]
+
+
+def _rows(cells: Sequence[Stored], *names: str) -> list[Row]:
+    return [row for cell in cells for name in names if (row := cell.row(name))]
+
+
+def _exchanges(cells: Sequence[Stored]) -> str:
+    """Return how often single exchanges give the other label, and what pairs and random heads cost."""
+    if not cells:
         return ""
-    if model != FIRST:
-        return f"The same in {TITLES[model]} ({cell.task}): {_in_short(costs)}."
+    flips = _rows(cells, *(f"predicted: {name}" for name in SINGLE))
     return (
-        f"In {TITLES[model]} ({cell.task}), exchanging the query, the keys or the values of {costs.n_heads} heads with "
-        f"those of another prompt costs the answer {costs.lost} nats of log-odds: the other label in {costs.flips}% of "
-        f"prompts. Two at once (query and keys, query and values, keys and values) should cancel: {costs.pairs}. "
-        f"Labels for keys and texts for values should not matter: {costs.idle}. All this in random heads of the same "
-        f"layers: {costs.random}."
+        f"Exchanging the query, the keys or the values of {flips[0].n_heads} heads with those of another prompt gives "
+        f"the other label in {extent([row.quantity for row in flips], **PERCENT)}% of prompts (intact model: "
+        f"{extent([row.control for row in flips], **PERCENT)}%). Two exchanges should cancel, and cost "
+        f"{extent([row.quantity for row in _rows(cells, *PAIRS)])} nats; single ones "
+        f"{extent([row.quantity for row in _rows(cells, *SINGLE)])}."
     )
 
 
-def _on_sentences(cells: Sequence[Stored]) -> str:
-    """Return what exchanges cost on the paper's sentences."""
-    for cell in cells:
-        if cell.task == ON_SENTENCES and (costs := _costs(cell)):
-            return f"On sentences ({cell.task}, {TITLES[cell.model]}): {_in_short(costs)}."
-    return ""
-
-
-class _Costs(NamedTuple):
-    """Numbers of a model on a task, as text."""
-
-    n_heads: int
-    lost: str
-    """By single exchanges: the query, the keys, the values."""
-    flips: str
-    """Percentages of prompts whose label becomes the other one."""
-    pairs: str
-    idle: str
-    random: str
-    """The range of the controls."""
-
-
-def _costs(cell: Stored) -> _Costs | None:
-    names = ("query", "keys", "values", "query+keys", "query+values", "keys+values", "keys: labels", "values: texts")
-    rows, flips = _numbers(cell, *names), _numbers(cell, *(f"predicted: {name}" for name in names[:3]))
-    if not rows or not flips:
-        return None
-    lost = [number(row.quantity) for row in rows]
-    return _Costs(
-        rows[0].n_heads,
-        ", ".join(lost[:3]),
-        ", ".join(f"{100 * row.quantity:.0f}" for row in flips),
-        ", ".join(lost[3:6]),
-        ", ".join(lost[6:]),
-        _range(rows),
-    )
-
-
-def _in_short(costs: _Costs) -> str:
-    return f"{costs.lost} ({costs.flips}%); {costs.pairs}; {costs.idle}; random {costs.random}"
-
-
-def _range(rows: Sequence[Row]) -> str:
-    """Return the range of the rows' controls."""
-    controls = [row.control for row in rows]
-    return f"{number(min(controls))} … {number(max(controls))}"
-
-
-def _own_text(cells: Sequence[Stored], model: str) -> str:
+def _own_text(cells: Sequence[Stored]) -> str:
     """Return what keys cost if only their own demonstration's text changes class, or only the other texts."""
-    said = []
-    for cell in cells:
-        shown = cell.model == model and cell.task in (SHOWN[model], ON_SENTENCES)
-        if shown and (rows := _numbers(cell, "keys: own text", "keys: other texts")):
-            own, others = (
-                f"{number(row.quantity)} [{number(row.control + row.low)}, {number(row.control + row.high)}]"
-                for row in rows
-            )
-            said.append((own, others, f" ({cell.task})"))
-    if not said:
+    if not cells:
         return ""
-    if model != FIRST:
-        return f"In {TITLES[model]}: {'; '.join(f'{own} and {others}{where}' for own, others, where in said)}."
-    own, others, _ = said[0]
+    own, others = (_rows(cells, name) for name in ("keys: own text", "keys: other texts"))
+    text = (
+        f"Exchanging keys costs {extent([row.quantity for row in own])} nats if only the text of their own "
+        f"demonstration changed class, {extent([row.quantity for row in others])} if only the other texts did"
+    )
+    is_own = all(a.control + a.low > b.control + b.high for a, b in zip(own, others, strict=True))
+    return text + (": each key stands for its own demonstration." if is_own else ".")
+
+
+def _exchange_table(cells: Sequence[Stored]) -> list[str]:
+    """Return a table of what every exchange costs, with intervals and the range of the controls; none without cells."""
+    if not cells:
+        return []
+    lines: list[list[str]] = []
+    for name, shown in EXCHANGED.items():
+        rows = _rows(cells, name)
+        ends = [max(row.control + row.high - row.quantity, row.quantity - row.control - row.low) for row in rows]
+        numbers = [f"{number(row.quantity)}±{number(end)}" for row, end in zip(rows, ends, strict=True)]
+        lines.append([shown, "yes" if len(lines) < N_TURNING else "no", *numbers])
+    controls = [extent([row.control for row in _rows([cell], *EXCHANGED)]) for cell in cells]
+    lines.append(["random heads", "no", *controls])
+    titles = [f"{TITLES[cell.model]}, {cell.task}" for cell in cells]
+    table = markdown.table(["exchanged", "should turn the answer", *titles], lines, align="ll")
+    return ["Log-odds lost by the answer, nats (±: the wider side of the interval):", table]
+
+
+READERS = {"query": "queries", "keys at the labels": "keys", "values at the labels": "values"}
+"""What the heads read, as it is called in the stored rows and in the text."""
+
+
+def _written(cells: Sequence[Stored]) -> str:
+    """Return which layers write what is compared and carried, in each model."""
+    shown = [cell for model in SHOWN if (cell := _shown(cells, model))]
+    by_reader = {cell.model: found for cell in shown if (found := _thirds(cell))}
+    if not by_reader:
+        return ""
+    leads = {model: _lead(found) for model, found in by_reader.items()}
+    agree = len(set(leads.values())) == 1
+    parts = []
+    for model, found in by_reader.items():
+        values = [f"{words} {', '.join(number(row.quantity) for row in rows)}" for words, rows in found.items()]
+        lead = "" if agree else f"; {leads[model]}"
+        parts.append(f"{TITLES[model]}: {'; '.join(values)}{lead}.")
+    random = extent([row.control for found in by_reader.values() for rows in found.values() for row in rows])
+    n_heads = next(iter(by_reader[next(iter(by_reader))].values()))[0].n_heads
+    lead = f"{next(iter(leads.values()))}. ".capitalize() if agree else ""
     return (
-        f"In {TITLES[model]}, exchanging keys at labels costs {own} nats if only the text of the same demonstration "
-        f"changed class, and {others} if only the other texts did."
+        f"{lead}Removing what the first, middle and last third of the layers wrote, as {n_heads} heads read it, costs, "
+        f"in nats: {' '.join(parts)} Random heads: {random}."
     )
 
 
-def _written(cells: Sequence[Stored], model: str) -> str:
-    """Return which layers write what is compared and carried, if any third of them is above its control."""
-    cell = _shown(cells, model)
-    if cell is None:
-        return ""
-    of_role: dict[str, list[Row]] = {}
-    said = []
-    for reader, words, role in (
-        ("query", "queries", "compared"),
-        ("keys at the labels", "keys at labels", "compared"),
-        ("values at the labels", "values at labels", "carried"),
-    ):
-        rows = _numbers(cell, *(f"{third} third → {reader}" for third in THIRDS))
-        if rows is None:
-            return ""
-        said.append(f"{words} {' / '.join(number(row.quantity) for row in rows)}")
-        of_role.setdefault(role, []).extend(rows)
-    thirds = {role: _largest(rows) for role, rows in of_role.items()}
-    most = [f"the {third} third of the layers writes most of what is {role}" for role, third in thirds.items() if third]
-    most[1:] = [one.replace(" of the layers writes", "") for one in most[1:]]
-    every = [row for rows in of_role.values() for row in rows]
-    lead = f"In {TITLES[model]}, {', '.join(most) or NOTHING_WRITTEN}"
-    numbers = f"{'; '.join(said)}; random heads {_range(every)}."
-    if model != FIRST:
-        return f"{lead}: {numbers}"
-    return (
-        f"{lead}. Removing what the first / middle / last third wrote, as {every[0].n_heads} heads read it, costs, in "
-        f"nats: {numbers}"
-    )
+def _thirds(cell: Stored) -> dict[str, list[Row]] | None:
+    """Return what each third of the layers writes, by what heads read; None if a row is missing."""
+    found = {
+        words: _numbers(cell, *(f"{third} third → {reader}" for third in THIRDS)) for reader, words in READERS.items()
+    }
+    complete = {words: rows for words, rows in found.items() if rows is not None}
+    return complete if len(complete) == len(READERS) else None
+
+
+def _lead(found: dict[str, list[Row]]) -> str:
+    """Return which thirds write most of what heads compare and carry, if they are above their control."""
+    queries, keys, values = found.values()
+    thirds = {"compare": _largest([*queries, *keys]), "carry": _largest(values)}
+    most = [f"most of what heads {role} is written in the {third} third" for role, third in thirds.items() if third]
+    shorter = [one.replace("what heads", "what they").replace("is written in", "in") for one in most[1:]]
+    return ", ".join([*most[:1], *shorter]) or NOTHING_WRITTEN
 
 
 def _largest(rows: Sequence[Row]) -> str:

@@ -5,7 +5,6 @@
 3. Other measures, method, caveats and located heads are folded.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from experiments.framework.finding import Finding, Measure, Outcome, Row, rows_f
 from experiments.framework.models import REAL_MODELS
 from experiments.framework.plotting import STYLE
 from experiments.framework.run import load_cells
+from experiments.framework.sentences import extent, number
 from icl_lens.files import atomic_write, write_text
 
 OUTCOMES: dict[Outcome, str] = {
@@ -73,11 +73,11 @@ def write_pages(results: Path, docs: Path, findings: Sequence[Finding]) -> list[
     every = [Stored.from_json(finding, cell) for finding, cell in load_cells(results, findings)]
     numbered = [(finding, [one for one in every if one.finding is finding]) for finding in findings]
     numbered = [(finding, cells) for finding, cells in numbered if cells]
-    for number, (finding, cells) in enumerate(numbered, start=1):
+    for index, (finding, cells) in enumerate(numbered, start=1):
         draw(finding, cells, docs / "figures" / f"{finding.id}.svg")
         table_text = every_row(finding, cells).to_csv(index=False, float_format="%.6g", lineterminator="\n")
         write_text(docs / "data" / f"{finding.id}.csv", table_text)
-        write_text(docs / f"{finding.id}.md", page(number, finding, cells))
+        write_text(docs / f"{finding.id}.md", page(index, finding, cells))
     return numbered
 
 
@@ -132,15 +132,12 @@ def _counted(rows: Rows, nouns: str) -> str:
 
 def number_text(value: float, measure: Measure) -> str:
     """Return a stored number as shown on the page."""
-    # z: no minus in front of a rounded zero.
-    return "–" if math.isnan(value) else f"{value * measure.scale:z.{measure.digits}f}".replace("-", "−")
+    return number(value, scale=float(measure.scale), digits=measure.digits)
 
 
 def span(values: Iterable[float], measure: Measure) -> str:
-    """Return the displayed range of some numbers, such as "0.20 … 0.43"."""
-    some = list(values)
-    low, high = number_text(min(some), measure), number_text(max(some), measure)
-    return low if low == high else f"{low} … {high}"
+    """Return the displayed range of some numbers, such as "0.20–0.43"."""
+    return extent(list(values), scale=float(measure.scale), digits=measure.digits)
 
 
 def row_cells(row: Row, measure: Measure) -> list[str]:

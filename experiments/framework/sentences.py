@@ -1,5 +1,6 @@
 """Sentences about the real models, with numbers from stored cells."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,15 @@ def real_rows(cells: Sequence[Any], measure: str, ranking: str = "") -> list[tup
     return [(cell, row) for cell, row in found if row is not None and row.applies]
 
 
-def number(value: float, *, scale: float = 1, digits: int = 2) -> str:
-    """Return a number with a true minus sign and without a negative zero."""
-    return f"{value * scale:z.{digits}f}".replace("-", "−")
+def number(value: float, *, scale: float = 1.0, digits: int = 2) -> str:
+    """Return a number with a true minus sign and without a negative zero; NaN is "–"."""
+    return "–" if math.isnan(value) else f"{value * scale:z.{digits}f}".replace("-", "−")
+
+
+def extent(values: Sequence[float], *, scale: float = 1.0, digits: int = 2) -> str:
+    """Return the range of some numbers: "0.20–0.43", or "−0.20 … 0.43" with a negative number."""
+    low, high = (number(end, scale=scale, digits=digits) for end in (min(values), max(values)))
+    return low if low == high else f"{low} … {high}" if "−" in low else f"{low}–{high}"
 
 
 def each(cells: Sequence[Any], measure: str, template: str = "{q} (control {c})", ranking: str = "") -> str:
@@ -29,7 +36,7 @@ def each(cells: Sequence[Any], measure: str, template: str = "{q} (control {c})"
     for cell, row in real_rows(cells, measure, ranking):
         shown = next(one for one in cell.finding.measures if one.name == measure)
         values = {"q": row.quantity, "c": row.control, "low": row.low, "high": row.high}
-        texts = {name: number(value, scale=shown.scale, digits=shown.digits) for name, value in values.items()}
+        texts = {name: number(value, scale=float(shown.scale), digits=shown.digits) for name, value in values.items()}
         parts.append(f"{template.format(**texts)} on {cell.task} ({TITLES[cell.model]})")
     return "; ".join(parts)
 

@@ -1,6 +1,6 @@
 """Record one forward pass: vectors at the last position and at labels, the last query's attention, and all values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -356,7 +356,7 @@ def capture(
         plan = ReadPlan.shared(view, batch)
     is_edited = view.has_hooks  # edits may give heads another z than attention times values
     recorder = Recorder(view, plan, writers)
-    logits = _last_logits(model, plan.run, recorder.hooks())
+    logits = last_logits(model, plan.run, recorder.hooks())
     acts = Activations(**recorder.fields(), edits=active_edits(view))
     if check:
         _check_sums(acts)
@@ -378,7 +378,7 @@ def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_voc
         >>> il.last_log_probs(model, batch).exp().sum().round()
         tensor(1.)
     """
-    logits = _last_logits(model, batch, [])
+    logits = last_logits(model, batch)
     return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
 
 
@@ -400,7 +400,11 @@ def label_log_probs(model: Any, batch: PromptBatch) -> LabelScores:
     return LabelScores.from_tensor(log_probs[:, tokens.to(log_probs.device)], batch.labels)
 
 
-def _last_logits(model: Any, batch: PromptBatch, hooks: list[tuple[str, Callable[..., Any]]]) -> Tensor:
+def last_logits(
+    model: Any, batch: PromptBatch, hooks: Sequence[tuple[str, Callable[..., Any]]] = (), past: Any = None
+) -> Float[Tensor, "batch d_vocab"]:
+    """Return the model's logits after each prompt, from one pass with hooks that fills the cache `past`, if given."""
+
     def only_last(x: Tensor, hook: Any) -> Tensor:
         return x[torch.arange(len(x), device=x.device), batch.last.to(x.device), None]
 
@@ -411,7 +415,9 @@ def _last_logits(model: Any, batch: PromptBatch, hooks: list[tuple[str, Callable
         view.inference_pass() as kwargs,
         model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]),
     ):
-        logits = model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **kwargs)[:, 0]
+        cached = {} if past is None else {"use_cache": True, "past_key_values": past}
+        passed = {"attention_mask": batch.attention_mask, "return_type": "logits", **kwargs, **cached}
+        logits = model(batch.tokens, **passed)[:, 0]
     check_finite(logits)
     return logits
 

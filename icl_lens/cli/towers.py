@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -21,13 +21,22 @@ from icl_lens.cli.options import (
 )
 from icl_lens.errors import InputError
 
+if TYPE_CHECKING:
+    from icl_lens.prompts.prompt import Prompt
+
 
 @dataclass(frozen=True, kw_only=True)
 class TowerTask(SplitTask):
     """A task whose prompts are split: heads are found on some and tested on others."""
 
-    n: Annotated[int, Option("--n", "-n", min=2, help="Number of test prompts; 16 others find the heads.")] = 60
+    n: Annotated[int, Option("--n", "-n", min=2, help="Number of test prompts; 12 others find the heads.")] = 60
     check: Annotated[bool, Option("--check/--no-check", help="First report what the model does on the task.")] = False
+
+    def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
+        """Return prompts that find heads and `n` prompts to test them on, the same as in `il.two_towers`."""
+        from icl_lens.towers import n_drawn, scanned_and_tested
+
+        return scanned_and_tested(self.prompts(n=n_drawn(self.n), seed=seed), self.n)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +62,6 @@ def towers(
     queries, keys and values of all these heads are exchanged for those of prompts with another query, exchanged texts
     or exchanged labels, one by one and in pairs; random heads of the same layers are the control.
     """
-    from icl_lens.locate.towers import N_SCANNED
     from icl_lens.towers import N_HEADS, two_towers
 
     if heads.heads is not None and heads.k is not None:
@@ -71,7 +79,7 @@ def towers(
             tested,
             chosen,
             k=heads.k or N_HEADS,
-            scan_prompts=scanned[:N_SCANNED],
+            scan_prompts=scanned,
             n_random_sets=heads.random_sets,
             seed=seed,
             progress=report,

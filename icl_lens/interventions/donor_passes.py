@@ -5,20 +5,21 @@ rotation, label by label, so that donors may differ in length from the prompts t
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from icl_lens.activations.activations import check_finite
+from icl_lens.errors import InputError
 from icl_lens.interventions.edit_checks import PATTERN_TOLERANCE
 from icl_lens.interventions.edited_scores import PASS_TOKENS
 from icl_lens.interventions.editor import edits_disabled
 from icl_lens.interventions.kv_cache import per_kv_head
 from icl_lens.interventions.pattern import LayerValues, recording_hooks
+from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -91,21 +92,22 @@ class Prefixes:
     """For each prompt, its cache and its row there."""
     is_tested: bool = False
     is_usable: bool = True
+    rows: PrefixCache | None = None
+    """The first prompts with what single-token rows need, from the same pass; None if it cannot be used."""
 
     @classmethod
     def of(cls, view: ModelView, batch: PromptBatch) -> "Prefixes":
-        """Run prompts and keep their keys and values."""
+        """Run prompts and keep their keys and values, for donors and for single-token rows."""
         prefixes, cache = cls(view), new_cache(view)
-        if cache is None:
-            prefixes.is_usable = False
-        else:
+        rows = None
+        if cache is not None:
             try:
-                _run(view, batch.tokens, batch.attention_mask, [], cache)
-            except CACHE_ERRORS as error:
+                rows = PrefixCache.of(view, batch, tokens=batch.label_tokens, past=cache)
+                prefixes.add(batch, cache)
+            except (PrefixCacheUnsupported, InputError, *CACHE_ERRORS) as error:
                 _raise_out_of_memory(error)
-                prefixes.is_usable = False
-            prefixes.add(batch, cache)
-        return prefixes
+        prefixes.is_usable &= rows is not None
+        return replace(prefixes, rows=rows if prefixes.is_usable else None)
 
     def add(self, batch: PromptBatch, cache: Any) -> None:
         """Add prompts with a cache that their pass has filled."""
@@ -139,14 +141,19 @@ class Prefixes:
         if not width:
             return None
         cache = new_cache(self.view)
+        lengths = torch.tensor([length for _, length in starts])
+        numbers, sources = torch.tensor([self.places[prompt] for prompt, _ in starts]).T
+        positions = (torch.arange(width) - (width - lengths)[:, None]).clamp(min=0)
+        groups = [((numbers == number).nonzero()[:, 0], number) for number in numbers.unique().tolist()]
+        order = torch.cat([rows for rows, _ in groups]).argsort()
         for index in range(self.view.n_layers):
             pair = []
             for name in ("keys", "values"):
-                some = [
-                    (getattr(self.caches[number].layers[index], name)[row], length)
-                    for (number, row), length in ((self.places[prompt], length) for prompt, length in starts)
+                pieces = [
+                    getattr(self.caches[number].layers[index], name)[sources[rows, None], :, positions[rows]]
+                    for rows, number in groups
                 ]
-                pair.append(torch.stack([pad(x[:, :length], (0, 0, width - length, 0)) for x, length in some]))
+                pair.append(torch.cat(pieces)[order].transpose(1, 2).contiguous())
             cache.update(*pair, index)
         return Pasts(cache, [length for _, length in starts])
 

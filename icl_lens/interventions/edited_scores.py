@@ -177,6 +177,7 @@ def score_rows(
     pass_tokens: int = PASS_TOKENS,
     attention: bool = False,
     tokens: Int[Tensor, " n"] | None = None,
+    cached: PrefixCache | None = None,
 ) -> tuple[Float[Tensor, "batch set n"], str]:
     """Return `reduce_log_probs` of the log-probabilities under each of several edits at the last position.
 
@@ -184,7 +185,8 @@ def score_rows(
     rest of the vocabulary, a large part of the cost of a row.
 
     `edits_of(prompt_indices)` returns the edits for those prompts; its errors are raised. `attention` is True if they
-    edit attention before z (queries, keys, values, scores or patterns). If the prefix cache cannot be used, return the
+    edit attention before z (queries, keys, values, scores or patterns). `cached` is a cache of the whole batch with the
+    same `tokens`, if there is one already. If the prefix cache cannot be used, return the
     scores of `fallback()`. The second value is the reason for this fallback, "" if there was none.
     """
     n_logits = None if tokens is None else len(tokens)
@@ -196,7 +198,10 @@ def score_rows(
         prompts = order[start : start + size]
         edits = edits_of(prompts)
         try:
-            cache = PrefixCache.of(view, batch[prompts], attention=attention, tokens=tokens)
+            if cached is None:
+                cache = PrefixCache.of(view, batch[prompts], attention=attention, tokens=tokens)
+            else:
+                cache = cached.select(prompts)
             step = max(1, max_rows(view, n_logits if cache.columns else None) // len(prompts) - 1)
             for first in range(0, n_sets, step):
                 sets = range(first, min(first + step, n_sets))

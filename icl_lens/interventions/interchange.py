@@ -23,7 +23,7 @@ from icl_lens.interventions.donor_passes import LayerTensors, Part, Recorded
 from icl_lens.interventions.edit_checks import checked_heads
 from icl_lens.interventions.edited_scores import read_labels, score_passes, score_rows
 from icl_lens.interventions.editor import AttentionState, Edit, Stage, editing, edits_disabled, group_by_layer
-from icl_lens.interventions.prefix_cache import Exchange, RowEdits, TokenTensors
+from icl_lens.interventions.prefix_cache import Exchange, PrefixCache, RowEdits, TokenTensors
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -44,9 +44,11 @@ def log_probs_exchanged(
     batch: PromptBatch,
     positions: Int[Tensor, "prompt token"],
     interchanges: Sequence[Interchange],
+    cached: PrefixCache | None = None,
 ) -> tuple[Float[Tensor, "prompt set label"], str]:
     """Return the log-probabilities of the labels, among themselves, under each interchange; heads may be none.
 
+    `cached` has the batch for single-token rows, restricted to its label tokens, if it has been run already.
     The second value is the reason why full forward passes were used instead of the prefix cache, "" if it was used.
     Raise InputError for families whose attention cannot be recomputed.
     """
@@ -70,6 +72,7 @@ def log_probs_exchanged(
         run_full_passes,
         n_sets=len(interchanges),
         tokens=batch.label_tokens,
+        cached=cached,
     )
 
 

@@ -4,6 +4,7 @@ Keys and values are cached once per prompt and never copied per row. Attention i
 activations that its hooks expose in one pass over the prompts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -61,6 +62,15 @@ class LayerKVCache:
         k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (k, v.to(dtype)))
         kept = LayerValues(view, layer, mask, dict(values.seen), last[:, None]) if editable else None
         return cls(k, v, visible, alibi, angles, last, scoring, kept)
+
+    def select(self, prompts: Sequence[int]) -> "LayerKVCache":
+        """Return the cache of some of the prompts, without activations for edits of attention."""
+        rows = list(prompts)
+        alibi = None if self.alibi is None else self.alibi[rows]
+        angles = None if self.rotation is None else (self.rotation[0][rows], self.rotation[1][rows])
+        return LayerKVCache(
+            self.k[rows], self.v[rows], self.visible_keys[rows], alibi, angles, self.last[rows], self.scoring
+        )
 
     def of_head(self, head: int, n_heads: int) -> "LayerKVCache":
         """Return the cache of one query head, with the keys and values of its group only."""

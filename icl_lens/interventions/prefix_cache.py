@@ -10,14 +10,14 @@ already has hooks or edits.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import last_log_probs
+from icl_lens.activations.activations import last_logits
 from icl_lens.interventions.edit_checks import PATTERN_TOLERANCE
 from icl_lens.interventions.editor import ATTENTION_STAGES, Z_STAGES, Edit, edited_attention, edits_at
 from icl_lens.interventions.kv_cache import LayerKVCache, per_kv_head
@@ -30,7 +30,7 @@ from icl_lens.prompts.batch import PromptBatch
 
 # Memory for the keys and values of the prompts cached at a time, and for the widest activations of one pass's rows.
 KEY_BYTES = 384 * 2**20
-ROW_BYTES = 256 * 2**20
+ROW_BYTES = 128 * 2**20
 
 
 class PrefixCacheUnsupported(Exception):
@@ -181,10 +181,12 @@ class PrefixCache:
         *,
         attention: bool = False,
         tokens: Int[Tensor, " token"] | None = None,
+        past: Any = None,
     ) -> "PrefixCache":
         """Run one pass over the batch and record what rows need, including edits of attention if `attention`.
 
-        With `tokens`, `run` computes logits of these tokens only, if they can be computed from the unembedding.
+        With `tokens`, `run` computes logits of these tokens only, if they can be computed from the unembedding. The
+        pass also fills `past`, an empty cache of Hugging Face.
         """
         if has_active_hooks(view):
             raise PrefixCacheUnsupported("other hooks or interventions are active on the model")
@@ -211,9 +213,23 @@ class PrefixCache:
         if tokens is not None:
             hooks.append((view.last_logits_hook, lambda x, hook: unembedded.append(at_last(x))))
         with model_lock(view.model), inputs.recorded(values, at_last), view.model.hooks(fwd_hooks=hooks):
-            log_probs = last_log_probs(view.model, batch)
+            logits = last_logits(view.model, batch, past=past)
+        log_probs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
         columns = None if tokens is None else _columns(view, tokens, unembedded[0], log_probs)
         return cls(view, batch, log_probs, keys, inputs, z, columns)
+
+    def select(self, prompts: Sequence[int]) -> "PrefixCache":
+        """Return the cache of some of the prompts, for edits that do not change attention."""
+        rows = list(prompts)
+        return PrefixCache(
+            self.view,
+            self.batch[rows],
+            self.log_probs[rows],
+            {layer: cache.select(rows) for layer, cache in self.keys.items()},
+            replace(self.inputs, resid={layer: x[rows] for layer, x in self.inputs.resid.items()}),
+            {layer: x[rows] for layer, x in self.z.items()},
+            self.columns,
+        )
 
     def run(self, edits: RowEdits, sets: range) -> tuple[Float[Tensor, "batch row d_vocab"], list[int]]:
         """Return logits of an unedited row 0 and of rows with the edits of `sets`, and the row of each set.
@@ -236,9 +252,12 @@ class PrefixCache:
                 x = x[:, 0].unflatten(0, (n, -1))
                 clean = self.inputs.resid[layer].to(x.device)
                 self._check("the residual stream of single-token rows", layer, x[:, 0], clean)
-                x = torch.cat([clean[:, None], x[:, 1:]], dim=1)[:, tree[layer].parents]
-                resid[layer] = x
-                return x.flatten(0, 1)[:, None].clone()  # because blocks of some families add to it in place
+                parents = tree[layer].parents
+                x = x.clone() if parents == list(range(x.shape[1])) else x[:, parents]
+                x[:, [row for row, parent in enumerate(parents) if not parent]] = clean[:, None]
+                if layer in edited:
+                    resid[layer] = x.clone()  # because blocks of some families add to it in place
+                return x.flatten(0, 1)[:, None]
 
             def hook_fn(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 args, kwargs = replace_residual(args, kwargs, joined)
@@ -256,12 +275,12 @@ class PrefixCache:
             def hook_fn(z: Tensor, hook: Any) -> Tensor:
                 q, k, v = (values[layer].seen[name][:, 0].unflatten(0, (n, -1)) for name in "qkv")
                 values[layer].seen.clear()
-                x, cache = resid.pop(layer), self.keys[layer]
+                cache = self.keys[layer]
                 shared_k, shared_v = (per_kv_head(one, view.n_kv_heads) for one in (k, v))
                 ours = cache.attend(q, shared_k, shared_v).to(z)
                 self._check("attention over cached keys", layer, ours[:, 0], self.z[layer])
-                if edits.edit_z is not None:
-                    edits.edit_z(layer, sets_of_rows[layer], ours, LayerRows(cache, q, k, v, x))
+                if edits.edit_z is not None and layer in edited:
+                    edits.edit_z(layer, sets_of_rows[layer], ours, LayerRows(cache, q, k, v, resid.pop(layer)))
                 return ours.flatten(0, 1)[:, None]
 
             return hook_fn

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.interventions.donor_passes import PARTS, Donor, Part, Prefixes, Recorded, record
+from icl_lens.interventions.edited_scores import PASS_TOKENS
 from icl_lens.interventions.interchange import Interchange, log_probs_exchanged
+from icl_lens.interventions.prefix_cache import max_prompts
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -37,8 +39,8 @@ from icl_lens.prompts.tokenize import tokenize
 DonorName = Literal["query", "same class", "texts", "labels", "own text", "other texts"]
 Predicted = Literal["other", "same"]
 
-# Prompts that a scan runs on, and prompts whose donors are recorded at a time.
-N_SCANNED, PIECE = 16, 64
+# Prompts that a scan runs on.
+N_SCANNED = 12
 
 
 class Exchange(NamedTuple):
@@ -234,11 +236,11 @@ def exchange_scores(
     odds, predicted, reasons = list[Tensor](), list[Tensor](), list[str]()
     own: dict[str, list[Tensor]] = {}
     n = len(prompts.batch)
-    for start in range(0, n, PIECE):
-        piece = prompts.select(range(start, min(start + PIECE, n)))
+    size = max_prompts(view, prompts.batch, pass_tokens=PASS_TOKENS, n_rows=1, attention=False)
+    for start in range(0, n, size):
+        piece = prompts.select(range(start, min(start + size, n)))
         recorded: dict[str, Recorded] = {}
-        # Fewer donors are run sooner than the prompts that they begin with.
-        prefixes = Prefixes.of(view, piece.batch) if len(parts) > 3 else None
+        prefixes = Prefixes.of(view, piece.batch)
         for name, some in sorted(parts.items(), key=lambda item: item[0] != "texts"):  # others begin like "texts"
             recorded[name] = record(view, piece.donors[name], layers, some, prefixes, keep=name == "texts")
             if (log_probs := recorded[name].log_probs) is not None:
@@ -247,7 +249,7 @@ def exchange_scores(
         for exchange, heads in sets:
             taken = (None if (name := getattr(exchange, part)) is None else recorded[name] for part in PARTS)
             interchanges.append(Interchange(tuple(heads), *taken))
-        log_probs, reason = log_probs_exchanged(view, piece.batch, piece.positions, interchanges)
+        log_probs, reason = log_probs_exchanged(view, piece.batch, piece.positions, interchanges, prefixes.rows)
         log_probs, batch = log_probs.cpu(), piece.batch.to("cpu")
         reasons.append(reason)
         odds.append(
@@ -256,7 +258,7 @@ def exchange_scores(
             )
         )
         predicted.append(log_probs.masked_fill(~batch.label_mask[:, None], -torch.inf).argmax(-1))
-        progress(stage, min(start + PIECE, n), n)
+        progress(stage, min(start + size, n), n)
     donors = {name: torch.cat(some) for name, some in own.items()}
     return ExchangeScores(torch.cat(odds), torch.cat(predicted)), donors, next(filter(None, reasons), "")
 

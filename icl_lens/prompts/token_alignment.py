@@ -122,11 +122,12 @@ def unknown_words(tokenizer: Any, text: TokenizedText, start: int = 0) -> list[s
 
     The unknown token itself, written out, is a known word: GPT-2's "<|endoftext|>" is also its unknown token.
     """
+    unknown_id, unknown = tokenizer.unk_token_id, tokenizer.unk_token
     pieces = zip(text.ids[start:], text.starts[start:], text.ends[start:], strict=True)
     return [
         word_around(text.rendered.text, first, end)
         for token, first, end in pieces
-        if token == tokenizer.unk_token_id and text.rendered.text[first:end].strip() != tokenizer.unk_token
+        if token == unknown_id and text.rendered.text[first:end].strip() != unknown
     ]
 
 

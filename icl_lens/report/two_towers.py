@@ -201,20 +201,22 @@ class TwoTowers(HasPage):
     @property
     def verdict(self) -> str:
         """Whether the heads work as two towers on these prompts, in words."""
-        some = f"{len(self.heads)} head{'s' * (len(self.heads) > 1)}"
+        is_one = len(self.heads) == 1
+        some, work, their = ("head", "works", "its") if is_one else (f"{len(self.heads)} heads", "work", "their")
+        they_are = "it is" if is_one else "they are"
         lost = {name: signed(interval.value, 2) for name, interval in self.lost.items()}
         if not self.accuracy.low > self.chance:
             return (
-                f"These prompts do not show whether the {some} work as two towers: the model answers "
-                f"{percent(self.accuracy.value)} of them correctly{_shares(self.accuracy)}, which is not above chance, "
-                f"{percent(self.chance)}."
+                f"These prompts do not show whether the {some} {work} as two towers: the model answers "
+                f"{percent(self.accuracy.value)} of them correctly{_shares(self.accuracy)}, and the interval does not "
+                f"exclude chance, {percent(self.chance)}."
             )
         failed = [check for check in self.checks if not check.holds]
         if not failed:
             shares = [float(one.as_predicted.mean()) for one in self.exchanges[:3]]
             return (
-                f"The {some} work as two towers on these prompts. Exchanging their query, keys or values for those of "
-                f"the other class costs {lost['query']}, {lost['keys']} and {lost['values']} nats of "
+                f"The {some} {work} as two towers on these prompts. Exchanging {their} query, keys or values for those "
+                f"of the other class costs {lost['query']}, {lost['keys']} and {lost['values']} nats of "
                 f"{signed(float(self.log_odds.mean()), 2)}, and the model then gives the other label in "
                 f"{percent(shares[0])}, {percent(shares[1])} and {percent(shares[2])} of prompts. Two exchanges cancel "
                 f"({lost['query+keys']}, {lost['query+values']}, {lost['keys+values']}). Keys follow the texts, not "
@@ -224,9 +226,9 @@ class TwoTowers(HasPage):
         idle = [check for check in failed if not check.is_decisive]
         texts = [f"{check.text} (difference {_nats(check.difference)})" for check in idle or failed]
         start = (
-            f"The {some} are not shown to work as two towers on these prompts"
+            f"The {some} {'is' if is_one else 'are'} not shown to work as two towers on these prompts"
             if idle
-            else f"Exchanging the query, keys or values of the {some} changes the answer, but they are not shown to "
+            else f"Exchanging the query, keys or values of the {some} changes the answer, but {they_are} not shown to "
             "work as two towers"
         )
         return f"{start}. Two towers predict, but the 95% interval is not above zero: {'; '.join(texts)}."
@@ -312,11 +314,12 @@ class TwoTowers(HasPage):
 
     def notes(self) -> list[str]:
         """Return notes that explain the table's numbers."""
+        n_sets = "1 set" if len(self.random_sets) == 1 else f"{len(self.random_sets)} sets"
         found = [
             "Each exchange is made in all heads at once, for the last position only. Log-odds lost: those of the "
             "answer against the other labels, mean over prompts. As predicted: share of prompts with the label that "
             "two towers predict. Donors' accuracy: of the prompts from which queries, keys and values come.",
-            f"Random heads: {len(self.random_sets)} sets of as many other heads from the same layers, mean (range). "
+            f"Random heads: {n_sets} of as many other heads from the same layers, mean (range). "
             f"95% intervals resample the {len(set(self.queries))} queries of {plural_prompts(len(self.queries))}.",
         ]
         if self.scan is not None:
