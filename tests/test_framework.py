@@ -267,21 +267,21 @@ def test_the_index_states_the_exchanges_with_their_control():
     towers = cell("two-towers", overview.SHOWN[SMOLLM2], *(row(name, size, -0.1) for name, size in names.items()))
     index = overview.text([(towers.finding, [towers])])
     assert (
-        "2 heads with those of another prompt gives the other label in 70–90% of prompts (intact model: −10%)" in index
+        "2 heads with another prompt's gives the other label in 70–90% of prompts (intact model: −10%)" in index
     )
-    assert "should cancel, and cost 0.10–0.60 nats; single ones 2.30–2.70." in index
+    assert "Single exchanges cost 2.30–2.70 nats; pairs, which should cancel, 0.10–0.60." in index
     assert "Exchanging keys costs 2.10 nats if only the text of their own demonstration changed class, 0.30 if" in index
-    assert "each key stands for its own demonstration" in index
-    assert "| keys at labels | yes | 2.30±0.20 |" in index
+    assert "each key stands mainly for its own demonstration" in index
+    assert "| keys | yes | 2.30±0.20 |" in index
     assert "| query and keys | no | 0.60±0.20 |" in index
-    assert "| random heads | no | −0.10 |" in index
+    assert "| random heads, any row | no | −0.10 |" in index
     sentences = replace(cell("two-towers", overview.ON_SENTENCES, *towers.rows), model=QWEN)
     index = overview.text([(towers.finding, [towers, sentences])])
     assert "SmolLM2, animal-country, A/B | Qwen, TREC, A/B |" in index
-    assert "| keys at labels | yes | 2.30±0.20 | 2.30±0.20 |" in index
+    assert "| keys | yes | 2.30±0.20 | 2.30±0.20 |" in index
     others = "keys: other texts"
     unclear = [row(others, 1.9, -0.1) if one.measure == others else one for one in towers.rows]
-    assert "stands for its own" not in overview.text([(towers.finding, [replace(towers, rows=unclear)])])
+    assert "stands mainly" not in overview.text([(towers.finding, [replace(towers, rows=unclear)])])
     fewer = replace(towers, rows=towers.rows[:2])
     assert "the other label" not in overview.text([(fewer.finding, [fewer])])
 
@@ -299,7 +299,7 @@ def test_the_index_names_the_third_that_writes_most():
     circuit = cell("circuit", overview.SHOWN[SMOLLM2], *rows)
     index = overview.text([(circuit.finding, [circuit])])
     assert "Most of what heads compare is written in the middle third, most of what they carry in the first" in index
-    assert "as 2 heads read it, costs, in nats: SmolLM2: queries 0.10, 0.50, 0.10; keys 0.10, 0.70, 0.10; val" in index
+    assert "from what 2 heads read costs, in nats: SmolLM2: queries 0.10, 0.50, 0.10; keys 0.10, 0.70" in index
     assert "Random heads: 0.00." in index
     other = {("query", 0): 0.5, ("keys at the labels", 0): 0.7, ("values at the labels", 0): 0.6}
     differs = [replace(one, quantity=0.1, low=-0.1, high=0.3) for one in rows]
@@ -308,9 +308,7 @@ def test_the_index_names_the_third_that_writes_most():
             differs[place] = row(rows[place].measure, other[reader, i])
     qwen = replace(cell("circuit", overview.SHOWN[QWEN], *differs), model=QWEN)
     index = overview.text([(circuit.finding, [circuit, qwen])])
-    assert (
-        "Qwen: queries 0.50, 0.10, 0.10; keys 0.70, 0.10, 0.10; values 0.60, 0.10, 0.10; most of wh" in index
-    )
+    assert "Qwen: queries 0.50, 0.10, 0.10; keys 0.70, 0.10, 0.10; values 0.60, 0.10, 0.10; most of wh" in index
 
 
 def test_the_index_names_no_third_where_none_is_above_its_control():
@@ -330,7 +328,7 @@ def test_claims_count_tasks_above_and_below_the_control():
     ]
     lines = claims.table(stored).splitlines()
     (found,) = [line for line in lines if "attend to true labels" in line]
-    assert "| 1 of 3 (opposite: 1) |" in found
+    assert "| 1 of 3 (other side: 1) |" in found
     assert "20.0–80.0% (50.0)" in found
     assert all("not measured" in line for line in lines if "Table 2" in line or "Figure 7" in line)
     flow = [cell("location", "a", row("depth_layers", share, 0.1, ranking="increase")) for share in (0.4, 0.9)]
@@ -343,9 +341,9 @@ def test_claims_count_tasks_above_and_below_the_control():
 
 def test_the_index_names_the_task_of_claims_on_one_task_only_if_it_is_the_same():
     values, flow = (cell(name, "a", row("main", 0.8)) for name in ("values", "circuit"))
-    assert overview._single_task([values, flow]) == " One task is a in SmolLM2."
+    assert overview._single_task([values, flow]) == " “Of 1” is a in SmolLM2."
     assert overview._single_task([values, replace(flow, task="b")]) == ""
-    assert overview._single_task([values, flow, replace(flow, task="b")]) == " One task is a in SmolLM2."
+    assert overview._single_task([values, flow, replace(flow, task="b")]) == " “Of 1” is a in SmolLM2."
 
 
 def test_every_figure_and_table_of_the_paper_has_a_claim():

@@ -43,7 +43,7 @@ CLAIMS = (
     ),
     Claim(
         "12 heads carry the answer: accuracy 87.6 → 24.4%",
-        "published",
+        "EMNLP",
         "ablation",
         "accuracy",
         "accuracy lost (random heads)",
@@ -58,7 +58,7 @@ CLAIMS = (
     ),
     Claim(
         "Causal tracing finds such heads",
-        "published",
+        "EMNLP",
         "location",
         "lost_tracing",
         "lost without them (random heads)",
@@ -81,7 +81,7 @@ CLAIMS = (
         "contrast",
     ),
     Claim(
-        "All tasks share in-context heads",
+        "All tasks share heads",
         "Figures 3, 4, 12–15; open question 2",
         "shared-heads",
         "overlap",
@@ -98,7 +98,7 @@ CLAIMS = (
     ),
     Claim(
         "Values raise their own label's log-odds",
-        "published",
+        "EMNLP",
         "values",
         "features",
         "nats (other heads)",
@@ -136,7 +136,7 @@ CLAIMS = (
     ),
     Claim(
         "Attention moves when the prediction flips",
-        "published",
+        "EMNLP",
         "label-attention",
         "shift",
         "attention that moves (other heads)",
@@ -158,8 +158,8 @@ CLAIMS = (
     ),
     Claim("The majority label is preferred", "section 5.1", "majority-bias", "bias", "nats (equally frequent labels)"),
     Claim(
-        "Dividing attention by frequency removes 22% of it",
-        "published",
+        "Dividing attention by frequency removes 22% of this bias",
+        "EMNLP",
         "majority-bias",
         "removed",
         "removed (in random heads)",
@@ -176,8 +176,8 @@ CLAIMS = (
     ),
     Claim("The last label is preferred", "section 5.2", "recency-bias", "bias", "nats (first label)"),
     Claim(
-        "Removing the position term removes 17% of it",
-        "published",
+        "Removing the position term removes 17% of this bias",
+        "EMNLP",
         "recency-bias",
         "removed",
         "removed (in random heads)",
@@ -193,7 +193,7 @@ CLAIMS = (
         falls=True,
     ),
     Claim(
-        "The last token is one fifth its neighbor's text",
+        "A fifth of the last token is its neighbor's text",
         "section 5.2",
         "recency-bias",
         "neighbor",
@@ -225,7 +225,7 @@ def table(cells: Sequence[Stored]) -> str:
         n_opposite = sum(row.outcome == opposite for _, row in rows)
         found = f"{n_holding} of {len(rows)}"
         found += f" ({side} control: {len(on_side)})" * (len(on_side) > n_holding)
-        found += f" (opposite: {n_opposite})" * bool(n_opposite)
+        found += f" (other side: {n_opposite})" * bool(n_opposite)
         percent = "%" * (measure.scale == 100)
         numbers = f"{quantity}{percent} ({control})"
         if len(rows) == 1:
@@ -235,5 +235,5 @@ def table(cells: Sequence[Stored]) -> str:
         ["Before-softmax values of parts add up (appendix E)", "yes", "exact, tested on every family"],
         ["GPT-2 large, GPT-J, Llama 7B–30B; ETHOS, Amazon", "not measured", ""],
     ]
-    columns = ["the paper says", "holds", "measured (control) [95% interval of the difference]"]
+    columns = ["the paper says", "direction holds", "measured (control) [95% interval of the difference]"]
     return markdown.table(columns, lines, align="lll")

@@ -25,8 +25,8 @@ ON_SENTENCES = "TREC, A/B"
 
 MODELS = (
     "SmolLM2 is SmolLM2-135M-Instruct, Qwen is Qwen2.5-Coder-0.5B-Instruct, both quantized. Prompts are in balanced "
-    "random order: copying a label is right half of the time. Heads are chosen on some prompts and measured on {n} "
-    "with other queries. Intervals are 95%, over queries."
+    "random order: copying a label is right half of the time. Heads are measured on {n} prompts with other queries "
+    "than those that chose them. Intervals are 95%, over queries."
 )
 
 
@@ -42,7 +42,8 @@ def text(numbered: Numbered) -> str:
     """Return the page in Markdown."""
     every = [cell for _, cells in numbered for cell in cells]
     real = groups(every)[0]
-    n_real = sum(row.applies for cell in real for row in cell.rows)
+    rows = [row for cell in real for row in cell.rows if row.applies]
+    n_real, n_above = len(rows), sum(row.outcome == "above" for row in rows)
     main = [row for cell in real for row in cell.all_rows(cell.finding.main.name)]
     parts = [
         "# What we found",
@@ -50,13 +51,12 @@ def text(numbered: Numbered) -> str:
         *(f"{i}. {sentence}" for i, sentence in enumerate(_findings(numbered), start=1)),
         *_exchange_table(_tower_cells([cell for cell in every if cell.finding.id == "two-towers"])),
         "![Exchanges of queries, keys and values in both models](figures/overview.svg)",
-        "*Log-odds lost by exchanges in 12 heads (dots) and random heads (circles).*",
+        "*The same, in 12 heads (dots) and random heads (circles).*",
         "## The paper's claims",
-        "A claim holds if the interval of the difference from the control is on the claimed side of zero."
-        + _single_task(real),
+        "A direction holds if the difference's interval is on the claimed side of zero." + _single_task(real),
         claims.table(every),
-        f"Ranges are over tasks. About {round(n_real * 0.025)} of {n_real:,} comparisons would be above their control "
-        "by chance. [Ground truth](ground-truth.md): models whose circuit is known.",
+        f"Ranges are over tasks. {n_above:,} of {n_real:,} comparisons are above their control; by chance, about "
+        f"{round(n_real * 0.025)}. [Ground truth](ground-truth.md): models whose circuit is known.",
         "```{toctree}\n:hidden:\n\n" + "\n".join([*(finding.id for finding, _ in numbered), "ground-truth"]) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
@@ -69,7 +69,7 @@ def _single_task(cells: Sequence[Stored]) -> str:
     if len(single) != 1:
         return ""
     ((model, task),) = single
-    return f" One task is {task} in {TITLES[model]}."
+    return f" “Of 1” is {task} in {TITLES[model]}."
 
 
 def _findings(numbered: Numbered) -> list[str]:
@@ -91,16 +91,20 @@ def _numbers(cell: Stored, *measures: str) -> list[Row] | None:
 SINGLE, PAIRS = ("query", "keys", "values"), ("query+keys", "query+values", "keys+values")
 EXCHANGED = {
     "query": "query",
-    "keys": "keys at labels",
-    "values": "values at labels",
-    "keys: own text": "keys: only the own text",
+    "keys": "keys",
+    "values": "values",
+    "keys: own text": "keys, only own text",
     **{pair: pair.replace("+", " and ") for pair in PAIRS},
-    "keys: other texts": "keys: only other texts",
-    "keys: labels": "keys: labels",
-    "values: texts": "values: texts",
+    "keys: other texts": "keys, only other texts",
+    "keys: labels": "keys, labels exchanged",
+    "values: texts": "values, texts exchanged",
 }
 """The exchanges of the table, first those that should give the other label, and their names there."""
 N_TURNING = 4
+DONORS = (
+    "Log-odds lost, nats (±: wider side of the interval). Donors: for queries, another class; for keys, exchanged "
+    "texts; for values, exchanged labels."
+)
 PERCENT: dict[str, Any] = {"scale": 100.0, "digits": 0}
 
 
@@ -122,11 +126,11 @@ def _exchanges(cells: Sequence[Stored]) -> str:
         return ""
     flips = _rows(cells, *(f"predicted: {name}" for name in SINGLE))
     return (
-        f"Exchanging the query, the keys or the values of {flips[0].n_heads} heads with those of another prompt gives "
-        f"the other label in {extent([row.quantity for row in flips], **PERCENT)}% of prompts (intact model: "
-        f"{extent([row.control for row in flips], **PERCENT)}%). Two exchanges should cancel, and cost "
-        f"{extent([row.quantity for row in _rows(cells, *PAIRS)])} nats; single ones "
-        f"{extent([row.quantity for row in _rows(cells, *SINGLE)])}."
+        f"Exchanging the query, keys or values of {flips[0].n_heads} heads with another prompt's gives the other label "
+        f"in {extent([row.quantity for row in flips], **PERCENT)}% of prompts (intact model: "
+        f"{extent([row.control for row in flips], **PERCENT)}%). Single exchanges cost "
+        f"{extent([row.quantity for row in _rows(cells, *SINGLE)])} nats; pairs, which should cancel, "
+        f"{extent([row.quantity for row in _rows(cells, *PAIRS)])}."
     )
 
 
@@ -140,7 +144,7 @@ def _own_text(cells: Sequence[Stored]) -> str:
         f"demonstration changed class, {extent([row.quantity for row in others])} if only the other texts did"
     )
     is_own = all(a.control + a.low > b.control + b.high for a, b in zip(own, others, strict=True))
-    return text + (": each key stands for its own demonstration." if is_own else ".")
+    return text + (": each key stands mainly for its own demonstration." if is_own else ".")
 
 
 def _exchange_table(cells: Sequence[Stored]) -> list[str]:
@@ -154,10 +158,10 @@ def _exchange_table(cells: Sequence[Stored]) -> list[str]:
         numbers = [f"{number(row.quantity)}±{number(end)}" for row, end in zip(rows, ends, strict=True)]
         lines.append([shown, "yes" if len(lines) < N_TURNING else "no", *numbers])
     controls = [extent([row.control for row in _rows([cell], *EXCHANGED)]) for cell in cells]
-    lines.append(["random heads", "no", *controls])
+    lines.append(["random heads, any row", "no", *controls])
     titles = [f"{TITLES[cell.model]}, {cell.task}" for cell in cells]
     table = markdown.table(["exchanged", "should turn the answer", *titles], lines, align="ll")
-    return ["Log-odds lost by the answer, nats (±: the wider side of the interval):", table]
+    return [DONORS, table]
 
 
 READERS = {"query": "queries", "keys at the labels": "keys", "values at the labels": "values"}
@@ -181,8 +185,8 @@ def _written(cells: Sequence[Stored]) -> str:
     n_heads = next(iter(by_reader[next(iter(by_reader))].values()))[0].n_heads
     lead = f"{next(iter(leads.values()))}. ".capitalize() if agree else ""
     return (
-        f"{lead}Removing what the first, middle and last third of the layers wrote, as {n_heads} heads read it, costs, "
-        f"in nats: {' '.join(parts)} Random heads: {random}."
+        f"{lead}Removing the first, middle or last third of the layers from what {n_heads} heads read costs, in nats: "
+        f"{' '.join(parts)} Random heads: {random}."
     )
 
 
@@ -200,7 +204,7 @@ def _lead(found: dict[str, list[Row]]) -> str:
     queries, keys, values = found.values()
     thirds = {"compare": _largest([*queries, *keys]), "carry": _largest(values)}
     most = [f"most of what heads {role} is written in the {third} third" for role, third in thirds.items() if third]
-    shorter = [one.replace("what heads", "what they").replace("is written in", "in") for one in most[1:]]
+    shorter = [one.replace("what heads", "what they").replace(" is written in", " in") for one in most[1:]]
     return ", ".join([*most[:1], *shorter]) or NOTHING_WRITTEN
 
 
