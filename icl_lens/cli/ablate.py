@@ -29,7 +29,10 @@ class HeadsOptions(HeadChoice):
     """The heads to ablate, and the random sets to compare them with."""
 
     by: ByOption = None
-    positions: Annotated[Positions, Option(help="Positions to zero ('all' is slower).")] = "last"
+    positions: Annotated[Positions, Option(help="Positions to ablate ('all' is slower).")] = "last"
+    mode: Annotated[
+        Mode, Option(help="Set heads to zero, or to their mean over the prompts that locate heads.")
+    ] = "zero"
     random_sets: Annotated[int, Option(min=1, max=1000, help="Random sets from the same layers, and from all.")] = 10
 
 
@@ -46,7 +49,7 @@ def ablate(
     ] = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Zero-ablate heads and compare with random head sets of the same size, from the same layers and from all layers.
+    """Ablate heads and compare with random head sets of the same size, from the same layers and from all layers.
 
     With two classes, both are queried and each label is the answer equally often, so a constant answer scores at
     chance, 50%. Accuracy is reported between the labels and over the full vocabulary (top token); log-odds are those
@@ -74,6 +77,8 @@ def ablate(
         how += located_on(reference, batch)
     behavior = task.print_behavior(console, loaded, tokens, seed=seed)
     sets: dict[str, Any] = {"n_random_sets": heads.random_sets, "positions": heads.positions, "seed": seed}
+    if heads.mode == "mean":
+        sets |= {"mode": "mean", "reference": reference}
     with progress() as report:
         found = il.ablate_with_controls(loaded, batch, chosen, progress=report, **sets)
     about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
@@ -96,5 +101,7 @@ def _check(prompt: str | None, answer: str | None, task: SplitTask, heads: Heads
         raise InputError("--answer has no effect with a task, whose prompts have their own answers; remove it")
     if heads.heads is not None and (heads.k is not None or heads.by is not None):
         raise InputError("pass either --heads, or --top and --by to locate them, not both")
+    if prompt is not None and heads.mode == "mean":
+        raise InputError("--mode mean requires --task, whose other prompts give the mean")
     if prompt is not None:
         task.check_no_task()

@@ -46,11 +46,7 @@ def ablate_heads(
     view = ModelView.of(model)
     check_ablation(positions, mode, reference)
     by_layer = checked_heads(view, heads)
-    means = None
-    if reference is not None:
-        means = mean_z(view, by_layer, reference, positions)
-        if not all(bool(mean.isfinite().all()) for mean in means.values()):
-            raise InputError("the mean over reference must be finite, got NaN or infinite values; pass other prompts")
+    means = None if reference is None else mean_z(view, by_layer, reference, positions)
 
     def remove(z: Tensor, indices: list[int], layer: int, last: Tensor) -> None:
         value = 0.0 if means is None else means[layer].to(z)
@@ -90,6 +86,15 @@ def ablate_heads_per_row(model: Any, heads: Sequence[Iterable[Head | tuple[int, 
         view, Edit(Stage.removal, by_layer, remove, what="zeroed, different ones in each row", supports_cache=True)
     ):
         yield
+
+
+def ablation_means(
+    view: ModelView, mode: Mode, reference: PromptBatch | Iterable[PromptBatch] | None, positions: Positions
+) -> dict[int, Tensor] | None:
+    """Return layer -> the mean z of all its heads [head d_head] over `reference`; None for `mode="zero"`."""
+    check_ablation(positions, mode, reference)
+    all_heads = {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
+    return None if reference is None else mean_z(view, all_heads, reference, positions)
 
 
 def check_ablation(positions: Positions, mode: Mode, reference: PromptBatch | Iterable[PromptBatch] | None) -> None:
@@ -142,4 +147,7 @@ def mean_z(
         hooks += [(view.hook(layer, "attn.hook_z"), adder(layer, batch)) for layer in by_layer]
         with torch.no_grad(), view.inference_pass() as kwargs, edits_disabled(view), view.model.hooks(fwd_hooks=hooks):
             view.model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits", **kwargs)
-    return {layer: total / count for layer, total in sums.items()}
+    means = {layer: total / count for layer, total in sums.items()}
+    if not all(bool(mean.isfinite().all()) for mean in means.values()):
+        raise InputError("the mean over reference must be finite, got NaN or infinite values; pass other prompts")
+    return means

@@ -8,7 +8,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import chain
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, plural_prompts
 from icl_lens.errors import InputError, check_choice, check_integers
+from icl_lens.interventions.ablation import Mode, ablation_means
 from icl_lens.interventions.edited_scores import PASS_TOKENS, AnswerScores, score_ablated_sets
 from icl_lens.interventions.editor import Positions
 from icl_lens.metrics import (
@@ -52,14 +53,14 @@ _MEASURES: dict[PromptMeasure, Callable[[AnswerScores], Tensor]] = {
 
 @dataclass(frozen=True, repr=False)
 class Condition(ShownAsTable):
-    """Head sets, and the answer scores with each of them zeroed; random conditions have several sets."""
+    """Head sets, and the answer scores with each of them ablated; random conditions have several sets."""
 
     sets: tuple[tuple[Head, ...], ...]
     scores: tuple[AnswerScores, ...]
 
     def _shown(self) -> tuple[str, dict[str, list[object]], int]:
         columns: dict[str, list[object]] = {
-            "heads zeroed": [", ".join(map(str, heads)) or "none" for heads in self.sets[:SHOWN_ROWS]],
+            "heads ablated": [", ".join(map(str, heads)) or "none" for heads in self.sets[:SHOWN_ROWS]],
             "answer is top token": [
                 f"{float(one.top1_correct.double().mean()):.1%}" for one in self.scores[:SHOWN_ROWS]
             ],
@@ -70,7 +71,7 @@ class Condition(ShownAsTable):
 
 @dataclass(frozen=True, repr=False)
 class ControlledAblation(ShownAsTable):
-    """Answer scores with chosen heads zeroed jointly, next to those with random head sets zeroed.
+    """Answer scores with chosen heads ablated jointly, next to those with random head sets ablated.
 
     `conditions`: "no ablation"; "heads", the chosen ones; "same layers" and "all layers", random sets of the same size.
     Measures are "accuracy" between a prompt's labels and "over_vocabulary" (the answer is the top token), both 0 to 1,
@@ -96,6 +97,13 @@ class ControlledAblation(ShownAsTable):
     positions: Positions
     edits: tuple[str, ...] = ()
     """What else edited the model in all conditions, "no ablation" included: open `with` blocks, and other hooks."""
+    mode: Mode = "zero"
+    """Whether heads were set to zero or to their mean over other prompts."""
+
+    @property
+    def ablated(self) -> str:
+        """What was done to the heads, in words."""
+        return "zeroed" if self.mode == "zero" else "set to their mean"
 
     @property
     def chance(self) -> float:
@@ -158,7 +166,7 @@ class ControlledAblation(ShownAsTable):
                 ]
         heads = ", ".join(map(str, self.heads[:SHOWN_ROWS]))
         where = "at all positions" if self.positions == "all" else "at the last position"
-        title = f"ControlledAblation({heads} zeroed {where}, {plural_prompts(len(self.queries))}; log-odds in nats)"
+        title = f"ControlledAblation({heads} {self.ablated} {where}, {plural_prompts(len(self.queries))}; log-odds in nats)"
         return title, columns, len(shown)
 
     def _row(self, name: ConditionName) -> dict[str, float | int]:
@@ -249,15 +257,19 @@ def ablate_with_controls(
     *,
     n_random_sets: int = 10,
     positions: Positions = "last",
+    mode: Mode = "zero",
+    reference: PromptBatch | Iterable[PromptBatch] | None = None,
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> ControlledAblation:
-    """Score a batch without ablation, with `heads` zeroed, and with random sets of the same number of other heads.
+    """Score a batch without ablation, with `heads` ablated, and with random sets of the same number of other heads.
 
-    `n_random_sets` sets are drawn from the layers of `heads`, and the same number from all layers. Heads are zeroed at
-    each prompt's last position; `positions="all"` zeroes them everywhere, which takes much longer. `progress=True`
-    shows a progress bar. Raise InputError for an unknown head, no heads, a negative `n_random_sets`, or fewer than
-    `len(heads)` other heads.
+    `n_random_sets` sets are drawn from the layers of `heads`, and the same number from all layers. Heads are ablated at
+    each prompt's last position; `positions="all"` ablates them everywhere, which takes much longer. `mode="zero"` sets
+    their z to zero, `mode="mean"` to its mean over the `reference` prompts, as in `ablate_heads`; zero is a value that
+    later layers have not seen in training, so it can change more than the heads' own part. `progress=True` shows a
+    progress bar. Raise InputError for an unknown head, no heads, a negative `n_random_sets`, fewer than `len(heads)`
+    other heads, and like `ablate_heads` for `mode` and `reference`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -279,10 +291,11 @@ def ablate_with_controls(
         "all layers": random_head_sets(view, chosen, draws=n_random_sets, seed=seed),
     }
     all_sets = list(chain.from_iterable(sets.values()))
+    means = ablation_means(view, mode, reference, positions)
     pieces: list[list[AnswerScores]] = []
     with progress_callback(progress) as report:
         for rows in batch.split(max(1, PASS_TOKENS // (len(all_sets) * batch.tokens.shape[1]))):
-            pieces.append(score_ablated_sets(model, rows, all_sets, positions=positions))
+            pieces.append(score_ablated_sets(model, rows, all_sets, positions=positions, means=means))
             report("ablating heads", sum(len(one[0].answer) for one in pieces), len(batch))
     scores = iter([_joined(some) for some in zip(*pieces, strict=True)])
     return ControlledAblation(
@@ -294,6 +307,7 @@ def ablate_with_controls(
         labels=tuple(batch.labels),
         positions=positions,
         edits=active_edits(view),
+        mode=mode,
     )
 
 

@@ -20,11 +20,11 @@ from torch import Tensor
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.activations.label_scores import LabelScores
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, plural_prompts
-from icl_lens.errors import InputError
-from icl_lens.interventions.ablation import Mode, check_ablation, mean_z
+from icl_lens.errors import InputError, check_choice
+from icl_lens.interventions.ablation import Mode, ablation_means
 from icl_lens.interventions.edit_checks import checked_heads
 from icl_lens.interventions.editor import Positions, head_mask
-from icl_lens.interventions.partial_forward import ReduceLogProbs, run_sets
+from icl_lens.interventions.partial_forward import ReduceLogProbs, Replacement, run_sets
 from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported, RowEdits, max_prompts, max_rows
 from icl_lens.metrics import accuracy
 from icl_lens.models.head import Head
@@ -103,7 +103,8 @@ def label_log_probs_ablated(
     """
     view = ModelView.of(model)
     batch.require_labels("label to score", NO_LABELS_HINT)
-    scores, _ = score_sets(view, batch, head_sets, read_labels(batch), positions, mode, reference)
+    means = ablation_means(view, mode, reference, positions)
+    scores, _ = score_sets(view, batch, head_sets, read_labels(batch), positions, means)
     return LabelScores.from_tensor(scores, batch.labels)
 
 
@@ -113,8 +114,9 @@ def score_ablated_sets(
     sets: Sets,
     *,
     positions: Positions = "all",
+    means: Replacement = None,
 ) -> list[AnswerScores]:
-    """Return each prompt's answer scores for each zeroed set of heads, on the CPU; see `label_log_probs_ablated`."""
+    """Return each prompt's answer scores for each ablated set of heads, on the CPU; `means` as in `score_sets`."""
     view = ModelView.of(model)
     batch.require_labels("label to score", NO_LABELS_HINT)
     labels = read_labels(batch)
@@ -123,7 +125,7 @@ def score_ablated_sets(
         is_top1 = log_probs.argmax(-1) == batch.answer_tokens[prompts].to(log_probs.device)
         return torch.cat([labels(log_probs, prompts), is_top1[:, None].to(log_probs)], dim=-1)
 
-    scores = score_sets(view, batch, sets, labels_and_top1, positions)[0].cpu()
+    scores = score_sets(view, batch, sets, labels_and_top1, positions, means)[0].cpu()
     return [
         AnswerScores(one_set[:, :-1].float(), one_set[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
         for one_set in scores.unbind(1)
@@ -136,24 +138,21 @@ def score_sets(
     sets: Sets,
     reduce_log_probs: ReduceLogProbs,
     positions: Positions,
-    mode: Mode = "zero",
-    reference: Reference = None,
+    means: Replacement = None,
     *,
     pass_tokens: int = PASS_TOKENS,
 ) -> tuple[Float[Tensor, "batch set n"], str]:
     """Return `reduce_log_probs` of the log-probabilities after each prompt when each set of heads is ablated.
 
-    The second value is the reason why the prefix cache was not used for the last position, "" if it was used or if all
+    `means` are those of `ablation_means`, None for zero. The second value is the reason why the prefix cache was not used for the last position, "" if it was used or if all
     positions were ablated.
     """
-    check_ablation(positions, mode, reference)
+    check_choice("positions", positions, ("all", "last"))
     if not len(sets):
         raise InputError("head_sets must contain at least one set, got none; a set may be empty")
     ablated = head_mask(view, sets)
     if positions == "all":  # warns of heads that do not reach the logits, as in `ablate_heads`
         checked_heads(view, map(tuple, ablated.any(0).nonzero().tolist()))
-    all_heads = {layer: list(range(view.n_heads)) for layer in range(view.n_layers)}
-    means = None if reference is None else mean_z(view, all_heads, reference, positions)
 
     def run_partial_passes() -> Tensor:
         return run_sets(view, batch, ablated, reduce_log_probs, means, positions=positions, pass_tokens=pass_tokens)

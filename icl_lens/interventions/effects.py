@@ -207,8 +207,7 @@ def exact_effects(
         [[], *([head] for head in view.heads())],
         lambda log_probs, prompts: answer_outcomes(log_probs, targets, against, prompts),
         positions,
-        mode,
-        reference,
+        ablation_means(view, mode, reference, positions),
         pass_tokens=pass_tokens,
     )
     drops = (found[:, :1] - found[:, 1:]).unflatten(1, (view.n_layers, view.n_heads))

@@ -20,7 +20,7 @@ def condition_names(found: ControlledAblation) -> dict[ConditionName, str]:
     n = len(found.heads)
     names: dict[ConditionName, str] = {
         "no ablation": "no ablation",
-        "heads": f"{n} head{'s' * (n > 1)} zeroed",
+        "heads": f"{n} head{'s' * (n > 1)} {found.ablated}",
         "same layers": f"{n} random, same layers",
         "all layers": f"{n} random, all layers",
     }
@@ -52,7 +52,7 @@ def label_probabilities(condition: Condition, label: int) -> list[float]:
 
 
 def comparison_rows(found: ControlledAblation) -> list[list[str]]:
-    """Return accuracy and log-odds with the heads zeroed, minus those with random heads zeroed."""
+    """Return accuracy and log-odds with the heads ablated, minus those with random heads ablated."""
     rows = []
     for other in ("same layers", "all layers"):
         if found.conditions[other].sets:
@@ -85,7 +85,7 @@ def notes(found: ControlledAblation) -> list[str]:
     n, n_queries = len(found.queries), len(set(found.queries))
     n_sets = len(found.conditions["same layers"].sets)
     where = "all positions" if found.positions == "all" else "the last position"
-    lines = [f"Heads are zeroed at {where}. Random: mean over {n_sets} sets each."]
+    lines = [f"Heads are {found.ablated} at {where}. Random: mean over {n_sets} sets each."]
     if n > 1:
         lines.append(
             f"Chance: {percent(found.chance)} between the labels. 95% intervals resample the {n_queries} queries of "

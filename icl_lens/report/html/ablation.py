@@ -25,7 +25,7 @@ def ablation_page(
     behavior: str = "",
     command: str = "",
 ) -> str:
-    """Return a self-contained page of answers without ablation, with the heads zeroed and with random heads zeroed.
+    """Return a self-contained page of answers without ablation, with the heads ablated and with random heads ablated.
 
     `text` is the first prompt, `answer` its answer; `chosen` says how the heads were chosen, `behavior` what the model
     does on the task (`il.task_check`), and `command` reproduces the page.
@@ -51,7 +51,7 @@ def ablation_page(
 
 
 def _before_after(found: ControlledAblation, answer: str) -> Sequence[float]:
-    """Return the accuracy, or the probability of one prompt's answer, without ablation and with the heads zeroed."""
+    """Return the accuracy, or the probability of one prompt's answer, without ablation and with the heads ablated."""
     conditions = [found.conditions[name] for name in ("no ablation", "heads")]
     if len(found.queries) > 1:
         return [one.scores[0].accuracy_between_labels for one in conditions]
