@@ -15,7 +15,7 @@ from icl_lens.display import format_signed
 from icl_lens.errors import InputError, check_choice
 from icl_lens.explanation_sections import ScoredPrompt
 from icl_lens.interventions.effects import head_effects
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.locking import locks_model
 from icl_lens.models.readout import FinalNorm
 from icl_lens.prompts.batch import PromptBatch
@@ -102,7 +102,7 @@ def explain(
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     by: Score | None = None,
-    why: Head | tuple[int, int] | str | None = None,
+    why: AnyHead | None = None,
     k: int = 10,
     n_ablated: int = 4,
     n_random: int = 20,

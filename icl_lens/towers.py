@@ -15,7 +15,7 @@ from icl_lens.locate.mean_exchanges import locate_towers
 from icl_lens.locate.towers import EXCHANGES, N_SCANNED, Exchange, TowerPrompts, exchange_scores, tower_prompts
 from icl_lens.metrics import is_correct
 from icl_lens.models.active_edits import active_edits
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
@@ -31,7 +31,7 @@ N_PROMPTS, N_HEADS, N_RANDOM_SETS = 60, 12, 20
 def two_towers(
     model: Any,
     task: str | TextTask | Sequence[Prompt | str],
-    heads: Sequence[Head | tuple[int, int] | str] | None = None,
+    heads: Sequence[AnyHead] | None = None,
     *,
     k: int = N_HEADS,
     scan_prompts: Sequence[Prompt] | None = None,

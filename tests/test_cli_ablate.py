@@ -51,6 +51,7 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
         ({"by": "increase", "layout": "order", "check": False}, "increase", "order"),
         ({"by": "effect", "check": False}, "effect", "random"),
         ({"by": "towers", "check": False}, "towers", "random"),
+        ({"mode": "mean", "check": False}, "contrast", "random"),
     ],
 )
 def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, options, by, layout):
@@ -62,11 +63,13 @@ def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, opt
     locating, testing = il.split_by_query(prompts, 8)[0], il.split_by_query(prompts, 6)[1]
     top = top_heads_by(icl_mini, il.tokenize(icl_mini, locating), 2, by=by)
     batch = il.tokenize(icl_mini, testing)
-    found = il.ablate_with_controls(icl_mini, batch, top, n_random_sets=2, positions="last")
+    mean = {"mode": "mean", "reference": il.tokenize(icl_mini, locating)} if "mode" in options else {}
+    found = il.ablate_with_controls(icl_mini, batch, top, n_random_sets=2, positions="last", **mean)
     assert f"{', '.join(map(str, top))}, located by {by} on 8 other prompts (with other queries)" in out
     kept, html = json.loads(numbers.read_text()), unescape(" ".join(page.read_text().split()))
     for text in (out, html):
         assert "2 random, same layers" in text
+        assert f"2 heads {'set to their mean' if mean else 'zeroed'}" in text
         for name in found.conditions:
             assert percent(found.interval(name, "accuracy").value) in text
             assert signed(found.interval(name, "log_odds").low, 2) in text
@@ -134,6 +137,7 @@ def test_heads_named_twice_count_once_and_one_query_has_no_interval(capsys):
         ({}, "either a prompt or --task"),
         ({"prompt": families.PROMPT, "task": "sst2"}, "either a prompt or --task"),
         ({"task": "sentiment-number", "answer": "foo"}, "--answer has no effect"),
+        ({"prompt": families.PROMPT, "mode": "mean"}, "--mode mean requires --task"),
         ({"prompt": families.PROMPT, "heads": "L0H1", "k": 3}, "not both"),
         ({"prompt": families.PROMPT, "heads": "L0H1", "by": "contrast"}, "either --heads, or --top and --by"),
         ({"prompt": families.PROMPT, "heads": " "}, "--heads must name at least one head"),

@@ -73,11 +73,17 @@ def test_layers_without_enough_other_heads_borrow_from_the_nearest(gpt2, gpt2_ba
     assert il.ablate_with_controls(gpt2, gpt2_batch, heads[:1], n_random_sets=1).n_displaced == 0
 
 
-@pytest.mark.parametrize("positions", ["all", "last"])
-def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions):
+@pytest.mark.parametrize(("positions", "mode"), [("all", "zero"), ("last", "zero"), ("last", "mean"), ("all", "mean")])
+def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions, mode):
     """Each prompt alone, under ablate_heads; accuracies counted by hand."""
-    if positions == "all":
-        found = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, n_random_sets=2, seed=1, positions="all")
+    how = {"positions": positions, "mode": mode}
+    if mode == "mean":
+        how["reference"] = gpt2_batch[:2]
+    if (positions, mode) != ("last", "zero"):
+        found = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, n_random_sets=2, seed=1, **how)
+    said = "zeroed" if mode == "zero" else "set to their mean"
+    assert f"Heads are {said} at" in notes(found)[0]
+    assert f"L0H1, L2H3 {said} at" in repr(found)
     assert found.heads == tuple(HEADS)
     assert [len(one.sets) for one in found.conditions.values()] == [1, 1, 2, 2]
     assert found.conditions["heads"].sets == (tuple(HEADS),)
@@ -88,7 +94,7 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions):
         ):
             for row in range(len(gpt2_batch)):
                 alone = gpt2_batch[row]
-                with il.ablate_heads(gpt2, removed, positions=positions):
+                with il.ablate_heads(gpt2, removed, **how):
                     log_probs = il.last_log_probs(gpt2, alone)[0]
                 labels = log_probs[alone.label_tokens]
                 assert_close(answers.label_log_probs[row], labels)
@@ -97,6 +103,8 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions):
                 assert bool(answers.top1_correct[row]) == (int(log_probs.argmax()) == int(alone.answer_tokens))
     scores = [found.conditions[name].scores[0].label_log_probs for name in ("no ablation", "heads")]
     assert not torch.allclose(*scores)
+    with pytest.raises(il.InputError, match="reference must be given for mode='mean'"):
+        il.ablate_with_controls(gpt2, gpt2_batch, HEADS, mode="mean")
     with pytest.raises(il.InputError, match="L9H0"):
         il.ablate_with_controls(gpt2, gpt2_batch, [(9, 0)])
     with pytest.raises(il.InputError, match="heads must contain at least one head, got none"):

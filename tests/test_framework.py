@@ -266,9 +266,7 @@ def test_the_index_states_the_exchanges_with_their_control():
     names |= {"predicted: query": 0.9, "predicted: keys": 0.8, "predicted: values": 0.7}
     towers = cell("two-towers", overview.SHOWN[SMOLLM2], *(row(name, size, -0.1) for name, size in names.items()))
     index = overview.text([(towers.finding, [towers])])
-    assert (
-        "2 heads with another prompt's gives the other label in 70–90% of prompts (intact model: −10%)" in index
-    )
+    assert "2 heads with another prompt's gives the other label in 70–90% of prompts (intact model: −10%)" in index
     assert "Single exchanges cost 2.30–2.70 nats; pairs, which should cancel, 0.10–0.60." in index
     assert "Exchanging keys costs 2.10 nats if only the text of their own demonstration changed class, 0.30 if" in index
     assert "each key stands mainly for its own demonstration" in index

@@ -11,10 +11,10 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs
 from icl_lens.errors import check_choice
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead
 
 
-def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor, "batch demo d_model"]:
+def label_values(acts: Activations, head: AnyHead) -> Float[Tensor, "batch demo d_model"]:
     """Return a head's value at each label times W_O, in residual-stream units, not weighted by attention.
 
     A label of several tokens is read at the token it is scored by (`batch.label_positions`); `acts.head_values` has the
@@ -37,7 +37,7 @@ def label_values(acts: Activations, head: Head | tuple[int, int]) -> Float[Tenso
 
 
 def label_keys(
-    acts: Activations, head: Head | tuple[int, int], *, source: Literal["resid", "attn"] = "resid"
+    acts: Activations, head: AnyHead, *, source: Literal["resid", "attn"] = "resid"
 ) -> Float[Tensor, "batch demo d_model"]:
     """Return the input of a head's keys at each label's scored token, before the norm and the key matrix.
 
@@ -58,7 +58,7 @@ def label_keys(
     return acts.label_attn_out[:, :layer].to(acts.readout.dtype).sum(1)
 
 
-def last_query(acts: Activations, head: Head | tuple[int, int]) -> Float[Tensor, "batch d_model"]:
+def last_query(acts: Activations, head: AnyHead) -> Float[Tensor, "batch d_model"]:
     """Return the last position's query mapped through the head's key matrix into d_model: `q W_Kᵀ`.
 
     Its dot product with the normed input of a key position is the head's score there before division by √d_head,
@@ -107,7 +107,7 @@ def is_content_word(token: str) -> bool:
     return len(word) > 1 and word.isalpha() and word not in STOP_WORDS
 
 
-def own_label_ranks(acts: Activations, head: Head | tuple[int, int]) -> Tensor:
+def own_label_ranks(acts: Activations, head: AnyHead) -> Tensor:
     """Return the rank [batch demo] of each demonstration's label token in its label value's projection; 1 is top.
 
     Zero where a prompt has fewer demonstrations.
@@ -123,7 +123,7 @@ def own_label_ranks(acts: Activations, head: Head | tuple[int, int]) -> Tensor:
 RANKED_BYTES = 64 * 2**20
 
 
-def label_ranks(acts: Activations, heads: Sequence[Head | tuple[int, int]]) -> Int[Tensor, "batch head demo"]:
+def label_ranks(acts: Activations, heads: Sequence[AnyHead]) -> Int[Tensor, "batch head demo"]:
     """Return `own_label_ranks` for several heads."""
     acts.batch.require_demonstrations("label to rank", "use acts.readout.ranks, which ranks any token")
     index = acts.batch.label_index.to(acts.readout.W_U.device)

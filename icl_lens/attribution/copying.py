@@ -12,7 +12,7 @@ from torch import Tensor
 from icl_lens.activations.activations import token_inputs
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed
 from icl_lens.errors import InputError
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.token_ids import check_ids
 
@@ -75,7 +75,7 @@ class HeadCopying(ShownAsTable):
 @torch.no_grad()
 def head_copying(
     model: Any,
-    head: Head | tuple[int, int] | str,
+    head: AnyHead,
     tokens: Int[Tensor, " n"] | Sequence[int],
     *,
     inputs: Float[Tensor, "n d_model"] | None = None,

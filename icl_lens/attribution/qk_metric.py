@@ -14,7 +14,7 @@ from icl_lens.attribution.projections import head_index, head_slice, part_weight
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.attention_scores import AttentionScoring
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.independent_rows import rotations_by_length
 from icl_lens.models.norms import NormView
 from icl_lens.models.view import ModelView
@@ -158,7 +158,7 @@ class QueryKeyMetric:
 
 
 @torch.no_grad()
-def query_key_metric(model: Any, head: Head | tuple[int, int] | str, *, distance: int | None = None) -> QueryKeyMetric:
+def query_key_metric(model: Any, head: AnyHead, *, distance: int | None = None) -> QueryKeyMetric:
     """Return the metric of one head: W_Q W_Kᵀ with the norms' gains, and its two towers.
 
     `distance`: for rotary models, the number of positions from key to query; by default rotation is omitted, so that

@@ -38,7 +38,7 @@ from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models import attention_scores
 from icl_lens.models.active_edits import edits_suffix
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.prompts.token_ids import TokenPositions
 
 Side = Literal["query", "key"]
@@ -213,7 +213,7 @@ class ScoreParts:
         score_change = at_keys.new_zeros(*at_keys.shape[:2], self.row.scores.shape[2]).scatter_add(2, index, at_keys)
         return self.row.pattern(score_change)
 
-    def by_position(self, writer: Head | tuple[int, int] | str, side: Side) -> Float[Tensor, "batch key pos"]:
+    def by_position(self, writer: AnyHead, side: Side) -> Float[Tensor, "batch key pos"]:
         """Split an earlier head's entry in `query_side` or `key_side` by the positions to which that head attended.
 
         Raise InputError unless the writer is a head of an earlier layer.
@@ -250,9 +250,7 @@ class ScoreParts:
         return part @ view.W_K(self.head.layer)[kv].to(part).T
 
 
-def attention_score_parts(
-    acts: Activations, head: Head | tuple[int, int] | str, *, keys: TokenPositions | None = None
-) -> ScoreParts:
+def attention_score_parts(acts: Activations, head: AnyHead, *, keys: TokenPositions | None = None) -> ScoreParts:
     """Split one head's attention scores from the last position by what earlier components wrote.
 
     `keys` are positions; the default is each label's scored token (`batch.label_positions`), or all positions if

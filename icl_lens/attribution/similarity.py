@@ -10,13 +10,13 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.attribution.qk_metric import build_metric, check_metric, query_key_metric, rotation
 from icl_lens.errors import InputError
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 
 def label_similarity(
-    model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int] | str]
+    model: Any, batch: PromptBatch, heads: Sequence[AnyHead]
 ) -> Float[Tensor, "batch head query demo"]:
     """Return heads' similarity scores between the query vectors of a prompt and the key vectors at its labels.
 

@@ -24,7 +24,7 @@ from icl_lens.attribution.search import layer_gradients
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame
 from icl_lens.errors import check_choice
 from icl_lens.models.active_edits import edits_suffix
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.prompts.token_ids import TokenPositions
 from icl_lens.scores import DirectScore
 
@@ -86,7 +86,7 @@ class ValueParts(ShownAsTable):
         frame["writer"] = list(self.writers) * self.positions.numel()
         return frame.query("position >= 0").reset_index(drop=True)
 
-    def by_position(self, writer: Head | tuple[int, int] | str) -> Float[Tensor, "batch key pos"]:
+    def by_position(self, writer: AnyHead) -> Float[Tensor, "batch key pos"]:
         """Split an earlier head's entry in `parts` by the positions that it read (text → label → last position).
 
         Raise InputError unless the writer is a head of an earlier layer.
@@ -103,7 +103,7 @@ class ValueParts(ShownAsTable):
 
 def value_parts(
     acts: Activations,
-    head: Head | tuple[int, int] | str,
+    head: AnyHead,
     targets: Int[Tensor, " batch"] | None = None,
     *,
     by: DirectScore | None = None,

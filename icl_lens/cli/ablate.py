@@ -3,7 +3,7 @@
 import shlex
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -31,7 +31,7 @@ class HeadsOptions(HeadChoice):
     by: ByOption = None
     positions: Annotated[Positions, Option(help="Positions to ablate ('all' is slower).")] = "last"
     mode: Annotated[
-        Mode, Option(help="Set heads to zero, or to their mean over the prompts that locate heads.")
+        Literal["zero", "mean"], Option(help="Set heads to zero, or to their mean over the prompts that locate heads.")
     ] = "zero"
     random_sets: Annotated[int, Option(min=1, max=1000, help="Random sets from the same layers, and from all.")] = 10
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edit_checks import checked_heads
 from icl_lens.interventions.editor import Edit, Positions, Stage, editing, edits_disabled, head_mask
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
 
@@ -20,7 +20,7 @@ Mode = Literal["zero", "mean"]
 @contextmanager
 def ablate_heads(
     model: Any,
-    heads: Iterable[Head | tuple[int, int]],
+    heads: Iterable[AnyHead],
     *,
     mode: Mode = "zero",
     reference: PromptBatch | Iterable[PromptBatch] | None = None,
@@ -61,7 +61,7 @@ def ablate_heads(
 
 
 @contextmanager
-def ablate_heads_per_row(model: Any, heads: Sequence[Iterable[Head | tuple[int, int]]]) -> Iterator[None]:
+def ablate_heads_per_row(model: Any, heads: Sequence[Iterable[AnyHead]]) -> Iterator[None]:
     """Zero-ablate different heads in each row of the batch: `heads[i]` in row i.
 
     One pass over copies of a prompt can thus test many ablations. Raise InputError for an unknown head, and for a pass

@@ -11,7 +11,7 @@ from torch import Tensor
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edit_checks import checked_heads
 from icl_lens.interventions.editor import AttentionState, Edit, Positions, Stage, editing
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -19,7 +19,7 @@ from icl_lens.prompts.batch import PromptBatch
 @contextmanager
 def scale_label_attention(
     model: Any,
-    heads: Iterable[Head | tuple[int, int]],
+    heads: Iterable[AnyHead],
     batch: PromptBatch,
     weights: Tensor | Sequence[Sequence[float]],
     *,
@@ -99,7 +99,7 @@ def label_attention_edit(
 @contextmanager
 def remove_position(
     model: Any,
-    heads: Iterable[Head | tuple[int, int]],
+    heads: Iterable[AnyHead],
     *,
     strength: float = 1.0,
     positions: Positions = "all",
@@ -146,9 +146,7 @@ def position_edit(by_layer: dict[int, list[int]], strength: float, positions: Po
 
 
 @contextmanager
-def block_attention(
-    model: Any, heads: Iterable[Head | tuple[int, int]], edges: Bool[Tensor, "batch query key"]
-) -> Iterator[None]:
+def block_attention(model: Any, heads: Iterable[AnyHead], edges: Bool[Tensor, "batch query key"]) -> Iterator[None]:
     """Block attention of chosen heads where `edges` is True and renormalize over the other keys (attention knockout).
 
     An edge is here a pair of a query and a key position. A query with all edges blocked attends nowhere. If `edges` has

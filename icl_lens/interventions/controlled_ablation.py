@@ -35,7 +35,7 @@ from icl_lens.metrics import (
     percentile_interval,
 )
 from icl_lens.models.active_edits import active_edits
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
@@ -166,7 +166,9 @@ class ControlledAblation(ShownAsTable):
                 ]
         heads = ", ".join(map(str, self.heads[:SHOWN_ROWS]))
         where = "at all positions" if self.positions == "all" else "at the last position"
-        title = f"ControlledAblation({heads} {self.ablated} {where}, {plural_prompts(len(self.queries))}; log-odds in nats)"
+        title = (
+            f"ControlledAblation({heads} {self.ablated} {where}, {plural_prompts(len(self.queries))}; log-odds in nats)"
+        )
         return title, columns, len(shown)
 
     def _row(self, name: ConditionName) -> dict[str, float | int]:
@@ -253,7 +255,7 @@ def random_head_sets(
 def ablate_with_controls(
     model: Any,
     batch: PromptBatch,
-    heads: Sequence[Head | tuple[int, int] | str],
+    heads: Sequence[AnyHead],
     *,
     n_random_sets: int = 10,
     positions: Positions = "last",

@@ -25,7 +25,7 @@ from icl_lens.interventions.editor import Edit, editing, group_by_layer
 from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_suffix
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -40,7 +40,7 @@ _TIED = 1e-5
 def debias(
     model: Any,
     batch: PromptBatch,
-    heads: Iterable[Head | tuple[int, int]],
+    heads: Iterable[AnyHead],
     *,
     majority: float = 0.0,
     recency: float = 0.0,
@@ -111,7 +111,7 @@ class DebiasSettings:
         0.0
     """
 
-    heads: Sequence[Head | tuple[int, int]]
+    heads: Sequence[AnyHead]
     majority: float = 0.0
     recency: float = 0.0
 
@@ -208,7 +208,7 @@ class StrengthSearch(ShownAsTable):
 
 def choose_strength(
     model: Any,
-    heads: Sequence[Head | tuple[int, int]],
+    heads: Sequence[AnyHead],
     favored: PromptBatch,
     unfavored: PromptBatch,
     *,
@@ -269,7 +269,7 @@ def choose_strength(
 
 
 def _scored(
-    model: Any, batch: PromptBatch, heads: Sequence[Head | tuple[int, int]], fix: Fix, strengths: Sequence[float]
+    model: Any, batch: PromptBatch, heads: Sequence[AnyHead], fix: Fix, strengths: Sequence[float]
 ) -> list[tuple[Tensor, Tensor]]:
     """Return, for each strength, the answer's log-odds (nats) and whether it scores highest."""
     settings = [DebiasSettings(heads, **{fix: strength}) for strength in strengths]

@@ -13,7 +13,7 @@ from torch import Tensor
 from icl_lens.errors import InputError
 from icl_lens.interventions.editor import edits_disabled, group_by_layer
 from icl_lens.interventions.pattern import LayerValues, recompute_pattern, recording_hooks, score_inputs
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 
 # Model -> heads that were tested for reaching the logits, and layers whose patterns can be recomputed.
@@ -27,9 +27,7 @@ ROWS = 256
 PATTERN_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
-def checked_heads(
-    view: ModelView, heads: Iterable[Head | tuple[int, int]], *, attention: bool = False
-) -> dict[int, list[int]]:
+def checked_heads(view: ModelView, heads: Iterable[AnyHead], *, attention: bool = False) -> dict[int, list[int]]:
     """Return layer -> its chosen heads, after checking that their z or, with `attention`, their attention is editable.
 
     Warn the first time a head that does not reach the logits is chosen. Raise InputError for an unknown head and, with

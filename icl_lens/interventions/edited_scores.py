@@ -27,11 +27,11 @@ from icl_lens.interventions.editor import Positions, head_mask
 from icl_lens.interventions.partial_forward import ReduceLogProbs, Replacement, run_sets
 from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported, RowEdits, max_prompts, max_rows
 from icl_lens.metrics import accuracy
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-Sets = Sequence[Iterable[Head | tuple[int, int]]]
+Sets = Sequence[Iterable[AnyHead]]
 Reference = PromptBatch | Iterable[PromptBatch] | None
 
 NO_LABELS_HINT = "use head_effects, which scores any target"
@@ -144,8 +144,8 @@ def score_sets(
 ) -> tuple[Float[Tensor, "batch set n"], str]:
     """Return `reduce_log_probs` of the log-probabilities after each prompt when each set of heads is ablated.
 
-    `means` are those of `ablation_means`, None for zero. The second value is the reason why the prefix cache was not used for the last position, "" if it was used or if all
-    positions were ablated.
+    `means` are those of `ablation_means`, None for zero. The second value is the reason why the prefix cache was not
+    used for the last position, "" if it was used or if all positions were ablated.
     """
     check_choice("positions", positions, ("all", "last"))
     if not len(sets):

@@ -23,7 +23,7 @@ from icl_lens.interventions.pattern import (
     score_inputs,
 )
 from icl_lens.models.active_edits import DESCRIBE, Described, some_of
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.locking import check_thread, model_lock
 from icl_lens.models.view import ModelView
@@ -360,7 +360,7 @@ def _hook_fn(editor: Editor, layer: int | None, name: str) -> Callable[..., Tens
     return hook_fn
 
 
-def group_by_layer(view: ModelView, heads: Iterable[Head | tuple[int, int]]) -> dict[int, list[int]]:
+def group_by_layer(view: ModelView, heads: Iterable[AnyHead]) -> dict[int, list[int]]:
     """Return layer -> its chosen heads, without duplicates; raise InputError for an unknown head."""
     by_layer: dict[int, list[int]] = {}
     for layer, index in sorted(view.check_heads(heads)):
@@ -380,7 +380,7 @@ def check_head_sets(sets: object) -> None:
             )
 
 
-def head_mask(view: ModelView, sets: Sequence[Iterable[Head | tuple[int, int]]]) -> Bool[Tensor, "set layer head"]:
+def head_mask(view: ModelView, sets: Sequence[Iterable[AnyHead]]) -> Bool[Tensor, "set layer head"]:
     """Return which heads each set contains; raise InputError for unknown heads and for a flat list of heads."""
     check_head_sets(sets)
     mask = torch.zeros(len(sets), view.n_layers, view.n_heads, dtype=torch.bool)

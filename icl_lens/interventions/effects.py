@@ -18,7 +18,7 @@ from torch import Tensor
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_against_ids, check_targets
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.ablation import Mode, check_ablation
+from icl_lens.interventions.ablation import Mode, ablation_means, check_ablation
 from icl_lens.interventions.edited_scores import PASS_TOKENS, score_sets
 from icl_lens.interventions.editor import Positions
 from icl_lens.interventions.gradients import prompts_at_once, z_gradients

@@ -31,7 +31,7 @@ from icl_lens.interventions.editor import (
 from icl_lens.interventions.effects import head_effects
 from icl_lens.interventions.partial_forward import ReduceLogProbs
 from icl_lens.interventions.prefix_cache import RowEdits
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.locking import model_lock
 from icl_lens.models.view import ModelView
@@ -39,7 +39,7 @@ from icl_lens.prompts.batch import PromptBatch
 
 
 def function_vector(
-    model: Any, heads: Iterable[Head | tuple[int, int]], reference: PromptBatch | Iterable[PromptBatch]
+    model: Any, heads: Iterable[AnyHead], reference: PromptBatch | Iterable[PromptBatch]
 ) -> Float[Tensor, " d_model"]:
     """Return the sum of the heads' outputs at the last position, averaged over the `reference` prompts.
 

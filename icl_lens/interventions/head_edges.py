@@ -34,7 +34,7 @@ from icl_lens.interventions.partial_forward import ReduceLogProbs
 from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.interventions.receiver import PARTS, Means, Part, Receiver
 from icl_lens.models.active_edits import active_edits, edits_suffix
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.roles import ROLES, EdgeRole, indices_in_roles, role_indices, role_masks
@@ -114,10 +114,10 @@ class HeadToHeadEffects(ShownAsTable):
 def head_to_head_effects(
     model: Any,
     batch: PromptBatch,
-    receivers: Sequence[Head | tuple[int, int] | str],
+    receivers: Sequence[AnyHead],
     *,
     part: Part,
-    senders: Sequence[Head | tuple[int, int] | str] | None = None,
+    senders: Sequence[AnyHead] | None = None,
     at: EdgeRole | TokenPositions = "all",
     targets: Int[Tensor, " batch"] | None = None,
     against: Against = None,
@@ -321,9 +321,7 @@ def estimate_effects(
     return {head: torch.cat(pieces) for head, pieces in found.items()}
 
 
-def sender_names(
-    view: ModelView, receivers: Sequence[Head], senders: Sequence[Head | tuple[int, int] | str] | None
-) -> tuple[str, ...]:
+def sender_names(view: ModelView, receivers: Sequence[Head], senders: Sequence[AnyHead] | None) -> tuple[str, ...]:
     """Return the names of senders; by default, all heads in layers before the last receiver."""
     if senders is None:
         last_layer = max(head.layer for head in receivers)

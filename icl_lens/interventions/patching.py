@@ -26,7 +26,7 @@ from icl_lens.interventions.editor import (
 )
 from icl_lens.interventions.pattern import LayerValues, recording_hooks, score_inputs
 from icl_lens.interventions.prefix_cache import RowEdits
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 
@@ -37,7 +37,7 @@ Align = Literal["positions", "labels"]
 @contextmanager
 def patch_heads(
     model: Any,
-    heads: Iterable[Head | tuple[int, int]],
+    heads: Iterable[AnyHead],
     source: PromptBatch,
     *,
     activation: HeadActivation,
@@ -88,7 +88,7 @@ def patch_heads(
 def label_log_probs_patched(
     model: Any,
     batch: PromptBatch,
-    head_sets: Sequence[Iterable[Head | tuple[int, int]]],
+    head_sets: Sequence[Iterable[AnyHead]],
     source: PromptBatch,
     *,
     activation: HeadActivation,
@@ -190,7 +190,7 @@ class _Patch:
     def record(
         cls,
         view: ModelView,
-        heads: Iterable[Head | tuple[int, int]],
+        heads: Iterable[AnyHead],
         source: PromptBatch,
         activation: HeadActivation,
         positions: Positions,

@@ -44,7 +44,7 @@ from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note, edits_suffix
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
@@ -194,7 +194,7 @@ def locate_circuit(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
     held_out: PromptBatch | Sequence[Prompt],
-    receivers: Sequence[Head | tuple[int, int] | str],
+    receivers: Sequence[AnyHead],
     *,
     n_edges: int = 30,
     n_random: int = 20,

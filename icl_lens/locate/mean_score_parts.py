@@ -45,7 +45,7 @@ from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
 from icl_lens.metrics import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
@@ -95,7 +95,7 @@ class MeanScoreParts(ShownAsTable):
         check_choice("table", table, ("writers", "groups"))
         return (self.writers if table == "writers" else self.groups).copy()
 
-    def total(self, head: Head | tuple[int, int] | str, what: str = "score") -> tuple[float, float, float]:
+    def total(self, head: AnyHead, what: str = "score") -> tuple[float, float, float]:
         """Return the mean, low and high of a head's total.
 
         `what` is "score" (the score difference), "value of true labels" or "value of false labels" (nats).
@@ -106,14 +106,14 @@ class MeanScoreParts(ShownAsTable):
         row = rows.set_index("writer").loc[what]
         return float(row["value"]), float(row["low"]), float(row["high"])
 
-    def strongest(self, head: Head | tuple[int, int] | str, side: str, n: int = 6) -> pd.DataFrame:
+    def strongest(self, head: AnyHead, side: str, n: int = 6) -> pd.DataFrame:
         """Return a head's n strongest writers of a side, or its pairs for "pair": writer, value, low, high."""
         rows = pd.DataFrame(self.writers[(self.writers["name"] == _name(head)) & (self.writers["side"] == side)])
         return pd.DataFrame(rows[["writer", "value", "low", "high"]].head(n).reset_index(drop=True))
 
-    def sentence(self, head: Head | str) -> str:
+    def sentence(self, head: AnyHead) -> str:
         """Return in words why a head scores true labels above or below false labels, or that it does not."""
-        value, low, high = self.total(head)
+        (value, low, high), head = self.total(head), _name(head)
         interval = interval_suffix(low, high)
         if low <= 0 <= high:
             return f"{head} scores true and false labels alike: difference {value:+.2f}{interval}."
@@ -147,7 +147,7 @@ class MeanScoreParts(ShownAsTable):
 def mean_score_parts(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
-    heads: Sequence[Head | tuple[int, int] | str],
+    heads: Sequence[AnyHead],
     *,
     n_strongest: int = 6,
     batch_size: int | None = None,
@@ -287,8 +287,8 @@ def _concatenate(of_heads: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: np.concatenate([columns[name] for columns in of_heads]) for name in of_heads[0]}
 
 
-def _name(head: Head | tuple[int, int] | str) -> str:
-    return head if isinstance(head, str) else str(Head(*head))
+def _name(head: AnyHead) -> str:
+    return str(Head.parse(head) if isinstance(head, str) else Head(*head))
 
 
 def _fill(by_head: dict[Head, np.ndarray], rows: list[int], chunk: pa.Table, names: Sequence[str]) -> None:

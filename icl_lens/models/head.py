@@ -41,3 +41,7 @@ class Head(NamedTuple):
         if not sep or not layer.isdigit() or not head.isdigit():
             raise InputError(f"invalid head {text!r}; expected a name like 'L22H0'")
         return cls(int(layer), int(head))
+
+
+AnyHead = Head | tuple[int, int] | str
+"""What users may pass for a head: `Head(22, 0)`, `(22, 0)` or `"L22H0"`."""

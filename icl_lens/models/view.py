@@ -22,7 +22,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.models.gguf import ORIGIN, UNQUANTIZED
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.inference import inference_kwargs
 from icl_lens.models.installed import INSTALLED_MODELS
@@ -175,7 +175,7 @@ class ModelView:
         """Return all heads, layer by layer."""
         return [Head.from_index(index, self.n_heads) for index in range(self.n_layers * self.n_heads)]
 
-    def check_head(self, head: Head | tuple[int, int] | str) -> Head:
+    def check_head(self, head: AnyHead) -> Head:
         """Return a `Head` from a head, pair or name. Raise InputError if the model has no such head."""
         if isinstance(head, str):
             head = Head.parse(head)
@@ -192,7 +192,7 @@ class ModelView:
             )
         return Head(layer, index)
 
-    def check_heads(self, heads: Iterable[Head | tuple[int, int] | str]) -> tuple[Head, ...]:
+    def check_heads(self, heads: Iterable[AnyHead]) -> tuple[Head, ...]:
         """Return distinct heads in their first order. Raise InputError if there is a single head or an unknown one."""
         if not isinstance(heads, Iterable) or isinstance(heads, str | Head):
             got = repr(heads) if isinstance(heads, str | Head | None) else type(heads).__name__

@@ -114,6 +114,7 @@ def ablation_json(found: ControlledAblation, **about: Any) -> str:
         | {
             "heads": [str(head) for head in found.heads],
             "positions": found.positions,
+            "mode": found.mode,
             "edits": found.edits,
             "labels": found.labels,
             "chance": found.chance,

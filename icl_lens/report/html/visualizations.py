@@ -10,7 +10,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.errors import InputError
-from icl_lens.models.head import Head
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.report.findings import Findings, HeadReport
 from icl_lens.report.html import heads as head_parts
 from icl_lens.report.html.parts import Chip, Grid, HeadMap, Strip, for_circuitsvis, largest
@@ -49,7 +49,7 @@ class Element:
 
 
 def attention_to_labels(
-    source: Findings | Activations, heads: Sequence[Head | tuple[int, int] | str] | None = None, *, row: int = 0
+    source: Findings | Activations, heads: Sequence[AnyHead] | None = None, *, row: int = 0
 ) -> Element:
     """Show the attention of some heads from the last token, with label tokens in color and all others dimmed.
 
@@ -156,7 +156,7 @@ def similarity_matrix(
     return Element(grid.name, [("grid", grid), ("scale", {"reach": grid.reach, "unit": unit})])
 
 
-def subhead_values(explanation: Findings, heads: Sequence[Head | tuple[int, int] | str] | None = None) -> Element:
+def subhead_values(explanation: Findings, heads: Sequence[AnyHead] | None = None) -> Element:
     """Show what located heads add to the answer's log-probability at each position (nats), as colored tokens.
 
     Default: the first four located heads. Each position is evaluated on its own, so the parts need not sum to the
@@ -167,7 +167,7 @@ def subhead_values(explanation: Findings, heads: Sequence[Head | tuple[int, int]
     return token_values(explanation.shown_tokens, values, [str(report.head) for report in reports])
 
 
-def words_by_position(explanation: Findings, heads: Sequence[Head | tuple[int, int] | str] | None = None) -> Element:
+def words_by_position(explanation: Findings, heads: Sequence[AnyHead] | None = None) -> Element:
     """Show the top words of located heads' values and keys at each label, and of their query at the last token.
 
     Default: the first located head. Raise InputError for heads that the explanation does not describe.
@@ -199,14 +199,12 @@ def head_heatmap(source: Findings | Float[Tensor, "layer head"], *, label: str |
     return Element(f"{name[0].upper()}{name[1:]} by layer and head", [("head_map", head_map)])
 
 
-def _reports(
-    explanation: Findings, heads: Sequence[Head | tuple[int, int] | str] | None, default: int = 4
-) -> list[HeadReport]:
+def _reports(explanation: Findings, heads: Sequence[AnyHead] | None, default: int = 4) -> list[HeadReport]:
     """Return the reports of `heads`, or of the first `default` located heads; raise InputError for other heads."""
     if heads is None:
         return list(explanation.heads[:default])
     heads = [Head.parse(head) if isinstance(head, str) else head for head in heads]
-    described: dict[Head | tuple[int, int], HeadReport] = {report.head: report for report in explanation.heads}
+    described: dict[AnyHead, HeadReport] = {report.head: report for report in explanation.heads}
     missing = [str(head) for head in heads if head not in described]
     if missing or not heads:
         raise InputError(

@@ -1,0 +1,133 @@
+"""Wherever a head is an argument, its name, a pair and a `Head` are the same."""
+
+import inspect
+
+import pytest
+import torch
+from tolerance import assert_close
+
+import icl_lens as il
+from icl_lens.models.head import AnyHead
+
+FORMS = [il.Head(2, 1), (2, 1), "l2h1"]
+NAME = "L2H1"
+
+
+def within(block):
+    """Return a call that measures the labels' log-probabilities within a block."""
+
+    def measure(run, head):
+        with block(run, head):
+            return il.label_log_probs(run.model, run.batch)
+
+    return measure
+
+
+CALLS = {
+    "ablate_heads": within(lambda run, head: il.ablate_heads(run.model, [head])),
+    "ablate_heads_per_row": within(lambda run, head: il.ablate_heads_per_row(run.model, [[head]] * len(run.batch))),
+    "ablate_with_controls": lambda run, head: (
+        il.ablate_with_controls(run.model, run.batch, [head], n_random_sets=1)
+        .conditions["heads"]
+        .scores[0]
+        .label_log_probs
+    ),
+    "attention_score_parts": lambda run, head: il.attention_score_parts(run.acts, head).scores,
+    "block_attention": within(lambda run, head: il.block_attention(run.model, [head], run.edges)),
+    "choose_strength": lambda run, head: torch.from_numpy(
+        il.choose_strength(run.model, [head], run.batch, run.batch, fix="majority").to_frame().to_numpy(float)
+    ),
+    "debias": within(lambda run, head: il.debias(run.model, run.batch, [head], majority=1.0)),
+    "explain": lambda run, head: il.explain(run.model, run.batch.prompts[0], why=head).to_frame("words"),
+    "function_vector": lambda run, head: il.function_vector(run.model, [head], run.batch),
+    "head_copying": lambda run, head: il.head_copying(run.model, head, [40, 50, 60]),
+    "head_to_head_effects": lambda run, head: (
+        il.head_to_head_effects(
+            run.model, run.batch, [head], part="q", senders=[(0, 1) if isinstance(head, tuple) else "L0H1"]
+        ).log_prob
+    ),
+    "html.attention_to_labels": lambda run, head: str(il.html.attention_to_labels(run.acts, heads=[head])),
+    "html.subhead_values": lambda run, head: str(il.html.subhead_values(run.explained, heads=[head])),
+    "html.words_by_position": lambda run, head: str(il.html.words_by_position(run.explained, heads=[head])),
+    "label_keys": lambda run, head: il.label_keys(run.acts, head, source="resid"),
+    "label_log_probs_ablated": lambda run, head: il.label_log_probs_ablated(run.model, run.batch, [[head]]),
+    "label_log_probs_patched": lambda run, head: il.label_log_probs_patched(
+        run.model, run.batch, [[head]], run.batch[[1, 0]], activation="q", positions="last"
+    ),
+    "label_similarity": lambda run, head: il.label_similarity(run.model, run.batch, [head]),
+    "label_values": lambda run, head: il.label_values(run.acts, head),
+    "last_query": lambda run, head: il.last_query(run.acts, head),
+    "locate_circuit": lambda run, head: il.locate_circuit(
+        run.model, run.many, run.many, [head], n_edges=3, n_random=2
+    ).to_frame(),
+    "mean_score_parts": lambda run, head: il.mean_score_parts(run.model, run.many, [head]).to_frame(),
+    "MeanScoreParts.sentence": lambda run, head: il.mean_score_parts(run.model, run.many, [NAME]).sentence(head),
+    "MeanScoreParts.strongest": lambda run, head: il.mean_score_parts(run.model, run.many, [NAME]).strongest(
+        head, "key"
+    ),
+    "MeanScoreParts.total": lambda run, head: il.mean_score_parts(run.model, run.many, [NAME]).total(head),
+    "own_label_ranks": lambda run, head: il.own_label_ranks(run.acts, head).double(),
+    "patch_heads": within(
+        lambda run, head: il.patch_heads(run.model, [head], run.batch[[1, 0]], activation="q", positions="last")
+    ),
+    "query_key_metric": lambda run, head: il.query_key_metric(run.model, head).query_side,
+    "remove_position": within(lambda run, head: il.remove_position(run.model, [head])),
+    "scale_label_attention": within(
+        lambda run, head: il.scale_label_attention(
+            run.model, [head], run.batch, torch.zeros(run.batch.label_positions.shape), renormalize=False
+        )
+    ),
+    "ScoreParts.by_position": lambda run, head: il.attention_score_parts(run.acts, "L3H0").by_position(head, "key"),
+    "two_towers": lambda run, head: il.two_towers(run.model, run.many.prompts, [head], n_random_sets=1).to_frame(),
+    "value_parts": lambda run, head: il.value_parts(run.acts, head, run.batch.answer_tokens).parts,
+    "ValueParts.by_position": lambda run, head: il.value_parts(run.acts, "L3H0", run.batch.answer_tokens).by_position(
+        head
+    ),
+}
+
+
+def takes_heads():
+    """Return the public functions and methods with an argument that is a head, or contains heads."""
+    owners = {"": il} | {f"{name}.": getattr(il, name) for name in dir(il) if not name.startswith("_")}
+    for prefix, owner in owners.items():
+        for name in dir(owner):
+            function = getattr(owner, name, None)
+            if (
+                name.startswith("_")
+                or not inspect.isfunction(function)
+                or not inspect.isclass(owner) * prefix.count(".") + inspect.ismodule(owner)
+            ):
+                continue
+            if any(str(AnyHead) in str(one.annotation) for one in inspect.signature(function).parameters.values()):
+                yield prefix + name
+
+
+def test_every_function_with_heads_is_tried():
+    assert {*CALLS} == {*takes_heads()}
+
+
+@pytest.fixture(scope="module")
+def run(icl_mini):
+    class Run:
+        """A model with prompts of one length, and more of them."""
+
+        model = icl_mini
+        many = il.tokenize(icl_mini, il.load_task("sentiment-number", n=8))
+        batch = many[[0, 1]]
+        explained = il.explain(icl_mini, batch.prompts[0], k=48)
+        acts = il.capture(icl_mini, batch, writers="all")
+        edges = torch.ones(1, batch.tokens.shape[1], batch.tokens.shape[1], dtype=torch.bool).tril(-1)
+
+    return Run
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_head_has_three_forms(run, name):
+    first, *others = (CALLS[name](run, form) for form in FORMS)
+    for other in others:
+        if isinstance(first, torch.Tensor):
+            assert_close(other, first)
+        elif hasattr(first, "equals"):
+            assert other.equals(first)
+        else:
+            assert str(other) == str(first)
