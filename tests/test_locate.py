@@ -111,11 +111,12 @@ def test_files_and_table_hold_the_packages_numbers(inputs, unbroken, run, tmp_pa
         assert f"icl_lens.{name}".encode() in metadata
 
 
-def test_without_a_folder_nothing_is_written(inputs, run, tmp_path, monkeypatch):
+def test_without_a_folder_nothing_is_written_and_the_table_has_intervals(inputs, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, stdout, _ = run(*inputs)
     assert code == 0
-    assert "95%" not in stdout
+    assert "95% interval" in stdout
+    assert "95% intervals over " in " ".join(stdout.split())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,20 +3,17 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 import torch
 from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.locate import locate as dataset
-from icl_lens.locate.chunk import increase_columns
-from icl_lens.locate.configuration import configuration, prepare_run_folder
-from icl_lens.locate.run_folder import CorruptChunk, RunFolder
+from icl_lens.locate.configuration import configuration
+from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import plan_batches
-from icl_lens.locate.table import heads_result, heads_table, per_prompt, write_run
+from icl_lens.locate.table import heads_result, heads_table, write_run
 from icl_lens.metrics import bootstrap_interval
 from icl_lens.models.view import ModelView
 
@@ -41,57 +38,41 @@ def batch(gpt2):
     return il.tokenize(gpt2, PROMPTS)
 
 
-@pytest.fixture
-def ran(gpt2, batch, tmp_path, monkeypatch):
-    """A run in a folder, with a second pass."""
+@pytest.mark.parametrize("by", ["increase", "contrast"])
+def test_intervals_are_those_of_every_prompts_own_values(gpt2, batch, monkeypatch, by):
+    """Also if heads are evaluated in a second pass, and without a folder."""
     monkeypatch.setattr(dataset, "MARGIN", 0)
-    folder = prepare_run_folder(tmp_path, gpt2, batch, OPTIONS, ASKED)
-    top = il.locate_heads(gpt2, batch, k=2, by="increase", batch_size=2, slack=1e6, folder=folder)
-    assert list(tmp_path.glob("refined-*.parquet"))
-    return top, folder
-
-
-def test_every_prompts_own_values(gpt2, batch, ran):
-    top, folder = ran
-    every = il.head_log_prob_increase(il.capture(gpt2, batch), batch.answer_tokens)
-    expected = every[:, top.layer, top.head]
-    assert_close(per_prompt(top, folder), expected)
-    queries = batch.queries
-    table = heads_table(top, folder, queries)
-    assert list(table.columns) == ["rank", "layer", "head", "name", "increase", "low", "high", "share_evaluated"]
+    if by == "contrast":
+        batch = batch[[0, 1, 2, 4, 5]]  # with another label
+    against = None if by == "increase" else batch.other_label_tokens
+    every = il.head_log_prob_increase(il.capture(gpt2, batch), batch.answer_tokens, against=against)
+    refined = []
+    second_pass = dataset._Search.second_pass
+    monkeypatch.setattr(dataset._Search, "second_pass", lambda *args: refined.append(args[1]) or second_pass(*args))
+    top = il.locate_heads(gpt2, batch, k=2, by=by, batch_size=2, slack=1e6)
+    assert bool(refined) == (by == "increase")
+    expected = every[:, top.layer, top.head].double().numpy()
+    table = heads_table(top)
+    assert list(table.columns) == ["rank", "layer", "head", "name", by, "low", "high", "share_evaluated"]
     assert table["name"].tolist() == [str(head) for head in top.heads]
-    assert_close(table["increase"], expected.mean(0))
-    interval = bootstrap_interval(expected[:, 1].double().numpy(), clusters=queries)
-    assert_close((table["low"][1], table["high"][1]), (interval.low, interval.high))
-    for without in (heads_table(top), heads_table(top, folder, ["one"] * len(queries))):
-        assert "low" not in without
+    assert_close(table[by], expected.mean(0))
+    for column in range(2):
+        interval = bootstrap_interval(expected[:, column], clusters=batch.queries)
+        assert_close((table["low"][column], table["high"][column]), (interval.low, interval.high))
+    assert "95% interval" in repr(top)
+    one = il.locate_heads(gpt2, batch[[0, 0]], k=2, by=by)
+    assert one.low is None
+    assert "low" not in heads_table(one)
+    assert "interval" not in repr(one)
 
 
-def test_prompts_that_share_a_query_count_once(gpt2, tmp_path):
+def test_prompts_that_share_a_query_count_once(gpt2):
     """Copies of every prompt add nothing: the interval stays that of one copy, not 1/√4 of it."""
     copies = [il.tokenize(gpt2, [prompt for prompt in PROMPTS for _ in range(n)]) for n in (1, 4)]
-    tables = []
-    for number, batch in enumerate(copies):
-        path = tmp_path / str(number)
-        path.mkdir()
-        folder = prepare_run_folder(path, gpt2, batch, OPTIONS, ASKED | {"n": len(batch)})
-        top = il.locate_heads(gpt2, batch, k=2, by="increase", batch_size=2, folder=folder)
-        tables.append(heads_table(top, folder, batch.queries))
+    tables = [heads_table(il.locate_heads(gpt2, batch, k=2, by="increase", batch_size=2)) for batch in copies]
     widths = [(table["high"] - table["low"]).to_numpy() for table in tables]
     assert_close(widths[1], widths[0])
     assert (widths[0] > 1e-3).all()
-
-
-def test_a_missing_chunk_and_a_damaged_one(ran):
-    top, folder = ran
-    path = folder.path / "part-00001.parquet"
-    whole = path.read_bytes()
-    path.unlink()
-    (folder.path / "refined-00001.parquet").unlink()
-    assert np.isnan(per_prompt(top, folder)).all(1).sum() == 2
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CorruptChunk, match="part-00001"):
-        per_prompt(top, folder)
 
 
 TOP = il.TopHeads(
@@ -105,22 +86,6 @@ TOP = il.TopHeads(
     n_evaluations=6000,
     n_prompts=2000,
 )
-
-
-def test_values_of_both_passes(tmp_path):
-    """If a located head led in some batches only, its other values come from the second pass."""
-    folder = RunFolder(tmp_path, {"batches": 2})
-    bound = np.ones((2, 12), np.float32)
-    chunks = {
-        ("part", 0): (np.array([2, 0]), bound, np.array([3, 6]), np.array([[1, 2], [3, 4]], np.float32)),
-        ("part", 1): (np.array([1, 3]), bound, np.array([5, 6]), np.array([[0, 5], [0, 6]], np.float32)),
-        ("refined", 1): (np.array([1, 3]), None, np.array([3]), np.array([[7], [8]], np.float32)),
-    }
-    for (kind, number), chunk in chunks.items():
-        folder.write(f"{kind}-{number:05d}.parquet", pa.table(increase_columns(*chunk, 4)))
-    # L1H2 is head 6, L0H3 is head 3.
-    found = per_prompt(replace(TOP, n_prompts=4), folder)
-    np.testing.assert_array_equal(found, [[4, 3], [5, 7], [2, 1], [6, 8]])
 
 
 def test_result_files_hold_the_result(tmp_path):

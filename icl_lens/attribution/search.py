@@ -37,7 +37,15 @@ from icl_lens.attribution.increases import (
     subhead_log_prob_increase,
 )
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, choose_ranking, select_rows
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, long_frame, plural_prompts
+from icl_lens.display import (
+    SHOWN_ROWS,
+    ShownAsTable,
+    format_signed,
+    head_name,
+    interval_texts,
+    long_frame,
+    plural_prompts,
+)
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import Head
@@ -130,6 +138,13 @@ class TopHeads(ShownAsTable):
     """What the values are."""
     edits: tuple[str, ...] = ()
     """What edited the model while `locate_heads` ran it: open `with` blocks, and other hooks."""
+    low: Float[Tensor, " k"] | None = None
+    """Ends of the values' 95% intervals over queries; only from `locate_heads` on prompts with several queries."""
+    high: Float[Tensor, " k"] | None = None
+
+    def index(self, n_heads: int) -> Int[np.ndarray, " k"]:
+        """Return the heads as indices, layer · n_heads + head."""
+        return (self.layer * n_heads + self.head).cpu().numpy()
 
     @property
     def share_evaluated(self) -> float:
@@ -141,8 +156,11 @@ class TopHeads(ShownAsTable):
         return [Head(layer, head) for layer, head in zip(self.layer.tolist(), self.head.tolist(), strict=True)]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return rank, layer, head, name and value (mean over prompts, nats), one row per head, largest first."""
-        return pd.DataFrame(
+        """Return one row per head, largest first: rank, layer, head, name, and value (mean over prompts, nats).
+
+        With intervals, also low and high.
+        """
+        table = pd.DataFrame(
             {
                 "rank": range(1, len(self.value) + 1),
                 "layer": self.layer.cpu().numpy(),
@@ -151,11 +169,16 @@ class TopHeads(ShownAsTable):
                 "value": self.value.cpu().numpy(),
             }
         )
+        if self.low is not None and self.high is not None:
+            table["low"], table["high"] = self.low.cpu().numpy(), self.high.cpu().numpy()
+        return table
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         frame = self.to_frame().head(SHOWN_ROWS)
         columns = {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
         columns[f"mean {self.by}"] = [format_signed(value) for value in frame["value"]]
+        if "low" in frame:
+            columns["95% interval"] = interval_texts(frame)
         summary = f"{self.n_exact} of {self.n_parts} heads evaluated, {_certainty(self.certified)}"
         summary += edits_suffix(self.edits)
         return f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {summary}", columns, len(self.value)

@@ -103,7 +103,7 @@ def locate(
                 top = locate_heads(loaded, batch, by="contrast" if by == "contrast" else "increase", **run)
                 shared = {name: run[name] for name in run if name not in ("k", "final_norm", "bias")}
                 drops = effects_of_located(loaded, batch, top.heads, by=top.by, **shared)
-                table = pd.concat([heads_table(top, folder, batch.queries), drops], axis=1)
+                table = pd.concat([heads_table(top), drops], axis=1)
                 sentence, result = summary(top), heads_result(top)
                 if "low" in table:
                     sentence += f" 95% intervals over {len(set(batch.queries)):,} distinct queries."

@@ -47,6 +47,8 @@ from icl_lens.locate.mean_effects import locate_effects
 from icl_lens.locate.mean_exchanges import locate_towers
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, MAX_ROWS, ChunkStream, plan_batches
+from icl_lens.locate.streamed_means import ResampledSums
+from icl_lens.metrics import draw_clusters
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
 from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
@@ -84,7 +86,7 @@ def locate_heads(
     `by` is "contrast", what a head adds to log p(target) − log Σ p(against), or "increase", what it adds to
     log p(target), as in the paper. `targets` defaults to the answers, `against` to the other labels of each prompt, and
     `by` to "contrast", or to "increase" if there is no token to compare with. For the other scores, see
-    `locate_effects` and `locate_towers`.
+    `locate_effects` and `locate_towers`. Intervals (`low`, `high`) resample distinct queries, if there are several.
 
     Activations are kept for one batch at a time, so memory hardly grows with the number of prompts. `slack` (nats)
     allows for float32 rounding of the bounds. With `final_norm="own"` or a logit soft-cap, no bound exists, so every
@@ -116,6 +118,13 @@ def locate_heads(
     distributed = distributed or Distributed()
     plan = plan_batches(view, search.batch, batch_size=batch_size, byte_budget=byte_budget)
     means, evaluated = HeadMeans(n_heads, by), list[np.ndarray]()
+    counts, query_of = draw_clusters(search.batch.queries)
+    resampled = ResampledSums(np.ascontiguousarray(counts.T), n_heads)
+
+    def add_to_draws(number: int, heads: np.ndarray, increase: np.ndarray) -> None:
+        for row, values in zip(plan[number], increase, strict=True):
+            resampled.add(values, int(query_of[row]), heads)
+
     with progress_callback(progress) as report:
         stream = ChunkStream(plan, folder, distributed, report, warn)
         # The pilot batch selects the candidates, so all processes need it.
@@ -127,9 +136,10 @@ def locate_heads(
             lambda number: search.first_pass(plan[number], k, candidates),
             done=len(plan[0]),
         )
-        for chunk in chain([pilot], rest):
+        for number, chunk in enumerate(chain([pilot], rest)):
             bound, heads, increase = read_increases(chunk, view.n_heads)
             means.add(bound, heads, increase)
+            add_to_draws(number, heads, increase)
             evaluated.append(heads)
 
         def heads_to_refine() -> dict[int, np.ndarray]:
@@ -141,9 +151,19 @@ def locate_heads(
         refined = stream.chunks(
             "refined", sorted(lacking), lambda number: search.second_pass(plan[number], lacking[number])
         )
-        for chunk in refined:
-            means.add_exact(*read_increases(chunk, view.n_heads)[1:])
-    return replace(distributed.run_on_main(lambda: means.top(k, view.n_heads)), edits=active_edits(view))
+        for number, chunk in zip(sorted(lacking), refined, strict=True):
+            heads, increase = read_increases(chunk, view.n_heads)[1:]
+            means.add_exact(heads, increase)
+            add_to_draws(number, heads, increase)
+
+    def top() -> TopHeads:
+        found = means.top(k, view.n_heads)
+        if counts.shape[1] < 2:
+            return found
+        ends = resampled.ends(counts[:, query_of].sum(1).astype(float), found.index(view.n_heads))
+        return replace(found, low=torch.from_numpy(ends[0]), high=torch.from_numpy(ends[1]))
+
+    return replace(distributed.run_on_main(top), edits=active_edits(view))
 
 
 def mean_head_increases(

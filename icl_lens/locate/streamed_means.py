@@ -64,17 +64,39 @@ class StreamedMeans:
         return len(self._sums[name].queries)
 
 
-class _Sums:
-    """Sums of one score over prompts, unweighted for the mean and weighted for every bootstrap draw.
+class ResampledSums:
+    """Sums of heads' scores over prompts in every bootstrap draw of queries.
 
     `counts` says how often each draw contains each query.
     """
 
     def __init__(self, counts: Int[np.ndarray, "query draw"], n_heads: int):
         self.counts = counts
+        self.sums = np.zeros((counts.shape[1], n_heads))
+
+    def add(
+        self, values: Float[np.ndarray, " head"], query: int, heads: Int[np.ndarray, " head"] | slice = slice(None)
+    ) -> None:
+        """Add one prompt's scores of all heads, or of some."""
+        # Elementwise, because the rounding of a matrix product depends on memory alignment.
+        with np.errstate(invalid="ignore"):  # 0 · infinity, which is reported with the mean
+            self.sums[:, heads] += self.counts[query][:, None] * values.astype(np.float64)
+
+    def ends(
+        self, weight: Float[np.ndarray, " draw"], heads: Int[np.ndarray, " head"] | slice = slice(None)
+    ) -> Float[np.ndarray, "2 head"]:
+        """Return the ends of heads' 95% intervals; `weight` is each draw's number of prompts."""
+        means = self.sums[weight > 0][:, heads] / weight[weight > 0, None]
+        return np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+
+
+class _Sums:
+    """Sums of one score over prompts, unweighted for the mean and weighted for every bootstrap draw."""
+
+    def __init__(self, counts: Int[np.ndarray, "query draw"], n_heads: int):
         self.n = 0
         self.total = np.zeros(n_heads)
-        self.resampled = np.zeros((counts.shape[1], n_heads))
+        self.resampled = ResampledSums(counts, n_heads)
         self.weight = np.zeros(counts.shape[1])
         self.queries: set[int] = set()
 
@@ -82,13 +104,10 @@ class _Sums:
         """Add one prompt's effects; a prompt without the score (all NaN) is skipped."""
         if np.isnan(values).all():
             return
-        values, weights = values.astype(np.float64), self.counts[query]
         self.n += 1
-        self.total += values
-        # Elementwise, because the rounding of a matrix product depends on memory alignment.
-        with np.errstate(invalid="ignore"):  # 0 · infinity; `mean` reports infinite effects
-            self.resampled += weights[:, None] * values
-        self.weight += weights
+        self.total += values.astype(np.float64)
+        self.resampled.add(values, query)
+        self.weight += self.resampled.counts[query]
         self.queries.add(query)
 
     def mean(self, name: str, view: ModelView) -> MeanScore:
@@ -106,7 +125,5 @@ class _Sums:
             )
         low = high = missing
         if len(self.queries) > 1:
-            resampled = self.resampled[self.weight > 0] / self.weight[self.weight > 0, None]
-            ends = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-            low, high = (torch.from_numpy(end).reshape(shape) for end in ends)
+            low, high = (torch.from_numpy(end).reshape(shape) for end in self.resampled.ends(self.weight))
         return MeanScore(torch.from_numpy(mean).reshape(shape), low, high)

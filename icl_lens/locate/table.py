@@ -1,56 +1,28 @@
 """Results of a locate run as a table with intervals, a summary sentence, and files."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-from jaxtyping import Float
 
 from icl_lens.attribution.search import TopHeads
-from icl_lens.locate.chunk import chunk_name
 from icl_lens.locate.mean_effects import MeanEffects
 from icl_lens.locate.mean_exchanges import MeanExchanges
 from icl_lens.locate.run_folder import RunFolder
-from icl_lens.metrics import mean_intervals
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def heads_table(top: TopHeads, folder: RunFolder | None = None, queries: Sequence[str] | None = None) -> "pd.DataFrame":
+def heads_table(top: TopHeads) -> "pd.DataFrame":
     """Return one row per head: rank, layer, head, name, `top.by` (mean, nats), low, high, share_evaluated.
 
-    95% bootstrap intervals over queries (low, high) need a folder, which stores per-prompt values, and at least two of
-    `queries` (`PromptBatch.queries`), because prompts with the same query are not independent. `share_evaluated`, the
-    share of prompts on which a head was evaluated, is always 1 for located heads.
+    `share_evaluated`, the share of prompts on which a head was evaluated, is always 1 for located heads.
     """
     table = top.to_frame().rename(columns={"value": top.by})
-    if folder is not None and queries is not None and len(set(queries)) > 1:
-        _, table["low"], table["high"] = mean_intervals(per_prompt(top, folder), queries)
     table["share_evaluated"] = 1.0
     return table
-
-
-def per_prompt(top: TopHeads, folder: RunFolder) -> Float[np.ndarray, "prompt k"]:
-    """Return the located heads' increases per prompt (nats) from the run's chunks; NaN for missing chunks.
-
-    The number of batches is read from the configuration ("batches"). Raise CorruptChunk for unreadable chunks.
-    """
-    values = np.full((top.n_prompts, len(top.value)), np.nan)
-    column = {head: i for i, head in enumerate(zip(top.layer.tolist(), top.head.tolist(), strict=True))}
-    for kind in ("part", "refined"):
-        for number in range(folder.configuration["batches"]):
-            chunk = folder.read(chunk_name(kind, number))
-            if chunk is None:
-                continue
-            frame = chunk.to_pandas().dropna(subset="increase")
-            at = [column.get(head, -1) for head in zip(frame["layer"], frame["head"], strict=True)]
-            frame = frame.assign(column=at)
-            frame = frame[frame["column"] >= 0]
-            values[frame["prompt"], frame["column"]] = frame["increase"]
-    return values
 
 
 def summary(top: TopHeads) -> str:
