@@ -121,6 +121,7 @@ def run(icl_mini):
     return Run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_a_head_has_three_forms(run, name):
     first, *others = (CALLS[name](run, form) for form in FORMS)
