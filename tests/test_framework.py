@@ -17,7 +17,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.catalogue import IDS, find
-from experiments.framework import claims, overview, pages, run
+from experiments.framework import claims, overview, pages, run, sentences
 from experiments.framework.estimate import compare, compare_heads
 from experiments.framework.finding import Finding, Measure, Measured, Row
 from experiments.framework.models import QWEN, SMOLLM2
@@ -273,8 +273,8 @@ def test_the_index_states_the_exchanges_with_their_control():
     assert "| keys | yes | 2.30±0.20 |" in index
     assert "| query and keys | no | 0.60±0.20 |" in index
     assert "| random heads, any row | no | −0.10 |" in index
-    sentences = replace(cell("two-towers", overview.ON_SENTENCES, *towers.rows), model=QWEN)
-    index = overview.text([(towers.finding, [towers, sentences])])
+    trec = replace(cell("two-towers", overview.ON_SENTENCES, *towers.rows), model=QWEN)
+    index = overview.text([(towers.finding, [towers, trec])])
     assert "SmolLM2, animal-country, A/B | Qwen, TREC, A/B |" in index
     assert "| keys | yes | 2.30±0.20 | 2.30±0.20 |" in index
     others = "keys: other texts"
@@ -282,6 +282,17 @@ def test_the_index_states_the_exchanges_with_their_control():
     assert "stands mainly" not in overview.text([(towers.finding, [replace(towers, rows=unclear)])])
     fewer = replace(towers, rows=towers.rows[:2])
     assert "the other label" not in overview.text([(fewer.finding, [fewer])])
+
+
+def test_sentences_name_two_tasks_and_give_ranges_for_more():
+    cells = [cell("behavior", task, row("accuracy", 0.8 + i / 10, 0.5)) for i, task in enumerate("abc")]
+    measure = cells[0].finding.main.name
+    cells = [replace(one, rows=[replace(one.rows[0], measure=measure)]) for one in cells]
+    how = {"template": "{q}% ({c}%; {low} … {high})"}
+    assert sentences.each(cells[:2], measure, **how) == (
+        "80.0% (50.0%; 10.0 … 50.0) on a (SmolLM2); 90.0% (50.0%; 20.0 … 60.0) on b (SmolLM2)"
+    )
+    assert sentences.each(cells, measure, template="{q}% ({c}%)") == "80.0–100.0% (50.0%) on 3 tasks"
 
 
 READERS = ("query", "keys at the labels", "values at the labels")
@@ -339,9 +350,9 @@ def test_claims_count_tasks_above_and_below_the_control():
 
 def test_the_index_names_the_task_of_claims_on_one_task_only_if_it_is_the_same():
     values, flow = (cell(name, "a", row("main", 0.8)) for name in ("values", "circuit"))
-    assert overview._single_task([values, flow]) == " “Of 1” is a in SmolLM2."
+    assert overview._single_task([values, flow]) == " “Of 1”: a in SmolLM2."
     assert overview._single_task([values, replace(flow, task="b")]) == ""
-    assert overview._single_task([values, flow, replace(flow, task="b")]) == " “Of 1” is a in SmolLM2."
+    assert overview._single_task([values, flow, replace(flow, task="b")]) == " “Of 1”: a in SmolLM2."
 
 
 def test_every_figure_and_table_of_the_paper_has_a_claim():

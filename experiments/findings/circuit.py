@@ -118,7 +118,7 @@ def answer(cells: Sequence[Any]) -> str:
         if any(total for _, total in totals):
             parts.append(f"{words} most from the {max(totals, key=lambda pair: pair[1])[0]} third")
     read = f" Of what the heads read, {', '.join(parts)} of the layers." if parts else ""
-    return f"1% of the edges carries {kept} of what all edges carry.{read}"
+    return f"Of what all edges carry, 1% of them carries {kept}.{read}"
 
 
 FINDING = Finding(

@@ -219,8 +219,8 @@ def answer(cells: Sequence[Any]) -> str:
         "Removing the heads that the paper's own method, the increase, finds in one run of the model costs the answer "
         f"{lost['increase']}. For heads found by contrast, also in one run, it is {lost['contrast']}, and for heads "
         f"found by removing each head in turn {lost['effects']}. "
-        f"Of the heads' positive contributions by contrast, the deeper half of the layers has {by_contrast}. By the "
-        f"paper's own measure, the increase, deep attention layers have {by_increase} of what all layers add."
+        f"Of the heads' positive contributions by contrast, the deeper half of the layers has {by_contrast}. Of what "
+        f"all layers add by the paper's own measure, the increase, deep attention layers have {by_increase}."
     )
 
 

@@ -25,7 +25,7 @@ ON_SENTENCES = "TREC, A/B"
 
 MODELS = (
     "SmolLM2 is SmolLM2-135M-Instruct, Qwen is Qwen2.5-Coder-0.5B-Instruct, both quantized. Prompts are in balanced "
-    "random order: copying a label is right half of the time. Heads are measured on {n} prompts with other queries "
+    "random order: copying a label is right half the time. Heads are measured on {n} prompts with other queries "
     "than those that chose them. Intervals are 95%, over queries."
 )
 
@@ -51,7 +51,7 @@ def text(numbered: Numbered) -> str:
         *(f"{i}. {sentence}" for i, sentence in enumerate(_findings(numbered), start=1)),
         *_exchange_table(_tower_cells([cell for cell in every if cell.finding.id == "two-towers"])),
         "![Exchanges of queries, keys and values in both models](figures/overview.svg)",
-        "*The same, in 12 heads (dots) and random heads (circles).*",
+        "*The same: 12 heads (dots), random heads (circles).*",
         "## The paper's claims",
         "A direction holds if the difference's interval is on the claimed side of zero." + _single_task(real),
         claims.table(every),
@@ -69,7 +69,7 @@ def _single_task(cells: Sequence[Stored]) -> str:
     if len(single) != 1:
         return ""
     ((model, task),) = single
-    return f" “Of 1” is {task} in {TITLES[model]}."
+    return f" “Of 1”: {task} in {TITLES[model]}."
 
 
 def _findings(numbered: Numbered) -> list[str]:
@@ -102,7 +102,7 @@ EXCHANGED = {
 """The exchanges of the table, first those that should give the other label, and their names there."""
 N_TURNING = 4
 DONORS = (
-    "Log-odds lost, nats (±: wider side of the interval). Donors: for queries, another class; for keys, exchanged "
+    "Log-odds lost, nats (±: the interval's wider side). Donors: for queries, another class; for keys, exchanged "
     "texts; for values, exchanged labels."
 )
 PERCENT: dict[str, Any] = {"scale": 100.0, "digits": 0}

@@ -8,6 +8,8 @@ from experiments.framework.models import QWEN, REAL_MODELS, SMOLLM2
 
 TITLES = {SMOLLM2: "SmolLM2", QWEN: "Qwen"}
 """Short names of the real models."""
+MAX_TASKS = 2
+"""Tasks that a sentence names one by one."""
 
 
 def real_rows(cells: Sequence[Any], measure: str, ranking: str = "") -> list[tuple[Any, Any]]:
@@ -30,14 +32,22 @@ def extent(values: Sequence[float], *, scale: float = 1.0, digits: int = 2) -> s
 def each(cells: Sequence[Any], measure: str, template: str = "{q} (control {c})", ranking: str = "") -> str:
     """Return a measure on every task: "2.30 (control −0.08) on animal-country, A/B (SmolLM2); …".
 
-    The template's {q}, {c}, {low}, {high} are the quantity, its control, and the interval of their difference.
+    The template's {q}, {c}, {low}, {high} are the quantity, its control, and the interval of their difference. Of more
+    than `MAX_TASKS` tasks, these are ranges: "0.66–2.30 (control −0.08 … 0.02) on 3 tasks".
     """
+    rows = real_rows(cells, measure, ranking)
+    groups = [[one] for one in rows] if len(rows) <= MAX_TASKS else [rows]
     parts = []
-    for cell, row in real_rows(cells, measure, ranking):
+    for some in groups:
+        cell = some[0][0]
         shown = next(one for one in cell.finding.measures if one.name == measure)
-        values = {"q": row.quantity, "c": row.control, "low": row.low, "high": row.high}
-        texts = {name: number(value, scale=float(shown.scale), digits=shown.digits) for name, value in values.items()}
-        parts.append(f"{template.format(**texts)} on {cell.task} ({TITLES[cell.model]})")
+        fields = {"q": "quantity", "c": "control", "low": "low", "high": "high"}
+        values = {
+            name: extent([getattr(row, field) for _, row in some], scale=float(shown.scale), digits=shown.digits)
+            for name, field in fields.items()
+        }
+        where = f"{cell.task} ({TITLES[cell.model]})" if len(some) == 1 else f"{len(some)} tasks"
+        parts.append(f"{template.format(**values)} on {where}")
     return "; ".join(parts)
 
 
