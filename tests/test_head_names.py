@@ -46,6 +46,9 @@ CALLS = {
             run.model, run.batch, [head], part="q", senders=[(0, 1) if isinstance(head, tuple) else "L0H1"]
         ).log_prob
     ),
+    "html.attention_patterns": lambda run, head: str(
+        il.html.attention_patterns(["a", "b"], torch.eye(2)[None], [head])
+    ),
     "html.attention_to_labels": lambda run, head: str(il.html.attention_to_labels(run.acts, heads=[head])),
     "html.subhead_values": lambda run, head: str(il.html.subhead_values(run.explained, heads=[head])),
     "html.words_by_position": lambda run, head: str(il.html.words_by_position(run.explained, heads=[head])),

@@ -45,7 +45,7 @@ from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
 from icl_lens.metrics import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
-from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
@@ -288,7 +288,7 @@ def _concatenate(of_heads: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _name(head: AnyHead) -> str:
-    return str(Head.parse(head) if isinstance(head, str) else Head(*head))
+    return str(as_head(head))
 
 
 def _fill(by_head: dict[Head, np.ndarray], rows: list[int], chunk: pa.Table, names: Sequence[str]) -> None:

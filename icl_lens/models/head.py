@@ -45,3 +45,8 @@ class Head(NamedTuple):
 
 AnyHead = Head | tuple[int, int] | str
 """What users may pass for a head: `Head(22, 0)`, `(22, 0)` or `"L22H0"`."""
+
+
+def as_head(head: AnyHead) -> Head:
+    """Return a `Head`, whether or not a model has it; raise InputError for a name that is none."""
+    return Head.parse(head) if isinstance(head, str) else Head(*head)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.errors import InputError
-from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.report.findings import Findings, HeadReport
 from icl_lens.report.html import heads as head_parts
 from icl_lens.report.html.parts import Chip, Grid, HeadMap, Strip, for_circuitsvis, largest
@@ -78,7 +78,7 @@ def attention_to_labels(
 
 
 def attention_patterns(
-    tokens: Sequence[str], patterns: Float[Tensor, "head query key"], heads: Sequence[Head]
+    tokens: Sequence[str], patterns: Float[Tensor, "head query key"], heads: Sequence[AnyHead]
 ) -> Element:
     """Show full attention patterns as circuitsvis' attention_heads: hover to preview a head, click to pin it.
 
@@ -90,7 +90,7 @@ def attention_patterns(
             f"patterns must have shape [head query key] = {[len(heads), len(tokens), len(tokens)]}, got "
             f"{list(patterns.shape)}; pass one pattern per head over all tokens"
         )
-    names, rows = list(map(str, heads)), patterns.float().tolist()
+    names, rows = [str(as_head(head)) for head in heads], patterns.float().tolist()
     props = {
         "attention": [[[round(x, 4) for x in row] for row in head] for head in rows],
         "tokens": list(map(for_circuitsvis, tokens)),
