@@ -69,7 +69,7 @@ def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, opt
     kept, html = json.loads(numbers.read_text()), unescape(" ".join(page.read_text().split()))
     for text in (out, html):
         assert "2 random, same layers" in text
-        assert f"2 heads {'set to their mean' if mean else 'zeroed'}" in text
+        assert f"2 heads {'mean-ablated' if mean else 'zeroed'}" in text
         for name in found.conditions:
             assert percent(found.interval(name, "accuracy").value) in text
             assert signed(found.interval(name, "log_odds").low, 2) in text

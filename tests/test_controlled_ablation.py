@@ -81,7 +81,7 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions, mode):
         how["reference"] = gpt2_batch[:2]
     if (positions, mode) != ("last", "zero"):
         found = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, n_random_sets=2, seed=1, **how)
-    said = "zeroed" if mode == "zero" else "set to their mean"
+    said = "zeroed" if mode == "zero" else "mean-ablated"
     assert f"Heads are {said} at" in notes(found)[0]
     assert f"L0H1, L2H3 {said} at" in repr(found)
     assert found.heads == tuple(HEADS)

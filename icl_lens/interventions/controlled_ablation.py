@@ -103,7 +103,7 @@ class ControlledAblation(ShownAsTable):
     @property
     def ablated(self) -> str:
         """What was done to the heads, in words."""
-        return "zeroed" if self.mode == "zero" else "set to their mean"
+        return "zeroed" if self.mode == "zero" else "mean-ablated"
 
     @property
     def chance(self) -> float:
