@@ -168,6 +168,7 @@ def six(tmp_path_factory):
     return (*options, "--no-check"), prompts
 
 
+@pytest.mark.slow
 def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, six, icl_mini, tmp_path):
     options, prompts = six
     template = il.Template("{text}\n: {label}", "{text}\n:", separator="\n")

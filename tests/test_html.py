@@ -159,6 +159,7 @@ def test_what_is_installed_includes_the_templates():
         }
 
 
+@pytest.mark.slow
 def test_a_large_page_is_small():
     explanation = ex.large()
     assert (len(explanation.head_increases), len(explanation.head_increases[0])) == (36, 20)

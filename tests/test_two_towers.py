@@ -287,6 +287,7 @@ def test_other_planted_models_are_not_called_two_towers(planted, kind, options):
         assert table["query+values"] > 1  # nothing cancels
 
 
+@pytest.mark.slow
 def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):
     """The heads are found on as many prompts of each class and label."""
     truth, model = planted("two-tower")
