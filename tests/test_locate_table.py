@@ -10,6 +10,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.locate import locate as dataset
+from icl_lens.locate import streamed_means
 from icl_lens.locate.configuration import configuration
 from icl_lens.locate.run_folder import RunFolder
 from icl_lens.locate.stream import plan_batches
@@ -64,6 +65,24 @@ def test_intervals_are_those_of_every_prompts_own_values(gpt2, batch, monkeypatc
     assert one.low is None
     assert "low" not in heads_table(one)
     assert "interval" not in repr(one)
+
+
+@pytest.mark.parametrize("by", ["increase", "contrast"])
+def test_intervals_of_many_queries_are_the_same_in_less_memory(gpt2, batch, monkeypatch, by):
+    """By draw instead of by query."""
+    some = batch[[0, 1, 2, 4, 5]]
+    kept = []
+    make = streamed_means.ResampledSums.__init__
+    monkeypatch.setattr(
+        streamed_means.ResampledSums, "__init__", lambda self, *args: make(self, *args) or kept.append(self)
+    )
+    first = il.locate_heads(gpt2, some, k=3, by=by, batch_size=2)
+    monkeypatch.setattr(streamed_means, "QUERY_BYTES", 0)
+    second = il.locate_heads(gpt2, some, k=3, by=by, batch_size=2)
+    assert [one.by_query for one in kept] == [True, False]
+    assert [len(one.sums) for one in kept] == [5, 2000]
+    for end in ("low", "high"):
+        assert_close(getattr(second, end), getattr(first, end))
 
 
 def test_prompts_that_share_a_query_count_once(gpt2):

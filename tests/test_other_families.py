@@ -69,7 +69,7 @@ def test_loading_installs_nothing(tmp_path, monkeypatch):
 
     load = transformers.AutoProcessor.from_pretrained
     installed = []
-    monkeypatch.setitem(sys.modules, "torchvision", None)  # not to be had, wherever this runs
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # missing, whether or not it is installed
     monkeypatch.setattr("subprocess.check_call", lambda command, *args, **kwargs: installed.append(command))
     causal_models.build("gemma4_unified").save_pretrained(tmp_path)
     families.tokenizer().save_pretrained(tmp_path)

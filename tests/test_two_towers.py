@@ -139,9 +139,10 @@ def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypa
     sizes = []
     run = donor_passes._record_rows
 
-    def count(view, donor, batch, at, layers, parts, pasts=None):
-        sizes.append((len(batch), [] if pasts is None else pasts.lengths))
-        return run(view, donor, batch, at, layers, parts, pasts)
+    def count(*args, **how):
+        *_, some, pasts = args if isinstance(args[-1], (donor_passes.Pasts, type(None))) else (*args, None)
+        sizes.append((len(some), [] if pasts is None else pasts.lengths))
+        return run(*args, **how)
 
     monkeypatch.setattr(donor_passes, "_record_rows", count)
     prefixes = Prefixes.of(view, prompts.batch)
@@ -186,6 +187,22 @@ def test_a_cache_that_is_wrong_is_not_used(tiny_run):
     plain, ours = (record(view, prompts.donors["own text"], [2], ("k",), how) for how in (None, prefixes))
     assert_close(ours.k[2], plain.k[2])
     assert not prefixes.is_usable
+
+
+def test_rows_of_a_model_whose_caches_are_wrong_get_a_plain_pass(tiny_run, monkeypatch):
+    _, view, prompts = tiny_run
+    passes, run = [], prefix_cache.last_logits
+
+    def wrong(model, batch, hooks=(), past=None):
+        found = run(model, batch, hooks, past)
+        passes.append(past is not None)
+        for layer in () if past is None else past.layers:
+            layer.keys.add_(1.0)
+        return found
+
+    monkeypatch.setattr(prefix_cache, "last_logits", wrong)
+    exchange_scores(view, prompts, [(one, HEADS) for one in EXCHANGES], progress=quiet, stage="")
+    assert passes == [True, False]
 
 
 # Donors

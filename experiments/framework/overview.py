@@ -165,7 +165,7 @@ def _exchange_table(cells: Sequence[Stored]) -> list[str]:
 
 
 READERS = {"query": "queries", "keys at the labels": "keys", "values at the labels": "values"}
-"""What the heads read, as it is called in the stored rows and in the text."""
+"""What the heads read: its name in the stored rows, and in the text."""
 
 
 def _written(cells: Sequence[Stored]) -> str:

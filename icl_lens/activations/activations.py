@@ -21,6 +21,7 @@ from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.independent_rows import first_angles
+from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import locks_model
 from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
@@ -379,7 +380,7 @@ def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_voc
         tensor(1.)
     """
     logits = last_logits(model, batch)
-    return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+    return log_probs_of(logits)
 
 
 def label_log_probs(model: Any, batch: PromptBatch) -> LabelScores:

@@ -142,10 +142,6 @@ class TopHeads(ShownAsTable):
     """Ends of the values' 95% intervals over queries; only from `locate_heads` on prompts with several queries."""
     high: Float[Tensor, " k"] | None = None
 
-    def index(self, n_heads: int) -> Int[np.ndarray, " k"]:
-        """Return the heads as indices, layer · n_heads + head."""
-        return (self.layer * n_heads + self.head).cpu().numpy()
-
     @property
     def share_evaluated(self) -> float:
         """Share of all (head, prompt) pairs that are evaluated exactly, 0 to 1."""

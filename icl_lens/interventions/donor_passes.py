@@ -4,8 +4,9 @@ Donors that begin like other prompts run only from the first token that differs.
 rotation, label by label, so that donors may differ in length from the prompts that take from them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -20,6 +21,7 @@ from icl_lens.interventions.editor import edits_disabled
 from icl_lens.interventions.kv_cache import per_kv_head
 from icl_lens.interventions.pattern import LayerValues, recording_hooks
 from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported
+from icl_lens.models.inference import log_probs_of
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -200,21 +202,20 @@ def record(
             limits = [min(limit, int(places.min())) for limit, places in zip(limits, at, strict=True)]
         rows = zip(batch.tokens.tolist(), lengths, limits, strict=True)
         starts = [prefixes.longest(ids[:length], limit) for ids, length, limit in rows]
+    run = partial(_record_rows, view, batch, at, donor.has_queries, layers, parts)
     order: list[int] = []
     pieces: list[dict[tuple[str, int], Tensor]] = []
     for some in _passes([length - start for length, (_, start) in zip(lengths, starts, strict=True)]):
         order += some
         if prefixes is None or not prefixes.is_usable:
-            pieces.append(_record_rows(view, donor, batch[some], at[some], layers, parts))
+            pieces.append(run(some))
         elif keep:
             cache = new_cache(view)
-            pieces.append(
-                _record_rows(view, donor, batch[some], at[some], layers, parts, Pasts(cache, [0] * len(some)))
-            )
+            pieces.append(run(some, Pasts(cache, [0] * len(some))))
             prefixes.add(batch[some], cache)
         else:
             pasts = prefixes.pasts([starts[row] for row in some])
-            found = _record_checked(view, donor, batch[some], at[some], layers, parts, prefixes, pasts)
+            found = _checked(run, some, prefixes, pasts)
             if found is None:
                 prefixes.is_usable = False
                 return record(view, donor, layers, parts)
@@ -258,17 +259,19 @@ def _places_by_row(donor: Donor) -> tuple[Int[Tensor, "row slot"], Int[Tensor, "
 
 def _record_rows(
     view: ModelView,
-    donor: Donor,
     batch: PromptBatch,
     at: Int[Tensor, "row slot"],
+    has_queries: bool,
     layers: Sequence[int],
     parts: Sequence[Part],
+    some: list[int],
     pasts: Pasts | None = None,
 ) -> dict[tuple[str, int], Tensor]:
-    """Return (part, layer) -> what is recorded of each row and, at ("labels", -1), the labels' log-probabilities.
+    """Return (part, layer) -> what is recorded of some rows and, at ("labels", -1), the labels' log-probabilities.
 
     With `pasts`, only the tokens after these are run.
     """
+    batch, at = batch[some], at[some]
     values = {layer: LayerValues(view, layer) for layer in layers}
     found: dict[tuple[str, int], Tensor] = {}
     starts = torch.zeros(len(batch), dtype=torch.long) if pasts is None else torch.tensor(pasts.lengths)
@@ -292,10 +295,10 @@ def _record_rows(
         hooks += [*recording_hooks(one, *parts), (view.hook(layer, "attn.hook_z"), keep(layer))]
     tokens, mask = _after(batch, starts)
     past = None if pasts is None else pasts.cache
-    logits = _run(view, tokens, mask, hooks, past, last if donor.has_queries else None)
-    if donor.has_queries:
+    logits = _run(view, tokens, mask, hooks, past, last if has_queries else None)
+    if has_queries:
         check_finite(logits)
-        log_probs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+        log_probs = log_probs_of(logits)
         found["labels", -1] = log_probs[:, batch.label_tokens.to(log_probs.device)]
     return found
 
@@ -342,21 +345,14 @@ def _run(
         return view.model(tokens, attention_mask=mask, return_type="logits", **kwargs | cached)[:, 0]
 
 
-def _record_checked(
-    view: ModelView,
-    donor: Donor,
-    batch: PromptBatch,
-    at: Int[Tensor, "row slot"],
-    layers: Sequence[int],
-    parts: Sequence[Part],
-    prefixes: Prefixes,
-    pasts: Pasts | None,
+def _checked(
+    run: Callable[..., dict[tuple[str, int], Tensor]], some: list[int], prefixes: Prefixes, pasts: Pasts | None
 ) -> dict[tuple[str, int], Tensor] | None:
     """Record rows with a cache; return None if the model does not take it or gives other activations with it."""
     if pasts is None:
-        return _record_rows(view, donor, batch, at, layers, parts)
+        return run(some)
     try:
-        found = _record_rows(view, donor, batch, at, layers, parts, pasts)
+        found = run(some, pasts)
     except CACHE_ERRORS as error:
         _raise_out_of_memory(error)
         return None
@@ -364,11 +360,11 @@ def _record_checked(
         return found
     padded = [row for row, length in enumerate(pasts.lengths) if 0 < length < max(pasts.lengths)]
     row = padded[0] if padded else 0
-    plain = _record_rows(view, donor, batch[[row]], at[[row]], layers, parts)
+    plain = run([some[row]])
     for key, theirs in plain.items():
         ours, theirs = found[key][row].float(), theirs[0].float()
         error = float((ours - theirs).abs().max() / (theirs.abs().max() + 1e-30))
-        if not error <= PATTERN_TOLERANCE.get(view.model.W_U.dtype, 1e-4):
+        if not error <= PATTERN_TOLERANCE.get(prefixes.view.model.W_U.dtype, 1e-4):
             return None
     prefixes.is_tested = bool(padded)
     return found

@@ -28,6 +28,7 @@ from icl_lens.interventions.partial_forward import ReduceLogProbs, Replacement, 
 from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported, RowEdits, max_prompts, max_rows
 from icl_lens.metrics import accuracy
 from icl_lens.models.head import AnyHead
+from icl_lens.models.inference import log_probs_of
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -252,7 +253,7 @@ def read_labels(batch: PromptBatch) -> ReduceLogProbs:
 def _among(logits: Float[Tensor, "*rest d_vocab"], tokens: Int[Tensor, " n"] | None) -> Float[Tensor, "*rest n"]:
     """Return the log-probabilities of some tokens among themselves; None if `logits` has only these."""
     chosen = logits if tokens is None else logits[..., tokens.to(logits.device)]
-    return torch.log_softmax(chosen.to(torch.promote_types(chosen.dtype, torch.float32)), dim=-1)
+    return log_probs_of(chosen)
 
 
 def _reduce_rows(

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.activations import check_finite
+from icl_lens.models.inference import log_probs_of
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -48,7 +49,7 @@ def z_gradients(
         tokens, mask, last = (x.clone() for x in (batch.tokens, batch.attention_mask, batch.last))
         logits = view.model(tokens, attention_mask=mask, return_type="logits", **kwargs)[:, 0]
         check_finite(logits)
-        totals = scores(torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)).sum(0)
+        totals = scores(log_probs_of(logits)).sum(0)
         layers = [zs[layer] for layer in range(view.n_layers)]
         gradients = [
             torch.autograd.grad(total, layers, retain_graph=i + 1 < len(totals)) for i, total in enumerate(totals)

@@ -23,6 +23,7 @@ from icl_lens.interventions.editor import ATTENTION_STAGES, Z_STAGES, Edit, edit
 from icl_lens.interventions.kv_cache import LayerKVCache, per_kv_head
 from icl_lens.interventions.partial_forward import BlockInputs, Replacement, has_active_hooks, replace_residual
 from icl_lens.interventions.pattern import LayerValues, recording_hooks
+from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
 from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
@@ -214,7 +215,7 @@ class PrefixCache:
             hooks.append((view.last_logits_hook, lambda x, hook: unembedded.append(at_last(x))))
         with model_lock(view.model), inputs.recorded(values, at_last), view.model.hooks(fwd_hooks=hooks):
             logits = last_logits(view.model, batch, past=past)
-        log_probs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+        log_probs = log_probs_of(logits)
         columns = None if tokens is None else _columns(view, tokens, unembedded[0], log_probs)
         return cls(view, batch, log_probs, keys, inputs, z, columns)
 

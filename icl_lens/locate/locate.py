@@ -160,7 +160,8 @@ def locate_heads(
         found = means.top(k, view.n_heads)
         if counts.shape[1] < 2:
             return found
-        ends = resampled.ends(counts[:, query_of].sum(1).astype(float), found.index(view.n_heads))
+        located = (found.layer * view.n_heads + found.head).numpy()
+        ends = resampled.ends(counts[:, query_of].sum(1).astype(float), located)
         return replace(found, low=torch.from_numpy(ends[0]), high=torch.from_numpy(ends[1]))
 
     return replace(distributed.run_on_main(top), edits=active_edits(view))

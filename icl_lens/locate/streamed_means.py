@@ -22,6 +22,9 @@ from icl_lens.models.view import ModelView
 
 # Confidence level of the intervals.
 LEVEL = 0.95
+# Memory for sums by query, and heads whose draws are computed at a time.
+QUERY_BYTES = 256 * 2**20
+N_COLUMNS = 32
 
 
 @dataclass(frozen=True)
@@ -67,27 +70,45 @@ class StreamedMeans:
 class ResampledSums:
     """Sums of heads' scores over prompts in every bootstrap draw of queries.
 
-    `counts` says how often each draw contains each query.
+    `counts` says how often each draw contains each query. Sums are kept by query or, if that takes more memory than
+    `QUERY_BYTES`, by draw, which takes the same memory for any number of queries and longer for each prompt.
     """
 
     def __init__(self, counts: Int[np.ndarray, "query draw"], n_heads: int):
         self.counts = counts
-        self.sums = np.zeros((counts.shape[1], n_heads))
+        self.by_query = len(counts) * n_heads * 8 <= QUERY_BYTES
+        self.sums = np.zeros((len(counts) if self.by_query else counts.shape[1], n_heads))
 
     def add(
         self, values: Float[np.ndarray, " head"], query: int, heads: Int[np.ndarray, " head"] | slice = slice(None)
     ) -> None:
         """Add one prompt's scores of all heads, or of some."""
-        # Elementwise, because the rounding of a matrix product depends on memory alignment.
+        if self.by_query:
+            self.sums[query, heads] += values
+            return
         with np.errstate(invalid="ignore"):  # 0 · infinity, which is reported with the mean
             self.sums[:, heads] += self.counts[query][:, None] * values.astype(np.float64)
 
     def ends(
-        self, weight: Float[np.ndarray, " draw"], heads: Int[np.ndarray, " head"] | slice = slice(None)
+        self, weight: Float[np.ndarray, " draw"], heads: Int[np.ndarray, " head"] | None = None
     ) -> Float[np.ndarray, "2 head"]:
-        """Return the ends of heads' 95% intervals; `weight` is each draw's number of prompts."""
-        means = self.sums[weight > 0][:, heads] / weight[weight > 0, None]
-        return np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+        """Return the ends of the 95% intervals of all heads, or of some; `weight` is each draw's number of prompts."""
+        heads = np.arange(self.sums.shape[1]) if heads is None else heads
+        found = []
+        for some in np.split(heads, range(N_COLUMNS, len(heads), N_COLUMNS)):
+            means = self._of_draws(some)[weight > 0] / weight[weight > 0, None]
+            found.append(np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0))
+        return np.concatenate(found, axis=1)
+
+    def _of_draws(self, heads: Int[np.ndarray, " head"]) -> Float[np.ndarray, "draw head"]:
+        """Return the sums of some heads by draw; elementwise, because a matrix product's rounding depends on memory."""
+        if not self.by_query:
+            return self.sums[:, heads]
+        found = np.zeros((self.counts.shape[1], len(heads)))
+        with np.errstate(invalid="ignore"):
+            for count, own in zip(self.counts, self.sums[:, heads], strict=True):
+                found += count[:, None] * own
+        return found
 
 
 class _Sums:

@@ -249,7 +249,8 @@ def exchange_scores(
         for exchange, heads in sets:
             taken = (None if (name := getattr(exchange, part)) is None else recorded[name] for part in PARTS)
             interchanges.append(Interchange(tuple(heads), *taken))
-        log_probs, reason = log_probs_exchanged(view, piece.batch, piece.positions, interchanges, prefixes.rows)
+        cached = prefixes.rows if prefixes.is_usable else None
+        log_probs, reason = log_probs_exchanged(view, piece.batch, piece.positions, interchanges, cached)
         log_probs, batch = log_probs.cpu(), piece.batch.to("cpu")
         reasons.append(reason)
         odds.append(

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import gelu
 
@@ -55,3 +56,8 @@ def replace_forwards(forwards: Sequence[tuple[Any, Any]]) -> Iterator[None]:
                 vars(module).pop("forward", None)
             else:
                 vars(module)["forward"] = own
+
+
+def log_probs_of(logits: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
+    """Return log-probabilities, nats, computed in float32 or, for float64 logits, in float64."""
+    return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
