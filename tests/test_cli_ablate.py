@@ -74,6 +74,7 @@ def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, opt
             assert percent(found.interval(name, "accuracy").value) in text
             assert signed(found.interval(name, "log_odds").low, 2) in text
         assert signed(found.difference("heads", "same layers", "log_odds").high, 2) in text
+    assert "One prompt" not in html
     if "check" not in options:
         check = str(il.task_check(icl_mini, "sentiment-number"))
         assert check in out

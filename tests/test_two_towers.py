@@ -364,6 +364,19 @@ def test_an_exchange_that_random_heads_match_is_enough_for_no(found, name):
     assert "The 2 heads are not shown to work as two towers on these prompts" in made_up.verdict
 
 
+def test_one_head_is_one_head(found):
+    one = replace(found, heads=found.heads[:1], random_sets=found.random_sets[:1])
+    assert one.verdict.startswith("The head works as two towers on these prompts. Exchanging its query")
+    assert "1 head matches queries with keys and carries labels" in one.to_html()
+    assert "2 heads match queries with keys and carry labels" in found.to_html()
+    assert any("Random heads: 1 set of" in note for note in one.notes())
+    no = replace(one, correct=np.arange(len(one.correct)) % 2 == 0)
+    assert "whether the head works as two towers" in no.verdict
+    lost = {one.name: one.lost for one in found.exchanges}
+    pair = [replace(each, lost=lost["query"]) if each.name == "query+keys" else each for each in one.exchanges]
+    assert "but it is not shown to work" in replace(one, exchanges=tuple(pair)).verdict
+
+
 def test_a_model_that_guesses_gets_no_verdict(found):
     made_up = replace(found, correct=np.arange(len(found.correct)) % 2 == 0)
     assert all(check.holds for check in made_up.checks)

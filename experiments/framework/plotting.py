@@ -1,6 +1,7 @@
 """Figures of findings: dots next to their controls, curves, and bars."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def _label_conditions(axes: Axes, place: int, label: str) -> None:
     """Label the x-axis, and name the conditions only at the first of three panels in a row."""
     if place % 3:
         axes.set_yticklabels([])
-    axes.set_xlabel(label, fontsize=8)
+    axes.set_xlabel(fill(label, 18), fontsize=8)
 
 
 def condition_bars(table: pd.DataFrame, x: str, y: str, *, chance: float, label: str) -> Figure:
@@ -67,6 +68,7 @@ def condition_bars(table: pd.DataFrame, x: str, y: str, *, chance: float, label:
         axes.barh(part[x], part[y], color=COLORS[0])
         axes.axvline(chance, color="black", lw=0.8, ls="--")
         axes.set_xlim(0, 1)
+        axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
         axes.invert_yaxis()
         _label_conditions(axes, i, label)
     return figure
