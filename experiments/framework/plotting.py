@@ -58,7 +58,7 @@ def _label_conditions(axes: Axes, place: int, label: str) -> None:
     """Label the x-axis, and name the conditions only at the first of three panels in a row."""
     if place % 3:
         axes.set_yticklabels([])
-    axes.set_xlabel(fill(label, 18), fontsize=8)
+    axes.set_xlabel(fill(label, 20), fontsize=8)
 
 
 def condition_bars(table: pd.DataFrame, x: str, y: str, *, chance: float, label: str) -> Figure:
