@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations, capture, last_log_probs
+from icl_lens.activations.activations import Activations, capture
 from icl_lens.activations.multi_token_labels import continuation_log_probs, tokenize_labels, whole_label_log_probs
 from icl_lens.attribution.attention import attention_to_labels
 from icl_lens.attribution.circuits import is_content_word, label_keys, label_values, last_query
@@ -20,8 +20,9 @@ from icl_lens.attribution.reasons import SIDES, AttentionReasons, Side, attentio
 from icl_lens.attribution.search import top_subheads
 from icl_lens.attribution.similarity import similarity_in
 from icl_lens.errors import InputError
-from icl_lens.interventions.ablation import ablate_heads_per_row
 from icl_lens.interventions.controlled_ablation import random_head_sets
+from icl_lens.interventions.edits import Ablate
+from icl_lens.interventions.engine import score
 from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
@@ -31,8 +32,6 @@ from icl_lens.prompts.token_ids import name_tokens
 from icl_lens.report.findings import AblationReport, ExplainOptions, HeadReport, LeftOut, SubheadReport
 from icl_lens.scores import Score, score_of_parts
 
-# Tokens per ablation pass: many rows for short prompts, one row for long ones.
-PASS_TOKENS = 2048
 # For plain text: positions stored with every head's attention, and positions described for each located head.
 N_ATTENDED_POSITIONS, N_DESCRIBED_POSITIONS = 24, 5
 # Top words of each value, key and query.
@@ -278,14 +277,9 @@ def ablation(scored: ScoredPrompt, located: list[Head]) -> tuple[Float[Tensor, "
     model, batch, options = scored.model, scored.acts.batch, scored.options
     removed = located[: options.n_ablated]
     draws = random_head_sets(scored.acts.view, removed, draws=options.n_random, seed=options.seed)
-    sets = [*[[head] for head in located], removed, *draws]
-    rows = max(1, PASS_TOKENS // batch.tokens.shape[1])
-    label_log_probs = []
-    for sets_of_pass in (sets[start : start + rows] for start in range(0, len(sets), rows)):
-        with ablate_heads_per_row(model, sets_of_pass):
-            log_probs = last_log_probs(model, batch[[0] * len(sets_of_pass)])
-        label_log_probs.append(log_probs[:, scored.tokens.to(log_probs.device)])
-    single, joint, random_draws = torch.cat(label_log_probs).split([len(located), 1, len(draws)])
+    sets = [[Ablate(heads)] for heads in [*[[head] for head in located], removed, *draws]]
+    found = score(model, batch, sets, lambda log_probs, prompt: log_probs[:, scored.tokens.to(log_probs.device)])[0]
+    single, joint, random_draws = found.split([len(located), 1, len(draws)])
     report = AblationReport(tuple(removed), tuple(joint[0].tolist()), tuple(map(tuple, random_draws.tolist())))
     return single, report
 

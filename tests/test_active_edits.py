@@ -92,18 +92,20 @@ def test_every_block_has_words(gpt2):
         "zeroed at the last position": il.ablate_heads(gpt2, HEADS, positions="last"),
         "set to their mean": il.ablate_heads(gpt2, HEADS, mode="mean", reference=batch),
         "patched (v)": il.patch_heads(gpt2, HEADS, batch, activation="v"),
-        "with scaled attention to labels": il.scale_label_attention(
-            gpt2, HEADS, batch, torch.full_like(batch.label_positions, 0.5, dtype=torch.float32), renormalize=True
+        "with scaled attention to labels": il.edited(
+            gpt2,
+            il.Reweight(HEADS, torch.full_like(batch.label_positions, 0.5, dtype=torch.float32), renormalize=True),
+            batch=batch,
         ),
-        "with a weakened position term": il.remove_position(gpt2, HEADS),
-        "with blocked attention": il.block_attention(gpt2, HEADS, edges),
+        "with a weakened position term": il.edited(gpt2, il.RemovePosition(HEADS)),
+        "with blocked attention": il.edited(gpt2, il.Block(HEADS, edges)),
     }
     assert active_edits(view) == ()
     for what, block in blocks.items():
         with block:
             assert active_edits(view) == (f"L1H2, L2H0 {what}",)
-    with il.add_vector(gpt2, torch.zeros(view.d_model), 1, batch), il.ablate_heads(gpt2, [(0, 1)]):
-        assert active_edits(view) == ("L0H1 zeroed", "hooks at blocks.1.hook_resid_post")
+    with il.edited(gpt2, il.AddVector(torch.zeros(view.d_model), 1), batch=batch), il.ablate_heads(gpt2, [(0, 1)]):
+        assert active_edits(view) == ("a vector added after layer 1", "L0H1 zeroed")
     with il.ablate_heads(gpt2, view.heads()):
         assert active_edits(view)[0].endswith(f" and {len(view.heads()) - 8} other heads zeroed")
     assert active_edits(view) == ()
@@ -160,8 +162,8 @@ def test_hooks_of_modules_are_named(gpt2):
     finally:
         for hook in hooks:
             hook.remove()
-    with il.add_vector(gpt2, torch.zeros(view.d_model), 1, batch):
-        assert active_edits(view) == ("hooks at blocks.1.hook_resid_post",)
+    with il.edited(gpt2, il.AddVector(torch.zeros(view.d_model), 1), batch=batch):
+        assert active_edits(view) == ("a vector added after layer 1",)
     assert active_edits(view) == ()
 
 

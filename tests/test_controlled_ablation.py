@@ -11,8 +11,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.interventions import controlled_ablation
-from icl_lens.interventions.controlled_ablation import Condition, ControlledAblation, random_head_sets
-from icl_lens.interventions.edited_scores import AnswerScores
+from icl_lens.interventions.controlled_ablation import AnswerScores, Condition, ControlledAblation, random_head_sets
 from icl_lens.locate.locate import top_heads_by
 from icl_lens.metrics import bootstrap_interval
 from icl_lens.models.view import ModelView

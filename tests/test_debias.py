@@ -34,16 +34,16 @@ def test_weights_by_hand(batch):
 
 
 def test_both_fixes_are_the_two_interventions(model, batch):
-    with il.debias(model, batch, HEADS, majority=1.0, recency=0.5):
+    with il.edited(model, *il.debias_edits(batch, HEADS, majority=1.0, recency=0.5), batch=batch):
         together = il.last_log_probs(model, batch)
     with (
-        il.scale_label_attention(model, HEADS, batch, il.balancing_weights(batch), renormalize=True),
-        il.remove_position(model, HEADS, strength=0.5, positions="last"),
+        il.edited(model, il.Reweight(HEADS, il.balancing_weights(batch), renormalize=True), batch=batch),
+        il.edited(model, il.RemovePosition(HEADS, strength=0.5, positions="last")),
     ):
         assert_close(il.last_log_probs(model, batch), together)
     plain = il.last_log_probs(model, batch)
     assert (plain - together).abs().max() > 1e-3
-    with il.debias(model, batch, HEADS):
+    with il.edited(model, *il.debias_edits(batch, HEADS), batch=batch):
         assert torch.equal(il.last_log_probs(model, batch), plain)
 
 
@@ -86,7 +86,7 @@ def test_the_strength_of_smallest_bias_that_keeps_accuracy(
 def test_strength_is_measured_with_the_fix_at_work(model, batch):
     found = il.choose_strength(model, HEADS, batch, batch, fix="recency", strengths=[1.0], max_accuracy_drop=1.0)
     for value, strength in zip(found.bias, found.strengths, strict=True):
-        with il.debias(model, batch, HEADS, recency=strength):
+        with il.edited(model, *il.debias_edits(batch, HEADS, recency=strength), batch=batch):
             scores = il.label_log_probs(model, batch)
         assert_close(value, 0.0)  # the same prompts on both sides
         own = scores[torch.arange(3), batch.answer] >= scores[torch.arange(3), 1 - batch.answer]
@@ -94,12 +94,18 @@ def test_strength_is_measured_with_the_fix_at_work(model, batch):
 
 
 FIXES = [
-    il.DebiasSettings([]),
-    il.DebiasSettings(HEADS, majority=1.0),
-    il.DebiasSettings([(2, 0), (1, 3)], majority=0.5, recency=0.25),
-    il.DebiasSettings([(2, head) for head in range(4)], recency=1.0),
-    il.DebiasSettings([(layer, head) for layer in range(3) for head in range(4)], recency=0.5),
+    ([], {}),
+    (HEADS, {"majority": 1.0}),
+    ([(2, 0), (1, 3)], {"majority": 0.5, "recency": 0.25}),
+    ([(2, head) for head in range(4)], {"recency": 1.0}),
+    ([(layer, head) for layer in range(3) for head in range(4)], {"recency": 0.5}),
 ]
+
+
+def fixes(batch):
+    return [il.debias_edits(batch, heads, **strengths) for heads, strengths in FIXES]
+
+
 KINDS = "gpt2 gptj neox llama_gqa llama_bias gemma2 mistral qwen3 bloom falcon_alibi opt olmo2".split()
 
 
@@ -109,8 +115,8 @@ def test_fixes_side_by_side_are_the_blocks_one_by_one(load_tiny, monkeypatch, na
     model = load_tiny(name)
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     whole = []
-    for fix in FIXES:
-        with il.debias(model, batch, fix.heads, majority=fix.majority, recency=fix.recency):
+    for edits in fixes(batch):
+        with il.edited(model, *edits, batch=batch):
             whole.append(il.label_log_probs(model, batch))
     whole = torch.stack(whole, dim=1)
     # No pass is run for each fix: only the pass that computes the keys runs over full prompts.
@@ -121,21 +127,21 @@ def test_fixes_side_by_side_are_the_blocks_one_by_one(load_tiny, monkeypatch, na
         ),
         with_kwargs=True,
     )
-    found = il.label_log_probs_debiased(model, batch, FIXES)
+    found = il.score(model, batch, fixes(batch))
     handle.remove()
     assert_close(found, whole)
     assert sorted(widths)[:-1] == [1] * (len(widths) - 1)
     assert (found[:, 1:] - found[:, :1]).abs().amax((0, 2)).min() > 1e-4
     monkeypatch.setattr(prefix_cache, "ROW_BYTES", 1)
     monkeypatch.setattr(prefix_cache, "KEY_BYTES", 1)
-    assert_close(il.label_log_probs_debiased(model, batch, FIXES), whole)
+    assert_close(il.score(model, batch, fixes(batch)), whole)
 
 
 def test_within_another_intervention_each_fix_has_a_pass(model, batch):
     with il.ablate_heads(model, [(0, 0)]):
-        nested = il.label_log_probs_debiased(model, batch, FIXES)
-        for place, fix in enumerate(FIXES):
-            with fix.block(model, batch):
+        nested = il.score(model, batch, fixes(batch))
+        for place, edits in enumerate(fixes(batch)):
+            with il.edited(model, *edits, batch=batch):
                 assert_close(nested[:, place], il.label_log_probs(model, batch))
 
 
@@ -147,6 +153,6 @@ def test_factors_of_demonstrations_that_are_not_there_do_nothing(model, batch):
     found = []
     for padding in (1.0, 0.0):
         filled = weights.masked_fill(absent, padding)
-        with il.scale_label_attention(model, HEADS, batch, filled, renormalize=True):
+        with il.edited(model, il.Reweight(HEADS, filled, renormalize=True), batch=batch):
             found.append(il.label_log_probs(model, batch))
     assert torch.equal(*found)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.interventions import gradients, kv_cache, partial_forward, prefix_cache
+from icl_lens.interventions import gradients, kv_cache, prefix_cache, restart
 from icl_lens.interventions.kv_cache import LayerKVCache
 from icl_lens.models.attention_scores import AttentionScoring
 from icl_lens.models.view import ModelView
@@ -116,7 +116,7 @@ def test_log_odds_are_those_of_one_head_at_a_time(load_tiny, positions, several)
 def test_within_another_intervention_prompts_are_run_whole(load_tiny, positions):
     model = load_tiny("gptj")
     batch = ragged(model)
-    with il.remove_position(model, [(0, 0), (2, 1)]):
+    with il.edited(model, il.RemovePosition([(0, 0), (2, 1)])):
         effects = il.head_effects(model, batch, positions=positions)
         assert_close(effects.log_prob, one_by_one(model, batch, positions=positions)[0])
     assert effects.algorithm == "partial_forward"
@@ -220,7 +220,7 @@ def test_memory_that_is_not_there_is_not_hidden(load_tiny, monkeypatch):
     ("options", "failing"),
     [
         ({"positions": "last"}, (LayerKVCache, "attend")),
-        ({"positions": "all"}, (partial_forward, "_ablation_hooks")),
+        ({"positions": "all"}, (restart, "_hooks")),
         ({"method": "gradient"}, (torch.autograd, "grad")),
     ],
 )

@@ -145,9 +145,9 @@ MISUSE = {
     lambda m, b, o: il.induction_scores(m, n=0): "at least 1",
     lambda m, b, o: il.induction_scores(m, n_tokens=10**6): "got 1000000",
     # edits
-    lambda m, b, o: enter(il.add_vector(m, torch.zeros(33), 0, b)): "vector must have shape",
-    lambda m, b, o: enter(il.add_vector(m, torch.zeros(32), 3, b)): "got 3",
-    lambda m, b, o: enter(il.add_vector(m, torch.full((32,), NAN), 0, b)): "must be finite",
+    lambda m, b, o: enter(il.edited(m, il.AddVector(torch.zeros(33), 0), batch=b)): "vector must have shape",
+    lambda m, b, o: enter(il.edited(m, il.AddVector(torch.zeros(32), 3), batch=b)): "got 3",
+    lambda m, b, o: enter(il.edited(m, il.AddVector(torch.full((32,), NAN), 0), batch=b)): "must be finite",
     lambda m, b, o: il.function_vector(m, HEADS, []): "reference must contain at least one",
     lambda m, b, o: il.head_effects(m, b, positions="first"): "positions must be one of",
     lambda m, b, o: il.head_effects(m, b, against=b.answer_tokens): "must differ from the target",
@@ -171,27 +171,36 @@ MISUSE = {
     lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean")): "reference must be given",
     lambda m, b, o: enter(il.ablate_heads(m, HEADS, reference=b)): "reference must be omitted",
     lambda m, b, o: enter(il.ablate_heads(o, HEADS, mode="mean", reference=b)): "reference was",
-    lambda m, b, o: enter(il.block_attention(m, HEADS, None)): "edges must be a boolean tensor",
-    lambda m, b, o: enter(il.block_attention(m, HEADS, torch.zeros(1, 9, 9))): "got (1, 9, 9) torch.float32",
-    lambda m, b, o: enter(il.scale_label_attention(m, HEADS, b, "x", renormalize=True)): "weights must be numbers",
-    lambda m, b, o: enter(il.scale_label_attention(m, HEADS, b, torch.ones(2, 4), renormalize=True)): "(2, 4)",
-    lambda m, b, o: enter(il.scale_label_attention(m, HEADS, b, -torch.ones(3, 4), renormalize=True)): "got -1",
+    lambda m, b, o: enter(il.edited(m, il.Block(HEADS, None))): "edges must be a boolean tensor",
+    lambda m, b, o: enter(il.edited(m, il.Block(HEADS, torch.zeros(1, 9, 9)))): "got (1, 9, 9) torch.float32",
+    lambda m, b, o: enter(il.edited(m, il.Reweight(HEADS, "x", renormalize=True), batch=b)): "weights must be numbers",
+    lambda m, b, o: enter(il.edited(m, il.Reweight(HEADS, torch.ones(2, 4), renormalize=True), batch=b)): "(2, 4)",
+    lambda m, b, o: enter(il.edited(m, il.Reweight(HEADS, -torch.ones(3, 4), renormalize=True), batch=b)): "got -1",
     lambda m, b, o: enter(il.patch_heads(o, HEADS, b, activation="z")): "source was",
     lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="k", positions="last")): "positions must be 'all'",
     lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="v", align="labels")): "batch must be the batch",
     lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="v", batch=b)): "batch must be None",
     lambda m, b, o: enter(il.patch_heads(m, HEADS, b[[0, 2, 1]], activation="v", **labels(b))): "got 2 and 3 in row 1",
     lambda m, b, o: enter(il.patch_heads(m, HEADS, b[:2], activation="v", **labels(b))): "the 3 of batch, got 2",
-    lambda m, b, o: enter(il.remove_position(m, HEADS, strength=2)): "between 0",
-    lambda m, b, o: enter(il.remove_position(m, HEADS, positions="x")): "positions must be one of",
-    lambda m, b, o: enter(il.debias(m, b, HEADS, recency=NAN)): "between 0",
-    lambda m, b, o: enter(il.debias(m, b, HEADS, majority=-1)): "must be non-negative, got -1",
-    lambda m, b, o: il.label_log_probs_debiased(m, b, []): "settings must contain at least one",
-    lambda m, b, o: il.label_log_probs_debiased(m, b, [il.DebiasSettings(HEADS, majority=-1.0)]): "majority must",
-    lambda m, b, o: il.label_log_probs_debiased(m, b, [il.DebiasSettings([(9, 0)], recency=0.5)]): "L9H0",
-    lambda m, b, o: il.label_log_probs_ablated(m, b, []): "head_sets must contain at least one",
-    lambda m, b, o: il.label_log_probs_ablated(m, b, [[]], positions="x"): "positions must be one of",
-    lambda m, b, o: il.label_log_probs_ablated(m, il.tokenize_text(m, "love one"), [[]]): "no label",
+    lambda m, b, o: enter(il.edited(m, il.RemovePosition(HEADS, strength=2))): "between 0",
+    lambda m, b, o: enter(il.edited(m, il.RemovePosition(HEADS, positions="x"))): "positions must be one of",
+    lambda m, b, o: enter(il.edited(m, *il.debias_edits(b, HEADS, recency=NAN), batch=b)): "between 0",
+    lambda m, b, o: enter(
+        il.edited(m, *il.debias_edits(b, HEADS, majority=-1), batch=b)
+    ): "must be non-negative, got -1",
+    lambda m, b, o: il.score(m, b, [il.debias_edits(b, [(9, 0)], recency=0.5)]): "L9H0",
+    lambda m, b, o: il.score(m, b, []): "sets must contain at least one",
+    lambda m, b, o: il.score(m, b, [il.Ablate(HEADS)]): "write [[Ablate(",
+    lambda m, b, o: il.score(m, b, il.Ablate(HEADS)): "write [[Ablate(",
+    lambda m, b, o: il.score(m, b, [[HEADS]]): "edits must be values such as il.Ablate",
+    lambda m, b, o: enter(il.edited(m, HEADS)): "edits must be values such as il.Ablate",
+    lambda m, b, o: enter(il.edited(m, il.AddVector(torch.zeros(32), 0))): "batch must be the prompts",
+    lambda m, b, o: il.Ablate(HEADS, positions="x"): "positions must be one of",
+    lambda m, b, o: il.Ablate(HEADS, mode="resample", reference=b): "positions must be 'last'",
+    lambda m, b, o: il.score(m, b[:1], [[il.Ablate(HEADS, mode="resample", reference=b[:1], positions="last")]]): (
+        "other than prompt 0"
+    ),
+    lambda m, b, o: il.score(m, il.tokenize_text(m, "love one"), [[]]): "no label",
     lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="x"): "fix must be one of",
     lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", strengths=[NAN]): "must be finite",
     lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", max_accuracy_drop=-1): "non-negative, got -1",
@@ -205,7 +214,9 @@ def test_misuse_is_refused_in_one_sentence(no_type_checks, gpt2, gpt2_batch, icl
 
 
 @pytest.mark.parametrize(
-    ("edit", "heads"), [(il.ablate_heads, HEADS), (il.remove_position, [(0, 3), (0, 1)])], ids=["hooks apart", "shared"]
+    ("edit", "heads"),
+    [(il.ablate_heads, HEADS), (lambda model, heads: il.edited(model, il.RemovePosition(heads)), [(0, 3), (0, 1)])],
+    ids=["hooks apart", "shared"],
 )
 def test_blocks_end_in_any_order(gpt2, gpt2_batch, edit, heads):
     """The second block's edit stays when the first one ends before it, and nothing is left when both have ended."""
@@ -230,7 +241,7 @@ def test_blocks_end_in_any_order(gpt2, gpt2_batch, edit, heads):
 def test_another_batch_is_refused_inside_a_block_of_a_batch(gpt2, passed, words):
     """In a shorter batch, label positions would point to other tokens."""
     edited, other = (il.tokenize(gpt2, f"{text} :") for text in ("love : foo one : bar two three", passed))
-    with il.scale_label_attention(gpt2, HEADS, edited, [[0.5, 1.0]], renormalize=True):
+    with il.edited(gpt2, il.Reweight(HEADS, [[0.5, 1.0]], renormalize=True), batch=edited):
         il.last_log_probs(gpt2, edited)
         with pytest.raises(il.InputError, match=words):
             il.last_log_probs(gpt2, other)

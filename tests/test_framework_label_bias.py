@@ -9,19 +9,19 @@ from experiments.findings.recency_bias import attention_on_true
 from experiments.framework import label_bias
 from experiments.framework.arrangements import prompts_by_frequency
 from experiments.framework.estimate import compare_ratios
-from experiments.framework.label_bias import Pairs, Scores, answered, best_strengths, choose_strengths, fix_rows
+from experiments.framework.label_bias import NO_FIX, Pairs, Scores, answered, best_strengths, choose_strengths, fix_rows
 from experiments.framework.study import Study
 from experiments.framework.tasks import PAPER_TASKS
 
 
 def test_the_fix_by_hand(gpt2, tmp_path):
     """The fix multiplies labels' attention from the last position by (mean frequency / own frequency) ** strength."""
-    study, heads = tiny_study(gpt2, tmp_path), [(0, 1), (1, 0), (2, 2)]
+    study, heads = tiny_study(gpt2, tmp_path), [il.Head(0, 1), il.Head(1, 0), il.Head(2, 2)]
     batch = study.tokenize(prompts_by_frequency(study.prompts_with(3)[1], 2, 0)["minority"])
-    fixes = [il.DebiasSettings([]), il.DebiasSettings(heads, majority=0.5)]
+    fixes = [NO_FIX, (heads, {"majority": 0.5})]
     ours = answered(study, Pairs(batch, batch), fixes)[0].odds
     weights = [[(2 / labels.count(one)) ** 0.5 for one in labels] for labels in map(labels_of, batch.prompts)]
-    with il.scale_label_attention(gpt2, heads, batch, weights, renormalize=True):
+    with il.edited(gpt2, il.Reweight(heads, weights, renormalize=True), batch=batch):
         fixed = il.metrics.label_log_odds(il.label_log_probs(gpt2, batch), batch.answer)
     assert ours[:, 0] == pytest.approx([log_odds(gpt2, batch, row) for row in range(len(batch))], abs=1e-5)
     assert ours[:, 1] == pytest.approx(fixed.numpy(), abs=1e-5)

@@ -18,12 +18,12 @@ def _vector(model):
 BLOCKS = {
     "all zeroed": lambda model, batch: il.ablate_heads(model, HEADS),
     "all set to their mean": lambda model, batch: il.ablate_heads(model, HEADS, mode="mean", reference=batch),
-    "vector": lambda model, batch: il.add_vector(model, _vector(model), 0, batch),
+    "vector": lambda model, batch: il.edited(model, il.AddVector(_vector(model), 0), batch=batch),
     "last zeroed": lambda model, batch: il.ablate_heads(model, HEADS, positions="last"),
     "last patched": lambda model, batch: il.patch_heads(model, HEADS, batch, activation="z", positions="last"),
-    "position removed": lambda model, batch: il.remove_position(model, HEADS),
-    "labels hidden": lambda model, batch: il.scale_label_attention(
-        model, HEADS, batch, torch.zeros(batch.label_positions.shape), renormalize=True
+    "position removed": lambda model, batch: il.edited(model, il.RemovePosition(HEADS)),
+    "labels hidden": lambda model, batch: il.edited(
+        model, il.Reweight(HEADS, torch.zeros(batch.label_positions.shape), renormalize=True), batch=batch
     ),
 }
 CACHED = {"all zeroed", "all set to their mean", "vector"}
@@ -71,7 +71,7 @@ def test_a_vector_stays_at_the_last_position_of_the_prompt(load_tiny, family_run
     handle = hf.model.layers[0].register_forward_hook(add)
     want = _loop(lambda tokens: hf(tokens, use_cache=False).logits, batch.tokens)
     handle.remove()
-    with il.add_vector(model, vector, 0, batch):
+    with il.edited(model, il.AddVector(vector, 0), batch=batch):
         for cached in (True, False):
             assert torch.equal(model.generate(batch.tokens, use_past_kv_cache=cached, **GREEDY), want)
 
@@ -96,12 +96,12 @@ def test_generation_from_padding_is_refused_where_the_prompts_are_known(load_tin
     weights = torch.ones(batch.label_positions.shape)
     for cached in (True, False):
         with (
-            il.add_vector(model, _vector(model), 0, batch),
+            il.edited(model, il.AddVector(_vector(model), 0), batch=batch),
             pytest.raises(il.InputError, match="prompts must have the same length for tokens to follow them"),
         ):
             model.generate(batch.tokens, use_past_kv_cache=cached, **GREEDY)
     with (
-        il.scale_label_attention(model, HEADS, batch, weights, renormalize=False),
+        il.edited(model, il.Reweight(HEADS, weights, renormalize=False), batch=batch),
         pytest.raises(il.InputError, match="prompts must have the same length for tokens to follow them"),
     ):
         model.generate(batch.tokens, use_past_kv_cache=False, **GREEDY)

@@ -80,20 +80,24 @@ def test_edits_are_equal(pair):
             return il.label_log_probs(model, batch)
 
     def fixed(model, batch):
-        return il.label_log_probs_debiased(
-            model, batch, [il.DebiasSettings(HEADS, majority=0.5), il.DebiasSettings(HEADS, recency=0.5)]
-        )
+        fixes = [il.debias_edits(batch, HEADS, majority=0.5), il.debias_edits(batch, HEADS, recency=0.5)]
+        return il.score(model, batch, fixes)
 
     def patched(model, batch, what):
         other = batch[[*range(1, len(batch)), 0]]
-        return il.label_log_probs_patched(
-            model, batch, [HEADS, HEADS[:1]], other, activation=what, align="labels", positions="last"
+        return il.score(
+            model,
+            batch,
+            [
+                [il.Patch(HEADS, other, activation=what, align="labels", positions="last")],
+                [il.Patch(HEADS[:1], other, activation=what, align="labels", positions="last")],
+            ],
         )
 
     same(pair, ablated)
     same(pair, fixed)
     for positions in ("last", "all"):
-        same(pair, lambda m, b, at=positions: il.label_log_probs_ablated(m, b, [[], HEADS], positions=at))
+        same(pair, lambda m, b, at=positions: il.score(m, b, [[], [il.Ablate(HEADS, positions=at)]]))
     for what in ("k", "v"):
         same(pair, lambda m, b, what=what: patched(m, b, what))
 

@@ -42,7 +42,7 @@ def test_half_precision_gives_the_numbers_of_hugging_face_and_the_heads_of_float
     assert leading == set(order.indices[:N_LEADING].tolist()) or margin < 2 * error
     for positions in ("all", "last"):
         assert il.head_effects(model, batch, positions=positions).log_prob.isfinite().all()
-        assert il.label_log_probs_ablated(model, batch, [[], [(1, 0)]], positions=positions).isfinite().all()
+        assert il.score(model, batch, [[], [il.Ablate([(1, 0)], positions=positions)]]).isfinite().all()
     with il.ablate_heads(model, [(0, 0)]):
         assert il.label_log_probs(model, batch).isfinite().all()
     assert il.explain(model, families.PROMPT, answer="foo", prepend_bos=False, k=4)

@@ -149,7 +149,7 @@ def test_a_set_of_edges_removes_all_from_the_intact_models_inputs(grouped):
         writing(f"blocks.{layer}.attn.hook_z", at_last[..., None] & (torch.arange(4) == head), seen[layer, head])
         for layer, head in {edge.receiver for edge in EDGES}
     ]
-    found = il.label_log_probs_without_edges(model, batch, [[], EDGES])
+    found = il.score(model, batch, [[], [il.WithoutEdges(EDGES)]])
     assert_close(found[:, 0], il.label_log_probs(model, batch))
     assert_close(found[:, 1], log_probs(model, batch, outputs)[:, batch.label_tokens], scale=8.0)
     assert (found[:, 1] - found[:, 0]).abs().max() > 1e-2
@@ -158,16 +158,16 @@ def test_a_set_of_edges_removes_all_from_the_intact_models_inputs(grouped):
 def test_sets_without_edges_are_the_unedited_model(grouped):
     model, batch, _ = grouped
     unedited = il.label_log_probs(model, batch)[:, None].expand(-1, 2, -1)
-    assert_close(il.label_log_probs_without_edges(model, batch, [[], []]), unedited)
-    with pytest.raises(il.InputError, match="edge_sets must contain"):
-        il.label_log_probs_without_edges(model, batch, [])
+    assert_close(il.score(model, batch, [[], []]), unedited)
+    with pytest.raises(il.InputError, match="sets must contain"):
+        il.score(model, batch, [])
 
 
 def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(grouped):
     from icl_lens.interventions.head_edges import estimate_effects
 
     model, batch, _ = grouped
-    scored = il.label_log_probs_without_edges(model, batch, [[], *([edge] for edge in EDGES)])
+    scored = il.score(model, batch, [[il.WithoutEdges(edges)] for edges in [[], *([edge] for edge in EDGES)]])
     answer = batch.answer[:, None, None].expand(-1, scored.shape[1], 1)
     log_prob = scored.gather(2, answer)[..., 0]
     estimates = estimate_effects(model, batch, [il.Head(1, 2), il.Head(2, 1)], None)
@@ -305,4 +305,4 @@ def test_edges_that_a_model_lacks_are_refused(grouped):
         (il.Edge(il.Head(1, 0), "q", "L0H2", "text"), "role must be 'last'"),
     ):
         with pytest.raises(il.InputError, match=message):
-            il.label_log_probs_without_edges(model, batch, [[edge]])
+            il.score(model, batch, [[il.WithoutEdges([edge])]])

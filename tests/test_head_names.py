@@ -25,7 +25,6 @@ def within(block):
 
 CALLS = {
     "ablate_heads": within(lambda run, head: il.ablate_heads(run.model, [head])),
-    "ablate_heads_per_row": within(lambda run, head: il.ablate_heads_per_row(run.model, [[head]] * len(run.batch))),
     "ablate_with_controls": lambda run, head: (
         il.ablate_with_controls(run.model, run.batch, [head], n_random_sets=1)
         .conditions["heads"]
@@ -33,11 +32,13 @@ CALLS = {
         .label_log_probs
     ),
     "attention_score_parts": lambda run, head: il.attention_score_parts(run.acts, head).scores,
-    "block_attention": within(lambda run, head: il.block_attention(run.model, [head], run.edges)),
+    "Block": within(lambda run, head: il.edited(run.model, il.Block([head], run.edges))),
     "choose_strength": lambda run, head: torch.from_numpy(
         il.choose_strength(run.model, [head], run.batch, run.batch, fix="majority").to_frame().to_numpy(float)
     ),
-    "debias": within(lambda run, head: il.debias(run.model, run.batch, [head], majority=1.0)),
+    "debias_edits": within(
+        lambda run, head: il.edited(run.model, *il.debias_edits(run.batch, [head], majority=1.0), batch=run.batch)
+    ),
     "explain": lambda run, head: il.explain(run.model, run.batch.prompts[0], why=head).to_frame("words"),
     "function_vector": lambda run, head: il.function_vector(run.model, [head], run.batch),
     "head_copying": lambda run, head: il.head_copying(run.model, head, [40, 50, 60]),
@@ -53,9 +54,9 @@ CALLS = {
     "html.subhead_values": lambda run, head: str(il.html.subhead_values(run.explained, heads=[head])),
     "html.words_by_position": lambda run, head: str(il.html.words_by_position(run.explained, heads=[head])),
     "label_keys": lambda run, head: il.label_keys(run.acts, head, source="resid"),
-    "label_log_probs_ablated": lambda run, head: il.label_log_probs_ablated(run.model, run.batch, [[head]]),
-    "label_log_probs_patched": lambda run, head: il.label_log_probs_patched(
-        run.model, run.batch, [[head]], run.batch[[1, 0]], activation="q", positions="last"
+    "Ablate": lambda run, head: il.score(run.model, run.batch, [[il.Ablate([head])]]),
+    "Patch": lambda run, head: il.score(
+        run.model, run.batch, [[il.Patch([head], run.batch[[1, 0]], activation="q", positions="last")]]
     ),
     "label_similarity": lambda run, head: il.label_similarity(run.model, run.batch, [head]),
     "label_values": lambda run, head: il.label_values(run.acts, head),
@@ -74,10 +75,12 @@ CALLS = {
         lambda run, head: il.patch_heads(run.model, [head], run.batch[[1, 0]], activation="q", positions="last")
     ),
     "query_key_metric": lambda run, head: il.query_key_metric(run.model, head).query_side,
-    "remove_position": within(lambda run, head: il.remove_position(run.model, [head])),
-    "scale_label_attention": within(
-        lambda run, head: il.scale_label_attention(
-            run.model, [head], run.batch, torch.zeros(run.batch.label_positions.shape), renormalize=False
+    "RemovePosition": within(lambda run, head: il.edited(run.model, il.RemovePosition([head]))),
+    "Reweight": within(
+        lambda run, head: il.edited(
+            run.model,
+            il.Reweight([head], torch.zeros(run.batch.label_positions.shape), renormalize=False),
+            batch=run.batch,
         )
     ),
     "ScoreParts.by_position": lambda run, head: il.attention_score_parts(run.acts, "L3H0").by_position(head, "key"),

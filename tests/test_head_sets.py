@@ -10,7 +10,9 @@ from test_effects import ragged
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.interventions import edited_scores, kv_cache, partial_forward, prefix_cache
+from icl_lens.interventions import kv_cache, prefix_cache, restart
+from icl_lens.interventions.controlled_ablation import score_answers
+from icl_lens.models.view import ModelView
 
 EVERY = [(layer, head) for layer in range(3) for head in range(4)]
 SETS = [[], [(2, 3)], [(0, 1), (0, 2), (2, 0)], [(1, 0), (2, 0)], [(1, 0)], [(1, 0), (2, 1)], EVERY]
@@ -24,7 +26,7 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
     batch = ragged(model)
     reference = batch if mode == "mean" else None
     options = {"positions": positions, "mode": mode, "reference": reference}
-    found = il.label_log_probs_ablated(model, batch, SETS, **options)
+    found = il.score(model, batch, [[il.Ablate(heads, **options)] for heads in SETS])
     whole = []
     for heads in SETS:
         with il.ablate_heads(model, heads, **options) if heads else nullcontext():
@@ -34,16 +36,16 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
     monkeypatch.setattr(prefix_cache, "ROW_BYTES", 1)
     monkeypatch.setattr(prefix_cache, "KEY_BYTES", 1)
     monkeypatch.setattr(kv_cache, "SCORE_BYTES", 1)
-    monkeypatch.setattr(partial_forward, "STREAM_BYTES", 1)
-    monkeypatch.setattr(partial_forward, "MIN_PASS_TOKENS", 1)
-    assert_close(il.label_log_probs_ablated(model, batch, SETS, **options), whole)
+    monkeypatch.setattr(restart, "STREAM_BYTES", 1)
+    monkeypatch.setattr(restart, "MIN_PASS_TOKENS", 1)
+    assert_close(il.score(model, batch, [[il.Ablate(heads, **options)] for heads in SETS]), whole)
     if positions == "last":
 
         def unsupported(*_):
             raise prefix_cache.PrefixCacheUnsupported("tried")
 
         monkeypatch.setattr(prefix_cache.PrefixCache, "run", unsupported)
-        assert_close(il.label_log_probs_ablated(model, batch, SETS, **options), whole)
+        assert_close(il.score(model, batch, [[il.Ablate(heads, **options)] for heads in SETS]), whole)
 
 
 @contextmanager
@@ -66,14 +68,14 @@ def attention_run(model):
 def test_rows_enter_where_their_sets_begin(gpt2, gpt2_batch, sets):
     """One set begins in layer 0, two share an edit in layer 1 and split in layer 2; each prompt has an unedited row."""
     with attention_run(gpt2) as ran:
-        il.label_log_probs_ablated(gpt2, gpt2_batch, sets, positions="last")
+        il.score(gpt2, gpt2_batch, [[il.Ablate(heads, positions="last")] for heads in sets])
     assert ran[-3:] == [(0, 6), (1, 9), (2, 12)]
 
 
 def test_at_all_positions_a_pass_begins_where_its_sets_do(gpt2, gpt2_batch):
     """Blocks before the first layer that a set edits are not run; three prompts and two sets share a pass."""
     with attention_run(gpt2) as ran:
-        il.label_log_probs_ablated(gpt2, gpt2_batch, [[(1, 0)], [], [(1, 3), (2, 1)]])
+        il.score(gpt2, gpt2_batch, [[il.Ablate([(1, 0)])], [], [il.Ablate([(1, 3), (2, 1)])]])
     assert ran[-5:] == [(0, 3), (1, 3), (2, 3), (1, 6), (2, 6)]
 
 
@@ -81,9 +83,8 @@ def test_answers_are_those_of_each_edit(load_tiny):
     model = load_tiny("llama_gqa")
     batch = ragged(model)
     for positions in ("last", "all"):
-        for found, heads in zip(
-            edited_scores.score_ablated_sets(model, batch, SETS, positions=positions), SETS, strict=True
-        ):
+        sets = [[il.Ablate(heads, positions=positions)] for heads in SETS]
+        for found, heads in zip(score_answers(ModelView.of(model), batch, sets), SETS, strict=True):
             with il.ablate_heads(model, heads, positions=positions) if heads else nullcontext():
                 log_probs = il.last_log_probs(model, batch)
             assert_close(found.label_log_probs, log_probs[:, batch.label_tokens])
@@ -93,6 +94,10 @@ def test_answers_are_those_of_each_edit(load_tiny):
 @pytest.mark.parametrize("positions", ["last", "all"])
 def test_within_another_intervention_prompts_are_run_whole(gpt2, gpt2_batch, positions):
     with il.ablate_heads(gpt2, [(0, 0)], positions=positions):
-        nested = il.label_log_probs_ablated(gpt2, gpt2_batch, [[], [(1, 1)]], positions=positions)
-    own = il.label_log_probs_ablated(gpt2, gpt2_batch, [[(0, 0)], [(0, 0), (1, 1)]], positions=positions)
+        nested = il.score(gpt2, gpt2_batch, [[], [il.Ablate([(1, 1)], positions=positions)]])
+    own = il.score(
+        gpt2,
+        gpt2_batch,
+        [[il.Ablate([(0, 0)], positions=positions)], [il.Ablate([(0, 0), (1, 1)], positions=positions)]],
+    )
     assert_close(nested, own)

@@ -88,9 +88,9 @@ def test_raw_is_the_bridge(run, load_tiny, name):
     [
         lambda model, batch: il.ablate_heads(model, HEADS),
         lambda model, batch: il.ablate_heads(model, HEADS, mode="mean", reference=batch, positions="last"),
-        lambda model, batch: il.scale_label_attention(model, HEADS, batch, factors(batch), renormalize=False),
-        lambda model, batch: il.block_attention(model, HEADS, torch.eye(batch.tokens.shape[1])[None].bool()),
-        lambda model, batch: il.remove_position(model, HEADS, strength=0.7),
+        lambda model, batch: il.edited(model, il.Reweight(HEADS, factors(batch), renormalize=False), batch=batch),
+        lambda model, batch: il.edited(model, il.Block(HEADS, torch.eye(batch.tokens.shape[1])[None].bool())),
+        lambda model, batch: il.edited(model, il.RemovePosition(HEADS, strength=0.7)),
         lambda model, batch: il.patch_heads(model, HEADS, batch[1:2], activation="q", positions="last"),
         lambda model, batch: il.patch_heads(model, HEADS, batch[1:2], activation="z", positions="last"),
     ],

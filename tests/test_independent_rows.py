@@ -121,22 +121,22 @@ FUNCTIONS: dict[str, Callable[[Any, il.PromptBatch], torch.Tensor]] = {
     "effects": lambda model, batch: il.head_effects(model, batch, positions="all").log_prob,
     "effects at the last position": lambda model, batch: il.head_effects(model, batch).log_prob,
     "gradients": lambda model, batch: il.head_effects(model, batch, method="gradient").log_prob,
-    "ablated sets": lambda model, batch: il.label_log_probs_ablated(model, batch, [[], HEADS]),
-    "patched": lambda model, batch: il.label_log_probs_patched(
-        model, batch, [HEADS], batch, activation="k", align="labels", positions="last"
+    "ablated sets": lambda model, batch: il.score(model, batch, [[], [il.Ablate(HEADS)]]),
+    "patched": lambda model, batch: il.score(
+        model, batch, [[il.Patch(HEADS, batch, activation="k", align="labels", positions="last")]]
     ),
-    "debiased": lambda model, batch: il.label_log_probs_debiased(
-        model, batch, [il.DebiasSettings(HEADS, majority=1.0, recency=0.5)]
-    ),
+    "debiased": lambda model, batch: il.score(model, batch, [il.debias_edits(batch, HEADS, majority=1.0, recency=0.5)]),
     "edges to queries": _edge("q"),
     "edges to keys": _edge("k"),
     "edges to values": _edge("v"),
     "saliency": lambda model, batch: il.saliency_flow(model, batch).label_to_last,
     "similarity": lambda model, batch: il.label_similarity(model, batch, [(1, 1)])[:, :, -1, :2],
     "a pass in ablate_heads": _in_block(lambda model, batch: il.ablate_heads(model, HEADS)),
-    "a pass in remove_position": _in_block(lambda model, batch: il.remove_position(model, HEADS, strength=0.5)),
+    "a pass in remove_position": _in_block(
+        lambda model, batch: il.edited(model, il.RemovePosition(HEADS, strength=0.5))
+    ),
     "a pass in add_vector": _in_block(
-        lambda model, batch: il.add_vector(model, torch.linspace(-1, 1, model.cfg.d_model), 1, batch)
+        lambda model, batch: il.edited(model, il.AddVector(torch.linspace(-1, 1, model.cfg.d_model), 1), batch=batch)
     ),
 }
 
@@ -224,7 +224,7 @@ def test_padding_longer_than_a_sliding_window_is_finite_in_float64(family_folder
     batch = _tokenize(model, PROMPTS)
     alone = torch.cat([il.last_log_probs(model, batch[[row]]) for row in range(len(batch))])
     assert_close(il.last_log_probs(model, batch).float(), alone.float())
-    with il.remove_position(model, HEADS, strength=0.0):
+    with il.edited(model, il.RemovePosition(HEADS, strength=0.0)):
         assert_close(il.last_log_probs(model, batch).float(), alone.float())
 
 

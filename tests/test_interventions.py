@@ -124,7 +124,7 @@ def test_scaled_label_attention_is_the_references(run, name, renormalize):
             pattern[-1] /= pattern[-1].sum()
         return pattern
 
-    with il.scale_label_attention(model, HEADS, batch, weights, renormalize=renormalize):
+    with il.edited(model, il.Reweight(HEADS, weights, renormalize=renormalize), batch=batch):
         assert_same(model, batch, hf, HEADS, rows_edited(scale))
 
 
@@ -145,7 +145,7 @@ def test_blocked_edges_are_the_references(run, name):
                 pattern[query] /= pattern[query].sum()
         return pattern
 
-    with il.block_attention(model, HEADS, edges):
+    with il.edited(model, il.Block(HEADS, edges)):
         assert_same(model, batch, hf, HEADS, rows_edited(block))
 
 
@@ -158,7 +158,7 @@ def test_removed_positions_are_the_references(run, name, positions):
         hand.flat = set(range(families.N_HEADS))
         hand.flat_from = 0 if positions == "all" else -1
 
-    with il.remove_position(model, HEADS, positions=positions):
+    with il.edited(model, il.RemovePosition(HEADS, positions=positions)):
         assert_same(model, batch, hf, HEADS, lambda row: edit)
 
 
@@ -273,8 +273,8 @@ def test_nothing_changes_where_the_edit_changes_nothing(run, name):
     heads = all_heads(model)
     ones = torch.ones(len(batch), batch.label_positions.shape[1])
     edits = [
-        il.remove_position(model, heads, strength=0.0),
-        il.scale_label_attention(model, heads, batch, ones, renormalize=True),
+        il.edited(model, il.RemovePosition(heads, strength=0.0)),
+        il.edited(model, il.Reweight(heads, ones, renormalize=True), batch=batch),
         *[il.patch_heads(model, heads, batch, activation=what) for what in ("q", "k", "v", "pattern", "z")],
     ]
     for edit in edits:
@@ -290,7 +290,7 @@ def test_without_position_everywhere_is_the_model_with_all_tokens_in_one_place(r
     """Rotary: position_ids all zero. ALiBi: slopes zero."""
     model, batch, _, hf = run(name)
     module = __import__(type(hf).__module__, fromlist=["PreTrainedModel"])
-    with il.remove_position(model, all_heads(model)):
+    with il.edited(model, il.RemovePosition(all_heads(model))):
         ours = il.last_log_probs(model, batch)
     builder = {"bloom": "build_alibi_tensor", "falcon_alibi": "build_alibi_tensor", "mpt": "build_mpt_alibi_tensor"}
     is_alibi = name in builder
@@ -309,13 +309,13 @@ def test_learned_positions_share_is_linear_in_the_embedding(run, name):
     """With position embeddings of zero there is no share to remove; with real ones there is."""
     model, batch, _, _ = run(name)
     plain = il.last_log_probs(model, batch)
-    with il.remove_position(model, HEADS):
+    with il.edited(model, il.RemovePosition(HEADS)):
         assert (il.last_log_probs(model, batch) - plain).abs().max() > 1e-2
     silent = copy.deepcopy(model)
     with torch.no_grad():
         silent.pos_embed.weight.zero_()
     plain = il.last_log_probs(silent, batch)
-    with il.remove_position(silent, HEADS):
+    with il.edited(silent, il.RemovePosition(HEADS)):
         assert_close(il.last_log_probs(silent, batch), plain)
 
 
@@ -324,7 +324,7 @@ def test_capture_sees_the_edited_attention(run, name):
     model, batch, _, _ = run(name)
     hidden = torch.ones(len(batch), batch.label_positions.shape[1])
     hidden[:, 1] = 0
-    with il.scale_label_attention(model, HEADS, batch, hidden, renormalize=True):
+    with il.edited(model, il.Reweight(HEADS, hidden, renormalize=True), batch=batch):
         acts = il.capture(model, batch)
     for layer, head in HEADS:
         assert (il.attention_to_labels(acts)[:, layer, head, 1] == 0).all()
@@ -343,8 +343,8 @@ def blocks(model, batch, other):
     weights = torch.full((len(batch), batch.label_positions.shape[1]), 0.3, dtype=torch.float64)
     return {
         "patch": lambda: il.patch_heads(model, HEADS[1:3], other, activation="k"),
-        "position": lambda: il.remove_position(model, HEADS[:3]),
-        "scale": lambda: il.scale_label_attention(model, HEADS[1:], batch, weights, renormalize=True),
+        "position": lambda: il.edited(model, il.RemovePosition(HEADS[:3])),
+        "scale": lambda: il.edited(model, il.Reweight(HEADS[1:], weights, renormalize=True), batch=batch),
         "ablate": lambda: il.ablate_heads(model, HEADS[2:3]),
     }
 
@@ -449,7 +449,7 @@ def test_a_head_that_does_not_reach_the_logits_is_named_once(run):
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with il.remove_position(model, [(1, 1)]):
+        with il.edited(model, il.RemovePosition([(1, 1)])):
             pass
 
 
@@ -461,11 +461,11 @@ def test_a_layer_that_is_not_understood_counts_where_it_is_edited(run, monkeypat
 
     monkeypatch.setattr(check, "recompute_pattern", wrong_in_layer_2)
     for _ in range(2):
-        with il.remove_position(model, [(1, 1)]):
+        with il.edited(model, il.RemovePosition([(1, 1)])):
             pass
         with (
             pytest.raises(il.InputError, match=r"GPT2LMHeadModel is not supported .* in layer 2"),
-            il.remove_position(model, [(2, 0)]),
+            il.edited(model, il.RemovePosition([(2, 0)])),
         ):
             pass
         with il.ablate_heads(model, [(2, 0)]):
@@ -478,24 +478,12 @@ def test_generation_is_edited_without_a_key_value_cache_and_refused_with_one(run
     one = batch[[0]]
     hidden = torch.zeros(1, 4)
     options = {"max_new_tokens": 2, "do_sample": False, "verbose": False, "return_type": "tokens", "stop_at_eos": False}
-    with il.scale_label_attention(model, all_heads(model), one, hidden, renormalize=True):
+    with il.edited(model, il.Reweight(all_heads(model), hidden, renormalize=True), batch=one):
         edited = model.generate(one.tokens, use_past_kv_cache=False, **options)
         first = int(il.last_log_probs(model, one).argmax())
         with pytest.raises(il.InputError, match="use_past_kv_cache=False"):
             model.generate(one.tokens, **options)
     assert int(edited[0, 14]) == first
-
-
-def test_rows_lose_their_own_heads(run):
-    model, batch, _, _ = run("gptj")
-    sets = [[il.Head(0, 1)], [], [il.Head(0, 2), il.Head(2, 0)]]
-    with il.ablate_heads_per_row(model, sets):
-        together = il.last_log_probs(model, batch)
-        with pytest.raises(il.InputError, match="2, got 3 sets"):
-            il.last_log_probs(model, batch[[0, 1]])
-    for row, heads in enumerate(sets):
-        with il.ablate_heads(model, heads):
-            assert_close(il.last_log_probs(model, batch)[row], together[row])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "gemma2", "bloom"])
@@ -522,14 +510,14 @@ def test_sets_are_patched_one_after_the_other(run, name, what, options):
             expected.append(il.label_log_probs(model, batch))
     passes = []
     handle = model.blocks[0].register_forward_pre_hook(lambda *_: passes.append(1))
-    found = il.label_log_probs_patched(model, batch, sets, other, activation=what, **options)
+    found = il.score(model, batch, [[il.Patch(heads, other, activation=what, **options)] for heads in sets])
     handle.remove()
-    by_rows = "last" in options.values()
+    by_rows = "last" in options.values() or what == "z"  # z restarts: the source, the batch, and its rows
     assert len(passes) == (3 if by_rows else len(sets) + 1)  # the source, the batch, and rows of it
     assert_close(found, torch.stack(expected, dim=1))
     assert (found[:, :1] - found[:, 1:2]).abs().max() > 1e-4
-    with pytest.raises(il.InputError, match="head_sets must contain at least one"):
-        il.label_log_probs_patched(model, batch, [], other, activation=what, **options)
+    with pytest.raises(il.InputError, match="sets must contain at least one"):
+        il.score(model, batch, [])
 
 
 def test_an_error_while_making_edits_is_not_a_reason_to_fall_back(run, monkeypatch):
@@ -538,9 +526,9 @@ def test_an_error_while_making_edits_is_not_a_reason_to_fall_back(run, monkeypat
     def fail(*_):
         raise RuntimeError("this edit is wrong")
 
-    monkeypatch.setattr(RowEdits, "applying", fail)
+    monkeypatch.setattr(RowEdits, "__init__", fail)
     with pytest.raises(RuntimeError, match="this edit is wrong"):
-        il.label_log_probs_patched(model, batch, [HEADS], other, activation="z", positions="last")
+        il.score(model, batch, [[il.Patch(HEADS, other, activation="z", positions="last")]])
 
 
 def test_what_cannot_be_aligned_is_said(run):

@@ -63,10 +63,10 @@ def test_every_function_that_scores_labels_names_them(gpt2):
         il.label_log_probs(gpt2, batch),
         acts.label_log_probs,
         il.whole_label_log_probs(gpt2, batch),
-        il.label_log_probs_ablated(gpt2, batch, [[head]]),
-        il.label_log_probs_patched(gpt2, batch, [[head]], batch, activation="z"),
-        il.label_log_probs_without_edges(gpt2, batch, [[]]),
-        il.label_log_probs_debiased(gpt2, batch, [il.DebiasSettings([head])]),
+        il.score(gpt2, batch, [[il.Ablate([head])]]),
+        il.score(gpt2, batch, [[il.Patch([head], batch, activation="z")]]),
+        il.score(gpt2, batch, [[]]),
+        il.score(gpt2, batch, [il.debias_edits(batch, [head], majority=1.0)]),
     ):
         assert scores.labels == ("no", "yes")
         assert len(scores.to_frame()) == 2
@@ -107,19 +107,6 @@ def test_appending_is_advised_where_it_works(labels, is_advised):
 )
 def test_commands_speak_the_words_of_the_shell(python, shell):
     assert shell_spelling(python) == shell
-
-
-def test_a_flat_list_of_heads_is_not_a_list_of_sets(gpt2, no_type_checks):
-    batch = il.tokenize(gpt2, prompts_of(SHOWN))
-    for flat in ([(2, 3), (1, 1)], [il.Head(2, 3)], ["L2H3"]):
-        for score in (
-            lambda sets: il.label_log_probs_ablated(gpt2, batch, sets),
-            lambda sets: il.label_log_probs_patched(gpt2, batch, sets, batch, activation="z"),
-        ):
-            with pytest.raises(InputError, match="head_sets must be a list of sets of heads") as refused:
-                score(flat)
-            assert "write [[" in str(refused.value)
-    assert il.label_log_probs_ablated(gpt2, batch, [[(2, 3), (1, 1)]]).shape == (2, 1, 2)
 
 
 def test_results_print_as_tables(gpt2):

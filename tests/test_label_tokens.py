@@ -238,7 +238,7 @@ def test_saliency_flows_into_and_out_of_whole_labels(case: Any) -> None:
 def test_a_weight_applies_to_all_tokens_of_its_label(case: Any, renormalize: bool) -> None:
     model, batch, rows, hf = case
     weights = torch.tensor([0.0, 0.5, 2.0, 0.0]).expand(len(batch), -1)[:, : batch.label_positions.shape[1]]
-    with il.scale_label_attention(model, HEADS, batch, weights, renormalize=renormalize):
+    with il.edited(model, il.Reweight(HEADS, weights, renormalize=renormalize), batch=batch):
         ours, attention = il.last_log_probs(model, batch), il.attention_to_labels(il.capture(model, batch, check=False))
     for number, row in enumerate(rows):
 

@@ -17,7 +17,7 @@ ROTATES = {"cohere2": [True, False, True], "smollm3": [True, False, True]}
 CALLS = [
     lambda model, batch: il.capture(model, batch),
     lambda model, batch: il.label_log_probs(model, batch),
-    lambda model, batch: il.label_log_probs_ablated(model, batch, [[(1, 0)]]),
+    lambda model, batch: il.score(model, batch, [[il.Ablate([(1, 0)])]]),
     lambda model, batch: il.head_effects(model, batch),
     lambda model, batch: il.query_key_metric(model, (1, 0)),
     lambda model, batch: il.explain(model, PROMPTS[0], prepend_bos=False),

@@ -90,7 +90,7 @@ def small(load_tiny, words):
 
 
 def log_odds(model, batch, sets, reference):
-    scores = il.label_log_probs_without_edges(model, batch, sets, reference=reference)
+    scores = il.score(model, batch, [[il.WithoutEdges(edges, reference=reference)] for edges in sets])
     return torch.stack([il.metrics.label_log_odds(one, batch.answer) for one in scores.unbind(1)], dim=1)
 
 

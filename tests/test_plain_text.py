@@ -155,7 +155,7 @@ def test_what_follows_a_capture_works_without_labels(free):
     again = il.Activations.from_cache(model, cache, batch)
     assert_close(il.head_log_prob_increase(again, targets), heads)
     assert il.last_query(acts, (1, 0)).shape == (2, families.D_MODEL)
-    with il.remove_position(model, [(1, 0)]), il.patch_heads(model, [(2, 0)], batch, activation="v"):
+    with il.edited(model, il.RemovePosition([(1, 0)])), il.patch_heads(model, [(2, 0)], batch, activation="v"):
         il.capture(model, batch)
 
 
@@ -175,7 +175,7 @@ def test_what_is_about_labels_is_refused(free):
         with pytest.raises(il.InputError, match="no demonstrations, so there is no label"):
             ask()
     for block in [
-        il.scale_label_attention(model, [(0, 0)], batch, torch.ones(2, 0), renormalize=True),
+        il.edited(model, il.Reweight([(0, 0)], torch.ones(2, 0), renormalize=True), batch=batch),
         il.patch_heads(model, [(0, 0)], batch, activation="v", align="labels", batch=batch),
     ]:
         with pytest.raises(il.InputError, match="no demonstrations, so there is no label"), block:
@@ -193,7 +193,7 @@ def test_from_cache_reads_any_position(free):
 
 
 def test_rows_of_a_prompt_share_a_pass_only_where_nothing_edits_the_model(gpt2):
-    """An edit per row, or at each row's last position, needs a pass over every row."""
+    """An edit at each row's last position needs a pass over every row."""
     batch = il.PromptBatch.from_tokens(FREE["tokens"][:1], model=gpt2, positions=[1, 3, 5])
     assert len(il.capture(gpt2, batch).pass_v) == 1
     with il.ablate_heads(gpt2, [(1, 0)], positions="last"):
@@ -202,9 +202,6 @@ def test_rows_of_a_prompt_share_a_pass_only_where_nothing_edits_the_model(gpt2):
         alone = [il.capture(gpt2, il.PromptBatch.from_tokens(batch.tokens[i : i + 1, : 2 * i + 2])) for i in range(3)]
     for row, one in enumerate(alone):
         assert_close(edited.resid_final[row], one.resid_final[0])
-    with il.ablate_heads_per_row(gpt2, [[(0, 0)], [(0, 1)], [(0, 2)]]):
-        each = il.capture(gpt2, batch)
-    assert [bool((each.z[row, 0, row] == 0).all()) for row in range(3)] == [True] * 3
 
 
 def test_positions_of_a_classification_prompt(gpt2, gpt2_batch):

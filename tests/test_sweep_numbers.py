@@ -743,7 +743,7 @@ def checked(c: Both) -> None:
 # Removal
 
 
-@checks("ablate_heads", "ablate_heads_per_row")
+@checks("ablate_heads")
 def ablation(c: Both) -> None:
     for last in (False, True):
         where = "last" if last else "all"
@@ -753,15 +753,13 @@ def ablation(c: Both) -> None:
         mean = {layer: torch.cat([one[layer] for one in z]).mean(0) for layer in z[0]}
         edit = il.ablate_heads(c.model, c.heads, mode="mean", reference=c.other, positions=where)
         c.same(edit, lambda row, last=last, mean=mean: c.removed(c.heads, last=last, value=mean))
-    sets = [c.heads[:1], c.heads[1:], []]
-    c.same(il.ablate_heads_per_row(c.model, sets), lambda row: c.removed(sets[row]))
 
 
-@checks("label_log_probs_ablated")
+@checks("Ablate")
 def ablated_sets(c: Both) -> None:
     sets = [[], c.heads[:1], c.heads]
     for last in (False, True):
-        ours = il.label_log_probs_ablated(c.model, c.batch, sets, positions="last" if last else "all")
+        ours = il.score(c.model, c.batch, [[il.Ablate(heads, positions="last" if last else "all")] for heads in sets])
         for number, heads in enumerate(sets):
             theirs = c.log_probs(lambda row, h=heads, last=last: c.removed(h, last=last))
             assert_close(ours[:, number], theirs[:, [FOO, BAR]])
@@ -810,17 +808,17 @@ def controls(c: Both) -> None:
 # Attention
 
 
-@checks("block_attention")
+@checks("Block")
 def blocked(c: Both) -> None:
     def block(row: int, pattern: Tensor) -> None:
         for query in range(len(pattern)):
             pattern[query, c.edges[row, query, : len(pattern)]] = 0
             pattern[query] /= pattern[query].sum()
 
-    c.same(il.block_attention(c.model, c.heads, c.edges), c.patterns(block))
+    c.same(il.edited(c.model, il.Block(c.heads, c.edges)), c.patterns(block))
 
 
-@checks("scale_label_attention")
+@checks("Reweight")
 def scaled(c: Both) -> None:
     for renormalize in (True, False):
 
@@ -831,14 +829,14 @@ def scaled(c: Both) -> None:
             if renormalize:
                 pattern[-1] *= before / pattern[-1].sum()
 
-        edit = il.scale_label_attention(c.model, c.heads, c.batch, c.weights, renormalize=renormalize)
+        edit = il.edited(c.model, il.Reweight(c.heads, c.weights, renormalize=renormalize), batch=c.batch)
         c.same(edit, c.patterns(scale))
 
 
-@checks("remove_position")
+@checks("RemovePosition")
 def position_removed(c: Both) -> None:
     for strength, last in ((1.0, False), (0.6, True)):
-        edit = il.remove_position(c.model, c.heads, strength=strength, positions="last" if last else "all")
+        edit = il.edited(c.model, il.RemovePosition(c.heads, strength=strength, positions="last" if last else "all"))
         c.same(edit, lambda row, s=strength, last=last: c.without_position(row, s, last=last))
 
 
@@ -876,14 +874,22 @@ def debiased(c: Both, row: int) -> Edit:
     return in_turn(edit, reweighted)
 
 
-@checks("debias", "DebiasSettings.block", "label_log_probs_debiased")
+@checks("debias_edits")
 def debias(c: Both) -> None:
     edits = [debiased(c, row) for row in range(len(c.batch))]
-    c.same(il.debias(c.model, c.batch, c.heads, **STRENGTHS), edits.__getitem__)
-    c.same(c.settings[1].block(c.model, c.batch), edits.__getitem__)
-    ours = il.label_log_probs_debiased(c.model, c.batch, c.settings)
+    c.same(il.edited(c.model, *il.debias_edits(c.batch, c.heads, **STRENGTHS), batch=c.batch), edits.__getitem__)
+    ours = il.score(c.model, c.batch, [[], il.debias_edits(c.batch, c.heads, **STRENGTHS)])
     assert_close(ours[:, 0], torch.stack([one.log_probs for one in c.clean])[:, [FOO, BAR]])
     assert_close(ours[:, 1], c.log_probs(edits.__getitem__)[:, [FOO, BAR]])
+
+
+@checks("edited", "score")
+def scored(c: Both) -> None:
+    """Sets of edits score what they score in their blocks, which the checks of each edit compare with Hugging Face."""
+    found = il.score(c.model, c.batch, c.sets_of_edits)
+    for number, edits in enumerate(c.sets_of_edits):
+        with il.edited(c.model, *edits, batch=c.batch):
+            assert_close(found[:, number], il.label_log_probs(c.model, c.batch))
 
 
 @checks("choose_strength")
@@ -914,13 +920,13 @@ def strengths(c: Both) -> None:
         assert accuracy == pytest.approx(float((torch.cat(pair) > 0).double().mean()))
 
 
-@checks("patch_heads", "label_log_probs_patched")
+@checks("patch_heads", "Patch")
 def patched(c: Both) -> None:
     for name, options in sweep._patches(c):
         edits = [patch_edit(c, row, **options) for row in range(len(c.batch))]
         aligned = {"batch": c.batch} if options.get("align") == "labels" else {}
         c.same(il.patch_heads(c.model, c.heads, c.other, **options, **aligned), edits.__getitem__)
-        ours = il.label_log_probs_patched(c.model, c.batch, [c.heads], c.other, **options)
+        ours = il.score(c.model, c.batch, [[il.Patch(c.heads, c.other, **options)]])
         assert_close(ours[:, 0], c.log_probs(edits.__getitem__)[:, [FOO, BAR]], msg=name)
 
 
@@ -985,9 +991,9 @@ def at_role(c: Both, row: int, sender: str, role: str) -> Tensor:
     return c.written(row, sender) * chosen[:, None]
 
 
-@checks("label_log_probs_without_edges")
+@checks("WithoutEdges")
 def without_edges(c: Both) -> None:
-    ours = il.label_log_probs_without_edges(c.model, c.batch, c.edge_sets)
+    ours = il.score(c.model, c.batch, [[il.WithoutEdges(edges)] for edges in c.edge_sets])
     for number, edges in enumerate(c.edge_sets):
 
         def edit(row: int, edges: list[il.Edge] = edges) -> Edit:
@@ -1102,7 +1108,7 @@ def indirect_effects(c: Both) -> None:
         assert_close(ours[:, layer, head], c.scored(log_probs)["log_prob"].exp() - before)
 
 
-@checks("add_vector")
+@checks("AddVector")
 def vector_added(c: Both) -> None:
     for layer in (0, c.n_layers - 1):
 
@@ -1111,7 +1117,7 @@ def vector_added(c: Both) -> None:
                 return None
             return torch.cat([x[:-1], x[-1:] + c.vectors[0]])
 
-        c.same(il.add_vector(c.model, c.vectors, layer, c.batch), lambda row, edit=edit: edit)
+        c.same(il.edited(c.model, il.AddVector(c.vectors, layer), batch=c.batch), lambda row, edit=edit: edit)
 
 
 # The sweep

@@ -10,7 +10,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.benchmark.report import Row
 from experiments.benchmark.variants import K, forward_only, timed
-from icl_lens.interventions.edited_scores import PASS_TOKENS
+from icl_lens.interventions.engine import PASS_TOKENS
 from icl_lens.interventions.receiver import PARTS
 from icl_lens.locate.locate import mean_head_increases
 from icl_lens.locate.stream import plan_batches
@@ -122,18 +122,17 @@ STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 def fixing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
     """Time both bias fixes in a quarter of the heads, at several strengths: one pass for each, and all in one batch."""
     heads = ModelView.of(model).heads()[::4]
-    fixes = [il.DebiasSettings(heads, **{fix: strength}) for fix in ("majority", "recency") for strength in STRENGTHS]
+    fixes = [il.debias_edits(batch, heads, majority=one) for one in STRENGTHS]
+    fixes += [il.debias_edits(batch, heads, recency=one) for one in STRENGTHS]
 
     def one_by_one() -> list[Tensor]:
         found = []
         for fix in fixes:
-            with fix.block(model, batch):
+            with il.edited(model, *fix, batch=batch):
                 found.append(il.label_log_probs(model, batch))
         return found
 
-    whole, shared, each, found = time_in_alternation(
-        repeats, one_by_one, lambda: il.label_log_probs_debiased(model, batch, fixes)
-    )
+    whole, shared, each, found = time_in_alternation(repeats, one_by_one, lambda: il.score(model, batch, fixes))
     off = float((torch.stack(each, dim=1) - found).abs().max())
     prompts = f"{len(batch):,} × {batch.tokens.shape[1]}"
     yield Row(name, prompts, f"{len(fixes)} bias fixes, one by one", whole, 1.0, repeats)

@@ -15,8 +15,9 @@ from experiments.framework.finding import Finding, Measure, Measured, Row, perce
 from experiments.framework.plotting import curves
 from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import MAX_ROWS, Study, thin_out
-from icl_lens.interventions.edited_scores import score_ablated_sets
+from icl_lens.interventions.controlled_ablation import score_answers
 from icl_lens.metrics import is_correct, label_log_odds
+from icl_lens.models.view import ModelView
 from icl_lens.prompts.donors import other_queries, partner_label, with_query
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -87,7 +88,8 @@ def ablated_scores(
     """
     correct, odds = [], []
     for piece in study.pieces(study.held_out):
-        found = score_ablated_sets(study.model, piece, sets, positions="last")
+        ablated = [[il.Ablate(heads, positions="last")] for heads in sets]
+        found = score_answers(ModelView.of(study.model), piece, ablated)
         answer = piece.answer.cpu()
         correct.append(torch.stack([is_correct(one.label_log_probs, answer) for one in found], dim=1))
         odds.append(torch.stack([label_log_odds(one.label_log_probs, answer) for one in found], dim=1))
@@ -99,8 +101,10 @@ def log_odds_with_means(study: Study, sets: Sequence[Sequence[il.Head]]) -> Floa
     reference = list(thin_out(study.halves()[0], N_MEAN).split(MAX_ROWS))
     odds = []
     for piece in study.pieces(study.held_out):
-        log_probs = il.label_log_probs_ablated(
-            study.model, piece, sets, positions="last", mode="mean", reference=reference
+        log_probs = il.score(
+            study.model,
+            piece,
+            [[il.Ablate(heads, positions="last", mode="mean", reference=reference)] for heads in sets],
         )
         odds.append(torch.stack([label_log_odds(one.cpu(), piece.answer.cpu()) for one in log_probs.unbind(1)], dim=1))
     return torch.cat(odds).double().numpy()
@@ -126,7 +130,9 @@ def log_odds_from(
     odds = []
     pieces = study.pieces(study.held_out)
     for piece, donors in zip(pieces, source.split(len(pieces[0])), strict=True):
-        log_probs = il.label_log_probs_patched(study.model, piece, sets, donors, activation="z", positions="last")
+        log_probs = il.score(
+            study.model, piece, [[il.Patch(heads, donors, activation="z", positions="last")] for heads in sets]
+        )
         odds.append(torch.stack([label_log_odds(one.cpu(), piece.answer.cpu()) for one in log_probs.unbind(1)], dim=1))
     return torch.cat(odds).double().numpy()
 

@@ -108,7 +108,7 @@ def log_odds(
             edges = EDGES[flow](piece)
             if kind == "random":
                 edges = random_edges(edges, torch.Generator().manual_seed(1000 * study.seed + i))
-            with il.block_attention(study.model, heads, edges):
+            with il.edited(study.model, il.Block(heads, edges)):
                 log_probs = il.label_log_probs(study.model, piece)
         else:
             log_probs = il.label_log_probs(study.model, piece)

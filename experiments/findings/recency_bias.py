@@ -100,7 +100,7 @@ def _attention_rows(study: Study) -> list[Row]:
     for ranked in study.by_ranking():
         heads = ranked.located
         if_last, if_first = (attention_on_true(study, batch, heads) for batch in (last, first))
-        with il.remove_position(study.model, heads, positions="last"):
+        with il.edited(study.model, il.RemovePosition(heads, positions="last")):
             free_last, free_first = (attention_on_true(study, batch, heads) for batch in (last, first))
         changes = (if_first - if_last, if_last), (free_first - free_last, free_last)
         found = compare_ratios(*changes, clusters_of(last), total="attention to true labels")
@@ -173,7 +173,7 @@ def query_effects(study: Study, texts: ExchangedTexts, heads: Sequence[il.Head])
         lost = []
         for piece, source in zip(intact.split(size), study.tokenize(prompts).split(size), strict=True):
             before = il.label_log_probs(study.model, piece)
-            patched = il.label_log_probs_patched(study.model, piece, [heads], source, activation="q", positions="last")
+            patched = il.score(study.model, piece, [[il.Patch(heads, source, activation="q", positions="last")]])
             lost.append((label_log_odds(before, piece.answer) - label_log_odds(patched[:, 0], piece.answer)).cpu())
         columns.append(torch.cat(lost))
     return (torch.stack(columns, dim=1) * sign).double().numpy()

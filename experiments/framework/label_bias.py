@@ -76,24 +76,26 @@ def fix_measures(favored: str, unfavored: str, paper: int) -> tuple[Measure, ...
     )
 
 
-def scores(
-    study: Study, batch: il.PromptBatch, fixes: Sequence[il.DebiasSettings] = (il.DebiasSettings([]),)
-) -> Scores:
+FixedHeads = tuple[Sequence[il.Head], dict[str, float]]
+"""Heads, and strengths as in `il.debias_edits`."""
+NO_FIX: FixedHeads = ((), {})
+
+
+def scores(study: Study, batch: il.PromptBatch, fixes: Sequence[FixedHeads] = (NO_FIX,)) -> Scores:
     """Return how each prompt is answered with each fix."""
     odds, correct = [], []
     for piece in study.pieces(batch):
-        if any(fix.heads for fix in fixes):
-            found = il.label_log_probs_debiased(study.model, piece, fixes).unbind(1)
-        else:
-            found = [il.label_log_probs(study.model, piece)]
+        edits = [
+            il.debias_edits(piece, heads, majority=of.get("majority", 0.0), recency=of.get("recency", 0.0))
+            for heads, of in fixes
+        ]
+        found = il.score(study.model, piece, edits).unbind(1)
         odds.append(torch.stack([label_log_odds(one, piece.answer).cpu() for one in found], dim=1))
         correct.append(torch.stack([is_correct(one, piece.answer).cpu() for one in found], dim=1))
     return Scores(torch.cat(odds).double().numpy(), torch.cat(correct).double().numpy())
 
 
-def answered(
-    study: Study, pairs: Pairs, fixes: Sequence[il.DebiasSettings] = (il.DebiasSettings([]),)
-) -> tuple[Scores, Scores]:
+def answered(study: Study, pairs: Pairs, fixes: Sequence[FixedHeads] = (NO_FIX,)) -> tuple[Scores, Scores]:
     """Return how favored and unfavored prompts are answered with each fix."""
     return scores(study, pairs.favored, fixes), scores(study, pairs.unfavored, fixes)
 
@@ -104,8 +106,7 @@ def choose_strengths(study: Study, pairs: Pairs, sets: Sequence[Sequence[il.Head
     Unlike `il.choose_strength`, it tries many sets in one pass, and a strength may lower accuracy on the favored
     prompts as much as it raises accuracy on the others.
     """
-    fixes = [il.DebiasSettings([])]
-    fixes += [il.DebiasSettings(heads, **{fix: strength}) for heads in sets for strength in STRENGTHS]
+    fixes = [NO_FIX, *((heads, {fix: strength}) for heads in sets for strength in STRENGTHS)]
     return best_strengths(*answered(study, pairs, fixes))
 
 
@@ -152,8 +153,7 @@ def measure_fix(
             strengths = choose_strengths(study, choosing, sets, fix)
         except il.InputError as error:
             return rows_of(dict.fromkeys(("removed", "fixed", "favored", "unfavored"), str(error))), []
-        fixes = [il.DebiasSettings(heads, **{fix: strength}) for heads, strength in zip(sets, strengths, strict=True)]
-        fixes = [il.DebiasSettings([]), *fixes]
+        fixes = [NO_FIX, *((heads, {fix: strength}) for heads, strength in zip(sets, strengths, strict=True))]
         favored, unfavored = answered(study, tested, fixes)
         about = {"ranking": ranked.ranking, "note": f"strength {strengths[0]:g}"}
         rows += fix_rows(favored, unfavored, clusters_of(tested.favored), about)

@@ -66,7 +66,9 @@ def by_tracing(study: Study, batch: il.PromptBatch) -> Scores:
     found = []
     for start, stop in pairwise([*range(0, len(batch), size), len(batch)]):
         clean, other = batch[start:stop], exchanged[start:stop]
-        restored = il.label_log_probs_patched(study.model, other, heads, clean, activation="z", positions="last").cpu()
+        restored = il.score(
+            study.model, other, [[il.Patch(heads, clean, activation="z", positions="last")] for heads in heads]
+        ).cpu()
         answer = clean.answer.cpu()
         before = label_log_odds(il.label_log_probs(study.model, other).cpu(), answer)
         after = torch.stack([label_log_odds(one, answer) for one in restored.unbind(1)], dim=1)

@@ -8,8 +8,8 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
@@ -17,16 +17,18 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from icl_lens.activations.activations import NO_LABELS_HINT
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, plural_prompts
 from icl_lens.errors import InputError, check_choice, check_integers
-from icl_lens.interventions.ablation import Mode, ablation_means
-from icl_lens.interventions.edited_scores import PASS_TOKENS, AnswerScores, score_ablated_sets
-from icl_lens.interventions.editor import Positions
+from icl_lens.interventions.edit import Edit, Positions
+from icl_lens.interventions.edits import Ablate, Mode, Reference
+from icl_lens.interventions.engine import read_labels, score_sets
 from icl_lens.metrics import (
     Interval,
+    accuracy,
     cluster_weights,
     is_correct,
     label_aurocs,
@@ -43,6 +45,37 @@ from icl_lens.prompts.batch import PromptBatch
 ConditionName = Literal["no ablation", "heads", "same layers", "all layers"]
 PromptMeasure = Literal["accuracy", "log_odds", "over_vocabulary"]
 Measure = PromptMeasure | Literal["auroc"]
+
+
+@dataclass(frozen=True, repr=False)
+class AnswerScores(ShownAsTable):
+    """Label log-probabilities (nats), and whether the correct label is the top token of the full vocabulary."""
+
+    label_log_probs: Float[Tensor, "prompt label"]
+    top1_correct: Bool[Tensor, " prompt"]
+    answer: Int[Tensor, " prompt"]
+    """Index of the correct label; -1 where a prompt has no answer."""
+    label_mask: Bool[Tensor, "prompt label"]
+    """Labels that occur in each prompt."""
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        n, scores = len(self.answer), self.label_log_probs[:SHOWN_ROWS]
+        columns: dict[str, list[object]] = {
+            "prompt": list(range(len(scores))),
+            "answer": self.answer[:SHOWN_ROWS].tolist(),
+            "log p(labels), nats": [
+                "  ".join(f"{value:+.2f}" if is_own else "–" for value, is_own in zip(row, own, strict=True))
+                for row, own in zip(scores.tolist(), self.label_mask.tolist(), strict=False)
+            ],
+            "is top token": [str(one) for one in self.top1_correct[:SHOWN_ROWS].tolist()],
+        }
+        return f"AnswerScores({plural_prompts(n)} × {self.label_log_probs.shape[1]} labels)", columns, n
+
+    @property
+    def accuracy_between_labels(self) -> float:
+        """Share of prompts whose correct label is the most probable of their labels, 0 to 1."""
+        return accuracy(self.label_log_probs, self.answer, choices=self.label_mask)
+
 
 _MEASURES: dict[PromptMeasure, Callable[[AnswerScores], Tensor]] = {
     "accuracy": lambda one: is_correct(one.label_log_probs, one.answer, choices=one.label_mask),
@@ -98,12 +131,12 @@ class ControlledAblation(ShownAsTable):
     edits: tuple[str, ...] = ()
     """What else edited the model in all conditions, "no ablation" included: open `with` blocks, and other hooks."""
     mode: Mode = "zero"
-    """Whether heads were set to zero or to their mean over other prompts."""
+    """What heads were set to: zero, or their mean or a draw from other prompts."""
 
     @property
     def ablated(self) -> str:
         """What was done to the heads, in words."""
-        return "zeroed" if self.mode == "zero" else "mean-ablated"
+        return {"zero": "zeroed", "mean": "mean-ablated", "resample": "resample-ablated"}[self.mode]
 
     @property
     def chance(self) -> float:
@@ -260,7 +293,7 @@ def ablate_with_controls(
     n_random_sets: int = 10,
     positions: Positions = "last",
     mode: Mode = "zero",
-    reference: PromptBatch | Iterable[PromptBatch] | None = None,
+    reference: Reference = None,
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> ControlledAblation:
@@ -268,10 +301,11 @@ def ablate_with_controls(
 
     `n_random_sets` sets are drawn from the layers of `heads`, and the same number from all layers. Heads are ablated at
     each prompt's last position; `positions="all"` ablates them everywhere, which takes much longer. `mode="zero"` sets
-    their z to zero, `mode="mean"` to its mean over the `reference` prompts, as in `ablate_heads`; zero is a value that
-    later layers have not seen in training, so it can change more than the heads' own part. `progress=True` shows a
+    their z to zero, `mode="mean"` to its mean over the `reference` prompts, `mode="resample"` to that of one of them
+    (see `Ablate`); zero is a value that later layers have not seen in training, so it can change more than the heads'
+    own part. `progress=True` shows a
     progress bar. Raise InputError for an unknown head, no heads, a negative `n_random_sets`, fewer than `len(heads)`
-    other heads, and like `ablate_heads` for `mode` and `reference`.
+    other heads, and like `Ablate` for `mode` and `reference`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -292,14 +326,14 @@ def ablate_with_controls(
         "same layers": random_head_sets(view, chosen, draws=n_random_sets, seed=seed, same_layers=True),
         "all layers": random_head_sets(view, chosen, draws=n_random_sets, seed=seed),
     }
-    all_sets = list(chain.from_iterable(sets.values()))
-    means = ablation_means(view, mode, reference, positions)
-    pieces: list[list[AnswerScores]] = []
+    ablation = Ablate([], mode=mode, reference=reference, positions=positions, seed=seed)
+    all_sets = [[replace(ablation, heads=one)] for one in chain.from_iterable(sets.values())]
     with progress_callback(progress) as report:
-        for rows in batch.split(max(1, PASS_TOKENS // (len(all_sets) * batch.tokens.shape[1]))):
-            pieces.append(score_ablated_sets(model, rows, all_sets, positions=positions, means=means))
-            report("ablating heads", sum(len(one[0].answer) for one in pieces), len(batch))
-    scores = iter([_joined(some) for some in zip(*pieces, strict=True)])
+
+        def on_done(n_rows: int) -> None:
+            report("ablating heads", n_rows // len(all_sets), len(batch))
+
+        scores = iter(score_answers(view, batch, all_sets, on_done))
     return ControlledAblation(
         heads=tuple(chosen),
         conditions={
@@ -313,6 +347,19 @@ def ablate_with_controls(
     )
 
 
-def _joined(pieces: Sequence[AnswerScores]) -> AnswerScores:
-    """Concatenate the scores of pieces of a batch."""
-    return AnswerScores(*(torch.cat([getattr(one, field.name) for one in pieces]) for field in fields(AnswerScores)))
+def score_answers(
+    view: ModelView, batch: PromptBatch, sets: Sequence[Sequence[Edit]], on_done: Callable[[int], None] | None = None
+) -> list[AnswerScores]:
+    """Return each prompt's answer scores under each set of edits, on the CPU; `on_done` as in `score_sets`."""
+    batch.require_labels("label to score", NO_LABELS_HINT)
+    labels = read_labels(batch)
+
+    def labels_and_top1(log_probs: Tensor, prompt: Tensor) -> Tensor:
+        is_top1 = log_probs.argmax(-1) == batch.answer_tokens[prompt].to(log_probs.device)
+        return torch.cat([labels(log_probs, prompt), is_top1[:, None].to(log_probs)], dim=-1)
+
+    scores = score_sets(view, batch, sets, labels_and_top1, on_done=on_done)[0].cpu()
+    return [
+        AnswerScores(one_set[:, :-1].float(), one_set[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
+        for one_set in scores.unbind(1)
+    ]

@@ -1,12 +1,11 @@
 """The two corrections for label biases of the paper's published version, with a strength chosen on held-out prompts.
 
 Both edit only the attention of the last position. After one pass over the prompts, each strength or head set therefore
-costs only one more single-token row per prompt (`prefix_cache`).
+costs only one more single-token row per prompt (see `engine`).
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,66 +14,54 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.label_scores import LabelScores
 from icl_lens.display import ShownAsTable, format_signed
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.attention import label_attention_edit, position_edit
-from icl_lens.interventions.edit_checks import checked_heads
-from icl_lens.interventions.edited_scores import read_labels, score_passes, score_rows
-from icl_lens.interventions.editor import Edit, editing, group_by_layer
-from icl_lens.interventions.prefix_cache import RowEdits
+from icl_lens.interventions.edit import Edit
+from icl_lens.interventions.edits import RemovePosition, Reweight
+from icl_lens.interventions.engine import score
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_suffix
-from icl_lens.models.head import AnyHead
+from icl_lens.models.head import AnyHead, head_tuple
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 Fix = Literal["majority", "recency"]
-"""Which of the two strengths of `debias` is set."""
+"""Which of the two strengths of `debias_edits` is set."""
 
 _TIED = 1e-5
 """Nats within which two biases count as equal, so that rounding does not choose the strength."""
 
 
-@contextmanager
-def debias(
-    model: Any,
+def debias_edits(
     batch: PromptBatch,
     heads: Iterable[AnyHead],
     *,
     majority: float = 0.0,
     recency: float = 0.0,
     renormalize: bool = True,
-) -> Iterator[None]:
-    """Reduce the label bias carried by `heads` while the block runs; passes must be over `batch`.
+) -> list[Edit]:
+    """Return the edits that reduce the label bias carried by `heads`, for `edited` and `score` over `batch`.
 
     `majority`: the attention from the last position to each label is divided by the label's frequency to this power; 0
-    is no change, 1 treats all labels as equally frequent. `recency`: share of the position term removed from the last
-    position's attention, 0 to 1. Generate with `use_past_kv_cache=False`. Raise InputError for a negative `majority`, a
-    `recency` outside 0 to 1, and like `scale_label_attention` and `remove_position`. Source: the published version,
-    sections 4.1 and 4.2.
+    is no change, 1 treats all labels as equally frequent (`Reweight`). `recency`: share of the position term removed
+    from the last position's attention, 0 to 1 (`RemovePosition`). Raise InputError for a negative `majority` and a
+    `recency` outside 0 to 1. Source: the published version, sections 4.1 and 4.2.
 
     Example:
-        >>> with il.debias(model, batch, [il.Head(2, 0)], majority=1.0, recency=0.5):
+        >>> with il.edited(model, *il.debias_edits(batch, ["L2H0"], majority=1.0, recency=0.5), batch=batch):
         ...     fairer = il.label_log_probs(model, batch)
-        >>> fairer.shape
-        torch.Size([1, 2])
+        >>> sets = [il.debias_edits(batch, ["L2H0"], majority=strength) for strength in (0.0, 0.5, 1.0)]
+        >>> il.score(model, batch, sets).shape
+        torch.Size([1, 3, 2])
     """
-    view = ModelView.of(model)
-    check_strengths(majority, recency)
-    by_layer = checked_heads(view, heads, attention=bool(majority or recency))
-    with editing(view, *_edits(by_layer, batch, majority, recency, renormalize=renormalize)):
-        yield
-
-
-def _edits(
-    by_layer: dict[int, list[int]], batch: PromptBatch, majority: float, recency: float, *, renormalize: bool = True
-) -> list[Edit]:
-    """Return the edits of `debias`."""
-    edits = [position_edit(by_layer, recency, "last")] if recency else []
+    if not majority >= 0:
+        raise InputError(f"majority must be non-negative, got {majority!r}; 0 is no change")
+    if not 0 <= recency <= 1:
+        raise InputError(f"recency must be between 0 (no change) and 1, got {recency!r}")
+    heads = head_tuple(heads)
+    edits: list[Edit] = [RemovePosition(heads, strength=recency, positions="last")] if recency else []
     if majority:
-        weights = balancing_weights(batch, majority)
-        edits.append(label_attention_edit(by_layer, batch, weights, renormalize=renormalize))
+        edits.append(Reweight(heads, balancing_weights(batch, majority), renormalize=renormalize))
     return edits
 
 
@@ -100,66 +87,6 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
     n_labels = (exists / count).sum(-1, keepdim=True)
     mean = exists.sum(-1, keepdim=True) / n_labels
     return ((mean / count) ** strength).masked_fill(~exists, 1.0).float()
-
-
-@dataclass(frozen=True)
-class DebiasSettings:
-    """Arguments of `debias`: heads and strengths; without heads the model is unchanged.
-
-    Example:
-        >>> il.DebiasSettings([(2, 0)], majority=1.0).recency
-        0.0
-    """
-
-    heads: Sequence[AnyHead]
-    majority: float = 0.0
-    recency: float = 0.0
-
-    def block(self, model: Any, batch: PromptBatch) -> AbstractContextManager[None]:
-        """Return `debias` with these settings as a context manager."""
-        return debias(model, batch, self.heads, majority=self.majority, recency=self.recency)
-
-
-def label_log_probs_debiased(model: Any, batch: PromptBatch, settings: Sequence[DebiasSettings]) -> LabelScores:
-    """Return each label's log-probability [batch setting label] after each prompt under several settings, nats.
-
-    Equals `label_log_probs` within `debias` for each setting, up to rounding. Costs one pass over the prompts and one
-    single-token row per setting and prompt, or one pass per setting where the prefix cache is not supported (see
-    `head_effects`). Raise InputError for empty settings, prompts without demonstrations, and like `debias`.
-
-    Example:
-        >>> settings = [il.DebiasSettings([(2, 0)], majority=strength) for strength in (0.0, 0.5, 1.0)]
-        >>> found = il.label_log_probs_debiased(model, batch, settings)
-        >>> found.shape, (found[:, 0] - il.label_log_probs(model, batch)).abs().max() < 1e-4
-        (torch.Size([1, 3, 2]), tensor(True))
-    """
-    view, read = ModelView.of(model), read_labels(batch)
-    if not settings:
-        raise InputError("settings must contain at least one DebiasSettings, got none")
-    batch.require_demonstrations("label to balance", "pass prompts with demonstrations (il.tokenize)")
-    for one in settings:
-        check_strengths(one.majority, one.recency)
-    checked_heads(view, [head for one in settings for head in one.heads], attention=True)
-    grouped = [group_by_layer(view, one.heads) for one in settings]
-
-    def edits_of(rows: list[int]) -> RowEdits:
-        some = batch[rows]
-        pairs = zip(grouped, settings, strict=True)
-        return RowEdits.applying(view, [_edits(heads, some, one.majority, one.recency) for heads, one in pairs])
-
-    def run_full_passes() -> Tensor:
-        return score_passes(view, batch, (one.block(model, batch) for one in settings), read)
-
-    scores, _ = score_rows(view, batch, edits_of, read, run_full_passes, n_sets=len(settings), attention=True)
-    return LabelScores.from_tensor(scores, batch.labels)
-
-
-def check_strengths(majority: float, recency: float) -> None:
-    """Raise InputError for strengths that `debias` does not accept."""
-    if not majority >= 0:
-        raise InputError(f"majority must be non-negative, got {majority!r}; 0 is no change")
-    if not 0 <= recency <= 1:
-        raise InputError(f"recency must be between 0 (no change) and 1, got {recency!r}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -272,11 +199,14 @@ def _scored(
     model: Any, batch: PromptBatch, heads: Sequence[AnyHead], fix: Fix, strengths: Sequence[float]
 ) -> list[tuple[Tensor, Tensor]]:
     """Return, for each strength, the answer's log-odds (nats) and whether it scores highest."""
-    settings = [DebiasSettings(heads, **{fix: strength}) for strength in strengths]
+    sets = [
+        debias_edits(batch, heads, majority=one) if fix == "majority" else debias_edits(batch, heads, recency=one)
+        for one in strengths
+    ]
     return [
         (
             label_log_odds(scores, batch.answer, choices=batch.label_mask),
             is_correct(scores, batch.answer, choices=batch.label_mask),
         )
-        for scores in label_log_probs_debiased(model, batch, settings).unbind(1)
+        for scores in score(model, batch, sets).unbind(1)
     ]

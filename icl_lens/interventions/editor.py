@@ -1,87 +1,33 @@
-"""The active edits of a model, and the hooks that apply them in a fixed order."""
+"""The active edits of a model, and the hooks that apply them in a fixed order in passes over whole prompts."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import IntEnum
-from numbers import Integral
-from typing import Any, Literal
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.interventions.pattern import (
-    LayerValues,
-    ScoreInputs,
-    check_no_cache,
-    layer_hooks,
-    recompute_pattern,
-    score_inputs,
+from icl_lens.interventions.edit import (
+    ATTENTION_STAGES,
+    Z_STAGES,
+    Placed,
+    Places,
+    Stage,
+    edited_attention,
+    edits_at,
 )
-from icl_lens.models.active_edits import DESCRIBE, Described, some_of
-from icl_lens.models.head import AnyHead, Head
+from icl_lens.interventions.pattern import LayerValues, check_no_cache, layer_hooks
+from icl_lens.models.active_edits import DESCRIBE, Described, are_edits_disabled, some_of
+from icl_lens.models.head import Head
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.locking import check_thread, model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-
-Positions = Literal["all", "last"]
-
-
-class Stage(IntEnum):
-    """Stage at which an edit applies; the nesting order of `with` blocks matters only within a stage."""
-
-    inputs = 0
-    """Queries, keys and values."""
-    scores = 1
-    """The position term of attention scores."""
-    pattern = 2
-    z = 3
-    removal = 4
-    """Ablation, which sets z after all other edits."""
-
-
-@dataclass
-class AttentionState:
-    """One layer's attention in one pass, for the edited heads, before z is computed."""
-
-    edited_heads: list[int]
-    inputs: ScoreInputs | None
-    """Inputs of the attention scores; None if only patterns are edited and the model's own pattern was recorded."""
-    v: Tensor
-    """[batch key head d_head] values, with key-value groups repeated."""
-    weight: Tensor
-    """[batch head query] factor by which the scores' position term is multiplied; 1 is unedited."""
-    last: Tensor
-    """[batch] index of the last real query."""
-    rescored: set[int] = field(default_factory=set)
-    """Heads, by index in `edited_heads`, whose pattern must be recomputed."""
-    pattern: Tensor | None = None
-    """[batch head query key] attention probabilities; None before the pattern stage."""
-
-    def indices_of(self, heads: Sequence[int]) -> list[int]:
-        return [self.edited_heads.index(head) for head in heads]
-
-
-@dataclass(frozen=True, eq=False)
-class Edit:
-    """The edit of a `with` block."""
-
-    stage: Stage
-    heads: dict[int, list[int]]
-    """Layer -> edited heads."""
-    apply: Callable[..., None]
-    """In-place edit: `apply(attention, heads, layer)` up to the pattern stage, then `apply(z, heads, layer, last)`."""
-    required_batch: PromptBatch | None = None
-    """If given, every forward pass inside the `with` block must run these prompts; extra tokens may follow each one."""
-    what: str = "edited"
-    """What is done to the heads, such as "zeroed"; see `active_edits`."""
-    supports_cache: bool = False
-    """Whether passes that continue a KV cache are edited like whole passes: all positions are edited alike."""
 
 
 @dataclass
@@ -89,7 +35,7 @@ class Editor:
     """All active edits of one model."""
 
     view: ModelView
-    edits: list[Edit] = field(default_factory=list)
+    edits: list[Placed] = field(default_factory=list)
     hooked: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """Hook name -> hook point and handle, kept as long as any edit needs the hook."""
     key_mask: Tensor | None = None
@@ -98,6 +44,8 @@ class Editor:
     """Layer -> activations recorded in the current pass."""
     patterns: dict[int, tuple[list[int], Tensor, Tensor]] = field(default_factory=dict)
     """Layer -> edited heads, their edited patterns and values in the current pass."""
+    n_cached: int = 0
+    """Number of tokens in the KV cache that the current pass continues."""
     start_handle: Any = None
     """Handle of the hook that calls `start`."""
 
@@ -107,10 +55,10 @@ class Editor:
         found = []
         for edit in [] if are_edits_disabled(self.view) else self.edits:
             heads = [str(Head(layer, head)) for layer, indices in sorted(edit.heads.items()) for head in indices]
-            found.append(f"{some_of(heads, 'heads')} {edit.what}")
+            found.append(f"{some_of(heads, 'heads')} {edit.edit.what}".lstrip())
         return found, own
 
-    def enter(self, edit: Edit) -> None:
+    def enter(self, edit: Placed) -> None:
         """Activate an edit and add the hooks that no other edit has added."""
         self.edits.append(edit)
         for name, (layer, activation) in _hook_names(self.view, edit).items():
@@ -119,7 +67,7 @@ class Editor:
                 point.add_hook(_hook_fn(self, layer, activation))
                 self.hooked[name] = point, point.fwd_hooks[-1]
 
-    def leave(self, edit: Edit) -> None:
+    def leave(self, edit: Placed) -> None:
         """Remove an edit and the hooks that no other edit needs; edits may be removed in any order."""
         self.edits = [active for active in self.edits if active is not edit]
         needed = {name for active in self.edits for name in _hook_names(self.view, active)}
@@ -132,15 +80,16 @@ class Editor:
         """Check the inputs of a forward pass and reset the state of the previous one."""
         if not are_edits_disabled(self.view):
             check_thread(self.view.model)
-            if cached_length(kwargs) and not all(edit.supports_cache for edit in self.edits):
+            self.n_cached = cached_length(kwargs)
+            if self.n_cached and not all(placed.edit.supports_cache for placed in self.edits):
                 raise InputError(
                     "edits of some positions, or of attention, do not support a KV cache of earlier passes, whose keys "
                     "differ from those of a whole pass; generate with use_past_kv_cache=False"
                 )
             tokens = pass_tokens(args, kwargs)
-            for edit in self.edits:
-                if edit.required_batch is not None and tokens is not None:
-                    check_same_prompts(edit.required_batch, tokens)
+            for placed in self.edits:
+                if placed.batch is not None and tokens is not None:
+                    check_same_prompts(placed.batch, tokens)
         mask = kwargs.get("attention_mask")
         self.key_mask = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
         self.values.clear()
@@ -183,71 +132,55 @@ class Editor:
             equation = "batch head query key, batch key head d_head -> batch query head d_head"
             z[:, :, edited_heads] = einsum(pattern.to(z.dtype), v.to(z.dtype), equation)
         last = self.last(len(z), z.shape[1], z.device)
-        for edit, heads in edits_at(self.edits, layer, Z_STAGES):
-            edit.apply(z, heads, layer, last)
+        for _, placed, heads in edits_at(self.edits, layer, Z_STAGES):
+            prompt = _prompts(placed, len(z), z.device)
+            placed.edit.write_z(z, Places.of([(0, heads)], torch.zeros_like(prompt), prompt, last), layer)
         return z
+
+    def on_resid(self, layer: int, x: Tensor) -> Tensor:
+        x = x.clone()
+        for _, placed, heads in edits_at(self.edits, layer, (Stage.resid,)):
+            assert placed.batch is not None
+            if self.n_cached >= placed.batch.tokens.shape[1]:  # the pass continues the prompts, which were edited
+                check_no_ragged_generation(placed.batch)
+                continue
+            prompt = _prompts(placed, len(x), x.device)
+            if x.shape[1] < placed.batch.tokens.shape[1]:
+                raise InputError(
+                    f"the forward pass must have shape {tuple(placed.batch.tokens.shape)} like batch, got "
+                    f"{tuple(x.shape[:2])}; run the same batch"
+                )
+            last = placed.batch.last.to(x.device)[prompt]
+            placed.edit.write_resid(x, Places.of([(0, heads)], torch.zeros_like(prompt), prompt, last), layer)
+        return x
 
     def _attend(self, layer: int) -> None:
         values = self.values[layer]
         check_no_cache(values)
         q = values.seen["q"]
         last = self.last(len(q), q.shape[1], q.device)
-        self.patterns[layer] = edited_attention(values, edits_at(self.edits, layer, ATTENTION_STAGES), last)
+        edits = edits_at(self.edits, layer, ATTENTION_STAGES)
+        prompts = [_prompts(placed, len(q), q.device) for _, placed, _ in edits]
+        self.patterns[layer] = edited_attention(values, edits, last, prompts)
 
 
-ATTENTION_STAGES = (Stage.inputs, Stage.scores, Stage.pattern)
-Z_STAGES = (Stage.z, Stage.removal)
-LayerEdits = list[tuple[Edit, list[int]]]
-"""Edits of a layer, each with its heads, in the order in which they apply."""
-
-
-def edits_at(edits: Sequence[Edit], layer: int, stages: Sequence[Stage]) -> LayerEdits:
-    """Return the edits of a layer at some stages, in the order of the stages."""
-    pairs = [(edit, edit.heads[layer]) for edit in edits if edit.stage in stages and layer in edit.heads]
-    return sorted(pairs, key=lambda pair: pair[0].stage)
-
-
-def edited_attention(
-    values: LayerValues, edits: LayerEdits, last: Int[Tensor, " batch"]
-) -> tuple[list[int], Float[Tensor, "batch head query key"], Float[Tensor, "batch key head d_head"]]:
-    """Return the heads edited at the inputs, scores or pattern stage, with their edited patterns and values.
-
-    `last` is the index of each prompt's last query. A pattern is recomputed from queries and keys if an edit changes
-    its scores or if the model's own was not recorded.
-    """
-    edited_heads = sorted({head for _, heads in edits for head in heads})
-    before_pattern = [(edit, heads) for edit, heads in edits if edit.stage < Stage.pattern]
-    recorded = values.seen.get("pattern")
-    inputs = None
-    if before_pattern or recorded is None:
-        position_share = any(edit.stage == Stage.scores for edit, _ in before_pattern)
-        inputs = score_inputs(values, edited_heads, position_share=position_share)
-    v = values.heads("v", edited_heads)
-    weight = torch.ones(len(v), len(edited_heads), values.seen["q"].shape[1], device=v.device)
-    attention = AttentionState(edited_heads, inputs, v, weight, last)
-    for edit, heads in before_pattern:
-        edit.apply(attention, heads, values.layer)
-    if attention.inputs is None or (recorded is not None and not attention.rescored):
-        assert recorded is not None
-        pattern = recorded[:, edited_heads].clone()
-    else:
-        pattern = recompute_pattern(values, attention.inputs, edited_heads, attention.weight)
-        if recorded is not None:
-            kept = [index for index in range(len(edited_heads)) if index not in attention.rescored]
-            pattern[:, kept] = recorded[:, [edited_heads[index] for index in kept]].to(pattern)
-    attention.pattern = pattern
-    for edit, heads in edits[len(before_pattern) :]:
-        edit.apply(attention, heads, values.layer)
-    return edited_heads, pattern, attention.v
+def _prompts(placed: Placed, n_rows: int, device: torch.device) -> Int[Tensor, " row"]:
+    """Return the index of each row's prompt in the edit's batch; raise InputError for another number of rows."""
+    rows = torch.arange(n_rows, device=device)
+    if placed.batch is None or len(placed.batch) == n_rows:
+        return rows
+    if len(placed.batch) > 1:
+        raise InputError(
+            f"the forward pass must have {len(placed.batch)} rows like batch, got {n_rows}; run the same batch"
+        )
+    return torch.zeros_like(rows)
 
 
 _EDITORS: "WeakKeyDictionary[Any, Editor]" = WeakKeyDictionary()
-# Models inside `edits_disabled`.
-_DISABLED: "WeakSet[Any]" = WeakSet()
 
 
 @contextmanager
-def editing(view: ModelView, *edits: Edit) -> Iterator[None]:
+def editing(view: ModelView, *edits: Placed) -> Iterator[None]:
     """Activate edits inside the `with` block, in addition to other active ones; blocks may end in any order.
 
     Raise InputError if another thread has such a block open or runs the model inside this one.
@@ -314,31 +247,18 @@ def check_no_ragged_generation(batch: PromptBatch) -> None:
         )
 
 
-@contextmanager
-def edits_disabled(view: ModelView) -> Iterator[None]:
-    """Disable all edits inside the `with` block."""
-    is_nested = are_edits_disabled(view)
-    _DISABLED.add(view.model)
-    try:
-        yield
-    finally:
-        if not is_nested:
-            _DISABLED.discard(view.model)
-
-
-def are_edits_disabled(view: ModelView) -> bool:
-    """Return whether a block of `edits_disabled` is open."""
-    return view.model in _DISABLED
-
-
-def _hook_names(view: ModelView, edit: Edit) -> dict[str, tuple[int | None, str]]:
+def _hook_names(view: ModelView, placed: Placed) -> dict[str, tuple[int | None, str]]:
     """Return hook name -> layer and activation; layer None for position embeddings, which serve all layers."""
     names: dict[str, tuple[int | None, str]] = {}
-    for layer in edit.heads:
-        if edit.stage in ATTENTION_STAGES:
+    stages = placed.edit.stages
+    for layer in placed.heads:
+        if {*stages} & {*ATTENTION_STAGES}:
             for name, hook in layer_hooks(view, layer).items():
                 names[hook] = (None if name == "position" else layer, name)
-        names[view.hook(layer, "attn.hook_z")] = (layer, "z")
+        if Stage.resid in stages:
+            names[view.hook(layer, "hook_resid_post")] = (layer, "resid_post")
+        else:
+            names[view.hook(layer, "attn.hook_z")] = (layer, "z")
     return names
 
 
@@ -347,44 +267,17 @@ def _hook_fn(editor: Editor, layer: int | None, name: str) -> Callable[..., Tens
         if are_edits_disabled(editor.view):
             return None
         if layer is None:
-            for edited in {layer for edit in editor.edits if edit.stage in ATTENTION_STAGES for layer in edit.heads}:
+            edits = (placed for placed in editor.edits if {*placed.edit.stages} & {*ATTENTION_STAGES})
+            for edited in {layer for placed in edits for layer in placed.heads}:
                 editor.record(edited, name, value)
             return None
         if name == "pattern":
             return editor.on_pattern(layer, value)
         if name == "z":
             return editor.on_z(layer, value)
+        if name == "resid_post":
+            return editor.on_resid(layer, value)
         editor.record(layer, name, value)
         return None
 
     return hook_fn
-
-
-def group_by_layer(view: ModelView, heads: Iterable[AnyHead]) -> dict[int, list[int]]:
-    """Return layer -> its chosen heads, without duplicates; raise InputError for an unknown head."""
-    by_layer: dict[int, list[int]] = {}
-    for layer, index in sorted(view.check_heads(heads)):
-        by_layer.setdefault(layer, []).append(index)
-    return by_layer
-
-
-def check_head_sets(sets: object) -> None:
-    """Raise InputError for a flat list of heads where a list of sets of heads is expected."""
-    for one in sets if isinstance(sets, Sequence) and not isinstance(sets, str) else [sets]:
-        is_pair = isinstance(one, (tuple, list)) and len(one) == 2 and all(isinstance(index, Integral) for index in one)
-        if is_pair or not isinstance(one, Iterable) or isinstance(one, str):
-            head = repr(tuple(one) if isinstance(one, list) else one)
-            raise InputError(
-                f"head_sets must be a list of sets of heads, got {head} as a set; write [[{head}, …], …], with one "
-                "list per set"
-            )
-
-
-def head_mask(view: ModelView, sets: Sequence[Iterable[AnyHead]]) -> Bool[Tensor, "set layer head"]:
-    """Return which heads each set contains; raise InputError for unknown heads and for a flat list of heads."""
-    check_head_sets(sets)
-    mask = torch.zeros(len(sets), view.n_layers, view.n_heads, dtype=torch.bool)
-    for row, heads in enumerate(sets):
-        for layer, indices in group_by_layer(view, heads).items():
-            mask[row, layer, indices] = True
-    return mask

@@ -6,8 +6,8 @@ all heads are ablated in a few passes over single-token rows.
 Source: the published version (causal location of heads).
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 import pandas as pd
@@ -18,9 +18,9 @@ from torch import Tensor
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_against_ids, check_targets
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.ablation import Mode, ablation_means, check_ablation
-from icl_lens.interventions.edited_scores import PASS_TOKENS, score_sets
-from icl_lens.interventions.editor import Positions
+from icl_lens.interventions.edit import Positions
+from icl_lens.interventions.edits import Ablate, Mode, Reference
+from icl_lens.interventions.engine import PASS_TOKENS, score_sets
 from icl_lens.interventions.gradients import prompts_at_once, z_gradients
 from icl_lens.metrics import spearman
 from icl_lens.models.active_edits import active_edits, edits_suffix
@@ -136,7 +136,7 @@ def head_effects(
     against: Against = None,
     method: Method = "exact",
     mode: Mode = "zero",
-    reference: PromptBatch | Iterable[PromptBatch] | None = None,
+    reference: Reference = None,
     pass_tokens: int = PASS_TOKENS,
 ) -> HeadEffects:
     """Return the effect of ablating each head on every prompt, at the last position or at all of them.
@@ -159,8 +159,8 @@ def head_effects(
     there are any. Check its `agreement` with exact effects before relying on it. It stores every layer's activations of
     at least one prompt for the backward passes.
 
-    `mode="mean"` replaces a head's z by its mean over the last positions of the `reference` prompts instead of zero, as
-    in `ablate_heads`; only for exact effects at the last position.
+    `mode="mean"` and `mode="resample"` replace a head's z by its mean over the last positions of the `reference`
+    prompts, or by that of one of them, instead of zero (see `Ablate`); only for exact effects at the last position.
 
     Raise InputError for invalid targets, `against` or options.
 
@@ -174,19 +174,19 @@ def head_effects(
     """
     view = ModelView.of(model)
     check_choice("method", method, ("exact", "gradient"))
-    check_ablation(positions, mode, reference)
+    ablation = Ablate([], mode=mode, reference=reference, positions=positions)
     check_batch(batch)
     if pass_tokens < 1:
         raise InputError(f"pass_tokens must be at least 1, got {pass_tokens!r}")
-    if reference is not None and (positions != "last" or method != "exact"):
+    if mode != "zero" and (positions != "last" or method != "exact"):
         raise InputError(
-            f"mode must be 'zero' unless positions='last' and method='exact', got 'mean' with positions={positions!r} "
-            f"and method={method!r}; use ablate_heads"
+            f"mode must be 'zero' unless positions='last' and method='exact', got {mode!r} with "
+            f"positions={positions!r} and method={method!r}; use il.score with il.Ablate"
         )
     tokens = outcome_tokens(view, batch, targets, against)
     if method == "gradient":
         return estimated_effects(view, batch, *tokens, positions)
-    return exact_effects(view, batch, *tokens, positions, mode, reference, pass_tokens=pass_tokens)
+    return exact_effects(view, batch, *tokens, ablation, pass_tokens=pass_tokens)
 
 
 def exact_effects(
@@ -194,25 +194,21 @@ def exact_effects(
     batch: PromptBatch,
     targets: Int[Tensor, " batch"],
     against: CheckedAgainst,
-    positions: Positions,
-    mode: Mode = "zero",
-    reference: PromptBatch | Iterable[PromptBatch] | None = None,
+    ablation: Ablate,
     *,
     pass_tokens: int = PASS_TOKENS,
 ) -> HeadEffects:
-    """Return the exact effects of `head_effects` for the tokens of `outcome_tokens`."""
+    """Return the exact effects of ablating each head as `ablation` says, for the tokens of `outcome_tokens`."""
     found, reason = score_sets(
         view,
         batch,
-        [[], *([head] for head in view.heads())],
+        [[], *([replace(ablation, heads=[head])] for head in view.heads())],
         lambda log_probs, prompts: answer_outcomes(log_probs, targets, against, prompts),
-        positions,
-        ablation_means(view, mode, reference, positions),
         pass_tokens=pass_tokens,
     )
     drops = (found[:, :1] - found[:, 1:]).unflatten(1, (view.n_layers, view.n_heads))
-    algorithm: Algorithm = "partial_forward" if positions == "all" or reason else "prefix_cache"
-    return HeadEffects(drops[..., 0], drops[..., 1], positions, algorithm, reason, active_edits(view))
+    algorithm: Algorithm = "partial_forward" if ablation.positions == "all" or reason else "prefix_cache"
+    return HeadEffects(drops[..., 0], drops[..., 1], ablation.positions, algorithm, reason, active_edits(view))
 
 
 def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = 20) -> Agreement:

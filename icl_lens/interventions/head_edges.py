@@ -3,14 +3,14 @@
 1. One pass over the prompts records what every sender wrote, and each head's queries, keys and values.
 2. The receiver's query, keys or values are rebuilt without the sender, and its z is computed from them (see the module
    `receiver`).
-3. This z replaces the receiver's own at the last position; all later components run as usual (see `edited_scores`). The
+3. This z replaces the receiver's own at the last position; all later components run as usual (see `engine`). The
    drop in the answer's score is the effect of the *edge* from the sender to this query, or to these keys or values.
 
 Several receivers are rebuilt independently from the same unedited pass: a change in one does not reach another.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, cast
 
 import pandas as pd
@@ -20,18 +20,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
-from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.writers import WRITER_BYTES, vector_bytes, writer_names
 from icl_lens.attribution.head_projection import require_writers
 from icl_lens.attribution.scored_tokens import Against
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, plural_prompts
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.edited_scores import read_labels, score_passes, score_rows
-from icl_lens.interventions.editor import Edit, Stage, editing, group_by_layer
+from icl_lens.interventions.edit import Edit, Places
 from icl_lens.interventions.effects import answer_outcomes, log_odds, outcome_tokens
+from icl_lens.interventions.engine import score_sets
 from icl_lens.interventions.gradients import z_gradients
-from icl_lens.interventions.partial_forward import ReduceLogProbs
-from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.interventions.receiver import PARTS, Means, Part, Receiver
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead, Head
@@ -178,11 +175,11 @@ def head_to_head_effects(
         return torch.cat(found, dim=1)
 
     new_z = torch.cat([rebuild_z(*piece) for piece in _capture_pieces(model, batch, "last" if part == "q" else "all")])
-    scores, reason = _score_replaced(
+    replaced = [ReplaceZ([heads[i]], new_z, {heads[i]: row}) for row, (i, _) in enumerate(pairs)]
+    scores, reason = score_sets(
         view,
         batch,
-        [{}, *({heads[i]: row} for row, (i, _) in enumerate(pairs))],
-        new_z,
+        [[], *([one] for one in replaced)],
         lambda log_probs, prompts: answer_outcomes(log_probs, targets, others, prompts),
     )
     drops = scores.new_zeros(len(batch), len(heads), len(names), scores.shape[-1])
@@ -191,30 +188,80 @@ def head_to_head_effects(
     return HeadToHeadEffects(heads, names, part, drops[..., 0], drops[..., 1], reason, active_edits(view))
 
 
-def label_log_probs_without_edges(
-    model: Any, batch: PromptBatch, edge_sets: Sequence[Iterable[Edge]], *, reference: PromptBatch | None = None
-) -> LabelScores:
-    """Return each label's log-probability [batch set label] when all edges of a set are removed jointly, nats.
+@dataclass(frozen=True, eq=False)
+class ReplaceZ(Edit):
+    """Another z of heads at the last position, for each prompt."""
 
-    Each receiver is rebuilt from an unedited pass, so a change in one receiver does not reach another. With `reference`
-    prompts, removed senders are replaced by their means over tokens of the same role instead of zero. An empty set is
-    the unedited model. For a set of one edge, the drop equals that of `head_to_head_effects`. Raise InputError for
-    empty `edge_sets`, prompts without labels, unknown heads or senders, and senders that are not in a layer before the
-    receiver.
+    heads: Iterable[AnyHead]
+    z: Float[Tensor, "batch z d_head"]
+    index: Mapping[Head, int]
+    """Where each head's z is in `z`."""
+
+    @property
+    def what(self) -> str:
+        return "with other inputs"
+
+    @property
+    def needs_batch(self) -> bool:
+        return True
+
+    def is_only_last(self, batch: PromptBatch) -> bool:
+        return True
+
+    def write_z(self, z: Tensor, at: Places, layer: int) -> None:
+        index = torch.tensor([self.index[Head(layer, head)] for head in at.head.tolist()], device=self.z.device)
+        z[at.row, at.last, at.head] = self.z[at.prompt.to(self.z.device), index].to(z)
+
+
+@dataclass(frozen=True, eq=False)
+class WithoutEdges(Edit):
+    """All of some edges removed jointly: what senders wrote, as read by receivers' queries, keys or values.
+
+    Each receiver's z at the last position is rebuilt from a pass without edits, so a change in one receiver does not
+    reach another. With `reference` prompts, removed senders are replaced by their means over tokens of the same role
+    instead of zero. It needs the prompts that are run, as `Reweight` does. For one edge, the drop equals that of
+    `head_to_head_effects`. Raise InputError for unknown heads or senders, and senders that are not in a layer before
+    the receiver.
 
     Example:
         >>> edges = [il.Edge(il.Head(5, 0), "k", "L2H0", "true label"), il.Edge(il.Head(5, 0), "q", "F3")]
-        >>> il.label_log_probs_without_edges(model, batch, [[], edges]).shape
+        >>> il.score(model, batch, [[], [il.WithoutEdges(edges)]]).shape
         torch.Size([1, 2, 2])
     """
-    view = ModelView.of(model)
-    batch.require_labels("label to score", "use head_to_head_effects, which scores any target")
-    if not len(edge_sets):
-        raise InputError("edge_sets must contain at least one set, got none; a set may be empty")
-    removed = removal_masks(view, edge_sets)
-    means = None if reference is None else sender_means(model, reference)
-    scores, _ = score_without_edges(model, batch, removed, means, read_labels(batch), n_sets=len(edge_sets))
-    return LabelScores.from_tensor(scores, batch.labels)
+
+    edges: Iterable[Edge]
+    _: KW_ONLY
+    reference: PromptBatch | None = None
+    heads: Iterable[AnyHead] = field(init=False, repr=False, default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "edges", tuple(self.edges))
+        object.__setattr__(self, "heads", tuple(dict.fromkeys(edge.receiver for edge in self.edges)))
+
+    @property
+    def what(self) -> str:
+        return "without some of their inputs"
+
+    @property
+    def needs_batch(self) -> bool:
+        return True
+
+    def is_only_last(self, batch: PromptBatch) -> bool:
+        return True
+
+    @classmethod
+    def prepare(
+        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None, *, whole: bool
+    ) -> Sequence[Edit]:
+        assert batch is not None
+        found: dict[int, Edit] = {}
+        for reference in {id(edit.reference): edit.reference for edit in edits}.values():
+            some = [edit for edit in edits if edit.reference is reference]
+            removed = removal_masks(view, [edit.edges for edit in some])
+            means = None if reference is None else sender_means(view.model, reference)
+            replaced = replaced_by_sets(view.model, batch, removed, means, n_sets=len(some))
+            found |= {id(edit): one for edit, one in zip(some, replaced, strict=True)}
+        return [found[id(edit)] for edit in edits]
 
 
 RemovalMasks = dict[Head, Bool[Tensor, "set part role _"]]
@@ -242,27 +289,18 @@ def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> Remov
     return removed
 
 
-def score_without_edges(
-    model: Any,
-    batch: PromptBatch,
-    removed: RemovalMasks,
-    means: Means | None,
-    reduce_log_probs: ReduceLogProbs,
-    *,
-    n_sets: int,
-) -> tuple[Float[Tensor, "batch set n"], str]:
-    """Return `reduce_log_probs` of the log-probabilities when each of `n_sets` sets of edges is removed.
-
-    The second value is the reason why full forward passes were used, "" if they were not.
-    """
+def replaced_by_sets(
+    model: Any, batch: PromptBatch, removed: RemovalMasks, means: Means | None, *, n_sets: int
+) -> list[ReplaceZ]:
+    """Return for each of `n_sets` sets of edges the edit that removes it."""
     view = ModelView.of(model)
-    z_indices: list[dict[Head, int]] = [{} for _ in range(n_sets)]  # each receiver's index in `new_z`
+    index: list[dict[Head, int]] = [{} for _ in range(n_sets)]
     sets_of_head: dict[Head, Tensor] = {}
     n_indices = 0
     for head, mask in sorted(removed.items()):
         sets_of_head[head] = mask.flatten(1).any(1).nonzero()[:, 0]
         for number in sets_of_head[head].tolist():
-            z_indices[number][head] = n_indices
+            index[number][head] = n_indices
             n_indices += 1
 
     def rebuild_z(acts: Activations, prompts: list[int]) -> Tensor:
@@ -273,7 +311,7 @@ def score_without_edges(
         return torch.cat(found, dim=1) if found else acts.z.new_empty(len(prompts), 0, view.d_head)
 
     new_z = torch.cat([rebuild_z(*piece) for piece in _capture_pieces(model, batch, "all")])
-    return _score_replaced(view, batch, z_indices, new_z, reduce_log_probs)
+    return [ReplaceZ(list(one), new_z, one) for one in index]
 
 
 def sender_means(model: Any, batch: PromptBatch) -> Means:
@@ -365,33 +403,3 @@ def _log_odds_gradients(view: ModelView, batch: PromptBatch) -> dict[int, Float[
     _, (gradients,) = z_gradients(view, batch, of_answer)
     prompts, last = torch.arange(len(batch)), batch.last.cpu()
     return {layer: gradient[prompts, last] for layer, gradient in enumerate(gradients)}
-
-
-def _score_replaced(
-    view: ModelView,
-    batch: PromptBatch,
-    sets: Sequence[Mapping[Head, int]],
-    new_z: Float[Tensor, "batch z d_head"],
-    reduce_log_probs: ReduceLogProbs,
-) -> tuple[Float[Tensor, "batch set n"], str]:
-    """Return `reduce_log_probs` of the log-probabilities when each set's receivers have another z at the last position.
-
-    A set maps receivers to indices into `new_z`. The second value is the reason why full forward passes were used, ""
-    if they were not.
-    """
-
-    def edits(replaced: Mapping[Head, int], prompts: list[int] | slice) -> list[Edit]:
-        def replace_z(z: Tensor, heads: list[int], layer: int, last: Tensor) -> None:
-            for head in heads:
-                z[torch.arange(len(z)), last, head] = new_z[prompts, replaced[Head(layer, head)]].to(z)
-
-        return [Edit(Stage.z, group_by_layer(view, replaced), replace_z)] if replaced else []
-
-    def edits_of(prompts: list[int]) -> RowEdits:
-        return RowEdits.applying(view, [edits(replaced, prompts) for replaced in sets])
-
-    def run_full_passes() -> Tensor:
-        contexts = (editing(view, *edits(replaced, slice(None))) for replaced in sets)
-        return score_passes(view, batch, contexts, reduce_log_probs)
-
-    return score_rows(view, batch, edits_of, reduce_log_probs, run_full_passes, n_sets=len(sets))

@@ -1,17 +1,17 @@
 """Exchange queries, keys and values of heads at the last position for those of donor prompts.
 
 1. `donor_passes` records the queries at the last positions of donors, and the keys and values at their labels.
-2. Each exchange of a set of heads re-runs one token per prompt from the set's first layer (see `prefix_cache`): the
-   set's heads use donors' queries, keys or values, several of them jointly if the exchange says so. All other heads
-   run as usual on what has changed before them.
+2. Each exchange of a set of heads re-runs one token per prompt from the set's first layer (see `engine`): the set's
+   heads use donors' queries, keys or values, several of them jointly if the exchange says so. All other heads run as
+   usual on what has changed before them.
 
 Queries and keys are exchanged before rotation, label by label, so that donors may differ in length. At all other
 positions, the heads keep their own output. Source: method of interchange interventions, Geiger et al. (arXiv
 2106.02997).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,31 +20,127 @@ from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.interventions.donor_passes import LayerTensors, Part, Recorded
-from icl_lens.interventions.edit_checks import checked_heads
-from icl_lens.interventions.edited_scores import read_labels, score_passes, score_rows
-from icl_lens.interventions.editor import AttentionState, Edit, Stage, editing, edits_disabled, group_by_layer
-from icl_lens.interventions.prefix_cache import Exchange, PrefixCache, RowEdits, TokenTensors
+from icl_lens.interventions.edit import Attention, Edit, Places, Stage, group_by_layer, of_prompts
+from icl_lens.interventions.engine import read_labels, score_sets
+from icl_lens.interventions.kv_cache import per_kv_head
+from icl_lens.interventions.prefix_cache import LayerRows, PrefixCache
+from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 
 @dataclass(frozen=True, eq=False)
-class Interchange:
+class Interchange(Edit):
     """What some heads take from donors at the last position; None for what they keep."""
 
     heads: tuple[Head, ...]
+    tokens: Int[Tensor, "prompt token"]
+    """Positions of the label tokens whose keys and values are exchanged, -1 for none."""
     q: Recorded | None = None
     k: Recorded | None = None
     v: Recorded | None = None
+    _kv_heads: tuple[int, ...] = field(default=(), repr=False)
+    """For each head of a layer, its key-value head."""
+    _clean_z: LayerTensors = field(default_factory=dict, repr=False)
+    """Layer -> z [prompt pos head d_head] without edits, which the heads keep at all positions except the last."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (Stage.inputs, Stage.z) if self._clean_z else (Stage.inputs,)
+
+    @property
+    def what(self) -> str:
+        return "with exchanged queries, keys or values"
+
+    @property
+    def needs_batch(self) -> bool:
+        return True
+
+    def is_only_last(self, batch: PromptBatch) -> bool:
+        return True
+
+    @classmethod
+    def prepare(
+        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None, *, whole: bool
+    ) -> Sequence[Edit]:
+        kv_heads = tuple(map(view.kv_head, range(view.n_heads)))
+        clean_z: LayerTensors = {}
+        if whole and batch is not None:
+            clean_z = _record_z(
+                view, batch, list(group_by_layer(view, [head for edit in edits for head in edit.heads]))
+            )
+        return [replace(edit, _kv_heads=kv_heads, _clean_z=clean_z) for edit in edits]
+
+    def exchanged(
+        self, part: Part, layer: int, prompt: Int[Tensor, " row"]
+    ) -> tuple[Int[Tensor, "row token"], Float[Tensor, "row token kv_head d_head"]]:
+        """Return the positions of the exchanged tokens, -1 for none, and the donor's keys or values for them."""
+        donor = self.k if part == "k" else self.v
+        assert donor is not None
+        by_layer = donor.k if part == "k" else donor.v
+        return self.tokens[prompt].masked_fill(donor.is_kept[prompt], -1), by_layer[layer][prompt]
+
+    def write_attention(self, attention: Attention, heads: list[int], layer: int) -> None:
+        inputs, prompt = attention.inputs, attention.prompt.cpu()
+        assert inputs is not None
+        indices = torch.tensor(attention.indices_of(heads), device=attention.v.device)
+        groups = [self._kv_heads[head] for head in heads]
+        attention.rescored.update(indices.tolist())
+
+        def replaced(x: Tensor, part: Part) -> Tensor:
+            tokens, values = self.exchanged(part, layer, prompt)
+            rows, slots = (tokens >= 0).nonzero(as_tuple=True)
+            x = x.clone()
+            at = rows[:, None], tokens[rows, slots][:, None].to(x.device), indices
+            x[at] = values[rows, slots][:, groups].to(x)
+            return x
+
+        if self.k is not None:
+            inputs.k = replaced(inputs.k, "k")
+        if self.v is not None:
+            attention.v = replaced(attention.v, "v")
+        if self.q is not None:
+            inputs.q = inputs.q.clone()
+            rows, last = attention.last_queries
+            inputs.q[rows[:, None], last[:, None], indices] = self.q.q[layer][prompt][:, heads].to(inputs.q)
+
+    def write_z(self, z: Tensor, at: Places, layer: int) -> None:
+        clean = of_prompts(self._clean_z[layer], at.prompt).to(z)[torch.arange(len(at.head)), : z.shape[1], at.head]
+        earlier = torch.arange(z.shape[1], device=z.device) != at.last[:, None]
+        z[at.row, :, at.head] = torch.where(earlier[..., None], clean, z[at.row, :, at.head])
+
+    @staticmethod
+    def write_rows(
+        z: Float[Tensor, "batch row head d_head"],
+        members: Sequence[tuple[int, "Interchange", list[int]]],
+        layer: int,
+        rows: LayerRows,
+    ) -> None:
+        """Write z of all rows with exchanges; rows in which a head has the same keys and values attend together."""
+        n_heads, n_groups = z.shape[2], rows.cache.k.shape[1]
+        groups: dict[tuple[int, int, int], list[tuple[int, Interchange]]] = {}
+        for row, one, heads in members:
+            for head in heads:
+                groups.setdefault((head, id(one.k), id(one.v)), []).append((row, one))
+        for (head, _, _), same in groups.items():
+            first, group = same[0][1], same[0][1]._kv_heads[head]
+            cache = rows.cache.of_head(head, n_heads)
+            for part in ("k", "v"):
+                if getattr(first, part) is not None:
+                    tokens, values = first.exchanged(part, layer, rows.prompt)
+                    cache = cache.with_tokens(tokens.to(z.device), **{part: values[:, :, group, None].to(z.device)})
+            own = [row for row, _ in same]
+            q = rows.q[:, own, head].clone()
+            for place, (_, one) in enumerate(same):
+                if one.q is not None:
+                    q[:, place] = one.q.q[layer][rows.prompt][:, head].to(q)
+            key, value = (per_kv_head(x, n_groups)[:, own, group, None] for x in (rows.k, rows.v))
+            z[:, own, head] = cache.attend(q[:, :, None], key, value)[:, :, 0].to(z)
 
 
 def log_probs_exchanged(
-    view: ModelView,
-    batch: PromptBatch,
-    positions: Int[Tensor, "prompt token"],
-    interchanges: Sequence[Interchange],
-    cached: PrefixCache | None = None,
+    view: ModelView, batch: PromptBatch, interchanges: Sequence[Interchange], cached: PrefixCache | None = None
 ) -> tuple[Float[Tensor, "prompt set label"], str]:
     """Return the log-probabilities of the labels, among themselves, under each interchange; heads may be none.
 
@@ -52,97 +148,18 @@ def log_probs_exchanged(
     The second value is the reason why full forward passes were used instead of the prefix cache, "" if it was used.
     Raise InputError for families whose attention cannot be recomputed.
     """
-
-    def edits_of(prompts: list[int]) -> RowEdits:
-        return RowEdits.exchanging(view, _exchanges(view, positions, interchanges, prompts))
-
-    def run_full_passes() -> Tensor:
-        heads = {head for one in interchanges for head in one.heads}
-        by_layer = checked_heads(view, heads, attention=True)
-        clean_z = _record_z(view, batch, by_layer)
-        exchanges = _exchanges(view, positions, interchanges, list(range(len(batch))))
-        contexts = (editing(view, *_edits(view, batch, one, clean_z)) for one in exchanges)
-        return torch.log_softmax(score_passes(view, batch, contexts, read_labels(batch)), dim=-1)
-
-    return score_rows(
-        view,
-        batch,
-        edits_of,
-        read_labels(batch),
-        run_full_passes,
-        n_sets=len(interchanges),
-        tokens=batch.label_tokens,
-        cached=cached,
-    )
+    sets = [[one] for one in interchanges]
+    return score_sets(view, batch, sets, read_labels(batch), tokens=batch.label_tokens, cached=cached)
 
 
-def _exchanges(
-    view: ModelView, positions: Int[Tensor, "prompt token"], interchanges: Sequence[Interchange], prompts: list[int]
-) -> list[Exchange]:
-    """Return the exchanges of some prompts; those that take the same from the same donor share it as one object."""
-    shared: dict[tuple[int, Part], tuple[Tensor, LayerTensors]] = {}
-
-    def of_donor(donor: Recorded, part: Part) -> tuple[Tensor, LayerTensors]:
-        key = id(donor), part
-        if key not in shared:
-            replaced = positions[prompts].masked_fill(donor.is_kept[prompts], -1)
-            shared[key] = replaced, {layer: x[prompts] for layer, x in getattr(donor, part).items()}
-        return shared[key]
-
-    found = []
-    for one in interchanges:
-        q, k, v = (None if donor is None else of_donor(donor, part) for donor, part in _donors(one))
-        found.append(Exchange(group_by_layer(view, one.heads), None if q is None else q[1], k, v))
-    return found
-
-
-def _donors(interchange: Interchange) -> list[tuple[Recorded | None, Part]]:
-    return [(interchange.q, "q"), (interchange.k, "k"), (interchange.v, "v")]
-
-
-def _record_z(view: ModelView, batch: PromptBatch, by_layer: Mapping[int, Sequence[int]]) -> LayerTensors:
+def _record_z(view: ModelView, batch: PromptBatch, layers: Sequence[int]) -> LayerTensors:
     """Return layer -> z [batch pos head d_head] of all heads, without edits."""
     found: LayerTensors = {}
 
     def keep(layer: int) -> Any:
         return lambda z, hook: found.__setitem__(layer, z.detach().clone())
 
-    hooks: list[tuple[str, Any]] = [(view.hook(layer, "attn.hook_z"), keep(layer)) for layer in by_layer]
+    hooks: list[tuple[str, Any]] = [(view.hook(layer, "attn.hook_z"), keep(layer)) for layer in layers]
     with edits_disabled(view), view.model.hooks(fwd_hooks=hooks):
         last_log_probs(view.model, batch)
     return found
-
-
-def _edits(view: ModelView, batch: PromptBatch, exchange: Exchange, clean_z: LayerTensors) -> list[Edit]:
-    """Return edits of full passes over the batch that make an exchange."""
-    heads = {layer: list(some) for layer, some in exchange.heads.items()}
-
-    def exchange_inputs(attention: AttentionState, heads: list[int], layer: int) -> None:
-        indices = torch.tensor(attention.indices_of(heads), device=attention.v.device)
-        groups = [view.kv_head(head) for head in heads]
-        inputs = attention.inputs
-        assert inputs is not None
-        attention.rescored.update(indices.tolist())
-
-        def replaced(x: Tensor, tokens: TokenTensors | None) -> Tensor:
-            if tokens is None:
-                return x
-            positions, by_layer = tokens
-            rows, slots = (positions >= 0).nonzero(as_tuple=True)
-            x = x.clone()
-            at = rows[:, None], positions[rows, slots][:, None].to(x.device), indices
-            x[at] = by_layer[layer][rows, slots][:, groups].to(x)
-            return x
-
-        inputs.k, attention.v = replaced(inputs.k, exchange.k), replaced(attention.v, exchange.v)
-        if exchange.q is not None:
-            inputs.q = inputs.q.clone()
-            rows = torch.arange(len(inputs.q), device=inputs.q.device)[:, None]
-            at = rows, attention.last.to(inputs.q.device)[:, None], indices
-            inputs.q[at] = exchange.q[layer][:, heads].to(inputs.q)
-
-    def restore_z(z: Tensor, heads: list[int], layer: int, last: Tensor) -> None:
-        earlier = (torch.arange(z.shape[1], device=z.device) != last[:, None])[..., None, None]
-        z[:, :, heads] = torch.where(earlier, clean_z[layer][:, :, heads].to(z), z[:, :, heads])
-
-    return [Edit(Stage.inputs, heads, exchange_inputs, batch), Edit(Stage.z, heads, restore_z, batch)]

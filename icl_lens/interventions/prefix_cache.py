@@ -8,21 +8,31 @@ cache. PrefixCacheUnsupported is raised if they differ, as in families with anot
 already has hooks or edits.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import last_logits
+from icl_lens.interventions.edit import (
+    ATTENTION_STAGES,
+    Z_STAGES,
+    Edit,
+    Placed,
+    Places,
+    Stage,
+    edited_attention,
+    edits_at,
+    writes_at,
+)
 from icl_lens.interventions.edit_checks import PATTERN_TOLERANCE
-from icl_lens.interventions.editor import ATTENTION_STAGES, Z_STAGES, Edit, edited_attention, edits_at
 from icl_lens.interventions.kv_cache import LayerKVCache, per_kv_head
-from icl_lens.interventions.partial_forward import BlockInputs, Replacement, has_active_hooks, replace_residual
 from icl_lens.interventions.pattern import LayerValues, recording_hooks
+from icl_lens.interventions.restart import BlockInputs, has_active_hooks, replace_residual
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
 from icl_lens.models.readout import Readout
@@ -52,109 +62,63 @@ class LayerRows:
     k: Float[Tensor, "batch row kv_head d_head"]
     v: Float[Tensor, "batch row kv_head d_head"]
     resid: Float[Tensor, "batch row d_model"]
+    prompt: Int[Tensor, " batch"]
+    """Index of each prompt in the batch that is scored."""
 
     def values(self, row: int) -> LayerValues:
         """Return the layer's activations with a row's at the last position."""
         return self.cache.with_row(self.q[:, row], self.k[:, row], self.v[:, row], self.resid[:, row])
 
 
-TokenTensors = tuple[Int[Tensor, "batch token"], LayerTensors]
-"""Positions of some tokens, -1 for none, and layer -> their keys or values [batch token kv_head d_head]."""
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """What heads use at the last position instead of their own query, or keys and values at some tokens.
-
-    `q` is layer -> [batch head d_head]; `q` and `k` are before rotation. None keeps the heads' own.
-    """
-
-    heads: Mapping[int, Sequence[int]]
-    """Layer -> heads."""
-    q: LayerTensors | None = None
-    k: TokenTensors | None = None
-    v: TokenTensors | None = None
-
-
-@dataclass(frozen=True)
 class RowEdits:
-    """Edits at the last position; each set of them is one single-token row per prompt.
+    """Sets of edits at the last position; each set is one single-token row per prompt."""
 
-    The functions get the layer, the set of each row after the unedited row 0, and what they edit in place; `edit_z`
-    also gets the rows before attention.
-    """
+    def __init__(self, view: ModelView, sets: Sequence[Sequence[Placed]]) -> None:
+        self.sets = sets
+        self.marks = torch.zeros(len(sets), view.n_layers, dtype=torch.long)
+        """[set layer] identifiers of what each set edits, 0 for nothing; sets share a row until their marks differ."""
+        known: dict[object, int] = {}
+        for number, placed in enumerate(sets):
+            for layer in {layer for one in placed for layer in one.heads}:
+                edits = [one for one in placed if layer in one.heads]
+                key = layer, tuple((type(one.edit), one.edit.shared, *one.heads[layer]) for one in edits)
+                self.marks[number, layer] = known.setdefault(key, len(known) + 1)
 
-    marks: Int[Tensor, "set layer mark"]
-    """Identifiers of each set's edits by layer, 0 for none; sets share a row until their marks differ."""
-    edit_z: Callable[[int, list[int], Float[Tensor, "batch row head d_head"], LayerRows], None] | None = None
-    edit_resid: Callable[[int, list[int], Float[Tensor, "batch row d_model"]], None] | None = None
-    """Edits the residual stream after a layer."""
+    def write_z(self, layer: int, sets: Sequence[int], z: Float[Tensor, "row 1 head d_head"], rows: LayerRows) -> None:
+        """Write z of rows in place: of each prompt, an unedited row and one per entry of `sets`."""
+        by_prompt = z[:, 0].unflatten(0, (len(rows.prompt), -1))  # a view
+        chosen = [self.sets[one] for one in sets]
+        together: dict[type[Edit], list[tuple[int, Edit, list[int]]]] = {}
+        for row, placed in enumerate(chosen, start=1):
+            edits = edits_at(placed, layer, ATTENTION_STAGES)
+            if len(edits) == 1 and type(edits[0][1].edit).write_rows is not None:
+                _, one, heads = edits[0]
+                together.setdefault(type(one.edit), []).append((row, one.edit, heads))
+            elif edits:
+                only = torch.zeros(len(by_prompt), dtype=torch.long, device=z.device)  # index of a row's only query
+                heads, pattern, v = edited_attention(rows.values(row), edits, only, [rows.prompt] * len(edits))
+                by_prompt[:, row, heads] = torch.einsum("bhqk,bkhd->bhd", pattern.to(z.dtype), v.to(z.dtype))
+        for kind, members in together.items():
+            assert kind.write_rows is not None
+            kind.write_rows(by_prompt, members, layer, rows)
+        for edit, members in writes_at(chosen, layer, Z_STAGES):
+            edit.write_z(z, self._places(members, sets, rows.prompt.to(z.device)), layer)
 
-    @classmethod
-    def ablating(cls, removed: Bool[Tensor, "set layer head"], replacement: Replacement = None) -> "RowEdits":
-        """Return edits that set the z of each set's heads to zero or to `replacement`."""
+    def write_resid(
+        self, layer: int, sets: Sequence[int], x: Float[Tensor, "row 1 d_model"], prompt: Int[Tensor, " batch"]
+    ) -> None:
+        """Write the residual stream of rows after a layer in place."""
+        for edit, members in writes_at([self.sets[one] for one in sets], layer, (Stage.resid,)):
+            edit.write_resid(x, self._places(members, sets, prompt.to(x.device)), layer)
 
-        def edit_z(layer: int, sets: list[int], z: Tensor, rows: LayerRows) -> None:
-            where, heads = (index.to(z.device) for index in removed[sets, layer].nonzero(as_tuple=True))
-            z[:, 1 + where, heads] = 0.0 if replacement is None else replacement[layer].to(z)[heads]
+    def edits_resid(self, layer: int) -> bool:
+        """Return whether an edit writes the residual stream after a layer."""
+        return any(edits_at(placed, layer, (Stage.resid,)) for placed in self.sets)
 
-        return cls(removed.long(), edit_z)
-
-    @classmethod
-    def applying(cls, view: ModelView, edit_sets: Sequence[Sequence[Edit]]) -> "RowEdits":
-        """Return row edits that apply sets of `Edit`s, which must fit rows with a single query."""
-        marks = torch.zeros(len(edit_sets), view.n_layers, 1, dtype=torch.long)
-        layers = [{layer for edit in edits for layer in edit.heads} for edits in edit_sets]
-        for index, edited in enumerate(layers):
-            marks[index, list(edited)] = 1 + index
-
-        def edit_z(layer: int, sets: list[int], z: Tensor, rows: LayerRows) -> None:
-            last = torch.zeros(len(z), dtype=torch.long, device=z.device)  # the index of a row's only query
-            for row, index in enumerate(sets, start=1):
-                if layer not in layers[index]:
-                    continue
-                if edits := edits_at(edit_sets[index], layer, ATTENTION_STAGES):
-                    chosen, pattern, v = edited_attention(rows.values(row), edits, last)
-                    z[:, row, chosen] = torch.einsum("bhqk,bkhd->bhd", pattern.to(z.dtype), v.to(z.dtype))
-                for edit, heads in edits_at(edit_sets[index], layer, Z_STAGES):
-                    edit.apply(z[:, row, None], heads, layer, last)
-
-        return cls(marks, edit_z)
-
-    @classmethod
-    def exchanging(cls, view: ModelView, exchanges: Sequence[Exchange]) -> "RowEdits":
-        """Return row edits that make exchanges, one per set.
-
-        All rows in which a head has the same keys and values, which must be the same objects, attend together.
-        """
-        marks = torch.zeros(len(exchanges), view.n_layers, 1, dtype=torch.long)
-        for index, one in enumerate(exchanges):
-            marks[index, list(one.heads)] = 1 + index
-
-        def edit_z(layer: int, sets: list[int], z: Tensor, rows: LayerRows) -> None:
-            groups: dict[tuple[int, int, int], list[tuple[int, Exchange]]] = {}
-            for row, index in enumerate(sets, start=1):
-                one = exchanges[index]
-                for head in one.heads.get(layer, ()):
-                    groups.setdefault((head, id(one.k), id(one.v)), []).append((row, one))
-            for (head, _, _), members in groups.items():
-                group = view.kv_head(head)
-                first = members[0][1]
-                cache = rows.cache.of_head(head, view.n_heads)
-                for name, tokens in (("k", first.k), ("v", first.v)):
-                    if tokens is not None:
-                        positions, by_layer = tokens
-                        replaced = by_layer[layer][:, :, group, None].to(z.device)
-                        cache = cache.with_tokens(positions.to(z.device), **{name: replaced})
-                own = [row for row, _ in members]
-                q = rows.q[:, own, head].clone()
-                for place, (_, one) in enumerate(members):
-                    if one.q is not None:
-                        q[:, place] = one.q[layer][:, head].to(q)
-                key, value = (per_kv_head(x, view.n_kv_heads)[:, own, group, None] for x in (rows.k, rows.v))
-                z[:, own, head] = cache.attend(q[:, :, None], key, value)[:, :, 0].to(z)
-
-        return cls(marks, edit_z)
+    def _places(self, members: Any, sets: Sequence[int], prompt: Int[Tensor, " batch"]) -> Places:
+        numbers = torch.arange(-1, len(sets), device=prompt.device).repeat(len(prompt))  # -1 is the unedited row
+        prompts = prompt.repeat_interleave(1 + len(sets))
+        return Places.of(members, numbers, prompts, torch.zeros_like(prompts))
 
 
 @dataclass(frozen=True)
@@ -232,15 +196,18 @@ class PrefixCache:
             self.columns,
         )
 
-    def run(self, edits: RowEdits, sets: range) -> tuple[Float[Tensor, "batch row d_vocab"], list[int]]:
+    def run(
+        self, edits: RowEdits, sets: range, prompts: Sequence[int]
+    ) -> tuple[Float[Tensor, "batch row d_vocab"], list[int]]:
         """Return logits of an unedited row 0 and of rows with the edits of `sets`, and the row of each set.
 
-        With `columns`, these are the logits of its tokens. Blocks before the first edit are not run. Raise
-        PrefixCacheUnsupported if row 0 does not match the model's pass.
+        `prompts` are the indices of the cached prompts in the batch to which the edits belong. With `columns`, the
+        logits are those of its tokens. Blocks before the first edit are not run. Raise PrefixCacheUnsupported if row 0
+        does not match the model's pass.
         """
         view, n = self.view, len(self.batch)
         marks = edits.marks[sets.start : sets.stop]
-        edited = marks.any(2).any(0).nonzero().flatten().tolist()
+        edited = marks.any(0).nonzero().flatten().tolist()
         first = edited[0] if edited else view.n_layers - 1
         tree = list(_branches(marks))
         sets_of_rows = [[sets.start + index for index in one.example] for one in tree]
@@ -280,17 +247,18 @@ class PrefixCache:
                 shared_k, shared_v = (per_kv_head(one, view.n_kv_heads) for one in (k, v))
                 ours = cache.attend(q, shared_k, shared_v).to(z)
                 self._check("attention over cached keys", layer, ours[:, 0], self.z[layer])
-                if edits.edit_z is not None and layer in edited:
-                    edits.edit_z(layer, sets_of_rows[layer], ours, LayerRows(cache, q, k, v, resid.pop(layer)))
-                return ours.flatten(0, 1)[:, None]
+                flat = ours.flatten(0, 1)[:, None]
+                if layer in edited:
+                    rows = LayerRows(cache, q, k, v, resid.pop(layer), torch.tensor(prompts))
+                    edits.write_z(layer, sets_of_rows[layer], flat, rows)
+                return flat
 
             return hook_fn
 
         def write(layer: int) -> Any:
             def hook_fn(x: Tensor, hook: Any) -> Tensor:
                 x = x.clone()
-                assert edits.edit_resid is not None
-                edits.edit_resid(layer, sets_of_rows[layer], x[:, 0].unflatten(0, (n, -1)))  # a view: written in place
+                edits.write_resid(layer, sets_of_rows[layer], x, torch.tensor(prompts))
                 return x
 
             return hook_fn
@@ -299,7 +267,7 @@ class PrefixCache:
         for layer in values:
             hooks += recording_hooks(values[layer], "q", "k", "v")
             hooks.append((view.hook(layer, "attn.hook_z"), attend(layer)))
-            if edits.edit_resid is not None:
+            if layer in edited and edits.edits_resid(layer):
                 hooks.append((view.hook(layer, "hook_resid_post"), write(layer)))
         found: list[Tensor] = []
 
@@ -364,13 +332,13 @@ class _Branches:
     """For each set, its row."""
 
 
-def _branches(marks: Int[Tensor, "set layer mark"]) -> Iterator[_Branches]:
+def _branches(marks: Int[Tensor, "set layer"]) -> Iterator[_Branches]:
     """Yield the rows of each layer: sets share a row until their marks differ."""
     marks = torch.cat([torch.zeros_like(marks[:1]), marks])
     row_of = torch.zeros(len(marks), dtype=torch.long)
     for layer in range(marks.shape[1]):
         # Sorted, so that the row without edits is the first.
-        rows, row_of = torch.cat([row_of[:, None], marks[:, layer]], dim=1).unique(dim=0, return_inverse=True)
+        rows, row_of = torch.stack([row_of, marks[:, layer]], dim=1).unique(dim=0, return_inverse=True)
         example = torch.zeros(len(rows), dtype=torch.long).scatter(0, row_of, torch.arange(len(marks)))
         yield _Branches(rows[:, 0].tolist(), (example[1:] - 1).tolist(), row_of[1:].tolist())
 

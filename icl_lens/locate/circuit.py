@@ -35,8 +35,8 @@ from icl_lens.display import (
     plural_prompts,
 )
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.edited_scores import read_labels
-from icl_lens.interventions.head_edges import estimate_effects, score_without_edges, sender_means
+from icl_lens.interventions.engine import read_labels, score_sets
+from icl_lens.interventions.head_edges import estimate_effects, replaced_by_sets, sender_means
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.edge_sets import EdgeSets
 from icl_lens.locate.edge_space import EdgeSpace
@@ -267,7 +267,8 @@ def locate_circuit(
         def score(number: int) -> dict[str, Any]:
             rows = testing_plan[number]
             batch = testing[rows]
-            labels, _ = score_without_edges(model, batch, removed, means, read_labels(batch), n_sets=len(sets))
+            edits = replaced_by_sets(model, batch, removed, means, n_sets=len(sets))
+            labels, _ = score_sets(view, batch, [[edit] for edit in edits], read_labels(batch))
             n, n_sets = labels.shape[:2]
             answer, choices = (x.cpu().repeat_interleave(n_sets, 0) for x in (batch.answer, batch.label_mask))
             odds = label_log_odds(labels.cpu().flatten(0, 1), answer, choices=choices).float()

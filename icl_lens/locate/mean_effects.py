@@ -17,8 +17,8 @@ from torch import Tensor
 from icl_lens.attribution.scored_tokens import Against, select_rows
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, interval_texts, plural_prompts
 from icl_lens.errors import check_choice
-from icl_lens.interventions.edited_scores import score_sets
-from icl_lens.interventions.editor import Positions
+from icl_lens.interventions.edit import Positions
+from icl_lens.interventions.edits import Ablate
 from icl_lens.interventions.effects import (
     OUTCOMES,
     Algorithm,
@@ -31,6 +31,7 @@ from icl_lens.interventions.effects import (
     largest_means,
     outcome_tokens,
 )
+from icl_lens.interventions.engine import score_sets
 from icl_lens.locate.chunk import index_columns
 from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.run_folder import RunFolder
@@ -189,8 +190,10 @@ def locate_effects(
 
     def compute(number: int) -> dict[str, Any]:
         rows = plan[number]
-        measure = exact_effects if method == "exact" else estimated_effects
-        return effect_columns(rows, measure(view, batch[rows], targets[rows], select_rows(others, rows), positions))
+        some = view, batch[rows], targets[rows], select_rows(others, rows)
+        if method == "gradient":
+            return effect_columns(rows, estimated_effects(*some, positions))
+        return effect_columns(rows, exact_effects(*some, Ablate([], positions=positions)))
 
     means = StreamedMeans(view, batch.queries)
     algorithms: dict[Algorithm, int] = {}
@@ -243,8 +246,8 @@ def effects_of_located(
         def outcomes(log_probs: Tensor, within: Tensor) -> Tensor:
             return answer_outcomes(log_probs, *tokens, within)
 
-        sets = [[], *([head] for head in heads)]
-        scores = score_sets(view, prompts[rows], sets, outcomes, "last")[0][..., int(by == "contrast")]
+        sets = [[], *([Ablate([head], positions="last")] for head in heads)]
+        scores = score_sets(view, prompts[rows], sets, outcomes)[0][..., int(by == "contrast")]
         drops = (scores[:, :1] - scores[:, 1:]).cpu().numpy()
         indices = np.array([head.layer * view.n_heads + head.head for head in heads])
         return index_columns(np.array(rows), indices, view.n_heads) | {"effect": drops.ravel()}

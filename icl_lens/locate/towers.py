@@ -16,7 +16,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.interventions.donor_passes import PARTS, Donor, Part, Prefixes, Recorded, record
-from icl_lens.interventions.edited_scores import PASS_TOKENS
+from icl_lens.interventions.engine import PASS_TOKENS
 from icl_lens.interventions.interchange import Interchange, log_probs_exchanged
 from icl_lens.interventions.prefix_cache import max_prompts
 from icl_lens.metrics import label_log_odds
@@ -245,12 +245,12 @@ def exchange_scores(
             recorded[name] = record(view, piece.donors[name], layers, some, prefixes, keep=name == "texts")
             if (log_probs := recorded[name].log_probs) is not None:
                 own.setdefault(name, []).append(log_probs.cpu())
-        interchanges = [Interchange(())]
+        interchanges = [Interchange((), piece.positions)]
         for exchange, heads in sets:
-            taken = (None if (name := getattr(exchange, part)) is None else recorded[name] for part in PARTS)
-            interchanges.append(Interchange(tuple(heads), *taken))
+            q, k, v = (None if (name := getattr(exchange, part)) is None else recorded[name] for part in PARTS)
+            interchanges.append(Interchange(tuple(heads), piece.positions, q, k, v))
         cached = prefixes.rows if prefixes.is_usable else None
-        log_probs, reason = log_probs_exchanged(view, piece.batch, piece.positions, interchanges, cached)
+        log_probs, reason = log_probs_exchanged(view, piece.batch, interchanges, cached)
         log_probs, batch = log_probs.cpu(), piece.batch.to("cpu")
         reasons.append(reason)
         odds.append(

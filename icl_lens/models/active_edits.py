@@ -1,8 +1,9 @@
 """What edits a model now, in words: edits of open `with` blocks, and forward hooks that others have set."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from icl_lens.models.module_hooks import hooked_modules
 from icl_lens.models.view import ModelView
@@ -15,6 +16,25 @@ Described = tuple[list[str], set[int]]
 
 # Model -> describes its open edits; set while `icl_lens.interventions.editor` has any.
 DESCRIBE: "WeakKeyDictionary[Any, Callable[[], Described]]" = WeakKeyDictionary()
+# Models inside `edits_disabled`.
+_DISABLED: "WeakSet[Any]" = WeakSet()
+
+
+@contextmanager
+def edits_disabled(view: ModelView) -> Iterator[None]:
+    """Disable all edits inside the `with` block."""
+    is_nested = are_edits_disabled(view)
+    _DISABLED.add(view.model)
+    try:
+        yield
+    finally:
+        if not is_nested:
+            _DISABLED.discard(view.model)
+
+
+def are_edits_disabled(view: ModelView) -> bool:
+    """Return whether a block of `edits_disabled` is open."""
+    return view.model in _DISABLED
 
 
 def active_edits(view: ModelView) -> tuple[str, ...]:

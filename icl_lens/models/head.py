@@ -1,5 +1,6 @@
 """Names of heads."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from icl_lens.display import head_name
@@ -50,3 +51,11 @@ AnyHead = Head | tuple[int, int] | str
 def as_head(head: AnyHead) -> Head:
     """Return a `Head`, whether or not a model has it; raise InputError for a name that is none."""
     return Head.parse(head) if isinstance(head, str) else Head(*head)
+
+
+def head_tuple(heads: object) -> tuple[AnyHead, ...]:
+    """Return heads as a tuple; raise InputError for a single head, and for anything that does not list heads."""
+    if not isinstance(heads, Iterable) or isinstance(heads, str | Head):
+        got = repr(heads) if isinstance(heads, str | Head | None) else type(heads).__name__
+        raise InputError(f"heads must be an iterable of heads, got {got}; e.g. [(1, 6), 'L22H0']")
+    return tuple(heads)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.models.gguf import ORIGIN, UNQUANTIZED
-from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.head import AnyHead, Head, head_tuple
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.inference import inference_kwargs
 from icl_lens.models.installed import INSTALLED_MODELS
@@ -194,10 +194,7 @@ class ModelView:
 
     def check_heads(self, heads: Iterable[AnyHead]) -> tuple[Head, ...]:
         """Return distinct heads in their first order. Raise InputError if there is a single head or an unknown one."""
-        if not isinstance(heads, Iterable) or isinstance(heads, str | Head):
-            got = repr(heads) if isinstance(heads, str | Head | None) else type(heads).__name__
-            raise InputError(f"heads must be an iterable of heads, got {got}; e.g. [(1, 6), 'L22H0']")
-        return tuple(dict.fromkeys(map(self.check_head, heads)))
+        return tuple(dict.fromkeys(map(self.check_head, head_tuple(heads))))
 
     # Weights ---------------------------------------------------------------------------------------------
     #

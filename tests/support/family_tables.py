@@ -67,8 +67,8 @@ def listed_types() -> set[str]:
 
 
 _RECOMPUTING = (
-    *("block_attention", "scale_label_attention", "remove_position", "patch_heads", "label_log_probs_patched"),
-    *("debias", "DebiasSettings.block", "label_log_probs_debiased", "choose_strength", "two_towers"),
+    *("Block", "Reweight", "RemovePosition", "patch_heads", "Patch", "edited", "score", "debias_edits"),
+    *("choose_strength", "two_towers"),
     "locate_towers",
 )
 PARTLY_REFUSED: dict[str, dict[str, str]] = {

@@ -105,8 +105,12 @@ class Case:
         return drawn.expand(len(self.batch), -1).to(self.model.W_U.dtype)
 
     @cached_property
-    def settings(self) -> list[il.DebiasSettings]:
-        return [il.DebiasSettings([]), il.DebiasSettings(self.heads, **STRENGTHS)]
+    def sets_of_edits(self) -> list[list[il.Edit]]:
+        """Edits of every kind, together and at the last position only, and at all positions."""
+        fixes = il.debias_edits(self.batch, self.heads, **STRENGTHS)
+        ablated = il.Ablate(self.heads[:1], positions="last")
+        others = [il.Ablate(self.heads[:1]), il.RemovePosition(self.heads), il.AddVector(self.vectors, 1)]
+        return [[], fixes, [*fixes, ablated], [ablated, il.AddVector(self.vectors, 0)], others]
 
     @cached_property
     def edge_sets(self) -> list[list[il.Edge]]:
@@ -230,7 +234,7 @@ def _patched(case: Case) -> dict[str, Tensor]:
 def _patched_sets(case: Case) -> dict[str, Tensor]:
     sets = [case.heads[:1], case.heads]
     return {
-        name: il.label_log_probs_patched(case.model, case.batch, sets, case.other, **options)
+        name: il.score(case.model, case.batch, [[il.Patch(heads, case.other, **options)] for heads in sets])
         for name, options in _patches(case)
     }
 
@@ -238,7 +242,7 @@ def _patched_sets(case: Case) -> dict[str, Tensor]:
 def _ablated_sets(case: Case) -> dict[str, Tensor]:
     sets = [[], case.heads[:1], case.heads]
     return {
-        positions: il.label_log_probs_ablated(case.model, case.batch, sets, positions=positions)
+        positions: il.score(case.model, case.batch, [[il.Ablate(heads, positions=positions)] for heads in sets])
         for positions in ("all", "last")
     }
 
@@ -413,35 +417,36 @@ CALLS: dict[str, Call] = {
     "ablate_heads": _rows(
         lambda c: [c.within(il.ablate_heads(c.model, c.heads, positions=where)) for where in ("all", "last")]
     ),
-    "ablate_heads_per_row": _rows(
-        lambda c: c.within(il.ablate_heads_per_row(c.model, [c.heads[: 1 + len(p.query) % 2] for p in c.prompts]))
-    ),
-    "label_log_probs_ablated": _rows(_ablated_sets),
+    "Ablate": _rows(_ablated_sets),
     "head_effects": _rows(_effects),
     "ablate_with_controls": _rows(_controlled),
-    "block_attention": _rows(lambda c: c.within(il.block_attention(c.model, c.heads, c.edges))),
-    "scale_label_attention": _rows(
-        lambda c: c.within(il.scale_label_attention(c.model, c.heads, c.batch, c.weights, renormalize=True))
+    "Block": _rows(lambda c: c.within(il.edited(c.model, il.Block(c.heads, c.edges)))),
+    "Reweight": _rows(
+        lambda c: c.within(il.edited(c.model, il.Reweight(c.heads, c.weights, renormalize=True), batch=c.batch))
     ),
-    "remove_position": _rows(
+    "RemovePosition": _rows(
         lambda c: [
-            c.within(il.remove_position(c.model, c.heads, strength=strength, positions=positions))
+            c.within(il.edited(c.model, il.RemovePosition(c.heads, strength=strength, positions=positions)))
             for strength, positions in ((1.0, "all"), (0.6, "last"))
         ]
     ),
-    "debias": _rows(lambda c: c.within(il.debias(c.model, c.batch, c.heads, **STRENGTHS))),
-    "DebiasSettings.block": _rows(lambda c: c.within(c.settings[1].block(c.model, c.batch))),
-    "label_log_probs_debiased": _rows(lambda c: il.label_log_probs_debiased(c.model, c.batch, c.settings)),
+    "debias_edits": _rows(
+        lambda c: c.within(il.edited(c.model, *il.debias_edits(c.batch, c.heads, **STRENGTHS), batch=c.batch))
+    ),
+    "score": _rows(lambda c: il.score(c.model, c.batch, c.sets_of_edits)),
+    "edited": _rows(lambda c: [c.within(il.edited(c.model, *edits, batch=c.batch)) for edits in c.sets_of_edits]),
     "choose_strength": _mean(_chosen),
     "patch_heads": _rows(_patched),
-    "label_log_probs_patched": _rows(_patched_sets),
+    "Patch": _rows(_patched_sets),
     "head_to_head_effects": _rows(_edges),
-    "label_log_probs_without_edges": _rows(lambda c: il.label_log_probs_without_edges(c.model, c.batch, c.edge_sets)),
+    "WithoutEdges": _rows(lambda c: il.score(c.model, c.batch, [[il.WithoutEdges(edges)] for edges in c.edge_sets])),
     "attention_saliency": _rows(lambda c: il.attention_saliency(c.model, c.batch)),
     "saliency_flow": _rows(_saliency_flow),
     "function_vector": _mean(lambda c: il.function_vector(c.model, c.heads, c.batch)),
     "indirect_effects": _rows(lambda c: il.indirect_effects(c.model, c.other, tokenized(c.model, OTHERS[:2]))),
-    "add_vector": _rows(lambda c: c.within(il.add_vector(c.model, c.vectors, c.receiver.layer, c.batch))),
+    "AddVector": _rows(
+        lambda c: c.within(il.edited(c.model, il.AddVector(c.vectors, c.receiver.layer), batch=c.batch))
+    ),
     "mean_head_increases": _mean(lambda c: il.mean_head_increases(c.model, c.batch)),
     "locate_heads": _mean(_located),
     "locate_effects": _mean(_mean_effects),

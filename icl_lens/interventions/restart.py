@@ -1,30 +1,28 @@
-"""Ablate head sets by re-running only from the first ablated layer.
+"""Score sets of edits of z by re-running prompts only from the first edited layer.
 
 1. One unedited pass over the prompts stores the residual stream at the input of every layer in which a set starts.
 2. Every pair of a prompt and a set makes one row; rows of sets that start at about the same layer share a pass.
-3. Each pass resumes from the stored stream at the first of these layers, and the heads of each row's set are ablated.
+3. Each pass resumes from the stored stream at the first of these layers, and each row has the edits of its set.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
-from icl_lens.interventions.editor import Positions
+from icl_lens.interventions.edit import Z_STAGES, Placed, Places, writes_at
 from icl_lens.models.inference import replace_forwards
 from icl_lens.models.locking import model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-ReduceLogProbs = Callable[[Float[Tensor, "row d_vocab"], Int[Tensor, " row"]], Float[Tensor, "row n"]]
-"""Function that reduces log-probabilities, given them and the prompt index of each row."""
-Replacement = Mapping[int, Float[Tensor, "head d_head"]] | None
-"""Layer -> replacement of each head's z; None for zero."""
+Read = Callable[[Float[Tensor, "row d_vocab"], Int[Tensor, " row"]], Float[Tensor, "row *n"]]
+"""What is read of log-probabilities over the vocabulary, nats, given the index of each row's prompt in the batch."""
 Pair = tuple[int, int]
 """A set and a prompt."""
 
@@ -34,42 +32,44 @@ MIN_PASS_TOKENS = 512
 STREAM_BYTES = 256 * 2**20
 
 
-def run_sets(
+def score_restarted(
     view: ModelView,
     batch: PromptBatch,
-    removed: Bool[Tensor, "set layer head"],
-    reduce_log_probs: ReduceLogProbs,
-    replacement: Replacement,
+    sets: Sequence[Sequence[Placed]],
+    read: Read,
     *,
-    positions: Positions,
     pass_tokens: int,
-) -> Float[Tensor, "batch set n"]:
-    """Return `reduce_log_probs` of the log-probabilities after each prompt with each head set ablated at `positions`.
+    on_done: Callable[[int], None] | None = None,
+) -> Float[Tensor, "batch set *n"]:
+    """Return what `read` reads after each prompt under each set of edits, which must edit z only.
 
     If hooks are active on the model, each set has its own pass over the full batch, as the hooks expect.
     """
-    start_layers = [int(one.any(-1).nonzero()[0]) if bool(one.any()) else view.n_layers for one in removed]
+    start_layers = [min((layer for placed in one for layer in placed.heads), default=view.n_layers) for one in sets]
     layers = set(start_layers) - {view.n_layers}
     bytes_per_prompt = max(1, len(layers)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
     size = len(batch) if has_active_hooks(view) else max(1, STREAM_BYTES // bytes_per_prompt)
-    found = []
+    found, n_done = [], 0
     for start in range(0, len(batch), size):
         prompts = torch.arange(start, min(start + size, len(batch)))
         batch_piece = batch[prompts.tolist()]
         inputs = BlockInputs(view)
         with model_lock(view.model), inputs.recorded(layers, Tensor.clone):
-            clean = reduce_log_probs(last_log_probs(view.model, batch_piece), prompts)
-        piece = clean[:, None].repeat(1, len(removed), 1)
+            clean = read(last_log_probs(view.model, batch_piece), prompts)
+        n_done += len(prompts) * start_layers.count(view.n_layers)  # sets without edits
+        piece = clean[:, None].repeat(1, len(sets), *[1] * (clean.ndim - 1))
         for pairs in _passes(view, start_layers, batch_piece, pass_tokens):
-            sets, rows = map(list, zip(*pairs, strict=True))
-            first = min(start_layers[one] for one in sets)
+            numbers, rows = map(list, zip(*pairs, strict=True))
+            first = min(start_layers[one] for one in numbers)
             run = batch_piece[rows]
-            last = run.last if positions == "last" else None
-            hooks = list(_ablation_hooks(view, removed[sets], replacement, last))
+            hooks = list(_hooks(view, sets, torch.tensor(numbers), prompts[rows], run.last))
             resid = inputs.resid[first][rows, : run.tokens.shape[1]]
             with model_lock(view.model), inputs.resumed_at(first, resid), view.model.hooks(fwd_hooks=hooks):
                 log_probs = last_log_probs(view.model, run)
-            piece[rows, sets] = reduce_log_probs(log_probs, prompts[rows])
+            piece[rows, numbers] = read(log_probs, prompts[rows])
+            n_done += len(rows)
+            if on_done is not None:
+                on_done(n_done)
         found.append(piece)
     return torch.cat(found)
 
@@ -164,20 +164,26 @@ def _passes(view: ModelView, start_layers: list[int], batch: PromptBatch, pass_t
         yield group
 
 
-def _ablation_hooks(
-    view: ModelView, removed: Bool[Tensor, "row layer head"], replacement: Replacement, last: Int[Tensor, " row"] | None
+def _hooks(
+    view: ModelView,
+    sets: Sequence[Sequence[Placed]],
+    number: Int[Tensor, " row"],
+    prompt: Int[Tensor, " row"],
+    last: Int[Tensor, " row"],
 ) -> Iterator[tuple[str, Any]]:
-    """Yield hooks that ablate the heads of each row's set, at all positions or at `last`."""
+    """Yield hooks that edit z in each row as the set of its number says."""
+    distinct, number = number.unique(return_inverse=True)
+    chosen = [sets[one] for one in distinct.tolist()]
 
-    def remove(layer: int) -> Any:
+    def write(layer: int) -> Any:
         def hook_fn(z: Tensor, hook: Any) -> Tensor:
-            where = removed[:, None, layer, :, None].to(z.device)
-            if last is not None:
-                at_last = torch.arange(z.shape[1], device=z.device) == last.to(z.device)[:, None]
-                where = where & at_last[:, :, None, None]
-            return torch.where(where, 0.0 if replacement is None else replacement[layer].to(z), z)
+            z = z.clone()
+            rows = [one.to(z.device) for one in (number, prompt, last)]
+            for edit, members in writes_at(chosen, layer, Z_STAGES):
+                edit.write_z(z, Places.of(members, *rows), layer)
+            return z
 
         return hook_fn
 
-    for layer in removed.any(2).any(0).nonzero().flatten().tolist():
-        yield view.hook(layer, "attn.hook_z"), remove(layer)
+    for layer in sorted({layer for one in chosen for placed in one for layer in placed.heads}):
+        yield view.hook(layer, "attn.hook_z"), write(layer)
