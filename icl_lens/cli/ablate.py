@@ -31,7 +31,8 @@ class HeadsOptions(HeadChoice):
     by: ByOption = None
     positions: Annotated[Positions, Option(help="Positions to ablate ('all' is slower).")] = "last"
     mode: Annotated[
-        Literal["zero", "mean"], Option(help="Set heads to zero, or to their mean over the prompts that locate heads.")
+        Literal["zero", "mean", "resample"],
+        Option(help="Set heads to zero, or to their mean over, or a draw from, other prompts."),
     ] = "zero"
     random_sets: Annotated[int, Option(min=1, max=1000, help="Random sets from the same layers, and from all.")] = 10
 
@@ -77,8 +78,8 @@ def ablate(
         how += located_on(reference, batch)
     behavior = task.print_behavior(console, loaded, tokens, seed=seed)
     sets: dict[str, Any] = {"n_random_sets": heads.random_sets, "positions": heads.positions, "seed": seed}
-    if heads.mode == "mean":
-        sets |= {"mode": "mean", "reference": reference}
+    if heads.mode != "zero":
+        sets |= {"mode": heads.mode, "reference": reference}
     with progress() as report:
         found = il.ablate_with_controls(loaded, batch, chosen, progress=report, **sets)
     about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
@@ -101,7 +102,7 @@ def _check(prompt: str | None, answer: str | None, task: SplitTask, heads: Heads
         raise InputError("--answer has no effect with a task, whose prompts have their own answers; remove it")
     if heads.heads is not None and (heads.k is not None or heads.by is not None):
         raise InputError("pass either --heads, or --top and --by to locate them, not both")
-    if prompt is not None and heads.mode == "mean":
-        raise InputError("--mode mean requires --task, whose other prompts give the mean")
+    if prompt is not None and heads.mode != "zero":
+        raise InputError(f"--mode {heads.mode} requires --task, whose other prompts take the heads' place")
     if prompt is not None:
         task.check_no_task()
