@@ -1,0 +1,177 @@
+"""Edits as values: sets of any edits score what their blocks do, read by any metric; draws, and edits of one's own."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import families
+import pytest
+import torch
+from test_effects import ragged
+from tolerance import assert_close
+
+import icl_lens as il
+from icl_lens.interventions.edits import resampled_z
+from icl_lens.models.view import ModelView
+
+HEADS = [(0, 1), (1, 0), (2, 2)]
+EDGES = [il.Edge(il.Head(2, 1), "k", "L0H2", "label"), il.Edge(il.Head(2, 1), "q", "F1")]
+
+
+@dataclass(frozen=True)
+class AttendToFirst(il.Edit):
+    """The example of docs/howto/edits.md."""
+
+    heads: list
+    positions: str = "last"
+    stages = (il.Stage.pattern,)
+
+    def write_attention(self, attention, heads, layer):
+        row, last = attention.last_queries
+        for head in attention.indices_of(heads):
+            attention.pattern[row, head, last] = 0
+            attention.pattern[row, head, last, 0] = 1
+
+
+@dataclass(frozen=True)
+class Halve(il.Edit):
+    heads: list
+    positions: str = "all"
+
+    def write_z(self, z, at, layer):
+        if self.positions == "last":
+            z[at.row, at.last, at.head] /= 2
+        else:
+            z[at.row, :, at.head] /= 2
+
+
+def last_edges(batch):
+    """Return edges from the last position to all labels."""
+    width = batch.tokens.shape[1]
+    edges = torch.zeros(len(batch), width, width, dtype=torch.bool)
+    for row, last in enumerate(batch.last.tolist()):
+        edges[row, last, batch.label_positions[row]] = True
+    return edges
+
+
+def edits_of(model, batch):
+    """Return edits that change only the last position, and others, by name."""
+    other = batch[[1, 2, 0]]
+    prompts = [replace(prompt, demonstrations=prompt.demonstrations[::-1]) for prompt in batch.prompts]
+    turned = il.tokenize(model, prompts, prepend_bos=False)
+    vector = torch.linspace(-1, 1, families.D_MODEL)
+    last = {
+        "zero": il.Ablate(HEADS, positions="last"),
+        "mean": il.Ablate(HEADS[:2], mode="mean", reference=other, positions="last"),
+        "draw": il.Ablate(HEADS[1:], mode="resample", reference=other, positions="last"),
+        "query": il.Patch(HEADS, other, activation="q", positions="last"),
+        "keys": il.Patch(HEADS[1:], turned, activation="k", positions="last", align="labels"),
+        "weights": il.Reweight(HEADS, torch.full(batch.label_positions.shape, 0.25), renormalize=True),
+        "position": il.RemovePosition(HEADS, strength=0.7, positions="last"),
+        "blocked": il.Block(HEADS, last_edges(batch)),
+        "vector": il.AddVector(vector, 1),
+        "edges": il.WithoutEdges(EDGES),
+        "own pattern": AttendToFirst(HEADS),
+        "own z": Halve(HEADS, "last"),
+    }
+    everywhere = {
+        "zero everywhere": il.Ablate(HEADS),
+        "position everywhere": il.RemovePosition(HEADS),
+        "own z everywhere": Halve(HEADS),
+    }
+    return last, everywhere
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "bloom", pytest.param("gemma2", marks=pytest.mark.slow)])
+def test_sets_of_any_edits_score_what_their_blocks_do(load_tiny, name):
+    """Each edit alone, every pair of one and the next, all of the last position at once, and edits everywhere."""
+    model = load_tiny(name)
+    batch = ragged(model)
+    last, everywhere = edits_of(model, batch)
+    sets = [[], *([edit] for edit in (*last.values(), *everywhere.values()))]
+    some = list(last.values())
+    sets += [[one, other] for one, other in pairwise(some)]
+    sets += [some, [*some, *everywhere.values()], list(everywhere.values())]
+    found = il.score(model, batch, sets)
+    for number, edits in enumerate(sets):
+        with il.edited(model, *edits, batch=batch):
+            assert_close(found[:, number], il.label_log_probs(model, batch), msg=str(edits))
+    changed = (found[:, 1:] - found[:, :1]).abs().amax((0, 2))
+    assert changed.min() > 1e-4
+
+
+def test_edits_of_the_last_position_run_one_token_per_prompt(load_tiny):
+    """Twelve kinds of edits, alone and all at once: after the passes of their own, one pass over whole prompts."""
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    last, _ = edits_of(model, batch)
+    sets = [[edit] for edit in last.values()] + [list(last.values())]
+    il.score(model, batch, sets)  # checks of heads run once per model
+    widths = []
+    handle = model.blocks[2].register_forward_pre_hook(lambda module, args: widths.append(args[0].shape[1]))
+    try:
+        il.score(model, batch, [[one] for name, one in last.items() if name in ("zero", "weights", "own pattern")])
+    finally:
+        handle.remove()
+    assert widths == [batch.tokens.shape[1], 1]
+
+
+def test_a_metric_reads_the_log_probabilities_of_each_prompt(load_tiny):
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    seen = []
+
+    def answer(log_probs, prompt):
+        seen.extend(prompt.tolist())
+        return log_probs.gather(1, batch.answer_tokens[prompt, None])[:, 0]
+
+    for edits in ([il.Ablate(HEADS, positions="last")], [il.Ablate(HEADS)], [il.RemovePosition(HEADS)]):
+        found = il.score(model, batch, [[], edits], read=answer)
+        with il.edited(model, *edits):
+            whole = il.last_log_probs(model, batch).gather(1, batch.answer_tokens[:, None])[:, 0]
+        assert found.shape == (len(batch), 2)
+        assert_close(found[:, 1], whole)
+    assert set(seen) == set(range(len(batch)))
+
+
+def test_a_drawn_head_has_the_z_of_another_prompt(load_tiny):
+    """The draw belongs to the prompt: it is the same in another batch, and never the prompt itself."""
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    view = ModelView.of(model)
+    own = il.capture(model, batch).z[:, 1]
+    drawn = resampled_z(view, [1], batch, batch, 0)[1]
+    others = torch.stack([torch.stack([(row - one).abs().amax() < 1e-5 for one in own]) for row in drawn])
+    assert others.sum(1).tolist() == [1] * len(batch)
+    assert not others.diagonal().any()
+    assert_close(resampled_z(view, [1], batch, batch[[2, 0]], 0)[1], drawn[[2, 0]])
+    seeds = [resampled_z(view, [1], batch, batch, seed)[1] for seed in range(8)]
+    assert any(not torch.equal(one, drawn) for one in seeds)
+    edit = il.Ablate([(1, 2)], mode="resample", reference=batch, positions="last")
+    with il.edited(model, edit, batch=batch):
+        assert_close(il.capture(model, batch).z[:, 1, 2], drawn[:, 2])
+
+
+def test_passes_that_edits_need_run_once_for_all_sets(load_tiny):
+    """A mean over two batches of references, for every head alone: two passes over them."""
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    reference = [batch[:2], batch[1:]]
+    heads = ModelView.of(model).heads()
+    sets = [[il.Ablate([head], mode="mean", reference=reference, positions="last")] for head in heads]
+    il.score(model, batch, sets)
+    passes = []
+    handle = model.blocks[0].register_forward_pre_hook(lambda module, args: passes.append(tuple(args[0].shape[:2])))
+    try:
+        il.score(model, batch, sets)
+    finally:
+        handle.remove()
+    whole = [shape for shape in passes if shape[1] > 1]
+    assert whole == [(2, batch[:2].tokens.shape[1]), (2, batch[1:].tokens.shape[1]), tuple(batch.tokens.shape)]
+
+
+def test_edits_know_what_they_are():
+    edit = il.Ablate(["L1H0", (2, 3)], positions="last")
+    with pytest.raises(AttributeError):
+        edit.positions = "all"
+    assert repr(edit).startswith("Ablate(heads=('L1H0', (2, 3)), mode='zero'")
+    assert edit.what == "zeroed at the last position"
