@@ -10,7 +10,7 @@ import torch
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.interventions import controlled_ablation
+from icl_lens.interventions import prefix_cache
 from icl_lens.interventions.controlled_ablation import AnswerScores, Condition, ControlledAblation, random_head_sets
 from icl_lens.locate.locate import top_heads_by
 from icl_lens.metrics import bootstrap_interval
@@ -24,7 +24,7 @@ HEADS = [il.Head(0, 1), il.Head(2, 3)]
 def found(gpt2, gpt2_batch):
     """Return an ablation whose passes are so small that even a few prompts take several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(controlled_ablation, "PASS_TOKENS", 100)
+        patch.setattr(prefix_cache, "KEY_BYTES", 1)
         return il.ablate_with_controls(gpt2, gpt2_batch, ["L0H1", (2, 3), "L0H1"], n_random_sets=2, seed=1)
 
 
@@ -72,15 +72,17 @@ def test_layers_without_enough_other_heads_borrow_from_the_nearest(gpt2, gpt2_ba
     assert il.ablate_with_controls(gpt2, gpt2_batch, heads[:1], n_random_sets=1).n_displaced == 0
 
 
-@pytest.mark.parametrize(("positions", "mode"), [("all", "zero"), ("last", "zero"), ("last", "mean"), ("all", "mean")])
+@pytest.mark.parametrize(
+    ("positions", "mode"), [("all", "zero"), ("last", "zero"), ("last", "mean"), ("all", "mean"), ("last", "resample")]
+)
 def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions, mode):
     """Each prompt alone, under ablate_heads; accuracies counted by hand."""
     how = {"positions": positions, "mode": mode}
-    if mode == "mean":
+    if mode != "zero":
         how["reference"] = gpt2_batch[:2]
     if (positions, mode) != ("last", "zero"):
         found = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, n_random_sets=2, seed=1, **how)
-    said = "zeroed" if mode == "zero" else "mean-ablated"
+    said = {"zero": "zeroed", "mean": "mean-ablated", "resample": "resample-ablated"}[mode]
     assert f"Heads are {said} at" in notes(found)[0]
     assert f"L0H1, L2H3 {said} at" in repr(found)
     assert found.heads == tuple(HEADS)
@@ -93,7 +95,7 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions, mode):
         ):
             for row in range(len(gpt2_batch)):
                 alone = gpt2_batch[row]
-                with il.ablate_heads(gpt2, removed, **how):
+                with il.edited(gpt2, il.Ablate(removed, seed=1, **how), batch=alone):
                     log_probs = il.last_log_probs(gpt2, alone)[0]
                 labels = log_probs[alone.label_tokens]
                 assert_close(answers.label_log_probs[row], labels)

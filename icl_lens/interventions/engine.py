@@ -55,7 +55,7 @@ def edited(model: Any, *edits: Edit, batch: PromptBatch | None = None) -> Iterat
 
     In `model.generate`, edits of some positions or of attention need `use_past_kv_cache=False`.
 
-    Warn once if a head does not reach the logits. Raise InputError for invalid edits, a missing or needless `batch`,
+    Warn once if a head does not reach the logits. Raise InputError for invalid edits, a missing `batch`,
     and passes over other prompts.
 
     Example:

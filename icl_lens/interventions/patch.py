@@ -268,8 +268,6 @@ def _align_labels(source: PromptBatch, batch: PromptBatch, *, include_last: bool
 
     Raise InputError if a row and its source differ in the number of demonstrations or of tokens of a label.
     """
-    if len(source) not in (1, len(batch)):
-        raise InputError(f"source must have one prompt, or the {len(batch)} of batch, got {len(source)}")
     batch.require_demonstrations("label to align", "use positions='last' or prompts of the same length")
     aligned = []
     for row in range(len(batch)):
