@@ -180,9 +180,7 @@ MISUSE = {
     lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="k", positions="last")): "positions must be 'all'",
     lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="v", align="labels")): "batch must be the prompts",
     lambda m, b, o: enter(il.patch_heads(m, HEADS, b[[0, 2, 1]], activation="v", **labels(b))): "got 2 and 3 in row 1",
-    lambda m, b, o: enter(
-        il.patch_heads(m, HEADS, b[:2], activation="v", **labels(b))
-    ): "per row of the pass, 3, got 2",
+    lambda m, b, o: enter(il.patch_heads(m, HEADS, b[:2], activation="v", **labels(b))): "per row of the pass, 3, got",
     lambda m, b, o: enter(il.edited(m, il.RemovePosition(HEADS, strength=2))): "between 0",
     lambda m, b, o: enter(il.edited(m, il.RemovePosition(HEADS, positions="x"))): "positions must be one of",
     lambda m, b, o: enter(il.edited(m, *il.debias_edits(b, HEADS, recency=NAN), batch=b)): "between 0",
