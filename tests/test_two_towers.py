@@ -295,8 +295,8 @@ def test_other_planted_models_are_not_called_two_towers(planted, kind, options):
     truth, model = planted(kind)
     heads = [head for role, some in truth.heads.items() if role not in ("mover", "decoy") for head in some]
     for chosen in (None, heads or truth.heads.get("mover") or None):
-        how = {"k": 4, "n": 24, "path": truth.words, "n_random_sets": 3}
-        found = il.two_towers(model, "sentiment-number", chosen, **how, **options)
+        how = {"k": 4, "n": 24, "n_random_sets": 3}
+        found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), chosen, **how, **options)
         assert not found.is_two_towers
         assert "not shown" in found.verdict or "do not show" in found.verdict
     if options.get("layout") == "order":
