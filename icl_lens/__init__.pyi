@@ -86,7 +86,7 @@ from .models.load import load_model as load_model
 from .models.readout import Readout as Readout
 from .prompts.batch import PromptBatch as PromptBatch
 from .prompts.pair_task import PairTask as PairTask
-from .prompts.plain_text import tokenize_text as tokenize_text
+from .prompts.plain_text import Text as Text
 from .prompts.prompt import Demonstration as Demonstration
 from .prompts.prompt import Prompt as Prompt
 from .prompts.prompt import Template as Template
@@ -95,6 +95,7 @@ from .prompts.tasks import load_task as load_task
 from .prompts.tasks import split_by_query as split_by_query
 from .prompts.text_task import TextTask as TextTask
 from .prompts.tokenize import tokenize as tokenize
+from .prompts.word_task import WordTask as WordTask
 from .report import html as html
 from .report import plots as plots
 from .report import tables as tables

@@ -19,7 +19,7 @@ from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.locking import locks_model
 from icl_lens.models.readout import FinalNorm
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.prompts.plain_text import tokenize_text
+from icl_lens.prompts.plain_text import Text
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.report import explanation_json
@@ -90,11 +90,9 @@ class Explanation(HasPage, Findings):
 @locks_model
 def explain(
     model: Any,
-    prompt: Prompt | PromptBatch | str,
+    prompt: Prompt | Text | PromptBatch | str,
     *,
-    answer: str | int | None = None,
-    against: str | int | Sequence[str | int] | None = None,
-    plain_text: bool = False,
+    against: str | Sequence[str] | None = None,
     template: Template | None = None,
     labels: Sequence[str] | None = None,
     prepend_bos: bool | None = None,
@@ -108,11 +106,11 @@ def explain(
     n_random: int = 20,
     seed: int = 0,
 ) -> Explanation:
-    """Explain one prompt's answer, or the next token of any text.
+    """Explain one prompt's answer, or the next token of plain text (`Text`).
 
-    `prompt` may be a string for `Prompt.parse`. Explained is the answer's token, or that of the label that the model
-    predicts if the prompt has no answer. The `k` heads with the largest score are described; the first `n_ablated` of
-    them are zeroed jointly and compared with `n_random` random sets of the same size.
+    `prompt` may be a string for `Prompt.parse`, or a batch of one row. Explained is the answer's token, or that of the
+    label that the model predicts if the prompt has no answer. The `k` heads with the largest score are described; the
+    first `n_ablated` of them are zeroed jointly and compared with `n_random` random sets of the same size.
 
     A part's contrast is what it adds to log p(answer) − log Σ p(`against`), where `against` defaults to all other
     labels; its increase is what it adds to log p(answer). The contrast separates heads that find the answer from heads
@@ -127,10 +125,9 @@ def explain(
     Each described head's attention and values are split by what earlier components wrote (`attention_score_parts`,
     `value_parts`). `why` names a head to describe even if it is not among the k.
 
-    Plain text has no demonstrations, and its target is any token, given with its leading space (`answer=" Mary"`,
-    `against=" John"`) or as an id; without `answer`, the target is the model's most probable token. A string is plain
-    text with `plain_text=True`, or if it has no standalone colon and `answer` or `against` is given. A one-row
-    `PromptBatch` from `tokenize_text` holds its own targets. `shared_prefix` is passed to `tokenize`.
+    Plain text has no demonstrations, and its target is any token, the text's own answer, compared with its own
+    `against`; without an answer, the target is the model's most probable token. `template`, `labels`, `prepend_bos` and
+    `shared_prefix` are those of `tokenize`.
 
     Inside `with` blocks that edit the model, such as `il.ablate_heads`, and under hooks of your own, the edited model
     is explained: `Explanation.edits` names the edits, as do its page, its JSON and the terminal.
@@ -145,7 +142,7 @@ def explain(
         ('foo', 4)
         >>> explanation.compared_with
         ('bar',)
-        >>> il.explain(model, "love bar love", answer=" bar", k=3).is_plain_text
+        >>> il.explain(model, il.Text("love bar love", answer=" bar"), k=3).is_plain_text
         True
     """
     options = ExplainOptions(
@@ -162,47 +159,28 @@ def explain(
     if by is not None:
         check_choice("by", by, SCORES)
     if isinstance(prompt, PromptBatch):
-        given = {"answer": answer, "against": against, "plain_text": plain_text or None}
-        _check_single_row(prompt, **given, template=template, labels=labels, prepend_bos=prepend_bos)
+        _check_single_row(prompt, against=against, template=template, labels=labels, prepend_bos=prepend_bos)
         batch = prompt
         if batch.targets is not None:
             others = None if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
             target = int(batch.answer_tokens[0])
             options = replace(options, target=None if target < 0 else target, against=_listed(others or None))
-    elif isinstance(prompt, str) and (
-        plain_text or ((answer is not None or against is not None) and ":" not in prompt.split())
-    ):
-        if template is not None or labels is not None or shared_prefix != "error":
-            raise InputError(
-                f"template, labels and shared_prefix do not apply to plain text, and {prompt!r} is read as plain text; "
-                "omit these arguments, or write each demonstration as 'text : label'"
-            )
-        options = replace(options, target=answer)
-        others = None if options.against is None else [list(options.against)]
-        batch = tokenize_text(model, prompt, targets=answer, against=others, prepend_bos=prepend_bos)
+    elif isinstance(prompt, Text):
+        if against is not None:
+            raise InputError(f"against must be None for il.Text, got {against!r}; set it in il.Text(against=...)")
+        options = replace(options, target=prompt.answer, against=prompt.against)
     else:
-        if plain_text:
-            raise InputError(f"prompt must be a string with plain_text=True, got {type(prompt).__name__}")
-        if isinstance(answer, int):
-            raise InputError(f"answer must be one of the prompt's labels, got the token id {answer}; pass a label")
-        if isinstance(prompt, str):
-            try:
-                prompt = Prompt.parse(prompt, answer=answer)
-            except InputError as error:
-                raise InputError(f"{error}; or pass plain_text=True for a text without demonstrations") from None
-        elif answer is not None:
-            prompt = replace(prompt, answer=answer)
-        template = template or Template()
+        prompt = Prompt.parse(prompt) if isinstance(prompt, str) else prompt
         if not prompt.demonstrations:
-            label, *others = sorted(prompt.labels, key=lambda one: one != prompt.answer)
+            shown = template or Template()
+            label, *others = (shown.gap + one for one in sorted(prompt.labels, key=lambda one: one != prompt.answer))
             raise InputError(
                 "prompt must have demonstrations to explain, got none; explain its text, with "
-                f"il.explain(model, {template.render(prompt).text!r}, answer={template.gap + label!r}, "
-                f"against={[template.gap + one for one in others]!r}, plain_text=True)"
+                f"il.explain(model, il.Text({shown.render(prompt).text!r}, answer={label!r}, against={others!r}))"
             )
-        batch = tokenize(
-            model, [prompt], template=template, labels=labels, prepend_bos=prepend_bos, shared_prefix=shared_prefix
-        )
+    if not isinstance(prompt, PromptBatch):
+        given = {"labels": labels, "prepend_bos": prepend_bos, "shared_prefix": shared_prefix}
+        batch = tokenize(model, prompt, template=template or Template(), **given)
 
     acts = capture(model, batch, writers=compared_positions(batch) if batch.has_demonstrations else False)
     why = None if why is None else acts.view.check_head(why)

@@ -32,8 +32,7 @@ from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list
-from icl_lens.prompts.tasks import load_task
-from icl_lens.prompts.text_task import TextTask
+from icl_lens.prompts.tasks import Task, named_task
 from icl_lens.prompts.tokenize import tokenize
 
 Arrangement = Literal["given", "random", "exchanged", "order", "reorder"]
@@ -196,7 +195,7 @@ class TaskCheck:
 
 def task_check(
     model: Any,
-    task: str | TextTask | Sequence[Prompt],
+    task: str | Task | Sequence[Prompt],
     *,
     n: int | None = None,
     template: Template = DEFAULT_TEMPLATE,
@@ -207,10 +206,9 @@ def task_check(
 ) -> TaskCheck:
     """Check whether a model learns a task from demonstrations, knows its labels, copies the last one or prefers one.
 
-    `task` is the name of a task, a `TextTask`, or prompts. For the first two, `n` prompts (default: 60) come from
-    `il.load_task(task)`. With two classes per prompt, each label is then the answer equally often.
-    Your own prompts should be balanced in the same way: if all answers are "foo", a model that prefers "foo" is always
-    right.
+    `task` is a task (`WordTask`, `TextTask`) or its name, of which `n` prompts (default: 60) are drawn, or prompts.
+    With two classes per prompt, each label of a task is the answer equally often. Your own prompts should be balanced
+    in the same way: if all answers are "foo", a model that prefers "foo" is always right.
 
     The model runs on the prompts as they are and on four arrangements of their demonstrations:
 
@@ -232,8 +230,9 @@ def task_check(
         >>> il.task_check(model, prompts).favorite in ("yes", "no")
         True
     """
-    if isinstance(task, str | TextTask):
-        prompts = tuple(load_task(task, n=N_PROMPTS if n is None else n, seed=seed))
+    if isinstance(task, str | Task):
+        drawn = named_task(task) if isinstance(task, str) else task
+        prompts = tuple(drawn.prompts(N_PROMPTS if n is None else n, seed=seed))
     elif n is not None:
         raise InputError(f"n must be None for a list of prompts, got {n}; remove it")
     else:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,9 +18,10 @@ from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.class_labels import Labels
+from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts
-from icl_lens.prompts.tasks import Layout, load_task, split_by_query
-from icl_lens.prompts.text_task import TextTask
+from icl_lens.prompts.tasks import Task, named_task, split_by_query
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.report.two_towers import Exchanged, TwoTowers
 
@@ -30,16 +30,15 @@ N_PROMPTS, N_HEADS, N_RANDOM_SETS = 60, 12, 20
 
 def two_towers(
     model: Any,
-    task: str | TextTask | Sequence[Prompt | str],
+    task: str | Task | Sequence[Prompt | str],
     heads: Sequence[AnyHead] | None = None,
     *,
     k: int = N_HEADS,
     scan_prompts: Sequence[Prompt] | None = None,
     n: int | None = None,
     demonstrations: int = 2,
-    labels: Sequence[str] | None = None,
+    labels: Labels | None = None,
     layout: Layout = "random",
-    path: str | Path | None = None,
     template: Template = DEFAULT_TEMPLATE,
     prepend_bos: bool | None = None,
     shared_prefix: Literal["error", "append"] = "error",
@@ -67,10 +66,10 @@ def two_towers(
     The same exchanges in `n_random_sets` sets of other heads from the same layers are the control. Heads and sets use
     the same donors. With more than two labels, the answer is exchanged with the next label that is demonstrated.
 
-    `task` is the name of a task, a `TextTask`, or prompts with answers. For the first two, `n` prompts (default: 60)
-    come from `il.load_task`, which gets `demonstrations`, `labels`, `layout`, `path` and `seed`. The text of a query of
+    `task` is a task (`WordTask`, `TextTask`) or its name, of which `n` prompts (default: 60) with these
+    `demonstrations`, `labels`, `layout` and `seed` are drawn, or prompts with answers. The text of a query of
     the other class, or of the same one, comes from the other prompts. For prompts of your own, texts with the same
-    label are taken to be of one class unless `load_task` made them; if the same text has different labels in different
+    label are taken to be of one class unless a task drew them; if the same text has different labels in different
     prompts, classes are derived from the texts that prompts share, or a demonstration of the prompt is the query.
 
     Without `heads`, the `k` heads with the largest effect of exchanging their query alone are found by a scan of all
@@ -95,12 +94,12 @@ def two_towers(
     check_integers(k=k, n_random_sets=n_random_sets, seed=seed)
     if n_random_sets < 1:
         raise InputError(f"n_random_sets must be at least 1, got {n_random_sets}")
-    if isinstance(task, str | TextTask):
+    if isinstance(task, str | Task):
         n = N_PROMPTS if n is None else n
         check_integers(n=n)
-        options: dict[str, Any] = {"labels": labels, "layout": layout, "path": path, "seed": seed}
-        drawn = load_task(task, n=n_drawn(n), demonstrations=demonstrations, **options)
-        scanned, tested = scanned_and_tested(drawn, n)
+        drawn = named_task(task) if isinstance(task, str) else task
+        prompts = drawn.prompts(n_drawn(n), seed=seed, layout=layout, demonstrations=demonstrations, labels=labels)
+        scanned, tested = scanned_and_tested(prompts, n)
     else:
         if n is not None:
             raise InputError(f"n must be None for a list of prompts, got {n}; remove it")
@@ -124,8 +123,8 @@ def two_towers(
         chosen = tuple(dict.fromkeys(view.check_heads(heads)))
         if not chosen:
             raise InputError("heads must contain at least one head, got none; omit it to scan for heads")
-        prompts = tower_prompts(model, prepare(tested))
-        (found,) = exchange_heads(view, prompts, [chosen], n_random_sets=n_random_sets, seed=seed, progress=report)
+        batch = tower_prompts(model, prepare(tested))
+        (found,) = exchange_heads(view, batch, [chosen], n_random_sets=n_random_sets, seed=seed, progress=report)
     return replace(found, scan=scan, n_scanned=0 if scan is None else len(scanned))
 
 

@@ -26,11 +26,11 @@ HOOK = "blocks.0.hook_resid_pre"
 @pytest.fixture(scope="module")
 def explained(gpt2):
     """Explanations of the model as it is, with two heads zeroed, and under a hook."""
-    found = [il.explain(gpt2, families.PROMPT, answer="foo", k=2, n_random=2)]
+    found = [il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, n_random=2)]
     with il.ablate_heads(gpt2, HEADS):
-        found.append(il.explain(gpt2, families.PROMPT, answer="foo", k=2, n_random=2))
+        found.append(il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, n_random=2))
     with gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)]):
-        found.append(il.explain(gpt2, families.PROMPT, answer="foo", k=2, n_random=2))
+        found.append(il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, n_random=2))
     return found
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import random
 from collections import Counter
+from typing import get_args
 
 import pytest
 
@@ -11,9 +12,11 @@ import icl_lens as il
 from icl_lens.cli.options import parse_labels
 from icl_lens.errors import InputError
 from icl_lens.prompts.class_labels import class_labels
+from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.prompt import in_order
 
-LAYOUTS = ("order", "reorder", "imbalanced", "random")
+LAYOUTS = get_args(Layout)
+BALANCED = ("random", "last", "first")
 
 
 def write(path, classes, each=12, text="{} text {}"):
@@ -32,15 +35,14 @@ def labels_of_texts(prompts):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("balanced", [None, True, False])
 @pytest.mark.parametrize("classes", [("0", "1"), ("1", "-1"), ("10", "9"), ("1.5", "0.5")])
-def test_words_belong_to_numbered_classes_in_the_order_of_the_numbers(tmp_path, layout, balanced, classes):
+def test_words_belong_to_numbered_classes_in_the_order_of_the_numbers(tmp_path, layout, classes):
     path = write(tmp_path / "reviews.csv", classes)
-    prompts = il.load_task("reviews", path=path, labels=("awful", "great"), n=40, layout=layout, balanced=balanced)
+    prompts = il.load_task("reviews", path=path, labels=("awful", "great"), n=40, layout=layout)
     low, high = sorted(classes, key=float)
     assert labels_of_texts(prompts) == {(low, "awful"), (high, "great")}
     assert all(prompt.labels == ("awful", "great") for prompt in prompts)
-    if balanced or (layout == "random" and balanced is None):
+    if layout in BALANCED:
         assert Counter(prompt.answer for prompt in prompts) == {"awful": 20, "great": 20}
 
 
@@ -49,25 +51,24 @@ def test_twelve_numbered_classes_have_words_in_the_order_of_the_numbers(tmp_path
     path = write(tmp_path / "months.csv", [str(month) for month in range(12, 0, -1)])
     for classes in ("all", "binary"):
         task = il.TextTask("months", path, classes=classes)
-        found = labels_of_texts(il.load_task(task, labels=words, n=120, layout="random"))
+        found = labels_of_texts(task.prompts(120, labels=words))
         assert found == {(str(month), word) for month, word in enumerate(words, 1)}
-    defaults = il.load_task(il.TextTask("months", path, classes="all"), n=1)
+    defaults = il.TextTask("months", path, classes="all").prompts(1)
     assert {("10", "gorp"), ("2", "bar")} <= labels_of_texts(defaults)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", BALANCED)
 def test_words_without_meaning_are_exchanged_only_if_none_is_given_a_class(tmp_path, layout):
     path = write(tmp_path / "kinds.csv", ("loud", "calm"))
-    balanced = True if layout != "random" else None
     every = {(name, word) for name in ("loud", "calm") for word in ("foo", "bar")}
     for labels in (None, ("foo", "bar"), {"loud": ["foo", "bar"], "calm": ["bar", "foo"]}):
-        prompts = il.load_task("kinds", path=path, n=40, layout=layout, balanced=balanced, labels=labels)
+        prompts = il.load_task("kinds", path=path, n=40, layout=layout, labels=labels)
         assert labels_of_texts(prompts) == every
         assert Counter(prompt.answer for prompt in prompts) == {"foo": 20, "bar": 20}
         kinds = Counter((prompt.query.split()[0], prompt.answer) for prompt in prompts)
         assert labels is None or not isinstance(labels, dict) or set(kinds.values()) == {10}
     numbered = write(tmp_path / "numbers.csv", ("0", "1"))
-    prompts = il.load_task("numbers", path=numbered, n=40, layout=layout, balanced=balanced)
+    prompts = il.load_task("numbers", path=numbered, n=40, layout=layout)
     assert len(labels_of_texts(prompts)) == 4
 
 

@@ -47,8 +47,6 @@ PROMPT = "love : bar one : foo two :"
         (["explain", "love : bar zebra : foo one :"], "zebra"),
         (["explain", "love : bar " * 40 + "one :"], "64"),
         (["explain", "--text", "love", PROMPT], "either a prompt"),
-        (["explain", "--text", "love", "--answer", "foo"], "--target"),
-        (["explain", PROMPT, "--target", "foo"], "requires --text"),
         (["explain", "--text", "love", "--prefix", " "], "--prefix has no effect here"),
         (["explain", PROMPT, "--template", "{text} : {label}\\n"], "--separator '\\n'"),
         (["explain", PROMPT, "--template", "{label} : {text}"], "before"),
@@ -133,7 +131,7 @@ def test_help_shows_the_panels(name, width, monkeypatch):
 
 def test_any_text_is_explained(run, tiny, tmp_path):
     file = tmp_path / "free.json"
-    text = ("--text", "love : like", "--target", " foo", "--against", " bar", "--against", " no")
+    text = ("--text", "love : like", "--answer", " foo", "--against", " bar", "--against", " no")
     code, out, _ = run("explain", *text, "-m", tiny, "-k", 3, "--json", file)
     assert code == 0
     for words in (
@@ -164,7 +162,7 @@ def six(tmp_path_factory):
     labels = "foo,bar,frob,blick,waldo,thud"
     options = ("--path", file, "--columns", "note,kind", "--classes", "all", "--demonstrations", 1, "--labels", labels)
     task = il.TextTask("kinds", file, columns=("note", "kind"), classes="all")
-    prompts = il.load_task(task, demonstrations=1, labels=labels.split(","), n=3, layout="random")
+    prompts = task.prompts(3, demonstrations=1, labels=labels.split(","))
     return (*options, "--no-check"), prompts
 
 

@@ -48,7 +48,7 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
     ("options", "by", "layout"),
     [
         ({}, "contrast", "random"),
-        ({"by": "increase", "layout": "order", "check": False}, "increase", "order"),
+        ({"by": "increase", "layout": "last", "check": False}, "increase", "last"),
         ({"by": "effect", "check": False}, "effect", "random"),
         ({"by": "towers", "check": False}, "towers", "random"),
         ({"mode": "mean", "check": False}, "contrast", "random"),
@@ -59,7 +59,7 @@ def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, opt
     numbers, page = tmp_path / "numbers.json", tmp_path / "page.html"
     ablate(**TASK, **options, k=2, positions="last", json_file=numbers, html=page)
     out = shown(capsys)
-    prompts = il.load_task("sentiment-number", n=32, layout=layout, balanced=True)
+    prompts = il.load_task("sentiment-number", n=32, layout=layout)
     locating, testing = il.split_by_query(prompts, 8)[0], il.split_by_query(prompts, 6)[1]
     top = top_heads_by(icl_mini, il.tokenize(icl_mini, locating), 2, by=by)
     batch = il.tokenize(icl_mini, testing)

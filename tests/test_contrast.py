@@ -183,7 +183,7 @@ def test_texts_are_compared_with_the_tokens_they_are_given(gpt2):
     """Without labels, the score is the contrast with `against`, or else the increase."""
     text = "love bar love"
     alone, compared = (
-        il.capture(gpt2, il.tokenize_text(gpt2, text, targets=" bar", against=against)) for against in (None, " foo")
+        il.capture(gpt2, il.tokenize(gpt2, il.Text(text, answer=" bar", against=against))) for against in (None, " foo")
     )
     assert il.top_heads(alone, k=3).by == "increase"
     assert_close(il.top_heads(alone, k=3).value, il.head_log_prob_increase(alone)[0].flatten().topk(3).values)

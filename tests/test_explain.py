@@ -22,7 +22,7 @@ from icl_lens.report.terminal import render
 
 @pytest.fixture(scope="module")
 def explanation(gpt2):
-    return il.explain(gpt2, families.PROMPT, answer="foo", k=5, n_ablated=3, n_random=6)
+    return il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=5, n_ablated=3, n_random=6)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,10 @@ def acts(gpt2):
 @pytest.mark.parametrize("plain_text", [False, True])
 def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text):
     if plain_text:
-        batch = il.tokenize_text(gpt2, "love like eight two one", targets=" foo", against=" bar")
-        explanation = il.explain(gpt2, batch.texts[0], answer=" foo", against=" bar", k=5, n_ablated=3, n_random=6)
+        batch = il.tokenize(gpt2, il.Text("love like eight two one", answer=" foo", against=" bar"))
+        explanation = il.explain(
+            gpt2, il.Text(batch.texts[0], answer=" foo", against=" bar"), k=5, n_ablated=3, n_random=6
+        )
         acts = il.capture(gpt2, batch)
         assert_close(explanation.attended_attention, acts.pattern[0, ..., list(explanation.attended_positions)])
     batch, targets = acts.batch, acts.batch.answer_tokens
@@ -95,13 +97,13 @@ def test_without_an_answer_the_models_choice_is_explained(gpt2):
     assert explanation.prompt.answer is None
     assert explanation.target == explanation.predicted
     other = next(label for label in explanation.labels if label != explanation.predicted)
-    against = il.explain(gpt2, families.PROMPT, answer=other, k=2)
+    against = il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer=other), k=2)
     assert against.target == other
     assert against.head_increases != explanation.head_increases
 
 
 def test_conventions_are_kept_in_the_result(gpt2, explanation):
-    own = il.explain(gpt2, families.PROMPT, answer="foo", final_norm="own", bias=False, k=5)
+    own = il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), final_norm="own", bias=False, k=5)
     assert (own.settings.final_norm, own.settings.bias, own.certified) == ("own", False, False)
     assert own.n_exact == own.n_parts
     assert own.layer_attn != explanation.layer_attn
@@ -165,16 +167,17 @@ def test_a_head_that_attends_to_the_other_label_is_not_said_to_attend_to_the_ans
     assert f"<h4>{heading}<" in shown.to_html()
 
 
-def test_a_standalone_colon_makes_demonstrations(gpt2):
-    """A standalone colon makes demonstrations; without one, `answer`, `against` or `plain_text` make plain text."""
-    free = il.explain(gpt2, "love like", against=" foo", k=2)
+def test_only_a_text_is_plain_text(gpt2):
+    """A string is a prompt with demonstrations; a `Text` never is, even with a standalone colon."""
+    assert not il.explain(gpt2, "love : bar one :", k=2).is_plain_text
+    free = il.explain(gpt2, il.Text("love like", against=" foo"), k=2)
     assert free.settings.target is None
     assert free.target == free.next_tokens[0][0], "the most probable token is explained"
-    batch = il.tokenize_text(gpt2, "love : bar one :", targets=" foo")
+    batch = il.tokenize(gpt2, il.Text("love : bar one :", answer=" foo"))
     with_colon = il.explain(gpt2, batch, k=2)
-    again = il.explain(gpt2, "love : bar one :", answer=" foo", plain_text=True, k=2)
+    again = il.explain(gpt2, il.Text("love : bar one :", answer=" foo"), k=2)
     assert again.head_increases == with_colon.head_increases
-    assert il.explain(gpt2, "love like", plain_text=True, k=2).target == free.target
+    assert il.explain(gpt2, il.Text("love like"), k=2).target == free.target
     assert (with_colon.is_plain_text, with_colon.target, with_colon.compared_with) == (True, "foo", ())
     assert with_colon.head_contrasts == ()
     assert with_colon.verdict == ""
@@ -186,7 +189,7 @@ def test_a_standalone_colon_makes_demonstrations(gpt2):
 def test_heads_are_ranked_by_the_chosen_score(gpt2, acts, explanation, by):
     """Scores are those of the functions, and the heads with the largest scores are described and ablated."""
     batch, against = acts.batch, acts.batch.other_label_tokens
-    found = il.explain(gpt2, families.PROMPT, answer="foo", by=by, k=5, n_ablated=3, n_random=2)
+    found = il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), by=by, k=5, n_ablated=3, n_random=2)
     contrasts = il.head_log_prob_increase(acts, against=against)[0]
     scores = il.head_log_prob_increase(acts)[0] if by == "increase" else il.head_effects(gpt2, batch).log_odds[0]
     assert_close(found.head_scores, scores)
@@ -200,8 +203,8 @@ def test_heads_are_ranked_by_the_chosen_score(gpt2, acts, explanation, by):
     assert found.part_score == ("increase" if by == "increase" else "contrast")
     assert_close([getattr(part, found.part_score) for part in found.subheads], parts.flatten().topk(10).values)
     if by == "effect":
-        alone = il.explain(gpt2, "love like", answer=" foo", by=by, k=1)
-        text = il.tokenize_text(gpt2, "love like", targets=" foo")
+        alone = il.explain(gpt2, il.Text("love like", answer=" foo"), by=by, k=1)
+        text = il.tokenize(gpt2, il.Text("love like", answer=" foo"))
         assert_close(alone.head_effects, il.head_effects(gpt2, text).log_prob[0])
 
 
@@ -209,7 +212,7 @@ def test_labels_of_several_tokens_are_scored_by_one_and_shown_whole(pair):  # no
     """One token, which is shown, scores a label; log-probabilities of full labels are computed by teacher forcing."""
     model, hf = pair
     with pytest.warns(UserWarning, match="'zoo' is scored by .*only white space"):
-        explanation = il.explain(model, "John : zoo store : Mary went :", answer="Mary", k=2)
+        explanation = il.explain(model, il.Prompt.parse("John : zoo store : Mary went :", answer="Mary"), k=2)
     assert explanation.has_multi_token_labels
     assert "among the labels: 'zoo'" in repr(explanation)
     assert dict(zip(explanation.labels, explanation.scored_tokens, strict=True))["zoo"] == "␣"
@@ -243,7 +246,7 @@ def test_labels_that_begin_alike_are_explained(pair):  # noqa: F811
 
 
 def test_a_saved_explanation_is_loaded_unchanged_and_damage_is_refused(gpt2, explanation, tmp_path):
-    free = il.explain(gpt2, "love like", answer=" foo", against=[" bar", 4], k=3)
+    free = il.explain(gpt2, il.Text("love like", answer=" foo", against=[" bar", 4]), k=3)
     for number, one in enumerate((explanation, free)):
         path = tmp_path / f"{number}.json"
         one.save(path)
@@ -278,7 +281,7 @@ def test_a_saved_explanation_is_loaded_unchanged_and_damage_is_refused(gpt2, exp
 
 
 def test_two_explanations_are_compared_head_by_head(gpt2, explanation, tmp_path):
-    other = il.explain(gpt2, families.PROMPT, answer="bar", k=5)
+    other = il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="bar"), k=5)
     both = il.compare(explanation, other)
     frame = both.to_frame()
     assert frame["change"].abs().is_monotonic_decreasing
@@ -300,7 +303,7 @@ def test_two_explanations_are_compared_head_by_head(gpt2, explanation, tmp_path)
 
 def test_reasons_are_the_score_and_value_parts(icl_mini):
     """The panel's writers and pairs are those of `attention_score_parts` and `value_parts`, largest first."""
-    explanation = il.explain(icl_mini, families.PROMPT, answer="foo", k=3, why="L2H1")
+    explanation = il.explain(icl_mini, il.Prompt.parse(families.PROMPT, answer="foo"), k=3, why="L2H1")
     batch = il.tokenize(icl_mini, [il.Prompt.parse(families.PROMPT, answer="foo")])
     acts = il.capture(icl_mini, batch, writers=True)
     assert str(explanation.heads[-1].head) == "L2H1"
@@ -330,7 +333,7 @@ def test_reasons_are_the_score_and_value_parts(icl_mini):
 
 def test_reasons_are_decoded_into_words(icl_mini):
     """The first writers of each side are decoded: what they add to the query, write at the keys, add to values."""
-    explanation = il.explain(icl_mini, families.PROMPT, answer="foo", k=2, by="contrast")
+    explanation = il.explain(icl_mini, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, by="contrast")
     batch = il.tokenize(icl_mini, [il.Prompt.parse(families.PROMPT, answer="foo")])
     acts = il.capture(icl_mini, batch, writers=True)
     same = batch.label_index[0] == batch.answer[0]
@@ -365,7 +368,7 @@ def test_reasons_are_decoded_into_words(icl_mini):
 
 def test_the_sentence_says_why(icl_mini):
     """It states attention, score difference and strongest writers, on the page, in its static version and terminal."""
-    explanation = il.explain(icl_mini, families.PROMPT, answer="foo", k=2, by="contrast")
+    explanation = il.explain(icl_mini, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, by="contrast")
     report = explanation.heads[0]
     sentence = explanation.why_sentence(report)
     attention = sum(report.attention[position] for position in report.why.more)
@@ -388,7 +391,7 @@ def test_writers_in_words():
 
 
 def test_reasons_of_plain_text_compare_the_two_most_attended_tokens(icl_mini):
-    explanation = il.explain(icl_mini, "love bar love eight", answer=" bar", k=2)
+    explanation = il.explain(icl_mini, il.Text("love bar love eight", answer=" bar"), k=2)
     for report in explanation.heads:
         (first, _), (second, _) = report.top_attended(2)
         assert report.why is not None

@@ -123,7 +123,8 @@ def test_a_vector_is_added_behind_its_layer(load_tiny, family_folder, float64, n
 @pytest.mark.parametrize("labeled", [True, False])
 def test_many_vectors_behind_many_layers_are_as_one_by_one(load_tiny, name, labeled):
     model = load_tiny(name)
-    batch = tokenized(model, PROMPTS) if labeled else il.tokenize_text(model, ["love", "like : bar eight :", "two :"])
+    plain = [il.Text(text) for text in ("love", "like : bar eight :", "two :")]
+    batch = tokenized(model, PROMPTS) if labeled else il.tokenize(model, plain)
     layers = [2, 0, 2, 1, 0]
     vectors = torch.randn(len(layers), families.D_MODEL, generator=torch.Generator().manual_seed(0))
     sets = [[il.AddVector(vector, layer)] for vector, layer in zip(vectors, layers, strict=True)]

@@ -112,7 +112,7 @@ def test_chosen_strengths_are_equal(pair):
 
 
 def test_explanations_are_equal(pair):
-    ours, theirs = (il.explain(model, TEXT, answer="foo") for model, _ in pair)
+    ours, theirs = (il.explain(model, il.Prompt.parse(TEXT, answer="foo")) for model, _ in pair)
     assert repr(ours) == repr(theirs)
     for table in ("heads", "layers", "subheads", "labels", "similarity"):  # words may swap places by rounding
         expected = ours.to_frame(table)

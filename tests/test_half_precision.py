@@ -45,7 +45,7 @@ def test_half_precision_gives_the_numbers_of_hugging_face_and_the_heads_of_float
         assert il.score(model, batch, [[], [il.Ablate([(1, 0)], positions=positions)]]).isfinite().all()
     with il.ablate_heads(model, [(0, 0)]):
         assert il.label_log_probs(model, batch).isfinite().all()
-    assert il.explain(model, families.PROMPT, answer="foo", prepend_bos=False, k=4)
+    assert il.explain(model, il.Prompt.parse(families.PROMPT, answer="foo"), prepend_bos=False, k=4)
 
 
 def _increases(model, batch):

@@ -619,14 +619,14 @@ def test_a_free_page_has_tokens_instead_of_labels():
         assert explanation.tokens[1] in str(element)
 
 
-def test_the_command_of_plain_text_names_targets():
+def test_the_command_of_plain_text_names_its_answer():
     explanation = ex.free()
     words = shlex.split(command(explanation))
-    assert words[:8] == ["icl-lens", "explain", "--text", explanation.text, "--model", "tiny", "--target", " Mary"]
+    assert words[:8] == ["icl-lens", "explain", "--text", explanation.text, "--model", "tiny", "--answer", " Mary"]
     assert words[8:10] == ["--against", " John"]
     ids = replace(explanation, settings=replace(explanation.settings, target=5, against=(6, 7)))
-    assert "targets=[5]" in command(ids)
-    assert "against=[[6, 7]]" in command(ids)
+    assert "answer=5" in command(ids)
+    assert "against=[6, 7]" in command(ids)
 
 
 # Increase and contrast of a head, nats, and what it supports.

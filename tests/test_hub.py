@@ -133,7 +133,7 @@ def load(name, **options):
 
 
 def load_task(name, **options):
-    prompts = il.load_task(il.TextTask(name, classes="all", **options), n=4)
+    prompts = il.TextTask(name, classes="all", **options).prompts(4)
     assert all(prompt.query.startswith("test") for prompt in prompts)
 
 

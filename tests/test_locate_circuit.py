@@ -215,5 +215,5 @@ def test_roles_of_tokens(load_tiny):
     assert roles[0] == ["text", "other", "true label", "text", "text", "other", "false label", "query", "query", "last"]
     assert roles[1] == ["text", "other", "true label", "query", "last"]
     assert set(roles[0]) == set(ROLES)
-    plain = il.tokenize_text(model, ["love like one"], targets=" two")
+    plain = il.tokenize(model, il.Text("love like one", answer=" two"))
     assert il.token_roles(plain)[0] == ["query", "query", "last"]

@@ -108,11 +108,3 @@ def test_labels_and_classes_of_other_tasks(icl_mini, study):
         other_tasks.natural_labels(Study(icl_mini, natural, 8))
     assert other_tasks.other_classes(Study(icl_mini, natural, 8)).labels == ("Animal", "Country")
     assert other_tasks.one_token_words(study, ["Mary", "Zoe", "one"], after="a :") == ["Mary", "one"]
-
-
-def test_fixed_labels_stay_with_their_class():
-    task, words = PAPER_TASKS[0], other_tasks.word_list()["number"]
-    for exchanged, label in ((False, "bar"), (True, "foo")):
-        for prompt in task.prompts(8, exchanged=exchanged, fixed=True):
-            assert {one.label for one in prompt.demonstrations if one.text in words} == {label}
-    assert len({one.label for p in task.prompts(8) for one in p.demonstrations if one.text in words}) == 2

@@ -37,7 +37,7 @@ FILES = ["pairs.json", "columns.json", "pairs.jsonl", "pairs.csv", "pairs.tsv"]
 def test_files_of_pairs_are_read(tmp_path, name):
     path = write(tmp_path / name)
     prompts = il.load_task("mine", path=path, n=22, demonstrations=5)
-    assert prompts == il.load_task(il.PairTask("mine", path), n=22, demonstrations=5)
+    assert prompts == il.PairTask("mine", path).prompts(22, demonstrations=5)
     assert prompts == il.load_task("mine", path=write(tmp_path / "same.csv"), n=22, demonstrations=5)
     assert [p.query for p in prompts[:11]] != [a for a, _ in PAIRS], "shuffled"
     assert sorted(p.query for p in prompts[:11]) == sorted(a for a, _ in PAIRS), "each query once before any twice"
@@ -56,9 +56,9 @@ def test_columns_with_other_names_are_pairs_if_the_task_says_so(tmp_path):
     path = write(tmp_path / "words.csv", names=("word", "opposite"))
     task = il.PairTask("opposites", path, columns=("word", "opposite"))
     assert task.pairs() == PAIRS
-    assert {(p.query, p.answer) for p in il.load_task(task, n=11)} == {*PAIRS}
+    assert {(p.query, p.answer) for p in task.prompts(11)} == {*PAIRS}
     with pytest.raises(InputError, match="no column 'input', 'output', only 'word', 'opposite'"):
-        il.load_task(il.PairTask("opposites", path), n=1)
+        il.PairTask("opposites", path).prompts(1)
 
 
 def test_shared_outputs_may_be_shown(tmp_path):
@@ -72,9 +72,7 @@ def test_shared_outputs_may_be_shown(tmp_path):
 
 REFUSED = [
     ({"labels": ("a", "b")}, "labels must be None for pairs"),
-    ({"balanced": True}, "balanced must be None for pairs"),
-    ({"query_class": "false"}, "query_class must be None for pairs"),
-    ({"layout": "reorder"}, "layout must be 'random' or 'order' for pairs"),
+    ({"layout": "reorder"}, "layout must be 'random' for pairs"),
     ({"demonstrations": 11}, "at least 11 pairs with other words than each query, got 10"),
 ]
 

@@ -35,14 +35,14 @@ def pair(request, tmp_path_factory):
 def test_several_texts_and_positions_at_once_are_each_alone(pair):
     model, hf = pair
     texts = [IOI, "Mary gave John a drink"]
-    batch = il.tokenize_text(model, texts, positions=[[3, -1], [1, 2, -2]])
-    lengths = [int(il.tokenize_text(model, text).last[0]) for text in texts]
+    batch = il.tokenize(model, list(map(il.Text, texts))).at([[3, -1], [1, 2, -2]])
+    lengths = [int(il.tokenize(model, il.Text(text)).last[0]) for text in texts]
     assert batch.last.tolist() == [3, lengths[0], 1, 2, lengths[1] - 1]
     assert batch.prompt_index.tolist() == [0, 0, 1, 1, 1]
     assert batch.answer_tokens[1] == -1, "nothing follows the end of a text"
     rows = [0, 2, 3, 4]
     for row in rows:
-        whole = il.tokenize_text(model, texts[int(batch.prompt_index[row])])
+        whole = il.tokenize(model, il.Text(texts[int(batch.prompt_index[row])]))
         assert batch.answer_tokens[row] == whole.tokens[0, batch.last[row] + 1]
     acts = il.capture(model, batch)
     assert len(acts.pass_v) == 2, "one pass a text"
@@ -50,49 +50,50 @@ def test_several_texts_and_positions_at_once_are_each_alone(pair):
     against_hf.check_search(acts[rows], batch[rows], certified=True, k=4)
 
 
-def test_targets_are_given_as_text_ids_or_by_position(pair):
+def test_answers_are_given_as_text_or_ids(pair):
     model, _ = pair
-    mary, john = (il.tokenize_text(model, IOI, targets=f" {name}").answer_tokens.tolist() for name in ("Mary", "John"))
+    mary, john = (int(il.tokenize(model, il.Text(IOI, answer=f" {name}")).answer_tokens) for name in ("Mary", "John"))
     assert mary != john
-    by_id = il.tokenize_text(model, [IOI, IOI], targets=[" Mary", john[0]], against=[[" John"], [" Mary", 7]])
-    assert by_id.answer_tokens.tolist() == mary + john
-    assert by_id.against.tolist() == [[john[0], -1], [mary[0], 7]]
-    within = il.tokenize_text(model, IOI, positions=[4, -1], targets=[" John", " Mary"])
-    assert within.answer_tokens.tolist() == john + mary
-    assert il.tokenize_text(model, IOI, targets=torch.tensor(mary)).answer_tokens.tolist() == mary
+    texts = [il.Text(IOI, answer=" Mary", against=" John"), il.Text(IOI, answer=john, against=[" Mary", 7])]
+    batch = il.tokenize(model, texts)
+    assert batch.answer_tokens.tolist() == [mary, john]
+    assert batch.against.tolist() == [[john, -1], [mary, 7]]
+    everywhere = batch.at("all")
+    assert [int(everywhere[everywhere.prompt_index == row].answer_tokens[-1]) for row in (0, 1)] == [mary, john]
+    some = il.tokenize(model, [il.Text(IOI), il.Text(IOI, answer=" Mary")])
+    assert (some.answer_tokens.tolist(), some.against) == ([-1, mary], None)
     with pytest.warns(UserWarning, match=r"' Maryto' has \d tokens, .* first, .*Mary'"):
-        assert il.tokenize_text(model, IOI, targets=" Maryto").answer_tokens.tolist() == mary
+        assert il.tokenize(model, il.Text(IOI, answer=" Maryto")).answer_tokens.tolist() == [mary]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        il.tokenize_text(model, IOI, targets=" Mary")
+        il.tokenize(model, il.Text(IOI, answer=" Mary"))
 
 
 @pytest.mark.parametrize(
-    ("texts", "options", "message"),
+    ("texts", "message"),
     [
-        ([], {}, "at least one text"),
-        ([IOI, " "], {}, "must not be empty, got .* as text 1"),
-        (IOI, {"targets": ""}, "must not be empty"),
-        (IOI + " ", {"targets": "Mary"}, "not a separate token"),
-        (IOI, {"targets": 10_000}, "token id 10000 is out of range"),
-        (IOI, {"targets": " Mary", "against": " Mary"}, "must differ"),
-        ([IOI, IOI], {"targets": [" Mary"]}, "all 2 texts"),
-        (IOI, {"targets": [" Mary", " John"]}, "got 2 for 1 positions"),
-        (IOI, {"positions": 100}, "position 100 is out of range for prompt 0"),
-        (" ".join(["Mary"] * 100), {}, "context length of 64"),
-        ([il.Prompt.parse(families.PROMPT)], {}, r"use il\.tokenize"),
+        (lambda: [il.Text(IOI), il.Text(" ")], "must not be empty, got ' '"),
+        (lambda: il.Text(IOI, answer=""), "must not be empty"),
+        (lambda: il.Text(IOI, answer=[" Mary"]), "must be a string or a token id"),
+        (lambda: il.Text(IOI, against=[]), "at least one token"),
+        (lambda: il.Text(IOI + " ", answer="Mary"), "not a separate token"),
+        (lambda: il.Text(IOI, answer=10_000), "token id 10000 is out of range"),
+        (lambda: il.Text(IOI, answer=" Mary", against=" Mary"), "must differ"),
+        (lambda: [il.Text(IOI), il.Text(IOI, against=" Mary")], "all texts or none must have tokens to compare"),
+        (lambda: il.Text(" ".join(["Mary"] * 100)), "context length of 64"),
+        (lambda: [il.Prompt.parse(families.PROMPT), il.Text(IOI)], "got both"),
     ],
 )
-def test_what_does_not_fit_is_said(pair, texts, options, message, no_type_checks):
+def test_what_does_not_fit_is_said(pair, texts, message, no_type_checks):
     with pytest.raises(il.InputError, match=message):
-        il.tokenize_text(pair[0], texts, **options)
+        il.tokenize(pair[0], texts())
 
 
 def test_beginning_of_sequence_is_the_tokenizers_own(pair):
     model, _ = pair
-    batch = il.tokenize_text(model, IOI)
+    batch = il.tokenize(model, il.Text(IOI))
     assert (batch.tokens[0, 0] == model.tokenizer.bos_token_id) == (model.cfg.normalization_type.startswith("RMS"))
-    with_bos = il.tokenize_text(model, IOI, prepend_bos=True, positions=0, targets="Mary")
+    with_bos = il.tokenize(model, il.Text(IOI), prepend_bos=True).at(0)
     assert with_bos.tokens.tolist() == [[model.tokenizer.bos_token_id]]
 
 
@@ -235,7 +236,7 @@ def test_tokens_without_a_model_are_their_own_names():
 
 @pytest.mark.parametrize(("kind", "names"), [("byte", ["love", "␣like"]), ("metaspace", ["␣love", "␣like"])])
 def test_white_space_of_tokens_is_visible(kind, names):
-    batch = il.tokenize_text(model_of(kind), "love like\n", prepend_bos=False)
+    batch = il.tokenize(model_of(kind), il.Text("love like\n"), prepend_bos=False)
     assert batch.token_names[0][:2] == names
     assert not any(set(name) & set(" \n") or not name for name in batch.token_names[0])
     assert [name.strip("␣") for name in names] == [one.strip() for one in batch.token_strings[0][:2]]

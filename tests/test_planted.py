@@ -39,7 +39,7 @@ def task(truth: Planted, *, swapped: bool = False, n: int = 12, **options: Any) 
 
 def balanced(truth: Planted, *, demonstrations: int = 2) -> list[il.Prompt]:
     """Prompts in random order: queries of both classes, both labels as the answer."""
-    options: dict[str, Any] = {"balanced": True, "layout": "random", "demonstrations": demonstrations, "n": 16}
+    options: dict[str, Any] = {"demonstrations": demonstrations, "n": 16}
     return [prompt for swapped in (False, True) for prompt in task(truth, swapped=swapped, **options)]
 
 

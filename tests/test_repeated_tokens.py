@@ -28,7 +28,7 @@ def test_scores_are_those_of_the_pattern(gpt2):
 
 def test_sequences_begin_as_the_models_prompts_do(icl_mini):
     front = prefix_tokens(icl_mini)
-    prompt = il.tokenize_text(icl_mini, "love")
+    prompt = il.tokenize(icl_mini, il.Text("love"))
     assert prompt.tokens[0, : len(front)].tolist() == front
     special = icl_mini.tokenizer.all_special_ids
     assert not {token for row in random_tokens(icl_mini, 5, 20, 0) for token in row} & {*special}

@@ -80,13 +80,13 @@ def test_heads_that_are_edited_are_refused(gpt2, gpt2_batch):
 
 def test_free_texts_are_scored_over_the_vocabulary(load_tiny, family_folder, float64):
     model, hf = load_tiny("gpt2", dtype=torch.float64), hf_twin(family_folder, "gpt2")
-    free = il.tokenize_text(model, "love : bar one :", targets=" foo", prepend_bos=False)
+    free = il.tokenize(model, il.Text("love : bar one :", answer=" foo"), prepend_bos=False)
     theirs = hf_saliency(hf, free.tokens, list(range(97)), int(free.answer_tokens[0]))
     assert_close(il.attention_saliency(model, free)[0], theirs)
     with pytest.raises(InputError, match="no demonstrations"):
         il.saliency_flow(model, free)
     with pytest.raises(InputError, match="must have an answer or target"):
-        il.attention_saliency(model, il.tokenize_text(model, "love : bar one :"))
+        il.attention_saliency(model, il.tokenize(model, il.Text("love : bar one :")))
 
 
 def test_it_leaves_nothing_behind_and_shows_itself(load_tiny):

@@ -174,7 +174,7 @@ def test_a_distance_is_refused_where_scores_depend_on_more_than_it(tiny_of):
 )
 def test_score_parts_of_unusual_attention_sum_to_the_scores(kind, tiny_of):
     hf, model = tiny_of(kind)
-    batch = il.tokenize_text(model, TEXT, prepend_bos=False)
+    batch = il.tokenize(model, il.Text(TEXT), prepend_bos=False)
     acts = il.capture(model, batch, writers=True)
     parts = il.attention_score_parts(acts, (2, 3))
     attention = own_run(hf).attentions[2][0, 3, -1]
@@ -211,7 +211,9 @@ def test_scores_that_differ_from_the_models_attention_are_refused(wrong, tiny_of
 @pytest.mark.parametrize("kind", ["norms of every head, Cohere", "norms of every head, StableLM"])
 def test_a_section_that_a_family_does_not_support_is_left_out_and_named(kind, tiny_of, tmp_path):
     hf, model = tiny_of(kind)
-    explanation = il.explain(model, f"{TEXT} :", answer="no", prepend_bos=False, k=3, n_ablated=2, n_random=3)
+    explanation = il.explain(
+        model, il.Prompt.parse(f"{TEXT} :", answer="no"), prepend_bos=False, k=3, n_ablated=2, n_random=3
+    )
     reason = f"the query and key norm of {type(hf).__name__} is not supported"
     sections = [one.section for one in explanation.left_out]
     assert sections == [
@@ -241,7 +243,9 @@ def test_a_section_that_a_family_does_not_support_is_left_out_and_named(kind, ti
 
 def test_a_complete_explanation_leaves_nothing_out(tiny_of):
     _, model = tiny_of("adjacent pairs")
-    explanation = il.explain(model, f"{TEXT} :", answer="no", prepend_bos=False, k=3, n_ablated=2, n_random=3)
+    explanation = il.explain(
+        model, il.Prompt.parse(f"{TEXT} :", answer="no"), prepend_bos=False, k=3, n_ablated=2, n_random=3
+    )
     assert explanation.left_out == ()
     assert all(report.similarity and report.why and report.query_words for report in explanation.heads)
     assert "Left out" not in explanation.to_html()

@@ -232,7 +232,7 @@ def test_writers_from_a_cache_and_for_chosen_positions(gpt2, gpt2_batch):
 
 
 def test_plain_text_has_parts_at_all_positions(gpt2):
-    batch = il.tokenize_text(gpt2, "love like eight two one", targets=" foo")
+    batch = il.tokenize(gpt2, il.Text("love like eight two one", answer=" foo"))
     acts = il.capture(gpt2, batch, writers=True)
     parts = il.attention_score_parts(acts, "L1H0")
     assert parts.positions.tolist() == [[0, 1, 2, 3, 4]]

@@ -87,7 +87,7 @@ PROMPT = "love : bar like : bar eight : foo two : foo one :"
 
 
 def test_an_explanation_holds_it_for_every_located_head(gpt2: Any) -> None:
-    explanation = il.explain(gpt2, PROMPT, answer="foo", k=3)
+    explanation = il.explain(gpt2, il.Prompt.parse(PROMPT, answer="foo"), k=3)
     batch = il.tokenize(gpt2, [il.Prompt.parse(PROMPT, answer="foo")])
     own = il.label_similarity(gpt2, batch, [report.head for report in explanation.heads])[0]
     assert_close([report.similarity for report in explanation.heads], own)
@@ -99,7 +99,7 @@ def test_an_explanation_holds_it_for_every_located_head(gpt2: Any) -> None:
     assert_close(first, own[0])
     assert (first.columns - 1).tolist() == first.index[:4].tolist()
     assert [*table["query_label"][:20:4]] == ["bar", "bar", "foo", "foo", "foo"]
-    assert il.explain(gpt2, "love bar love", answer=" bar", k=2).to_frame("similarity").empty
+    assert il.explain(gpt2, il.Text("love bar love", answer=" bar"), k=2).to_frame("similarity").empty
 
 
 def matching(scores: Any) -> float:
@@ -114,7 +114,7 @@ def matching(scores: Any) -> float:
 
 
 def test_a_label_that_all_rows_prefer_does_not_count_as_matching(gpt2: Any) -> None:
-    explanation = il.explain(gpt2, PROMPT, answer="foo", k=1)
+    explanation = il.explain(gpt2, il.Prompt.parse(PROMPT, answer="foo"), k=1)
     for scores, expected in (
         ([[0.0, 0.0, 3.0, 3.0]] * 5, "+0.00"),  # all prefer foo
         ([[1.0, 1.0, 0.0, 0.0]] * 2 + [[0.0, 0.0, 1.0, 1.0]] * 3, "+1.00"),  # all prefer their own label
@@ -125,7 +125,7 @@ def test_a_label_that_all_rows_prefer_does_not_count_as_matching(gpt2: Any) -> N
 
 
 def test_the_page_shows_the_matrix_and_what_same_labels_score(gpt2: Any) -> None:
-    explanation = il.explain(gpt2, PROMPT, answer="foo", k=2)
+    explanation = il.explain(gpt2, il.Prompt.parse(PROMPT, answer="foo"), k=2)
     page, report = explanation.to_html(), explanation.heads[0]
     (shown,) = re.findall(rf'<article class="panel" data-head="{report.head}".*?</article>', page, re.DOTALL)
     cells = re.findall(r'<td class="n [pm]" style="--v:\d+%">([+−][\d.]+)</td>', shown)
@@ -136,7 +136,10 @@ def test_the_page_shows_the_matrix_and_what_same_labels_score(gpt2: Any) -> None
     assert [float(cell.replace("−", "-")) for cell in cells] == [round(x, 2) for row in centered for x in row]
     assert f"a column scores {matching(report.similarity):+.2f} higher".replace("-", "−") in shown
     assert "Attention scores without positions" in explanation._repr_html_()
-    assert "Attention scores without positions" not in il.explain(gpt2, "love bar love", answer=" bar", k=2).to_html()
+    assert (
+        "Attention scores without positions"
+        not in il.explain(gpt2, il.Text("love bar love", answer=" bar"), k=2).to_html()
+    )
 
 
 def test_a_model_that_hides_its_rotation_is_explained_without_it(
@@ -147,9 +150,9 @@ def test_a_model_that_hides_its_rotation_is_explained_without_it(
     def hidden(*_: Any) -> None:
         raise attention_scores.RotaryAnglesUnavailable("does not expose its rotary angles")
 
-    assert il.explain(model, PROMPT, answer="foo", k=2).heads[0].similarity
+    assert il.explain(model, il.Prompt.parse(PROMPT, answer="foo"), k=2).heads[0].similarity
     monkeypatch.setattr(attention_scores, "rotation_table", hidden)
-    explanation = il.explain(model, PROMPT, answer="foo", k=2)
+    explanation = il.explain(model, il.Prompt.parse(PROMPT, answer="foo"), k=2)
     assert explanation.heads[0].similarity == ()
     assert [one.section for one in explanation.left_out] == [
         "attention scores without positions",
@@ -183,10 +186,13 @@ def test_labels_of_several_tokens_are_asked_for_before_their_first() -> None:
 
 def test_long_texts_and_many_demonstrations_stay_short_on_the_page(gpt2: Any) -> None:
     text = " ".join(f"{word} : {label}" for word, label in [("love", "bar"), ("two", "foo")] * 10) + " one :"
-    explanation = il.explain(gpt2, text, answer="foo", k=1)
+    explanation = il.explain(gpt2, il.Prompt.parse(text, answer="foo"), k=1)
     page = explanation.to_html()
     assert "The last 16 of 20 demonstrations are shown" in page
     assert page.count('<td class="n p" style="--v') + page.count('<td class="n m" style="--v') == 17 * 16
     assert len(explanation.to_frame("similarity")) == 21 * 20
-    assert "Attention scores without positions" not in il.explain(gpt2, "two : foo one :", answer="foo", k=1).to_html()
+    assert (
+        "Attention scores without positions"
+        not in il.explain(gpt2, il.Prompt.parse("two : foo one :", answer="foo"), k=1).to_html()
+    )
     assert heads.cut("愛" * 40) == "愛" * 22 + " …"

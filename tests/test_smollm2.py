@@ -119,13 +119,12 @@ def test_the_keys_of_induction_heads_come_from_a_previous_token_head(model):
 
 def test_the_queries_of_name_movers_come_from_heads_that_attend_to_the_second_subject(model):
     """Indirect-object identification (Wang et al. 2022): movers attend to the name that S-inhibition heads spare."""
-    names, texts, targets, against = ["Mary", "John", "Tom", "Anna", "James", "Paul"], [], [], []
+    names, texts = ["Mary", "John", "Tom", "Anna", "James", "Paul"], []
     for number, (other, subject) in enumerate(permutations(names, 2)):
         first, second = (other, subject) if number % 2 else (subject, other)
-        texts.append(f"When {first} and {second} went to the store, {subject} gave a drink to")
-        targets.append(f" {other}")
-        against.append(f" {subject}")
-    batch = il.tokenize_text(model, texts, targets=targets, against=against)
+        text = f"When {first} and {second} went to the store, {subject} gave a drink to"
+        texts.append(il.Text(text, answer=f" {other}", against=f" {subject}"))
+    batch = il.tokenize(model, texts)
     acts, rows = il.capture(model, batch), torch.arange(len(batch))
     at = {
         name: torch.tensor([pick([i for i, id in enumerate(row) if id == token]) for row, token in tokens])

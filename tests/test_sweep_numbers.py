@@ -268,14 +268,14 @@ def both(load_tiny, family_folder) -> Callable[[str], Both]:
 # Tokens
 
 
-@checks("tokenize", "tokenize_text", "PromptBatch.from_tokens")
+@checks("tokenize", "Text", "PromptBatch.from_tokens")
 def tokens_are_the_words(c: Both) -> None:
     expected = [[families.WORDS.index(word) for word in sweep.words(prompt)] for prompt in c.prompts]
     texts = [" ".join(sweep.words(prompt)) for prompt in c.prompts]
     assert [ids.tolist() for ids in c.ids] == expected
     for batch in (
         il.tokenize(c.model, c.prompts, prepend_bos=False),
-        il.tokenize_text(c.model, texts, prepend_bos=False),
+        il.tokenize(c.model, list(map(il.Text, texts)), prepend_bos=False),
         il.PromptBatch.from_tokens(expected, model=c.model),
     ):
         assert [ids.tolist() for ids in trimmed(batch)] == expected

@@ -15,7 +15,7 @@ from icl_lens.prompts.prompt import Template
 from icl_lens.prompts.tasks import load_task
 from icl_lens.prompts.text_task import TextTask
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.prompts.word_task import WORD_TASKS
+from icl_lens.prompts.word_task import WORD_TASKS, WordTask
 
 CATEGORIES = {
     "color": ["red", "blue", "green", "orange", "pink"],
@@ -95,15 +95,14 @@ def test_the_papers_word_tasks(name):
 
 @pytest.fixture(params=["words", "sentences", "sentences of all classes"])
 def task(request, words, folder):
-    """Return a function that loads a task of one kind with given options; tests run for each kind."""
+    """A task of one kind; tests run for each kind."""
     classes = "all" if "all" in request.param else "binary"
-    source = TextTask("trec", folder, classes=classes)
-    where = {"task": "color-fruit", "path": words} if request.param == "words" else {"task": source}
-    return lambda **options: load_task(**where, **options)
+    is_words = request.param == "words"
+    return WordTask("color-fruit", words) if is_words else TextTask("trec", folder, classes=classes)
 
 
 def test_layouts_show_the_same_texts_in_another_order(task):
-    order, reorder, imbalanced = (task(n=50, layout=layout) for layout in ("order", "reorder", "imbalanced"))
+    order, reorder, imbalanced = (task.prompts(50, layout=layout) for layout in ("order", "reorder", "imbalanced"))
     for one, two, three in zip(order, reorder, imbalanced, strict=True):
         false, true = one.demonstrations[:-2], one.demonstrations[-2:]
         assert {d.label for d in true} == {one.answer}
@@ -116,7 +115,9 @@ def test_layouts_show_the_same_texts_in_another_order(task):
 
 def test_the_same_texts_asked_about_the_other_class(task):
     """The query is an unseen text of the false class that is shown first, and the answer is that class's label."""
-    one, other = (task(n=60, layout="order", query_class=asked) for asked in ("true", "false"))
+    one = task.prompts(60, layout="order")
+    other = [prompt.with_other_query() for prompt in one]
+    assert [prompt.with_other_query() for prompt in other] == one
     for left, right in zip(one, other, strict=True):
         assert left.demonstrations == right.demonstrations
         assert right.answer == right.demonstrations[0].label != left.answer
@@ -127,23 +128,36 @@ def test_the_same_texts_asked_about_the_other_class(task):
 
 
 def test_seeds_give_the_same_prompts(task):
-    one, two, other = (task(n=30, seed=seed) for seed in (1, 1, 2))
+    one, two, other = (task.prompts(30, seed=seed) for seed in (1, 1, 2))
     assert one == two
     assert one != other
-    assert task(n=10, seed=1) == one[:10]
+    assert task.prompts(10, seed=1) == one[:10]
     # A few queries are drawn from all, not the first ones.
-    assert len({frozenset(prompt.query for prompt in task(n=4, seed=seed)) for seed in range(5)}) > 1
+    assert len({frozenset(prompt.query for prompt in task.prompts(4, seed=seed)) for seed in range(5)}) > 1
 
 
-def test_balanced_labels_are_swapped_in_every_second_prompt(words):
-    plain, swapped, balanced = (
-        load_task("color-fruit", path=words, n=20, layout="order", **more)
-        for more in ({}, {"labels": ("bar", "foo")}, {"balanced": True})
+def test_balanced_layouts_ask_for_both_classes_and_exchange_labels_in_every_second_pair(words):
+    """Four prompts: the true class, the false one, and both with labels exchanged; texts are those of the paper's."""
+    task = WordTask("color-fruit", words)
+    paper, random, last, first = (task.prompts(20, layout=one) for one in ("order", "random", "last", "first"))
+    swap = {"foo": "bar", "bar": "foo"}
+    for number, (given, shuffled, near, far) in enumerate(zip(paper, random, last, first, strict=True)):
+        asked = given.with_other_query() if number % 2 else given
+        label = swap if number // 2 % 2 else {"foo": "foo", "bar": "bar"}
+        shown = {(one.text, label[one.label]) for one in given.demonstrations}
+        for prompt in (shuffled, near, far):
+            assert {(one.text, one.label) for one in prompt.demonstrations} == shown
+            assert (prompt.query, prompt.answer, prompt.labels) == (asked.query, label[asked.answer], ("foo", "bar"))
+        is_own = [one.label == near.answer for one in near.demonstrations]
+        assert is_own == [False, False, True, True]
+        assert far.demonstrations == near.demonstrations[2:] + near.demonstrations[:2]
+    assert len({tuple(one.label == prompt.answer for one in prompt.demonstrations) for prompt in random}) > 2
+
+
+def test_the_papers_labels_are_given_in_the_order_true_false(words):
+    plain, swapped = (
+        load_task("color-fruit", words, n=20, layout="order", labels=labels) for labels in (None, ("bar", "foo"))
     )
-    assert balanced[::2] == plain[::2]
-    for ours, theirs in zip(balanced[1::2], swapped[1::2], strict=True):
-        assert (ours.demonstrations, ours.query, ours.answer) == (theirs.demonstrations, theirs.query, "bar")
-        assert ours.labels == ("foo", "bar")
     swap = {"foo": "bar", "bar": "foo"}
     for left, right in zip(plain, swapped, strict=True):
         assert [(d.text, swap[d.label]) for d in left.demonstrations] == [
@@ -165,10 +179,10 @@ def test_prompts_differ_as_long_as_the_words_allow(words):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"task": "color-shape"}, "unknown task 'color-shape'.*sst2.*sentiment-number.*color, fruit, pair"),
-        ({"task": "color-pair"}, "'pair' must have at least 3 words .*got 2"),
-        ({"task": "pair-fruit", "query_class": "false"}, "no unused text"),
-        ({"task": "sst3", "path": None}, r"unknown task 'sst3'; choose a sentence dataset \(sst2, trec, agnews"),
+        ({"name": "color-shape"}, "unknown task 'color-shape'.*sst2.*sentiment-number.*color, fruit, pair"),
+        ({"name": "color-pair"}, "'pair' must have at least 3 words .*got 2"),
+        ({"name": "pair-fruit"}, "no unused text"),
+        ({"name": "sst3", "path": None}, r"unknown task 'sst3'; choose a sentence dataset \(sst2, trec, agnews"),
         ({"path": "nowhere.json"}, "no word list"),
         ({"n": 0}, "between 1 and 1,000,000, got 0"),
         ({"demonstrations": 0}, "at least 1"),
@@ -179,7 +193,7 @@ def test_prompts_differ_as_long_as_the_words_allow(words):
 @pytest.mark.usefixtures("no_type_checks")
 def test_word_tasks_that_cannot_be_are_refused(words, arguments, complaint):
     with pytest.raises(InputError, match=complaint):
-        load_task(**{"task": "color-fruit", "path": words, "n": 5} | arguments)
+        load_task(**{"name": "color-fruit", "path": words, "n": 5} | arguments)
 
 
 # Sentences
@@ -205,7 +219,7 @@ def test_two_classes_a_prompt_are_those_of_query_and_another(folder):
 
 def test_all_classes_keep_their_labels(folder):
     """A label belongs to the same class in every prompt; the true class stands next to the query."""
-    prompts = load_task(TextTask("trec", folder, classes="all"), n=60, layout="order")
+    prompts = TextTask("trec", folder, classes="all").prompts(60, layout="order")
     meaning = {"foo": "ABBR", "bar": "DESC", "baz": "NUM"}
     first = set()
     for prompt in prompts:
@@ -217,7 +231,7 @@ def test_all_classes_keep_their_labels(folder):
         assert all(one.label == two.label for one, two in list(pairwise(prompt.demonstrations))[::2])
         first.add((prompt.answer, prompt.demonstrations[0].label))
     assert len(first) == 6
-    named = load_task(TextTask("trec", folder, classes="all"), n=5, labels=["a", "b", "c"])
+    named = TextTask("trec", folder, classes="all").prompts(5, labels=["a", "b", "c"])
     assert named[0].labels == ("a", "b", "c")
 
 
@@ -233,7 +247,7 @@ def test_all_classes_keep_their_labels(folder):
 @pytest.mark.parametrize("layout", ["order", "random"])
 def test_labels_that_name_classes_belong_to_them(folder, labels, classes, layout):
     """Every prompt shows them, and if labels are balanced, each is the answer equally often."""
-    prompts = load_task(TextTask("trec", folder, classes=classes), n=60, layout=layout, labels=labels)
+    prompts = TextTask("trec", folder, classes=classes).prompts(60, layout=layout, labels=labels)
     kinds = {label: label.upper() for label in labels if label.upper() in {"NUM", "ABBR", "DESC"}}
     for prompt in prompts:
         assert prompt.labels == labels
@@ -247,10 +261,10 @@ def test_labels_that_name_classes_belong_to_them(folder, labels, classes, layout
 
 
 def test_labels_that_name_classes_without_queries_are_refused(folder, monkeypatch):
-    monkeypatch.setattr("icl_lens.prompts.tasks.MAX_SKIPPED", 100)
+    monkeypatch.setattr("icl_lens.prompts.labeled_task.MAX_SKIPPED", 100)
     write(folder / "other.jsonl", [{"text": f"other DESC {i}", "label": "DESC"} for i in range(3)])
     with pytest.raises(InputError, match="of the same prompt, got the names of 'ABBR', 'NUM'"):
-        load_task(TextTask("trec", folder, split="other"), n=4, labels=["NUM", "ABBR"])
+        TextTask("trec", folder, split="other").prompts(4, labels=["NUM", "ABBR"])
 
 
 def test_one_file_is_cut_in_two(tmp_path):
@@ -266,7 +280,7 @@ def test_one_file_is_cut_in_two(tmp_path):
 
 
 def test_queries_from_the_train_split(folder):
-    prompts = load_task(TextTask("trec", folder, split="train"), n=100)
+    prompts = TextTask("trec", folder, split="train").prompts(100)
     asked = {prompt.query for prompt in prompts}
     assert not asked & {d.text for prompt in prompts for d in prompt.demonstrations}
     assert all(query.startswith("train ") for query in asked)
@@ -290,7 +304,7 @@ def test_what_becomes_of_odd_texts(folder):
         {"text": "test NUM " + "long " * 20, "label": "NUM"},
     ]
     write(folder / "test.jsonl", [*rows_of("test"), *odd])
-    asked = Counter(prompt.query for prompt in load_task(TextTask("trec", folder, max_words=21), n=19))
+    asked = Counter(prompt.query for prompt in TextTask("trec", folder, max_words=21).prompts(19))
     assert asked == Counter([*(row["text"] for row in rows_of("test")), "test NUM with a line break"])
     longest = {prompt.query for prompt in load_task("trec", path=folder, n=20)} - set(asked)
     assert longest == {("test NUM " + "long " * 20).strip()}
@@ -302,7 +316,7 @@ def test_other_files_and_columns_are_read(tmp_path, suffix):
     table = datasets.Dataset.from_list(rows).to_pandas()
     path = tmp_path / f"rows [1].{suffix}"
     table.to_csv(path, index=False) if suffix == "csv" else table.to_parquet(path)
-    prompts = load_task(TextTask("mine", path, columns=("sentence", "class")), n=30)
+    prompts = TextTask("mine", path, columns=("sentence", "class")).prompts(30)
     assert all(prompt.query.endswith(', "quoted"') for prompt in prompts)
     assert {kind_of(prompt.query) for prompt in prompts} == set(KINDS)
     with pytest.raises(InputError, match="no column 'text', 'label', only 'sentence', 'class'"):
@@ -314,7 +328,7 @@ def test_numbers_as_labels_survive_an_empty_cell(tmp_path):
     lines = [f"text {kind} {i},{kind}" for i in range(6) for kind in range(3)]
     (tmp_path / "train.csv").write_text("text,label\n" + "\n".join([*lines, "text without label,"]))
     write(tmp_path / "test.jsonl", [{"text": f"ask {i}", "label": i % 3} for i in range(6)])
-    for prompt in load_task(TextTask("mine", tmp_path, classes="all"), n=6):
+    for prompt in TextTask("mine", tmp_path, classes="all").prompts(6):
         assert prompt.answer == ("foo", "bar", "baz")[int(kind_of(prompt.query)) % 3]
         for d in prompt.demonstrations:
             assert d.label == ("foo", "bar", "baz")[int(kind_of(d.text))]
@@ -325,7 +339,7 @@ def test_class_names_of_parquet_files_are_read(tmp_path):
     rows = {"text": [f"t {i}" for i in range(12)], "label": [i % 2 for i in range(11)] + [-1]}
     path = tmp_path / "rows.parquet"
     datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
-    for prompt in load_task(TextTask("mine", path, classes="all"), n=20, demonstrations=1):
+    for prompt in TextTask("mine", path, classes="all").prompts(20, demonstrations=1):
         # "a", the name of 1, comes first in the alphabet.
         assert prompt.answer == ("bar", "foo")[int(prompt.query.split()[1]) % 2]
         assert "t 11" not in str(prompt)
@@ -347,14 +361,14 @@ def test_shards_are_read_together(tmp_path):
     for i, kind in enumerate(KINDS):
         write(tmp_path / f"train-0000{i}-of-00003.jsonl", rows_of("train", [kind]))
     write(tmp_path / "test-00000-of-00001.jsonl", rows_of("test"))
-    prompts = load_task(TextTask("mine", tmp_path, classes="all"), n=10)
+    prompts = TextTask("mine", tmp_path, classes="all").prompts(10)
     assert {kind_of(d.text) for d in prompts[0].demonstrations} == set(KINDS)
 
 
 def test_datasets_that_cannot_be_used_are_refused(folder, tmp_path):
     def refused(complaint, labels=None, **arguments):
         with pytest.raises(InputError, match=complaint):
-            load_task(TextTask("mine", **{"path": folder} | arguments), n=5, labels=labels)
+            TextTask("mine", **{"path": folder} | arguments).prompts(5, labels=labels)
 
     refused("split 'dev' of 'mine', such as 'dev.jsonl', got 'test.jsonl', 'train.jsonl'", split="dev")
     refused("no file .*nowhere", path=tmp_path / "nowhere")
@@ -376,7 +390,7 @@ def layouts(prompts, model, template):
 
 
 @pytest.mark.parametrize("prefix", ["", " "])
-@pytest.mark.parametrize("options", [{}, {"balanced": True}, {"layout": "imbalanced"}])
+@pytest.mark.parametrize("options", [{}, {"layout": "order"}, {"layout": "imbalanced"}])
 def test_rows_of_one_length_align(tmp_path, options, prefix):
     """With this tokenizer, most words have as many tokens as letters."""
     model, template = model_of("byte"), Template(prefix=prefix)
@@ -401,16 +415,16 @@ def test_sentences_of_one_length_align(tmp_path, classes):
     rows = [{"text": f"{word} {text}", "label": kind} for kind, word in (("p", "love"), ("q", "sad")) for text in texts]
     path = write(tmp_path / "rows.jsonl", rows)
     task, options = TextTask("mine", path, classes=classes), {"n": 6, "labels": ["foo", "bar"]}
-    assert len(layouts(load_task(task, **options), model, Template())) > 1
-    aligned = load_task(task, **options, same_length_for=model)
+    assert len(layouts(task.prompts(**options), model, Template())) > 1
+    aligned = task.prompts(**options, same_length_for=model)
     assert layouts(aligned, model, Template()) == {(4, 9, 14, 19, 23)}
 
 
 def test_rows_that_cannot_align_are_refused(words):
-    options = {"path": words, "layout": "order", "demonstrations": 1, "n": 4, "same_length_for": model_of("byte")}
-    load_task("color-fruit", **options, balanced=True)
+    options = {"path": words, "layout": "last", "demonstrations": 1, "n": 4, "same_length_for": model_of("byte")}
+    load_task("color-fruit", **options)
     with pytest.raises(InputError, match=r"same number of tokens.*prompt 1"):
-        load_task("color-fruit", **options, balanced=True, labels=["foo", "zzzz"])
+        load_task("color-fruit", **options, labels=["foo", "zzzz"])
 
 
 def test_a_seed_gives_the_prompts_that_it_has_always_given():

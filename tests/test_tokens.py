@@ -14,7 +14,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from icl_lens.errors import InputError
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.prompts.plain_text import tokenize_text
+from icl_lens.prompts.plain_text import Text
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
 
@@ -358,29 +358,26 @@ def test_a_special_token_in_a_text_is_that_token_although_it_is_the_unknown_one(
     batch = tokenize(model_of(kind), prompt_of(("love", "foo"), ("eight", "bar"), query="two"), template=template)
     assert batch.tokens[0].tolist().count(tokenizer.unk_token_id) == 2
     text = f"love {marker} eight"
-    assert (
-        tokenize_text(model_of(kind), text, targets=f" {marker}", prepend_bos=False).tokens[0].tolist()
-        == tokenizer(text, add_special_tokens=False)["input_ids"]
-    )
-    assert int(tokenize_text(model_of(kind), text, targets=marker).targets) == tokenizer.unk_token_id
+    plain = tokenize(model_of(kind), Text(text, answer=f" {marker}"), prepend_bos=False)
+    assert plain.tokens[0].tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert int(tokenize(model_of(kind), Text(text, answer=marker)).targets) == tokenizer.unk_token_id
     if kind == "word":
         with pytest.raises(InputError, match="got 'zebra'"):
-            tokenize_text(model_of(kind), f"{marker} zebra")
-        with pytest.raises(InputError, match="the target ' zebra' is not in the model's vocabulary"):
-            tokenize_text(model_of(kind), text, targets=" zebra")
+            tokenize(model_of(kind), Text(f"{marker} zebra"))
+        with pytest.raises(InputError, match="the answer ' zebra' is not in the model's vocabulary"):
+            tokenize(model_of(kind), Text(text, answer=" zebra"))
 
 
 @pytest.mark.parametrize("prepend_bos", [None, True])
 def test_a_text_that_begins_with_its_bos_gets_no_second_one(prepend_bos):
-    """Chat text has its BOS already; positions of other rows still count theirs."""
+    """Chat text has its BOS already."""
     model = model_of("metaspace")
     bos = model.tokenizer.bos_token_id
-    batch = tokenize_text(
-        model, ["<s> love like happy", "love like happy"], targets=" sad", positions=[1, -1], prepend_bos=prepend_bos
-    )
+    texts = [Text(text, answer=" sad") for text in ("<s> love like happy", "love like happy")]
+    batch = tokenize(model, texts, prepend_bos=prepend_bos)
     rows = [row[: last + 1] for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)]
-    assert [(row[0], row.count(bos)) for row in rows] == [(bos, 1)] * 4
-    assert strings("metaspace", batch.targets) == ["_sad"] * 4
+    assert [(row[0], row.count(bos)) for row in rows] == [(bos, 1)] * 2
+    assert strings("metaspace", batch.targets) == ["_sad"] * 2
     prompts = [prompt_of(("love", "foo"), ("<s> eight", "bar")), prompt_of(("<s> love", "foo"), ("eight", "bar"))]
     batch = tokenize(model, prompts, prepend_bos=prepend_bos)
     assert [row.count(bos) for row in batch.tokens.tolist()] == [2, 1]

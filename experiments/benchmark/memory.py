@@ -49,7 +49,7 @@ def _measure(folder: str, what: str, n: int, n_tokens: int, dtype: str) -> dict[
     loaded = _resident()
     start = time.perf_counter()
     if what == "explain":
-        il.explain(model, EXAMPLE, answer="foo").to_html()
+        il.explain(model, il.Prompt.parse(EXAMPLE, answer="foo")).to_html()
     else:
         batch = il.tokenize(model, random_prompts(n, n_tokens))
         if what == "locate":

@@ -183,12 +183,12 @@ def one_token_words(study: Study, words: Sequence[str], *, after: str) -> list[s
     Only the first token of a longer word would be scored. Raise InputError for a text with words that the model does
     not know.
     """
-    il.tokenize_text(study.model, after)
+    il.tokenize(study.model, il.Text(after))
     decode, found = study.model.tokenizer.decode, []
     for word in words:
         with warnings.catch_warnings(), suppress(InputError):  # the error is about words that the model does not know
             warnings.simplefilter("ignore")  # about words of several tokens
-            token = int(il.tokenize_text(study.model, after, targets=f" {word}").answer_tokens)
+            token = int(il.tokenize(study.model, il.Text(after, answer=f" {word}")).answer_tokens)
             if decode([token]).strip() == word:
                 found.append(word)
     return found
@@ -212,10 +212,11 @@ def _pairs(study: Study, pairs: Sequence[tuple[str, str]], *, seed: int) -> Task
 
 def _tokenized(study: Study, texts: list[str], answers: list[str], others: list[str]) -> TaskPrompts:
     """Tokenize texts; those with the same answer are one cluster."""
-    batch = il.tokenize_text(
-        study.model, texts, targets=[f" {word}" for word in answers], against=[[f" {word}"] for word in others]
-    )
-    return TaskPrompts(batch, np.unique(answers, return_inverse=True)[1])
+    prompts = [
+        il.Text(text, answer=f" {answer}", against=f" {other}")
+        for text, answer, other in zip(texts, answers, others, strict=True)
+    ]
+    return TaskPrompts(il.tokenize(study.model, prompts), np.unique(answers, return_inverse=True)[1])
 
 
 def _check_enough(words: Sequence[object], needed: int, what: str) -> None:

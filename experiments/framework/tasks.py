@@ -16,7 +16,9 @@ PAPER = Template()
 ARROWS = Template("{text} -> {label}", "{text} ->", "\n")
 QUESTIONS = Template("Input: {text}\nLabel: {label}", "Input: {text}\nLabel:", "\n\n")
 
-Layout = Literal["random", "order", "reorder", "imbalanced"]
+Layout = Literal["random", "order", "reorder"]
+_NAMES: Mapping[Layout, Literal["random", "last", "first"]] = {"random": "random", "order": "last", "reorder": "first"}
+"""The layouts' names for `load_task`, whose "order" and "reorder" are not balanced."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,6 @@ class Task:
         seed: int = 0,
         layout: Layout = "random",
         exchanged: bool = False,
-        fixed: bool = False,
         same_length_for: Any = None,
     ) -> list[Prompt]:
         """Return n prompts whose queries alternate between both classes.
@@ -55,32 +56,25 @@ class Task:
         Each arbitrary label is the answer in half of the prompts of either class. Natural labels stay with their
         class. In "order" the query's class is demonstrated last, in "reorder" first. With `exchanged`, every prompt
         has the two labels exchanged and the answer with them: the same texts demonstrate the opposite mapping. The same
-        seed gives the same texts in every layout. With `fixed`, arbitrary labels stay with their class as well.
-        `same_length_for`, a model, keeps only texts with the same number of tokens.
+        seed gives the same texts in every layout. `same_length_for`, a model, keeps only texts with the same number of
+        tokens.
         """
-        # `load_task` gives its first label to the class named last in `data`; if balanced, only in every other pair of
-        # prompts.
+        # `load_task` gives its first label to the class named last in `data`, in every other pair of prompts.
         labels = self.labels if exchanged else self.labels[::-1]
         exchange = None
         if self.natural and exchanged:
             exchange = dict(zip(self.labels, self.labels[::-1], strict=True))
-        how = {"layout": layout, "query_class": "both", "balanced": not (self.natural or fixed)}
         aligned = {"same_length_for": same_length_for, "template": self.template}
-        prompts = self._load(n, seed, labels=labels, **how, **aligned)
+        prompts = self._load(n, seed, labels=labels, layout=_NAMES[layout], **aligned)
         return [with_labels(prompt, self.labels, exchange) for prompt in prompts]
 
     def _load(self, n: int, seed: int, **how: Any) -> list[Prompt]:
-        return load_task(self.data, n=n, seed=seed, demonstrations=self.demonstrations, path=self.path, **how)
+        return load_task(self.data, self.path, n=n, seed=seed, demonstrations=self.demonstrations, **how)
 
     def other_queries(self, n: int, *, seed: int = 0) -> list[Prompt]:
         """Return `prompts(n)`, each with a query of its other class, so that the answer is the other label."""
-        how = {"layout": "random", "balanced": False, "labels": self.labels}
-        draws = [self._load(n, seed, query_class=query_class, **how) for query_class in ("true", "false")]
-        found = []
-        for own, *drawn in zip(self.prompts(n, seed=seed), *draws, strict=True):
-            query = next(one.query for one in drawn if one.query != own.query)
-            found.append(Prompt(own.demonstrations, query, other_label(own), own.labels))
-        return found
+        prompts = self._load(n, seed, labels=self.labels[::-1])
+        return [with_labels(prompt.with_other_query(), self.labels) for prompt in prompts]
 
 
 def with_labels(prompt: Prompt, choices: Sequence[str], exchange: Mapping[str, str] | None = None) -> Prompt:
@@ -88,11 +82,6 @@ def with_labels(prompt: Prompt, choices: Sequence[str], exchange: Mapping[str, s
     label = {name: name for name in choices} if exchange is None else exchange
     shown = [Demonstration(one.text, label[one.label]) for one in prompt.demonstrations]
     return Prompt(shown, prompt.query, None if prompt.answer is None else label[prompt.answer], choices)
-
-
-def other_label(prompt: Prompt) -> str:
-    """Return the label that is not the answer."""
-    return next(label for label in prompt.labels if label != prompt.answer)
 
 
 PAPER_TASKS = (Task("sentiment-number", "sentiment-number"), Task("animal-country", "animal-country"))

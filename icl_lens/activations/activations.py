@@ -325,7 +325,7 @@ def capture(
 
     `positions` selects positions other than the last. All positions of a prompt are read from one pass, and the result
     has one row per prompt and position; its batch is `batch.at(positions)`. A batch made by `at` or
-    `tokenize_text(positions=…)` also runs each prompt once. If hooks are active on the model, it runs each row
+    `PromptBatch.at` also runs each prompt once. If hooks are active on the model, it runs each row
     separately instead, because a hook may depend on where the row ends.
 
     A prompt of n tokens takes layers · n · key-value heads · d_head numbers for its values, and for each selected

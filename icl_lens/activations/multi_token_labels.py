@@ -34,7 +34,7 @@ def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> tuple[Ids, 
 
     Raise InputError for prompts without demonstrations, and for a batch that another tokenizer tokenized.
     """
-    batch.require_labels("label to tokenize", "pass target tokens to il.tokenize_text instead")
+    batch.require_labels("label to tokenize", "set the answer of an il.Text instead")
     tokenizer, prompt, template = require_fast_tokenizer(model), batch.prompts[row], batch.template
     (query,) = tokenize_texts(tokenizer, [template.render(prompt)])
     continued = tokenize_texts(tokenizer, [template.continuation(prompt, label) for label in batch.labels])

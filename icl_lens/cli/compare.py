@@ -75,7 +75,8 @@ def compare(
     if not prompts and a is None:
         a, answer = PAPER_PROMPT, answer or PAPER_ANSWER
     output.check()
-    prompts = prompts or [Prompt.parse(text or "") for text in (a, a if b is None else b)]
+    if not prompts:
+        prompts = [Prompt.parse(a or "", answer), Prompt.parse((a if b is None else b) or "", answer_b)]
     first, second = models.both()
     console = PlainConsole()
     settings = readout.tokenize_arguments() | readout.readout_arguments()
@@ -86,10 +87,10 @@ def compare(
         with progress() as report:
             both = compare_models(first, second, prompts, by=by or "contrast", progress=report, **settings)
     else:
-        before = explain(first, prompts[0], answer=answer, by=by, **settings)
+        before, other = explain(first, prompts[0], by=by, **settings), prompts[-1]
         if b is None and not models.are_same:  # explain the same answer of one prompt
-            answer_b = answer_b or before.target
-        both = compare_explanations(before, explain(second, prompts[-1], answer=answer_b, by=by, **settings))
+            other = replace(other, answer=other.answer or before.target)
+        both = compare_explanations(before, explain(second, other, by=by, **settings))
     page = output.write(both.to_html)
     console.print(both)
     output.show(page, console)

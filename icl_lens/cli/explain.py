@@ -24,28 +24,20 @@ from icl_lens.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """Plain text without demonstrations, and the tokens or labels to compare with."""
+    """Plain text without demonstrations, and the labels or tokens to compare with."""
 
     panel: ClassVar[str] = "Text"
 
     text: Annotated[str | None, Option(help="Text to explain instead of an in-context prompt.")] = None
-    target: Annotated[
-        str | None, Option(help='With --text: token to explain, e.g. " Mary".', show_default="most probable token")
-    ] = None
     against: Annotated[
         list[str] | None, Option(help="Label or token to compare with; repeatable.", show_default="all other labels")
     ] = None
 
-    def check(self, prompt: str | None, answer: str | None, readout: ReadoutOptions) -> None:
+    def check(self, prompt: str | None, readout: ReadoutOptions) -> None:
         """Raise InputError for options that conflict or have no effect."""
-        if self.text is None:
-            if self.target is not None:
-                raise InputError("--target requires --text; use --answer for a prompt with demonstrations")
-        elif prompt is not None:
-            raise InputError("pass either a prompt with demonstrations or --text, not both")
-        elif answer is not None:
-            raise InputError("--answer has no effect with --text; use --target for the token to explain")
-        else:
+        if self.text is not None:
+            if prompt is not None:
+                raise InputError("pass either a prompt with demonstrations or --text, not both")
             names = ("template", "separator", "prefix", "shared_prefix")
             reject_options(readout, *names, reason="--text has no demonstrations")
 
@@ -88,7 +80,12 @@ def explain(
     ] = None,
     answer: Annotated[
         str | None,
-        Option("--answer", "-a", help="Correct label.", show_default="model's prediction; foo for the default prompt"),
+        Option(
+            "--answer",
+            "-a",
+            help="Correct label; with --text, any token.",
+            show_default="model's prediction; foo for the default prompt",
+        ),
     ] = None,
     by: ByOption = None,
     k: Annotated[int, Option("--top", "-k", min=1, help="Number of heads to describe.")] = 10,
@@ -105,10 +102,11 @@ def explain(
     """
     from icl_lens.explanation import explain as explain_prompt
     from icl_lens.models.view import ModelView
+    from icl_lens.prompts.plain_text import Text
     from icl_lens.prompts.prompt import Prompt
     from icl_lens.report.terminal import render
 
-    text_options.check(prompt, answer, readout)
+    text_options.check(prompt, readout)
     why_options.check(
         task,
         html=output.html is not None,
@@ -118,16 +116,16 @@ def explain(
         ablate=n_ablated != 4,
         against=text_options.against,
     )
-    sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, text_options.text, text_options.target))
+    sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, text_options.text))
     output.check()
-    shown = sampled[0] if sampled else None
-    if shown is None and text_options.text is None:
-        if prompt is None:
-            prompt, answer = PAPER_PROMPT, answer or PAPER_ANSWER
-        try:
-            shown = Prompt.parse(prompt, answer=answer)
-        except InputError as error:
-            raise InputError(f"{error}; or pass a text without demonstrations with --text") from None
+    if sampled:
+        shown = sampled[0]
+    elif text_options.text is not None:
+        shown = Text(text_options.text, answer, text_options.against or None)
+    elif prompt is None:
+        shown = Prompt.parse(PAPER_PROMPT, answer=answer or PAPER_ANSWER)
+    else:
+        shown = Prompt.parse(prompt, answer=answer)
     if why_options.n is not None:
         _explain_task(output, why_options, task, readout, model, n=why_options.n, seed=seed)
         return
@@ -136,14 +134,9 @@ def explain(
         ModelView.of(loaded).check_head(why_options.why)
     task.print_behavior(console, loaded, readout, seed=seed)
     settings: dict[str, Any] = {"by": by, "why": why_options.why, "k": k, "n_ablated": n_ablated, "seed": seed}
-    settings |= readout.readout_arguments() | {"against": text_options.against or None}
-    if text_options.text is not None:
-        explanation = explain_prompt(
-            loaded, text_options.text, answer=text_options.target, plain_text=True, prepend_bos=readout.bos, **settings
-        )
-    else:
-        assert shown is not None
-        explanation = explain_prompt(loaded, shown, **readout.tokenize_arguments(), **settings)
+    settings |= readout.readout_arguments() | readout.tokenize_arguments()
+    settings |= {} if text_options.text is not None else {"against": text_options.against or None}
+    explanation = explain_prompt(loaded, shown, **settings)
     # Files are written before printing, so that a closed pipe loses nothing.
     if output.json_file is not None:
         explanation.save(output.json_file)

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.class_labels import Labels
     from icl_lens.prompts.prompt import Prompt, Template
+    from icl_lens.prompts.tasks import Task
     from icl_lens.task_behavior import TaskCheck
 
 
-Layout = Literal["order", "reorder", "imbalanced", "random"]
+Layout = Literal["random", "last", "first", "order", "reorder", "imbalanced"]
 Classes = Literal["binary", "all"]
 FinalNorm = Literal["frozen", "own"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
@@ -226,7 +227,7 @@ class TaskOptions:
         ),
     ] = None
     classes: Annotated[Classes, Option(help="Two classes per prompt, or all of a dataset.")] = "binary"
-    layout: Annotated[Layout, Option(help="Order of demonstrations: random and balanced, or the paper's.")] = "random"
+    layout: Annotated[Layout, Option(help="Order: balanced (random, last, first) or the paper's.")] = "random"
     demonstrations: DemonstrationsOption = 2
     path: PathOption = None
     pairs: Annotated[bool, Option("--pairs", help="Read pairs, whose answers are words of their own.")] = False
@@ -268,7 +269,7 @@ class TaskOptions:
             return []
         if any(given is not None for given in conflicting):
             raise InputError(
-                "a prompt, --answer, --text and --target have no effect with a task; remove them, or --task and --path"
+                "a prompt, --answer and --text have no effect with a task; remove them, or --task and --path"
             )
         return self.prompts(n=n, seed=seed)
 
@@ -298,13 +299,22 @@ class TaskOptions:
         console.print(f"{found}\n")
         return found
 
-    def prompts(self, *, n: int, seed: int, balanced: bool | None = None) -> "list[Prompt]":
-        """Return the prompts of `load_task`.
+    def prompts(self, *, n: int, seed: int) -> "list[Prompt]":
+        """Return `n` prompts of the task.
 
-        Raise InputError like `load_task`, if no task is selected, and for options that have no effect.
+        Raise InputError like the task, if no task is selected, and for options that have no effect.
+        """
+        task = self.find_task()
+        labels = None if self.labels is None else parse_labels(self.labels)
+        return task.prompts(n, seed=seed, layout=self.layout, demonstrations=self.demonstrations, labels=labels)
+
+    def find_task(self) -> "Task":
+        """Return the task that the options describe.
+
+        Raise InputError if no task is selected, and for options that have no effect.
         """
         from icl_lens.prompts.pair_task import PAIR_COLUMNS, PairTask
-        from icl_lens.prompts.tasks import load_task, named_task
+        from icl_lens.prompts.tasks import named_task
         from icl_lens.prompts.text_task import TextTask
 
         if self.name is None:
@@ -312,7 +322,6 @@ class TaskOptions:
         text, _, label = self.columns.partition(",")
         if not (text and label) or "," in label:
             raise InputError(f"--columns must name a text and a label column, e.g. review,stars, got {self.columns!r}")
-        task: str | TextTask | PairTask = self.name
         named, columns = named_task(self.name, self.path), (text.strip(), label.strip())
         if self.has_pairs:
             if self.path is None:
@@ -320,13 +329,13 @@ class TaskOptions:
             reason = "pairs have no classes and a single split"
             reject_options(self, "split", "max_words", "classes", "labels", "layout", reason=reason)
             is_default = columns == TextTask.columns
-            task = PairTask(self.name, self.path, columns=PAIR_COLUMNS if is_default else columns)
-        elif isinstance(named, TextTask):
+            return PairTask(self.name, self.path, columns=PAIR_COLUMNS if is_default else columns)
+        if isinstance(named, TextTask):
             if self.path is None:
                 reject_options(self, "columns", reason="the columns of Hub datasets are known")
             elif self.path.is_file():
                 reject_options(self, "split", reason="a single file has no splits")
-            task = TextTask(
+            return TextTask(
                 self.name,
                 self.path,
                 columns=columns,
@@ -334,20 +343,10 @@ class TaskOptions:
                 max_words=self.max_words,
                 classes=self.classes,
             )
-        else:
-            if self.path is not None:
-                named.digest()  # report an unreadable file first
-            reject_options(self, "columns", "split", "max_words", "classes", reason="it does not apply to word tasks")
-        return load_task(
-            task,
-            n=n,
-            seed=seed,
-            balanced=balanced,
-            layout=self.layout,
-            demonstrations=self.demonstrations,
-            path=self.path if isinstance(task, str) else None,
-            labels=None if self.labels is None else parse_labels(self.labels),
-        )
+        if self.path is not None:
+            named.digest()  # report an unreadable file first
+        reject_options(self, "columns", "split", "max_words", "classes", reason="it does not apply to word tasks")
+        return named
 
 
 def parse_labels(text: str) -> "Labels":
@@ -384,9 +383,7 @@ class SplitTask(TaskOptions):
         from icl_lens.prompts.tasks import split_by_query
 
         half = self.n + -self.n % 4  # a multiple of four, in which classes and labels are balanced
-        # With all classes, labels are fixed and answers vary; pairs have no classes.
-        balanced = None if self.has_pairs else self.classes == "binary"
-        prompts = self.prompts(n=4 * half, seed=seed, balanced=balanced)  # enough to fill both halves
+        prompts = self.prompts(n=4 * half, seed=seed)  # enough to fill both halves
         if len({prompt.query for prompt in prompts}) >= min(2 * self.n, MIN_QUERIES):
             locating, testing = split_by_query(prompts, half)[0], split_by_query(prompts, self.n)[1]
             if (len(locating), len(testing)) == (half, self.n):

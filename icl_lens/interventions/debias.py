@@ -153,9 +153,10 @@ def choose_strength(
     InputError for prompts without answers, and unless `favored` and `unfavored` have the same queries and answers.
 
     Example:
-        >>> favored = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order"))
+        >>> prompts = il.load_task("sentiment-number", n=10, layout="order")
+        >>> favored = il.tokenize(model, prompts)
         >>> unfavored = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="reorder"))
-        >>> other = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order", query_class="false"))
+        >>> other = il.tokenize(model, [prompt.with_other_query() for prompt in prompts])
         >>> heads = [il.Head(2, 0)]
         >>> chosen = il.choose_strength(model, heads, favored, unfavored, fix="recency", accuracy_batches=[other])
         >>> chosen.strength in chosen.strengths

@@ -36,8 +36,8 @@ class PromptBatch:
     demonstration or answer. All tensors are on one device. `batch[2:5]` and `batch[[0, 3]]` are smaller batches with
     the same labels, cropped to their longest row.
 
-    `tokenize` creates batches of in-context prompts. `tokenize_text` and `from_tokens` create batches without
-    demonstrations: these have no labels, `prompts` is empty, and `targets` contains the token that each row is scored
+    `tokenize` creates batches of in-context prompts and of plain text (`Text`), `from_tokens` of token ids. The latter
+    two have no labels, `prompts` is empty, and `targets` contains the token that each row is scored
     by. `at` returns rows that end at other positions of the same prompts. Source: docs/howto/own_dataset.md.
 
     Example:

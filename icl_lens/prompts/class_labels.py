@@ -2,7 +2,7 @@
 
 1. A label that names a class belongs to it, and so do the words of a mapping {class: word}.
 2. If classes are numbers, words belong to them in the order of the numbers: "negative, positive" are 0 and 1.
-3. All other words are arbitrary: `load_task` may exchange them between prompts.
+3. All other words are arbitrary: a task may exchange them between prompts.
 4. Words that could be meant in two ways are refused with both ways to say it.
 """
 

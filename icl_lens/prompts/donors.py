@@ -64,7 +64,7 @@ def other_queries(prompts: Sequence[Prompt]) -> list[Queries]:
     """Return, for each prompt, a query of its partner's class and another one of its own class.
 
     They are queries or, if there are none, demonstration texts of the other prompts. The class of a text is that which
-    `load_task` gives to its label or, for prompts of one's own, the label itself. If prompts of one's own show the same
+    a task gives to its label or, for prompts of one's own, the label itself. If prompts of one's own show the same
     text with different labels, as when labels are exchanged in half of the prompts, classes are derived from the texts
     that prompts share. If no other prompt has such a text, one of the prompt's own demonstrations is taken.
     """

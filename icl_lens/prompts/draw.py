@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_integers
 from icl_lens.prompts.prompt import in_order
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 """An unpaired surrogate, which no tokenizer reads."""
+
+MAX_PROMPTS = 1_000_000
+"""Maximum number of prompts per call, which limits memory."""
 
 KeepTexts = Callable[[list[list[str]]], list[list[str]]]
 """Filters groups of texts, e.g. to those with the same number of tokens."""
@@ -77,3 +80,12 @@ def check_path(path: object) -> None:
         raise InputError(
             f"cannot access {str(path)!r}: {error.strerror}; pass the path of another file or folder"
         ) from error
+
+
+def check_sampling(n: int, seed: int, demonstrations: int) -> None:
+    """Raise InputError for numbers of prompts and demonstrations that are out of range, and for other types."""
+    check_integers(n=n, demonstrations=demonstrations, seed=seed)
+    if not 1 <= n <= MAX_PROMPTS:
+        raise InputError(f"n must be between 1 and {MAX_PROMPTS:,}, got {n}")
+    if demonstrations < 1:
+        raise InputError(f"demonstrations must be at least 1, got {demonstrations}")

@@ -3,13 +3,27 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
+from icl_lens.prompts.class_labels import Labels
 from icl_lens.prompts.datasets import plain_cell, read_files
-from icl_lens.prompts.draw import check_path
-from icl_lens.prompts.prompt import Demonstration, Prompt, check_unicode, in_order, quoted_list
+from icl_lens.prompts.draw import check_path, check_sampling
+from icl_lens.prompts.labeled_task import Layout
+from icl_lens.prompts.prompt import (
+    DEFAULT_TEMPLATE,
+    Demonstration,
+    Prompt,
+    Template,
+    check_unicode,
+    in_order,
+    quoted_list,
+)
+from icl_lens.prompts.same_length import pairs_of_one_length
 
 Pairs = list[tuple[str, str]]
 """Inputs and their outputs."""
@@ -20,7 +34,7 @@ PAIR_COLUMNS = ("input", "output")
 
 @dataclass(frozen=True)
 class PairTask:
-    """Pairs of an input and its own output, as a task for `load_task`.
+    """A task of pairs of an input and its own output.
 
     `path` is a .json file with [{"input": …, "output": …}] or {"input": [...], "output": [...]}, or a .jsonl, .csv,
     .tsv or .parquet file with two `columns`, the first line of a .csv or .tsv being their names. White space is
@@ -33,7 +47,7 @@ class PairTask:
 
     Example:
         >>> capitals = il.PairTask("capitals", "capitals.csv", columns=("country", "capital"))  # doctest: +SKIP
-        >>> prompts = il.load_task(capitals, n=100, demonstrations=10)  # doctest: +SKIP
+        >>> prompts = capitals.prompts(100, demonstrations=10)  # doctest: +SKIP
     """
 
     name: str
@@ -69,7 +83,32 @@ class PairTask:
         return list(dict.fromkeys(pairs))
 
     def prompts(
-        self, demonstrations: int, rng: random.Random, keep: Callable[[Pairs], Pairs] | None = None
+        self,
+        n: int = 1000,
+        *,
+        seed: int = 0,
+        layout: Layout = "random",
+        demonstrations: int = 2,
+        labels: Labels | None = None,
+        same_length_for: Any = None,
+        template: Template = DEFAULT_TEMPLATE,
+    ) -> list[Prompt]:
+        """Return `n` prompts, each with `demonstrations` pairs in random order and another pair as query and answer.
+
+        A prompt's `labels` are the outputs it shows and its answer. `same_length_for`, a model, keeps only pairs with
+        the most frequent numbers of tokens, for which `template` is used. `layout` and `labels` are for tasks with
+        classes and must have their default. Raise InputError for other values, if the file cannot be read, and if it
+        has too few pairs.
+        """
+        check_sampling(n, seed, demonstrations)
+        for name, given, default in (("layout", layout, "random"), ("labels", labels, None)):
+            if given != default:
+                raise InputError(f"{name} must be {default!r} for pairs, which have no classes, got {given!r}; omit it")
+        keep = None if same_length_for is None else partial(pairs_of_one_length, same_length_for, template)
+        return list(islice(self._prompts(demonstrations, random.Random(seed), keep), n))
+
+    def _prompts(
+        self, demonstrations: int, rng: random.Random, keep: Callable[[Pairs], Pairs] | None
     ) -> Iterator[Prompt]:
         """Yield endless prompts; after all queries have been used, they are reused with other demonstrations.
 

@@ -1,22 +1,20 @@
-"""Plain text as prompts: no demonstrations, any target token, any position.
+"""Plain text as a value: no demonstrations, and any token as the answer.
 
 1. The model's own tokenizer tokenizes the text.
-2. A target or comparison token given as a string is tokenized in context, after the text up to its position: the ids
-   must begin with those of the text, and the next id is scored.
-3. Each selected position becomes a row that ends there (`PromptBatch.at`).
+2. An answer or comparison token given as a string is tokenized in context, after the text: the ids must begin with
+   those of the text, and the next id is scored.
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.prompts.batch import PromptBatch, check_against_differs, text_batch
-from icl_lens.prompts.prompt import Prompt, Rendered, check_unicode
+from icl_lens.prompts.prompt import Rendered, check_unicode
 from icl_lens.prompts.token_alignment import (
     TokenizedText,
     require_fast_tokenizer,
@@ -24,92 +22,82 @@ from icl_lens.prompts.token_alignment import (
     tokenize_texts,
     unknown_words,
 )
-from icl_lens.prompts.token_ids import TokenPositions, check_context_length, check_ids, name_tokens, padded_ids
+from icl_lens.prompts.token_ids import check_context_length, check_ids, name_tokens, padded_ids
 
 TokenSpec = str | int
 """A token given as text in context (" Mary" with its space) or as an id."""
 
 
-def tokenize_text(
-    model: Any,
-    texts: str | Sequence[str],
-    *,
-    targets: TokenSpec | Sequence[TokenSpec | Sequence[TokenSpec]] | Tensor | None = None,
-    against: TokenSpec | Sequence[TokenSpec | Sequence[TokenSpec]] | Tensor | None = None,
-    positions: TokenPositions | None = None,
-    prepend_bos: bool | None = None,
-) -> PromptBatch:
-    """Tokenize texts without demonstrations, on the model's device, for any target token and position.
+@dataclass(frozen=True, init=False)
+class Text:
+    """Plain text, without demonstrations, that the model continues.
 
-    `targets` are strings, including the white space that separates them from the text (" Mary"), or token ids: one for
-    all texts, one per text (also as a tensor [text]), or for each text a list with one per position. A string of
-    several tokens is scored by its first, with a warning that lists them. By default each position is scored by the
-    next token of the text, and the last position has no target. `against` has the tokens to compare targets with: one
-    for all texts, or one or a list per text. If `texts` is a single string, lists are those of this text.
+    `answer` is the token to score: a string, including the white space that separates it from the text (" Mary"), or a
+    token id. `against` has one or several tokens to compare it with. A string of several tokens is scored by its first,
+    with a warning.
 
-    `positions` (default: the last) is one or several positions for all texts, a list per text, or "all"
-    (`PromptBatch.at`); they count from the start of the row, including prepended tokens. Each position is a row;
-    `capture` runs the rows of a text in one pass. `prepend_bos` is as in `tokenize`.
-
-    Raise InputError for missing or empty texts, texts longer than the context, words or ids that the model does not
-    have, a target that does not begin where the text ends, a target that equals its comparison, and a slow tokenizer.
+    Raise InputError for an empty text, and for an answer or comparison that is empty or of another type.
 
     Example:
-        >>> batch = il.tokenize_text(model, "love : bar one : foo two :", targets=" foo", against=" bar")
-        >>> il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens).shape
-        torch.Size([1, 8, 6])
+        >>> text = il.Text("When Mary and John went to the store, John gave it to", answer=" Mary", against=" John")
+        >>> text.against
+        (' John',)
     """
-    is_single = isinstance(texts, str)
-    all_texts = tuple(texts) if isinstance(texts, Iterable) and not is_single else (texts,)
-    if not all_texts:
-        raise InputError("texts must contain at least one text, got none")
-    for number, text in enumerate(all_texts):
-        if isinstance(text, Prompt):
-            raise InputError("texts must be plain text, got an il.Prompt; use il.tokenize for prompts")
+
+    text: str
+    answer: TokenSpec | None
+    against: tuple[TokenSpec, ...] | None
+
+    def __init__(
+        self, text: str, answer: TokenSpec | None = None, against: TokenSpec | Sequence[TokenSpec] | None = None
+    ) -> None:
         check_unicode(text)
         if not text.strip():
-            raise InputError(f"texts must not be empty, got {text!r} as text {number}; remove it")
+            raise InputError(f"text must not be empty, got {text!r}")
+        others = None if against is None else (against,) if isinstance(against, (str, int)) else tuple(against)
+        if others == ():
+            raise InputError("against must have at least one token, got none; omit it")
+        for name, token in [("answer", answer), *(("against", other) for other in others or ())]:
+            if token is not None and not isinstance(token, (str, int)):
+                raise InputError(f"{name} must be a string or a token id, got {token!r}")
+            if token == "":
+                raise InputError(f"{name} must not be empty, got ''; pass a token that may follow {text[-30:]!r}")
+        object.__setattr__(self, "text", text)
+        object.__setattr__(self, "answer", answer)
+        object.__setattr__(self, "against", others)
+
+
+def tokenize_plain(model: Any, texts: Sequence[Text], *, prepend_bos: bool | None = None) -> PromptBatch:
+    """Tokenize texts, on the model's device; see `tokenize`.
+
+    Raise InputError for texts longer than the context, words or ids that the model does not have, an answer that does
+    not begin where the text ends or equals a comparison, texts of which only some have comparisons, and a slow
+    tokenizer.
+    """
+    if len({text.against is None for text in texts}) > 1:
+        raise InputError("either all texts or none must have tokens to compare with, got some; set against in all")
     tokenizer = require_fast_tokenizer(model)
-    tokenized = tokenize_texts(tokenizer, [Rendered(text, (), (), (0, len(text))) for text in all_texts])
+    tokenized = tokenize_texts(tokenizer, [Rendered(one.text, (), (), (0, len(one.text))) for one in texts])
     prefixes = special_prefixes(tokenizer, tokenized, prepend_bos)
     rows = [[*prefix, *text.ids] for prefix, text in zip(prefixes, tokenized, strict=True)]
     check_context_length(model, rows)
-    batch = text_batch(tokenizer, rows, all_texts).at("last" if positions is None else positions)
-    assert batch.prompt_index is not None
-    text_positions = list(zip(batch.prompt_index.tolist(), batch.last.tolist(), strict=True))
     long: dict[str, list[int]] = {}  # strings of several tokens
 
-    def find_token(token: TokenSpec, number: int, position: int, what: str) -> int:
-        """Return the id that scores `token` after a position of text `number`."""
+    def find_token(token: TokenSpec, text: TokenizedText, what: str) -> int:
+        """Return the id that scores `token` after a text."""
         if isinstance(token, int):
             check_ids(model, [token])
             return token
-        n_before = max(0, position - len(prefixes[number]) + 1)
-        ids = _ids_after(tokenizer, tokenized[number], n_before, token, what)
+        ids = _ids_after(tokenizer, text, token, what)
         if len(ids) > 1:
             long.setdefault(token, ids)
         return ids[0]
 
-    if targets is not None:
-        ids = []
-        for number, target in enumerate(_by_text(targets, len(all_texts), is_single, "targets")):
-            ends = [position for text, position in text_positions if text == number]
-            tokens = [target] * len(ends) if isinstance(target, (str, int)) else target
-            if len(tokens) != len(ends):
-                raise InputError(
-                    f"targets must have one token per position, got {len(tokens)} for {len(ends)} positions of text "
-                    f"{number}"
-                )
-            ids += [find_token(token, number, end, "target") for token, end in zip(tokens, ends, strict=True)]
-        batch = replace(batch, targets=torch.tensor(ids))
-    if against is not None:
-        by_text = [
-            [one] if isinstance(one, (str, int)) else one
-            for one in _by_text(against, len(all_texts), is_single, "against")
-        ]
-        if empty := [number for number, tokens in enumerate(by_text) if not tokens]:
-            raise InputError(f"against must have at least one token per text, got none for text {empty[0]}")
-        others = [[find_token(one, text, end, "comparison") for one in by_text[text]] for text, end in text_positions]
+    pairs = list(zip(texts, tokenized, strict=True))
+    targets = [-1 if one.answer is None else find_token(one.answer, text, "answer") for one, text in pairs]
+    batch = replace(text_batch(tokenizer, rows, [one.text for one in texts]), targets=torch.tensor(targets))
+    if texts[0].against is not None:
+        others = [[find_token(other, text, "comparison") for other in one.against or ()] for one, text in pairs]
         batch = replace(batch, against=padded_ids(others))
     for string, ids in long.items():
         names = name_tokens(tokenizer, [ids])[0]
@@ -117,47 +105,24 @@ def tokenize_text(
         warnings.warn(
             f"{string!r} has {len(ids)} tokens, {' + '.join(map(repr, names))}; it is scored by the first, "
             f"{names[0]!r}{bare}",
-            stacklevel=2,
+            stacklevel=3,
         )
     check_against_differs(batch)
-    if positions is None:
-        batch = replace(batch, prompt_index=None)
     device = getattr(model.cfg, "device", None)
     return batch if device is None else batch.to(device)
 
 
-def _by_text(values: Any, n: int, is_single: bool, what: str) -> list[Any]:
-    """Return one value per text, given one for all texts or one per text; a list is the value of a single text."""
-    if isinstance(values, Tensor):
-        values = values.tolist()
-    if isinstance(values, (str, int)):
-        return [values] * n
-    values = list(values)
-    if is_single and not any(isinstance(one, (list, tuple)) for one in values):
-        return [values]
-    if len(values) != n:
-        raise InputError(f"{what} must have one value for all {n} texts or one per text, got {values!r}")
-    return values
+def _ids_after(tokenizer: Any, text: TokenizedText, string: str, what: str) -> list[int]:
+    """Return the tokens of a string after a text.
 
-
-def _ids_after(tokenizer: Any, text: TokenizedText, n_before: int, string: str, what: str) -> list[int]:
-    """Return the tokens of a string after the first `n_before` tokens of a text.
-
-    Raise InputError if the string does not begin there or is unknown.
+    Raise InputError if the string does not begin where the text ends or is unknown.
     """
-    if not isinstance(string, str):
-        raise InputError(f"{what} must be a string or a token id, got {string!r}")
-    before = text.rendered.text
-    if n_before < len(text.ids):
-        before = before[: text.ends[n_before - 1] if n_before else 0]
-    shown = repr(before[-30:])
-    if not string:
-        raise InputError(f"{what} must not be empty, got {string!r}; pass a token that may follow {shown}")
+    before, n_before = text.rendered.text, len(text.ids)
     encoded = tokenizer(before + string, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     found = encoded["input_ids"]
     if found[:n_before] != text.ids[:n_before] or len(found) == n_before:
         raise InputError(
-            f"the {what} {string!r} is not a separate token after {shown}; begin it with the white space that "
+            f"the {what} {string!r} is not a separate token after {before[-30:]!r}; begin it with the white space that "
             f"separates it from the text, end the text without white space, or pass a token id"
         )
     starts, ends = (list(one) for one in zip(*encoded["offset_mapping"], strict=True))

@@ -110,7 +110,9 @@ class Prompt:
     answer: str | None
     labels: tuple[str, ...]
     classes: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
-    """The class of each label's texts, as `load_task` knows it; None if unknown. Prompts compare equal without it."""
+    """The class of each label's texts, as a task knows it; None if unknown. Prompts compare equal without it."""
+    other_query: Demonstration | None = field(default=None, compare=False, repr=False)
+    """A text of another class that no demonstration shows, with its label, as a task knows it."""
 
     def __init__(
         self,
@@ -120,6 +122,7 @@ class Prompt:
         labels: Sequence[str] | None = None,
         *,
         classes: Mapping[str, str] | None = None,
+        other_query: Demonstration | None = None,
     ) -> None:
         if isinstance(labels, str):
             raise InputError(f"labels must be a sequence of strings, got {labels!r}; write ({labels!r},)")
@@ -136,6 +139,7 @@ class Prompt:
         object.__setattr__(self, "answer", answer)
         object.__setattr__(self, "labels", shown if labels is None else tuple(labels))
         object.__setattr__(self, "classes", classes)
+        object.__setattr__(self, "other_query", other_query)
         check_unicode(self.query, what="query")
         check_unicode(*self.labels, what="label")
         check_unicode(*(() if self.answer is None else (self.answer,)), what="answer")
@@ -170,6 +174,25 @@ class Prompt:
         """Whether the answer is a word that no demonstration shows, such as a capital."""
         return self.answer is not None and self.answer not in {shown.label for shown in self.demonstrations}
 
+    def with_other_query(self) -> "Prompt":
+        """Return the same demonstrations with the query of another class, `other_query`, and its label as the answer.
+
+        Raise InputError for a prompt that knows no such query, because no task has drawn it or all texts are shown.
+
+        Example:
+            >>> drawn = il.load_task("animal-country", n=1)[0]
+            >>> drawn.answer, drawn.with_other_query().answer, drawn.with_other_query().with_other_query() == drawn
+            ('foo', 'bar', True)
+        """
+        if self.other_query is None or self.answer is None:
+            raise InputError(
+                f"the prompt with query {self.query!r} has no query of another class; use a prompt of a task, with "
+                "fewer demonstrations or more texts"
+            )
+        asked = Demonstration(self.query, self.answer)
+        query, answer = self.other_query.text, self.other_query.label
+        return Prompt(self.demonstrations, query, answer, self.labels, classes=self.classes, other_query=asked)
+
     @classmethod
     def parse(cls, text: str, answer: str | None = None) -> "Prompt":
         """Parse "love : bar like : bar eight : foo two : foo one :".
@@ -185,7 +208,7 @@ class Prompt:
         if len(pieces) == 1:
             raise InputError(
                 f"no ' : ' separator in {text!r}; write 'text : label' pairs, then the query, e.g. "
-                "'love : bar one : foo two :'"
+                "'love : bar one : foo two :', or for plain text pass il.Text(...) (--text)"
             )
         if not pieces[-1]:
             pieces.pop()  # nothing after the query's own colon
@@ -203,12 +226,12 @@ class Prompt:
         if not current:
             raise InputError(
                 f"{text!r} ends in a label and has no query; add the text to classify, e.g. "
-                "'love : bar one : foo two :'"
+                "'love : bar one : foo two :', or for plain text pass il.Text(...) (--text)"
             )
         if not demonstrations:
             raise InputError(
                 f"the prompt with query {current!r} has no demonstration; "
-                "add at least one text with its label before the query"
+                "add at least one text with its label before the query, or for plain text pass il.Text(...) (--text)"
             )
         labels = {one.label for one in demonstrations}
         if answer is not None and answer not in labels:
@@ -338,9 +361,7 @@ DEFAULT_TEMPLATE = Template()
 
 def as_prompts(prompts: Any) -> tuple[Prompt, ...]:
     """Return prompts as a tuple, parsing strings with `Prompt.parse`; raise InputError for anything else."""
-    items: tuple[Any, ...] = (prompts,)
-    if isinstance(prompts, Iterable) and not isinstance(prompts, str):
-        items = tuple(prompts)
+    items = (prompts,) if isinstance(prompts, str) or not isinstance(prompts, Iterable) else tuple(prompts)
     several = tuple(Prompt.parse(one) if isinstance(one, str) else one for one in items)
     for one in several:
         if not isinstance(one, Prompt):

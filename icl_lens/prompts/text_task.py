@@ -11,6 +11,7 @@ from icl_lens.digest import json_digest
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.prompts.datasets import SUFFIXES, RawTable, load_hub_splits, plain_cell, read_files
 from icl_lens.prompts.draw import Draw, KeepTexts, check_path, unused_text
+from icl_lens.prompts.labeled_task import LabeledTask
 from icl_lens.prompts.prompt import check_unicode, in_order, quoted_list
 
 Rows = list[tuple[str, str]]
@@ -18,8 +19,8 @@ Rows = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class TextTask:
-    """A labeled dataset, as a task for `load_task`.
+class TextTask(LabeledTask):
+    """A task of labeled texts.
 
     `name` is a dataset downloaded once from the Hub ("sst2", "trec", "agnews", "ethos", "amazon"), or any name with
     `path`: a .jsonl, .csv, .tsv, .json or .parquet file with the two `columns` text and label, or a folder with one
@@ -34,7 +35,7 @@ class TextTask:
     Raise InputError for invalid settings. Source: docs/howto/own_dataset.md.
 
     Example:
-        >>> prompts = il.load_task(il.TextTask("sst2", max_words=20, classes="all"), n=100)  # doctest: +SKIP
+        >>> prompts = il.TextTask("sst2", max_words=20, classes="all").prompts(100)  # doctest: +SKIP
     """
 
     name: str
@@ -61,7 +62,7 @@ class TextTask:
         """Return a 16-digit hexadecimal digest of the text and class of every usable row."""
         return json_digest(self._rows())
 
-    def draws(self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None) -> Iterator[Draw]:
+    def _draws(self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None) -> Iterator[Draw]:
         """Yield endless draws; after all queries have been used, they are reused with other demonstrations.
 
         Raise InputError for unknown splits and files, an unreachable Hub, and a class with too few texts.

@@ -1,6 +1,6 @@
 """Tokenize prompts into a `PromptBatch`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
 from icl_lens.prompts.batch import PromptBatch, row_fields
+from icl_lens.prompts.plain_text import Text, tokenize_plain
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, check_unicode, in_order, quoted_list
 from icl_lens.prompts.token_alignment import LabelTokens, require_fast_tokenizer, special_prefixes, tokenize_texts
 from icl_lens.prompts.token_ids import check_context_length
@@ -15,16 +16,18 @@ from icl_lens.prompts.token_ids import check_context_length
 
 def tokenize(
     model: Any,
-    prompts: Prompt | str | Sequence[Prompt | str],
+    prompts: Prompt | str | Text | Sequence[Prompt | str] | Sequence[Text],
     *,
     template: Template = DEFAULT_TEMPLATE,
     labels: Sequence[str] | None = None,
     prepend_bos: bool | None = None,
     shared_prefix: Literal["error", "append"] = "error",
 ) -> PromptBatch:
-    """Tokenize prompts for a model, on the model's device.
+    """Tokenize prompts, or plain text (`Text`), for a model, on the model's device.
 
-    Strings are parsed by `Prompt.parse`. `model` needs a fast Hugging Face `tokenizer` and a `cfg` with `n_ctx`.
+    Strings are parsed by `Prompt.parse`. A batch of `Text` has no labels: each row is scored by its own answer, and
+    `PromptBatch.at` selects other positions, which are scored by the next token; `template`, `labels` and
+    `shared_prefix` do not apply. `model` needs a fast Hugging Face `tokenizer` and a `cfg` with `n_ctx`.
     `labels` fixes the order of `PromptBatch.labels` and may include more labels than the prompts. The default is the
     order of `Prompt.labels` if it is the same in all prompts, else numbers by value and words alphabetically, so that a
     set of labels has the same columns in every batch. Prompts may have different labels; only those of one prompt are
@@ -34,18 +37,30 @@ def tokenize(
     `shared_prefix="append"` for labels that begin with the same tokens: the shared tokens are appended to every row, so
     that the next token discriminates the labels, and `last` is the last shared token.
 
-    Raise InputError if prompts are empty, a prompt is longer than the context, the tokenizer is slow or lacks
-    a word, a label or text has no separate tokens, a label's token does not directly follow the query or differs
-    between contexts, or two labels of a prompt are scored by the same token. If its answer is a word of its own, which
-    no demonstration shows, the latter is raised where labels are compared, since the answer alone can be scored.
+    Raise InputError if prompts are empty or mixed with `Text`, a prompt is longer than the context, the tokenizer is
+    slow or lacks a word, a label or text has no separate tokens, a label's token does not directly follow the query or
+    differs between contexts, the answer of a `Text` does not begin where it ends or equals a comparison, or two labels
+    of a prompt are scored by the same token. If its answer is a word of its own, which no demonstration shows, the
+    latter is raised where labels are compared, since the answer alone can be scored.
     Source: docs/howto/own_dataset.md.
 
     Example:
         >>> batch = il.tokenize(model, [prompt])
         >>> batch.label_positions
         tensor([[ 3,  7, 11, 15]])
+        >>> texts = il.tokenize(model, [il.Text("love like bar", answer=" foo"), il.Text("one two", answer=" bar")])
+        >>> il.head_log_prob_increase(il.capture(model, texts), texts.answer_tokens).shape
+        torch.Size([2, 8, 6])
     """
-    prompts = as_prompts(prompts)
+    given = (prompts,) if isinstance(prompts, str) or not isinstance(prompts, Iterable) else tuple(prompts)
+    plain = [one for one in given if isinstance(one, Text)]
+    if plain:
+        if len(plain) < len(given):
+            raise InputError("prompts must be all il.Text or all il.Prompt, got both; tokenize them separately")
+        if template != DEFAULT_TEMPLATE or labels is not None or shared_prefix != "error":
+            raise InputError("template, labels and shared_prefix do not apply to il.Text; omit them")
+        return tokenize_plain(model, plain, prepend_bos=prepend_bos)
+    prompts = as_prompts(given)
     if not isinstance(template, Template):
         raise InputError(f"template must be an il.Template(demonstration, query), got {template!r}")
     check_choice("shared_prefix", shared_prefix, ("error", "append"))

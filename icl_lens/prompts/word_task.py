@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 from math import perm
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
 from icl_lens.prompts.datasets import DATASETS, SUFFIXES
 from icl_lens.prompts.draw import SURROGATE, Draw, KeepTexts, check_path, unused_text
+from icl_lens.prompts.labeled_task import LabeledTask
 from icl_lens.prompts.prompt import check_unicode, quoted_list
 
 WORD_TASKS = ("sentiment-number", "number-sentiment", "animal-country", "country-animal")
@@ -20,14 +21,20 @@ WORD_TASKS = ("sentiment-number", "number-sentiment", "animal-country", "country
 
 
 @dataclass(frozen=True)
-class WordTask:
-    """A task "FALSE-TRUE" from two categories of a word list; the paper's are `WORD_TASKS`.
+class WordTask(LabeledTask):
+    """A task "FALSE-TRUE" from two categories of a word list.
 
-    `path` may be another word list, a .json file with {"categories": {name: [words]}}. Words that are in both
-    categories are skipped.
+    The paper's are "sentiment-number", "number-sentiment", "animal-country" and "country-animal". `path` may be another
+    word list, a .json file with {"categories": {name: [words]}}. Words that are in both categories are skipped.
 
-    Raise InputError for an inaccessible path.
+    Raise InputError for an inaccessible path. Source: docs/howto/own_dataset.md.
+
+    Example:
+        >>> print(il.WordTask("animal-country").prompts(1, layout="order")[0])
+        crab : bar buffalo : bar Scotland : foo Kenya : foo Bolivia :
     """
+
+    has_one_true_class: ClassVar[bool] = True
 
     name: str
     path: str | Path | None = None
@@ -40,7 +47,7 @@ class WordTask:
         """Return a 16-digit hexadecimal digest of the word list."""
         return json_digest(word_list(self.path))
 
-    def draws(self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None) -> Iterator[Draw]:
+    def _draws(self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None) -> Iterator[Draw]:
         """Yield endless draws; none repeats until every possible draw has been used.
 
         Raise InputError for an unknown task, an unreadable word list, and a category with too few words.

@@ -16,7 +16,7 @@ def command(explanation: Findings) -> str:
     if _fits_command_line(explanation):
         if prompt is None:
             words = ["icl-lens", "explain", "--text", explanation.text, "--model", explanation.model]
-            words += [] if settings.target is None else ["--target", str(settings.target)]
+            words += [] if settings.target is None else ["--answer", str(settings.target)]
         else:
             words = ["icl-lens", "explain", str(prompt), "--model", explanation.model]
             words += ["--answer", prompt.answer] if prompt.answer is not None else []
@@ -61,13 +61,13 @@ def _prompt_code(explanation: Findings, prompt: Prompt) -> str:
 
 
 def _plain_text_code(explanation: Findings) -> str:
-    """Return the code of a batch of plain text, with its target."""
+    """Return the code of plain text and of its tokenization."""
     settings = explanation.settings
-    target = None if settings.target is None else [settings.target]
-    against = None if settings.against is None else [list(settings.against)]
+    against = None if settings.against is None else list(settings.against)
     return (
-        f"    il.tokenize_text(\n        model,\n        [{explanation.text!r}],\n        targets={target!r},\n"
-        f"        against={against!r},\n        prepend_bos={settings.prepend_bos},\n    ),\n"
+        f"    il.Text(\n        {explanation.text!r},\n"
+        f"        answer={settings.target!r},\n        against={against!r},\n    ),\n"
+        f"    prepend_bos={settings.prepend_bos},\n"
     )
 
 

@@ -29,7 +29,7 @@ class Comparison(HasPage):
 
     Example:
         >>> a = il.explain(model, prompt)
-        >>> b = il.explain(model, "love : bar eight : foo two : foo one :", answer="foo")
+        >>> b = il.explain(model, il.Prompt.parse("love : bar eight : foo two : foo one :", answer="foo"))
         >>> both = il.compare(a, b)
         >>> both.to_frame().columns.tolist()
         ['layer', 'head', 'name', 'a', 'b', 'change', 'increase_a', 'increase_b', 'increase_change']

@@ -357,7 +357,7 @@ def _loaded_task(case: Case) -> Any:
 
 def _texts(case: Case) -> Any:
     texts = [" ".join(words(prompt)) for prompt in case.prompts]
-    return il.tokenize_text(case.model, texts, prepend_bos=False).tokens
+    return il.tokenize(case.model, list(map(il.Text, texts)), prepend_bos=False).tokens
 
 
 def words(prompt: il.Prompt) -> list[str]:
@@ -376,7 +376,7 @@ def _mean(function: Callable[[Case], Any]) -> Call:
 
 CALLS: dict[str, Call] = {
     "tokenize": _rows(lambda c: tokenized(c.model, c.prompts).tokens),
-    "tokenize_text": _rows(_texts),
+    "Text": _rows(_texts),
     "PromptBatch.from_tokens": _rows(
         lambda c: il.PromptBatch.from_tokens([row.tolist() for row in trimmed(c.batch)], model=c.model).tokens
     ),
