@@ -14,6 +14,8 @@ from family_tables import EXACT
 from sweep import CALLS, OTHERS, PROMPTS, Case, is_refused
 from tolerance import assert_close
 
+import icl_lens as il
+
 # Other tests check the types of what these calls pass around, which takes longer than the calls.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
@@ -76,4 +78,4 @@ def test_neither_neighbors_nor_pieces_nor_earlier_runs_matter(results, monkeypat
         monkeypatch.setattr(module, name, 1)
     case = Case(run.model, PROMPTS, OTHERS)
     options = inspect.signature(call.function).parameters.keys() - {"c", "case"}
-    assert_same(call.function(case, **({"byte_budget": 1} if options else {})), together, msg="in pieces")
+    assert_same(call.function(case, **({"run": il.Run(memory=1)} if options else {})), together, msg="in pieces")

@@ -13,8 +13,8 @@ from experiments.benchmark.variants import K, forward_only, timed
 from icl_lens.interventions.edited_scores import PASS_TOKENS
 from icl_lens.interventions.receiver import PARTS
 from icl_lens.locate.locate import mean_head_increases
-from icl_lens.locate.stream import plan_batches
 from icl_lens.models.view import ModelView
+from icl_lens.runs.stream import plan_batches
 
 
 def time_in_alternation(

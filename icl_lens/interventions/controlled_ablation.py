@@ -9,7 +9,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from icl_lens.digest import weights_digest
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, plural_prompts
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.interventions.ablation import Mode, ablation_means
@@ -37,8 +38,9 @@ from icl_lens.metrics import (
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.runs.run import Run
+from icl_lens.runs.stream import plan_in_order, start
 
 ConditionName = Literal["no ablation", "heads", "same layers", "all layers"]
 PromptMeasure = Literal["accuracy", "log_odds", "over_vocabulary"]
@@ -262,16 +264,16 @@ def ablate_with_controls(
     mode: Mode = "zero",
     reference: PromptBatch | Iterable[PromptBatch] | None = None,
     seed: int = 0,
-    progress: Progress | bool | None = None,
+    run: Run | None = None,
 ) -> ControlledAblation:
     """Score a batch without ablation, with `heads` ablated, and with random sets of the same number of other heads.
 
     `n_random_sets` sets are drawn from the layers of `heads`, and the same number from all layers. Heads are ablated at
     each prompt's last position; `positions="all"` ablates them everywhere, which takes much longer. `mode="zero"` sets
     their z to zero, `mode="mean"` to its mean over the `reference` prompts, as in `ablate_heads`; zero is a value that
-    later layers have not seen in training, so it can change more than the heads' own part. `progress=True` shows a
-    progress bar. Raise InputError for an unknown head, no heads, a negative `n_random_sets`, fewer than `len(heads)`
-    other heads, and like `ablate_heads` for `mode` and `reference`.
+    later layers have not seen in training, so it can change more than the heads' own part. `run` says how the
+    prompts run (see `Run`). Raise InputError for an unknown head, no heads, a negative `n_random_sets`, fewer than
+    `len(heads)` other heads, and like `ablate_heads` for `mode` and `reference`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -294,12 +296,23 @@ def ablate_with_controls(
     }
     all_sets = list(chain.from_iterable(sets.values()))
     means = ablation_means(view, mode, reference, positions)
-    pieces: list[list[AnswerScores]] = []
-    with progress_callback(progress) as report:
-        for rows in batch.split(max(1, PASS_TOKENS // (len(all_sets) * batch.tokens.shape[1]))):
-            pieces.append(score_ablated_sets(model, rows, all_sets, positions=positions, means=means))
-            report("ablating heads", sum(len(one[0].answer) for one in pieces), len(batch))
-    scores = iter([_joined(some) for some in zip(*pieces, strict=True)])
+    options: dict[str, Any] = {"heads": list(map(str, chosen)), "n_random_sets": n_random_sets, "seed": seed}
+    options |= {"positions": positions, "mode": mode}
+    options |= {} if means is None else {"means": weights_digest({str(layer): z for layer, z in means.items()})}
+
+    def compute(rows: list[int]) -> dict[str, Tensor]:
+        found = score_ablated_sets(model, batch[rows], all_sets, positions=positions, means=means)
+        columns = {"scores": [one.label_log_probs for one in found], "top1": [one.top1_correct.int() for one in found]}
+        return {name: torch.stack(values, dim=1) for name, values in columns.items()}
+
+    plan = plan_in_order(batch, run, n_tokens=PASS_TOKENS // len(all_sets))
+    with start(run, model, batch, "ablation", options, plan=plan) as stream:
+        found = stream.map("ablation", compute)
+    answer, mask = batch.answer.cpu(), batch.label_mask.cpu()
+    scores = iter(
+        AnswerScores(torch.from_numpy(labels), torch.from_numpy(top1).bool(), answer, mask)
+        for labels, top1 in zip(*(found[name].swapaxes(0, 1) for name in ("scores", "top1")), strict=True)
+    )
     return ControlledAblation(
         heads=tuple(chosen),
         conditions={
@@ -311,8 +324,3 @@ def ablate_with_controls(
         edits=active_edits(view),
         mode=mode,
     )
-
-
-def _joined(pieces: Sequence[AnswerScores]) -> AnswerScores:
-    """Concatenate the scores of pieces of a batch."""
-    return AnswerScores(*(torch.cat([getattr(one, field.name) for one in pieces]) for field in fields(AnswerScores)))
