@@ -25,14 +25,13 @@ from icl_lens.interventions.controlled_ablation import random_head_sets
 from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
+from icl_lens.models.memory import CAPTURE_TOKENS
 from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.prompt import quoted_list
 from icl_lens.prompts.token_ids import name_tokens
 from icl_lens.report.findings import AblationReport, ExplainOptions, HeadReport, LeftOut, SubheadReport
 from icl_lens.scores import Score, score_of_parts
 
-# Tokens per ablation pass: many rows for short prompts, one row for long ones.
-PASS_TOKENS = 2048
 # For plain text: positions stored with every head's attention, and positions described for each located head.
 N_ATTENDED_POSITIONS, N_DESCRIBED_POSITIONS = 24, 5
 # Top words of each value, key and query.
@@ -279,7 +278,7 @@ def ablation(scored: ScoredPrompt, located: list[Head]) -> tuple[Float[Tensor, "
     removed = located[: options.n_ablated]
     draws = random_head_sets(scored.acts.view, removed, draws=options.n_random, seed=options.seed)
     sets = [*[[head] for head in located], removed, *draws]
-    rows = max(1, PASS_TOKENS // batch.tokens.shape[1])
+    rows = max(1, CAPTURE_TOKENS // batch.tokens.shape[1])
     label_log_probs = []
     for sets_of_pass in (sets[start : start + rows] for start in range(0, len(sets), rows)):
         with ablate_heads_per_row(model, sets_of_pass):

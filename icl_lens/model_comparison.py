@@ -12,6 +12,7 @@ from icl_lens.interventions.effects import head_effects
 from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.active_edits import active_edits
+from icl_lens.models.memory import CAPTURE_TOKENS
 from icl_lens.models.readout import FinalNorm
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Prompt, Template
@@ -20,9 +21,6 @@ from icl_lens.report.model_comparison import ModelComparison
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import plan_in_order, start
 from icl_lens.scores import SCORES, Score, choose_score
-
-# Tokens per forward pass.
-PASS_TOKENS = 2048
 
 
 def compare_models(
@@ -88,7 +86,7 @@ def compare_models(
                 found["towers"] = lost[:, 0]
             return {name: value.double() for name, value in found.items()}
 
-        plan = plan_in_order(batch, run, n_tokens=PASS_TOKENS)
+        plan = plan_in_order(batch, run, n_tokens=CAPTURE_TOKENS)
         measured = {"measure": by, **options}
         with start(as_run(run).part(side), model, batch, "comparison", measured, plan=plan) as stream:
             sides.append(stream.map("comparison", compute))

@@ -29,6 +29,7 @@ from icl_lens.metrics import (
     weights_with_data,
 )
 from icl_lens.models.active_edits import active_edits, edits_note
+from icl_lens.models.memory import CHECK_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list
 from icl_lens.prompts.tasks import load_task
@@ -46,8 +47,6 @@ MIN_PROMPTS = 20
 EFFECT_LEVEL = 1 - 0.05 / 4
 # Learning and knowing add up to doing the task, so their sum is compared with the other effects.
 _COMPARED: tuple[tuple[Behavior, ...], ...] = (("learns", "knows"), ("copies",), ("prefers",))
-# Tokens per forward pass.
-_PASS_TOKENS = 1024
 
 Draws = Float[np.ndarray, " draw"]
 """A statistic of the data (first) and of each bootstrap draw of queries."""
@@ -246,7 +245,7 @@ def task_check(
     # A prompt that is the same in two arrangements runs once.
     row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(chain.from_iterable(arranged.values())))}
     batch = tokenize(model, [*row_of], template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
-    plan = plan_in_order(batch, run, n_tokens=_PASS_TOKENS)
+    plan = plan_in_order(batch, run, n_tokens=CHECK_TOKENS)
     with start(run, model, batch, "task check", {}, plan=plan) as stream:
         checked = stream.map("check", lambda rows: {"scores": label_log_probs(model, batch[rows])})
     found = torch.from_numpy(checked["scores"])

@@ -10,13 +10,13 @@ from explanations import shown_text, terminal_text
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.runs.configuration import configuration
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.view import ModelView
 from icl_lens.report.ablation import ablation_json, notes
 from icl_lens.report.circuit import render as render_circuit
 from icl_lens.report.html import circuit_page
 from icl_lens.report.mean_score_parts import render as render_parts
+from icl_lens.runs.configuration import configuration
 
 HEADS = [il.Head(1, 2), il.Head(2, 0)]
 ZEROED = "L1H2, L2H0 zeroed"

@@ -92,7 +92,7 @@ def test_ablations_are_those_of_the_context_manager(gpt2, acts, explanation):
 
 
 def test_long_prompts_are_ablated_in_several_passes(gpt2, explanation, monkeypatch):
-    monkeypatch.setattr(sys.modules["icl_lens.explanation_sections"], "PASS_TOKENS", 30)
+    monkeypatch.setattr(sys.modules["icl_lens.explanation_sections"], "CAPTURE_TOKENS", 30)
     again = il.explain(gpt2, families.PROMPT, answer="foo", k=5, n_ablated=3, n_random=6)
     assert_close(again.ablation.located, explanation.ablation.located)
     for first, second in zip(again.ablation.random, explanation.ablation.random, strict=True):

@@ -15,6 +15,7 @@ from sweep import CALLS, OTHERS, PROMPTS, Case, is_refused
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.models import memory
 
 # Other tests check the types of what these calls pass around, which takes longer than the calls.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
@@ -45,9 +46,7 @@ def budgets() -> Iterator[tuple[Any, str]]:
     for name, module in list(sys.modules.items()):
         if name.startswith("icl_lens."):
             for key in vars(module):
-                if key.endswith(("_BYTES", "PASS_TOKENS", "MAX_ROWS", "AT_ONCE")) and isinstance(
-                    vars(module)[key], int
-                ):
+                if key.isupper() and key in vars(memory) and key != "BUDGET":
                     yield module, key
 
 

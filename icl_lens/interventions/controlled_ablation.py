@@ -24,7 +24,7 @@ from icl_lens.digest import weights_digest
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, plural_prompts
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.interventions.ablation import Mode, ablation_means
-from icl_lens.interventions.edited_scores import PASS_TOKENS, AnswerScores, score_ablated_sets
+from icl_lens.interventions.edited_scores import AnswerScores, score_ablated_sets
 from icl_lens.interventions.editor import Positions
 from icl_lens.metrics import (
     Interval,
@@ -34,9 +34,11 @@ from icl_lens.metrics import (
     label_log_odds,
     mean_aurocs,
     percentile_interval,
+    weights_with_data,
 )
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.runs.run import Run
@@ -206,7 +208,7 @@ class ControlledAblation(ShownAsTable):
         """Return each set's AUROC in the data (first) and in each bootstrap draw of queries."""
         check_choice("condition", condition, tuple(self.conditions))
         if condition not in self._computed_aurocs:
-            weights = np.concatenate([np.full((1, len(self.queries)), 1 / len(self.queries)), self._query_weights])
+            weights = weights_with_data(self.queries)
             of_sets = [
                 mean_aurocs(label_aurocs(one.label_log_probs, one.answer, choices=one.label_mask, weights=weights))
                 for one in self.conditions[condition].scores

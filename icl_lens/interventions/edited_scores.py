@@ -29,6 +29,7 @@ from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsuppor
 from icl_lens.metrics import accuracy
 from icl_lens.models.head import AnyHead
 from icl_lens.models.inference import log_probs_of
+from icl_lens.models.memory import LOG_PROB_BYTES, PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -37,13 +38,9 @@ Reference = PromptBatch | Iterable[PromptBatch] | None
 
 NO_LABELS_HINT = "use head_effects, which scores any target"
 
-# Tokens per forward pass: enough for efficient matrix products, few enough to fit in small memory.
-PASS_TOKENS = 4096
 # Largest allowed difference between an unedited row and the model's own log-probability, nats. Some families compute
 # norms and softmax in float32 even in float64 models.
 CLEAN_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
-# Log-probabilities of rows are computed and reduced in pieces of about this size, in bytes.
-LOG_PROB_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, repr=False)

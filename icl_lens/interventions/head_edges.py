@@ -21,7 +21,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.activations.label_scores import LabelScores
-from icl_lens.activations.writers import WRITER_BYTES, vector_bytes, writer_names
+from icl_lens.activations.writers import vector_bytes, writer_names
 from icl_lens.attribution.head_projection import require_writers
 from icl_lens.attribution.scored_tokens import Against
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, plural_prompts
@@ -35,6 +35,7 @@ from icl_lens.interventions.prefix_cache import RowEdits
 from icl_lens.interventions.receiver import PARTS, Means, Part, Receiver
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.memory import WRITER_BYTES
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.roles import ROLES, EdgeRole, indices_in_roles, role_indices, role_masks

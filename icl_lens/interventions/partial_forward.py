@@ -18,6 +18,7 @@ from icl_lens.activations.activations import last_log_probs
 from icl_lens.interventions.editor import Positions
 from icl_lens.models.inference import replace_forwards
 from icl_lens.models.locking import model_lock
+from icl_lens.models.memory import MIN_PASS_TOKENS, STREAM_BYTES
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -27,11 +28,6 @@ Replacement = Mapping[int, Float[Tensor, "head d_head"]] | None
 """Layer -> replacement of each head's z; None for zero."""
 Pair = tuple[int, int]
 """A set and a prompt."""
-
-# Tokens above which larger passes are hardly faster: sets that start at another layer then get a separate pass.
-MIN_PASS_TOKENS = 512
-# Memory for stored residual streams.
-STREAM_BYTES = 256 * 2**20
 
 
 def run_sets(

@@ -50,14 +50,15 @@ from icl_lens.locate.table import heads_result, heads_table
 from icl_lens.metrics import draw_clusters
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
-from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
+from icl_lens.models.memory import LOGIT_BYTES, MAX_ROWS
+from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.runs.configuration import tensors_digest
 from icl_lens.runs.run import Run
-from icl_lens.runs.stream import MAX_ROWS, ChunkStream, plan_batches, start
+from icl_lens.runs.stream import ChunkStream, plan_batches, start
 from icl_lens.scores import SCORES, DirectScore, Score, choose_score
 
 # Number of candidates beyond k. More candidates cost a little time on every batch; fewer may cause a second pass.

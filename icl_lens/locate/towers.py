@@ -16,11 +16,11 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.interventions.donor_passes import PARTS, Donor, Part, Prefixes, Recorded, record
-from icl_lens.interventions.edited_scores import PASS_TOKENS
 from icl_lens.interventions.interchange import Interchange, log_probs_exchanged
 from icl_lens.interventions.prefix_cache import max_prompts
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.head import Head
+from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.donors import (

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
-from icl_lens.models.memory import BUDGET
+from icl_lens.models.memory import BUDGET, MAX_ROWS
 from icl_lens.models.view import ModelView
 from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
@@ -29,9 +29,6 @@ from icl_lens.runs.configuration import configuration
 from icl_lens.runs.distributed import Distributed
 from icl_lens.runs.folder import CorruptChunk, RunFolder
 from icl_lens.runs.run import Run, as_run
-
-# Limit of prompts per batch: above it, matrix products get no faster, and a lost chunk costs more to recompute.
-MAX_ROWS = 64
 
 Columns = Mapping[str, Any]
 Plan = list[list[int]]
