@@ -103,6 +103,7 @@ from .report.comparison import Comparison as Comparison
 from .report.comparison import compare as compare
 from .report.model_comparison import ModelComparison as ModelComparison
 from .report.two_towers import TwoTowers as TwoTowers
+from .runs.run import Run as Run
 from .task_behavior import TaskCheck as TaskCheck
 from .task_behavior import task_check as task_check
 from .towers import two_towers as two_towers

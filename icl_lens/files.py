@@ -1,5 +1,6 @@
 """Write files atomically, so that no reader sees a partial file."""
 
+import glob
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     try:
         target = _target(path)
         folder = tempfile.gettempdir() if target is None else target.parent
-        handle, name = tempfile.mkstemp(dir=folder, prefix=f".icl_lens-{path.stem[:30]}-", suffix=path.suffix[:20])
+        handle, name = tempfile.mkstemp(dir=folder, prefix=_temp_prefix(path), suffix=path.suffix[:20])
         os.close(handle)
     except (OSError, ValueError, RuntimeError) as error:  # a null byte in the name, a symlink loop
         raise _write_error(path, error) from error
@@ -49,11 +50,15 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         temp_path.unlink(missing_ok=True)
 
 
-def remove_partial_files(folder: Path) -> None:
-    """Remove the temporary files of killed processes; no other process may be writing to the folder."""
-    for file in folder.iterdir():
+def remove_partial_files(path: Path) -> None:
+    """Remove the temporary files of killed processes that were writing `path`; no other process may be writing it."""
+    for file in path.parent.glob(f"{glob.escape(_temp_prefix(path))}*"):
         if TEMP_FILE_NAME.fullmatch(file.name) and file.is_file() and not file.is_symlink():
             file.unlink(missing_ok=True)
+
+
+def _temp_prefix(path: Path) -> str:
+    return f".icl_lens-{path.stem[:30]}-"
 
 
 def write_text(path: str | Path, text: str) -> None:

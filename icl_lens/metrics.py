@@ -17,6 +17,8 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 
+# Confidence level of intervals.
+LEVEL = 0.95
 # Values drawn at a time: limits the memory of a bootstrap for any number of prompts.
 MAX_DRAWN_VALUES = 2_000_000
 # Columns whose bootstrap samples fit in a processor's cache.
@@ -279,7 +281,7 @@ def bootstrap_interval(
     statistic: Callable[[np.ndarray], float] | None = None,
     clusters: Sequence[object] | None = None,
     bounds: tuple[float, float] | None = None,
-    level: float = 0.95,
+    level: float = LEVEL,
     draws: int = 2000,
     seed: int = 0,
 ) -> Interval:
@@ -329,7 +331,7 @@ def bootstrap_interval(
 
 
 def mean_intervals(
-    rows: Float[np.ndarray, "prompt column"], clusters: Sequence[str], *, level: float = 0.95
+    rows: Float[np.ndarray, "prompt column"], clusters: Sequence[str], *, level: float = LEVEL
 ) -> tuple[Float[np.ndarray, " column"], Float[np.ndarray, " column"], Float[np.ndarray, " column"]]:
     """Return each column's mean and the ends of its `bootstrap_interval` with `clusters`; NaN for a single cluster.
 
@@ -342,9 +344,7 @@ def mean_intervals(
     ends = np.empty((2, rows.shape[1]))
     for start in range(0, rows.shape[1], N_COLUMNS_PER_CHUNK):
         some = slice(start, start + N_COLUMNS_PER_CHUNK)
-        ends[:, some] = np.quantile(
-            resampled_means(rows[:, some], clusters), [(1 - level) / 2, (1 + level) / 2], axis=0
-        )
+        ends[:, some] = percentile_ends(resampled_means(rows[:, some], clusters), level=level)
     return mean, ends[0], ends[1]
 
 
@@ -397,13 +397,18 @@ def draw_clusters(
     return counts, place
 
 
+def percentile_ends(samples: Float[np.ndarray, "draw *rest"], *, level: float = LEVEL) -> Float[np.ndarray, "2 *rest"]:
+    """Return the low and high ends of the central `level` of the samples."""
+    return np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=0)
+
+
 def percentile_interval(
     value: float,
     samples: Float[np.ndarray, " draw"],
     *,
     n_clusters: int,
     bounds: tuple[float, float] | None = None,
-    level: float = 0.95,
+    level: float = LEVEL,
 ) -> Interval:
     """Return a value with the percentile interval of its bootstrap samples; see `bootstrap_interval`.
 
@@ -412,7 +417,7 @@ def percentile_interval(
     usable = samples[np.isfinite(samples)]
     if len(usable) < 0.95 * len(samples) or n_clusters < 2:
         return Interval(value, float("nan"), float("nan"))
-    low, high = map(float, np.quantile(usable, [(1 - level) / 2, (1 + level) / 2]))
+    low, high = map(float, percentile_ends(usable, level=level))
     if bounds is not None and high - low < 1e-9:
         reach = (bounds[1] - bounds[0]) * (1 - (1 - level) ** (1 / n_clusters))
         low, high = max(bounds[0], low - reach), min(bounds[1], high + reach)

@@ -6,7 +6,15 @@ from contextlib import contextmanager
 Progress = Callable[[str, int, int], None]
 """Callback with the name of a stage, the number of finished prompts, and the total."""
 
-NAMES = {"part": "locating heads", "refined": "second pass", "pairs": "pairs of writers"}
+NAMES = {
+    "part": "locating heads",
+    "refined": "second pass",
+    "pairs": "pairs of writers",
+    "check": "checking the task",
+    "comparison": "comparing",
+    "ablation": "ablating heads",
+    "exchanges": "exchanging",
+}
 """Displayed names of stages."""
 
 

@@ -29,11 +29,13 @@ from icl_lens.metrics import (
     weights_with_data,
 )
 from icl_lens.models.active_edits import active_edits, edits_note
+from icl_lens.models.memory import CHECK_TOKENS
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list
 from icl_lens.prompts.tasks import Task, named_task
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.runs.run import Run
+from icl_lens.runs.stream import plan_in_order, start
 
 Arrangement = Literal["given", "random", "exchanged", "order", "reorder"]
 Behavior = Literal["learns", "knows", "copies", "prefers"]
@@ -44,8 +46,6 @@ MIN_PROMPTS = 20
 EFFECT_LEVEL = 1 - 0.05 / 4
 # Learning and knowing add up to doing the task, so their sum is compared with the other effects.
 _COMPARED: tuple[tuple[Behavior, ...], ...] = (("learns", "knows"), ("copies",), ("prefers",))
-# Tokens per forward pass.
-_PASS_TOKENS = 1024
 
 Draws = Float[np.ndarray, " draw"]
 """A statistic of the data (first) and of each bootstrap draw of queries."""
@@ -202,7 +202,7 @@ def task_check(
     prepend_bos: bool | None = None,
     shared_prefix: Literal["error", "append"] = "error",
     seed: int = 0,
-    progress: Progress | bool | None = None,
+    run: Run | None = None,
 ) -> TaskCheck:
     """Check whether a model learns a task from demonstrations, knows its labels, copies the last one or prefers one.
 
@@ -217,7 +217,7 @@ def task_check(
     - "order" and "reorder": the query's class last, and first.
 
     See `TaskCheck` for what is computed from them. `template`, `prepend_bos` and `shared_prefix` are those of
-    `il.tokenize`; `progress=True` shows a progress bar.
+    `il.tokenize`; `run` says how the prompts run (see `Run`).
 
     The model runs on at most five texts per prompt. Raise InputError for fewer than 20 prompts, prompts without an
     answer, prompts whose demonstrations all have the same label, and prompts whose answer no demonstration has, such as
@@ -244,12 +244,10 @@ def task_check(
     # A prompt that is the same in two arrangements runs once.
     row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(chain.from_iterable(arranged.values())))}
     batch = tokenize(model, [*row_of], template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
-    predictions: list[Tensor] = []
-    with progress_callback(progress) as report:
-        for piece in batch.split(max(1, _PASS_TOKENS // batch.tokens.shape[1])):
-            predictions.append(label_log_probs(model, piece).cpu())
-            report("checking the task", sum(map(len, predictions)), len(row_of))
-    found = torch.cat(predictions)
+    plan = plan_in_order(batch, run, n_tokens=CHECK_TOKENS)
+    with start(run, model, batch, "task check", {}, plan=plan) as stream:
+        checked = stream.map("check", lambda rows: {"scores": label_log_probs(model, batch[rows])})
+    found = torch.from_numpy(checked["scores"])
     rows: dict[Arrangement, list[int]] = {
         name: [row_of[prompt] for prompt in prompts_of] for name, prompts_of in arranged.items()
     }

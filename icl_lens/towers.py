@@ -11,19 +11,28 @@ from icl_lens.errors import InputError, check_integers
 from icl_lens.interventions.controlled_ablation import random_head_sets
 from icl_lens.interventions.edit_checks import checked_heads
 from icl_lens.locate.mean_exchanges import locate_towers
-from icl_lens.locate.towers import EXCHANGES, N_SCANNED, Exchange, TowerPrompts, exchange_scores, tower_prompts
+from icl_lens.locate.towers import (
+    EXCHANGES,
+    N_SCANNED,
+    Exchange,
+    TowerPrompts,
+    exchange_scores,
+    n_exchanged,
+    tower_prompts,
+)
 from icl_lens.metrics import is_correct
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, progress_callback
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, prompts_digest
 from icl_lens.prompts.class_labels import Labels
 from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts
 from icl_lens.prompts.tasks import Task, named_task, split_by_query
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.report.two_towers import Exchanged, TwoTowers
+from icl_lens.runs.run import Run, as_run
+from icl_lens.runs.stream import plan_in_order, start
 
 N_PROMPTS, N_HEADS, N_RANDOM_SETS = 60, 12, 20
 
@@ -44,7 +53,7 @@ def two_towers(
     shared_prefix: Literal["error", "append"] = "error",
     n_random_sets: int = N_RANDOM_SETS,
     seed: int = 0,
-    progress: Progress | bool | None = None,
+    run: Run | None = None,
 ) -> TwoTowers:
     """Test by interchange interventions whether heads match a query with keys and carry labels as values.
 
@@ -78,7 +87,8 @@ def two_towers(
 
     If the prefix cache is supported (see `head_effects`), an exchange of one set costs one token per prompt, from the
     set's first layer on; otherwise, one full forward pass. `template`, `prepend_bos` and `shared_prefix` are those of
-    `il.tokenize`; `progress=True` shows a progress bar.
+    `il.tokenize`. `run` says how the prompts run (see `Run`); the chunks of the scan and of the exchanges are in
+    folders of their own, "scan" and "exchanges".
 
     Raise InputError for unknown heads, prompts that do not demonstrate their answer and another label, too few prompts
     to scan, fewer other heads than `heads`, and families whose attention cannot be recomputed.
@@ -112,19 +122,19 @@ def two_towers(
     def prepare(prompts: Sequence[Prompt]) -> PromptBatch:
         return tokenize(model, prompts, template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
 
-    with progress_callback(progress) as report:
-        scan = None
-        if heads is None:
-            if not 1 <= k <= len(view.heads()):
-                raise InputError(f"k must be between 1 and {len(view.heads())} (heads), got {k}")
-            scan = locate_towers(model, prepare(scanned), progress=report).to_frame()
-            scan = scan.rename(columns={"head": "index", "name": "head"})
-            heads = [view.check_head(name) for name in scan["head"][:k]]
-        chosen = tuple(dict.fromkeys(view.check_heads(heads)))
-        if not chosen:
-            raise InputError("heads must contain at least one head, got none; omit it to scan for heads")
-        batch = tower_prompts(model, prepare(tested))
-        (found,) = exchange_heads(view, batch, [chosen], n_random_sets=n_random_sets, seed=seed, progress=report)
+    scan = None
+    if heads is None:
+        if not 1 <= k <= len(view.heads()):
+            raise InputError(f"k must be between 1 and {len(view.heads())} (heads), got {k}")
+        scan = locate_towers(model, prepare(scanned), run=as_run(run).part("scan")).to_frame()
+        scan = scan.rename(columns={"head": "index", "name": "head"})
+        heads = [view.check_head(name) for name in scan["head"][:k]]
+    chosen = tuple(dict.fromkeys(view.check_heads(heads)))
+    if not chosen:
+        raise InputError("heads must contain at least one head, got none; omit it to scan for heads")
+    prompts = tower_prompts(model, prepare(tested))
+    options: dict[str, Any] = {"n_random_sets": n_random_sets, "seed": seed, "run": as_run(run).part("exchanges")}
+    (found,) = exchange_heads(view, prompts, [chosen], **options)
     return replace(found, scan=scan, n_scanned=0 if scan is None else len(scanned))
 
 
@@ -136,7 +146,7 @@ def exchange_heads(
     exchanges: Sequence[Exchange] = EXCHANGES,
     n_random_sets: int = N_RANDOM_SETS,
     seed: int = 0,
-    progress: Progress,
+    run: Run | None = None,
 ) -> list[TwoTowers]:
     """Return what `two_towers` returns for each set of heads, without a scan; all sets share the donors' passes."""
     groups: list[tuple[tuple[Head, ...], ...]] = []
@@ -145,14 +155,32 @@ def exchange_heads(
         drawn = random_head_sets(view, heads, draws=n_random_sets, seed=seed, same_layers=True)
         groups.append((tuple(heads), *map(tuple, drawn)))
     sets = [(exchange, some) for group in groups for exchange in exchanges for some in group]
-    scores, donors, reason = exchange_scores(view, prompts, sets, progress=progress, stage="exchanging")
+    named = {
+        "heads": [list(map(str, heads)) for heads in head_sets],
+        "n_random_sets": n_random_sets,
+        "seed": seed,
+        "exchanges": [exchange.name for exchange in exchanges],
+        "donors": {name: prompts_digest(donor.batch) for name, donor in prompts.donors.items()},
+    }
+
+    def compute(rows: list[int]) -> dict[str, torch.Tensor | list[str]]:
+        scores, donors, reason = exchange_scores(view, prompts.select(rows), sets)
+        own = {f"donor: {name}": log_probs for name, log_probs in donors.items()}
+        return {"log_odds": scores.log_odds, "predicted": scores.predicted, "reason": [reason] * len(rows), **own}
+
+    n_tokens = n_exchanged(view, prompts) * prompts.batch.tokens.shape[1]
+    plan = plan_in_order(prompts.batch, run, n_tokens=n_tokens)
+    with start(run, view.model, prompts.batch, "two towers", named, plan=plan) as stream:
+        scores = stream.map("exchanges", compute)
     batch = prompts.batch.to("cpu")
     shape = len(groups), len(exchanges), 1 + n_random_sets
-    lost = (scores.log_odds[:, :1] - scores.log_odds[:, 1:]).double().unflatten(1, shape).numpy()
-    predicted = scores.predicted[:, 1:].unflatten(1, shape)[..., 0]
+    log_odds, all_predicted = (torch.from_numpy(scores[name]) for name in ("log_odds", "predicted"))
+    lost = (log_odds[:, :1] - log_odds[:, 1:]).double().unflatten(1, shape).numpy()
+    predicted = all_predicted[:, 1:].unflatten(1, shape)[..., 0]
     donors_correct = {
-        name: is_correct(log_probs, prompts.answers[name], choices=batch.label_mask).double().numpy()
-        for name, log_probs in donors.items()
+        name: is_correct(torch.from_numpy(own), prompts.answers[name], choices=batch.label_mask).double().numpy()
+        for name in prompts.answers
+        if (own := scores.get(f"donor: {name}")) is not None
     }
     found = []
     for number, (heads, *random_sets) in enumerate(groups):
@@ -177,14 +205,14 @@ def exchange_heads(
                 heads=heads,
                 random_sets=tuple(random_sets),
                 exchanges=tuple(results),
-                log_odds=scores.log_odds[:, 0].double().numpy(),
-                correct=(scores.predicted[:, 0] == batch.answer).numpy(),
+                log_odds=log_odds[:, 0].double().numpy(),
+                correct=(all_predicted[:, 0] == batch.answer).numpy(),
                 queries=tuple(prompt.query for prompt in batch.prompts),
                 scan=None,
                 n_scanned=0,
                 chance=float(torch.as_tensor(batch.label_mask).double().sum(-1).reciprocal().mean()),
                 text=batch.texts[0],
-                fallback_reason=reason,
+                fallback_reason=next(filter(None, scores["reason"]), ""),
                 edits=active_edits(view),
             )
         )

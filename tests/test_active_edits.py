@@ -10,13 +10,13 @@ from explanations import shown_text, terminal_text
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.locate.configuration import configuration
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.view import ModelView
 from icl_lens.report.ablation import ablation_json, notes
 from icl_lens.report.circuit import render as render_circuit
 from icl_lens.report.html import circuit_page
 from icl_lens.report.mean_score_parts import render as render_parts
+from icl_lens.runs.configuration import configuration
 
 HEADS = [il.Head(1, 2), il.Head(2, 0)]
 ZEROED = "L1H2, L2H0 zeroed"
@@ -66,7 +66,7 @@ def test_results_over_prompts_name_the_edits(gpt2, words):
         single, mean = il.head_effects(gpt2, batch, positions="last"), il.locate_effects(gpt2, batch, positions="last")
         located = il.locate_heads(gpt2, batch, k=2, against=batch.other_label_tokens)
         asked = {"by": "contrast", "n": 20}
-        assert configuration(gpt2, batch, {"k": 2}, asked)["edits"] == [ZEROED]
+        assert configuration(gpt2, batch, [[0]], {"k": 2}, asked)["edits"] == [ZEROED]
         expected = il.label_log_probs(gpt2, batch)
     assert_close(ablation.conditions["no ablation"].scores[0].label_log_probs, expected)
     assert f"All conditions, also “no ablation”, are those of the edited model: {ZEROED}." in notes(ablation)
@@ -80,7 +80,7 @@ def test_results_over_prompts_name_the_edits(gpt2, words):
     assert ZEROED in repr(single)
     assert ZEROED in repr(located)
     assert ZEROED in mean.summary()
-    assert "edits" not in configuration(gpt2, batch, {"k": 2}, asked)
+    assert "edits" not in configuration(gpt2, batch, [[0]], {"k": 2}, asked)
     assert il.locate_heads(gpt2, batch, k=2).edits == ()
 
 

@@ -1,11 +1,14 @@
 """Heads located over many prompts: the certified mean is the exhaustive one, however the prompts are batched."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from families import WORDS
+from launches import contents
 from tolerance import assert_close
 
 import icl_lens as il
@@ -14,9 +17,8 @@ from icl_lens.attribution.scored_tokens import check_against_ids
 from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, subhead_bounds
 from icl_lens.locate import locate as dataset
 from icl_lens.locate.locate import mean_head_increases
-from icl_lens.locate.run_folder import RunFolder
-from icl_lens.locate.stream import plan_batches, prompt_bytes
 from icl_lens.models.view import ModelView
+from icl_lens.runs.stream import plan_batches, prompt_bytes
 
 
 def draw(n, *, seed=0):
@@ -59,9 +61,9 @@ def test_certified_is_exhaustive(gpt2, many, every_increase, few_candidates, k, 
     against = contrasts(many)[contrast] if contrast else None
     every = every_contrast(gpt2, many, against) if contrast else every_increase
     if contrast:
-        assert_close(mean_head_increases(gpt2, many, against=against, batch_size=9), every.mean(0))
+        assert_close(mean_head_increases(gpt2, many, against=against, run=il.Run(batch_size=9)), every.mean(0))
     by = "contrast" if contrast else "increase"
-    top = il.locate_heads(gpt2, many, k=k, by=by, batch_size=batch_size, against=against)
+    top = il.locate_heads(gpt2, many, k=k, by=by, run=il.Run(batch_size=batch_size), against=against)
     mean = every.mean(0).flatten().topk(k)
     assert_close(top.value, mean.values)
     assert top.heads == [il.Head(i // 4, i % 4) for i in mean.indices.tolist()]
@@ -81,9 +83,13 @@ def test_heads_left_open_are_passed_again(gpt2, many, every_increase, few_candid
     against = contrasts(many)["several"] if contrast else None
     every = every_contrast(gpt2, many, against) if contrast else every_increase
     best, passes = every.mean(0).flatten().topk(1).values, {}
-    options = {"k": 1, "by": "contrast" if contrast else "increase", "against": against, "batch_size": 8}
+    options = {"k": 1, "by": "contrast" if contrast else "increase", "against": against}
     top = il.locate_heads(
-        gpt2, many, slack=1e6, progress=lambda kind, done, total: passes.update({kind: (done, total)}), **options
+        gpt2,
+        many,
+        slack=1e6,
+        run=il.Run(batch_size=8, progress=lambda kind, done, total: passes.update({kind: (done, total)})),
+        **options,
     )
     assert passes["part"] == (40, 40)
     assert passes["refined"][0] == passes["refined"][1] <= 40
@@ -98,7 +104,9 @@ def test_heads_left_open_are_passed_again(gpt2, many, every_increase, few_candid
 
 @pytest.mark.parametrize("final_norm", ["frozen", "own"])
 def test_own_norm_is_exhaustive(gpt2, many, final_norm):
-    top = il.locate_heads(gpt2, many[:9], k=3, by="increase", batch_size=4, final_norm=final_norm, bias=False)
+    top = il.locate_heads(
+        gpt2, many[:9], k=3, by="increase", run=il.Run(batch_size=4), final_norm=final_norm, bias=False
+    )
     assert top.certified == (final_norm == "frozen")
     acts = il.capture(gpt2, many[:9])
     expected = il.head_log_prob_increase(acts, many[:9].answer_tokens, final_norm=final_norm, bias=False)
@@ -109,8 +117,8 @@ def test_own_norm_is_exhaustive(gpt2, many, final_norm):
 def test_heads_of_other_families_are_located(load_tiny, name):
     model = load_tiny(name)
     batch = il.tokenize(model, draw(12, seed=1), prepend_bos=False)
-    top = il.locate_heads(model, batch, k=4, by="increase", batch_size=5)
-    expected = mean_head_increases(model, batch, batch_size=3)
+    top = il.locate_heads(model, batch, k=4, by="increase", run=il.Run(batch_size=5))
+    expected = mean_head_increases(model, batch, run=il.Run(batch_size=3))
     assert_close(top.value.float(), expected.flatten().topk(4).values)
     assert top.certified == (name != "gemma2")  # its logits are capped
 
@@ -136,27 +144,27 @@ def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):
 def test_groups_cut_anywhere_give_the_same_mean(gpt2, many, every_increase, monkeypatch):
     """Groups cut anywhere give the same mean."""
     expected = every_increase.mean(0)
-    assert_close(mean_head_increases(gpt2, many, batch_size=6), expected)
+    assert_close(mean_head_increases(gpt2, many, run=il.Run(batch_size=6)), expected)
     monkeypatch.setattr(dataset, "LOGIT_BYTES", 4)
     monkeypatch.setattr(dataset, "min_prompts_to_fold", lambda d_head, d_model: 3)
-    assert_close(mean_head_increases(gpt2, many, batch_size=6), expected)
+    assert_close(mean_head_increases(gpt2, many, run=il.Run(batch_size=6)), expected)
 
 
 def test_plans_hold_each_prompt_once_sorted_by_length(gpt2, many):
     """Every prompt once; neighbors of similar length; the first batch spread over all lengths; memory bounded."""
     view = ModelView.of(gpt2)
     lengths = (many.last + 1).tolist()
-    plan = plan_batches(view, many, batch_size=8)
+    plan = plan_batches(view, many, il.Run(batch_size=8))
     assert sorted(row for rows in plan for row in rows) == list(range(40))
-    assert plan == plan_batches(view, many, batch_size=8)
+    assert plan == plan_batches(view, many, il.Run(batch_size=8))
     pilot = [lengths[row] for row in plan[0]]
     assert np.mean(pilot) == pytest.approx(np.mean(lengths), abs=1.0)
     padding = sum(max(lengths[r] for r in rows) - lengths[row] for rows in plan[1:] for row in rows)
     assert padding < 0.15 * sum(lengths)
     budget = 5 * prompt_bytes(view, max(lengths))
-    for rows in plan_batches(view, many, byte_budget=budget):
+    for rows in plan_batches(view, many, il.Run(memory=budget)):
         assert len(rows) * prompt_bytes(view, max(lengths[row] for row in rows)) <= budget
-    assert all(len(rows) == 1 for rows in plan_batches(view, many, byte_budget=1))
+    assert all(len(rows) == 1 for rows in plan_batches(view, many, il.Run(memory=1)))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "neox"])
@@ -206,11 +214,11 @@ def every_contrast(model, many, against, **convention):
 def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candidates, which):
     """Chunks in the folder are not recomputed, and the result is the same to the last bit."""
     against = contrasts(many)[which]
-    folder = RunFolder(tmp_path, {"by": "contrast", "against": against.tolist()})
-    whole = il.locate_heads(gpt2, many, k=2, against=against, batch_size=8, folder=folder)
+    run = il.Run(tmp_path, batch_size=8)
+    whole = il.locate_heads(gpt2, many, k=2, against=against, run=run)
     parts = sorted(path.name for path in tmp_path.glob("part-*"))
     assert len(parts) == 5
-    columns = folder.read(parts[1]).to_pandas()
+    columns = pd.read_parquet(tmp_path / parts[1])
     assert columns["increase"].notna().all() == (which == "one")
     if which == "one":
         assert (columns["increase"] == columns["bound"]).all()
@@ -219,7 +227,7 @@ def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candi
     monkeypatch.setattr(
         dataset, "capture", lambda model, batch: captured.append(len(batch)) or il.capture(model, batch)
     )
-    again = il.locate_heads(gpt2, many, k=2, against=against, batch_size=8, folder=folder)
+    again = il.locate_heads(gpt2, many, k=2, against=against, run=run)
     assert captured == [8]
     assert again.heads == whole.heads
     assert torch.equal(again.value, whole.value)
@@ -227,23 +235,42 @@ def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candi
         assert getattr(again, name) == getattr(whole, name)
 
 
-def test_contrast_parts_are_not_mixed_with_others(gpt2, many, tmp_path):
-    against = many.other_label_tokens
-    silent = RunFolder(tmp_path, {"by": "contrast", "against": None})
-    with pytest.raises(il.InputError, match="a name for the tokens, got None"):
-        il.locate_heads(gpt2, many, k=2, against=against, folder=silent)
-    with pytest.raises(il.InputError, match="must be None, got 'some'"):
-        il.locate_heads(gpt2, many, k=2, folder=RunFolder(tmp_path, {"by": "contrast", "against": "some"}))
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("call", "difference"),
+    [
+        (lambda model, many, run: il.locate_heads(model, many, k=2, by="increase", run=run), "by='contrast', got"),
+        (lambda model, many, run: il.locate_heads(model, many, k=3, run=run), "k=2, got k=3"),
+        (lambda model, many, run: il.locate_heads(model, many[1:], k=2, run=run), "prompts="),
+        (
+            lambda model, many, run: il.locate_heads(model, many, k=2, against=many.answer_tokens + 1, run=run),
+            "against=",
+        ),
+        (
+            lambda model, many, run: il.locate_heads(model, many, k=2, run=replace(run, about={"n": 1})),
+            "n=None, got n=1",
+        ),
+        (lambda model, many, run: il.locate_effects(model, many, run=run), "by='contrast', got by='effect'"),
+        (lambda model, many, run: il.mean_score_parts(model, many, ["L2H1"], run=run), "got by='score parts'"),
+        (lambda model, many, run: il.mean_head_increases(model, many, run=run), "got by='all increases'"),
+        (lambda model, many, run: il.ablate_with_controls(model, many, ["L2H1"], run=run), "got by='ablation'"),
+    ],
+)
+def test_a_folder_of_another_run_is_refused(gpt2, many, tmp_path, call, difference):
+    run = il.Run(tmp_path / "run")
+    il.locate_heads(gpt2, many, k=2, run=run)
+    before = contents(tmp_path)
+    with pytest.raises(il.InputError, match=f"holds a run with .*{difference}"):
+        call(gpt2, many, run)
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("locate", [il.locate_heads, il.mean_head_increases, il.locate_effects])
 def test_a_bar_is_shown_where_one_is_asked_for(gpt2, gpt2_batch, capsys, locate):
     """With progress=True, a bar shows total and rate and is erased at the end; otherwise there is none."""
     more = {"k": 2} if locate is il.locate_heads else {}
-    locate(gpt2, gpt2_batch, batch_size=1, **more)
+    locate(gpt2, gpt2_batch, run=il.Run(batch_size=1), **more)
     assert capsys.readouterr().err == ""
-    locate(gpt2, gpt2_batch, batch_size=1, progress=True, **more)
+    locate(gpt2, gpt2_batch, run=il.Run(batch_size=1, progress=True), **more)
     shown = capsys.readouterr().err
     assert re.search(r"/3 \[.* prompts/s", shown)
     assert not shown.rpartition("\r")[0].rpartition("\r")[2].strip()

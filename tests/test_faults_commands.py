@@ -51,7 +51,7 @@ COMPARE = [
     ([PROMPT, PROMPT, "--answer-b", "z"], "'z' is not one of the labels"),
 ]
 LOCATE = [
-    (["--task", "sentiment-number", "--n", "8", "--batch-size", "2", "--budget", "9"], "--budget has no effect"),
+    (["--task", "sentiment-number", "--n", "8", "--batch-size", "2", "--memory", "9"], "--memory has no effect"),
     (["--task", "sentiment-number", "--classes", "all"], "--classes has no effect here"),
     (["--task", "sentiment-number", "--template", "{text} [red] {label}"], "'[red]'"),
     (["--task", "sentiment-number", "--out", "/dev/null"], "cannot write to folder"),

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import icl_lens as il
-from icl_lens.locate.run_folder import CorruptChunk, RunFolder
 from icl_lens.prompts.datasets import read_files
 from icl_lens.prompts.tasks import load_task, named_task
+from icl_lens.runs.folder import CorruptChunk, RunFolder
 
 GOOD = "".join(json.dumps({"text": f"{kind} text {i}", "label": kind}) + "\n" for kind in "ab" for i in range(8))
 CSV = "text,label\n" + "".join(f"{kind} text {i},{kind}\n" for kind in "ab" for i in range(8))

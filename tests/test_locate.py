@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import random
 import signal
 import time
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+import torch
 from conftest import CATEGORIES
 from launches import (
     LAUNCHES,
@@ -30,9 +32,9 @@ from tolerance import assert_close, tolerance
 
 import icl_lens as il
 from icl_lens.cli import main
-from icl_lens.locate.distributed import Distributed
-from icl_lens.locate.run_folder import locked_folder
 from icl_lens.prompts.tasks import load_task
+from icl_lens.runs.distributed import Distributed
+from icl_lens.runs.stream import ChunkStream
 
 N, BATCH = 60, 4
 
@@ -124,7 +126,7 @@ def test_interrupted_says_how_it_goes_on(inputs, run, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("icl_lens.locate.locate.locate_heads", interrupted)
+    monkeypatch.setattr("icl_lens.locate.locate.locate_with_effects", interrupted)
     code, _, stderr = run(*inputs, "--out", tmp_path / "out")
     assert code == 130
     assert "rerun the same command to resume from" in stderr
@@ -145,20 +147,32 @@ def test_your_own_columns_and_labels_are_used(inputs, run, tmp_path):
     one_line(*run(*mine, "--columns", "note,kind", "--demonstrations", "1", "--out", out)[::2], "labels")
 
 
+@pytest.fixture(scope="module")
+def located(gpt2, words):
+    """Locate heads in Python, as the command does, by a run in a folder."""
+    batch = il.tokenize(gpt2, load_task("sentiment-number", n=N, path=words))
+    return lambda out: il.locate_heads(gpt2, batch, k=3, by="increase", run=il.Run(out, batch_size=BATCH))
+
+
 @pytest.mark.slow
-def test_a_run_killed_ten_times_ends_in_the_same_bytes(inputs, unbroken, tmp_path):
+def test_a_run_killed_ten_times_gives_the_same_bits(located, tmp_path):
     """SIGKILL in the middle of ten random chunks; nothing is lost or repeated, and the end is the same to the byte."""
+    whole, unbroken = located(tmp_path / "unbroken"), contents(tmp_path / "unbroken")
     out, rng = tmp_path / "out", random.Random(0)
     before: dict[str, int] = {}
     for target in sorted(rng.sample(range(N // BATCH), 10)):
-        assert ended(started(inputs, out, dies_after=target - len(before))) == -signal.SIGKILL
+        assert ended(forked(lambda: located(out), [], dies_after=target - len(before))) == -signal.SIGKILL
         assert any(path.name.startswith(".icl_lens-part-") for path in out.iterdir())
         after = stamps(out, "part-*")
         assert before.items() <= after.items(), "a part was lost or written twice"
         assert len(after) == target
         before = after
     assert 0 < len(before) < N // BATCH
-    assert ended(started(inputs, out)) == 0
+    resumed = located(out)
+    assert torch.equal(resumed.value, whole.value)
+    assert torch.equal(resumed.low, whole.low)
+    assert resumed.heads == whole.heads
+    assert before.items() <= stamps(out, "part-*").items()
     assert contents(out) == unbroken
     assert not [path for path in out.iterdir() if path.name.startswith(".") and path.name != ".lock"]
 
@@ -205,11 +219,56 @@ def test_a_damaged_part_is_computed_again(inputs, unbroken, run, tmp_path, damag
     assert (out / "part-00004.parquet").stat().st_mtime_ns == untouched
 
 
-def test_a_second_run_in_a_folder_is_refused(inputs, run, tmp_path):
-    with locked_folder(tmp_path / "out"):
-        code, _, stderr = run(*inputs, "--out", tmp_path / "out")
-    one_line(code, stderr, "in use by another run", "choose another folder")
-    assert run(*inputs, "--out", tmp_path / "out")[0] == 0
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", [False, True])
+def test_independent_runs_share_a_folder(located, tmp_path, monkeypatch, dies):
+    """Each chunk is computed by one of three runs, and each run gets the result; one may die while it computes."""
+    whole, unbroken = located(tmp_path / "unbroken"), contents(tmp_path / "unbroken")
+    out, log = tmp_path / "out", tmp_path / "log"
+    log.mkdir()
+    compute = ChunkStream._compute
+
+    def logged(self, in_round, *rest):
+        time.sleep(0.05)
+        with (log / str(os.getpid())).open("a") as file:
+            file.write(f"{in_round}\n")
+        return compute(self, in_round, *rest)
+
+    def run():
+        top = located(out)
+        (log / f"{os.getpid()}-result").write_text(str((top.value.tolist(), top.low.tolist(), top.heads)))
+
+    monkeypatch.setattr(ChunkStream, "_compute", logged)
+    children = [forked(run, [], dies_after=2 if dies and not i else None) for i in range(3)]
+    assert [ended(child) for child in children] == [-signal.SIGKILL if dies else 0, 0, 0]
+    computed = [(log / str(child)).read_text().splitlines() for child in children]
+    assert all(len(one) >= 2 for one in computed), "each takes part"
+    assert len([*chain(*computed)]) == N // BATCH + dies
+    results = {(log / f"{child}-result").read_text() for child in children[dies:]}
+    assert results == {str((whole.value.tolist(), whole.low.tolist(), whole.heads))}
+    assert contents(out) == unbroken
+
+
+def test_the_tasks_of_a_job_step_are_counted(monkeypatch):
+    """srun names rank, node and size; a batch script without srun is one process."""
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")  # so that what is set below is undone
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert Distributed.from_environment() == Distributed()
+    step = {"STEP_NUM_TASKS": "4", "PROCID": "3", "LOCALID": "1", "JOB_ID": "81", "STEP_ID": "2"}
+    for name, value in {**step, "STEP_NODELIST": "gpu[07-09,12],cpu3"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    found = []
+
+    def state(**_):
+        found.append({name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")})
+        return SimpleNamespace(process_index=3, num_processes=4, local_process_index=1)
+
+    monkeypatch.setattr("accelerate.PartialState", state)
+    assert Distributed.from_environment().size == 4
+    assert found == [{"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu07"}]
 
 
 @pytest.mark.parametrize(("option", "value"), [("--seed", "1"), ("--top", "4"), ("--layout", "reorder"), ("--n", "59")])
@@ -257,7 +316,7 @@ def test_two_processes_share_the_work(by_two, unbroken, way):
     out, nodes, chunks = by_two(way)
     assert [node.returncode for node in nodes] == [0] * len(nodes), nodes
     assert "".join(node.stdout for node in nodes).count("Exact, certified") == 1
-    assert_shared(chunks, range(1, N // BATCH))  # the first batch, which chooses candidates, is not logged
+    assert_shared(chunks, range(N // BATCH))
     assert_shared(chunks, range(N // BATCH), kind="effect")
     same_numbers(out, unbroken)
 

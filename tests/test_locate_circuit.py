@@ -15,7 +15,6 @@ from experiments.ground_truth import task_of
 from experiments.planted import build
 from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.locate.edge_space import CURVE_READERS, THIRDS, EdgeSpace
-from icl_lens.locate.run_folder import RunFolder
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.roles import ROLES
 
@@ -151,7 +150,7 @@ def test_groups_partition_the_edges_and_random_sets_match_strata(small):
 
 def test_estimates_rank_on_other_prompts_and_batches_do_not_matter(small):
     model, ranking, testing, heads, circuit = small
-    again = il.locate_circuit(model, ranking, testing, heads, n_edges=5, n_random=3, batch_size=5)
+    again = il.locate_circuit(model, ranking, testing, heads, n_edges=5, n_random=3, run=il.Run(batch_size=5))
     assert again.to_frame()["edge"].tolist() == circuit.to_frame()["edge"].tolist()
     for table in ("edges", "curve", "groups", "layers"):
         ours, theirs = (one.to_frame(table).select_dtypes("number").to_numpy() for one in (again, circuit))
@@ -195,12 +194,10 @@ def test_sentences_say_no_where_intervals_do(small):
         ({"receivers": ["L9H0"]}, "L9H0"),
         ({"n_edges": 0}, "n_edges must be at least 1"),
         ({"n_random": 1}, "n_random must be at least 2"),
-        ({"folder": RunFolder}, "by='circuit', got None"),
     ],
 )
-def test_wrong_arguments_are_named(small, tmp_path, options, says):
+def test_wrong_arguments_are_named(small, options, says):
     model, ranking, testing, heads, _ = small
-    options = {name: RunFolder(tmp_path, {}) if value is RunFolder else value for name, value in options.items()}
     with pytest.raises(il.InputError, match=says):
         il.locate_circuit(model, ranking, testing, options.pop("receivers", heads), **options)
 

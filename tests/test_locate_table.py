@@ -11,12 +11,12 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.locate import locate as dataset
 from icl_lens.locate import streamed_means
-from icl_lens.locate.configuration import configuration
-from icl_lens.locate.run_folder import RunFolder
-from icl_lens.locate.stream import plan_batches
-from icl_lens.locate.table import heads_result, heads_table, write_run
+from icl_lens.locate.table import heads_result, heads_table
 from icl_lens.metrics import bootstrap_interval
 from icl_lens.models.view import ModelView
+from icl_lens.runs.configuration import configuration
+from icl_lens.runs.folder import RunFolder
+from icl_lens.runs.stream import plan_batches
 
 PROMPTS = [
     il.Prompt.parse(text, answer="foo")
@@ -31,7 +31,7 @@ PROMPTS = [
     )
 ]
 ASKED = {"model": "tiny", "task": "sentiment-number", "n": 7, "seed": 0, "by": "increase"}
-OPTIONS = {"k": 2, "final_norm": "frozen", "batch_size": 2}
+OPTIONS = {"k": 2, "final_norm": "frozen"}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_intervals_are_those_of_every_prompts_own_values(gpt2, batch, monkeypatc
     refined = []
     second_pass = dataset._Search.second_pass
     monkeypatch.setattr(dataset._Search, "second_pass", lambda *args: refined.append(args[1]) or second_pass(*args))
-    top = il.locate_heads(gpt2, batch, k=2, by=by, batch_size=2, slack=1e6)
+    top = il.locate_heads(gpt2, batch, k=2, by=by, run=il.Run(batch_size=2), slack=1e6)
     assert bool(refined) == (by == "increase")
     expected = every[:, top.layer, top.head].double().numpy()
     table = heads_table(top)
@@ -76,9 +76,9 @@ def test_intervals_of_many_queries_are_the_same_in_less_memory(gpt2, batch, monk
     monkeypatch.setattr(
         streamed_means.ResampledSums, "__init__", lambda self, *args: make(self, *args) or kept.append(self)
     )
-    first = il.locate_heads(gpt2, some, k=3, by=by, batch_size=2)
+    first = il.locate_heads(gpt2, some, k=3, by=by, run=il.Run(batch_size=2))
     monkeypatch.setattr(streamed_means, "QUERY_BYTES", 0)
-    second = il.locate_heads(gpt2, some, k=3, by=by, batch_size=2)
+    second = il.locate_heads(gpt2, some, k=3, by=by, run=il.Run(batch_size=2))
     assert [one.by_query for one in kept] == [True, False]
     assert [len(one.sums) for one in kept] == [5, 2000]
     for end in ("low", "high"):
@@ -88,7 +88,9 @@ def test_intervals_of_many_queries_are_the_same_in_less_memory(gpt2, batch, monk
 def test_prompts_that_share_a_query_count_once(gpt2):
     """Copies of every prompt add nothing: the interval stays that of one copy, not 1/√4 of it."""
     copies = [il.tokenize(gpt2, [prompt for prompt in PROMPTS for _ in range(n)]) for n in (1, 4)]
-    tables = [heads_table(il.locate_heads(gpt2, batch, k=2, by="increase", batch_size=2)) for batch in copies]
+    tables = [
+        heads_table(il.locate_heads(gpt2, batch, k=2, by="increase", run=il.Run(batch_size=2))) for batch in copies
+    ]
     widths = [(table["high"] - table["low"]).to_numpy() for table in tables]
     assert_close(widths[1], widths[0])
     assert (widths[0] > 1e-3).all()
@@ -110,7 +112,7 @@ TOP = il.TopHeads(
 def test_result_files_hold_the_result(tmp_path):
     folder = RunFolder(tmp_path, {"batches": 0})
     table = heads_table(TOP)
-    write_run(folder, {"heads": table}, heads_result(TOP))
+    folder.write_result({"heads": table}, heads_result(TOP))
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "heads.csv"), table)
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "heads.parquet"), table)
     assert json.loads((tmp_path / "result.json").read_text()) == {
@@ -125,28 +127,29 @@ def test_result_files_hold_the_result(tmp_path):
 
 
 def test_the_configuration_names_what_changes_a_run(gpt2, batch):
-    found = configuration(gpt2, batch, OPTIONS, ASKED)
+    def configured(rows, options, asked, batch_size=2):
+        plan = plan_batches(ModelView.of(gpt2), rows, il.Run(batch_size=batch_size))
+        return configuration(gpt2, rows, plan, options, asked)
+
+    found = configured(batch, OPTIONS, ASKED)
     given = {"model": "tiny", "task": "sentiment-number", "n": 7, "seed": 0, "k": 2, "final_norm": "frozen"}
     assert found | given == found
     assert {"weights", "labels", "prompts", "device", "batches", "plan", "versions"} < set(found)
-    assert found["batches"] == len(plan_batches(ModelView.of(gpt2), batch, batch_size=2)) == 4
+    assert found["batches"] == 4
     assert found["labels"] == list(batch.labels)
     json.dumps(found)
-    for options, asked, rows, changed in (
-        (OPTIONS | {"k": 3}, ASKED, batch, {"k"}),
-        (OPTIONS | {"batch_size": 3}, ASKED, batch, {"batches", "plan"}),
-        (OPTIONS, ASKED | {"seed": 1}, batch, {"seed"}),
-        (OPTIONS, ASKED, batch[[1, 0, 2, 3, 4, 5, 6]], {"prompts", "plan"}),
+    for other, changed in (
+        (configured(batch, OPTIONS | {"k": 3}, ASKED), {"k"}),
+        (configured(batch, OPTIONS, ASKED, 3), {"batches", "plan"}),
+        (configured(batch, OPTIONS, ASKED | {"seed": 1}), {"seed"}),
+        (configured(batch[[1, 0, 2, 3, 4, 5, 6]], OPTIONS, ASKED), {"prompts", "plan"}),
     ):
-        other = configuration(gpt2, rows, options, asked)
         assert {name for name in found if found[name] != other[name]} == changed
-    with pytest.raises(il.InputError, match="at least 1"):
-        configuration(gpt2, batch, OPTIONS | {"batch_size": 0}, ASKED)
 
 
 def test_runs_on_labels_of_several_tokens_do_not_resume_older_ones(gpt2, batch):
     """Older versions stored what such labels have at their last tokens only."""
     shown = [il.Demonstration("love", "bar eight"), il.Demonstration("one", "foo")]
     longer = il.tokenize(gpt2, [il.Prompt(shown, query="two", answer="foo")])
-    assert "labels_are" not in configuration(gpt2, batch, OPTIONS, ASKED)
-    assert "labels_are" in configuration(gpt2, longer, OPTIONS, ASKED)
+    assert "labels_are" not in configuration(gpt2, batch, [[0]], OPTIONS, ASKED)
+    assert "labels_are" in configuration(gpt2, longer, [[0]], OPTIONS, ASKED)

@@ -13,7 +13,6 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.cli import main
 from icl_lens.interventions.effects import exact_effects
-from icl_lens.locate.run_folder import RunFolder
 from icl_lens.prompts.tasks import load_task
 
 N, BATCH = 30, 2
@@ -27,7 +26,7 @@ def many(gpt2, words):
 
 def test_means_and_intervals_are_those_of_effects_one_by_one(gpt2, many):
     """Means of effects one by one; intervals from draws that repeat each prompt as often as its query."""
-    found = il.locate_effects(gpt2, many, batch_size=7)
+    found = il.locate_effects(gpt2, many, run=il.Run(batch_size=7))
     expected = torch.stack(one_by_one(gpt2, many)).double()
     queries = [prompt.query for prompt in many.prompts]
     assert (found.n_prompts, found.n_queries, found.algorithms) == (N, len(set(queries)), {"prefix_cache": N})
@@ -54,7 +53,7 @@ def test_means_and_intervals_are_those_of_effects_one_by_one(gpt2, many):
 
 @pytest.mark.parametrize("options", [{"positions": "all"}, {"method": "gradient"}])
 def test_other_effects_stream_too(gpt2, many, options):
-    found = il.locate_effects(gpt2, many, batch_size=11, **options)
+    found = il.locate_effects(gpt2, many, run=il.Run(batch_size=11), **options)
     whole = il.head_effects(gpt2, many, **options)
     assert_close(found.log_prob.mean, whole.log_prob.mean(0))
     assert found.exact == ("method" not in options)
@@ -63,13 +62,6 @@ def test_other_effects_stream_too(gpt2, many, options):
 
 def test_one_query_has_no_interval(gpt2, many):
     assert bool(il.locate_effects(gpt2, many[0]).log_prob.low.isnan().all())
-
-
-def test_a_folder_of_another_kind_of_run_is_refused(gpt2, many, tmp_path):
-    with pytest.raises(il.InputError, match="must have by='effect', got None"):
-        il.locate_effects(gpt2, many, folder=RunFolder(tmp_path, {"n": 1}))
-    with pytest.raises(il.InputError, match="must have by='contrast', got 'effect'"):
-        il.locate_heads(gpt2, many, k=2, folder=RunFolder(tmp_path, {"by": "effect"}))
 
 
 def test_effects_that_are_not_finite_are_named(gpt2, many, monkeypatch):

@@ -27,7 +27,6 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.cli import main
 from icl_lens.locate.locate import top_heads_by
-from icl_lens.locate.run_folder import RunFolder
 from icl_lens.prompts import donors
 from icl_lens.prompts.tasks import load_task
 
@@ -79,7 +78,7 @@ def expected(family_run, many):
 
 
 def test_means_and_intervals_are_those_of_single_exchanges_in_hugging_face(gpt2, many, expected):
-    found = il.locate_towers(gpt2, many, batch_size=5)
+    found = il.locate_towers(gpt2, many, run=il.Run(batch_size=5))
     assert (found.n_prompts, found.n_queries, found.fallback_reason) == (N, len(set(many.queries)), "")
     assert expected[:, 0, 1:].abs().mean(0).min() > 1e-3  # the first layer's queries are those of the same last token
     for part, name in enumerate(PARTS):
@@ -115,12 +114,10 @@ def test_planted_towers_lead(planted):  # noqa: F811
 
 
 @pytest.mark.parametrize("prompt", ["love : bar like : bar one :", "love : bar one : foo two :"])
-def test_prompts_without_a_class_to_exchange_are_refused(gpt2, many, prompt, tmp_path):
+def test_prompts_without_a_class_to_exchange_are_refused(gpt2, many, prompt):
     parsed = il.Prompt.parse(prompt, answer="bar" if "foo" not in prompt else None)
     with pytest.raises(il.InputError, match="must demonstrate its answer and another label"):
         il.locate_towers(gpt2, [*many.prompts, parsed])
-    with pytest.raises(il.InputError, match="must have by='towers', got 'effect'"):
-        il.locate_towers(gpt2, many, folder=RunFolder(tmp_path, {"by": "effect"}))
 
 
 # One prompt

@@ -14,7 +14,6 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.attribution.writer_groups import GROUPS, group_of
 from icl_lens.cli import main
-from icl_lens.locate.run_folder import RunFolder
 
 TASK = "sentiment-number"
 
@@ -28,7 +27,7 @@ def test_means_and_intervals_of_each_prompts_parts(load_tiny, words, name):
     """test_score_parts.py compares the parts of a prompt with Hugging Face's."""
     model = load_tiny(name)
     many = sample(model, words, 14)
-    found = il.mean_score_parts(model, many, ["L2H3"], n_strongest=3, batch_size=5)
+    found = il.mean_score_parts(model, many, ["L2H3"], n_strongest=3, run=il.Run(batch_size=5))
     queries = [prompt.query for prompt in many.prompts]
     assert (found.n_prompts, found.n_queries) == (14, len(set(queries)))
     assert found.n_queries < 14
@@ -57,7 +56,7 @@ def test_values_groups_and_totals(load_tiny, words):
     model = load_tiny("llama_gqa")
     many = sample(model, words, 10)
     heads = [il.Head(2, 0), il.Head(1, 3)]
-    found = il.mean_score_parts(model, many, heads, batch_size=3)
+    found = il.mean_score_parts(model, many, heads, run=il.Run(batch_size=3))
     table, groups = found.to_frame(), found.to_frame("groups")
     for head in heads:
         values = {True: [], False: []}
@@ -96,7 +95,7 @@ def test_models_with_a_soft_cap_have_scores_only(load_tiny, words):
 
 def test_batches_do_not_matter_and_one_query_has_no_interval(gpt2, words):
     many = sample(gpt2, words, 9)
-    one, other = (il.mean_score_parts(gpt2, many, ["L2H1"], batch_size=size).to_frame() for size in (2, 9))
+    one, other = (il.mean_score_parts(gpt2, many, ["L2H1"], run=il.Run(batch_size=size)).to_frame() for size in (2, 9))
     one, other = (frame.set_index(["side", "writer"])["value"] for frame in (one, other))
     assert_close(one, other[one.index], scale=float(one.abs().max()) * 8)
     assert il.mean_score_parts(gpt2, many[:1], ["L2H1"]).to_frame()["low"].isna().all()
@@ -108,15 +107,11 @@ def test_batches_do_not_matter_and_one_query_has_no_interval(gpt2, words):
         ([], {}, "at least one head"),
         (["L9H0"], {}, "L9H0"),
         (["L2H0"], {"n_strongest": 0}, "n_strongest must be at least 1, got 0"),
-        (["L2H0"], {"folder": RunFolder}, "by='score parts', got None"),
     ],
 )
-def test_wrong_arguments_are_named(gpt2, words, tmp_path, heads, options, says):
-    options = {name: RunFolder(tmp_path, {}) if value is RunFolder else value for name, value in options.items()}
+def test_wrong_arguments_are_named(gpt2, words, heads, options, says):
     with pytest.raises(il.InputError, match=says):
         il.mean_score_parts(gpt2, sample(gpt2, words, 2), heads, **options)
-    with pytest.raises(il.InputError, match="must have by='contrast', got 'score parts'"):
-        il.locate_heads(gpt2, sample(gpt2, words, 2), k=1, folder=RunFolder(tmp_path, {"by": "score parts"}))
 
 
 # Planted models

@@ -14,6 +14,9 @@ from family_tables import EXACT
 from sweep import CALLS, OTHERS, PROMPTS, Case, is_refused
 from tolerance import assert_close
 
+import icl_lens as il
+from icl_lens.models import memory
+
 # Other tests check the types of what these calls pass around, which takes longer than the calls.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
@@ -43,9 +46,7 @@ def budgets() -> Iterator[tuple[Any, str]]:
     for name, module in list(sys.modules.items()):
         if name.startswith("icl_lens."):
             for key in vars(module):
-                if key.endswith(("_BYTES", "PASS_TOKENS", "MAX_ROWS", "AT_ONCE")) and isinstance(
-                    vars(module)[key], int
-                ):
+                if key.isupper() and key in vars(memory) and key != "BUDGET":
                     yield module, key
 
 
@@ -76,4 +77,4 @@ def test_neither_neighbors_nor_pieces_nor_earlier_runs_matter(results, monkeypat
         monkeypatch.setattr(module, name, 1)
     case = Case(run.model, PROMPTS, OTHERS)
     options = inspect.signature(call.function).parameters.keys() - {"c", "case"}
-    assert_same(call.function(case, **({"byte_budget": 1} if options else {})), together, msg="in pieces")
+    assert_same(call.function(case, **({"run": il.Run(memory=1)} if options else {})), together, msg="in pieces")

@@ -39,10 +39,6 @@ UNREAD = {"codegen", "hunyuan"}
 """Families whose queries the reference does not find: fused in an order of their own, normed after rotation."""
 
 
-def quiet(*_):
-    """Report no progress."""
-
-
 def ids_of(batch, row):
     return batch.tokens[row, : int(batch.last[row]) + 1]
 
@@ -77,7 +73,7 @@ def test_exchanges_are_those_of_hugging_face(family_run, name):
     chosen = [il.Head(layer, head) for layer, some in heads.items() for head in some]
     prompts = tower_prompts(run.model, batch)
     sets = [(one, chosen) for one in EXCHANGES]
-    scores, _, reason = exchange_scores(view, prompts, sets, progress=quiet, stage="")
+    scores, _, reason = exchange_scores(view, prompts, sets)
     assert reason == ""
     assert (scores.log_odds[:, 1:8] - scores.log_odds[:, :1]).abs().amax(0).min() > 1e-3
     for row in range(len(batch)):
@@ -104,7 +100,7 @@ HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(1, 3), il.Head(2, 2)]
 def test_exchanges_are_nested_patches_and_full_passes_give_the_same(tiny_run, monkeypatch):
     model, view, prompts = tiny_run
     sets = [(one, HEADS) for one in EXCHANGES]
-    scores, _, reason = exchange_scores(view, prompts, sets, progress=quiet, stage="")
+    scores, _, reason = exchange_scores(view, prompts, sets)
     assert reason == ""
     batch = prompts.batch
     for place, one in enumerate(EXCHANGES, start=1):
@@ -124,7 +120,7 @@ def test_exchanges_are_nested_patches_and_full_passes_give_the_same(tiny_run, mo
         raise prefix_cache.PrefixCacheUnsupported("not now")
 
     monkeypatch.setattr(prefix_cache.PrefixCache, "of", fail)
-    slow, _, reason = exchange_scores(view, prompts, sets, progress=quiet, stage="")
+    slow, _, reason = exchange_scores(view, prompts, sets)
     assert reason == "not now"
     assert_close(slow.log_odds, scores.log_odds)
 
@@ -171,10 +167,10 @@ def test_prompts_run_once_for_donors_and_rows(tiny_run, monkeypatch):
     monkeypatch.setattr(
         prefix_cache, "last_logits", lambda *args, **how: passes.append(len(args[1])) or run(*args, **how)
     )
-    scores, _, reason = exchange_scores(view, prompts, [(one, HEADS) for one in EXCHANGES], progress=quiet, stage="")
+    scores, _, reason = exchange_scores(view, prompts, [(one, HEADS) for one in EXCHANGES])
     assert (passes, reason) == ([len(prompts.batch)], "")
     monkeypatch.setattr(donor_passes, "new_cache", lambda view: None)
-    again, _, _ = exchange_scores(view, prompts, [(one, HEADS) for one in EXCHANGES], progress=quiet, stage="")
+    again, _, _ = exchange_scores(view, prompts, [(one, HEADS) for one in EXCHANGES])
     assert passes == [len(prompts.batch)] * 2
     assert_close(again.log_odds, scores.log_odds)
 
@@ -201,7 +197,7 @@ def test_rows_of_a_model_whose_caches_are_wrong_get_a_plain_pass(tiny_run, monke
         return found
 
     monkeypatch.setattr(prefix_cache, "last_logits", wrong)
-    exchange_scores(view, prompts, [(one, HEADS) for one in EXCHANGES], progress=quiet, stage="")
+    exchange_scores(view, prompts, [(one, HEADS) for one in EXCHANGES])
     assert passes == [True, False]
 
 

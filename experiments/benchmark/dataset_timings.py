@@ -10,11 +10,11 @@ from torch import Tensor
 import icl_lens as il
 from experiments.benchmark.report import Row
 from experiments.benchmark.variants import K, forward_only, timed
-from icl_lens.interventions.engine import PASS_TOKENS
 from icl_lens.interventions.receiver import PARTS
 from icl_lens.locate.locate import mean_head_increases
-from icl_lens.locate.stream import plan_batches
+from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
+from icl_lens.runs.stream import plan_batches
 
 
 def time_in_alternation(

@@ -93,7 +93,6 @@ def exchanged(
         exchanges=exchanges,
         n_random_sets=n_random_sets or N_RANDOM_SETS,
         seed=study.seed,
-        progress=lambda *_: None,
     )
 
 

@@ -20,11 +20,9 @@ from torch import Tensor
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.activations.label_scores import LabelScores
 from icl_lens.errors import InputError
+from icl_lens.models.memory import LABEL_TOKENS
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, tokenize_texts
-
-# Maximum number of tokens per forward pass.
-PASS_TOKENS = 8192
 
 Ids = Sequence[int]
 
@@ -80,7 +78,7 @@ def continuation_log_probs(model: Any, pairs: Sequence[tuple[Ids, Ids]]) -> Floa
             pair_of_row.append(pair)
     scored = PromptBatch.from_tokens(rows, model=model, targets=targets)
     found = []
-    for piece in scored.split(max(1, PASS_TOKENS // scored.tokens.shape[1])):
+    for piece in scored.split(max(1, LABEL_TOKENS // scored.tokens.shape[1])):
         log_probs = last_log_probs(model, piece)
         found.append(log_probs.gather(-1, piece.answer_tokens.to(log_probs.device)[:, None])[:, 0])
     by_row = torch.cat(found)

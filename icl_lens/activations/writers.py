@@ -19,11 +19,9 @@ from icl_lens.activations.decompose import head_outputs
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
+from icl_lens.models.memory import WRITER_BYTES
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
-
-# Memory limit of the vectors [row, writer, d_model]; larger ones are not kept, and callers compute them in pieces.
-WRITER_BYTES = 128 * 2**20
 
 
 def writer_names(view: ModelView, layer: int) -> tuple[str, ...]:

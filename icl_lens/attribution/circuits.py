@@ -12,6 +12,7 @@ from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs
 from icl_lens.errors import check_choice
 from icl_lens.models.head import AnyHead
+from icl_lens.models.memory import RANKED_BYTES
 
 
 def label_values(acts: Activations, head: AnyHead) -> Float[Tensor, "batch demo d_model"]:
@@ -117,10 +118,6 @@ def own_label_ranks(acts: Activations, head: AnyHead) -> Tensor:
         torch.Size([1, 4])
     """
     return label_ranks(acts, [head])[:, 0]
-
-
-# Memory for the values of heads ranked in one matrix product; products with few rows run at half the speed.
-RANKED_BYTES = 64 * 2**20
 
 
 def label_ranks(acts: Activations, heads: Sequence[AnyHead]) -> Int[Tensor, "batch head demo"]:

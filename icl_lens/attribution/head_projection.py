@@ -12,17 +12,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import TOLERANCE, Activations
-from icl_lens.activations.writers import WRITER_BYTES, Writers, vector_bytes
+from icl_lens.activations.writers import Writers, vector_bytes
 from icl_lens.attribution.projections import head_slice, normed, part_weights, project
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.head import Head
+from icl_lens.models.memory import ROTATED_BYTES, WRITER_BYTES
 from icl_lens.models.readout import norm_scale
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.token_ids import TokenPositions, padded_ids, resolve_positions
-
-# Memory of vectors that are rotated at a time.
-ROTATED_BYTES = 8 * 2**20
 
 
 def require_writers(acts: Activations) -> Writers:

@@ -29,11 +29,9 @@ from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_sc
 from icl_lens.display import ShownAsTable, format_signed, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.head import Head
+from icl_lens.models.memory import PART_BYTES
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
-
-# [batch, part, d_model] vectors are computed and read out in pieces of about this size.
-PART_BYTES = 192 * 2**20
 
 
 @dataclass(frozen=True, repr=False)

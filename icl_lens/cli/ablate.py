@@ -81,7 +81,7 @@ def ablate(
     if heads.mode != "zero":
         sets |= {"mode": heads.mode, "reference": reference}
     with progress() as report:
-        found = il.ablate_with_controls(loaded, batch, chosen, progress=report, **sets)
+        found = il.ablate_with_controls(loaded, batch, chosen, run=il.Run(progress=report), **sets)
     about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
     first = {"text": batch.texts[0], "answer": str(batch.prompts[0].answer), "behavior": str(behavior or "")}
     page = output.write(lambda: ablation_page(found, chosen=f"{how.capitalize()}.", **first, **about))

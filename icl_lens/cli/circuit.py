@@ -3,12 +3,12 @@
 import json
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from typer import Option
 
-from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.console import progress
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
     HeadChoice,
@@ -42,7 +42,7 @@ class EdgeOptions(HeadChoice):
 @grouped
 def circuit(
     output: OutputOptions,
-    run: RunOutput,
+    output_folder: RunOutput,
     heads: EdgeOptions,
     task: CircuitTask,
     tokens: TokenOptions,
@@ -59,8 +59,7 @@ def circuit(
     icl_lens circuit …` distributes the prompts over processes.
     """
     import icl_lens as il
-    from icl_lens.locate.distributed import Distributed
-    from icl_lens.locate.table import write_run
+    from icl_lens.files import write_text
     from icl_lens.models.view import ModelView
     from icl_lens.report import plots
     from icl_lens.report.circuit import render
@@ -70,32 +69,26 @@ def circuit(
     if heads.heads is not None and heads.k is not None:
         raise InputError("pass either --heads, or --top to locate them, not both")
     output.check()
-    distributed = Distributed.from_environment()
-    is_main = distributed.is_main
-    console, folder = PlainConsole(quiet=not is_main), None
-    with run.running(distributed) as warn:
+    with output_folder.running() as (run, console):
         locating, testing = task.split_prompts(seed)
-        loaded = model.load(default_device=None if distributed.device is None else str(distributed.device))
-        both = tokens.tokenize(loaded, [*locating, *testing])  # the folder depends on all prompts
+        loaded = model.load(default_device=run.device)
+        both = tokens.tokenize(loaded, [*locating, *testing])
         ranked, tested = both[: len(locating)], both[len(locating) :]
         console.print(preview(tested))
-        chosen, how = distributed.run_on_main(lambda: heads.choose(loaded, ranked))
+        chosen, how = heads.choose(loaded, ranked)
         if heads.heads is None:
             how += located_on(ranked, tested)
+        behavior = task.print_behavior(console, loaded, tokens, seed=seed)
         options = {"n_edges": heads.edges, "n_random": heads.random_sets, "seed": seed}
-        behavior = None
-        if is_main:
-            named = {"heads": list(map(str, chosen)), **options}
-            folder = run.prepare(loaded, both, named, task, model, tokens, n=task.n, seed=seed, by="circuit")
-            behavior = task.print_behavior(console, loaded, tokens, seed=seed)
-        with progress(hidden=not is_main) as report:
-            how_run = {"folder": folder, "distributed": distributed, "progress": report, "warn": warn}
-            found = il.locate_circuit(loaded, ranked, tested, chosen, **options, **how_run)
-        if not is_main:
+        with progress(hidden=console.quiet) as report:
+            about = output_folder.about(task, model, tokens, n=task.n, seed=seed)
+            run = replace(run, progress=report, about=about)
+            found = il.locate_circuit(loaded, ranked, tested, chosen, **options, run=run)
+        if console.quiet:
             return
+        folder = output_folder.out
         if folder is not None:
-            write_run(folder, found.tables, found.to_dict())
-            folder.write_bytes("circuit.svg", svg(plots.circuit(found)))
+            write_text(folder / "circuit.svg", svg(plots.circuit(found)).decode())
         about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
         first = {"text": tested.texts[0], "behavior": str(behavior or "")}
         page = output.write(lambda: circuit_page(found, chosen=f"{how.capitalize()}.", **first, **about))
@@ -106,5 +99,5 @@ def circuit(
         output.show(page, console)
         if folder is not None:
             console.print(
-                f"Tables: {folder.path / 'edges.parquet'}, curve, groups, layers, scores, and CSV; graph: circuit.svg"
+                f"Tables: {folder / 'edges.parquet'}, curve, groups, layers, scores, and CSV; graph: circuit.svg"
             )

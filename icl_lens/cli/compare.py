@@ -62,7 +62,7 @@ def compare(
     means over prompts, with intervals of the differences. With --html, the page also compares layers and attention, or
     shows all heads of both models.
     """
-    from icl_lens import Prompt, compare_models, explain
+    from icl_lens import Prompt, Run, compare_models, explain
     from icl_lens.report.comparison import compare as compare_explanations
 
     if n > 1 and (models.are_same or task.name is None):
@@ -85,7 +85,7 @@ def compare(
             console.print(f"{side}: ", end="")
             task.print_behavior(console, model, readout, seed=seed)
         with progress() as report:
-            both = compare_models(first, second, prompts, by=by or "contrast", progress=report, **settings)
+            both = compare_models(first, second, prompts, by=by or "contrast", run=Run(progress=report), **settings)
     else:
         before, other = explain(first, prompts[0], by=by, **settings), prompts[-1]
         if b is None and not models.are_same:  # explain the same answer of one prompt

@@ -1,7 +1,7 @@
 """`icl-lens explain`: explain one prompt in the terminal, as JSON or as a page."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 from typer import Argument, Option
@@ -157,27 +157,23 @@ def _explain_task(
 ) -> None:
     """Print why heads attend to true labels on average over a task's prompts, and write the files."""
     from icl_lens.locate.mean_score_parts import mean_score_parts
-    from icl_lens.locate.table import write_run
     from icl_lens.models.view import ModelView
     from icl_lens.report.mean_score_parts import render
 
     reject_options(readout, "final_norm", "bias", reason="parts are those of the model's own scores")
-    console = PlainConsole()
-    with why_options.running() as warn:
-        loaded, batch = task.start(console, model, readout, n=n, seed=seed)
+    with why_options.running() as (run, console):
+        loaded, batch = task.start(console, model, readout, n=n, seed=seed, device=run.device)
         view = ModelView.of(loaded)
         heads = [view.check_head(name) for name in (why_options.why or "").replace(",", " ").split()]
-        options = {"heads": list(map(str, heads)), "n_strongest": 6}
-        folder = why_options.prepare(loaded, batch, options, task, model, readout, n=n, seed=seed, by="score parts")
         task.print_behavior(console, loaded, readout, seed=seed)
-        with progress() as report:
-            found = mean_score_parts(loaded, batch, **options, folder=folder, progress=report, warn=warn)
-        if folder is not None:
-            write_run(folder, {"writers": found.writers, "groups": found.groups}, found.to_dict())
+        with progress(hidden=console.quiet) as report:
+            run = replace(run, progress=report, about=why_options.about(task, model, readout, n=n, seed=seed))
+            found = mean_score_parts(loaded, batch, heads, run=run)
+        if console.quiet:
+            return
         output.write_json(lambda: json.dumps({"model": view.name, **found.to_dict()}, indent=1) + "\n")
         console.print(render(found))
         output.show(None, console)
-        if folder is not None:
-            console.print(
-                f"Tables: {folder.path / 'writers.parquet'}, groups.parquet, also as CSV; per prompt: part-*.parquet"
-            )
+        if why_options.out is not None:
+            tables = why_options.out / "writers.parquet"
+            console.print(f"Tables: {tables}, groups.parquet, also as CSV; per prompt: part-*.parquet")

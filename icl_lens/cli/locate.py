@@ -1,12 +1,12 @@
 """`icl-lens locate`: locate the heads with the largest mean contrast, increase or effect over a task."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from rich.table import Table
 from typer import Option
 
-from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.console import progress
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import ByOption, ModelOptions, Positions, ReadoutOptions, RunOutput, SeedOption, TaskOptions
 from icl_lens.report.rich_table import new_table
@@ -31,7 +31,7 @@ class RankOptions:
         "exact"
     )
     batch_size: Annotated[int | None, Option(min=1, help="Prompts per batch.", show_default="as many as fit")] = None
-    budget: Annotated[int, Option(min=1, help="Memory for a batch's activations, MiB.")] = 64
+    memory: Annotated[int, Option(min=1, help="Memory for a batch's activations, MiB.")] = 64
 
 
 @grouped
@@ -56,64 +56,47 @@ def locate(
     recomputed. Different settings require a different folder. `torchrun --nproc_per_node 2 -m icl_lens locate …`
     distributes the prompts over processes.
     """
-    import pandas as pd
-
-    from icl_lens.locate.distributed import Distributed
-    from icl_lens.locate.locate import locate_heads
-    from icl_lens.locate.mean_effects import effects_of_located, locate_effects
+    from icl_lens.locate.locate import locate_with_effects
+    from icl_lens.locate.mean_effects import locate_effects
     from icl_lens.locate.mean_exchanges import locate_towers
-    from icl_lens.locate.table import effects_result, exchanges_result, heads_result, heads_table, summary, write_run
+    from icl_lens.locate.table import summary
     from icl_lens.models.view import ModelView
-    from icl_lens.prompts.donors import partner_label
 
     if rank.by in ("effect", "towers"):
         reject_options(readout, "final_norm", "bias", reason="effects are measured on the model's output")
     if rank.by != "effect":
         reject_options(rank, "positions", "method", reason="only --by effect ablates heads")
     if rank.batch_size is not None:
-        reject_options(rank, "budget", reason="--batch-size sets the number of prompts per batch")
-    distributed = Distributed.from_environment()
-    console, folder = PlainConsole(quiet=not distributed.is_main), None
-    batches: dict[str, Any] = {"batch_size": rank.batch_size, "byte_budget": rank.budget * 2**20}
-    with output.running(distributed) as warn:
-        loaded, batch = task.start(console, model, readout, n=n, seed=seed, device=distributed.device)
+        reject_options(rank, "memory", reason="--batch-size sets the number of prompts per batch")
+    with output.running() as (run, console):
+        loaded, batch = task.start(console, model, readout, n=n, seed=seed, device=run.device)
         k = min(20, len(ModelView.of(loaded).heads())) if rank.k is None else rank.k
         by = choose_score(rank.by, SCORES, comparable=batch.has_several_labels)
-        if by == "effect":
-            options = batches | {"positions": rank.positions, "method": rank.method}
-        elif by == "towers":
-            options = batches
-            for prompt in batch.prompts:
-                partner_label(prompt)  # raises InputError before the folder is initialized
-        else:
-            options = batches | {"k": k, "final_norm": readout.final_norm, "bias": readout.bias}
-        if distributed.is_main:
-            folder = output.prepare(loaded, batch, options, task, model, readout, n=n, seed=seed, by=by)
-            task.print_behavior(console, loaded, readout, seed=seed)
-        with progress(hidden=not distributed.is_main) as report:
-            run: dict[str, Any] = options | {"folder": folder, "distributed": distributed}
-            run |= {"progress": report, "warn": warn}
+        task.print_behavior(console, loaded, readout, seed=seed)
+        with progress(hidden=console.quiet) as report:
+            run = replace(
+                run,
+                batch_size=rank.batch_size,
+                memory=rank.memory * 2**20,
+                progress=report,
+                about=output.about(task, model, readout, n=n, seed=seed),
+            )
             if by == "effect":
-                effects = locate_effects(loaded, batch, **run)
-                table, sentence, result = effects.to_frame(), effects.summary(), effects_result(effects)
+                found = locate_effects(loaded, batch, positions=rank.positions, method=rank.method, run=run)
+                table, sentence = found.to_frame(), found.summary()
             elif by == "towers":
-                exchanges = locate_towers(loaded, batch, **run)
-                table, sentence, result = exchanges.to_frame(), exchanges.summary(), exchanges_result(exchanges)
+                found = locate_towers(loaded, batch, run=run)
+                table, sentence = found.to_frame(), found.summary()
             else:
-                top = locate_heads(loaded, batch, by="contrast" if by == "contrast" else "increase", **run)
-                shared = {name: run[name] for name in run if name not in ("k", "final_norm", "bias")}
-                drops = effects_of_located(loaded, batch, top.heads, by=top.by, **shared)
-                table = pd.concat([heads_table(top), drops], axis=1)
-                sentence, result = summary(top), heads_result(top)
+                top, table = locate_with_effects(loaded, batch, k=k, by=by, **readout.readout_arguments(), run=run)
+                sentence = summary(top)
                 if "low" in table:
                     sentence += f" 95% intervals over {len(set(batch.queries)):,} distinct queries."
                 sentence += " Last column: exact, when this head alone is zeroed at the last position."
-            if folder is not None:
-                write_run(folder, {"heads": table}, result)
         console.print(_heads(table.head(k), by))
         console.print(sentence)
-        if folder is not None:
-            console.print(f"Table: {folder.path / 'heads.parquet'}, heads.csv; values per prompt: part-*.parquet")
+        if output.out is not None:
+            console.print(f"Table: {output.out / 'heads.parquet'}, heads.csv; values per prompt: part-*.parquet")
 
 
 def _heads(table: "pd.DataFrame", by: Score) -> Table:

@@ -4,9 +4,10 @@ import json
 import re
 import tempfile
 import time
+import warnings
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -21,13 +22,14 @@ from icl_lens.errors import InputError
 from icl_lens.scores import SCORES, Score, choose_score
 
 if TYPE_CHECKING:
-    from icl_lens.locate.distributed import Distributed
-    from icl_lens.locate.run_folder import RunFolder
+    import torch
+
     from icl_lens.models.head import Head
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.class_labels import Labels
     from icl_lens.prompts.prompt import Prompt, Template
     from icl_lens.prompts.tasks import Task
+    from icl_lens.runs.run import Run
     from icl_lens.task_behavior import TaskCheck
 
 
@@ -61,7 +63,7 @@ class ModelOptions:
     dtype: Annotated[Dtype, Option(help="Precision of the weights; the readout uses at least float32.")] = "float32"
     revision: Annotated[str | None, Option(help="Hub revision: branch, tag or commit.")] = None
 
-    def load(self, *, default_device: str | None = None) -> Any:
+    def load(self, *, default_device: "torch.device | None" = None) -> Any:
         """Load the model, on `default_device` unless the user selects a device."""
         import torch
 
@@ -278,7 +280,7 @@ class TaskOptions:
     ) -> "tuple[Any, PromptBatch]":
         """Load the model, on `device` unless the user selects one; tokenize the prompts, and print the first."""
         prompts = self.prompts(n=n, seed=seed)
-        loaded = model.load(default_device=None if device is None else str(device))
+        loaded = model.load(default_device=device)
         batch = tokens.tokenize(loaded, prompts)
         console.print(preview(batch))
         return loaded, batch
@@ -289,13 +291,15 @@ class TaskOptions:
         The prompts are in balanced random order regardless of --layout. Without a task or with --no-check, print
         nothing and return None.
         """
+        from icl_lens.runs.run import Run
         from icl_lens.task_behavior import N_PROMPTS, task_check
 
         if self.name is None or not self.check or self.has_pairs:
             return None
         prompts = replace(self, layout="random").prompts(n=N_PROMPTS, seed=seed)
-        with progress() as report:
-            found = task_check(model, prompts, seed=seed, progress=report, **tokens.tokenize_arguments())
+        with progress(hidden=console.quiet) as report:
+            run = Run(progress=report)
+            found = task_check(model, prompts, seed=seed, run=run, **tokens.tokenize_arguments())
         console.print(f"{found}\n")
         return found
 
@@ -412,6 +416,7 @@ class HeadChoice:
         """Return the heads named by the options or located on the prompts, and how they were chosen."""
         from icl_lens.locate.locate import top_heads_by
         from icl_lens.models.view import ModelView
+        from icl_lens.runs.run import Run
 
         if self.heads is not None:
             names = dict.fromkeys(self.heads.replace(",", " ").split())
@@ -420,7 +425,7 @@ class HeadChoice:
             return [ModelView.of(model).check_head(name) for name in names], "selected"
         by = choose_score(by, SCORES, comparable=prompts.has_several_labels)
         with progress() as report:
-            return top_heads_by(model, prompts, self.k or 6, by=by, progress=report), f"located by {by}"
+            return top_heads_by(model, prompts, self.k or 6, by=by, run=Run(progress=report)), f"located by {by}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -432,22 +437,26 @@ class RunOutput:
     out: Annotated[Path | None, Option("--out", "-o", help="Output folder; an interrupted run resumes from it.")] = None
 
     @contextmanager
-    def running(self, distributed: "Distributed | None" = None) -> Iterator[Callable[[str], None]]:
-        """Lock the folder, in the main process, and return a function that prints warnings.
+    def running(self) -> Iterator[tuple["Run", PlainConsole]]:
+        """Yield the run with this folder, and a console that is quiet except in the main process.
 
-        On Ctrl-C, end the run with a line that explains how to resume it. Most errors occur in all processes and should
-        be reported once. The other processes therefore wait five seconds before they report an error: if the main
-        process reports it, too, the launcher ends them before that.
+        Warnings are printed. On Ctrl-C, end the run with a line that explains how to resume it. Most errors occur in
+        all processes and should be reported once. The other processes therefore wait five seconds before they report an
+        error: if the main process reports it, too, the launcher ends them before that.
         """
-        from icl_lens.locate.run_folder import locked_folder
+        from icl_lens.runs.folder import CorruptChunk
+        from icl_lens.runs.run import Run
 
-        is_main = distributed is None or distributed.is_main
+        distributed = Run().distributed
+        is_main = distributed.is_main
         console = PlainConsole(stderr=True, quiet=not is_main, soft_wrap=True, highlight=False)
         try:
-            with locked_folder(self.out) if self.out is not None and is_main else nullcontext():
-                yield lambda line: console.print(f"icl-lens: {line}")
+            with warnings.catch_warnings():
+                warnings.simplefilter("always", CorruptChunk)
+                warnings.showwarning = lambda message, *_, **__: console.print(f"icl-lens: {message}")
+                yield Run(self.out), PlainConsole(quiet=not is_main)
         except InputError as error:
-            if distributed is None or is_main:
+            if is_main:
                 raise
             time.sleep(5)
             raise InputError(f"process {distributed.rank} of {distributed.size}: {error}") from None
@@ -456,26 +465,12 @@ class RunOutput:
             console.print(f"icl-lens: interrupted{hint}")
             raise SystemExit(130) from None
 
-    def prepare(
-        self,
-        loaded: Any,
-        batch: "PromptBatch",
-        options: Mapping[str, Any],
-        task: TaskOptions,
-        model: ModelOptions,
-        tokens: TokenOptions,
-        *,
-        n: int,
-        seed: int,
-        by: str,
-    ) -> "RunFolder | None":
-        """Initialize the folder with the run's configuration; return None without `--out`."""
-        from icl_lens.locate.configuration import prepare_run_folder
-
-        if self.out is None:
-            return None
+    def about(
+        self, task: TaskOptions, model: ModelOptions, tokens: TokenOptions, *, n: int, seed: int
+    ) -> dict[str, Any]:
+        """Return what the folder's manifest says about the model and the prompts."""
         template = tokens.prompt_template()
-        values = {
+        return {
             "model": model.model,
             "revision": model.revision,
             "dtype": model.dtype,
@@ -493,7 +488,7 @@ class RunOutput:
             "separator": template.separator,
             "prefix": template.prefix,
             "prepend_bos": tokens.bos,
-            "shared_prefix": tokens.shared_prefix,
-            "by": by,
-        } | ({"pairs": True} if task.has_pairs else {})
-        return prepare_run_folder(self.out, loaded, batch, options, values)
+            # Stored only if they differ from the default, so that older folders stay valid.
+            **({} if tokens.shared_prefix == "error" else {"shared_prefix": tokens.shared_prefix}),
+            **({"pairs": True} if task.has_pairs else {}),
+        }

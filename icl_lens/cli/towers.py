@@ -62,6 +62,7 @@ def towers(
     queries, keys and values of all these heads are exchanged for those of prompts with another query, exchanged texts
     or exchanged labels, one by one and in pairs; random heads of the same layers are the control.
     """
+    from icl_lens.runs.run import Run
     from icl_lens.towers import N_HEADS, two_towers
 
     if heads.heads is not None and heads.k is not None:
@@ -82,7 +83,7 @@ def towers(
             scan_prompts=scanned,
             n_random_sets=heads.random_sets,
             seed=seed,
-            progress=report,
+            run=Run(progress=report),
             **tokens.tokenize_arguments(),
         )
     command = shlex.join(["icl-lens", *sys.argv[1:]])

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import NO_LABELS_HINT
+from icl_lens.digest import weights_digest
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, plural_prompts
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.interventions.edit import Edit, Positions
@@ -35,12 +36,15 @@ from icl_lens.metrics import (
     label_log_odds,
     mean_aurocs,
     percentile_interval,
+    weights_with_data,
 )
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.runs.run import Run
+from icl_lens.runs.stream import plan_in_order, start
 
 ConditionName = Literal["no ablation", "heads", "same layers", "all layers"]
 PromptMeasure = Literal["accuracy", "log_odds", "over_vocabulary"]
@@ -237,7 +241,7 @@ class ControlledAblation(ShownAsTable):
         """Return each set's AUROC in the data (first) and in each bootstrap draw of queries."""
         check_choice("condition", condition, tuple(self.conditions))
         if condition not in self._computed_aurocs:
-            weights = np.concatenate([np.full((1, len(self.queries)), 1 / len(self.queries)), self._query_weights])
+            weights = weights_with_data(self.queries)
             of_sets = [
                 mean_aurocs(label_aurocs(one.label_log_probs, one.answer, choices=one.label_mask, weights=weights))
                 for one in self.conditions[condition].scores
@@ -295,7 +299,7 @@ def ablate_with_controls(
     mode: Mode = "zero",
     reference: Reference = None,
     seed: int = 0,
-    progress: Progress | bool | None = None,
+    run: Run | None = None,
 ) -> ControlledAblation:
     """Score a batch without ablation, with `heads` ablated, and with random sets of the same number of other heads.
 
@@ -303,9 +307,8 @@ def ablate_with_controls(
     each prompt's last position; `positions="all"` ablates them everywhere, which takes much longer. `mode="zero"` sets
     their z to zero, `mode="mean"` to its mean over the `reference` prompts, `mode="resample"` to that of one of them
     (see `Ablate`); zero is a value that later layers have not seen in training, so it can change more than the heads'
-    own part. `progress=True` shows a
-    progress bar. Raise InputError for an unknown head, no heads, a negative `n_random_sets`, fewer than `len(heads)`
-    other heads, and like `Ablate` for `mode` and `reference`.
+    own part. `run` says how the prompts run (see `Run`). Raise InputError for an unknown head, no heads, a negative
+    `n_random_sets`, fewer than `len(heads)` other heads, and like `Ablate` for `mode` and `reference`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -327,13 +330,26 @@ def ablate_with_controls(
         "all layers": random_head_sets(view, chosen, draws=n_random_sets, seed=seed),
     }
     ablation = Ablate([], mode=mode, reference=reference, positions=positions, seed=seed)
-    all_sets = [[replace(ablation, heads=one)] for one in chain.from_iterable(sets.values())]
-    with progress_callback(progress) as report:
+    ablated = [replace(ablation, heads=one) for one in chain.from_iterable(sets.values())]
+    ablated = Ablate.prepare(view, ablated, None, whole=True)  # runs the reference once for all pieces
+    options: dict[str, Any] = {"heads": list(map(str, chosen)), "n_random_sets": n_random_sets, "seed": seed}
+    options |= {"positions": positions, "mode": mode}
+    if (z := ablated[0].recorded_z) is not None:
+        options["reference"] = weights_digest({str(layer): values for layer, values in z.items()})
 
-        def on_done(n_rows: int) -> None:
-            report("ablating heads", n_rows // len(all_sets), len(batch))
+    def compute(rows: list[int]) -> dict[str, Tensor]:
+        found = score_answers(view, batch[rows], [[one] for one in ablated])
+        columns = {"scores": [one.label_log_probs for one in found], "top1": [one.top1_correct.int() for one in found]}
+        return {name: torch.stack(values, dim=1) for name, values in columns.items()}
 
-        scores = iter(score_answers(view, batch, all_sets, on_done))
+    plan = plan_in_order(batch, run, n_tokens=PASS_TOKENS // len(ablated))
+    with start(run, model, batch, "ablation", options, plan=plan) as stream:
+        found = stream.map("ablation", compute)
+    answer, mask = batch.answer.cpu(), batch.label_mask.cpu()
+    scores = iter(
+        AnswerScores(torch.from_numpy(labels), torch.from_numpy(top1).bool(), answer, mask)
+        for labels, top1 in zip(*(found[name].swapaxes(0, 1) for name in ("scores", "top1")), strict=True)
+    )
     return ControlledAblation(
         heads=tuple(chosen),
         conditions={
@@ -347,10 +363,8 @@ def ablate_with_controls(
     )
 
 
-def score_answers(
-    view: ModelView, batch: PromptBatch, sets: Sequence[Sequence[Edit]], on_done: Callable[[int], None] | None = None
-) -> list[AnswerScores]:
-    """Return each prompt's answer scores under each set of edits, on the CPU; `on_done` as in `score_sets`."""
+def score_answers(view: ModelView, batch: PromptBatch, sets: Sequence[Sequence[Edit]]) -> list[AnswerScores]:
+    """Return each prompt's answer scores under each set of edits, on the CPU."""
     batch.require_labels("label to score", NO_LABELS_HINT)
     labels = read_labels(batch)
 
@@ -358,7 +372,7 @@ def score_answers(
         is_top1 = log_probs.argmax(-1) == batch.answer_tokens[prompt].to(log_probs.device)
         return torch.cat([labels(log_probs, prompt), is_top1[:, None].to(log_probs)], dim=-1)
 
-    scores = score_sets(view, batch, sets, labels_and_top1, on_done=on_done)[0].cpu()
+    scores = score_sets(view, batch, sets, labels_and_top1)[0].cpu()
     return [
         AnswerScores(one_set[:, :-1].float(), one_set[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
         for one_set in scores.unbind(1)

@@ -16,12 +16,12 @@ from torch import Tensor
 from icl_lens.activations.activations import check_finite
 from icl_lens.errors import InputError
 from icl_lens.interventions.edit_checks import PATTERN_TOLERANCE
-from icl_lens.interventions.engine import PASS_TOKENS
 from icl_lens.interventions.kv_cache import per_kv_head
 from icl_lens.interventions.pattern import LayerValues, recording_hooks
 from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.inference import log_probs_of
+from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from zlib import crc32
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.errors import InputError, check_choice
@@ -51,7 +51,12 @@ class Ablate(Edit):
     reference: Reference = None
     positions: Positions = "all"
     seed: int = 0
-    _values: LayerZ | None = field(default=None, repr=False)
+    recorded_z: LayerZ | None = field(default=None, repr=False)
+    """What takes the place of z, once recorded."""
+    _tokens: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    """The tokens of the recorded prompts, for draws."""
+    _draws: Int[Tensor, " prompt"] | None = field(default=None, repr=False)
+    """For each prompt, the recorded prompt that is drawn for it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,38 +91,36 @@ class Ablate(Edit):
 
     @property
     def shared(self) -> object:
-        return self.positions, id(self._values)
+        return self.positions, id(self.recorded_z), id(self._draws)
 
     @classmethod
     def prepare(
-        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None, *, whole: bool
-    ) -> Sequence[Edit]:
+        cls, view: ModelView, edits: Sequence["Ablate"], batch: PromptBatch | None, *, whole: bool
+    ) -> Sequence["Ablate"]:
         groups: dict[tuple[object, ...], list[Ablate]] = {}
         for edit in edits:
-            if edit.mode != "zero" and edit._values is None:
-                same = edit.reference if isinstance(edit.reference, tuple) else (edit.reference,)
-                groups.setdefault((edit.mode, *map(id, same), edit.positions, edit.seed), []).append(edit)
-        values: dict[int, LayerZ] = {}
+            same = edit.reference if isinstance(edit.reference, tuple) else (edit.reference,)
+            groups.setdefault((edit.mode, *map(id, same), edit.positions, edit.seed), []).append(edit)
+        ready: dict[int, Ablate] = {}
         for group in groups.values():
-            one, reference = group[0], group[0].reference
-            assert reference is not None
-            layers = sorted({layer for edit in group for layer in edit.by_layer(view)})
-            if one.mode == "mean":
-                found = {layer: z[None] for layer, z in mean_z(view, layers, reference, one.positions).items()}
-            else:
-                found = resampled_z(view, layers, reference, batch, one.seed)
-            values |= dict.fromkeys(map(id, group), found)
-        return [replace(edit, _values=values[id(edit)]) if id(edit) in values else edit for edit in edits]
+            one = group[0]
+            if one.reference is not None:
+                layers = sorted({layer for edit in group for layer in edit.by_layer(view)})
+                new = _recorded(view, layers, one) if one.recorded_z is None else {}
+                if batch is not None and one.mode == "resample":
+                    new["_draws"] = _drawn(new.get("_tokens", one._tokens), batch, one.seed)
+                ready |= {id(edit): replace(edit, **new) for edit in group}
+        return [ready.get(id(edit), edit) for edit in edits]
 
     def write_z(self, z: Tensor, at: Places, layer: int) -> None:
         value: Any = 0.0
-        if self._values is not None:
-            by_prompt = self._values[layer]
-            value = by_prompt[at.prompt if len(by_prompt) > 1 else torch.zeros_like(at.prompt), at.head].to(z)
+        if self.recorded_z is not None:
+            row = torch.zeros_like(at.prompt) if self._draws is None else self._draws.to(z.device)[at.prompt]
+            value = self.recorded_z[layer][row, at.head].to(z)
         if self.positions == "last":
             z[at.row, at.last, at.head] = value
         else:
-            z[at.row, :, at.head] = value if self._values is None else value[:, None]
+            z[at.row, :, at.head] = value if self.recorded_z is None else value[:, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,35 +428,33 @@ def mean_z(
     return means
 
 
-def resampled_z(
-    view: ModelView,
-    layers: Sequence[int],
-    reference: PromptBatch | Iterable[PromptBatch],
-    batch: PromptBatch | None,
-    seed: int,
-) -> dict[int, Float[Tensor, "prompt head d_head"]]:
-    """Return layer -> for each prompt of the batch, the z at the last token of a reference prompt drawn for it.
-
-    The draw depends only on the prompt's tokens, the reference and `seed`. Raise InputError if the reference has no
-    prompt other than this one.
-    """
-    assert batch is not None
+def _recorded(view: ModelView, layers: Sequence[int], edit: Ablate) -> dict[str, Any]:
+    """Run the reference of an ablation; return what it records as fields of `Ablate`."""
+    assert edit.reference is not None
+    if edit.mode == "mean":
+        means = mean_z(view, layers, edit.reference, edit.positions)
+        return {"recorded_z": {layer: z[None] for layer, z in means.items()}}
     found: dict[int, list[Tensor]] = {layer: [] for layer in layers}
 
     def keep(batch: PromptBatch, layer: int, z: Tensor) -> None:
         found[layer].append(z[torch.arange(len(z)), batch.last.to(z.device)].clone())
 
-    batches = reference_batches(reference)
+    batches = reference_batches(edit.reference)
     for one in batches:
         _read_z(view, layers, one, keep)
-    known = list(chain.from_iterable(map(_token_rows, batches)))
-    chosen = []
+    tokens = tuple(chain.from_iterable(map(_token_rows, batches)))
+    return {"recorded_z": {layer: torch.cat(pieces) for layer, pieces in found.items()}, "_tokens": tokens}
+
+
+def _drawn(known: Sequence[tuple[int, ...]], batch: PromptBatch, seed: int) -> Int[Tensor, " prompt"]:
+    """Return for each prompt of the batch the index of a known prompt: drawn by its tokens, and never itself."""
+    drawn = []
     for number, tokens in enumerate(_token_rows(batch)):
         others = [index for index, other in enumerate(known) if other != tokens]
         if not others:
             raise InputError(f"reference must have a prompt other than prompt {number} of the batch; pass more prompts")
-        chosen.append(others[crc32(repr((seed, tokens)).encode()) % len(others)])
-    return {layer: torch.cat(pieces)[chosen] for layer, pieces in found.items()}
+        drawn.append(others[crc32(repr((seed, tokens)).encode()) % len(others)])
+    return torch.tensor(drawn)
 
 
 def _token_rows(batch: PromptBatch) -> list[tuple[int, ...]]:

@@ -20,11 +20,12 @@ from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edit import Positions
 from icl_lens.interventions.edits import Ablate, Mode, Reference
-from icl_lens.interventions.engine import PASS_TOKENS, score_sets
+from icl_lens.interventions.engine import score_sets
 from icl_lens.interventions.gradients import prompts_at_once, z_gradients
 from icl_lens.metrics import spearman
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import Head
+from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 

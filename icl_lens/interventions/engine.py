@@ -10,7 +10,7 @@
 This module alone decides which, and alone falls back from the first to the others.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -30,18 +30,15 @@ from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsuppor
 from icl_lens.interventions.restart import Read, score_restarted
 from icl_lens.models.head import AnyHead
 from icl_lens.models.inference import log_probs_of
+from icl_lens.models.memory import LOG_PROB_BYTES, PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 Sets = Sequence[Iterable[Edit]]
 
-# Tokens per forward pass: enough for efficient matrix products, few enough to fit in small memory.
-PASS_TOKENS = 4096
 # Largest allowed difference between an unedited row and the model's own log-probability, nats. Some families compute
 # norms and softmax in float32 even in float64 models.
 CLEAN_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
-# Log-probabilities of rows are computed and read in pieces of about this size, in bytes.
-LOG_PROB_BYTES = 16 * 2**20
 
 
 @contextmanager
@@ -163,14 +160,12 @@ def score_sets(
     pass_tokens: int = PASS_TOKENS,
     tokens: Int[Tensor, " n"] | None = None,
     cached: PrefixCache | None = None,
-    on_done: Callable[[int], None] | None = None,
 ) -> tuple[Float[Tensor, "batch set *n"], str]:
     """Return `score`, and why sets that change only the last position did not run as rows, "" if they did.
 
     With `tokens`, the labels' tokens, rows read the log-probabilities of these tokens among themselves instead of
     `read`: they need no logits of the rest of the vocabulary, a large part of the cost of a row. `cached` is a cache of
-    the whole batch with the same `tokens`, if there is one already. `on_done` is called with the number of scored
-    pairs of a prompt and a set.
+    the whole batch with the same `tokens`, if there is one already.
     """
     checked = check_sets(sets)
     is_row = [all(edit.is_only_last(batch) for edit in one) for one in checked]
@@ -181,7 +176,7 @@ def score_sets(
     rows = [number for number, only_last in enumerate(is_row) if only_last]
     if any(checked[number] for number in rows):
         placed = place(view, [checked[number] for number in rows], batch, whole=False)
-        by_rows, reason = _score_rows(view, batch, placed, read, pass_tokens, tokens, cached, on_done)
+        by_rows, reason = _score_rows(view, batch, placed, read, pass_tokens, tokens, cached)
         if by_rows is not None:
             found |= dict(zip(rows, by_rows.unbind(1), strict=True))
     rest = [number for number in range(len(checked)) if number not in found]
@@ -191,7 +186,7 @@ def score_sets(
         restarted = [number for number in rest if all({*one.edit.stages} <= {*Z_STAGES} for one in ours[number])]
         if restarted:
             some = [ours[number] for number in restarted]
-            scores = score_restarted(view, batch, some, read, pass_tokens=pass_tokens, on_done=on_done)
+            scores = score_restarted(view, batch, some, read, pass_tokens=pass_tokens)
             found |= dict(zip(restarted, scores.unbind(1), strict=True))
         for number in rest:
             if number not in found:
@@ -249,7 +244,6 @@ def _score_rows(
     pass_tokens: int,
     tokens: Int[Tensor, " n"] | None,
     cached: PrefixCache | None,
-    on_done: Callable[[int], None] | None,
 ) -> tuple[Float[Tensor, "batch set *n"] | None, str]:
     """Return the scores of sets as rows of one token; None and the reason if the model does not support them."""
     n_logits = None if tokens is None else len(tokens)
@@ -282,8 +276,6 @@ def _score_rows(
                 if scores is None:
                     scores = values.new_empty(len(order), len(sets), *values.shape[2:])
                 scores[prompts, some.start : some.stop] = values
-            if on_done is not None:
-                on_done((start + len(prompts)) * len(sets))
         except (PrefixCacheUnsupported, InputError) as error:  # InputError: a hook that the family does not expose
             return None, str(error)
         except RuntimeError as error:

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from icl_lens.activations.activations import check_finite
 from icl_lens.models.inference import log_probs_of
+from icl_lens.models.memory import GRAPH_BYTES
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-
-# Approximate memory for the activations that are stored for one backward pass; it limits the prompts per pass.
-GRAPH_BYTES = 2**30
 
 
 def z_gradients(

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
-from icl_lens.activations.writers import WRITER_BYTES, vector_bytes, writer_names
+from icl_lens.activations.writers import vector_bytes, writer_names
 from icl_lens.attribution.head_projection import require_writers
 from icl_lens.attribution.scored_tokens import Against
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, plural_prompts
@@ -32,6 +32,7 @@ from icl_lens.interventions.gradients import z_gradients
 from icl_lens.interventions.receiver import PARTS, Means, Part, Receiver
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.memory import WRITER_BYTES
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.roles import ROLES, EdgeRole, indices_in_roles, role_indices, role_masks

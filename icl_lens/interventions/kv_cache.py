@@ -15,10 +15,8 @@ from torch import Tensor
 from icl_lens.interventions.pattern import LayerValues, rotation
 from icl_lens.models import attention_scores
 from icl_lens.models.attention_scores import AttentionScoring, rotate
+from icl_lens.models.memory import SCORE_BYTES
 from icl_lens.prompts.batch import PromptBatch
-
-# Attention scores of rows are computed in pieces of about this size.
-SCORE_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,10 @@ from icl_lens.interventions.pattern import LayerValues, recording_hooks
 from icl_lens.interventions.restart import BlockInputs, has_active_hooks, replace_residual
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
+from icl_lens.models.memory import KEY_BYTES, ROW_BYTES
 from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-
-# Memory for the keys and values of the prompts cached at a time, and for the widest activations of one pass's rows.
-KEY_BYTES = 384 * 2**20
-ROW_BYTES = 128 * 2**20
 
 
 class PrefixCacheUnsupported(Exception):

@@ -18,15 +18,13 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations
 from icl_lens.attribution.head_projection import AttentionRow, HeadProjection, check_attention, require_writers
 from icl_lens.models.head import Head
+from icl_lens.models.memory import PIECE_BYTES
 from icl_lens.prompts.roles import role_indices
 
 Part = Literal["q", "k", "v"]
 PARTS: tuple[Part, ...] = get_args(Part)
 Means = Float[Tensor, "role sender d_model"]
 """Mean of what each sender wrote to tokens of each role."""
-
-# Memory of the vectors [row, variant, d_model] that are computed at once.
-PIECE_BYTES = 64 * 2**20
 
 
 class Receiver:

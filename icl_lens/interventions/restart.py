@@ -18,6 +18,7 @@ from icl_lens.activations.activations import last_log_probs
 from icl_lens.interventions.edit import Z_STAGES, Placed, Places, writes_at
 from icl_lens.models.inference import replace_forwards
 from icl_lens.models.locking import model_lock
+from icl_lens.models.memory import MIN_PASS_TOKENS, STREAM_BYTES
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -25,11 +26,6 @@ Read = Callable[[Float[Tensor, "row d_vocab"], Int[Tensor, " row"]], Float[Tenso
 """What is read of log-probabilities over the vocabulary, nats, given the index of each row's prompt in the batch."""
 Pair = tuple[int, int]
 """A set and a prompt."""
-
-# Tokens above which larger passes are hardly faster: sets that start at another layer then get a separate pass.
-MIN_PASS_TOKENS = 512
-# Memory for stored residual streams.
-STREAM_BYTES = 256 * 2**20
 
 
 def score_restarted(
@@ -39,7 +35,6 @@ def score_restarted(
     read: Read,
     *,
     pass_tokens: int,
-    on_done: Callable[[int], None] | None = None,
 ) -> Float[Tensor, "batch set *n"]:
     """Return what `read` reads after each prompt under each set of edits, which must edit z only.
 
@@ -49,14 +44,13 @@ def score_restarted(
     layers = set(start_layers) - {view.n_layers}
     bytes_per_prompt = max(1, len(layers)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
     size = len(batch) if has_active_hooks(view) else max(1, STREAM_BYTES // bytes_per_prompt)
-    found, n_done = [], 0
+    found = []
     for start in range(0, len(batch), size):
         prompts = torch.arange(start, min(start + size, len(batch)))
         batch_piece = batch[prompts.tolist()]
         inputs = BlockInputs(view)
         with model_lock(view.model), inputs.recorded(layers, Tensor.clone):
             clean = read(last_log_probs(view.model, batch_piece), prompts)
-        n_done += len(prompts) * start_layers.count(view.n_layers)  # sets without edits
         piece = clean[:, None].repeat(1, len(sets), *[1] * (clean.ndim - 1))
         for pairs in _passes(view, start_layers, batch_piece, pass_tokens):
             numbers, rows = map(list, zip(*pairs, strict=True))
@@ -67,9 +61,6 @@ def score_restarted(
             with model_lock(view.model), inputs.resumed_at(first, resid), view.model.hooks(fwd_hooks=hooks):
                 log_probs = last_log_probs(view.model, run)
             piece[rows, numbers] = read(log_probs, prompts[rows])
-            n_done += len(rows)
-            if on_done is not None:
-                on_done(n_done)
         found.append(piece)
     return torch.cat(found)
 

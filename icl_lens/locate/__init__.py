@@ -5,8 +5,5 @@
 2. `mean_effects`, `mean_exchanges`: mean effects of all heads, with intervals: of ablating each, and of exchanging its
    query, keys or values. `streamed_means` adds up their chunks; `towers` has the donors of exchanges.
 3. `mean_score_parts`: why some heads attend to true labels, and what their values carry, with intervals.
-4. `stream`: plan prompts into batches, and compute or read each batch's chunk.
-5. `run_folder`: store finished chunks as files, from which an interrupted run resumes.
-6. `distributed`: distribute batches over processes.
-7. `circuit`: rank the edges into some heads, and test on other prompts how much of the answer the top ones carry.
+4. `circuit`: rank the edges into some heads, and test on other prompts how much of the answer the top ones carry.
 """

@@ -10,11 +10,6 @@ import pyarrow as pa
 from jaxtyping import Float, Int
 
 
-def chunk_name(kind: str, number: int) -> str:
-    """Return a chunk's file name; `kind` is what it holds, such as "part" for a first pass over a batch."""
-    return f"{kind}-{number:05d}.parquet"
-
-
 def index_columns(rows: Int[np.ndarray, " batch"], heads: Int[np.ndarray, " head"], n_heads: int) -> dict[str, Any]:
     """Return the columns prompt, layer and head of a chunk with one table row per prompt and head."""
     return {

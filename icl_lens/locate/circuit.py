@@ -17,8 +17,8 @@ Source: F, CPR and CMD: Mueller et al., MIB (arXiv 2504.13151); minimality (`nee
 (arXiv 2211.00593).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -37,19 +37,17 @@ from icl_lens.display import (
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.engine import read_labels, score_sets
 from icl_lens.interventions.head_edges import estimate_effects, replaced_by_sets, sender_means
-from icl_lens.locate.distributed import Distributed
 from icl_lens.locate.edge_sets import EdgeSets
 from icl_lens.locate.edge_space import EdgeSpace
-from icl_lens.locate.run_folder import RunFolder
-from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note, edits_suffix
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, progress_callback
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, prompts_digest
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.runs.run import Run
+from icl_lens.runs.stream import plan_batches, start
 
 # Maximum number of prompts over which senders' means are taken.
 MEAN_PROMPTS = 64
@@ -199,12 +197,7 @@ def locate_circuit(
     n_edges: int = 30,
     n_random: int = 20,
     seed: int = 0,
-    batch_size: int | None = None,
-    byte_budget: int = BYTE_BUDGET,
-    folder: RunFolder | None = None,
-    distributed: Distributed | None = None,
-    progress: Progress | bool | None = None,
-    warn: Callable[[str], None] | None = None,
+    run: Run | None = None,
 ) -> Circuit:
     """Rank all edges into some heads on `prompts`, and test on `held_out` how much of the answer the top ones carry.
 
@@ -214,11 +207,11 @@ def locate_circuit(
     a change in one does not reach another.
 
     The first `n_edges` edges, the circuit, are tested one by one, and `n_random` random rankings are the control.
-    `held_out` should have other queries than `prompts` (see `il.split_by_query`). `folder`, `distributed`, `progress`
-    and `warn` are those of `locate_effects`.
+    `held_out` should have other queries than `prompts` (see `il.split_by_query`). `run` is that of `locate_effects`;
+    its folder also holds all tables.
 
     Raise InputError for unknown heads, more receivers than half of the model's heads, prompts without an answer or with
-    one label, an unsupported family, and a `folder` whose configuration does not have `by="circuit"`.
+    one label, an unsupported family, and like `Run`.
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=60)
@@ -228,7 +221,7 @@ def locate_circuit(
     """
     ranking = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
     testing = held_out if isinstance(held_out, PromptBatch) else tokenize(model, held_out)
-    distributed, view = distributed or Distributed(), ModelView.of(model)
+    view = ModelView.of(model)
     heads = view.check_heads(receivers)
     if not heads:
         raise InputError("receivers must name at least one head, got none; pass e.g. ['L2H1']")
@@ -240,32 +233,33 @@ def locate_circuit(
         check_targets(view, batch)
         if bool((batch.label_mask.sum(1) < 2).any()):
             raise InputError("prompts must have at least two labels to compare, got one")
-    if folder is not None:
-        folder.check_by("circuit")
-    ranking_plan, testing_plan = (
-        plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget) for batch in (ranking, testing)
-    )
+    options = {
+        "heads": list(map(str, heads)),
+        "n_edges": n_edges,
+        "n_random": n_random,
+        "seed": seed,
+        "held_out": prompts_digest(testing),
+    }
     # Evenly spaced, because prompts may be sorted by label.
     mean_prompts = np.linspace(0, len(ranking) - 1, min(len(ranking), MEAN_PROMPTS)).round().astype(int)
     means = sender_means(model, ranking[mean_prompts.tolist()])
     space = EdgeSpace.of(view, heads)
 
-    with progress_callback(progress) as report:
+    with start(run, model, ranking, "circuit", options) as stream:
 
         def estimate(number: int) -> dict[str, Any]:
-            found = estimate_effects(model, ranking[ranking_plan[number]], heads, means)
+            found = estimate_effects(model, ranking[stream.plan[number]], heads, means)
             return {"estimate": space.flatten(found).double().sum(0).numpy()}
 
-        stream = ChunkStream(ranking_plan, folder, distributed, report, warn)
         total = np.zeros(len(space))
-        for chunk in stream.chunks("estimate", range(len(ranking_plan)), estimate):
+        for _, chunk in stream.chunks("estimate", range(len(stream.plan)), estimate):
             total += chunk.column("estimate").to_numpy()
-        ranked = distributed.run_on_main(lambda: np.argsort(-np.abs(total), kind="stable"))
+        ranked = stream.distributed.run_on_main(lambda: np.argsort(-np.abs(total), kind="stable"))
         sets = EdgeSets.of(space, ranked, n_edges=n_edges, n_random=n_random, seed=seed)
         removed = sets.removal_masks(view, seed=seed)
 
         def score(number: int) -> dict[str, Any]:
-            rows = testing_plan[number]
+            rows = testing_stream.plan[number]
             batch = testing[rows]
             edits = replaced_by_sets(model, batch, removed, means, n_sets=len(sets))
             labels, _ = score_sets(view, batch, [[edit] for edit in edits], read_labels(batch))
@@ -278,15 +272,15 @@ def locate_circuit(
                 "log_odds": odds.numpy(),
             }
 
-        stream = ChunkStream(testing_plan, folder, distributed, report, warn)
+        testing_stream = replace(stream, plan=plan_batches(view, testing, run))
         log_odds = np.full((len(testing), len(sets)), np.nan)
-        chunks = stream.chunks("removals", range(len(testing_plan)), score)
-        for rows, chunk in zip(testing_plan, chunks, strict=False):  # only the main process gets chunks
+        for number, chunk in testing_stream.chunks("removals", range(len(testing_stream.plan)), score):
+            rows = testing_stream.plan[number]
             log_odds[rows] = chunk.column("log_odds").to_numpy().reshape(len(rows), -1)
 
     def make_circuit() -> Circuit:
         queries = testing.queries
-        return Circuit(
+        result = Circuit(
             receivers=heads,
             n_edges=len(space),
             n_random=n_random,
@@ -296,5 +290,7 @@ def locate_circuit(
             edits=active_edits(view),
             **sets.tables(log_odds, queries, total / len(ranking)),
         )
+        stream.write_result(result.tables, result.to_dict())
+        return result
 
-    return distributed.run_on_main(make_circuit)
+    return stream.distributed.run_on_main(make_circuit)

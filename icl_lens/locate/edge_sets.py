@@ -10,15 +10,13 @@ from jaxtyping import Bool, Float, Int
 from icl_lens.interventions.controlled_ablation import random_head_sets
 from icl_lens.interventions.head_edges import RemovalMasks
 from icl_lens.locate.edge_space import EdgeSpace
-from icl_lens.metrics import resampled_means
+from icl_lens.metrics import percentile_ends, resampled_means
 from icl_lens.models.view import ModelView
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Shares of all edges that are kept, as in MIB (arXiv 2504.13151)."""
 # Random halves of the circuit for completeness, and random sets of receivers for groups.
 N_SUBSETS, N_RANDOM_RECEIVERS = 10, 5
-# Confidence level of intervals.
-LEVEL = 0.95
 
 
 @dataclass(eq=False)
@@ -223,5 +221,5 @@ class _Tables:
 def _interval(name: str, prefix: str, draws: Float[np.ndarray, " draw"]) -> dict[str, float]:
     """Return columns: `name` is the first of `draws`, low and high are the ends of the interval of the others."""
     finite = draws[1:][np.isfinite(draws[1:])]
-    low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(finite) else (np.nan, np.nan)
+    low, high = percentile_ends(finite) if len(finite) else (np.nan, np.nan)
     return {name: float(draws[0]), f"{prefix}low": float(low), f"{prefix}high": float(high)}

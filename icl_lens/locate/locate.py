@@ -11,12 +11,14 @@ batch order. A resumed run therefore gives the same numbers, and a run on severa
 Source: docs/howto/numbers.md.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -40,23 +42,23 @@ from icl_lens.attribution.search import (
     head_bounds,
     layer_gradients,
 )
-from icl_lens.errors import InputError
 from icl_lens.locate.chunk import increase_columns, read_increases
-from icl_lens.locate.distributed import Distributed
-from icl_lens.locate.mean_effects import locate_effects
+from icl_lens.locate.mean_effects import effects_of_located, locate_effects
 from icl_lens.locate.mean_exchanges import locate_towers
-from icl_lens.locate.run_folder import RunFolder
-from icl_lens.locate.stream import BYTE_BUDGET, MAX_ROWS, ChunkStream, plan_batches
 from icl_lens.locate.streamed_means import ResampledSums
+from icl_lens.locate.table import heads_result, heads_table
 from icl_lens.metrics import draw_clusters
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
-from icl_lens.models.readout import LOGIT_BYTES, FinalNorm, Readout
+from icl_lens.models.memory import LOGIT_BYTES, MAX_ROWS
+from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.runs.configuration import tensors_digest
+from icl_lens.runs.run import Run
+from icl_lens.runs.stream import ChunkStream, plan_batches, start
 from icl_lens.scores import SCORES, DirectScore, Score, choose_score
 
 # Number of candidates beyond k. More candidates cost a little time on every batch; fewer may cause a second pass.
@@ -73,13 +75,8 @@ def locate_heads(
     against: Against = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
-    batch_size: int | None = None,
-    byte_budget: int = BYTE_BUDGET,
     slack: float = SLACK,
-    folder: RunFolder | None = None,
-    distributed: Distributed | None = None,
-    progress: Progress | bool | None = None,
-    warn: Callable[[str], None] | None = None,
+    run: Run | None = None,
 ) -> TopHeads:
     """Locate the k heads that add most to the answer, on average over any number of prompts, certified exact.
 
@@ -93,12 +90,10 @@ def locate_heads(
     head is evaluated on every prompt and the result is not `certified`. With two labels, a single pass gives exact
     contrasts for all heads.
 
-    With a `folder`, chunks are stored there and existing chunks are reused; a corrupt chunk is reported through `warn`
-    and recomputed. The folder's configuration must have the entry "by" and, if `against` is given, "against", so that
-    chunks of different runs are not mixed. With `distributed`, each process computes a share of the batches, and all
-    processes return the same result. `progress=True` shows a progress bar.
+    `run` says where chunks are stored, how large batches are, and which processes share the work. Its folder holds
+    every prompt's bounds and values, heads.parquet and heads.csv (the table), and result.json.
 
-    Raise InputError for invalid `by`, `targets`, `against`, `k` or `batch_size`, and for a folder that is not writable.
+    Raise InputError for invalid `by`, `targets`, `against` or `k`, and like `Run`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -108,63 +103,50 @@ def locate_heads(
         >>> il.locate_heads(model, many, k=4, by="increase").certified
         True
     """
+    readout = {"final_norm": final_norm, "bias": bias}
+    with _searching(model, prompts, k=k, by=by, targets=targets, against=against, slack=slack, run=run, **readout) as (
+        search,
+        stream,
+    ):
+        top = search.top(stream)
+        stream.write_result({"heads": heads_table(top)}, heads_result(top))
+    return top
+
+
+def locate_with_effects(
+    model: Any, batch: PromptBatch, *, k: int, by: DirectScore, final_norm: FinalNorm, bias: bool, run: Run
+) -> tuple[TopHeads, pd.DataFrame]:
+    """Return `locate_heads` and its table, with the columns of `effects_of_located`; both are those of one run."""
+    with _searching(model, batch, k=k, by=by, final_norm=final_norm, bias=bias, run=run) as (search, stream):
+        top = search.top(stream)
+        drops = effects_of_located(model, batch, top.heads, stream, by=top.by)
+        table = pd.concat([heads_table(top), drops], axis=1)
+        stream.write_result({"heads": table}, heads_result(top))
+    return top, table
+
+
+@contextmanager
+def _searching(
+    model: Any,
+    prompts: PromptBatch | Sequence[Prompt],
+    *,
+    k: int,
+    by: DirectScore | None,
+    run: Run | None,
+    targets: Int[Tensor, " prompt"] | None = None,
+    against: Against = None,
+    slack: float = SLACK,
+    **readout: Any,
+) -> Iterator[tuple["_Search", ChunkStream]]:
+    """Yield the checked search of `locate_heads`, and the stream of its run."""
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
+    asked = tensors_digest(targets=targets, against=batch.against if against is None else against)
     by, targets, others = choose_tokens(ModelView.of(model), batch, by, targets, against)
-    search = _Search(model, batch, targets, others, final_norm=final_norm, bias=bias)
-    view, n_heads = search.view, search.view.n_layers * search.view.n_heads
-    check_k(k, n_heads, "heads")
-    if folder is not None:
-        _check_folder(folder, by, has_against=against is not None)
-    distributed = distributed or Distributed()
-    plan = plan_batches(view, search.batch, batch_size=batch_size, byte_budget=byte_budget)
-    means, evaluated = HeadMeans(n_heads, by), list[np.ndarray]()
-    counts, query_of = draw_clusters(search.batch.queries)
-    resampled = ResampledSums(np.ascontiguousarray(counts.T), n_heads)
-
-    def add_to_draws(number: int, heads: np.ndarray, increase: np.ndarray) -> None:
-        for row, values in zip(plan[number], increase, strict=True):
-            resampled.add(values, int(query_of[row]), heads)
-
-    with progress_callback(progress) as report:
-        stream = ChunkStream(plan, folder, distributed, report, warn)
-        # The pilot batch selects the candidates, so all processes need it.
-        pilot = stream.first(lambda number: search.first_pass(plan[number], k + MARGIN))
-        candidates = read_increases(pilot, view.n_heads)[1]
-        rest = stream.chunks(
-            "part",
-            range(1, len(plan)),
-            lambda number: search.first_pass(plan[number], k, candidates),
-            done=len(plan[0]),
-        )
-        for number, chunk in enumerate(chain([pilot], rest)):
-            bound, heads, increase = read_increases(chunk, view.n_heads)
-            means.add(bound, heads, increase)
-            add_to_draws(number, heads, increase)
-            evaluated.append(heads)
-
-        def heads_to_refine() -> dict[int, np.ndarray]:
-            undecided = means.undecided_heads(k, slack)
-            lacking = {number: np.setdiff1d(undecided, heads) for number, heads in enumerate(evaluated)}
-            return {number: heads for number, heads in lacking.items() if len(heads)}
-
-        lacking = distributed.run_on_main(heads_to_refine)
-        refined = stream.chunks(
-            "refined", sorted(lacking), lambda number: search.second_pass(plan[number], lacking[number])
-        )
-        for number, chunk in zip(sorted(lacking), refined, strict=True):
-            heads, increase = read_increases(chunk, view.n_heads)[1:]
-            means.add_exact(heads, increase)
-            add_to_draws(number, heads, increase)
-
-    def top() -> TopHeads:
-        found = means.top(k, view.n_heads)
-        if counts.shape[1] < 2:
-            return found
-        located = (found.layer * view.n_heads + found.head).numpy()
-        ends = resampled.ends(counts[:, query_of].sum(1).astype(float), located)
-        return replace(found, low=torch.from_numpy(ends[0]), high=torch.from_numpy(ends[1]))
-
-    return replace(distributed.run_on_main(top), edits=active_edits(view))
+    search = _Search(model, batch, targets, others, by=by, k=k, slack=slack, **readout)
+    check_k(k, search.view.n_layers * search.view.n_heads, "heads")
+    options = {"k": k, **readout, **({} if slack == SLACK else {"slack": slack})}
+    with start(run, model, batch, by, options | asked) as stream:
+        yield search, stream
 
 
 def mean_head_increases(
@@ -175,16 +157,14 @@ def mean_head_increases(
     against: Against = None,
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
-    batch_size: int | None = None,
-    byte_budget: int = BYTE_BUDGET,
-    progress: Progress | bool | None = None,
+    run: Run | None = None,
 ) -> Float[Tensor, "layer head"]:
     """Return every head's exact mean log-probability increase over any number of prompts, nats, in float64.
 
     All heads are evaluated on all prompts. With enough prompts (68 for GPT-2 large), W_O · W_U is multiplied out once
     per group of prompts, which is faster; fewer prompts, `final_norm="own"` and soft-caps take the slower path. With
-    `against`, return mean contrasts, which need no projection onto the vocabulary. `progress=True` shows a progress
-    bar. Raise InputError for invalid `targets`, `against` or `batch_size`.
+    `against`, return mean contrasts, which need no projection onto the vocabulary. `run` is that of `locate_heads`; its
+    folder holds the sums of each group. Raise InputError for invalid `targets` or `against`, and like `Run`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -194,30 +174,36 @@ def mean_head_increases(
         torch.Size([8, 6])
     """
     batch, view = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts), ModelView.of(model)
+    options = {"final_norm": final_norm, "bias": bias, **tensors_digest(targets=targets, against=against)}
     targets = check_targets(view, batch, targets)
-    search = _Search(model, batch, targets, check_against_ids(view, targets, against), final_norm=final_norm, bias=bias)
-    plan = plan_batches(view, search.batch, batch_size=batch_size, byte_budget=byte_budget)
+    others = check_against_ids(view, targets, against)
+    search = _Search(model, batch, targets, others, final_norm=final_norm, bias=bias)
     n_logit_rows = LOGIT_BYTES // (view.model.W_U.shape[1] * 4)
     group_size = max(4 * min_prompts_to_fold(view.d_head, view.d_model), n_logit_rows)
-    total = torch.zeros(view.n_layers, view.n_heads, dtype=torch.float64)
-    group: list[int] = []
-    captured: list[tuple[Readout, Tensor, Tensor]] = []
-    done = 0
-    with progress_callback(progress) as report:
-        for rows in plan:
+    groups: list[list[list[int]]] = [[]]
+    for rows in plan_batches(view, batch, run):
+        if sum(map(len, groups[-1])) >= group_size:
+            groups.append([])
+        groups[-1].append(rows)
+    plan = [list(chain.from_iterable(group)) for group in groups]
+
+    def compute(number: int) -> dict[str, Any]:
+        captured: list[tuple[Readout, Tensor, Tensor]] = []
+        for rows in groups[number]:
             acts, readout = search.capture(rows)
             captured.append((readout, acts.resid_pre, acts.scaled_z))
             del acts
-            group += rows
-            done += len(rows)
-            if len(group) >= group_size or done == len(search.batch):
-                readouts, x, z = zip(*captured, strict=True)
-                readout = replace(readout, scale=torch.cat([one.scale for one in readouts]))
-                increases = every_head_increase(view, readout, torch.cat(x), torch.cat(z), *search.tokens(group))
-                total += increases.double().sum(0).cpu()
-                group, captured = [], []
-            report("heads", done, len(search.batch))
-    return total / len(search.batch)
+        readouts, x, z = zip(*captured, strict=True)
+        readout = replace(readout, scale=torch.cat([one.scale for one in readouts]))
+        increases = every_head_increase(view, readout, torch.cat(x), torch.cat(z), *search.tokens(plan[number]))
+        return {"sum": increases.double().sum(0).flatten().cpu().numpy()}
+
+    total = np.zeros(view.n_layers * view.n_heads)
+    with start(run, model, batch, "all increases", options, plan=plan) as stream:
+        for _, chunk in stream.chunks("heads", range(len(plan)), compute):
+            total += chunk.column("sum").to_numpy()
+    mean = stream.distributed.broadcast(torch.from_numpy(total / len(batch)))
+    return mean.unflatten(0, (view.n_layers, view.n_heads))
 
 
 def top_heads_by(
@@ -226,7 +212,7 @@ def top_heads_by(
     k: int,
     *,
     by: Score | None = None,
-    progress: Progress | bool | None = None,
+    run: Run | None = None,
 ) -> list[Head]:
     """Return the k heads with the largest mean score (see `icl_lens.scores`).
 
@@ -241,28 +227,16 @@ def top_heads_by(
         predicted = torch.cat([_predicted(model, rows) for rows in batch.split(MAX_ROWS)])
         batch = with_answers(batch, torch.where(batch.answer < 0, predicted.to(batch.answer.device), batch.answer))
     if by == "effect":
-        return locate_effects(model, batch, progress=progress).top(k)
+        return locate_effects(model, batch, run=run).top(k)
     if by == "towers":
-        return locate_towers(model, batch, progress=progress).top(k)
-    return locate_heads(model, batch, k=k, by=by, progress=progress).heads
+        return locate_towers(model, batch, run=run).top(k)
+    return locate_heads(model, batch, k=k, by=by, run=run).heads
 
 
 def _predicted(model: Any, batch: PromptBatch) -> Int[Tensor, " batch"]:
     """Return the index of the most probable of each prompt's own labels."""
     scores = label_log_probs(model, batch)
     return scores.masked_fill(~batch.label_mask.to(scores.device), -torch.inf).argmax(-1)
-
-
-def _check_folder(folder: RunFolder, by: DirectScore, *, has_against: bool) -> None:
-    """Raise InputError if a folder could mix chunks of different scores, or of different tokens to compare with."""
-    folder.check_by(by)
-    named = folder.configuration.get("against")
-    if (named is None) == has_against:
-        wanted = "a name for the tokens" if has_against else "None"
-        raise InputError(
-            f'the entry "against" of the folder\'s configuration must be {wanted}, got {named!r}; set it, so that '
-            "chunks of different runs are not mixed"
-        )
 
 
 class _Search:
@@ -274,10 +248,66 @@ class _Search:
         batch: PromptBatch,
         targets: Int[Tensor, " prompt"],
         against: CheckedAgainst,
+        *,
+        by: DirectScore = "increase",
+        k: int = 0,
+        slack: float = SLACK,
         **readout_options: Any,
     ):
         self.model, self.view, self.readout_options = model, ModelView.of(model), readout_options
+        self.by: DirectScore = by
+        self.k, self.slack = k, slack
         self.batch, self.targets, self.against = batch, targets, against
+
+    def top(self, stream: ChunkStream) -> TopHeads:
+        """Return the k heads with the largest mean scores, in every process."""
+        n_heads = self.view.n_layers * self.view.n_heads
+        plan, k = stream.plan, self.k
+        means, evaluated = HeadMeans(n_heads, self.by), list[np.ndarray]()
+        counts, query_of = draw_clusters(self.batch.queries)
+        resampled = ResampledSums(np.ascontiguousarray(counts.T), n_heads)
+
+        def add_to_draws(number: int, heads: np.ndarray, increase: np.ndarray) -> None:
+            for row, values in zip(plan[number], increase, strict=True):
+                resampled.add(values, int(query_of[row]), heads)
+
+        # The pilot batch selects the candidates, so all processes need it.
+        pilot = stream.first(lambda number: self.first_pass(plan[number], k + MARGIN))
+        candidates = read_increases(pilot, self.view.n_heads)[1]
+        rest = stream.chunks(
+            "part",
+            range(1, len(plan)),
+            lambda number: self.first_pass(plan[number], k, candidates),
+            done=len(plan[0]),
+        )
+        for number, chunk in chain([(0, pilot)], rest):
+            bound, heads, increase = read_increases(chunk, self.view.n_heads)
+            means.add(bound, heads, increase)
+            add_to_draws(number, heads, increase)
+            evaluated.append(heads)
+
+        def heads_to_refine() -> dict[int, np.ndarray]:
+            undecided = means.undecided_heads(k, self.slack)
+            lacking = {number: np.setdiff1d(undecided, heads) for number, heads in enumerate(evaluated)}
+            return {number: heads for number, heads in lacking.items() if len(heads)}
+
+        lacking = stream.distributed.run_on_main(heads_to_refine)
+        for number, chunk in stream.chunks(
+            "refined", sorted(lacking), lambda number: self.second_pass(plan[number], lacking[number])
+        ):
+            heads, increase = read_increases(chunk, self.view.n_heads)[1:]
+            means.add_exact(heads, increase)
+            add_to_draws(number, heads, increase)
+
+        def top() -> TopHeads:
+            found = means.top(k, self.view.n_heads)
+            if counts.shape[1] < 2:
+                return found
+            located = (found.layer * self.view.n_heads + found.head).numpy()
+            ends = resampled.ends(counts[:, query_of].sum(1).astype(float), located)
+            return replace(found, low=torch.from_numpy(ends[0]), high=torch.from_numpy(ends[1]))
+
+        return replace(stream.distributed.run_on_main(top), edits=active_edits(self.view))
 
     def capture(self, rows: list[int]) -> tuple[Activations, Readout]:
         """Return the activations of some prompts, and their readout with the options of the search."""

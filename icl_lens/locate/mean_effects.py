@@ -4,7 +4,7 @@ Chunks contain every prompt's effects; `streamed_means` adds them up in batch or
 number of prompts, and a resumed run writes the same bytes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,18 +33,17 @@ from icl_lens.interventions.effects import (
 )
 from icl_lens.interventions.engine import score_sets
 from icl_lens.locate.chunk import index_columns
-from icl_lens.locate.distributed import Distributed
-from icl_lens.locate.run_folder import RunFolder
-from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
 from icl_lens.locate.streamed_means import MeanScore, StreamedMeans
 from icl_lens.metrics import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.runs.configuration import tensors_digest
+from icl_lens.runs.run import Run
+from icl_lens.runs.stream import ChunkStream, start
 from icl_lens.scores import DirectScore
 
 
@@ -152,25 +151,17 @@ def locate_effects(
     against: Against = None,
     positions: Positions = "last",
     method: Method = "exact",
-    batch_size: int | None = None,
-    byte_budget: int = BYTE_BUDGET,
-    folder: RunFolder | None = None,
-    distributed: Distributed | None = None,
-    progress: Progress | bool | None = None,
-    warn: Callable[[str], None] | None = None,
+    run: Run | None = None,
 ) -> MeanEffects:
     """Return the mean effect of zeroing each head over any number of prompts, with intervals.
 
     `targets`, `against`, `positions` and `method` are those of `head_effects`; all positions take much longer than the
     last. Intervals are 95% bootstrap intervals over queries, because prompts with the same query are not independent.
 
-    Prompts run in batches, as in `locate_heads`, so memory hardly grows with their number. With a `folder`, every
-    prompt's effects are stored there in chunks and existing chunks are reused; a corrupt chunk is reported through
-    `warn` and recomputed. With `distributed`, each process computes a share of the batches, and all processes return
-    the same result. `progress=True` shows a progress bar.
+    Prompts run in batches, as in `locate_heads`, so memory hardly grows with their number. `run` says how; its folder
+    holds every prompt's effects, heads.parquet and heads.csv (the table), and result.json.
 
-    Raise InputError for invalid `targets`, `against`, options or `batch_size`, for non-finite effects, and for a
-    `folder` that is not writable or whose configuration does not have `by="effect"`.
+    Raise InputError for invalid `targets`, `against` or options, for non-finite effects, and like `Run`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -179,17 +170,14 @@ def locate_effects(
         (4, True)
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
-    distributed = distributed or Distributed()
     view = ModelView.of(model)
     check_choice("positions", positions, ("all", "last"))
     check_choice("method", method, ("exact", "gradient"))
+    options = {"positions": positions, "method": method, **tensors_digest(targets=targets, against=against)}
     targets, others = outcome_tokens(view, batch, targets, against)
-    if folder is not None:
-        folder.check_by("effect")
-    plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
 
     def compute(number: int) -> dict[str, Any]:
-        rows = plan[number]
+        rows = stream.plan[number]
         some = view, batch[rows], targets[rows], select_rows(others, rows)
         if method == "gradient":
             return effect_columns(rows, estimated_effects(*some, positions))
@@ -198,9 +186,8 @@ def locate_effects(
     means = StreamedMeans(view, batch.queries)
     algorithms: dict[Algorithm, int] = {}
     fallback_reason = ""
-    with progress_callback(progress) as report:
-        stream = ChunkStream(plan, folder, distributed, report, warn)
-        for chunk in stream.chunks("part", range(len(plan)), compute):
+    with start(run, model, batch, "effect", options) as stream:
+        for _, chunk in stream.chunks("part", range(len(stream.plan)), compute):
             algorithm, reason = (chunk.column(name)[0].as_py() for name in ("algorithm", "fallback_reason"))
             algorithms[algorithm] = algorithms.get(algorithm, 0) + means.add(chunk, OUTCOMES)
             fallback_reason = fallback_reason or reason
@@ -208,23 +195,28 @@ def locate_effects(
     def mean_effects() -> MeanEffects:
         found, sizes = means.means(), (len(batch), means.n_queries("log_prob"))
         scores = found["log_prob"], found["log_odds"]
-        return MeanEffects(*scores, positions, algorithms, fallback_reason, *sizes, edits=active_edits(view))
+        result = MeanEffects(*scores, positions, algorithms, fallback_reason, *sizes, edits=active_edits(view))
+        stream.write_result({"heads": result.to_frame()}, _counts(result))
+        return result
 
-    return distributed.run_on_main(mean_effects)
+    return stream.distributed.run_on_main(mean_effects)
+
+
+def _counts(effects: MeanEffects) -> dict[str, Any]:
+    """Return the counts and methods of a run, for result.json."""
+    return {
+        "exact": effects.exact,
+        "positions": effects.positions,
+        "n_prompts": effects.n_prompts,
+        "n_queries": effects.n_queries,
+        "n_heads": effects.log_prob.mean.numel(),
+        "prompts_by_algorithm": dict(effects.algorithms),
+        "fallback_reason": effects.fallback_reason or None,
+    }
 
 
 def effects_of_located(
-    model: Any,
-    prompts: PromptBatch,
-    heads: Sequence[Head],
-    *,
-    by: DirectScore,
-    batch_size: int | None = None,
-    byte_budget: int = BYTE_BUDGET,
-    folder: RunFolder | None = None,
-    distributed: Distributed | None = None,
-    progress: Progress | bool | None = None,
-    warn: Callable[[str], None] | None = None,
+    model: Any, prompts: PromptBatch, heads: Sequence[Head], stream: ChunkStream, *, by: DirectScore
 ) -> pd.DataFrame:
     """Return what the answer loses on average when each located head alone is zeroed at the last position.
 
@@ -232,15 +224,13 @@ def effects_of_located(
     other labels by contrast. A head may rank first and have no effect, if later components compensate for it.
     The columns are effect (mean over prompts, nats) and its 95% interval over queries, effect_low and effect_high (NaN
     for a single query). Effects are exact. Only these heads are ablated: each costs one token per prompt, besides
-    one pass over each prompt (see `head_effects`). With a `folder`, chunks named "effect" are stored and reused, as in
-    `locate_heads`.
+    one pass over each prompt (see `head_effects`). Chunks are named "effect".
     """
-    view, distributed = ModelView.of(model), distributed or Distributed()
-    plan = plan_batches(view, prompts, batch_size=batch_size, byte_budget=byte_budget)
+    view = ModelView.of(model)
     targets, others = outcome_tokens(view, prompts, None, None)
 
     def compute(number: int) -> dict[str, Any]:
-        rows = plan[number]
+        rows = stream.plan[number]
         tokens = targets[rows], select_rows(others, rows)
 
         def outcomes(log_probs: Tensor, within: Tensor) -> Tensor:
@@ -253,13 +243,12 @@ def effects_of_located(
         return index_columns(np.array(rows), indices, view.n_heads) | {"effect": drops.ravel()}
 
     drops = np.full((len(prompts), len(heads)), np.nan)
-    with progress_callback(progress) as report:
-        stream = ChunkStream(plan, folder, distributed, report, warn)
-        for number, chunk in enumerate(stream.chunks("effect", range(len(plan)), compute)):
-            drops[plan[number]] = chunk.column("effect").to_numpy().reshape(len(plan[number]), -1)
+    for number, chunk in stream.chunks("effect", range(len(stream.plan)), compute):
+        rows = stream.plan[number]
+        drops[rows] = chunk.column("effect").to_numpy().reshape(len(rows), -1)
 
     def table() -> pd.DataFrame:
         mean, low, high = mean_intervals(drops, prompts.queries)
         return pd.DataFrame({"effect": mean, "effect_low": low, "effect_high": high})
 
-    return distributed.run_on_main(table)
+    return stream.distributed.run_on_main(table)

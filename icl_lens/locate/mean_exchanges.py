@@ -6,7 +6,7 @@
    `streamed_means` adds them up.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +16,16 @@ import pyarrow as pa
 
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, interval_texts, plural_prompts
 from icl_lens.locate.chunk import index_columns
-from icl_lens.locate.distributed import Distributed
-from icl_lens.locate.run_folder import RunFolder
-from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
 from icl_lens.locate.streamed_means import MeanScore, StreamedMeans
 from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.runs.run import Run
+from icl_lens.runs.stream import start
 
 NAMES = tuple(exchange.name for exchange in SINGLE)
 
@@ -111,25 +109,19 @@ def locate_towers(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
     *,
-    batch_size: int | None = None,
-    byte_budget: int = BYTE_BUDGET,
-    folder: RunFolder | None = None,
-    distributed: Distributed | None = None,
-    progress: Progress | bool | None = None,
-    warn: Callable[[str], None] | None = None,
+    run: Run | None = None,
 ) -> MeanExchanges:
     """Return what exchanging each single head's query, keys or values costs the answer, over any number of prompts.
 
     This is the scan by which `two_towers` finds heads: its exchanges "query", "keys" and "values", each in one head at
     a time. The query costs most in heads that need to know its class, such as those that match it with demonstrations.
 
-    `batch_size`, `byte_budget`, `folder`, `distributed`, `progress` and `warn` are those of `locate_effects`. Donors
-    are made from all prompts before the first batch. An exchange costs one token per prompt and head, from the head's
-    layer on (see `head_effects`), or a full forward pass if the prefix cache is not supported.
+    `run` is that of `locate_effects`. Donors are made from all prompts before the first batch. An exchange costs one
+    token per prompt and head, from the head's layer on (see `head_effects`), or a full forward pass if the prefix cache
+    is not supported.
 
-    Raise InputError for prompts that do not demonstrate their answer and another label, invalid options, a `folder`
-    that is not writable or whose configuration does not have `by="towers"`, and families whose attention cannot be
-    recomputed.
+    Raise InputError for prompts that do not demonstrate their answer and another label, families whose attention cannot
+    be recomputed, and like `Run`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -138,14 +130,11 @@ def locate_towers(
         (4, 20)
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
-    distributed, view = distributed or Distributed(), ModelView.of(model)
-    if folder is not None:
-        folder.check_by("towers")
-    plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
+    view = ModelView.of(model)
     all_prompts = tower_prompts(model, batch, own_texts=False)
 
     def compute(number: int) -> dict[str, Any]:
-        rows = plan[number]
+        rows = stream.plan[number]
         lost, reason = single_exchanges(view, all_prompts.select(rows))
         n = len(rows) * len(view.heads())
         return {
@@ -155,15 +144,26 @@ def locate_towers(
         }
 
     means, fallback_reason = StreamedMeans(view, batch.queries), ""
-    with progress_callback(progress) as report:
-        stream = ChunkStream(plan, folder, distributed, report, warn)
-        for chunk in stream.chunks("part", range(len(plan)), compute):
+    with start(run, model, batch, "towers", {}) as stream:
+        for _, chunk in stream.chunks("part", range(len(stream.plan)), compute):
             means.add(chunk, NAMES)
             fallback_reason = fallback_reason or chunk.column("fallback_reason")[0].as_py()
 
     def mean_exchanges() -> MeanExchanges:
         found, n_queries = means.means(), means.n_queries("query")
         scores = found["query"], found["keys"], found["values"]
-        return MeanExchanges(*scores, len(batch), n_queries, fallback_reason, edits=active_edits(view))
+        result = MeanExchanges(*scores, len(batch), n_queries, fallback_reason, edits=active_edits(view))
+        stream.write_result({"heads": result.to_frame()}, _counts(result))
+        return result
 
-    return distributed.run_on_main(mean_exchanges)
+    return stream.distributed.run_on_main(mean_exchanges)
+
+
+def _counts(exchanges: MeanExchanges) -> dict[str, Any]:
+    """Return the counts and methods of a run, for result.json."""
+    return {
+        "n_prompts": exchanges.n_prompts,
+        "n_queries": exchanges.n_queries,
+        "n_heads": exchanges.query.mean.numel(),
+        "fallback_reason": exchanges.fallback_reason or None,
+    }

@@ -40,17 +40,15 @@ from icl_lens.display import (
     plural_prompts,
 )
 from icl_lens.errors import InputError, check_choice
-from icl_lens.locate.distributed import Distributed
-from icl_lens.locate.run_folder import RunFolder
-from icl_lens.locate.stream import BYTE_BUDGET, ChunkStream, plan_batches
 from icl_lens.metrics import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.runs.run import Run
+from icl_lens.runs.stream import start
 
 SIDES = ("query", "key", "value of true labels", "value of false labels")
 """What is split by writer: the score difference, by writers at the last position and at the labels; and what the head
@@ -150,22 +148,17 @@ def mean_score_parts(
     heads: Sequence[AnyHead],
     *,
     n_strongest: int = 6,
-    batch_size: int | None = None,
-    byte_budget: int = BYTE_BUDGET,
-    folder: RunFolder | None = None,
-    distributed: Distributed | None = None,
-    progress: Progress | bool | None = None,
-    warn: Callable[[str], None] | None = None,
+    run: Run | None = None,
 ) -> MeanScoreParts:
     """Return mean `attention_score_parts` and `value_parts` of heads over prompts with demonstrations, with intervals.
 
     Score parts split the mean score of true labels (those equal to the answer) minus that of false labels, from the
     last position. Value parts split what the head adds to log p(answer) − log p(other labels); models with a logit
     soft-cap have none. Pairs are those of the `n_strongest` query writers and key writers. Memory grows by four numbers
-    per prompt, head and writer. `folder`, `distributed`, `progress` and `warn` are those of `locate_effects`.
+    per prompt, head and writer. `run` is that of `locate_effects`; its folder also holds both tables.
 
     Raise InputError for unknown heads, prompts without an answer or without true or false labels, an unsupported
-    family, and for a `folder` that is not writable or whose configuration does not have `by="score parts"`.
+    family, and like `Run`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -174,7 +167,7 @@ def mean_score_parts(
         (20, 3)
     """
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
-    distributed, view = distributed or Distributed(), ModelView.of(model)
+    view = ModelView.of(model)
     chosen = view.check_heads(heads)
     if not chosen:
         raise InputError("heads must name at least one head, got none; pass e.g. ['L2H1']")
@@ -182,28 +175,27 @@ def mean_score_parts(
         raise InputError(f"n_strongest must be at least 1, got {n_strongest}")
     batch.require_demonstrations("true label", "pass prompts with demonstrations")
     check_targets(view, batch)
-    if folder is not None:
-        folder.check_by("score parts")
-    plan = plan_batches(view, batch, batch_size=batch_size, byte_budget=byte_budget)
     names = {head: writer_names(view, head.layer) for head in chosen}
 
-    with progress_callback(progress) as report:
-        stream = ChunkStream(plan, folder, distributed, report, warn)
+    options = {"heads": list(map(str, chosen)), "n_strongest": n_strongest}
+    with start(run, model, batch, "score parts", options) as stream:
 
         def chunks(kind: str, columns: Callable[[Activations, list[int]], dict[str, Any]]) -> Any:
             """Yield the rows and the chunk of every batch, in the main process."""
 
             def compute(number: int) -> dict[str, Any]:
-                return columns(capture(model, batch[plan[number]], writers=True), plan[number])
+                rows = stream.plan[number]
+                return columns(capture(model, batch[rows], writers=True), rows)
 
-            return zip(plan, stream.chunks(kind, range(len(plan)), compute), strict=False)
+            for number, chunk in stream.chunks(kind, range(len(stream.plan)), compute):
+                yield stream.plan[number], chunk
 
         values = {head: np.empty((len(SIDES), len(batch), len(names[head])), np.float32) for head in chosen}
         is_exact = True
         for rows, chunk in chunks("part", lambda acts, rows: _part_columns(acts, rows, chosen)):
             _fill(values, rows, chunk, SIDES)
             is_exact = bool(chunk.column("is_exact")[0].as_py())
-        selected = distributed.run_on_main(
+        selected = stream.distributed.run_on_main(
             lambda: {head: _strongest(of_head, n_strongest) for head, of_head in values.items()}
         )
         pairs = {
@@ -236,9 +228,12 @@ def mean_score_parts(
                 by_group = np.stack([parts[:, group == number].sum(1) for number in range(len(GROUPS))], axis=1)
                 groups.append(_mean_rows(head, side, GROUPS, by_group, queries))
         tables = (pd.concat(frames, ignore_index=True) for frames in (writers, groups))
-        return MeanScoreParts(chosen, len(batch), len(set(queries)), is_exact, *tables, edits=active_edits(view))
+        sizes = len(batch), len(set(queries))
+        result = MeanScoreParts(chosen, *sizes, is_exact, *tables, edits=active_edits(view))
+        stream.write_result({"writers": result.writers, "groups": result.groups}, result.to_dict())
+        return result
 
-    return distributed.run_on_main(make_tables)
+    return stream.distributed.run_on_main(make_tables)
 
 
 def _part_columns(acts: Activations, rows: list[int], heads: Sequence[Head]) -> dict[str, Any]:

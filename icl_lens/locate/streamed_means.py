@@ -16,14 +16,11 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.locate.chunk import read_index
-from icl_lens.metrics import draw_clusters
+from icl_lens.metrics import draw_clusters, percentile_ends
 from icl_lens.models.head import Head
+from icl_lens.models.memory import QUERY_BYTES
 from icl_lens.models.view import ModelView
 
-# Confidence level of the intervals.
-LEVEL = 0.95
-# Memory for sums by query, and heads whose draws are computed at a time.
-QUERY_BYTES = 256 * 2**20
 N_COLUMNS = 32
 
 
@@ -97,7 +94,7 @@ class ResampledSums:
         found = []
         for some in np.split(heads, range(N_COLUMNS, len(heads), N_COLUMNS)):
             means = self._of_draws(some)[weight > 0] / weight[weight > 0, None]
-            found.append(np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0))
+            found.append(percentile_ends(means))
         return np.concatenate(found, axis=1)
 
     def _of_draws(self, heads: Int[np.ndarray, " head"]) -> Float[np.ndarray, "draw head"]:

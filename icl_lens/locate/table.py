@@ -1,15 +1,8 @@
-"""Results of a locate run as a table with intervals, a summary sentence, and files."""
+"""Located heads as a table with intervals, a summary sentence, and counts."""
 
-import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from icl_lens.attribution.search import TopHeads
-from icl_lens.locate.mean_effects import MeanEffects
-from icl_lens.locate.mean_exchanges import MeanExchanges
-from icl_lens.locate.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,29 +37,6 @@ def summary(top: TopHeads) -> str:
     return text
 
 
-def effects_result(effects: MeanEffects) -> dict[str, Any]:
-    """Return the counts and methods of a run, for result.json."""
-    return {
-        "exact": effects.exact,
-        "positions": effects.positions,
-        "n_prompts": effects.n_prompts,
-        "n_queries": effects.n_queries,
-        "n_heads": effects.log_prob.mean.numel(),
-        "prompts_by_algorithm": dict(effects.algorithms),
-        "fallback_reason": effects.fallback_reason or None,
-    }
-
-
-def exchanges_result(exchanges: MeanExchanges) -> dict[str, Any]:
-    """Return the counts and methods of a run, for result.json."""
-    return {
-        "n_prompts": exchanges.n_prompts,
-        "n_queries": exchanges.n_queries,
-        "n_heads": exchanges.query.mean.numel(),
-        "fallback_reason": exchanges.fallback_reason or None,
-    }
-
-
 def heads_result(top: TopHeads) -> dict[str, Any]:
     """Return the counts and the largest unevaluated bound (nats) of a run, for result.json."""
     return {
@@ -77,11 +47,3 @@ def heads_result(top: TopHeads) -> dict[str, Any]:
         "share_evaluated": top.share_evaluated,
         "largest_unevaluated_bound": top.unevaluated_bound if top.n_exact < top.n_parts else None,
     }
-
-
-def write_run(folder: RunFolder, tables: "Mapping[str, pd.DataFrame]", result: Mapping[str, Any]) -> None:
-    """Write tables as Parquet and CSV, and result.json. Raise InputError if the folder is not writable."""
-    for name, table in tables.items():
-        folder.write(f"{name}.parquet", pa.table({column: table[column].to_numpy() for column in table.columns}))
-        folder.write_bytes(f"{name}.csv", table.to_csv(index=False, lineterminator="\n").encode())
-    folder.write_bytes("result.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.interventions.donor_passes import PARTS, Donor, Part, Prefixes, Recorded, record
-from icl_lens.interventions.engine import PASS_TOKENS
 from icl_lens.interventions.interchange import Interchange, log_probs_exchanged
 from icl_lens.interventions.prefix_cache import max_prompts
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.head import Head
+from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.donors import (
     exchange_labels,
@@ -219,9 +218,6 @@ def exchange_scores(
     view: ModelView,
     prompts: TowerPrompts,
     sets: Sequence[tuple[Exchange, Sequence[Head]]],
-    *,
-    progress: Progress,
-    stage: str,
 ) -> tuple[ExchangeScores, dict[str, Float[Tensor, "prompt label"]], str]:
     """Return the scores without exchange, followed by those of each exchange in a set of heads.
 
@@ -235,8 +231,7 @@ def exchange_scores(
                 parts.setdefault(name, []).append(part)
     odds, predicted, reasons = list[Tensor](), list[Tensor](), list[str]()
     own: dict[str, list[Tensor]] = {}
-    n = len(prompts.batch)
-    size = max_prompts(view, prompts.batch, pass_tokens=PASS_TOKENS, n_rows=1, attention=False)
+    n, size = len(prompts.batch), n_exchanged(view, prompts)
     for start in range(0, n, size):
         piece = prompts.select(range(start, min(start + size, n)))
         recorded: dict[str, Recorded] = {}
@@ -259,9 +254,13 @@ def exchange_scores(
             )
         )
         predicted.append(log_probs.masked_fill(~batch.label_mask[:, None], -torch.inf).argmax(-1))
-        progress(stage, min(start + size, n), n)
     donors = {name: torch.cat(some) for name, some in own.items()}
     return ExchangeScores(torch.cat(odds), torch.cat(predicted)), donors, next(filter(None, reasons), "")
+
+
+def n_exchanged(view: ModelView, prompts: TowerPrompts) -> int:
+    """Return how many of the prompts `exchange_scores` runs at a time."""
+    return max_prompts(view, prompts.batch, pass_tokens=PASS_TOKENS, n_rows=1, attention=False)
 
 
 def single_exchanges(
@@ -272,6 +271,6 @@ def single_exchanges(
     The second value is the reason why full forward passes were used, "" if the prefix cache was used.
     """
     sets = [(exchange, [head]) for exchange in exchanges for head in view.heads()]
-    scores, _, reason = exchange_scores(view, prompts, sets, progress=lambda *_: None, stage="")
+    scores, _, reason = exchange_scores(view, prompts, sets)
     lost = scores.log_odds[:, :1] - scores.log_odds[:, 1:]
     return lost.unflatten(1, (len(exchanges), view.n_layers, view.n_heads)), reason

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed
 from icl_lens.errors import InputError, check_choice, check_integers
+from icl_lens.models.memory import LOGIT_BYTES
 
 FinalNorm = Literal["frozen", "own"]
 
-# Logits are computed in pieces of this size: about a hundred rows of the largest vocabularies, enough for an efficient
-# matrix product.
-LOGIT_BYTES = 96 * 2**20
 N_RANDOM = 64
 """Number of random directions that `Readout.describe` compares vectors with."""
 MIN_STANDOUT = 2.0

@@ -17,8 +17,11 @@ ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processe
 ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "PORT"]
 NODES = ["-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "NODE", "--nproc_per_node", "1"]
 NODES += ["--master_addr", "127.0.0.1", "--master_port", "PORT"]
-LAUNCHES = {"torchrun": TORCHRUN, "accelerate": ACCELERATE, "two nodes": NODES}
-"""Ways to start two processes: on one machine by each launcher, and on two "machines" that are both this one."""
+SRUN = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "NODE", "SLURM_LOCALID": "NODE", "MASTER_PORT": "PORT"}
+SRUN |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+LAUNCHES = {"torchrun": TORCHRUN, "accelerate": ACCELERATE, "two nodes": NODES, "srun": SRUN}
+"""Ways to start two processes: on one machine by each launcher, on two "machines" that are both this one, and with the
+variables that srun sets for each task."""
 
 
 def forked(main, arguments, *, dies_after=None, kind="part"):
@@ -113,10 +116,13 @@ def launched(launch, arguments, log, **environment):
     environment = os.environ | environment | {"OMP_NUM_THREADS": "1", "LOGGED": str(log)}
     environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])}
     nodes = []
-    for node in ["0", "1"] if "NODE" in launch else ["0"]:
-        command = [sys.executable, *[{"PORT": port, "NODE": node}.get(word, word) for word in launch], "-m", "logged"]
+    for node in ["0", "1"] if "NODE" in launch or launch is SRUN else ["0"]:
+        filled = {"PORT": port, "NODE": node}
+        words, variables = ([], launch) if isinstance(launch, dict) else (launch, {})
+        command = [sys.executable, *[filled.get(word, word) for word in words], "-m", "logged"]
+        own = environment | {name: filled.get(value, value) for name, value in variables.items()}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        nodes.append(subprocess.Popen([*command, *map(str, arguments)], env=environment, **pipes))
+        nodes.append(subprocess.Popen([*command, *map(str, arguments)], env=own, **pipes))
     try:
         texts = [node.communicate(timeout=400) for node in nodes]
     finally:

@@ -1,6 +1,6 @@
 """`python -m logged …` runs `icl-lens`, logs every chunk that it computes, and can be killed at a given chunk.
 
-Every process writes the names of its chunks, one per line, to a file $LOGGED/rank-pid; the pilot batch is not logged.
+Every process writes the names of its chunks, one per line, to a file $LOGGED/rank-pid, except those of the task check.
 $LOGGED_DEATH="rank n" kills that rank by SIGKILL at the start of its nth chunk (from 0).
 """
 
@@ -9,9 +9,8 @@ import signal
 from pathlib import Path
 
 from icl_lens.cli import main
-from icl_lens.locate.stream import ChunkStream, chunk_name
+from icl_lens.runs.stream import ChunkStream, chunk_name
 
-RANK = os.environ.get("RANK", "0")
 computed = 0
 
 
@@ -19,14 +18,15 @@ def logging(each):
     def logged_each(self, kind, numbers, compute, **options):
         def logged(number):
             global computed
-            if os.environ.get("LOGGED_DEATH") == f"{RANK} {computed}":
+            rank = os.environ.get("RANK", "0")
+            if os.environ.get("LOGGED_DEATH") == f"{rank} {computed}":
                 os.kill(os.getpid(), signal.SIGKILL)
             computed += 1
-            with (Path(os.environ["LOGGED"]) / f"{RANK}-{os.getpid()}").open("a") as log:
+            with (Path(os.environ["LOGGED"]) / f"{rank}-{os.getpid()}").open("a") as log:
                 log.write(chunk_name(kind, number) + "\n")
             return compute(number)
 
-        return each(self, kind, numbers, logged, **options)
+        return each(self, kind, numbers, compute if kind == "check" else logged, **options)
 
     return logged_each
 

@@ -1,12 +1,13 @@
-"""Exchange values between processes started by torchrun, `accelerate launch` or mpirun.
+"""Exchange values between processes started by torchrun, `accelerate launch`, srun or mpirun.
 
 Processes exchange only small values in main memory (batch numbers, chunks), never GPU tensors. They therefore use gloo
 on GPUs too, so that tests cover the same code, and two processes can share a GPU. If one dies, its launcher ends the
 others.
-Sources: torch.distributed.run (environment variables), accelerate.state (launchers).
+Sources: torch.distributed.run (environment variables), accelerate.state (launchers), srun(1) (those of a job step).
 """
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,11 +37,12 @@ class Distributed:
 
     @classmethod
     def from_environment(cls) -> "Distributed":
-        """Connect this process to the others started by torchrun, `accelerate launch` or mpirun.
+        """Connect this process to the others started by torchrun, `accelerate launch`, srun or mpirun.
 
         Raise InputError if `accelerate launch --cpu` started a single process instead of several, as it does without
         MPI, and if the other processes cannot be reached.
         """
+        _translate_slurm()
         if max(int(os.environ.get(name) or 1) for name in SIZES) < 2:
             _check_accelerate()
             return cls()
@@ -90,6 +92,14 @@ class Distributed:
             raise found
         return found
 
+    def check_equal(self, digest: str) -> None:
+        """Raise InputError in every process unless all have the same digest of what they are about to compute."""
+        if len(set(self.gather(digest))) > 1:
+            raise InputError(
+                f"all {self.size} processes must make the same call, got other prompts or options in some; pass "
+                "run=il.Run(processes=1) to let each work alone"
+            )
+
     def _exchanged(self, exchange: Callable[[], _Value]) -> _Value:
         """Return the result of `exchange`; raise InputError if another process has ended."""
         try:
@@ -97,8 +107,24 @@ class Distributed:
         except RuntimeError as error:
             raise InputError(
                 f"another process has ended ({first_line(error)}); rerun with the same settings and any number of "
-                "processes: with --out it resumes from its chunks"
+                "processes: with a folder (--out), it resumes from its chunks"
             ) from None
+
+
+def _translate_slurm() -> None:
+    """Tell torch about the tasks of a job step that srun started.
+
+    Only srun sets SLURM_STEP_NUM_TASKS: a batch script without it is one process, whatever its --ntasks.
+    """
+    environment = os.environ
+    if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) < 2 or "WORLD_SIZE" in environment:
+        return
+    first = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", environment["SLURM_STEP_NODELIST"])  # of node[03-05,07],other
+    port = 20000 + (7 * int(environment["SLURM_JOB_ID"]) + int(environment["SLURM_STEP_ID"])) % 10000
+    environment.setdefault("MASTER_ADDR", "".join(first.groups("")) if first else "")
+    environment.setdefault("MASTER_PORT", str(port))
+    environment["RANK"], environment["LOCAL_RANK"] = environment["SLURM_PROCID"], environment["SLURM_LOCALID"]
+    environment["WORLD_SIZE"] = environment["SLURM_STEP_NUM_TASKS"]
 
 
 def _check_accelerate() -> None:

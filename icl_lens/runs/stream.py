@@ -1,0 +1,240 @@
+"""Stream prompts in batches: each batch yields a chunk, computed by one of the processes or read from the run's folder.
+
+1. `plan_batches` groups prompts of similar length, after a first batch that covers all lengths; `plan_in_order` takes
+   them as they come.
+2. `start` joins the processes, and initializes the folder with the run's configuration.
+3. `ChunkStream.chunks` computes the batches that have no stored chunk, one batch per process in each round. The main
+   process stores every chunk and yields all of them in order, so sums do not depend on the number of processes. Other
+   runs in the same folder compute other chunks.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from warnings import warn
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from icl_lens.digest import json_digest
+from icl_lens.errors import InputError
+from icl_lens.models.memory import BUDGET, MAX_ROWS
+from icl_lens.models.view import ModelView
+from icl_lens.progress import Progress, progress_callback
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.runs.configuration import configuration
+from icl_lens.runs.distributed import Distributed
+from icl_lens.runs.folder import CorruptChunk, RunFolder
+from icl_lens.runs.run import Run, as_run
+
+Columns = Mapping[str, Any]
+Plan = list[list[int]]
+"""The rows of each batch."""
+
+
+def chunk_name(kind: str, number: int) -> str:
+    """Return a chunk's file name; `kind` is what it holds, such as "part" for a first pass over a batch."""
+    return f"{kind}-{number:05d}.parquet"
+
+
+def prompt_bytes(view: ModelView, width: int) -> int:
+    """Estimate the memory of a prompt of `width` tokens while its batch is captured, bytes."""
+    layers, d_model, heads = view.n_layers, view.d_model, view.n_heads
+    d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * d_model)
+    kept = layers * (7 * d_model + 2 * heads * view.d_head + d_mlp + width * (view.n_kv_heads * view.d_head + heads))
+    temporary = width * (4 * d_mlp + 8 * d_model) + 4 * heads * width**2
+    return (kept + temporary) * view.model.W_U.element_size()
+
+
+def plan_batches(view: ModelView, batch: PromptBatch, run: Run | None = None) -> Plan:
+    """Return the rows of each batch: `run.batch_size` prompts or, by default, up to `MAX_ROWS` that fit `run.memory`.
+
+    Prompts of a batch are of similar length, except in the first, which covers all lengths and serves to choose
+    candidate heads (see `locate`). The plan depends only on the lengths of prompts, the options, and the model's shape.
+    """
+    run = as_run(run)
+
+    def rows_of(width: int) -> int:
+        return run.batch_size or max(1, min(MAX_ROWS, run.memory // prompt_bytes(view, width)))
+
+    lengths = (batch.last + 1).tolist()
+    order = sorted(range(len(batch)), key=lambda row: (lengths[row], row))
+    pilot_size = min(rows_of(max(lengths)), len(order))
+    pilot = [order[(2 * i + 1) * len(order) // (2 * pilot_size)] for i in range(pilot_size)]
+    rest = sorted(set(order) - set(pilot), key=lambda row: (lengths[row], row), reverse=True)
+    batches = [pilot]
+    while rest:
+        size = rows_of(lengths[rest[0]])
+        batches.append(rest[:size])
+        rest = rest[size:]
+    return batches
+
+
+def plan_in_order(batch: PromptBatch, run: Run | None, *, n_tokens: int) -> Plan:
+    """Return the rows of each batch, in order: `run.batch_size` prompts or, by default, those with `n_tokens` tokens.
+
+    The number of tokens is that of the default budget; it grows with `run.memory`.
+    """
+    run = as_run(run)
+    size = run.batch_size or max(1, n_tokens * run.memory // BUDGET // batch.tokens.shape[1])
+    return [list(range(start, min(start + size, len(batch)))) for start in range(0, len(batch), size)]
+
+
+@dataclass(frozen=True)
+class ChunkStream:
+    """The batches of a run, where their chunks are stored, and the processes that compute them.
+
+    A chunk is the table of a batch's results; `compute(number)` returns the columns of batch `number`.
+    """
+
+    plan: Plan
+    folder: RunFolder | None
+    distributed: Distributed
+    progress: Progress
+
+    def first(self, compute: Callable[[int], Columns]) -> pa.Table:
+        """Return the first batch's chunk in every process."""
+        found = [chunk for _, chunk in self.chunks("part", [0], compute, total=sum(map(len, self.plan)))]
+        return self.distributed.broadcast(next(iter(found), None))
+
+    def chunks(
+        self,
+        kind: str,
+        numbers: Sequence[int],
+        compute: Callable[[int], Columns],
+        *,
+        done: int = 0,
+        total: int | None = None,
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the number and the chunk of these batches in order, in the main process; the others yield nothing.
+
+        `done` is the number of prompts finished before this call, and `total` that at the end of the stage (for the
+        progress display). If one process raises InputError, all do. A corrupt chunk is recomputed, with a warning.
+        """
+        broadcast = self.distributed.broadcast
+        if not self.distributed.is_main:
+            while in_round := broadcast(None):
+                self._compute(in_round, compute)
+            return
+        total = done + sum(len(self.plan[number]) for number in numbers) if total is None else total
+        self.progress(kind, done, total)
+        computed: dict[int, pa.Table] = {}
+        for index, number in enumerate(numbers):
+            while (chunk := computed.pop(number) if number in computed else self._stored(kind, number)) is None:
+                ahead = [one for one in numbers[index:] if one not in computed]
+                with self._claimed(kind, ahead) as in_round:
+                    if not in_round:
+                        continue
+                    for one, table in zip(in_round, self._compute(broadcast(in_round), compute), strict=True):
+                        if self.folder is not None:
+                            self.folder.write(chunk_name(kind, one), table)
+                        if self.folder is None or one == number:
+                            computed[one] = table
+            done += len(self.plan[number])
+            self.progress(kind, done, total)
+            yield number, chunk
+        broadcast([])
+
+    def map(self, kind: str, compute: Callable[[list[int]], Mapping[str, Tensor | list[str]]]) -> dict[str, np.ndarray]:
+        """Return arrays with one row per prompt, in the order of the prompts, in every process.
+
+        `compute` gets the rows of a batch.
+        """
+
+        def columns(number: int) -> Columns:
+            found = compute(self.plan[number])
+            return {name: _to_column(values) for name, values in found.items()}
+
+        rows, chunks = list[int](), list[pa.Table]()
+        for number, chunk in self.chunks(kind, range(len(self.plan)), columns):
+            rows += self.plan[number]
+            chunks.append(chunk)
+
+        def joined() -> dict[str, np.ndarray]:
+            names, order = chunks[0].column_names, np.argsort(rows)
+            return {name: np.concatenate([_from_column(one.column(name)) for one in chunks])[order] for name in names}
+
+        return self.distributed.run_on_main(joined)
+
+    @contextmanager
+    def _claimed(self, kind: str, numbers: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the numbers of the chunks of the next round; with a folder, lock them."""
+        size = self.distributed.size
+        if self.folder is None:
+            yield list(numbers[:size])
+            return
+        by_name = {chunk_name(kind, number): number for number in numbers}
+        with self.folder.claimed(list(by_name), size) as names:
+            yield [by_name[name] for name in names]
+
+    def _compute(self, in_round: list[int], compute: Callable[[int], Columns]) -> list[pa.Table]:
+        """Return the chunks of a round of batches, one by each process; call it in every process."""
+        size, rank = self.distributed.size, self.distributed.rank
+        result: pa.Table | InputError | None = None
+        if rank < len(in_round):
+            try:
+                result = pa.table(compute(in_round[rank]))
+            except InputError as error:
+                if size == 1:
+                    raise
+                result = error
+        results = self.distributed.gather(result)[: len(in_round)]
+        # If one process fails, raise in all of them; otherwise the others would wait for it forever.
+        if error := next((one for one in results if isinstance(one, InputError)), None):
+            raise error
+        return results
+
+    def _stored(self, kind: str, number: int) -> pa.Table | None:
+        """Return a stored chunk; None if it does not exist or is corrupt, which gives a warning."""
+        if self.folder is None:
+            return None
+        try:
+            return self.folder.read(chunk_name(kind, number))
+        except CorruptChunk as error:
+            warn(CorruptChunk(f"{error}; recomputing"), stacklevel=3)
+            (self.folder.path / chunk_name(kind, number)).unlink(missing_ok=True)
+            return None
+
+    def write_result(self, tables: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+        """Write tables and result.json to the folder, if there is one."""
+        if self.folder is not None:
+            self.folder.write_result(tables, result)
+
+
+@contextmanager
+def start(
+    run: Run | None, model: Any, batch: PromptBatch, by: str, options: Mapping[str, Any], *, plan: Plan | None = None
+) -> Iterator[ChunkStream]:
+    """Yield the stream of a run over a batch; `by` and `options` name what is computed, so that chunks do not mix.
+
+    `options` are those that determine the numbers, as JSON. Raise InputError if the folder holds another run or is not
+    writable, and if the processes of a launcher do not make the same call.
+    """
+    run = as_run(run)
+    distributed = run.distributed
+    plan = plan_batches(ModelView.of(model), batch, run) if plan is None else plan
+    folder = None
+    if run.folder is not None or distributed.size > 1:
+        found = configuration(model, batch, plan, {"by": by, **options}, run.about)
+        distributed.check_equal(json_digest(found))
+        if run.folder is not None and distributed.is_main:
+            folder = RunFolder(Path(run.folder), found)
+        distributed.run_on_main(lambda: folder and folder.initialize())
+    with progress_callback(run.progress) if distributed.is_main else nullcontext(lambda *_: None) as report:
+        yield ChunkStream(plan, folder, distributed, report)
+
+
+def _to_column(values: Tensor | list[str]) -> pa.Array:
+    if isinstance(values, list):
+        return pa.array(values)
+    array = np.ascontiguousarray(values.detach().cpu().numpy())
+    return pa.array(array) if array.ndim == 1 else pa.FixedShapeTensorArray.from_numpy_ndarray(array)
+
+
+def _from_column(column: pa.ChunkedArray) -> np.ndarray:
+    array = column.combine_chunks()
+    is_tensor = isinstance(array, pa.FixedShapeTensorArray)
+    return array.to_numpy_ndarray() if is_tensor else array.to_numpy(zero_copy_only=False)
