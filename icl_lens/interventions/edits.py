@@ -55,7 +55,7 @@ class Ablate(Edit):
     """What takes the place of z, once recorded."""
     _tokens: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     """The tokens of the recorded prompts, for draws."""
-    _draws: Int[Tensor, " prompt"] | None = field(default=None, repr=False)
+    _draws: Int[Tensor, " drawn"] | None = field(default=None, repr=False)
     """For each prompt, the recorded prompt that is drawn for it."""
 
     def __post_init__(self) -> None:
