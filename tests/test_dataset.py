@@ -18,7 +18,7 @@ from icl_lens.attribution.search import SLACK, head_bounds, layer_gradients, sub
 from icl_lens.locate import locate as dataset
 from icl_lens.locate.locate import mean_head_increases
 from icl_lens.models.view import ModelView
-from icl_lens.runs.stream import plan_batches, prompt_bytes
+from icl_lens.runs.stream import ChunkStream, plan_batches, prompt_bytes
 
 
 def draw(n, *, seed=0):
@@ -262,6 +262,37 @@ def test_a_folder_of_another_run_is_refused(gpt2, many, tmp_path, call, differen
     with pytest.raises(il.InputError, match=f"holds a run with .*{difference}"):
         call(gpt2, many, run)
     assert contents(tmp_path) == before
+
+
+RESUMED = {
+    "two_towers": lambda model, prompts, run: il.two_towers(model, prompts, k=2, n_random_sets=2, run=run),
+    "task_check": lambda model, prompts, run: il.task_check(model, prompts, run=run),
+    "compare_models": lambda model, prompts, run: il.compare_models(model, model, prompts, by="effect", run=run),
+    "ablate_with_controls": lambda model, prompts, run: il.ablate_with_controls(
+        model, il.tokenize(model, prompts), ["L1H2"], n_random_sets=2, run=run
+    ),
+    "mean_head_increases": lambda model, prompts, run: il.mean_head_increases(model, prompts, run=run),
+}
+
+
+@pytest.mark.parametrize("function", RESUMED)
+def test_what_is_stored_is_not_computed_again(gpt2, words, tmp_path, monkeypatch, function):
+    """The same call in a folder with one chunk less computes this chunk only, and returns the same."""
+    prompts = il.load_task("sentiment-number", n=24, path=words)
+
+    def table(folder):
+        found = RESUMED[function](gpt2, prompts, il.Run(folder, batch_size=5))
+        return pd.DataFrame(found.numpy()) if isinstance(found, torch.Tensor) else found.to_frame()
+
+    first = table(tmp_path / "run")
+    pd.testing.assert_frame_equal(table(None), first, check_exact=True)
+    chunks = sorted((tmp_path / "run").rglob("*-0*.parquet"))
+    chunks[-1].unlink()
+    computed, compute = [], ChunkStream._compute
+    monkeypatch.setattr(ChunkStream, "_compute", lambda *args: computed.append(args[1]) or compute(*args))
+    pd.testing.assert_frame_equal(table(tmp_path / "run"), first, check_exact=True)
+    assert len(computed) == 1
+    assert sorted((tmp_path / "run").rglob("*-0*.parquet")) == chunks
 
 
 @pytest.mark.parametrize("locate", [il.locate_heads, il.mean_head_increases, il.locate_effects])
