@@ -34,7 +34,6 @@ from .attribution.similarity import label_similarity as label_similarity
 from .attribution.value_parts import ValueParts as ValueParts
 from .attribution.value_parts import value_parts as value_parts
 from .errors import InputError as InputError
-from .explanation import Explanation as Explanation
 from .explanation import explain as explain
 from .interventions.ablation import ablate_heads as ablate_heads
 from .interventions.ablation import ablate_heads_per_row as ablate_heads_per_row
@@ -97,6 +96,7 @@ from .report import plots as plots
 from .report import tables as tables
 from .report.comparison import Comparison as Comparison
 from .report.comparison import compare as compare
+from .report.explanation import Explanation as Explanation
 from .report.model_comparison import ModelComparison as ModelComparison
 from .report.two_towers import TwoTowers as TwoTowers
 from .task_behavior import TaskCheck as TaskCheck

@@ -1,6 +1,5 @@
 """`icl-lens explain`: explain one prompt in the terminal, as JSON or as a page."""
 
-import json
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -106,7 +105,6 @@ def explain(
     from icl_lens.explanation import explain as explain_prompt
     from icl_lens.models.view import ModelView
     from icl_lens.prompts.prompt import Prompt
-    from icl_lens.report.terminal import render
 
     text_options.check(prompt, answer, readout)
     why_options.check(
@@ -148,7 +146,7 @@ def explain(
     if output.json_file is not None:
         explanation.save(output.json_file)
     page = output.write(explanation.to_html)
-    console.print(render(explanation))
+    console.print(explanation)
     output.show(page, console)
 
 
@@ -166,7 +164,6 @@ def _explain_task(
     from icl_lens.locate.mean_score_parts import mean_score_parts
     from icl_lens.locate.table import write_run
     from icl_lens.models.view import ModelView
-    from icl_lens.report.mean_score_parts import render
 
     reject_options(readout, "final_norm", "bias", reason="parts are those of the model's own scores")
     console = PlainConsole()
@@ -181,8 +178,8 @@ def _explain_task(
             found = mean_score_parts(loaded, batch, **options, folder=folder, progress=report, warn=warn)
         if folder is not None:
             write_run(folder, {"writers": found.writers, "groups": found.groups}, found.to_dict())
-        output.write_json(lambda: json.dumps({"model": view.name, **found.to_dict()}, indent=1) + "\n")
-        console.print(render(found))
+        output.write_json(lambda: found.to_json(model=view.name))
+        console.print(found)
         output.show(None, console)
         if folder is not None:
             console.print(

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.label_scores import LabelScores
-from icl_lens.display import ShownAsTable, format_signed
+from icl_lens.display import Result, format_signed
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.attention import label_attention_edit, position_edit
 from icl_lens.interventions.edit_checks import checked_heads
@@ -163,7 +163,7 @@ def check_strengths(majority: float, recency: float) -> None:
 
 
 @dataclass(frozen=True, repr=False)
-class StrengthSearch(ShownAsTable):
+class StrengthSearch(Result):
     """The selected strength, and bias and accuracy of all tried strengths on the prompts that selected it.
 
     Example:

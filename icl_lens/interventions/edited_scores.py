@@ -13,13 +13,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.activations.label_scores import LabelScores
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, plural_prompts
+from icl_lens.display import SHOWN_ROWS, Displayed, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.ablation import Mode, ablation_means
 from icl_lens.interventions.edit_checks import checked_heads
@@ -47,7 +48,7 @@ LOG_PROB_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, repr=False)
-class AnswerScores(ShownAsTable):
+class AnswerScores(Displayed):
     """Label log-probabilities (nats), and whether the correct label is the top token of the full vocabulary."""
 
     label_log_probs: Float[Tensor, "prompt label"]
@@ -56,6 +57,11 @@ class AnswerScores(ShownAsTable):
     """Index of the correct label; -1 where a prompt has no answer."""
     label_mask: Bool[Tensor, "prompt label"]
     """Labels that occur in each prompt."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return answer (index), is_top_token, and log p of each label (nats): one row per prompt."""
+        frame = pd.DataFrame({"answer": self.answer.tolist(), "is_top_token": self.top1_correct.tolist()})
+        return frame.join(pd.DataFrame(self.label_log_probs.tolist()).add_prefix("log_prob_"))
 
     def _shown(self) -> tuple[str, dict[str, list[object]], int]:
         n, scores = len(self.answer), self.label_log_probs[:SHOWN_ROWS]
