@@ -250,26 +250,19 @@ def test_labels_that_begin_alike_are_explained(pair):  # noqa: F811
     assert "".join(piece for piece, _ in prompt_pieces(explanation)) == f"{text} z"
 
 
-def test_a_saved_explanation_is_loaded_unchanged_and_damage_is_refused(gpt2, explanation, tmp_path):
-    free = il.explain(gpt2, "love like", answer=" foo", against=[" bar", 4], k=3)
-    for number, one in enumerate((explanation, free)):
-        path = tmp_path / f"{number}.json"
-        one.save(path)
-        again = il.Explanation.load(path)
-        assert again == one
-        assert again.to_html() == one.to_html()
+def test_plain_text_is_loaded_unchanged_and_sections_that_do_not_fit_are_refused(gpt2, tmp_path):
+    """Other damage, and other results, are in test_results.py."""
+    free, path = il.explain(gpt2, "love like", answer=" foo", against=[" bar", 4], k=3), tmp_path / "free.json"
+    free.save(path)
+    assert il.Explanation.load(path) == free
     plain = json.loads(path.read_text())
-    assert plain["version"] == 4
     assert plain["heads"][0]["head"] == str(free.heads[0].head)
     assert plain["summary"]["predicted"] == free.predicted
-    assert set(plain["versions"]) == {"icl-lens", "torch", "transformers", "transformer-lens"}
     for change, message in [
         ({"version": 3}, "must be 4, got 3; load it with the icl-lens version that it lists under versions, or"),
-        ({"format": "icl-lens top heads"}, "is not a saved Explanation"),
         ({"heads": 3}, "is damaged"),
         ({"input": plain["input"] | {"tokens": [1]}}, "is damaged"),
         ({"input": plain["input"] | {"tokens": [], "token_names": []}}, "is damaged .*for 0 tokens"),
-        ({"settings": 3}, "is damaged"),
         ({"layers": plain["layers"] | {"ffn": []}}, "is damaged .*layers.ffn must have .* got 0"),
         ({"layers": plain["layers"] | {"attn_contrast": []}}, "is damaged .*layers.ffn_contrast must have"),
         ({"scores": plain["scores"] | {"labels": []}}, "is damaged .*scores.log_probs must have"),
@@ -278,12 +271,9 @@ def test_a_saved_explanation_is_loaded_unchanged_and_damage_is_refused(gpt2, exp
         path.write_text(json.dumps(plain | change))
         with pytest.raises(il.InputError, match=message):
             il.Explanation.load(path)
-    for text in ("{", "[" * 100_000):
-        path.write_text(text)
-        with pytest.raises(il.InputError, match="not valid JSON"):
-            il.Explanation.load(path)
-    with pytest.raises(il.InputError, match="cannot read"):
-        il.Explanation.load(tmp_path / "missing.json")
+    path.write_text("[" * 100_000)
+    with pytest.raises(il.InputError, match="not valid JSON"):
+        il.Explanation.load(path)
 
 
 def test_two_explanations_are_compared_head_by_head(gpt2, explanation, tmp_path):

@@ -109,7 +109,8 @@ class Circuit(Result):
           effect, low, high.
         """
         check_choice("table", table, get_args(Table))
-        return columns_first(getattr(self, table), "edge", "group", "effect", "low", "high")
+        found = getattr(self, table).copy()
+        return columns_first(found, "edge", "effect", "low", "high") if table == "edges" else found
 
     def score(self, name: str) -> tuple[float, float, float]:
         """Return a score, with the low and high end of its interval.
