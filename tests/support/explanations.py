@@ -46,7 +46,7 @@ def shown_text(shown: Any, width: int = 4000) -> str:
 
 def changed(explanation: Explanation, **values: Any) -> Explanation:
     """Return an explanation with other values of fields, each in the section that has it."""
-    sections = ("input", "scores", "layers", "all_heads", "subheads", "settings")
+    sections = ("settings", "input", "scores", "layers", "all_heads", "subheads")  # `target` is the one of scores
     section_of = {one.name: name for name in sections for one in fields(getattr(explanation, name))}
     own = {name: values[name] for name in values if name not in section_of}
     by_section: dict[str, dict[str, Any]] = defaultdict(dict)
