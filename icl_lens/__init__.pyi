@@ -34,7 +34,6 @@ from .attribution.similarity import label_similarity as label_similarity
 from .attribution.value_parts import ValueParts as ValueParts
 from .attribution.value_parts import value_parts as value_parts
 from .errors import InputError as InputError
-from .explanation import Explanation as Explanation
 from .explanation import explain as explain
 from .interventions.controlled_ablation import ControlledAblation as ControlledAblation
 from .interventions.controlled_ablation import ablate_with_controls as ablate_with_controls
@@ -101,6 +100,7 @@ from .report import plots as plots
 from .report import tables as tables
 from .report.comparison import Comparison as Comparison
 from .report.comparison import compare as compare
+from .report.explanation import Explanation as Explanation
 from .report.model_comparison import ModelComparison as ModelComparison
 from .report.two_towers import TwoTowers as TwoTowers
 from .runs.run import Run as Run

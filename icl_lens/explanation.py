@@ -2,19 +2,17 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 from icl_lens import explanation_sections as sections
 from icl_lens.activations.activations import capture
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.attribution.similarity import compared_positions
-from icl_lens.display import format_signed
 from icl_lens.errors import InputError, check_choice
 from icl_lens.explanation_sections import ScoredPrompt
 from icl_lens.interventions.effects import head_effects
+from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.locking import locks_model
 from icl_lens.models.readout import FinalNorm
@@ -22,69 +20,8 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.plain_text import Text
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.report import explanation_json
-from icl_lens.report.findings import ExplainOptions, Findings
-from icl_lens.report.html.page import HasPage, content
+from icl_lens.report.explanation import Explanation, Settings
 from icl_lens.scores import SCORES, Score, choose_score
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Explanation(HasPage, Findings):
-    """The result of `explain`: displays itself in a notebook and exports tables, JSON and a page.
-
-    Log-probabilities and increases are in nats. `target` is the label whose log-probability is explained (the answer if
-    the prompt has one, else the prediction); `label_attention[layer][head][demo]` is the attention from the last token
-    to each demonstration's label.
-
-    Example:
-        >>> explanation = il.explain(model, prompt)
-        >>> explanation.label_positions
-        (3, 7, 11, 15)
-        >>> explanation.to_frame("heads").columns.tolist()
-        ['layer', 'head', 'name', 'contrast', 'increase']
-    """
-
-    def __repr__(self) -> str:
-        by = self.settings.by
-        best = ", ".join(f"{report.head} {format_signed(report.scores[by])}" for report in self.heads[:5])
-        where = f"{self.model}, {len(self.tokens)} tokens"
-        where += f", edited: {'; '.join(self.edits)}" if self.edits else ""
-        return f"Explanation({where}: {self.headline}; heads by {by} for {self.target!r}, nats: {best})"
-
-    @cached_property
-    def figures(self) -> "dict[str, Figure]":
-        """Matplotlib figures by name: "layers", "heads", "top_heads" and "why"."""
-        from icl_lens.report import plots  # import matplotlib only if figures are requested
-
-        return plots.explanation_figures(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write all numbers as JSON that `load` reads. Raise InputError if the folder is not writable.
-
-        Example:
-            >>> import tempfile
-            >>> explanation = il.explain(model, prompt, k=4)
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     explanation.save(f"{folder}/explanation.json")
-            ...     loaded = il.Explanation.load(f"{folder}/explanation.json")
-            >>> loaded == explanation
-            True
-        """
-        explanation_json.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Explanation":
-        """Load an explanation written by `save` or `icl-lens explain --json`, without the model.
-
-        Raise InputError for a file that is missing, damaged, or of another kind or version.
-        """
-        return explanation_json.load(cls, path)
-
-    def _page(self) -> tuple[str, dict[str, Any]]:
-        return "explanation.html.j2", content(self)
 
 
 @locks_model
@@ -120,7 +57,7 @@ def explain(
     with), "effect", the drop in these log-odds, or else in log p(answer), if the head is zeroed at the last position,
     or "towers", the log-odds that the answer loses against all other labels if the head's query there, and nothing
     else, is that of the same demonstrations with a query of the other class: the text of a demonstration that has the
-    next label (`two_towers`, `Explanation.other_query`).
+    next label (`two_towers`, `AllHeadsReport.other_query`).
 
     Each described head's attention and values are split by what earlier components wrote (`attention_score_parts`,
     `value_parts`). `why` names a head to describe even if it is not among the k.
@@ -140,12 +77,12 @@ def explain(
         >>> explanation = il.explain(model, prompt, k=4)
         >>> explanation.target, len(explanation.heads)
         ('foo', 4)
-        >>> explanation.compared_with
+        >>> explanation.scores.compared_with
         ('bar',)
         >>> il.explain(model, il.Text("love bar love", answer=" bar"), k=3).is_plain_text
         True
     """
-    options = ExplainOptions(
+    options = Settings(
         final_norm=final_norm,
         bias=bias,
         k=k,
@@ -204,21 +141,19 @@ def explain(
     located += [why] if why is not None and why not in located else []
     single, ablation = sections.ablation(scored, located)
     attempts = sections.Attempts()
-    reports = tuple(sections.head_reports(scored, located, found, single, attempts))
-    maps = {by: tuple(map(tuple, values.tolist())) for by, values in found.items()}
+    heads = tuple(sections.head_reports(scored, located, found, single, attempts))
+    read = sections.inputs(scored)
     explanation = Explanation(
-        **sections.prompt_fields(scored),
-        **(sections.plain_text_fields(scored) if scored.scores_tokens else sections.label_fields(scored)),
-        **sections.score_fields(scored),
-        **sections.layer_fields(scored),
-        **sections.position_fields(scored),
-        head_increases=maps["increase"],
-        head_contrasts=maps.get("contrast", ()),
-        head_effects=maps.get("effect", ()),
-        head_towers=maps.get("towers", ()),
-        other_query=other_query,
-        heads=reports,
+        model=acts.view.name,
+        input=read,
+        scores=sections.scores(scored, read),
+        layers=sections.layers(scored),
+        all_heads=sections.all_heads(scored, found, other_query),
+        heads=heads,
+        subheads=sections.subheads(scored),
         ablation=ablation,
+        settings=sections.settings(scored),
+        edits=active_edits(acts.view),
         left_out=attempts.left_out,
     )
     # The first remark only states that multi-token labels are scored by one token.

@@ -1,4 +1,4 @@
-"""Compute the sections of an explanation: functions that return fields of `Findings` for one captured prompt."""
+"""Compute the sections of an explanation: one function per section, for one captured prompt."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,13 +24,25 @@ from icl_lens.interventions.controlled_ablation import random_head_sets
 from icl_lens.interventions.edits import Ablate
 from icl_lens.interventions.engine import score
 from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
-from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
 from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.prompt import quoted_list
 from icl_lens.prompts.token_ids import name_tokens
-from icl_lens.report.findings import AblationReport, ExplainOptions, HeadReport, LeftOut, SubheadReport
-from icl_lens.scores import Score, score_of_parts
+from icl_lens.report.explanation import (
+    AblationReport,
+    AllHeadsReport,
+    Grid,
+    HeadReport,
+    InputReport,
+    LayerReport,
+    LeftOut,
+    ScoreReport,
+    Settings,
+    SubheadReport,
+    SubheadsReport,
+)
+from icl_lens.result_json import PACKAGES
+from icl_lens.scores import SCORES, Score, score_of_parts
 
 # For plain text: positions stored with every head's attention, and positions described for each located head.
 N_ATTENDED_POSITIONS, N_DESCRIBED_POSITIONS = 24, 5
@@ -44,14 +56,14 @@ class ScoredPrompt:
 
     model: Any
     acts: Activations
-    options: ExplainOptions
+    options: Settings
     tokens: Int[Tensor, " label"]
     names: tuple[str, ...]
     target: int
     others: tuple[int, ...]
 
     @classmethod
-    def from_activations(cls, model: Any, acts: Activations, options: ExplainOptions) -> "ScoredPrompt":
+    def from_activations(cls, model: Any, acts: Activations, options: Settings) -> "ScoredPrompt":
         """Check the options; score the labels of a prompt, or plain text's target and the tokens it is compared with.
 
         Raise InputError for invalid options.
@@ -117,108 +129,116 @@ def _label(batch: PromptBatch, name: str | int, target: str) -> int:
     return batch.labels.index(name)
 
 
-def prompt_fields(scored: ScoredPrompt) -> dict[str, Any]:
-    """Return the fields for the model, the settings and the tokens."""
-    batch, view = scored.acts.batch, scored.acts.view
-    return {
-        "model": view.name,
-        "source": view.source,
-        "quantization": view.quantization,
-        "template": batch.template,
-        "settings": scored.options,
-        "tokens": tuple(batch.token_strings[0][: scored.n_tokens]),
-        "token_names": tuple(batch.token_names[0][: scored.n_tokens]),
-        "edits": active_edits(view),
-        "versions": tuple((name, version(name)) for name in ("icl-lens", "torch", "transformers", "transformer-lens")),
-    }
+def settings(scored: ScoredPrompt) -> Settings:
+    """Return the options with the weights and the versions of packages behind the numbers."""
+    view = scored.acts.view
+    versions = tuple((name, version(name)) for name in PACKAGES)
+    return replace(scored.options, source=view.source, quantization=view.quantization, versions=versions)
 
 
-def label_fields(scored: ScoredPrompt) -> dict[str, Any]:
-    """Return the fields that only prompts with demonstrations have."""
-    batch, model = scored.acts.batch, scored.model
-    prompt, labels = tokenize_labels(model, batch)
-    whole: Sequence[float] = ()
-    if any(len(ids) > 1 for ids in labels):
-        whole = whole_label_log_probs(model, batch)[0].tolist()
-    return {
-        "prompt": batch.prompts[0],
-        "text": batch.texts[0] if batch.texts else "",
-        "label_positions": tuple(batch.label_positions[0].tolist()),
-        "label_ranges": tuple(map(tuple, batch.label_ranges[0].tolist())),
-        "prediction_positions": tuple(batch.prediction_positions[0].tolist()),
-        "demonstration_labels": tuple(batch.label_index[0].tolist()),
-        "label_attention": _nested(attention_to_labels(scored.acts)[0]),
-        "label_token_names": tuple(map(tuple, name_tokens(model.tokenizer, [list(ids) for ids in labels]))),
-        "n_shared_tokens": scored.n_tokens - len(prompt),
-        "whole_label_log_probs": tuple(whole),
-    }
+def inputs(scored: ScoredPrompt) -> InputReport:
+    """Return what the model reads; plain text has no demonstrations."""
+    batch, n = scored.acts.batch, scored.n_tokens
+    text = batch.texts[0] if batch.texts else ""
+    if scored.scores_tokens and (batch.prompt_index is not None or not batch.texts):
+        text = "".join(batch.token_strings[0][:n])
+    found = InputReport(
+        prompt=None,
+        template=batch.template,
+        text=text,
+        tokens=tuple(batch.token_strings[0][:n]),
+        token_names=tuple(batch.token_names[0][:n]),
+    )
+    if scored.scores_tokens:
+        return found
+    prompt, _ = tokenize_labels(scored.model, batch)
+    return replace(
+        found,
+        prompt=batch.prompts[0],
+        label_positions=tuple(batch.label_positions[0].tolist()),
+        label_ranges=tuple(map(tuple, batch.label_ranges[0].tolist())),
+        prediction_positions=tuple(batch.prediction_positions[0].tolist()),
+        demonstration_labels=tuple(batch.label_index[0].tolist()),
+        n_shared_tokens=n - len(prompt),
+    )
 
 
-def plain_text_fields(scored: ScoredPrompt) -> dict[str, Any]:
-    """Return the fields that only plain text has."""
-    batch, tokenizer, n_tokens = scored.acts.batch, scored.model.tokenizer, scored.n_tokens
-    pattern = scored.acts.pattern[0, :, :, :n_tokens].float()
-    attended = pattern.amax((0, 1)).topk(min(N_ATTENDED_POSITIONS, n_tokens)).indices.sort().values
-    text = batch.texts[0] if batch.prompt_index is None and batch.texts else "".join(batch.token_strings[0][:n_tokens])
+def scores(scored: ScoredPrompt, found: InputReport) -> ScoreReport:
+    """Return the scored tokens' log-probabilities, and the five most probable tokens; biases are always included."""
+    readout, tokenizer = scored.acts.readout, scored.model.tokenizer
+    log_probs = readout.log_probs(scored.acts.resid_final)[0]
+    best = log_probs.exp().topk(5)
+    assert readout.decode is not None  # tokenizing required the tokenizer
+    names = name_tokens(tokenizer, [best.indices.tolist()])[0]
+    ids, whole = (_token_answers if scored.scores_tokens else _label_answers)(scored, found)
+    spellings = tuple(map(tuple, name_tokens(tokenizer, ids)))
+    return ScoreReport(
+        labels=scored.names,
+        log_probs=tuple(log_probs[scored.tokens].tolist()),
+        target=scored.names[scored.target],
+        target_token=readout.decode(int(scored.tokens[scored.target])),
+        next_tokens=tuple(zip(names, best.values.tolist(), strict=True)),
+        compared_with=tuple(scored.names[i] for i in scored.others),
+        contrast_adds_up=len(scored.others) == 1 and readout.using(**scored.readout_options).is_affine,
+        spellings=spellings,
+        scored_tokens=tuple(spelling[found.n_shared_tokens] for spelling in spellings),
+        whole_log_probs=tuple(whole),
+    )
+
+
+def _label_answers(scored: ScoredPrompt, found: InputReport) -> tuple[list[list[int]], Sequence[float]]:
+    """Return the labels' token ids in context, and log p of full labels unless each is a single token."""
+    labels = [list(ids) for ids in tokenize_labels(scored.model, scored.acts.batch)[1]]
+    if not any(len(ids) > 1 for ids in labels):
+        return labels, ()
+    return labels, whole_label_log_probs(scored.model, scored.acts.batch)[0].tolist()
+
+
+def _token_answers(scored: ScoredPrompt, found: InputReport) -> tuple[list[list[int]], Sequence[float]]:
+    """Return the token ids of plain text's target and of what it is compared with, as `_label_answers` does."""
+    batch, tokenizer, text = scored.acts.batch, scored.model.tokenizer, found.text
     ids_by_first = {token: [token] for token in scored.tokens.tolist()}
     for answer in (scored.options.target, *(scored.options.against or ())):
         if isinstance(answer, str):
             before, after = (tokenizer(x, add_special_tokens=False)["input_ids"] for x in (text, text + answer))
             ids_by_first[after[len(before)]] = after[len(before) :]
     answers = list(ids_by_first.values())
-    whole: Sequence[float] = ()
-    if any(len(ids) > 1 for ids in answers):
-        prompt = batch.tokens[0, :n_tokens].tolist()
-        whole = continuation_log_probs(scored.model, [(prompt, ids) for ids in answers]).tolist()
-    return {
-        "prompt": None,
-        "text": text,
-        "label_positions": (),
-        "label_ranges": (),
-        "demonstration_labels": (),
-        "label_attention": (),
-        "attended_positions": tuple(attended.tolist()),
-        "attended_attention": _nested(pattern[:, :, attended]),
-        "label_token_names": tuple(map(tuple, name_tokens(tokenizer, answers))),
-        "whole_label_log_probs": tuple(whole),
-    }
+    if not any(len(ids) > 1 for ids in answers):
+        return answers, ()
+    prompt = batch.tokens[0, : scored.n_tokens].tolist()
+    return answers, continuation_log_probs(scored.model, [(prompt, ids) for ids in answers]).tolist()
 
 
-def _nested(values: Float[Tensor, "i j k"]) -> tuple[tuple[tuple[float, ...], ...], ...]:
-    return tuple(tuple(map(tuple, layer)) for layer in values.tolist())
-
-
-def score_fields(scored: ScoredPrompt) -> dict[str, Any]:
-    """Return the scored tokens' log-probabilities, and the five most probable tokens; biases are always included."""
-    readout = scored.acts.readout
-    log_probs = readout.log_probs(scored.acts.resid_final)[0]
-    best = log_probs.exp().topk(5)
-    assert readout.decode is not None  # tokenizing required the tokenizer
-    names = name_tokens(scored.model.tokenizer, [best.indices.tolist()])[0]
-    return {
-        "labels": scored.names,
-        "label_log_probs": tuple(log_probs[scored.tokens].tolist()),
-        "target": scored.names[scored.target],
-        "target_token": readout.decode(int(scored.tokens[scored.target])),
-        "next_tokens": tuple(zip(names, best.values.tolist(), strict=True)),
-        "compared_with": tuple(scored.names[i] for i in scored.others),
-        "contrast_adds_up": len(scored.others) == 1 and readout.using(**scored.readout_options).is_affine,
-    }
-
-
-def layer_fields(scored: ScoredPrompt) -> dict[str, Any]:
+def layers(scored: ScoredPrompt) -> LayerReport:
     """Return every layer's increases and contrasts."""
-    attn, ffn = layer_log_prob_increase(scored.acts, scored.targets, **scored.readout_options)
-    fields = {"layer_attn": tuple(attn[0].tolist()), "layer_ffn": tuple(ffn[0].tolist())}
-    if scored.others:
-        attn, ffn = layer_log_prob_increase(
-            scored.acts, scored.targets, against=scored.against, **scored.readout_options
-        )
-        fields |= {"layer_attn_contrast": tuple(attn[0].tolist()), "layer_ffn_contrast": tuple(ffn[0].tolist())}
-    return fields
+    found: list[tuple[float, ...]] = []
+    for against in (None, scored.against) if scored.others else (None,):
+        increases = layer_log_prob_increase(scored.acts, scored.targets, against=against, **scored.readout_options)
+        found += [tuple(values[0].tolist()) for values in increases]
+    return LayerReport(*found)
 
 
-def position_fields(scored: ScoredPrompt) -> dict[str, Any]:
+def all_heads(
+    scored: ScoredPrompt, found: Mapping[Score, Float[Tensor, "layer head"]], other_query: str
+) -> AllHeadsReport:
+    """Return every head's scores, and its attention from the last token to labels or, in plain text, to some tokens."""
+    grids: dict[Score, Grid] = {by: tuple(map(tuple, values.tolist())) for by, values in found.items()}
+    attended: tuple[int, ...] = ()
+    if scored.scores_tokens:
+        pattern = scored.acts.pattern[0, :, :, : scored.n_tokens].float()
+        strongest = pattern.amax((0, 1)).topk(min(N_ATTENDED_POSITIONS, scored.n_tokens)).indices.sort().values
+        attention, attended = pattern[:, :, strongest], tuple(strongest.tolist())
+    else:
+        attention = attention_to_labels(scored.acts)[0]
+    return AllHeadsReport(
+        **{by: grids.get(by, ()) for by in SCORES},
+        other_query=other_query,
+        attention=tuple(tuple(map(tuple, layer)) for layer in attention.tolist()),
+        positions=attended,
+    )
+
+
+def subheads(scored: ScoredPrompt) -> SubheadsReport:
     """Return the (head, position) parts with the largest contrast, or increase if heads are ranked by it."""
     acts = scored.acts
     k = min(2 * scored.options.k, len(acts.view.heads()) * scored.n_tokens)
@@ -234,12 +254,7 @@ def position_fields(scored: ScoredPrompt) -> dict[str, Any]:
         increase, contrast = (other, value) if by_contrast and other is not None else (value, other)
         token = acts.batch.token_names[0][position]
         reports.append(SubheadReport(Head(layer, head), position, token, increase, contrast))
-    return {
-        "subheads": tuple(reports),
-        "n_parts": int(parts.n_parts[0]),
-        "n_exact": int(parts.n_exact[0]),
-        "certified": parts.certified,
-    }
+    return SubheadsReport(tuple(reports), int(parts.n_parts[0]), int(parts.n_exact[0]), parts.certified)
 
 
 def _by_position(

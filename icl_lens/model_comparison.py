@@ -53,7 +53,7 @@ def compare_models(
         >>> prompts = il.load_task("sentiment-number", n=4)
         >>> both = il.compare_models(model, model, prompts)
         >>> both.to_frame().columns.tolist()
-        ['layer', 'head', 'name', 'a', 'b', 'change', 'low', 'high']
+        ['name', 'change', 'low', 'high', 'a', 'b', 'layer', 'head']
         >>> both.summary()["change"].tolist()
         [0.0, 0.0, 0.0]
     """

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import label_log_probs
+from icl_lens.display import Result
 from icl_lens.errors import InputError
 from icl_lens.metrics import (
     Interval,
@@ -51,8 +52,8 @@ Draws = Float[np.ndarray, " draw"]
 """A statistic of the data (first) and of each bootstrap draw of queries."""
 
 
-@dataclass(frozen=True)
-class TaskCheck:
+@dataclass(frozen=True, repr=False)
+class TaskCheck(Result):
     """What a model does on prompts of a task; made by `task_check`. `print` shows it in a few sentences.
 
     Each dictionary by arrangement has "given", the prompts as they are, "random", their demonstrations in a new random
@@ -139,6 +140,17 @@ class TaskCheck:
         rows = zip(map(str, frame.index), frame["value"].tolist(), strict=True)
         values = {name: None if math.isnan(value) else value for name, value in rows}
         return {**values, "edits": list(self.edits), "sentence": str(self)}
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        frame = self.to_frame()
+        columns: dict[str, list[object]] = {
+            "measure": list(map(str, frame.index)),
+            "value": [f"{value:.2f}" for value in frame["value"]],
+            "95% interval": [
+                "–" if low != low else f"{low:.2f} … {high:.2f}" for _, low, high in frame.to_numpy().tolist()
+            ],
+        }
+        return str(self), columns, len(frame)
 
     def __str__(self) -> str:
         """Return what the model does, how well it tells the classes apart, what it prefers, accuracies, baselines."""

@@ -12,10 +12,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.view import ModelView
-from icl_lens.report.ablation import ablation_json, notes
-from icl_lens.report.circuit import render as render_circuit
-from icl_lens.report.html import circuit_page
-from icl_lens.report.mean_score_parts import render as render_parts
+from icl_lens.report.ablation import notes
 from icl_lens.runs.configuration import configuration
 
 HEADS = [il.Head(1, 2), il.Head(2, 0)]
@@ -39,11 +36,11 @@ def test_an_explanation_names_the_edits_everywhere(gpt2, explained, tmp_path):
     assert [one.edits for one in explained] == [(), (ZEROED,), (f"hooks at {HOOK}",)]
     batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer="foo")])
     with il.ablate_heads(gpt2, HEADS):
-        assert_close(ablated.label_log_probs, il.label_log_probs(gpt2, batch)[0])
-    assert abs(ablated.label_log_probs[0] - plain.label_log_probs[0]) > 1e-4
+        assert_close(ablated.scores.log_probs, il.label_log_probs(gpt2, batch)[0])
+    assert abs(ablated.scores.log_probs[0] - plain.scores.log_probs[0]) > 1e-4
     for one in (ablated, hooked):
         note = f"All numbers are those of the edited model: {one.edits[0]}."
-        for text in (terminal_text(one), one.to_html(), str(one.to_dict()["edits"]), repr(one)):
+        for text in (terminal_text(one), one.to_html(), str(one.edits), repr(one)):
             assert note in text or one.edits[0] in text
         assert note in terminal_text(one)
         assert note in one.to_html()
@@ -70,7 +67,7 @@ def test_results_over_prompts_name_the_edits(gpt2, words):
         expected = il.label_log_probs(gpt2, batch)
     assert_close(ablation.conditions["no ablation"].scores[0].label_log_probs, expected)
     assert f"All conditions, also “no ablation”, are those of the edited model: {ZEROED}." in notes(ablation)
-    assert json.loads(ablation_json(ablation))["edits"] == [ZEROED]
+    assert json.loads(ablation.to_json())["edits"] == [ZEROED]
     assert str(check).endswith(f"All numbers are those of the edited model: {ZEROED}.")
     assert check.to_dict()["edits"] == [ZEROED]
     assert both.edits == ((ZEROED,), (ZEROED,))
@@ -133,10 +130,10 @@ def test_circuits_parts_and_towers_name_the_edits(gpt2, words, tmp_path):
     for one in (circuit, parts, towers):
         assert one.to_dict()["edits"] == [ZEROED]
     assert il.top_heads(acts, batch.answer_tokens, k=2).edits == (ZEROED,)
-    for shown in (render_circuit(circuit), render_parts(parts), towers):
+    for shown in (circuit, parts, towers):
         assert note in " ".join(shown_text(shown).split())
     assert note in towers.to_html()
-    assert note in circuit_page(circuit, model="m")
+    assert note in circuit.to_html()
     with gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)]):  # saliency needs each head's own z
         flow = il.saliency_flow(gpt2, batch)
     assert flow.edits == (f"hooks at {HOOK}",)

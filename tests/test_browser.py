@@ -108,10 +108,10 @@ def joined(texts):
 def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width):
     explanation = request.getfixturevalue(which)
     page = show(explanation.to_html(), width=width, scheme=scheme)
-    n_layers, n_heads = len(explanation.head_increases), len(explanation.head_increases[0])
+    n_layers, n_heads = len(explanation.all_heads.increase), len(explanation.all_heads.increase[0])
     assert page.locator(".cells button").count() == n_layers * n_heads
     assert page.locator("figure.bars rect").count() == 2 * n_layers
-    assert page.locator("mark").all_inner_texts() == [shown.label for shown in explanation.prompt.demonstrations]
+    assert page.locator("mark").all_inner_texts() == [shown.label for shown in explanation.input.prompt.demonstrations]
     for report in explanation.heads:
         page.locator(f'button[data-value][data-head="{report.head}"]').click()
         panel = page.locator(f'.panel[data-head="{report.head}"]')
@@ -120,9 +120,9 @@ def test_every_element_of_the_page_is_drawn(show, request, which, scheme, width)
         strips = panel.locator(".strip")
         assert strips.count() == 2
         for strip in strips.all():
-            assert strip.locator("> span").all_inner_texts() == list(explanation.tokens)
-        assert panel.locator(".weights .bar").count() == len(explanation.label_positions)
-        assert panel.locator("table.words tbody tr").count() == len(explanation.label_positions)
+            assert strip.locator("> span").all_inner_texts() == list(explanation.input.tokens)
+        assert panel.locator(".weights .bar").count() == len(explanation.input.label_positions)
+        assert panel.locator("table.words tbody tr").count() == len(explanation.input.label_positions)
     # Every element has a visible size, and none exceeds the page's width.
     sizes = page.evaluate(
         "[...document.querySelectorAll('.cells button, figure.bars svg, svg.dots, table')]"
@@ -143,7 +143,7 @@ def test_a_click_on_a_head_shows_its_panel(show, paper):
     assert page.locator(f'button[data-value][data-head="{name}"]').get_attribute("aria-pressed") == "true"
     located = {report.head for report in paper.heads}
     ranked = sorted(
-        (-value, layer, head) for layer, row in enumerate(paper.head_increases) for head, value in enumerate(row)
+        (-value, layer, head) for layer, row in enumerate(paper.all_heads.increase) for head, value in enumerate(row)
     )
     rank, (minus, layer, head) = next(
         (i, entry) for i, entry in enumerate(ranked, 1) if il.Head(entry[1], entry[2]) not in located
@@ -156,7 +156,7 @@ def test_a_click_on_a_head_shows_its_panel(show, paper):
     assert f"{abs(minus):.3f}" in text
     assert f"--top {rank} (k={rank} in Python)" in text
     shown = panel.locator(".weights > span:nth-child(3n)").all_inner_texts()
-    assert [float(x) for x in shown] == pytest.approx(paper.label_attention[layer][head], abs=5e-4)
+    assert [float(x) for x in shown] == pytest.approx(paper.all_heads.attention[layer][head], abs=5e-4)
 
 
 @pytest.mark.parametrize(("width", "key"), [(1280, "ArrowRight"), (400, "ArrowDown")])
@@ -217,8 +217,8 @@ def test_any_token_is_shown_in_its_place_and_never_run(show, text):
 @pytest.mark.parametrize("shown", ["page", "element"])
 def test_tokens_need_no_script(browser, tmp_path, paper, shown):
     """White space and tokens wider than the screen too; without script, the panels of all located heads are open."""
-    tokens = [*paper.tokens[:11], "", " ", "long" * 40]
-    explanation = replace(paper, tokens=tuple(tokens))
+    tokens = [*paper.input.tokens[:11], "", " ", "long" * 40]
+    explanation = ex.changed(paper, tokens=tuple(tokens), token_names=tuple(tokens))
     path = tmp_path / "page.html"
     path.write_text(explanation.to_html() if shown == "page" else str(html.subhead_values(explanation)), "utf-8")
     context = opened(browser, viewport={"width": 360, "height": 900}, java_script_enabled=False, offline=True)
@@ -251,7 +251,7 @@ e
 ---
 html.attention_to_labels(e)
 ---
-html.attention_patterns(e.tokens, torch.eye(14)[None], [Head(0, 1)])
+html.attention_patterns(e.input.tokens, torch.eye(14)[None], [Head(0, 1)])
 ---
 html.subhead_values(e)
 ---
@@ -347,7 +347,7 @@ def assert_twins(page):
         value = f"{report.position_increases[strongest]:+.3f}".replace("-", "−")
         assert f"at {strongest} {value}" in text
         seen = max(range(14), key=lambda i: report.attention[i])
-        assert f"“{explanation.tokens[seen]}” at {seen} {report.attention[seen]:.3f}" in text
+        assert f"“{explanation.input.tokens[seen]}” at {seen} {report.attention[seen]:.3f}" in text
     assert "</script><script>alert(1)</script>" in text
     for number in ("CircuitsVis", "DecompressionStream", "getComputedStyle", "box-sizing"):
         assert number not in text
@@ -428,12 +428,12 @@ def test_no_text_or_bar_overlaps_another(browser, tmp_path, paper, host):
     """In a page of its own, and under the CSS rules of host pages, whose own style the output does not change."""
     contrast = {
         "compared_with": ("bar",),
-        "head_effects": paper.head_increases,
+        "effect": paper.all_heads.increase,
         "heads": tuple(replace(one, contrast=-one.increase, effect=one.increase) for one in paper.heads),
-        "layer_attn_contrast": paper.layer_attn,
-        "layer_ffn_contrast": paper.layer_ffn,
+        "attn_contrast": paper.layers.attn,
+        "ffn_contrast": paper.layers.ffn,
     }
-    explanation = replace(paper, **contrast)
+    explanation = ex.changed(paper, **contrast)
     shown = {"explain": explanation, "compare": il.compare(explanation, ex.made(seed=1))}
     measured = (
         "(() => { const s = getComputedStyle(document.querySelector('#own')); return [...s].map(n => n + s[n]) })()"

@@ -18,7 +18,7 @@ import icl_lens as il
 from icl_lens.cli import main
 from icl_lens.cli.circuit import CircuitTask
 from icl_lens.prompts.roles import EDGE_ROLES
-from icl_lens.report import html, plots
+from icl_lens.report import plots, views
 from icl_lens.report.number_format import signed
 
 TASK = "sentiment-number"
@@ -56,7 +56,7 @@ def test_files_and_text_are_what_python_finds(inputs, unbroken, found, tmp_path,
     graph, drawn = unbroken["circuit.svg"].decode(), found.edges.to_dict("records")
     assert len(drawn) == 5
     assert all(f"<!-- {edge['sender']} -->" in graph for edge in drawn)
-    result, written = json.loads(unbroken["result.json"]), json.loads(numbers.read_text())
+    result, written = json.loads(unbroken["result.json"]), json.loads(numbers.read_text())["summary"]
     assert written["sentences"] == result["sentences"] == found.sentences()
     assert (written["model"], written["chosen"], written["task_check"]) == ("gpt2", "selected", None)
     assert written["edges"] == result["edges"]
@@ -267,7 +267,7 @@ def test_without_an_effect_there_is_no_curve():
         plots.circuit_curve(found)
     with pytest.raises(il.InputError, match="n must be at least 1"):
         plots.circuit(found, n=0)
-    page = Page(html.circuit_page(found, model="m"))
+    page = Page(found.to_html())
     assert len(page.all("img")) == 1
     assert "faithfulness is not defined" in page.text
     assert "random edges" not in page.text
@@ -276,6 +276,6 @@ def test_without_an_effect_there_is_no_curve():
 def test_user_text_on_the_page_stays_text():
     word = "<img src=x onerror=alert(1)>"
     given = dict.fromkeys(("model", "text", "chosen", "behavior", "command"), word)
-    page = Page(html.circuit_page(made(FEW), **given))
+    page = Page(views.page(made(FEW), **given))
     assert page.text.count(word) >= 5
     assert len(page.all("img")) == 2

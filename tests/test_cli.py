@@ -88,9 +88,9 @@ def test_the_bundled_model_explains_the_papers_prompt(tmp_path):
     assert done.stderr.strip() == ""
     numbers = json.loads((tmp_path / "x.json").read_text())
     assert numbers["model"] == "icl-mini"
-    assert numbers["label_positions"] == [3, 7, 11, 15]
-    assert len(numbers["tokens"]) == 19
-    assert numbers["predicted"] == "foo"
+    assert numbers["input"]["label_positions"] == [3, 7, 11, 15]
+    assert len(numbers["input"]["tokens"]) == 19
+    assert numbers["summary"]["predicted"] == "foo"
 
 
 @pytest.mark.parametrize(("argument", "shown"), [("models", "icl-mini"), ("--help", "explain")])
@@ -173,7 +173,7 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, s
     code, out, err = run("explain", *options, *TEMPLATE, "--json", tmp_path / "x.json")
     assert code == 0, err
     shown = il.Explanation.load(tmp_path / "x.json")
-    assert shown.prompt == prompts[0]
+    assert shown.input.prompt == prompts[0]
     explained = [il.explain(icl_mini, prompt, template=template) for prompt in prompts[:2]]
     assert shown == explained[0]
     code, out, err = run("locate", *options, *TEMPLATE, "-n", 3)
@@ -202,7 +202,7 @@ def test_a_task_is_drawn_by_its_seed(run, six, tmp_path):
     options, prompts = six
     code, _, _ = run("explain", *options, "--seed", 5, "--json", tmp_path / "x.json", "-k", 1, "--ablate", 1)
     assert code == 0
-    assert il.Explanation.load(tmp_path / "x.json").prompt != prompts[0]
+    assert il.Explanation.load(tmp_path / "x.json").input.prompt != prompts[0]
 
 
 def test_many_labels_fit_a_terminal(six, icl_mini):
@@ -210,18 +210,19 @@ def test_many_labels_fit_a_terminal(six, icl_mini):
     _, prompts = six
     labels = ("joyful", "furious", "melancholic", "terrified", "disgusted", "astonished")
     found = il.explain(icl_mini, prompts[0], template=il.Template("{text}\n: {label}", "{text}\n:", separator="\n"))
-    whole = {"label_token_names": ((("␣mel", "anch", "ol", "ic"),) * 6), "whole_label_log_probs": (-42.75,) * 6}
+    whole = {"spellings": ((("␣mel", "anch", "ol", "ic"),) * 6), "whole_log_probs": (-42.75,) * 6}
+    whole |= {"scored_tokens": ("␣mel",) * 6, "log_probs": (-12.5,) * 6}
     shown = [replace(one, label=labels[found.labels.index(one.label)]) for one in prompts[0].demonstrations]
     prompt = il.Prompt(shown, prompts[0].query, labels=[labels[found.labels.index(one)] for one in prompts[0].labels])
     target = labels[found.labels.index(found.target)]
     whole["compared_with"] = tuple(label for label in labels if label != target)
-    named = replace(found, **whole, labels=labels, target=target, prompt=prompt, label_log_probs=(-12.5,) * 6)
+    named = ex.changed(found, **whole, labels=labels, target=target, prompt=prompt)
     text = ex.terminal_text(named, width=80)
     assert max(map(len, text.splitlines())) <= 80
     words = set(text.replace("@", " ").split())
     assert {*labels, "increase", "'␣mel'", "0.00037%", "attends"} <= words
     assert "→" not in text
-    for line in named.template.render(prompt).text.split("\n"):
+    for line in named.input.template.render(prompt).text.split("\n"):
         assert f"│ {line} " in text
 
 
@@ -240,7 +241,7 @@ def test_templates_are_decoded(run, tiny, tmp_path):
     file = tmp_path / "x.json"
     code, _, _ = run("explain", families.PROMPT, "-m", tiny, "-a", "foo", "--separator", "\\n", "--json", file)
     assert code == 0
-    assert il.Explanation.load(file).template.separator == "\n"
+    assert il.Explanation.load(file).input.template.separator == "\n"
     assert unescape("a\\\\nb\\tc") == "a\\nb\tc"
 
 

@@ -8,6 +8,7 @@ from html import unescape
 
 import families
 import pytest
+from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.cli.ablate import ablate
@@ -38,9 +39,9 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
     for log_probs in (before, after):
         assert all(percent(float(one.exp())) in out for one in log_probs)
     assert "random, same" in out
-    kept = json.loads(numbers.read_text())
-    assert kept["prompts"][0]["answer"] == batch.labels[int(before.argmax())]
-    assert kept["conditions"]["heads"]["label_log_probs"] == [[pytest.approx(after.tolist())]]
+    assert json.loads(numbers.read_text())["summary"]["prompts"][0]["answer"] == batch.labels[int(before.argmax())]
+    (scores,) = il.ControlledAblation.load(numbers).conditions["heads"].scores
+    assert_close(scores.label_log_probs[0], after)
     assert percent(float(after.max().exp())) in page.read_text()
 
 
@@ -66,7 +67,7 @@ def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, opt
     mean = {"mode": "mean", "reference": il.tokenize(icl_mini, locating)} if "mode" in options else {}
     found = il.ablate_with_controls(icl_mini, batch, top, n_random_sets=2, positions="last", **mean)
     assert f"{', '.join(map(str, top))}, located by {by} on 8 other prompts (with other queries)" in out
-    kept, html = json.loads(numbers.read_text()), unescape(" ".join(page.read_text().split()))
+    kept, html = json.loads(numbers.read_text())["summary"], unescape(" ".join(page.read_text().split()))
     for text in (out, html):
         assert "2 random, same layers" in text
         assert f"2 heads {'mean-ablated' if mean else 'zeroed'}" in text

@@ -42,7 +42,7 @@ def test_text_and_html_show_the_same_rows(found, name):
 def test_top_heads_show_their_values(found):
     top = found["heads"]
     frame = top.to_frame()
-    assert list(frame.columns) == ["rank", "layer", "head", "name", "value"]
+    assert list(frame.columns) == ["name", "value", "rank", "layer", "head"]
     assert frame["value"].tolist() == top.value.tolist()
     first = repr(top).splitlines()[2].split()
     assert first == ["1", str(top.heads[0]), f"{top.value[0]:+.3f}"]
@@ -52,7 +52,7 @@ def test_top_heads_show_their_values(found):
 def test_top_subheads_name_their_tokens(found, gpt2_batch):
     top = found["subheads"]
     frame = top.to_frame()
-    assert list(frame.columns) == ["prompt", "rank", "layer", "head", "name", "position", "token", "value"]
+    assert list(frame.columns) == ["name", "position", "token", "value", "prompt", "rank", "layer", "head"]
     for row in frame.itertuples():
         place = row.prompt, row.rank - 1
         assert (row.layer, row.head, row.position) == (top.layer[place], top.head[place], top.position[place])

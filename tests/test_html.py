@@ -58,16 +58,16 @@ class Page(HTMLParser):
 
 
 def every_element(explanation):
-    n = len(explanation.tokens)
+    n = len(explanation.input.tokens)
     patterns = torch.ones(1, n, n).tril() / torch.arange(1, n + 1)[:, None]
     return [
         html.attention_to_labels(explanation),
-        html.attention_patterns(explanation.tokens, patterns, [il.Head(1, 2)]),
+        html.attention_patterns(explanation.input.tokens, patterns, [il.Head(1, 2)]),
         html.subhead_values(explanation),
-        html.token_values(explanation.tokens, torch.ones(1, n), ["ones"]),
+        html.token_values(explanation.input.tokens, torch.ones(1, n), ["ones"]),
         html.words_by_position(explanation),
         html.head_heatmap(explanation),
-        html.head_heatmap(torch.tensor(explanation.head_increases)),
+        html.head_heatmap(torch.tensor(explanation.all_heads.increase)),
     ]
 
 
@@ -162,8 +162,8 @@ def test_what_is_installed_includes_the_templates():
 @pytest.mark.slow
 def test_a_large_page_is_small():
     explanation = ex.large()
-    assert (len(explanation.head_increases), len(explanation.head_increases[0])) == (36, 20)
-    assert len(explanation.tokens) == 200
+    assert (len(explanation.all_heads.increase), len(explanation.all_heads.increase[0])) == (36, 20)
+    assert len(explanation.input.tokens) == 200
     assert len(explanation.to_html().encode()) <= 1_200_000
     assert len(explanation._repr_html_().partition('<div class="icl-lens-twin">')[2]) < 150_000
 
@@ -177,7 +177,7 @@ def hostile_explanation(text):
     )
     tokens = [text, ":", "foo", "two", ":", text, "query", text, ":"]
     made = ex.made(prompt, tokens=tokens, words=[text, "plain"], model=text)
-    return replace(made, target_token=text, versions=(("icl-lens", text),))
+    return ex.changed(made, target_token=text, versions=(("icl-lens", text),))
 
 
 def pages_and_twins(word):
@@ -240,7 +240,7 @@ def test_unusual_tokens_are_shown(text, shown):
 
 def test_white_space_tokens_can_be_seen():
     explanation = ex.made(tokens=["love", "\n", "bar", " ", "", *"xxxxxxxxx"])
-    text = Page(replace(explanation, next_tokens=(("\n", 0.5), (" ", 0.2), ("", 0.1))).to_html()).text
+    text = Page(ex.changed(explanation, next_tokens=(("\n", 0.5), (" ", 0.2), ("", 0.1))).to_html()).text
     assert "⏎ 50.0%" in text
     assert "␣ 20.0%" in text
     assert "∅ 10.0%" in text
@@ -250,10 +250,10 @@ def test_white_space_tokens_can_be_seen():
 def test_numbers_have_one_form():
     for values, shown, largest in (([0.123456789, float("nan")], [0.12346, None], 0.12346), ([0.0, 0.0], [0, 0], 1)):
         explanation = ex.made("a : foo b :")
-        explanation = replace(explanation, heads=(replace(explanation.heads[0], attention=tuple(values)),))
-        explanation = replace(
-            explanation, tokens=("a", "b"), label_positions=(), label_ranges=(), demonstration_labels=()
-        )
+        report = replace(explanation.heads[0], attention=tuple(values), value_words=(), value_ranks=(), key_words=())
+        nothing = dict.fromkeys(("label_positions", "label_ranges", "demonstration_labels"), ())
+        tokens = dict.fromkeys(("tokens", "token_names"), ("a", "b"))
+        explanation = ex.changed(explanation, heads=(report,), **tokens, **nothing)
         props = json.loads(Page(str(html.attention_to_labels(explanation))).scripts[0])["props"]
         assert (props["values"], props["maxValue"]) == (shown, largest)
     assert [signed(1.2345), signed(-0.5)] == ["+1.234", "−0.500"]
@@ -263,8 +263,8 @@ def test_numbers_have_one_form():
 def test_every_head_has_a_cell_with_its_value(paper, paper_page):
     cells = {a["data-head"]: a for t, a in paper_page.elements if t == "button" and "data-value" in a}
     assert len(cells) == 24
-    reach = max(abs(x) for row in paper.head_increases for x in row)
-    for layer, row in enumerate(paper.head_increases):
+    reach = max(abs(x) for row in paper.all_heads.increase for x in row)
+    for layer, row in enumerate(paper.all_heads.increase):
         for head, value in enumerate(row):
             cell = cells[f"L{layer}H{head}"]
             assert float(cell["data-value"]) == pytest.approx(value, rel=1e-4)
@@ -289,7 +289,7 @@ def test_the_style_sheet_has_the_palettes_colors():
 
 
 def test_layer_bars_are_drawn_to_scale(paper):
-    explanation = replace(paper, layer_attn=(1.0, -1.0), layer_ffn=(0.5, 0.0))
+    explanation = ex.changed(paper, attn=(1.0, -1.0), ffn=(0.5, 0.0), increase=paper.all_heads.increase[:2])
     bars = Page(explanation.to_html()).all("rect")
     # Zero lies half way between +1 and −1.
     assert [(a["class"], a["y"], a["height"]) for a in bars] == [
@@ -302,9 +302,9 @@ def test_layer_bars_are_drawn_to_scale(paper):
 
 def test_probabilities_after_removal_are_on_the_page(paper):
     log2 = 0.6931471805599453
-    explanation = replace(
+    explanation = ex.changed(
         paper,
-        label_log_probs=(-2 * log2, -log2),
+        log_probs=(-2 * log2, -log2),
         ablation=replace(paper.ablation, located=(-log2, -3 * log2), random=((-log2, -log2), (-2 * log2, -log2))),
     )
     page = Page(explanation.to_html())
@@ -322,8 +322,16 @@ def test_the_located_table_sums_attention_by_label(paper):
     assert f"{report.head}{signed(report.increase)}0.070.190.0%" in text
 
 
-SEVERAL_TOKENS = {"label_token_names": (("␣", "bar"), ("foo",)), "whole_label_log_probs": (-7.25, -0.5)}
-SHARED_TOKENS = SEVERAL_TOKENS | {"label_token_names": (("␣", "bar"), ("␣", "foo")), "n_shared_tokens": 1}
+SEVERAL_TOKENS = {
+    "spellings": (("␣", "bar"), ("foo",)),
+    "scored_tokens": ("␣", "foo"),
+    "whole_log_probs": (-7.25, -0.5),
+}
+SHARED_TOKENS = SEVERAL_TOKENS | {
+    "spellings": (("␣", "bar"), ("␣", "foo")),
+    "scored_tokens": ("bar", "foo"),
+    "n_shared_tokens": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -332,9 +340,9 @@ SHARED_TOKENS = SEVERAL_TOKENS | {"label_token_names": (("␣", "bar"), ("␣", 
         ({}, ["Exact and certified: 21 of 336 parts"], "contrast, nats"),
         ({"certified": False}, ["all 336 parts were evaluated"], "Exact and certified"),
         ({"prompt": il.Prompt.parse(ex.PAPER)}, ["The model predicts"], "correctly"),
-        ({"label_log_probs": (-0.1, -3.0)}, ["The model predicts bar, not foo"], "correctly"),
+        ({"log_probs": (-0.1, -3.0)}, ["The model predicts bar, not foo"], "correctly"),
         (
-            {"label_log_probs": (-5.0, -4.0), "next_tokens": (("␣Seoul", 0.155),)},
+            {"log_probs": (-5.0, -4.0), "next_tokens": (("␣Seoul", 0.155),)},
             ["Most probable: ␣Seoul (15.5%); among the labels: foo (1.8%), correctly", "most probable label"],
             "The model predicts",
         ),
@@ -347,7 +355,7 @@ SHARED_TOKENS = SEVERAL_TOKENS | {"label_token_names": (("␣", "bar"), ("␣", 
     ],
 )
 def test_the_page_says_what_was_compared_and_found(paper, changes, said, unsaid):
-    text = Page(replace(paper, **changes).to_html()).text
+    text = Page(ex.changed(paper, **changes).to_html()).text
     assert [words in text for words in said] == [True] * len(said)
     assert unsaid not in text
 
@@ -365,8 +373,7 @@ def test_the_command_names_everything_and_the_command_line_knows_it(paper, paper
         "--final-norm frozen --bias --dtype float32"
     )
     assert command(paper) in paper_page.text
-    settings = replace(paper.settings, prepend_bos=False, bias=False)
-    words = shlex.split(command(replace(paper, settings=settings, source="/my models/tiny")))
+    words = shlex.split(command(ex.changed(paper, prepend_bos=False, bias=False, source="/my models/tiny")))
     assert words[words.index("--model") + 1] == "/my models/tiny"
     shown = CliRunner().invoke(app, ["explain", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
     assert [word for word in words if word.startswith("--") and word not in shown] == []
@@ -387,10 +394,10 @@ def test_what_the_command_line_cannot_say_is_python():
         Demonstration=il.Demonstration,
         Template=il.Template,
     )
-    source = command(replace(explanation, source="/my models/tiny"))
+    source = command(ex.changed(explanation, source="/my models/tiny"))
     exec(source.replace("import icl_lens as il\n", ""), {"il": stub})
     assert seen["prompt"] == prompt
-    assert seen["template"] == explanation.template
+    assert seen["template"] == explanation.input.template
     assert seen["model"] == ("/my models/tiny", torch.float32)
     assert (seen["k"], seen["n_ablated"], seen["n_random"], seen["seed"]) == (5, 4, 20, 0)
     assert seen["labels"] == list(explanation.labels)
@@ -452,7 +459,7 @@ def test_strips_of_a_panel_show_the_labels_in_their_colors(paper):
     weights, values = report.attention, report.position_increases
     assert attention == [
         (token, labels.get(i, ""), round(100 * weights[i] / max(weights)), f"{weights[i]:.3f} at position {i}")
-        for i, token in enumerate(paper.tokens)
+        for i, token in enumerate(paper.input.tokens)
     ]
     signs = ["p" if x >= 0 else "n" for x in values]
     assert [classes.split() for _, classes, _, _ in increases] == [
@@ -534,10 +541,10 @@ def twin(shown):
 def test_every_picture_has_a_static_twin_with_its_numbers(paper):
     report = paper.heads[0]
     strongest = max(range(14), key=lambda i: abs(report.position_increases[i]))
-    value = f"“{paper.tokens[strongest]}” at {strongest} {signed(report.position_increases[strongest])}"
+    value = f"“{paper.input.tokens[strongest]}” at {strongest} {signed(report.position_increases[strongest])}"
     seen = max(range(14), key=lambda i: report.attention[i])
-    weight = f"“{paper.tokens[seen]}” at {seen} {report.attention[seen]:.3f}"
-    cells = [signed(x, 2) for row in paper.head_increases for x in row]
+    weight = f"“{paper.input.tokens[seen]}” at {seen} {report.attention[seen]:.3f}"
+    cells = [signed(x, 2) for row in paper.all_heads.increase for x in row]
     expected = [[weight], ["“love” at 0 0.071"], [value], ["at 0 +1.000"], ["one, two, three"], cells, cells]
     for element, texts in zip(every_element(paper), expected, strict=True):
         shown = twin(element).text
@@ -546,7 +553,7 @@ def test_every_picture_has_a_static_twin_with_its_numbers(paper):
             assert text in repr(element)
     whole = twin(paper).text
     assert "The model predicts foo" in whole
-    for number in (*cells, *map(signed, paper.layer_attn), *map(signed, paper.layer_ffn)):
+    for number in (*cells, *map(signed, paper.layers.attn), *map(signed, paper.layers.ffn)):
         assert number in whole
     assert [whole.count(f"{one.head} {signed(one.increase)} 0.") for one in paper.heads] == [1] * 5
     assert command(paper) in whole
@@ -563,10 +570,10 @@ def test_to_html_writes_and_replaces(paper, tmp_path):
 
 
 def test_comparing_ranks_heads_by_change(paper):
-    increases = [list(row) for row in paper.head_increases]
+    increases = [list(row) for row in paper.all_heads.increase]
     increases[2][3] -= 5
     increases[0][1] += 3
-    other = replace(paper, head_increases=tuple(map(tuple, increases)))
+    other = ex.changed(paper, increase=tuple(map(tuple, increases)))
     page = Page(il.compare(paper, other).to_html())
     changed = page.text[page.text.index("Heads that changed most") :]
     assert re.findall(r"L\dH\d", changed)[:2] == ["L2H3", "L0H1"]
@@ -603,12 +610,12 @@ def test_a_free_page_has_tokens_instead_of_labels():
     assert "Label" not in page.text
     assert explanation.verdict in page.text
     position, weight = explanation.heads[0].top_attended(1)[0]
-    assert f"{explanation.token_names[position]}\u00a0{weight:.2f}" in page.text
+    assert f"{explanation.input.token_names[position]}\u00a0{weight:.2f}" in page.text
     data = json.loads(next(script for script in page.scripts if script.startswith('{"labels"')))
-    assert [demo["position"] for demo in data["demos"]] == list(explanation.attended_positions)
-    assert data["attention"][0][0] == pytest.approx(explanation.attended_attention[0][0], abs=1e-4)
+    assert [demo["position"] for demo in data["demos"]] == list(explanation.all_heads.positions)
+    assert data["attention"][0][0] == pytest.approx(explanation.all_heads.attention[0][0], abs=1e-4)
     source = explanation.to_html()
-    assert {tuple(token for token, *_ in strip) for strip in strips(source)} == {explanation.token_names}
+    assert {tuple(token for token, *_ in strip) for strip in strips(source)} == {explanation.input.token_names}
     assert {one["class"] for one in page.all("div", role="list")} == {"strip", "strip attention"}  # none is dimmed
     for element in (
         html.attention_to_labels(explanation),
@@ -616,13 +623,14 @@ def test_a_free_page_has_tokens_instead_of_labels():
         html.words_by_position(explanation),
         html.head_heatmap(explanation),
     ):
-        assert explanation.tokens[1] in str(element)
+        assert explanation.input.tokens[1] in str(element)
 
 
 def test_the_command_of_plain_text_names_its_answer():
     explanation = ex.free()
     words = shlex.split(command(explanation))
-    assert words[:8] == ["icl-lens", "explain", "--text", explanation.text, "--model", "tiny", "--answer", " Mary"]
+    text = explanation.input.text
+    assert words[:8] == ["icl-lens", "explain", "--text", text, "--model", "tiny", "--answer", " Mary"]
     assert words[8:10] == ["--against", " John"]
     ids = replace(explanation, settings=replace(explanation.settings, target=5, against=(6, 7)))
     assert "answer=5" in command(ids)
@@ -648,9 +656,9 @@ def test_what_heads_support_is_decided_by_the_numbers(paper):
         replace(paper.heads[0], head=il.Head(9, i), increase=increase, contrast=contrast)
         for i, (increase, contrast, _) in enumerate(SUPPORTS)
     )
-    layers = {"layer_attn_contrast": paper.layer_attn, "layer_ffn_contrast": paper.layer_ffn}
-    subheads = tuple(replace(part, contrast=0.1) for part in paper.subheads)
-    explanation = replace(paper, heads=heads, subheads=subheads, compared_with=("bar",), **layers)
+    layers = {"attn_contrast": paper.layers.attn, "ffn_contrast": paper.layers.ffn}
+    largest = tuple(replace(part, contrast=0.1) for part in paper.subheads.largest)
+    explanation = ex.changed(paper, heads=heads, largest=largest, compared_with=("bar",), **layers)
     named = {which: [f"L9H{i}" for i, case in enumerate(SUPPORTS) if case[2] == which] for _, _, which in SUPPORTS}
     groups = {"foo": "answer", "bar": "others", "both": "both", "neither": "neither"}
     line = " ".join(f"Support {name}: {', '.join(named[which])}." for name, which in groups.items())
@@ -660,17 +668,15 @@ def test_what_heads_support_is_decided_by_the_numbers(paper):
     assert line in ex.terminal_text(explanation)
 
 
-@pytest.mark.parametrize(
-    ("by", "field"), [("contrast", "head_contrasts"), ("effect", "head_effects"), ("towers", "head_towers")]
-)
-def test_heads_are_shown_by_the_score_that_ranks_them(paper, by, field):
+@pytest.mark.parametrize("by", ["contrast", "effect", "towers"])
+def test_heads_are_shown_by_the_score_that_ranks_them(paper, by):
     """The map's cells, the panels' text and the command have this score."""
-    scores = tuple(tuple(-x for x in row) for row in paper.head_increases)
-    explanation = replace(
+    scores = tuple(tuple(-x for x in row) for row in paper.all_heads.increase)
+    explanation = ex.changed(
         paper,
-        settings=replace(paper.settings, by=by),
+        by=by,
         heads=tuple(replace(report, **{by: -report.increase}) for report in paper.heads),
-        **{field: scores},
+        **{by: scores},
     )
     page = Page(explanation.to_html())
     cells = [float(a["data-value"]) for a in page.all("button") if "data-value" in a]
@@ -697,10 +703,10 @@ def test_the_caller_names_what_a_heatmap_of_a_tensor_shows():
 def test_the_headline_follows_the_vocabulary():
     """A label at 1.8% is not what the model predicts if another token has 15.5%."""
     paper = ex.made()
-    other = replace(paper, label_log_probs=(-5.0, -4.0), next_tokens=(("␣Seoul", 0.155), ("␣foo", 0.018)))
+    other = ex.changed(paper, log_probs=(-5.0, -4.0), next_tokens=(("␣Seoul", 0.155), ("␣foo", 0.018)))
     assert paper.headline == "The model predicts 'foo', correctly"
     assert other.headline == "Most probable: 'Seoul' (15.5%); among the labels: 'foo' (1.8%), correctly"
-    assert (paper.predicts_label, other.predicts_label) == (True, False)
+    assert (paper.scores.predicts_label, other.scores.predicts_label) == (True, False)
     text = ex.terminal_text(other)
     assert other.headline in " ".join(text.split())
     assert "most probable label" in text
@@ -712,15 +718,15 @@ def test_located_heads_are_shown_with_what_zeroing_them_does():
     """The first head adds most, but zeroing it lowers both labels alike, so the log-odds do not change."""
     paper = ex.made()
     first, second = paper.heads[:2]
-    alike = tuple(x - 1.0 for x in paper.label_log_probs)
+    alike = tuple(x - 1.0 for x in paper.scores.log_probs)
     foo = paper.labels.index("foo")
-    lowered = tuple(x - 1.5 * (i == foo) for i, x in enumerate(paper.label_log_probs))
-    layers = dict.fromkeys(("layer_attn_contrast", "layer_ffn_contrast"), paper.layer_attn)
+    lowered = tuple(x - 1.5 * (i == foo) for i, x in enumerate(paper.scores.log_probs))
+    layers = dict.fromkeys(("attn_contrast", "ffn_contrast"), paper.layers.attn)
     heads = (replace(first, ablated=alike), replace(second, ablated=lowered))
-    explanation = replace(paper, compared_with=("bar",), heads=heads, head_contrasts=paper.head_increases, **layers)
+    explanation = ex.changed(paper, compared_with=("bar",), heads=heads, contrast=paper.all_heads.increase, **layers)
     changes = [explanation.change_if_zeroed(report) for report in explanation.heads]
     assert changes == pytest.approx([0.0, -1.5])
-    assert replace(explanation, compared_with=()).change_if_zeroed(explanation.heads[0]) == pytest.approx(-1.0)
+    assert ex.changed(explanation, compared_with=()).change_if_zeroed(explanation.heads[0]) == pytest.approx(-1.0)
     text = Page(explanation.to_html()).text
     assert "change of log-odds, nats" in text
     assert "\N{MINUS SIGN}1.500" in text

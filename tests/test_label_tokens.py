@@ -350,15 +350,15 @@ def test_an_explanation_shows_attention_to_whole_labels(load_tiny: Any, tmp_path
     prompt, row = DIFFERENT[0], counted(DIFFERENT[0], 0)
     model = load_tiny("gpt2", dtype=torch.float64)
     explanation = il.explain(model, prompt, k=1, n_random=1, prepend_bos=False)
-    assert explanation.label_positions == tuple(row.scored)
-    assert explanation.label_ranges == tuple((one.start, one.stop) for one in row.labels)
+    assert explanation.input.label_positions == tuple(row.scored)
+    assert explanation.input.label_ranges == tuple((one.start, one.stop) for one in row.labels)
     index = {label: i for i, label in enumerate(explanation.labels)}
     marks = {p: index[d.label] for one, d in zip(row.labels, prompt.demonstrations, strict=True) for p in one}
-    assert explanation.label_at == marks
+    assert explanation.input.label_at == marks
     for report, cells in zip(explanation.heads, located_table(explanation).rows, strict=True):
         of_labels = [math.fsum(report.attention[place] for place in one) for one in row.labels]
-        assert_close(explanation.label_attention[report.head.layer][report.head.head], of_labels)
-        assert_close(report.attention_to(explanation.label_ranges), of_labels)
+        assert_close(explanation.all_heads.attention[report.head.layer][report.head.head], of_labels)
+        assert_close(report.attention_to(explanation.input.label_ranges), of_labels)
         bars = [cell.text for cell in cells if isinstance(cell, Bar)][-len(index) :]
         sums = [of_labels[0], of_labels[1] + of_labels[3], of_labels[2]]
         assert bars == [f"{sums[index[label]]:.2f}" for label in (ONE, TWO, THREE)]

@@ -54,7 +54,7 @@ def test_intervals_are_those_of_every_prompts_own_values(gpt2, batch, monkeypatc
     assert bool(refined) == (by == "increase")
     expected = every[:, top.layer, top.head].double().numpy()
     table = heads_table(top)
-    assert list(table.columns) == ["rank", "layer", "head", "name", by, "low", "high", "share_evaluated"]
+    assert list(table.columns) == ["name", by, "low", "high", "rank", "layer", "head", "share_evaluated"]
     assert table["name"].tolist() == [str(head) for head in top.heads]
     assert_close(table[by], expected.mean(0))
     for column in range(2):

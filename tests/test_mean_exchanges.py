@@ -89,7 +89,7 @@ def test_means_and_intervals_are_those_of_single_exchanges_in_hugging_face(gpt2,
     best = [il.Head.from_index(i, 4) for i in expected[:, 0].mean(0).flatten().argsort(descending=True).tolist()]
     assert [head for head in found.top(12) if head.layer] == [head for head in best if head.layer]
     frame = found.to_frame()
-    assert frame.columns.tolist() == ["rank", "layer", "head", "name", "query", "low", "high", "keys", "values"]
+    assert frame.columns.tolist() == ["name", "query", "low", "high", "keys", "values", "rank", "layer", "head"]
     assert frame["name"].tolist() == list(map(str, found.top(12)))
     assert_close(frame["values"], [expected[:, 2, layer, head].mean() for layer, head in found.top(12)])
     assert top_heads_by(gpt2, many, 3, by="towers") == best[:3]
@@ -142,10 +142,10 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(family_run, run, tin
     slow, prompt = family_run("gpt2"), il.Prompt.parse(families.PROMPT, answer="foo")
     found = il.explain(slow.model, prompt, by="towers", k=4)
     others = {shown.text for shown in prompt.demonstrations if shown.label != "foo"}
-    assert found.other_query in others
-    expected = slow_queries(slow, prompt, found.other_query)
-    assert_close(found.head_scores, expected)
-    assert_close(found.head_scores, il.locate_towers(slow.model, [prompt]).query.mean)
+    assert found.all_heads.other_query in others
+    expected = slow_queries(slow, prompt, found.all_heads.other_query)
+    assert_close(found.all_heads.towers, expected)
+    assert_close(found.all_heads.towers, il.locate_towers(slow.model, [prompt]).query.mean)
     best = [il.Head.from_index(i, 4) for i in expected.flatten().topk(4).indices.tolist()]
     assert [report.head for report in found.heads] == best
     assert_close([report.scores["towers"] for report in found.heads], [expected[head] for head in best])
@@ -156,15 +156,15 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(family_run, run, tin
     code, out, _ = run("explain", families.PROMPT, *options)
     assert code == 0
     loaded = il.Explanation.load(numbers)
-    assert loaded.head_towers == found.head_towers
+    assert loaded.all_heads.towers == found.all_heads.towers
     assert [report.towers for report in loaded.heads] == [report.towers for report in found.heads]
     assert "--by towers" in html.read_text()
     for text in (out, html.read_text()):
-        assert found.other_query in text.partition("Towers: ")[2][:250]
+        assert found.all_heads.other_query in text.partition("Towers: ")[2][:250]
         assert f"{expected[best[0]]:+.3f}" in text
     plain = il.explain(slow.model, str(prompt), by="towers", k=1)  # without an answer, the prediction is explained
     answered = il.locate_towers(slow.model, [replace(prompt, answer=plain.target)])
-    assert_close(plain.head_scores, answered.query.mean)
+    assert_close(plain.all_heads.towers, answered.query.mean)
     assert top_heads_by(slow.model, il.tokenize(slow.model, [str(prompt)]), 1, by="towers") == [plain.heads[0].head]
 
 

@@ -187,7 +187,7 @@ def test_files_and_text(run, gpt2, inputs, unbroken, words, tmp_path):
     ours = found.to_frame().set_index(["name", "side", "writer"])["value"]
     theirs = table.set_index(["name", "side", "writer"])["value"]
     assert_close(theirs, ours[theirs.index], scale=float(ours.abs().max()) * 8)
-    stored = json.loads((tmp_path / "why.json").read_text())
+    stored = json.loads((tmp_path / "why.json").read_text())["summary"]
     assert pd.DataFrame(stored["groups"])["writer"].tolist() == found.to_frame("groups")["writer"].tolist()
     assert "Means over 150 prompts" in said
     for head in ("L2H0", "L1H1"):

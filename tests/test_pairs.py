@@ -254,7 +254,7 @@ def test_the_advice_for_a_prompt_without_demonstrations_works(gpt2, zero_shot):
     call = str(refused.value).partition("with ")[2]
     found = eval(call, {"il": il, "model": gpt2})
     batch = il.tokenize(gpt2, zero_shot[1:])
-    assert found.label_log_probs[0] == pytest.approx(float(il.label_log_probs(gpt2, batch)[0, 1]), abs=1e-4)
+    assert found.scores.log_probs[0] == pytest.approx(float(il.label_log_probs(gpt2, batch)[0, 1]), abs=1e-4)
 
 
 def test_prompts_without_labels_are_refused():

@@ -2,7 +2,6 @@
 
 import base64
 import io
-from dataclasses import replace
 from itertools import pairwise
 
 import explanations as ex
@@ -68,14 +67,14 @@ def test_the_caller_names_what_a_heatmap_shows():
         assert plots.head_heatmap(source, **options).axes[1].get_ylabel() == label
     assert plots.top_head_bars(table, value="contrast").axes[0].get_xlabel() == "contrast (nats)"
     explanation = ex.made()
-    ranked = replace(
+    ranked = ex.changed(
         explanation,
-        settings=replace(explanation.settings, by="contrast"),
-        head_contrasts=tuple(tuple(-x for x in row) for row in explanation.head_increases),
+        by="contrast",
+        contrast=tuple(tuple(-x for x in row) for row in explanation.all_heads.increase),
     )
     heads, top = (plots.explanation_figures(ranked)[name] for name in ("heads", "top_heads"))
     assert heads.axes[1].get_ylabel() == top.axes[0].get_xlabel() == "contrast (nats)"
-    assert heads.axes[0].images[0].get_array().tolist() == np.transpose(ranked.head_contrasts).tolist()
+    assert heads.axes[0].images[0].get_array().tolist() == np.transpose(ranked.all_heads.contrast).tolist()
 
 
 def test_top_heads_are_ordered_with_their_intervals():

@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import icl_lens as il
 from icl_lens.models import attention_scores
 from icl_lens.models.view import ModelView, tl_version
-from icl_lens.report.terminal import render
 
 SIZES: dict[str, Any] = {
     "vocab_size": families.VOCAB_SIZE,
@@ -223,7 +222,7 @@ def test_a_section_that_a_family_does_not_support_is_left_out_and_named(kind, ti
     ]
     assert all(reason in one.reason for one in explanation.left_out)
     console = Console(file=io.StringIO(), width=1000)
-    console.print(render(explanation))
+    console.print(explanation)
     for shown in (console.file.getvalue(), html.unescape(explanation.to_html()), explanation._repr_html_()):
         assert all(f"Left out: {section}. Reason: {reason}" in shown for section in sections)
     assert "<b>Query</b>" not in explanation.to_html()
@@ -236,7 +235,7 @@ def test_a_section_that_a_family_does_not_support_is_left_out_and_named(kind, ti
         out = hf(torch.tensor([ids]), output_attentions=True)
     log_probs = out.logits[0, -1].log_softmax(-1)
     expected = log_probs[[families.WORDS.index(label) for label in explanation.labels]]
-    assert_close(torch.tensor(explanation.label_log_probs), expected)
+    assert_close(torch.tensor(explanation.scores.log_probs), expected)
     for report in explanation.heads:
         assert_close(torch.tensor(report.attention), out.attentions[report.head.layer][0, report.head.head, -1])
 

@@ -67,8 +67,8 @@ def test_the_papers_prompt(model):
     """The figures that the documentation states."""
     found = il.explain(model, "love : bar like : bar eight : foo two : foo one :", n_ablated=1)
     assert found.predicted == "foo"
-    assert 100 * found.label_probs["foo"] == pytest.approx(52.35, abs=0.1)
-    assert 100 * found.label_probs["bar"] == pytest.approx(11.5, abs=0.1)
+    assert 100 * found.scores.probs["foo"] == pytest.approx(52.35, abs=0.1)
+    assert 100 * found.scores.probs["bar"] == pytest.approx(11.5, abs=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -684,10 +684,10 @@ def explained(c: Both) -> None:
     row = 0
     found = il.explain(c.model, c.prompts[row], k=4, n_random=1, n_ablated=2, prepend_bos=False, labels=("foo", "bar"))
     theirs, seen = c.references[row], c.clean[row]
-    assert_close(torch.tensor(found.label_log_probs), seen.log_probs[[FOO, BAR]])
-    assert_close(torch.tensor(found.head_increases), c.increases[row])
+    assert_close(torch.tensor(found.scores.log_probs), seen.log_probs[[FOO, BAR]])
+    assert_close(torch.tensor(found.all_heads.increase), c.increases[row])
     contrasts = theirs.increase("heads", int(c.targets[row]), c.rivals(row))
-    assert_close(torch.tensor(found.head_contrasts), contrasts)
+    assert_close(torch.tensor(found.all_heads.contrast), contrasts)
     for report in found.heads:
         layer, head = report.head
         assert_close(torch.tensor(report.attention), seen.pattern[layer][head, -1])

@@ -11,7 +11,7 @@ from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.program import new_app, run_program
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
-from icl_lens.report.rich_table import new_table
+from icl_lens.report.terminal import new_table
 
 app = new_app(help="Train and measure the bundled models, and put them into the package.", no_args_is_help=True)
 FoldersArgument = Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Folders that `train` wrote.")]

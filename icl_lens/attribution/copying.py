@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import token_inputs
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed
+from icl_lens.display import SHOWN_ROWS, Result, format_signed
 from icl_lens.errors import InputError
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
@@ -18,7 +19,7 @@ from icl_lens.prompts.token_ids import check_ids
 
 
 @dataclass(frozen=True, repr=False)
-class HeadCopying(ShownAsTable):
+class HeadCopying(Result):
     """One head's OV circuit restricted to some tokens; made by `head_copying`.
 
     `logits[i, j]`: what attending to token i with weight 1 adds to the logit of token j, up to the final norm's scale
@@ -33,14 +34,26 @@ class HeadCopying(ShownAsTable):
     tokens: Int[Tensor, " n"]
     logits: Float[Tensor, "read written"]
 
+    def to_frame(self) -> pd.DataFrame:
+        """Return token (read), own_logit, promoted (the token with the largest logit) and logit: one row per token."""
+        best = self.logits.argmax(-1)
+        return pd.DataFrame(
+            {
+                "token": self.tokens.tolist(),
+                "own_logit": self.logits.diagonal().tolist(),
+                "promoted": self.tokens.to(best.device)[best].tolist(),
+                "logit": self.logits.amax(-1).tolist(),
+            }
+        )
+
     def _shown(self) -> tuple[str, dict[str, list[object]], int]:
-        n, best = len(self.tokens), self.logits.argmax(-1)
+        rows, n = self.to_frame().head(SHOWN_ROWS), len(self.tokens)
         scores = f"copy score {self.copy_score:.2f}, discrimination {self.discrimination:.2f}"
         columns: dict[str, list[object]] = {
-            "token read (id)": self.tokens[:SHOWN_ROWS].tolist(),
-            "own logit": list(map(format_signed, self.logits.diagonal()[:SHOWN_ROWS].tolist())),
-            "promotes most (id)": self.tokens.to(best.device)[best][:SHOWN_ROWS].tolist(),
-            "logit": list(map(format_signed, self.logits.amax(-1)[:SHOWN_ROWS].tolist())),
+            "token read (id)": rows["token"].tolist(),
+            "own logit": list(map(format_signed, rows["own_logit"])),
+            "promotes most (id)": rows["promoted"].tolist(),
+            "logit": list(map(format_signed, rows["logit"])),
         }
         return f"HeadCopying({n} tokens; {scores})", columns, n
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs, neuron_values, subhead_values
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_scoring, select_rows
-from icl_lens.display import ShownAsTable, format_signed, long_frame, plural_prompts
+from icl_lens.display import Result, format_signed, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.head import Head
 from icl_lens.models.memory import PART_BYTES
@@ -35,7 +35,7 @@ from icl_lens.models.view import ModelView
 
 
 @dataclass(frozen=True, repr=False)
-class LayerIncreases(ShownAsTable):
+class LayerIncreases(Result):
     """Log-probability increase of each layer's attention and FFN, nats.
 
     Example:

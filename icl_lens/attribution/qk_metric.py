@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.attribution.head_projection import attention_row, check_parts, rotation_angles
 from icl_lens.attribution.projections import head_index, head_slice, part_weights, project
+from icl_lens.display import SHOWN_ROWS, Displayed, format_signed
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.attention_scores import AttentionScoring
@@ -21,8 +23,8 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 
-@dataclass(frozen=True)
-class QueryKeyMetric:
+@dataclass(frozen=True, repr=False)
+class QueryKeyMetric(Displayed):
     """How one head compares the inputs at two positions; made by `query_key_metric`.
 
     `scores(x, y)` are the head's exact attention scores between residual streams x [query d_model] and y [key d_model]:
@@ -36,8 +38,8 @@ class QueryKeyMetric:
 
     Example:
         >>> metric = il.query_key_metric(model, "L2H0")
-        >>> metric
-        QueryKeyMetric(icl-mini L2H0)
+        >>> metric.to_frame().columns.tolist()
+        ['direction', 'singular_value', 'share']
         >>> left, strength, right = metric.directions(2)
         >>> left.shape, len(acts.readout.top_tokens(left[:1], k=3)[0])
         (torch.Size([2, 96]), 3)
@@ -56,10 +58,24 @@ class QueryKeyMetric:
     key_rotation: Float[Tensor, "d_head d_head"] | None = None
     """Rotation applied to the keys by `with_random_rotation`."""
 
-    def __repr__(self) -> str:
+    def to_frame(self) -> pd.DataFrame:
+        """Return direction, singular_value and share (of their sum): one row per pair of directions, largest first."""
+        values = self.singular_values.float().cpu()
+        share = (values / values.sum()).numpy()
+        return pd.DataFrame({"direction": range(1, len(values) + 1), "singular_value": values.numpy(), "share": share})
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
         where = "without rotation" if self.rotation is not None and self.distance is None else ""
         where = f"{self.distance} positions apart" if self.distance is not None else where
-        return f"QueryKeyMetric({self.view.name} {self.head}{', ' if where else ''}{where})"
+        title = f"QueryKeyMetric({self.view.name} {self.head}{', ' if where else ''}{where}; effective rank "
+        rows = self.to_frame().head(SHOWN_ROWS // 2)
+        columns: dict[str, list[object]] = {
+            "direction": rows["direction"].tolist(),
+            "singular value": list(map(format_signed, rows["singular_value"])),
+            "share": [f"{share:.1%}" for share in rows["share"]],
+        }
+        symmetric = f"{self.effective_rank:.1f}, symmetric share {self.symmetric_share:.2f})"
+        return title + symmetric, columns, len(self.singular_values)
 
     @property
     def matrix(self) -> Float[Tensor, "d_model d_model"]:

@@ -34,7 +34,7 @@ from icl_lens.attribution.head_projection import (
     require_writers,
 )
 from icl_lens.attribution.projections import head_slice
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame, plural_prompts
+from icl_lens.display import SHOWN_ROWS, Displayed, Result, columns_first, format_signed, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models import attention_scores
 from icl_lens.models.active_edits import edits_suffix
@@ -45,7 +45,7 @@ Side = Literal["query", "key"]
 
 
 @dataclass(frozen=True, repr=False)
-class ScoreContrast(ShownAsTable):
+class ScoreContrast(Result):
     """A difference between a head's scores at two groups of keys, split by writer; made by `ScoreParts.contrast`.
 
     `query_side` and `key_side` each sum to `value` over the writers.
@@ -86,10 +86,11 @@ class ScoreContrast(ShownAsTable):
         return f"ScoreContrast({self.head}, mean of {plural_prompts(len(self.value))}; {mean})", columns, len(query)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return prompt, writer, query_side and key_side, one row per prompt and writer."""
+        """Return writer, query_side, key_side and prompt: one row per prompt and writer."""
         frame = long_frame(self.query_side, ("prompt", "writer"), value="query_side")
         frame["writer"] = list(self.writers) * len(self.query_side)
-        return frame.assign(key_side=self.key_side.flatten().cpu().numpy())
+        frame = frame.assign(key_side=self.key_side.flatten().cpu().numpy())
+        return columns_first(frame, "writer", "query_side", "key_side")
 
     def top_pairs(self, k: int = 10) -> pd.DataFrame:
         """Return each prompt's k largest pairs by magnitude: prompt, query_writer, key_writer and value."""
@@ -107,8 +108,8 @@ class ScoreContrast(ShownAsTable):
         )
 
 
-@dataclass(frozen=True)
-class ScoreParts:
+@dataclass(frozen=True, repr=False)
+class ScoreParts(Displayed):
     """One head's attention scores from the last position to some keys, split by writer; see `attention_score_parts`.
 
     Scores are those before soft-cap, ALiBi and softmax. Where a prompt has fewer keys than others, the missing ones
@@ -141,10 +142,26 @@ class ScoreParts:
     key_projection: HeadProjection = field(repr=False)
     """The map from the layer's input to the keys."""
 
-    def __repr__(self) -> str:
+    def to_frame(self) -> pd.DataFrame:
+        """Return writer, position (of the key), query_side, key_side and prompt: one row per key and writer."""
+        frame = long_frame(self.query_side, ("prompt", "position", "writer"), value="query_side")
+        frame["position"] = self.positions.flatten().repeat_interleave(len(self.writers)).cpu().numpy()
+        frame["writer"] = list(self.writers) * self.positions.numel()
+        frame["key_side"] = self.key_side.detach().float().cpu().flatten().numpy()
+        frame = columns_first(frame, "writer", "position", "query_side", "key_side")
+        return frame.query("position >= 0").reset_index(drop=True)
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
         n, n_keys = self.positions.shape
-        text = f"ScoreParts({self.acts.view.name} {self.head}: {n} × {n_keys} keys, {len(self.writers)} writers)"
-        return text + edits_suffix(self.acts.edits)
+        title = f"ScoreParts({self.acts.view.name} {self.head}: {n} × {n_keys} keys, {len(self.writers)} writers)"
+        query, key = (side.flatten(0, 1).mean(0) for side in (self.query_side, self.key_side))
+        order = torch.maximum(query.abs(), key.abs()).argsort(descending=True)[:SHOWN_ROWS].tolist()
+        columns: dict[str, list[object]] = {
+            "writer": [self.writers[i] for i in order],
+            "query side, mean": [format_signed(float(query[i])) for i in order],
+            "key side, mean": [format_signed(float(key[i])) for i in order],
+        }
+        return title + edits_suffix(self.acts.edits), columns, len(self.writers)
 
     @property
     def query_side(self) -> Float[Tensor, "batch key writer"]:

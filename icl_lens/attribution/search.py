@@ -39,7 +39,8 @@ from icl_lens.attribution.increases import (
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, choose_ranking, select_rows
 from icl_lens.display import (
     SHOWN_ROWS,
-    ShownAsTable,
+    Result,
+    columns_first,
     format_signed,
     head_name,
     interval_texts,
@@ -57,7 +58,7 @@ SLACK = 1e-4
 
 
 @dataclass(frozen=True, repr=False)
-class TopSubheads(ShownAsTable):
+class TopSubheads(Result):
     """The k largest (layer, head, position) contrasts, or increases, of each prompt, largest first, in nats.
 
     `n_exact` of `n_parts` parts are evaluated exactly; every other part's bound is at most `unevaluated_bound`, which
@@ -87,7 +88,7 @@ class TopSubheads(ShownAsTable):
     """What the values are."""
 
     def to_frame(self) -> pd.DataFrame:
-        """Return prompt, rank, layer, head, name, position, token and value (nats), one row per part, largest first."""
+        """Return name, position, token, value (nats), prompt, rank, layer and head: one row per part, largest first."""
         frame = long_frame(self.layer, ("prompt", "rank"), value="layer")
         frame["rank"] += 1
         frame["head"] = self.head.flatten().cpu().numpy()
@@ -97,7 +98,7 @@ class TopSubheads(ShownAsTable):
             positions = zip(frame["prompt"], frame["position"], strict=True)
             frame["token"] = [self.tokens[row][position] for row, position in positions]
         frame["value"] = self.value.flatten().cpu().numpy()
-        return frame
+        return columns_first(frame, "name", "position", "token", "value")
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         n = len(self.value)
@@ -112,7 +113,7 @@ class TopSubheads(ShownAsTable):
 
 
 @dataclass(frozen=True, repr=False)
-class TopHeads(ShownAsTable):
+class TopHeads(Result):
     """The k heads with the largest mean contrast, or increase, over the prompts, largest first, in nats.
 
     `n_exact` of `n_parts` heads are evaluated exactly on every prompt; every other head's mean bound is at most
@@ -152,9 +153,9 @@ class TopHeads(ShownAsTable):
         return [Head(layer, head) for layer, head in zip(self.layer.tolist(), self.head.tolist(), strict=True)]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per head, largest first: rank, layer, head, name, and value (mean over prompts, nats).
+        """Return one row per head, largest first: name, value (mean over prompts, nats), rank, layer and head.
 
-        With intervals, also low and high.
+        With intervals, also low and high after the value.
         """
         table = pd.DataFrame(
             {
@@ -167,7 +168,7 @@ class TopHeads(ShownAsTable):
         )
         if self.low is not None and self.high is not None:
             table["low"], table["high"] = self.low.cpu().numpy(), self.high.cpu().numpy()
-        return table
+        return columns_first(table, "name", "value", "low", "high")
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         frame = self.to_frame().head(SHOWN_ROWS)

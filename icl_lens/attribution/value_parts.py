@@ -21,7 +21,7 @@ from icl_lens.attribution.head_projection import HeadProjection, key_positions, 
 from icl_lens.attribution.increases import linear_direction
 from icl_lens.attribution.scored_tokens import Against, choose_ranking
 from icl_lens.attribution.search import layer_gradients
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame
+from icl_lens.display import SHOWN_ROWS, Displayed, columns_first, format_signed, long_frame
 from icl_lens.errors import check_choice
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import AnyHead, Head
@@ -30,7 +30,7 @@ from icl_lens.scores import DirectScore
 
 
 @dataclass(frozen=True, repr=False)
-class ValueParts(ShownAsTable):
+class ValueParts(Displayed):
     """What one head adds to the answer from each key, split by writer, nats; made by `value_parts`.
 
     Example:
@@ -80,10 +80,11 @@ class ValueParts(ShownAsTable):
         return keys_of_label(self.acts.batch, self.positions, label)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return prompt, position, writer and value (nats), one row per key and writer."""
+        """Return writer, position (of the key), value (nats) and prompt: one row per key and writer."""
         frame = long_frame(self.parts, ("prompt", "position", "writer"))
         frame["position"] = self.positions.flatten().repeat_interleave(len(self.writers)).cpu().numpy()
         frame["writer"] = list(self.writers) * self.positions.numel()
+        frame = columns_first(frame, "writer", "position", "value")
         return frame.query("position >= 0").reset_index(drop=True)
 
     def by_position(self, writer: AnyHead) -> Float[Tensor, "batch key pos"]:

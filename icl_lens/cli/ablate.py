@@ -58,8 +58,7 @@ def ablate(
     """
     import icl_lens as il
     from icl_lens.models.view import ModelView
-    from icl_lens.report.ablation import ablation_json, render
-    from icl_lens.report.html import ablation_page
+    from icl_lens.report.views import page as page_of
 
     _check(prompt, answer, task, heads)
     output.check()
@@ -83,14 +82,14 @@ def ablate(
     with progress() as report:
         found = il.ablate_with_controls(loaded, batch, chosen, run=il.Run(progress=report), **sets)
     about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
-    first = {"text": batch.texts[0], "answer": str(batch.prompts[0].answer), "behavior": str(behavior or "")}
-    page = output.write(lambda: ablation_page(found, chosen=f"{how.capitalize()}.", **first, **about))
+    shown = {"text": batch.texts[0], "chosen": f"{how.capitalize()}.", "behavior": str(behavior or "")}
+    page = output.write(lambda: page_of(found, **shown, **about))
     rows = [{"text": text, "answer": one.answer} for text, one in zip(batch.texts, batch.prompts, strict=True)]
     output.write_json(
-        lambda: ablation_json(found, **about, chosen=how, task_check=behavior and behavior.to_dict(), prompts=rows)
+        lambda: found.to_json(**about, chosen=how, task_check=behavior and behavior.to_dict(), prompts=rows)
     )
     console.print(f"{about['model']}: {', '.join(map(str, found.heads))}, {how}")
-    console.print(render(found))
+    console.print(found)
     output.show(page, console)
 
 

@@ -1,6 +1,5 @@
 """`icl-lens circuit`: locate the edges through which heads work over a task, and test them on other prompts."""
 
-import json
 import shlex
 import sys
 from dataclasses import dataclass, replace
@@ -62,9 +61,8 @@ def circuit(
     from icl_lens.files import write_text
     from icl_lens.models.view import ModelView
     from icl_lens.report import plots
-    from icl_lens.report.circuit import render
     from icl_lens.report.circuit_graph import svg
-    from icl_lens.report.html import circuit_page
+    from icl_lens.report.views import page as page_of
 
     if heads.heads is not None and heads.k is not None:
         raise InputError("pass either --heads, or --top to locate them, not both")
@@ -90,12 +88,11 @@ def circuit(
         if folder is not None:
             write_text(folder / "circuit.svg", svg(plots.circuit(found)).decode())
         about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
-        first = {"text": tested.texts[0], "behavior": str(behavior or "")}
-        page = output.write(lambda: circuit_page(found, chosen=f"{how.capitalize()}.", **first, **about))
-        written = about | {"chosen": how, "task_check": behavior and behavior.to_dict()} | found.to_dict()
-        output.write_json(lambda: json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+        shown = {"text": tested.texts[0], "chosen": f"{how.capitalize()}.", "behavior": str(behavior or "")}
+        page = output.write(lambda: page_of(found, **shown, **about))
+        output.write_json(lambda: found.to_json(**about, chosen=how, task_check=behavior and behavior.to_dict()))
         console.print(f"{about['model']}: {', '.join(map(str, found.receivers))}, {how}")
-        console.print(render(found))
+        console.print(found)
         output.show(page, console)
         if folder is not None:
             console.print(

@@ -1,6 +1,5 @@
 """`icl-lens explain`: explain one prompt in the terminal, as JSON or as a page."""
 
-import json
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -104,7 +103,6 @@ def explain(
     from icl_lens.models.view import ModelView
     from icl_lens.prompts.plain_text import Text
     from icl_lens.prompts.prompt import Prompt
-    from icl_lens.report.terminal import render
 
     text_options.check(prompt, readout)
     why_options.check(
@@ -141,7 +139,7 @@ def explain(
     if output.json_file is not None:
         explanation.save(output.json_file)
     page = output.write(explanation.to_html)
-    console.print(render(explanation))
+    console.print(explanation)
     output.show(page, console)
 
 
@@ -158,7 +156,6 @@ def _explain_task(
     """Print why heads attend to true labels on average over a task's prompts, and write the files."""
     from icl_lens.locate.mean_score_parts import mean_score_parts
     from icl_lens.models.view import ModelView
-    from icl_lens.report.mean_score_parts import render
 
     reject_options(readout, "final_norm", "bias", reason="parts are those of the model's own scores")
     with why_options.running() as (run, console):
@@ -171,8 +168,8 @@ def _explain_task(
             found = mean_score_parts(loaded, batch, heads, run=run)
         if console.quiet:
             return
-        output.write_json(lambda: json.dumps({"model": view.name, **found.to_dict()}, indent=1) + "\n")
-        console.print(render(found))
+        output.write_json(lambda: found.to_json(model=view.name))
+        console.print(found)
         output.show(None, console)
         if why_options.out is not None:
             tables = why_options.out / "writers.parquet"

@@ -1,6 +1,5 @@
 """`icl-lens towers`: exchange queries, keys and values of heads, and compare with random heads."""
 
-import json
 import shlex
 import sys
 from dataclasses import dataclass
@@ -62,6 +61,7 @@ def towers(
     queries, keys and values of all these heads are exchanged for those of prompts with another query, exchanged texts
     or exchanged labels, one by one and in pairs; random heads of the same layers are the control.
     """
+    from icl_lens.report.views import page as page_of
     from icl_lens.runs.run import Run
     from icl_lens.towers import N_HEADS, two_towers
 
@@ -87,8 +87,7 @@ def towers(
             **tokens.tokenize_arguments(),
         )
     command = shlex.join(["icl-lens", *sys.argv[1:]])
-    page = output.write(lambda: found.page(command=command, behavior=str(behavior or "")))
-    written = {"command": command, "task_check": behavior and behavior.to_dict()} | found.to_dict()
-    output.write_json(lambda: json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+    page = output.write(lambda: page_of(found, command=command, behavior=str(behavior or "")))
+    output.write_json(lambda: found.to_json(command=command, task_check=behavior and behavior.to_dict()))
     console.print(found)
     output.show(page, console)

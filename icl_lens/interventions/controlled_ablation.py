@@ -6,6 +6,7 @@
 3. Intervals resample random sets and queries (not prompts, because those with the same query are not independent).
 """
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import NO_LABELS_HINT
 from icl_lens.digest import weights_digest
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, plural_prompts
+from icl_lens.display import SHOWN_ROWS, Displayed, Result, columns_first, plural_prompts
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.interventions.edit import Edit, Positions
 from icl_lens.interventions.edits import Ablate, Mode, Reference
@@ -52,7 +53,7 @@ Measure = PromptMeasure | Literal["auroc"]
 
 
 @dataclass(frozen=True, repr=False)
-class AnswerScores(ShownAsTable):
+class AnswerScores(Displayed):
     """Label log-probabilities (nats), and whether the correct label is the top token of the full vocabulary."""
 
     label_log_probs: Float[Tensor, "prompt label"]
@@ -61,6 +62,11 @@ class AnswerScores(ShownAsTable):
     """Index of the correct label; -1 where a prompt has no answer."""
     label_mask: Bool[Tensor, "prompt label"]
     """Labels that occur in each prompt."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return answer (index), is_top_token, and log p of each label (nats): one row per prompt."""
+        frame = pd.DataFrame({"answer": self.answer.tolist(), "is_top_token": self.top1_correct.tolist()})
+        return frame.join(pd.DataFrame(self.label_log_probs.tolist()).add_prefix("log_prob_"))
 
     def _shown(self) -> tuple[str, dict[str, list[object]], int]:
         n, scores = len(self.answer), self.label_log_probs[:SHOWN_ROWS]
@@ -89,11 +95,18 @@ _MEASURES: dict[PromptMeasure, Callable[[AnswerScores], Tensor]] = {
 
 
 @dataclass(frozen=True, repr=False)
-class Condition(ShownAsTable):
+class Condition(Displayed):
     """Head sets, and the answer scores with each of them ablated; random conditions have several sets."""
 
     sets: tuple[tuple[Head, ...], ...]
     scores: tuple[AnswerScores, ...]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return heads (ablated) and top_token (share of prompts whose answer is the top token): one row per set."""
+        heads = [" ".join(map(str, one)) for one in self.sets]
+        return pd.DataFrame(
+            {"heads": heads, "top_token": [float(one.top1_correct.double().mean()) for one in self.scores]}
+        )
 
     def _shown(self) -> tuple[str, dict[str, list[object]], int]:
         columns: dict[str, list[object]] = {
@@ -107,7 +120,7 @@ class Condition(ShownAsTable):
 
 
 @dataclass(frozen=True, repr=False)
-class ControlledAblation(ShownAsTable):
+class ControlledAblation(Result):
     """Answer scores with chosen heads ablated jointly, next to those with random head sets ablated.
 
     `conditions`: "no ablation"; "heads", the chosen ones; "same layers" and "all layers", random sets of the same size.
@@ -182,11 +195,17 @@ class ControlledAblation(ShownAsTable):
     def to_frame(self) -> pd.DataFrame:
         """Return each measure's interval, range over sets and difference from "same layers", one row per condition.
 
-        The columns are `n_sets` and, for each measure, its mean, `_low` and `_high` (95% interval), `_min` and `_max`
-        (over the means of sets), and, if there are random sets, `_minus_same_layers` with `_low` and `_high`.
+        The columns are the measures' means; then, for each measure, `_low` and `_high` (95% interval), if there are
+        random sets `_minus_same_layers` with `_low` and `_high`, `_min` and `_max` (over the means of sets); `n_sets`.
         """
         rows = {name: self._row(name) for name, condition in self.conditions.items() if condition.sets}
-        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("condition")
+        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("condition")
+        return columns_first(table, "accuracy", "log_odds", "auroc", "over_vocabulary")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return chance and, for prompts with several labels, the table of conditions for JSON."""
+        table = {} if len(self.labels) < 2 else json.loads(str(self.to_frame().to_json(orient="index")))
+        return {"chance": self.chance, "conditions": table}
 
     def _shown(self) -> tuple[str, dict[str, list[object]], int]:
         shown = {name: len(one.sets) for name, one in self.conditions.items() if one.sets}
@@ -210,7 +229,7 @@ class ControlledAblation(ShownAsTable):
 
     def _row(self, name: ConditionName) -> dict[str, float | int]:
         """Return one row of `to_frame`; log-odds and AUROC are omitted if there is only one label."""
-        row: dict[str, float | int] = {"n_sets": len(self.conditions[name].sets)}
+        row: dict[str, float | int] = {}
         measures: tuple[Measure, ...] = ("accuracy", "auroc", "log_odds", "over_vocabulary")
         if len(self.labels) < 2:
             measures = ("accuracy", "over_vocabulary")
@@ -222,7 +241,7 @@ class ControlledAblation(ShownAsTable):
             for suffix, (value, low, high) in found.items():
                 row |= {measure + suffix: value, f"{measure}{suffix}_low": low, f"{measure}{suffix}_high": high}
             row |= {f"{measure}_min": float(means.min()), f"{measure}_max": float(means.max())}
-        return row
+        return row | {"n_sets": len(self.conditions[name].sets)}
 
     def _draws(
         self, condition: ConditionName, measure: Measure

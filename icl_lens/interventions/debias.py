@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.display import ShownAsTable, format_signed
+from icl_lens.display import Result, format_signed
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edit import Edit
 from icl_lens.interventions.edits import RemovePosition, Reweight
@@ -90,7 +90,7 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
 
 
 @dataclass(frozen=True, repr=False)
-class StrengthSearch(ShownAsTable):
+class StrengthSearch(Result):
     """The selected strength, and bias and accuracy of all tried strengths on the prompts that selected it.
 
     Example:

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_against_ids, check_targets
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, long_frame, plural_prompts
+from icl_lens.display import SHOWN_ROWS, Result, columns_first, format_signed, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edit import Positions
 from icl_lens.interventions.edits import Ablate, Mode, Reference
@@ -36,7 +36,7 @@ Algorithm = Literal["partial_forward", "prefix_cache", "gradient"]
 
 
 @dataclass(frozen=True, repr=False)
-class HeadEffects(ShownAsTable):
+class HeadEffects(Result):
     """What the answer loses when each head is ablated, nats; positive where the head helps.
 
     `log_prob` is the drop in log p(target), and `log_odds` that in log p(target) − log Σ p(against), NaN for prompts
@@ -72,10 +72,10 @@ class HeadEffects(ShownAsTable):
         return largest_means({name: getattr(self, name).nanmean(0) for name in OUTCOMES}, k, outcome)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per prompt and head: prompt, layer, head, name, log_prob and log_odds (nats)."""
+        """Return one row per prompt and head: name, log_odds, log_prob (nats), prompt, layer and head."""
         frame = long_frame(self.log_prob, ("prompt", "layer", "head"), value="log_prob")
         frame["log_odds"] = self.log_odds.detach().float().cpu().flatten().numpy()
-        return frame
+        return columns_first(frame, "name", "log_odds", "log_prob")
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         heads = self.top(SHOWN_ROWS // 2)
@@ -105,8 +105,8 @@ def largest_means(means: Mapping[Outcome, Float[Tensor, "layer head"]], k: int, 
     return [Head.from_index(index, mean.shape[1]) for index in order.tolist()]
 
 
-@dataclass(frozen=True)
-class Agreement:
+@dataclass(frozen=True, repr=False)
+class Agreement(Result):
     """Agreement of two head rankings: rank correlation over all heads, and overlap of the top k.
 
     Example:
@@ -126,6 +126,14 @@ class Agreement:
     def to_frame(self) -> pd.DataFrame:
         """Return one row with spearman, k, overlap and expected_overlap."""
         return pd.DataFrame([asdict(self)])
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        columns: dict[str, list[object]] = {
+            "rank correlation": [format_signed(self.spearman)],
+            f"of the top {self.k}": [f"{self.overlap} in both"],
+            "expected by chance": [f"{self.expected_overlap:.1f}"],
+        }
+        return "Agreement of two rankings of heads", columns, 1
 
 
 def head_effects(

@@ -23,7 +23,7 @@ from icl_lens.activations.activations import Activations, capture
 from icl_lens.activations.writers import vector_bytes, writer_names
 from icl_lens.attribution.head_projection import require_writers
 from icl_lens.attribution.scored_tokens import Against
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, plural_prompts
+from icl_lens.display import SHOWN_ROWS, Result, format_signed, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edit import Edit, Places
 from icl_lens.interventions.effects import answer_outcomes, log_odds, outcome_tokens
@@ -63,7 +63,7 @@ class Edge:
 
 
 @dataclass(frozen=True, repr=False)
-class HeadToHeadEffects(ShownAsTable):
+class HeadToHeadEffects(Result):
     """What the answer loses when a sender is removed from a receiver's query, keys or values, nats.
 
     A positive value means that the edge helps the answer. `log_prob` is the drop in log p(target), and `log_odds` that
@@ -87,13 +87,13 @@ class HeadToHeadEffects(ShownAsTable):
     """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
 
     def to_frame(self) -> pd.DataFrame:
-        """Return receiver, part, sender, and mean log_prob and log_odds lost over the prompts that have them.
+        """Return receiver, part, sender, and mean log_odds and log_prob lost over the prompts that have them.
 
         The largest effect on the log-odds comes first, or that on log p if no prompt has log-odds.
         """
         receivers = [str(head) for head in self.receivers for _ in self.senders]
         frame = pd.DataFrame({"receiver": receivers, "part": self.part, "sender": self.senders * len(self.receivers)})
-        for name in ("log_prob", "log_odds"):
+        for name in ("log_odds", "log_prob"):
             frame[name] = getattr(self, name).double().nanmean(0).flatten().cpu().numpy()
         order = ["log_odds", "log_prob"]  # all equal if no prompt has log-odds
         return frame.sort_values(order, ascending=False, ignore_index=True, kind="stable")

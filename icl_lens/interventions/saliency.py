@@ -16,7 +16,7 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from icl_lens.display import ShownAsTable, long_frame, plural_prompts
+from icl_lens.display import Result, long_frame, plural_prompts
 from icl_lens.errors import InputError
 from icl_lens.interventions.gradients import prompts_at_once, z_gradients
 from icl_lens.interventions.pattern import LayerValues, recording_hooks
@@ -29,7 +29,7 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 5e-2, tor
 
 
 @dataclass(frozen=True, repr=False)
-class SaliencyFlow(ShownAsTable):
+class SaliencyFlow(Result):
     """Mean saliency of the attention edges of each kind, by layer, in nats (loss units, non-negative).
 
     An edge is a query position i and an earlier key position j; information flows from j to i. The first three kinds

@@ -27,7 +27,8 @@ import pandas as pd
 from icl_lens.attribution.scored_tokens import check_targets
 from icl_lens.display import (
     SHOWN_ROWS,
-    ShownAsTable,
+    Result,
+    columns_first,
     format_signed,
     interval_suffix,
     interval_texts,
@@ -56,7 +57,7 @@ Table = Literal["edges", "curve", "groups", "layers"]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Circuit(ShownAsTable):
+class Circuit(Result):
     """The strongest edges into some heads, and how much of the answer they carry; made by `locate_circuit`.
 
     Effects are drops in the answer's log-odds, nats, on held-out prompts: positive if the edge helps. `low` and `high`
@@ -93,8 +94,8 @@ class Circuit(ShownAsTable):
     def to_frame(self, table: Table = "edges") -> pd.DataFrame:
         """Return a table.
 
-        - "edges", one row per edge of the circuit, strongest first: edge, receiver, part, sender, role; estimate (the
-          first-order effect, on the prompts that rank the edges); effect, low, high (exact, held-out); needed,
+        - "edges", one row per edge of the circuit, strongest first: edge; effect, low, high (exact, held-out);
+          receiver, part, sender, role; estimate (the first-order effect, on the prompts that rank the edges); needed,
           needed_low, needed_high (the drop when, with only the circuit kept, this edge is removed too).
         - "curve", one row per number of edges kept: kept, share (of all edges); faithfulness, low, high; random,
           random_low, random_high (mean, lowest and highest of the random rankings); difference, difference_low,
@@ -106,7 +107,8 @@ class Circuit(ShownAsTable):
           effect, low, high.
         """
         check_choice("table", table, get_args(Table))
-        return getattr(self, table).copy()
+        found = getattr(self, table).copy()
+        return columns_first(found, "edge", "effect", "low", "high") if table == "edges" else found
 
     def score(self, name: str) -> tuple[float, float, float]:
         """Return a score, with the low and high end of its interval.

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.attribution.scored_tokens import Against, select_rows
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, interval_texts, plural_prompts
+from icl_lens.display import SHOWN_ROWS, Result, format_signed, head_name, interval_texts, plural_prompts
 from icl_lens.errors import check_choice
 from icl_lens.interventions.edit import Positions
 from icl_lens.interventions.edits import Ablate
@@ -60,7 +60,7 @@ def effect_columns(rows: list[int], effects: HeadEffects) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, repr=False)
-class MeanEffects(ShownAsTable):
+class MeanEffects(Result):
     """What the answer loses on average when each head is zero-ablated, nats; positive if the head helps the answer.
 
     `log_prob` and `log_odds` are those of `HeadEffects`.
@@ -102,22 +102,18 @@ class MeanEffects(ShownAsTable):
     def to_frame(self) -> pd.DataFrame:
         """Return one row per head, largest effect first.
 
-        The columns are rank, layer, head and name; effect, low and high: the log-odds lost or, if no prompt has
-        log-odds, log p; log_prob, log_prob_low and log_prob_high: log p lost.
+        The columns are name; effect, low and high: the log-odds lost or, if no prompt has log-odds, log p; log_prob,
+        log_prob_low and log_prob_high: log p lost; rank, layer and head.
         """
         heads = self.top(self.log_prob.mean.numel())
         index = tuple(np.array(heads).T)
-        columns: dict[str, Any] = {
-            "rank": np.arange(1, len(heads) + 1),
-            "layer": index[0],
-            "head": index[1],
-            "name": [head_name(*head) for head in heads],
-        }
+        columns: dict[str, Any] = {"name": [head_name(*head) for head in heads]}
         effect = self.log_odds if self.has_log_odds else self.log_prob
         for score, mean, prefix in ((effect, "effect", ""), (self.log_prob, "log_prob", "log_prob_")):
             found = {mean: score.mean, f"{prefix}low": score.low, f"{prefix}high": score.high}
             columns |= {column: values[index].numpy() for column, values in found.items()}
-        return pd.DataFrame(columns)
+        place = {"rank": np.arange(1, len(heads) + 1), "layer": index[0], "head": index[1]}
+        return pd.DataFrame(columns | place)
 
     def summary(self) -> str:
         """Return one or two sentences on the method, the number of prompts, and the intervals."""

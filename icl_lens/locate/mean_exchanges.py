@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed, head_name, interval_texts, plural_prompts
+from icl_lens.display import SHOWN_ROWS, Result, format_signed, head_name, interval_texts, plural_prompts
 from icl_lens.locate.chunk import index_columns
 from icl_lens.locate.streamed_means import MeanScore, StreamedMeans
 from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
@@ -31,13 +31,13 @@ NAMES = tuple(exchange.name for exchange in SINGLE)
 
 
 @dataclass(frozen=True, repr=False)
-class MeanExchanges(ShownAsTable):
+class MeanExchanges(Result):
     """Mean log-odds (nats) that the answer loses if one head alone takes its query, keys or values from a donor prompt.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
         >>> found = il.locate_towers(model, many)
-        >>> found.query.mean.shape, found.to_frame().columns.tolist()[3:]
+        >>> found.query.mean.shape, found.to_frame().columns.tolist()[:6]
         (torch.Size([8, 6]), ['name', 'query', 'low', 'high', 'keys', 'values'])
     """
 
@@ -63,7 +63,7 @@ class MeanExchanges(ShownAsTable):
     def to_frame(self) -> pd.DataFrame:
         """Return one row per head, largest effect of the query first.
 
-        The columns are rank, layer, head and name; query, low and high (its interval); keys and values.
+        The columns are name; query, low and high (its interval); keys and values; rank, layer and head.
         """
         heads = self.top(self.query.mean.numel())
         index = tuple(np.array(heads).T)
@@ -76,11 +76,11 @@ class MeanExchanges(ShownAsTable):
         }
         return pd.DataFrame(
             {
+                "name": [head_name(*head) for head in heads],
+                **{name: values[index].numpy() for name, values in scores.items()},
                 "rank": np.arange(1, len(heads) + 1),
                 "layer": index[0],
                 "head": index[1],
-                "name": [head_name(*head) for head in heads],
-                **{name: values[index].numpy() for name, values in scores.items()},
             }
         )
 

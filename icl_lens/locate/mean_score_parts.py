@@ -32,7 +32,7 @@ from icl_lens.attribution.value_parts import value_parts
 from icl_lens.attribution.writer_groups import GROUPS, group_of
 from icl_lens.display import (
     SHOWN_ROWS,
-    ShownAsTable,
+    Result,
     format_signed,
     interval_suffix,
     interval_texts,
@@ -56,7 +56,7 @@ adds to the answer by reading labels of either kind, nats."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class MeanScoreParts(ShownAsTable):
+class MeanScoreParts(Result):
     """Mean parts of heads' scores and values by writer; made by `mean_score_parts`.
 
     They show why heads attend to true labels (those equal to the answer) rather than to false ones, and what their

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def heads_table(top: TopHeads) -> "pd.DataFrame":
-    """Return one row per head: rank, layer, head, name, `top.by` (mean, nats), low, high, share_evaluated.
+    """Return one row per head: name, `top.by` (mean, nats), low, high, rank, layer, head, share_evaluated.
 
     `share_evaluated`, the share of prompts on which a head was evaluated, is always 1 for located heads.
     """

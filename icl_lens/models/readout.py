@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.display import SHOWN_ROWS, ShownAsTable, format_signed
+from icl_lens.display import SHOWN_ROWS, Displayed, format_signed
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.models.memory import LOGIT_BYTES
 
@@ -386,12 +387,17 @@ class Readout:
 
 
 @dataclass(frozen=True, repr=False)
-class VectorDescriptions(ShownAsTable):
+class VectorDescriptions(Displayed):
     """What `Readout.describe` finds for each vector: top tokens, the rank of a token (0 if not requested), standout."""
 
     tokens: list[list[str]]
     ranks: Int[Tensor, " n"]
     standouts: Float[Tensor, " n"]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return words (the top tokens), standout and rank: one row per vector."""
+        words = [" ".join(words) for words in self.tokens]
+        return pd.DataFrame({"words": words, "standout": self.standouts.tolist(), "rank": self.ranks.tolist()})
 
     def _shown(self) -> tuple[str, dict[str, list[object]], int]:
         columns: dict[str, list[object]] = {

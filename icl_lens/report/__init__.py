@@ -1,6 +1,6 @@
 """Tables, figures, terminal output and pages of results.
 
-1. `findings`: the contents of an explanation of one prompt, as plain data.
+1. `explanation`: an explanation of one prompt, as typed sections.
 2. `tables`, `plots`, `terminal`, `html`: renderers of that data. They compute no results, do not import `explain`, and
    are loaded on first use.
 """
@@ -8,5 +8,5 @@
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, submodules=["findings", "html", "plots", "tables", "terminal"]
+    __name__, submodules=["explanation", "html", "plots", "tables", "terminal"]
 )

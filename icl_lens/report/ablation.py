@@ -1,8 +1,7 @@
-"""An ablation with controls in words and numbers, for the terminal, the page and the JSON file."""
+"""An ablation with controls in words and numbers: its terminal tables and its page."""
 
-import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Group
@@ -11,8 +10,9 @@ from rich.text import Text
 from icl_lens.interventions.controlled_ablation import Condition, ConditionName, ControlledAblation
 from icl_lens.metrics import Interval
 from icl_lens.models.active_edits import edits_note
+from icl_lens.report.html.parts import Cell, Chip, Dots, Table
 from icl_lens.report.number_format import mean_and_range, percent, signed
-from icl_lens.report.rich_table import new_table
+from icl_lens.report.terminal import full_table
 
 
 def condition_names(found: ControlledAblation) -> dict[ConditionName, str]:
@@ -62,7 +62,7 @@ def comparison_rows(found: ControlledAblation) -> list[list[str]]:
     return rows
 
 
-def render(found: ControlledAblation) -> Group:
+def terminal(found: ControlledAblation) -> Group:
     """Return the tables that `icl-lens ablate` prints."""
     if len(found.queries) == 1:
         tables = {("probability of", *condition_names(found).values()): probability_rows(found)}
@@ -72,11 +72,7 @@ def render(found: ControlledAblation) -> Group:
             ("", *columns): condition_rows(found),
             ("difference", "accuracy, points (95%)", columns[1]): comparison_rows(found),
         }
-    shown = []
-    for header, rows in tables.items():
-        shown.append(new_table(*header))
-        for row in rows:
-            shown[-1].add_row(*map(Text, row))
+    shown = [full_table(header, rows) for header, rows in tables.items()]
     return Group(*shown, *(Text(note, "dim") for note in notes(found)))
 
 
@@ -106,31 +102,58 @@ def notes(found: ControlledAblation) -> list[str]:
     return lines
 
 
-def ablation_json(found: ControlledAblation, **about: Any) -> str:
-    """Return all numbers as JSON: `about`, the table of conditions, and every prompt under every head set."""
-    table = {} if len(found.labels) < 2 else json.loads(str(found.to_frame().to_json(orient="index")))
-    return json.dumps(
-        about
-        | {
-            "heads": [str(head) for head in found.heads],
-            "positions": found.positions,
-            "mode": found.mode,
-            "edits": found.edits,
-            "labels": found.labels,
-            "chance": found.chance,
-            "conditions": {
-                name: table.get(name, {})
-                | {
-                    "sets": [[str(head) for head in one] for one in condition.sets],
-                    "label_log_probs": [one.label_log_probs.tolist() for one in condition.scores],
-                    "top1_correct": [one.top1_correct.tolist() for one in condition.scores],
-                }
-                for name, condition in found.conditions.items()
-            },
-        },
-        indent=1,
-        ensure_ascii=False,
-    )
+def page(found: ControlledAblation) -> tuple[str, dict[str, Any]]:
+    """Return the page of answers without ablation, with the heads ablated and with random heads ablated."""
+    n, is_task = len(found.heads), len(found.queries) > 1
+    answer = _answer(found)
+    columns = [condition_names(found)["heads"], "#accuracy, points (95%)", "#log-odds, nats (95%)"]
+    return "ablation.html.j2", {
+        "title": f"{n} head{'s' * (n > 1)} ablated",
+        "found": found,
+        "answer": Chip(found.labels[answer], answer),
+        "is_task": is_task,
+        "before_after": _before_after(found, answer),
+        "result": _task_table(found) if is_task else _prompt_table(found),
+        "comparison": Table(columns, comparison_rows(found)) if is_task else None,
+        "notes": notes(found),
+        **dict.fromkeys(("model", "text", "chosen", "behavior", "command"), ""),
+    }
+
+
+def _answer(found: ControlledAblation) -> int:
+    """Return the index of the first prompt's answer or, without one, of the label that the model prefers."""
+    scores = found.conditions["no ablation"].scores[0]
+    answer = int(scores.answer[0])
+    return answer if answer >= 0 else int(scores.label_log_probs[0].argmax())
+
+
+def _before_after(found: ControlledAblation, answer: int) -> Sequence[float]:
+    """Return the accuracy, or the probability of one prompt's answer, without ablation and with the heads ablated."""
+    conditions = [found.conditions[name] for name in ("no ablation", "heads")]
+    if len(found.queries) > 1:
+        return [one.scores[0].accuracy_between_labels for one in conditions]
+    return [label_probabilities(one, answer)[0] for one in conditions]
+
+
+def _task_table(found: ControlledAblation) -> Table:
+    before = float(found.per_prompt("no ablation", "accuracy").mean())
+    rows: list[list[Cell]] = []
+    for name, texts in zip(condition_names(found), condition_rows(found), strict=True):
+        means = found.per_prompt(name, "accuracy").mean(1).tolist()
+        draws = means if name in ("same layers", "all layers") else []
+        rows.append([*texts, Dots(before, sum(means) / len(means), draws)])
+    columns = ["", "#accuracy (95%)", "#log-odds, nats (95%)", "#top token", "accuracy, 0 – 100%"]
+    return Table(columns, rows, "removal")
+
+
+def _prompt_table(found: ControlledAblation) -> Table:
+    rows: list[list[Cell]] = []
+    for i, (label, *texts) in enumerate(probability_rows(found)):
+        before, after = (label_probabilities(found.conditions[name], i)[0] for name in ("no ablation", "heads"))
+        draws = label_probabilities(found.conditions["same layers"], i)
+        rows.append([Chip(label, i), *texts, Dots(before, after, draws)])
+    names = [f"#{name}" for name in condition_names(found).values()]
+    return Table(["probability of", *names, "0 – 100%"], rows, "removal")
 
 
 def signed_short(value: float) -> str:

@@ -1,13 +1,19 @@
-"""A circuit in words and numbers, for the terminal and the page."""
+"""A circuit in words and numbers: its terminal tables, figures and page."""
 
+import base64
 from collections.abc import Callable
+from typing import Any
 
+from matplotlib.figure import Figure
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from icl_lens.locate.circuit import MEAN_PROMPTS, Circuit
+from icl_lens.report import plots
+from icl_lens.report.html.parts import text_table
+from icl_lens.report.notebook_figure import transparent_png
 from icl_lens.report.number_format import signed
-from icl_lens.report.rich_table import new_table
+from icl_lens.report.terminal import full_table
 
 N_SHOWN = 12
 """Number of edges that the terminal shows."""
@@ -79,21 +85,39 @@ def notes(found: Circuit) -> list[str]:
     return lines
 
 
-def render(found: Circuit) -> Group:
+def terminal(found: Circuit) -> Group:
     """Return what `icl-lens circuit` prints."""
     edges = edge_rows(found)
     tables = {EDGE_COLUMNS: edges[:N_SHOWN], CURVE_COLUMNS: curve_rows(found), GROUP_COLUMNS: group_rows(found)}
     shown: list[RenderableType] = [Text(sentence, "bold") for sentence in found.sentences()]
     for columns, rows in tables.items():
         if rows:
-            table = new_table(*columns, left=() if columns is CURVE_COLUMNS else (0,))
-            for column in table.columns[1:]:
-                column.no_wrap = True
-            for row in rows:
-                table.add_row(*map(Text, row))
-            shown.append(table)
+            shown.append(full_table(columns, rows, left=() if columns is CURVE_COLUMNS else (0,)))
     more = [f"{len(edges) - N_SHOWN} more edges: --html, --json and --out have all."] if len(edges) > N_SHOWN else []
     return Group(*shown, Text(" ".join([*more, *notes(found)]), "dim"))
+
+
+def page(found: Circuit) -> tuple[str, dict[str, Any]]:
+    """Return the page: what the edges carry in words, as a graph, as a curve, and in tables."""
+    curve, graph = curve_rows(found), plots.circuit(found)
+    n = len(found.receivers)
+    return "circuit.html.j2", {
+        "title": f"circuit of {n} head{'s' * (n > 1)}",
+        "found": found,
+        "sentences": found.sentences(),
+        "graph": _image(graph),
+        "graph_width": round(125 * graph.get_figwidth()),  # names are about as large as the page's text
+        "curve_figure": _image(plots.circuit_curve(found)) if curve else "",
+        "edges": text_table(EDGE_COLUMNS, edge_rows(found)),
+        "curve": text_table(CURVE_COLUMNS, curve, numbers=0),
+        "groups": text_table(GROUP_COLUMNS, group_rows(found)),
+        "notes": notes(found),
+        **dict.fromkeys(("model", "text", "chosen", "behavior", "command"), ""),
+    }
+
+
+def _image(figure: Figure) -> str:
+    return f"data:image/png;base64,{base64.b64encode(transparent_png(figure)).decode('ascii')}"
 
 
 def _share(value: float) -> str:

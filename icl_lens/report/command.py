@@ -2,27 +2,26 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 
 from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Prompt, Template
-from icl_lens.report.findings import Findings
+from icl_lens.report.explanation import Explanation
 
 
-def command(explanation: Findings) -> str:
+def command(explanation: Explanation) -> str:
     """Return the shell command that reproduces the explanation, or Python code if the CLI cannot express it."""
-    explanation = replace(explanation, model=explanation.source or explanation.model)  # a folder's path, not its name
-    settings, prompt = explanation.settings, explanation.prompt
+    model = explanation.settings.source or explanation.model  # a folder's path, not its name
+    settings, prompt = explanation.settings, explanation.input.prompt
     if _fits_command_line(explanation):
         if prompt is None:
-            words = ["icl-lens", "explain", "--text", explanation.text, "--model", explanation.model]
+            words = ["icl-lens", "explain", "--text", explanation.input.text, "--model", model]
             words += [] if settings.target is None else ["--answer", str(settings.target)]
         else:
-            words = ["icl-lens", "explain", str(prompt), "--model", explanation.model]
+            words = ["icl-lens", "explain", str(prompt), "--model", model]
             words += ["--answer", prompt.answer] if prompt.answer is not None else []
         words += [word for other in settings.against or () for word in ("--against", str(other))]
         words += ["--shared-prefix", settings.shared_prefix] if settings.shared_prefix != "error" else []
-        default_by = "contrast" if explanation.compared_with else "increase"
+        default_by = "contrast" if explanation.scores.compared_with else "increase"
         words += ["--by", settings.by] if settings.by != default_by else []
         words += ["--why", settings.why] if settings.why is not None else []
         words += ["--top", str(settings.k), "--ablate", str(settings.n_ablated), "--seed", str(settings.seed)]
@@ -35,7 +34,7 @@ def command(explanation: Findings) -> str:
     return (
         "import icl_lens as il\n"
         "import torch\n"
-        f"model = il.load_model({explanation.model!r}, dtype=torch.{settings.dtype})\n"
+        f"model = il.load_model({model!r}, dtype=torch.{settings.dtype})\n"
         f"il.explain(\n    model,\n{what}{'' if prompt is None else against}"
         f"    final_norm={settings.final_norm!r},\n    bias={settings.bias},\n    by={settings.by!r},\n"
         f"    why={settings.why!r},\n"
@@ -44,12 +43,12 @@ def command(explanation: Findings) -> str:
     )
 
 
-def _prompt_code(explanation: Findings, prompt: Prompt) -> str:
+def _prompt_code(explanation: Explanation, prompt: Prompt) -> str:
     """Return the code of a prompt and of its tokenization."""
     demonstrations = ",\n         ".join(
         f"il.Demonstration({shown.text!r}, {shown.label!r})" for shown in prompt.demonstrations
     )
-    template, shared = explanation.template, explanation.settings.shared_prefix
+    template, shared = explanation.input.template, explanation.settings.shared_prefix
     parts = (template.demonstration, template.query, template.separator, template.prefix)
     return (
         f"    il.Prompt(\n        [{demonstrations}],\n        query={prompt.query!r},\n"
@@ -60,26 +59,26 @@ def _prompt_code(explanation: Findings, prompt: Prompt) -> str:
     )
 
 
-def _plain_text_code(explanation: Findings) -> str:
+def _plain_text_code(explanation: Explanation) -> str:
     """Return the code of plain text and of its tokenization."""
     settings = explanation.settings
     against = None if settings.against is None else list(settings.against)
     return (
-        f"    il.Text(\n        {explanation.text!r},\n"
+        f"    il.Text(\n        {explanation.input.text!r},\n"
         f"        answer={settings.target!r},\n        against={against!r},\n    ),\n"
         f"    prepend_bos={settings.prepend_bos},\n"
     )
 
 
-def _fits_command_line(explanation: Findings) -> bool:
+def _fits_command_line(explanation: Explanation) -> bool:
     """Return whether the command line can express all settings."""
     settings = explanation.settings
     if settings.n_random != 20:
         return False
-    if explanation.prompt is not None:
-        return explanation.template == Template() and _reads_back(explanation.prompt, explanation.labels)
+    if explanation.input.prompt is not None:
+        return explanation.input.template == Template() and _reads_back(explanation.input.prompt, explanation.labels)
     words = [settings.target, *(settings.against or ())]
-    return not any(isinstance(word, int) or "\n" in (word or "") for word in [*words, explanation.text])
+    return not any(isinstance(word, int) or "\n" in (word or "") for word in [*words, explanation.input.text])
 
 
 def _reads_back(prompt: Prompt, labels: Sequence[str]) -> bool:

@@ -1,5 +1,6 @@
 """Comparison of two explanations, as a table and a page."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,13 +8,16 @@ import pandas as pd
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from icl_lens.display import format_signed, text_table
+from icl_lens.display import Result, columns_first, format_signed, text_table
 from icl_lens.errors import InputError
-from icl_lens.report.findings import Findings
-from icl_lens.report.html.compare import content
-from icl_lens.report.html.page import HasPage
-from icl_lens.report.number_format import percent
-from icl_lens.report.rich_table import new_table
+from icl_lens.models.head import Head
+from icl_lens.report.command import command
+from icl_lens.report.explanation import Explanation
+from icl_lens.report.html.heads import attention_bar, label_sum
+from icl_lens.report.html.parts import Bar, Cell, Chip, HeadMap, Table, largest
+from icl_lens.report.html.sections import answer, label_chips, layer_charts, layers_table, prompt_pieces, unit_name
+from icl_lens.report.number_format import percent, signed
+from icl_lens.report.terminal import new_table
 from icl_lens.scores import SCORES, Score
 
 N_SHOWN = 8
@@ -24,7 +28,7 @@ MODELS_NOTE = Text("Heads of two models correspond only if one model was trained
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(HasPage):
+class Comparison(Result):
     """A comparison of two explanations, A and B, returned by `compare`.
 
     Example:
@@ -32,16 +36,16 @@ class Comparison(HasPage):
         >>> b = il.explain(model, il.Prompt.parse("love : bar eight : foo two : foo one :", answer="foo"))
         >>> both = il.compare(a, b)
         >>> both.to_frame().columns.tolist()
-        ['layer', 'head', 'name', 'a', 'b', 'change', 'increase_a', 'increase_b', 'increase_change']
+        ['name', 'change', 'a', 'b', 'layer', 'head', 'increase_a', 'increase_b', 'increase_change']
     """
 
-    a: Findings
-    b: Findings
+    a: Explanation
+    b: Explanation
 
     @property
     def same_heads(self) -> bool:
         """Whether both models have the same number of layers and heads, so that heads can be compared directly."""
-        return self.a.shape == self.b.shape
+        return self.a.all_heads.shape == self.b.all_heads.shape
 
     @property
     def scores(self) -> list[Score]:
@@ -51,68 +55,33 @@ class Comparison(HasPage):
         contrast, or the increase if one has no contrasts.
         """
         a, b = self.a, self.b
-        first: Score = "contrast" if a.compared_with and b.compared_with else "increase"
+        first: Score = "contrast" if a.scores.compared_with and b.scores.compared_with else "increase"
         if a.settings.by == b.settings.by:
             first = a.settings.by
-        return [first, *(by for by in SCORES if by != first and a.scores_by(by) and b.scores_by(by))]
+        return [first, *(by for by in SCORES if by != first and a.all_heads.by(by) and b.all_heads.by(by))]
 
     def to_frame(self) -> pd.DataFrame:
         """Return every head's scores in A and B and their change (nats), largest change first.
 
-        Columns: layer, head, name, a, b, change (of the first of `scores`), and, for the other scores, such as
+        Columns: name, change, a, b (of the first of `scores`), layer, head, and, for the other scores, such as
         increases, increase_a, increase_b and increase_change. Scores refer to each explanation's own target. Raise
         InputError if the models have different numbers of layers or heads.
         """
         if not self.same_heads:
+            shapes = [one.all_heads.shape for one in (self.a, self.b)]
             raise InputError(
-                f"models must have the same (layers, heads), got {self.a.shape} for {self.a.model} and {self.b.shape} "
-                f"for {self.b.model}; use a.to_frame() and b.to_frame() instead"
+                f"models must have the same (layers, heads), got {shapes[0]} for {self.a.model} and {shapes[1]} for "
+                f"{self.b.model}; use a.to_frame() and b.to_frame() instead"
             )
         first, *others = self.scores
-        frame = self.a.to_frame("heads").filter(["layer", "head", "name"])
+        frame = self.a.to_frame("heads").filter(["name", "layer", "head"])
         named: list[tuple[Score, str]] = [(first, ""), *((by, f"{by}_") for by in others)]
         for by, prefix in named:
             for side, e in (("a", self.a), ("b", self.b)):
-                frame[f"{prefix}{side}"] = [score for row in e.scores_by(by) for score in row]
+                frame[f"{prefix}{side}"] = [score for row in e.all_heads.by(by) for score in row]
             frame[f"{prefix}change"] = frame[f"{prefix}b"] - frame[f"{prefix}a"]
+        frame = columns_first(frame, "name", "change", "a", "b")
         return frame.sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
-
-    def _page(self) -> tuple[str, dict[str, Any]]:
-        changed = self.to_frame().head(N_CHANGED) if self.same_heads else None
-        return "compare.html.j2", content(self.a, self.b, self.scores, changed)
-
-    def __rich__(self) -> Group:
-        """Return the probability of each label, and the heads that changed most or the best heads of each."""
-        a, b = self.a, self.b
-        answers = new_table("label", "A", "B")
-        for label in dict.fromkeys([*a.labels, *b.labels]):
-            probabilities = (side.label_probs.get(label) for side in (a, b))
-            answers.add_row(Text(label), *("–" if value is None else percent(value) for value in probabilities))
-        edited = [
-            Text(f"{name}: {side.edits_note}", "bold") for name, side in zip("AB", (a, b), strict=True) if side.edits
-        ]
-        shown: list[RenderableType] = [*edited, Text("Probability of each label", "bold"), answers]
-        targets = f"A: {a.target}, B: {b.target}"
-        if not self.same_heads:
-            table = new_table("A", a.settings.by, "B", b.settings.by, left=(0, 2))
-            for x, y in zip(a.heads, b.heads, strict=False):
-                scores = x.scores[a.settings.by], y.scores[b.settings.by]
-                table.add_row(str(x.head), f"{scores[0]:+.3f}", str(y.head), f"{scores[1]:+.3f}")
-            return Group(*shown, Text(f"Heads with the largest scores, nats ({targets})", "bold"), table)
-        first, *others = self.scores
-        table = new_table("head", *(column for by in (first, *others) for column in (f"{by} in A", "in B", "change")))
-        columns = [prefix + name for prefix in ("", *(f"{by}_" for by in others)) for name in ("a", "b", "change")]
-        for row in self.to_frame().head(N_CHANGED).to_dict("records"):
-            table.add_row(row["name"], *(f"{row[column]:+.3f}" for column in columns))
-        shown += [Text(f"Heads whose {first} changed most, nats ({targets})", "bold"), table]
-        shown += [MODELS_NOTE] if a.model != b.model else []
-        if a.target != b.target and a.target in b.labels:
-            note = (
-                f"Changes compare what heads add to {a.target} in A with what they add to {b.target} in B; to explain "
-                f"{a.target} in both, pass --answer {a.target} --answer-b {a.target}."
-            )
-            shown.append(Text(note, "dim"))
-        return Group(*shown)
 
     def __repr__(self) -> str:
         names = [
@@ -128,7 +97,7 @@ class Comparison(HasPage):
         return text_table(title, columns, total=len(frame))
 
 
-def compare(a: Findings, b: Findings) -> Comparison:
+def compare(a: Explanation, b: Explanation) -> Comparison:
     """Compare two explanations of different prompts, targets or models.
 
     Raise InputError for arguments that are not explanations.
@@ -138,8 +107,131 @@ def compare(a: Findings, b: Findings) -> Comparison:
         np.float64(0.0)
     """
     for one in (a, b):
-        if not isinstance(one, Findings):
+        if not isinstance(one, Explanation):
             raise InputError(
                 f"expected an explanation, got {one!r:.60}; pass the result of il.explain or il.Explanation.load"
             )
     return Comparison(a, b)
+
+
+def terminal(both: Comparison) -> Group:
+    """Return the probability of each label, and the heads that changed most or the best heads of each."""
+    a, b = both.a, both.b
+    answers = new_table("label", "A", "B")
+    for label in dict.fromkeys([*a.labels, *b.labels]):
+        probabilities = (side.scores.probs.get(label) for side in (a, b))
+        answers.add_row(Text(label), *("–" if value is None else percent(value) for value in probabilities))
+    edited = [Text(f"{name}: {side.edits_note}", "bold") for name, side in zip("AB", (a, b), strict=True) if side.edits]
+    shown: list[RenderableType] = [*edited, Text("Probability of each label", "bold"), answers]
+    targets = f"A: {a.target}, B: {b.target}"
+    if not both.same_heads:
+        table = new_table("A", a.settings.by, "B", b.settings.by, left=(0, 2))
+        for x, y in zip(a.heads, b.heads, strict=False):
+            scores = x.scores[a.settings.by], y.scores[b.settings.by]
+            table.add_row(str(x.head), f"{scores[0]:+.3f}", str(y.head), f"{scores[1]:+.3f}")
+        return Group(*shown, Text(f"Heads with the largest scores, nats ({targets})", "bold"), table)
+    first, *others = both.scores
+    table = new_table("head", *(column for by in (first, *others) for column in (f"{by} in A", "in B", "change")))
+    columns = [prefix + name for prefix in ("", *(f"{by}_" for by in others)) for name in ("a", "b", "change")]
+    for row in both.to_frame().head(N_CHANGED).to_dict("records"):
+        table.add_row(row["name"], *(f"{row[column]:+.3f}" for column in columns))
+    shown += [Text(f"Heads whose {first} changed most, nats ({targets})", "bold"), table]
+    shown += [MODELS_NOTE] if a.model != b.model else []
+    if a.target != b.target and a.target in b.labels:
+        note = (
+            f"Changes compare what heads add to {a.target} in A with what they add to {b.target} in B; to explain "
+            f"{a.target} in both, pass --answer {a.target} --answer-b {a.target}."
+        )
+        shown.append(Text(note, "dim"))
+    return Group(*shown)
+
+
+def page(both: Comparison) -> tuple[str, dict[str, Any]]:
+    """Return the page of two explanations; models of other sizes have their best heads instead of changes."""
+    a, b, scores = both.a, both.b, both.scores
+    plain_text, by = a.is_plain_text or b.is_plain_text, scores[0]
+    shown = {
+        "title": "Two explanations compared",
+        "a": a,
+        "b": b,
+        "sides": [_side("A", a, b), _side("B", b, a)],
+        "plain_text": plain_text,
+        "same_prompt": a.input.prompt == b.input.prompt and a.input.text == b.input.text,
+        "answers": _answers(a, b) if set(a.labels) == set(b.labels) else None,
+        "changed": None,
+        "by": by,
+    }
+    if both.same_heads:
+        changed = both.to_frame().head(N_CHANGED)
+        heads = list(map(Head, changed["layer"], changed["head"]))
+        changes = [
+            [y - x for x, y in zip(*rows, strict=True)]
+            for rows in zip(a.all_heads.by(by), b.all_heads.by(by), strict=True)
+        ]
+        shown |= {"changed": _changed_table(changed, scores)}
+        shown |= {"changes": HeadMap(changes, set(heads), f"change of {by}, B minus A, nats")}
+        if not plain_text:
+            names = list(dict.fromkeys([*a.labels, *b.labels]))
+            shown |= {"labels": names, "attention": _attention_table(a, b, heads, names)}
+    return "compare.html.j2", shown
+
+
+def _side(name: str, e: Explanation, other: Explanation) -> dict[str, Any]:
+    """Return what the page shows of each explanation by itself."""
+    chips, word = label_chips(e), e.scores.next_tokens[0][0] if e.is_plain_text else e.predicted
+    by = e.settings.by
+    reach = largest([report.scores[by] for report in e.heads])
+    best = [[str(report.head), Bar.signed(report.scores[by], reach)] for report in e.heads]
+    attention: list[list[Cell]] = []
+    for report in e.heads:
+        weights = report.attention_to(e.input.label_ranges)
+        attention.append([str(report.head), *(attention_bar(label_sum(e, weights, i), i) for i in range(len(chips)))])
+    return {
+        "name": name,
+        "e": e,
+        "target": Chip(e.target),
+        "continuation": chips.get(word, Chip(word)),
+        "prompt": prompt_pieces(e),
+        "answer": answer(e),
+        "layer_charts": layer_charts(e, other),
+        "layers": layers_table(e),
+        "best": Table(["head", f"#{by}, nats"], best),
+        "attention": Table(["head", *(["#to ", chip] for chip in chips.values())], attention, "located"),
+        "command": command(e),
+    }
+
+
+def _answers(a: Explanation, b: Explanation) -> Table:
+    rows: list[list[Cell]] = []
+    for i, label in enumerate(a.labels):
+        before, after = a.scores.log_probs[i], b.scores.log_probs[b.labels.index(label)]
+        rows.append([Chip(label, i), percent(math.exp(before)), percent(math.exp(after)), signed(after - before)])
+    return Table([unit_name(a), "#A", "#B", "#change of log p, nats"], rows)
+
+
+def _changed_table(rows: pd.DataFrame, scores: list[Score]) -> Table:
+    columns: list[Cell] = ["head"]
+    cells: list[list[Cell]] = [[name] for name in rows["name"]]
+    for by in scores:
+        prefix = "" if by == scores[0] else f"{by}_"
+        columns += [f"#{by} in A", "#in B", "#change, nats"]
+        changes = rows[f"{prefix}change"].tolist()
+        for row, a, b, change in zip(cells, rows[f"{prefix}a"], rows[f"{prefix}b"], changes, strict=True):
+            row += [signed(a), signed(b), Bar.signed(change, largest(changes))]
+    return Table(columns, cells, "located")
+
+
+def _attention_table(a: Explanation, b: Explanation, heads: list[Head], names: list[str]) -> Table:
+    """Return attention summed by label, or "–" where a prompt does not have the label."""
+
+    def bar(e: Explanation, head: Head, i: int) -> Cell:
+        if names[i] not in e.labels:
+            return "–"
+        weights = e.all_heads.attention[head.layer][head.head]
+        return attention_bar(label_sum(e, weights, e.labels.index(names[i])), i)
+
+    rows: list[list[Cell]] = [
+        [str(head), *(bar(e, head, i) for i in range(len(names)) for e in (a, b))] for head in heads
+    ]
+    columns: list[Cell] = [[f"#{side} to ", Chip(name, i)] for i, name in enumerate(names) for side in "AB"]
+    return Table(["head", *columns], rows, "located")

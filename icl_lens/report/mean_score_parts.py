@@ -9,7 +9,7 @@ from icl_lens.attribution.reasons import WRITER_NAMES
 from icl_lens.locate.mean_score_parts import SIDES, MeanScoreParts
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
-from icl_lens.report.rich_table import new_table
+from icl_lens.report.terminal import new_table
 
 N_SHOWN = 5
 """Writers that the terminal shows per side; three for pairs and for false labels."""
@@ -22,7 +22,7 @@ TITLES = {
 }
 
 
-def render(found: MeanScoreParts) -> Group:
+def terminal(found: MeanScoreParts) -> Group:
     """Return what `icl-lens explain --why HEAD -n N` prints."""
     first_order = "" if found.values_are_exact else " (first-order)"
     note = (

@@ -2,35 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from icl_lens.display import format_signed, interval_texts, text_table
+from icl_lens.display import Result, format_signed, interval_texts, text_table
 from icl_lens.errors import InputError
 from icl_lens.metrics import bootstrap_interval, mean_intervals
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.report.comparison import MODELS_NOTE
-from icl_lens.report.html.page import HasPage
 from icl_lens.report.html.parts import Bar, Cell, HeadMap, Scatter, Table, largest
 from icl_lens.report.number_format import percent, signed
-from icl_lens.report.rich_table import new_table
+from icl_lens.report.terminal import new_table
 from icl_lens.scores import DIRECT_SCORES, Score
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TEMPLATE, N_SHOWN = "compare_models.html.j2", 12
 MEASURES = ("accuracy", "log p", "log-odds")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class ModelComparison(HasPage):
+class ModelComparison(Result):
     """Scores of the same prompts by two models, A and B, returned by `compare_models`.
 
     `a` and `b` hold one value per prompt for "accuracy" (0 or 1, among the labels), "log p" of the answer and its
@@ -87,44 +82,17 @@ class ModelComparison(HasPage):
         heads = [Head(layer, head) for layer, head in np.ndindex(a.shape[1:])]
         layer, head = zip(*heads, strict=True)
         change, low, high = mean_intervals((b - a).reshape(len(a), -1), self.queries)
-        frame = pd.DataFrame({"layer": layer, "head": head, "name": list(map(str, heads))})
-        frame = frame.assign(a=a.mean(0).ravel(), b=b.mean(0).ravel(), change=change, low=low, high=high)
+        frame = pd.DataFrame({"name": list(map(str, heads)), "change": change, "low": low, "high": high})
+        frame = frame.assign(a=a.mean(0).ravel(), b=b.mean(0).ravel(), layer=layer, head=head)
         return frame.sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
 
-    @cached_property
-    def figures(self) -> "dict[str, Figure]":
-        """Matplotlib figures by name: "heads", a scatter plot of every head's mean score in A and B."""
-        from icl_lens.report import plots  # import matplotlib only if figures are requested
-
-        names = (f"A: {self.models[0]}", f"B: {self.models[1]}")
-        return {"heads": plots.head_scatter(self.to_frame(), names=names, label=f"mean {self.by} (nats)")}
-
-    def __rich__(self) -> Group:
-        """Return the means of the answers' scores and the heads that changed most, with intervals of the changes."""
-        answers = new_table("", "A", "B", "change", "95% interval")
-        for row in _answer_rows(self):
-            answers.add_row(*row)
-        title = f"Answers to {self.n_prompts} prompts: {self.models[0]} (A) and {self.models[1]} (B)"
-        intervals = Text(f"95% intervals resample the {len(set(self.queries))} distinct queries.", "dim")
-        shown: list[RenderableType] = [Text(title, "bold"), answers, intervals, *map(Text, self._edits_notes)]
-        if not self.same_heads:
-            note = "The models have different numbers of layers or heads, so their heads do not correspond."
-            return Group(*shown, Text(note, "dim"))
-        for by in self._shown_scores:
-            table = new_table("head", "A", "B", "change", "95% interval")
-            rows = self.to_frame(by).head(N_SHOWN)
-            for row, interval in zip(rows.to_dict("records"), interval_texts(rows), strict=True):
-                table.add_row(row["name"], *(f"{row[column]:+.3f}" for column in ("a", "b", "change")), interval)
-            shown += [Text(f"Heads whose mean {by} changed most, nats", "bold"), table]
-        return Group(*shown, MODELS_NOTE)
-
     @property
-    def _edits_notes(self) -> list[str]:
+    def edits_notes(self) -> list[str]:
         """One sentence per edited model."""
         return [edits_note(edits, f"Numbers of {name}") for name, edits in zip("AB", self.edits, strict=True) if edits]
 
     @property
-    def _shown_scores(self) -> list[Score]:
+    def shown_scores(self) -> list[Score]:
         """The scores by which heads are shown: the one that ranks them, the contrast and the increase."""
         scores: list[Score] = [self.by, *DIRECT_SCORES]
         return list(dict.fromkeys(scores))
@@ -142,37 +110,60 @@ class ModelComparison(HasPage):
         columns |= {name: list(map(format_signed, frame[name])) for name in ("a", "b", "change", "low", "high")}
         return text_table(title, columns, total=self.a["increase"][0].size)
 
-    def _page(self) -> tuple[str, dict[str, Any]]:
-        content: dict[str, Any] = {
-            "title": "Two models compared",
-            "both": self,
-            "n_queries": len(set(self.queries)),
-            "edits_notes": self._edits_notes,
-            "correct": [percent(float(side["accuracy"].mean())) for side in (self.a, self.b)],
-            "measures": Table(["", "#A", "#B", "#change", "#95% interval"], _answer_rows(self)),
-            "same_heads": self.same_heads,
-        }
-        if not self.same_heads:
-            return TEMPLATE, content | {"tables": [], "best": [self._best("A", self.a), self._best("B", self.b)]}
-        rows = self.to_frame().to_dict("records")
-        changed = {Head(row["layer"], row["head"]) for row in rows[:N_SHOWN]}
-        return TEMPLATE, content | {
-            "tables": [(by, _table(self.to_frame(by).to_dict("records")[:N_SHOWN])) for by in self._shown_scores],
-            "changes": HeadMap(
-                (self.b[self.by] - self.a[self.by]).mean(0).tolist(), changed, f"change of {self.by}, B minus A, nats"
-            ),
-            "scatter": Scatter(
-                f"mean {self.by}, nats", [(row["name"], row["a"], row["b"], i < N_SHOWN) for i, row in enumerate(rows)]
-            ),
-        }
 
-    def _best(self, name: str, side: Mapping[str, np.ndarray]) -> tuple[str, Table]:
-        """Return the name of a side and the table of its heads with the largest mean scores."""
-        means = side[self.by].mean(0)
-        heads = [Head.from_index(int(index), means.shape[1]) for index in np.argsort(-means, axis=None)[:N_SHOWN]]
-        reach = largest([float(means[head]) for head in heads])
-        rows: list[list[Cell]] = [[str(head), Bar.signed(float(means[head]), reach)] for head in heads]
-        return name, Table(["head", f"#mean {self.by}, nats"], rows)
+def terminal(both: ModelComparison) -> Group:
+    """Return the means of the answers' scores and the heads that changed most, with intervals of the changes."""
+    answers = new_table("", "A", "B", "change", "95% interval")
+    for row in _answer_rows(both):
+        answers.add_row(*row)
+    title = f"Answers to {both.n_prompts} prompts: {both.models[0]} (A) and {both.models[1]} (B)"
+    intervals = Text(f"95% intervals resample the {len(set(both.queries))} distinct queries.", "dim")
+    shown: list[RenderableType] = [Text(title, "bold"), answers, intervals, *map(Text, both.edits_notes)]
+    if not both.same_heads:
+        note = "The models have different numbers of layers or heads, so their heads do not correspond."
+        return Group(*shown, Text(note, "dim"))
+    for by in both.shown_scores:
+        table = new_table("head", "A", "B", "change", "95% interval")
+        rows = both.to_frame(by).head(N_SHOWN)
+        for row, interval in zip(rows.to_dict("records"), interval_texts(rows), strict=True):
+            table.add_row(row["name"], *(f"{row[column]:+.3f}" for column in ("a", "b", "change")), interval)
+        shown += [Text(f"Heads whose mean {by} changed most, nats", "bold"), table]
+    return Group(*shown, MODELS_NOTE)
+
+
+def page(both: ModelComparison) -> tuple[str, dict[str, Any]]:
+    """Return the page's template and its contents."""
+    content: dict[str, Any] = {
+        "title": "Two models compared",
+        "both": both,
+        "n_queries": len(set(both.queries)),
+        "edits_notes": both.edits_notes,
+        "correct": [percent(float(side["accuracy"].mean())) for side in (both.a, both.b)],
+        "measures": Table(["", "#A", "#B", "#change", "#95% interval"], _answer_rows(both)),
+        "same_heads": both.same_heads,
+    }
+    if not both.same_heads:
+        return TEMPLATE, content | {"tables": [], "best": [_best(both, "A", both.a), _best(both, "B", both.b)]}
+    rows = both.to_frame().to_dict("records")
+    changed = {Head(row["layer"], row["head"]) for row in rows[:N_SHOWN]}
+    return TEMPLATE, content | {
+        "tables": [(by, _table(both.to_frame(by).to_dict("records")[:N_SHOWN])) for by in both.shown_scores],
+        "changes": HeadMap(
+            (both.b[both.by] - both.a[both.by]).mean(0).tolist(), changed, f"change of {both.by}, B minus A, nats"
+        ),
+        "scatter": Scatter(
+            f"mean {both.by}, nats", [(row["name"], row["a"], row["b"], i < N_SHOWN) for i, row in enumerate(rows)]
+        ),
+    }
+
+
+def _best(both: ModelComparison, name: str, side: Mapping[str, np.ndarray]) -> tuple[str, Table]:
+    """Return the name of a side and the table of its heads with the largest mean scores."""
+    means = side[both.by].mean(0)
+    heads = [Head.from_index(int(index), means.shape[1]) for index in np.argsort(-means, axis=None)[:N_SHOWN]]
+    reach = largest([float(means[head]) for head in heads])
+    rows: list[list[Cell]] = [[str(head), Bar.signed(float(means[head]), reach)] for head in heads]
+    return name, Table(["head", f"#mean {both.by}, nats"], rows)
 
 
 def _answer_rows(both: ModelComparison) -> list[list[str]]:

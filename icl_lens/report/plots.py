@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from icl_lens.errors import InputError
 from icl_lens.locate.circuit import Circuit
 from icl_lens.report.circuit_graph import circuit as circuit
-from icl_lens.report.findings import Findings
+from icl_lens.report.explanation import Explanation
 from icl_lens.report.notebook_figure import COLUMN, NotebookFigure
 from icl_lens.report.notebook_figure import PAGE as PAGE
 from icl_lens.report.palette import AMBER, BLUE, GRAY, GREEN, INK, ORANGE, PALE, PINK, SKY
@@ -346,7 +346,7 @@ def circuit_curve(circuit: Circuit, *, width: float = COLUMN) -> Figure:
     return figure
 
 
-def explanation_figures(explanation: Findings, *, width: float = COLUMN) -> dict[str, Figure]:
+def explanation_figures(explanation: Explanation, *, width: float = COLUMN) -> dict[str, Figure]:
     """Return an explanation's figures: "layers", "heads" (heatmap), "top_heads" (located heads) and "why".
 
     "heads" and "top_heads" show the score that ranks the heads.

@@ -24,12 +24,12 @@ def head_table(increases: Tensor) -> pd.DataFrame:
 
 
 def top_heads_table(top: TopHeads) -> pd.DataFrame:
-    """Return located heads: rank, layer, head, name, increase or contrast (`top.by`, mean over prompts, nats)."""
+    """Return located heads: name, increase or contrast (`top.by`, mean over prompts, nats), rank, layer, head."""
     return top.to_frame().rename(columns={"value": top.by})
 
 
 def top_subheads_table(acts: Activations, top: TopSubheads) -> pd.DataFrame:
-    """Return located parts: prompt, rank, layer, head, name, position, token, increase or contrast (`top.by`, nats)."""
+    """Return located parts: name, position, token, increase or contrast (`top.by`, nats), prompt, rank, layer, head."""
     return replace(top, tokens=acts.batch.token_names).to_frame().rename(columns={"value": top.by})
 
 

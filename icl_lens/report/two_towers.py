@@ -1,11 +1,9 @@
 """Whether heads work as two towers, as a sentence, a table, a figure and a page."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -13,19 +11,14 @@ from jaxtyping import Bool, Float
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
-from icl_lens.display import json_records, plural_prompts, text_table
-from icl_lens.files import write_text
+from icl_lens import display
+from icl_lens.display import Result, json_records, plural_prompts
 from icl_lens.metrics import Interval, bootstrap_interval
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
-from icl_lens.report.html.page import HasPage
-from icl_lens.report.html.parts import Bar, Cell, Table, largest
-from icl_lens.report.html.templating import render_page
+from icl_lens.report.html.parts import Bar, Cell, Table, largest, text_table
 from icl_lens.report.number_format import percent, signed
-from icl_lens.report.rich_table import new_table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from icl_lens.report.terminal import full_table
 
 COLUMNS = ("exchanged", "two towers\npredict", "log-odds\nlost, nats", "95%\ninterval", "random\nheads", "accuracy")
 COLUMNS = (*COLUMNS, "as\npredicted", "donors'\naccuracy")
@@ -73,7 +66,7 @@ class Check:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class TwoTowers(HasPage):
+class TwoTowers(Result):
     """What exchanging queries, keys and values of some heads costs the answer, made by `two_towers`.
 
     `print` shows `verdict` and the table. `exchanges` has the values of every prompt; intervals resample queries, since
@@ -81,7 +74,7 @@ class TwoTowers(HasPage):
 
     Example:
         >>> found = il.two_towers(model, "sentiment-number", k=3, n=20, n_random_sets=3)
-        >>> found.scan.columns.tolist()[3:], len(found.heads)
+        >>> found.scan.columns.tolist()[:6], len(found.heads)
         (['head', 'query', 'low', 'high', 'keys', 'values'], 3)
     """
 
@@ -95,8 +88,8 @@ class TwoTowers(HasPage):
     """Whether the model gives the answer without exchange."""
     queries: tuple[str, ...]
     scan: pd.DataFrame | None = field(repr=False)
-    """Mean effects (nats) of exchanging single heads, on other prompts: rank, layer, index, head, query, low, high,
-    keys, values; None if heads were given."""
+    """Mean effects (nats) of exchanging single heads, on other prompts: head, query, low, high, keys, values, rank,
+    layer, index; None if heads were given."""
     n_scanned: int
     """Number of prompts of the scan."""
     chance: float
@@ -233,13 +226,6 @@ class TwoTowers(HasPage):
         )
         return f"{start}. Two towers predict, but the 95% interval is not above zero: {'; '.join(texts)}."
 
-    @cached_property
-    def figures(self) -> "dict[str, Figure]":
-        """Matplotlib figures by name: "exchanges", what each exchange costs, next to random heads."""
-        from icl_lens.report import plots  # import matplotlib only if figures are requested
-
-        return {"exchanges": plots.exchanges(self.to_frame())}
-
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict, the tables and the values of every prompt as numbers and strings for JSON."""
         return {
@@ -271,10 +257,6 @@ class TwoTowers(HasPage):
             ],
             "fallback_reason": self.fallback_reason,
         }
-
-    def save(self, path: str | Path) -> None:
-        """Write `to_dict` to a JSON file."""
-        write_text(Path(path), json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
     def rows(self) -> list[list[str]]:
         """Return the cells of `COLUMNS` for each exchange."""
@@ -329,49 +311,10 @@ class TwoTowers(HasPage):
             )
         return found
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Yield what `icl-lens towers` prints; a narrow terminal shows fewer columns."""
-        yield Text(self.verdict, "bold")
-        yield Text(self.summary)
-        columns, rows = COLUMNS, self.rows()
-        if options.max_width < FULL_WIDTH:
-            columns = NARROW_COLUMNS
-            rows = [[row[0], row[1].split()[0], row[2], row[3], row[4].split()[0], row[6]] for row in rows]
-        yield _rich_table(columns, rows, left=(0, 1))
-        if self.scan is not None:
-            yield Text("Scan: effect of exchanging a single head's query, keys or values, nats", "bold")
-            yield _rich_table(SCAN_COLUMNS, self.scan_rows(), left=(0,))
-        yield from (Text(note, "dim") for note in self.notes())
-
     def __repr__(self) -> str:
         names = [column.replace("\n", " ") for column in COLUMNS]
         columns = dict(zip(names, zip(*self.rows(), strict=True), strict=True))
-        return "\n".join([self.verdict, text_table(self.summary, columns)])
-
-    def page(self, *, command: str = "", behavior: str = "") -> str:
-        """Return a self-contained page with the command that reproduces it and what the model does on the task."""
-        template, content = self._page()
-        return render_page(template, **content | {"command": command, "behavior": behavior})
-
-    def _page(self) -> tuple[str, dict[str, Any]]:
-        return "two_towers.html.j2", {
-            "title": f"{self.model}: queries, keys and values exchanged",
-            "found": self,
-            "table": self._table(),
-            "scan": _page_table(SCAN_COLUMNS, self.scan_rows()) if self.scan is not None else None,
-            "chosen": "Found by a scan on other prompts." if self.scan is not None else "Selected.",
-            "command": "",
-            "behavior": "",
-        }
-
-    def _table(self) -> Table:
-        """Return the page's table, with bars for the log-odds lost."""
-        reach = largest([interval.value for interval in self.lost.values()])
-        rows: list[list[Cell]] = []
-        for (name, predicted, _, *rest), one in zip(self.rows(), self.exchanges, strict=True):
-            rows.append([name, predicted, Bar.signed(self.lost[one.name].value, reach), *rest])
-        names = [column.replace("\n", " ") for column in COLUMNS]
-        return Table([*names[:2], *(f"#{name}" for name in names[2:])], rows, "located")
+        return "\n".join([self.verdict, display.text_table(self.summary, columns)])
 
 
 def _the(part: str) -> str:
@@ -395,15 +338,44 @@ def _finite(interval: Interval) -> dict[str, float | None]:
     return {name: None if value != value else value for name, value in vars(interval).items()}
 
 
-def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: tuple[int, ...]) -> Any:
-    table = new_table(*columns, left=left)
-    for column in table.columns:
-        column.no_wrap = True
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+@dataclass(frozen=True)
+class Terminal:
+    """What `icl-lens towers` prints; a narrow terminal shows fewer columns."""
+
+    found: TwoTowers
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        found = self.found
+        yield Text(found.verdict, "bold")
+        yield Text(found.summary)
+        columns, rows = COLUMNS, found.rows()
+        if options.max_width < FULL_WIDTH:
+            columns = NARROW_COLUMNS
+            rows = [[row[0], row[1].split()[0], row[2], row[3], row[4].split()[0], row[6]] for row in rows]
+        yield full_table(columns, rows, left=(0, 1))
+        if found.scan is not None:
+            yield Text("Scan: effect of exchanging a single head's query, keys or values, nats", "bold")
+            yield full_table(SCAN_COLUMNS, found.scan_rows())
+        yield from (Text(note, "dim") for note in found.notes())
 
 
-def _page_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    names = [column.replace("\n", " ") for column in columns]
-    return Table([names[0], *(f"#{name}" for name in names[1:])], rows, "located")
+def page(found: TwoTowers) -> tuple[str, dict[str, Any]]:
+    """Return the page's template and its contents."""
+    return "two_towers.html.j2", {
+        "title": f"{found.model}: queries, keys and values exchanged",
+        "found": found,
+        "table": _table(found),
+        "scan": text_table(SCAN_COLUMNS, found.scan_rows()) if found.scan is not None else None,
+        "chosen": "Found by a scan on other prompts." if found.scan is not None else "Selected.",
+        "command": "",
+        "behavior": "",
+    }
+
+
+def _table(found: TwoTowers) -> Table:
+    """Return the page's table, with bars for the log-odds lost."""
+    reach = largest([interval.value for interval in found.lost.values()])
+    rows: list[list[Cell]] = []
+    for (name, predicted, _, *rest), one in zip(found.rows(), found.exchanges, strict=True):
+        rows.append([name, predicted, Bar.signed(found.lost[one.name].value, reach), *rest])
+    return text_table(COLUMNS, rows, numbers=2)

@@ -3,16 +3,27 @@
 import io
 import math
 import random
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 
-from icl_lens.explanation import Explanation
 from icl_lens.models.head import Head
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template
-from icl_lens.report.findings import AblationReport, ExplainOptions, HeadReport, SubheadReport
-from icl_lens.report.terminal import render
+from icl_lens.report.explanation import (
+    AblationReport,
+    AllHeadsReport,
+    Explanation,
+    HeadReport,
+    InputReport,
+    LayerReport,
+    ScoreReport,
+    Settings,
+    SubheadReport,
+    SubheadsReport,
+)
 
 PAPER = "love : bar like : bar eight : foo two : foo one :"
 SCRIPT = "</script><script>alert(1)</script>"
@@ -23,14 +34,25 @@ HOSTILE = [SCRIPT, IMAGE, "\"'><svg onload=alert(1)>", "<!--", "]]>", "&lt;b&gt;
 
 def terminal_text(explanation: Explanation, width: int = 4000) -> str:
     """Return what a terminal of this width shows, without colors."""
-    return shown_text(render(explanation), width)
+    return shown_text(explanation, width)
 
 
-def shown_text(shown: RenderableType, width: int = 4000) -> str:
+def shown_text(shown: Any, width: int = 4000) -> str:
     """Return a result as a terminal of this width shows it, without colors."""
     console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(shown)
     return console.file.getvalue()
+
+
+def changed(explanation: Explanation, **values: Any) -> Explanation:
+    """Return an explanation with other values of fields, each in the section that has it."""
+    sections = ("settings", "input", "scores", "layers", "all_heads", "subheads")  # `target` is the one of scores
+    section_of = {one.name: name for name in sections for one in fields(getattr(explanation, name))}
+    own = {name: values[name] for name in values if name not in section_of}
+    by_section: dict[str, dict[str, Any]] = defaultdict(dict)
+    for name in values.keys() - own.keys():
+        by_section[section_of[name]][name] = values[name]
+    return replace(explanation, **own, **{k: replace(getattr(explanation, k), **v) for k, v in by_section.items()})
 
 
 def made(
@@ -77,25 +99,39 @@ def made(
 
     scored = scores()
     target = prompt.answer or max(zip(scored, prompt.labels, strict=True))[1]
+    layer_report = LayerReport(
+        tuple(rng.gauss(0.2, 0.5) for _ in range(layers)), tuple(rng.gauss(0.1, 0.3) for _ in range(layers))
+    )
     return Explanation(
         model=model,
-        prompt=prompt,
-        template=Template(),
-        settings=replace(ExplainOptions(), k=k, by="increase"),
-        tokens=tokens,
-        labels=prompt.labels,
-        label_positions=positions,
-        label_ranges=tuple((position, position + 1) for position in positions),
-        demonstration_labels=index,
-        label_log_probs=scored,
-        target=target,
-        target_token=target,
-        next_tokens=tuple((word, 0.1) for word in (*prompt.labels, *words)[:5]),
-        layer_attn=tuple(rng.gauss(0.2, 0.5) for _ in range(layers)),
-        layer_ffn=tuple(rng.gauss(0.1, 0.3) for _ in range(layers)),
-        head_increases=increases,
-        label_attention=tuple(
-            tuple(tuple(rows[layer, head][p] for p in positions) for head in range(heads)) for layer in range(layers)
+        input=InputReport(
+            prompt=prompt,
+            template=Template(),
+            text="",
+            tokens=tokens,
+            token_names=tokens,
+            label_positions=positions,
+            label_ranges=tuple((position, position + 1) for position in positions),
+            demonstration_labels=index,
+        ),
+        scores=ScoreReport(
+            labels=prompt.labels,
+            log_probs=scored,
+            target=target,
+            target_token=target,
+            next_tokens=tuple((word, 0.1) for word in (*prompt.labels, *words)[:5]),
+        ),
+        layers=layer_report,
+        all_heads=AllHeadsReport(
+            increase=increases,
+            contrast=(),
+            effect=(),
+            towers=(),
+            other_query="",
+            attention=tuple(
+                tuple(tuple(rows[layer, head][p] for p in positions) for head in range(heads))
+                for layer in range(layers)
+            ),
         ),
         heads=tuple(
             HeadReport(
@@ -111,12 +147,14 @@ def made(
             )
             for head in ranked[:k]
         ),
-        subheads=tuple(SubheadReport(head, i % n, tokens[i % n], 0.5 - 0.01 * i) for i, head in enumerate(ranked[:10])),
-        n_parts=layers * heads * n,
-        n_exact=21,
-        certified=True,
+        subheads=SubheadsReport(
+            tuple(SubheadReport(head, i % n, tokens[i % n], 0.5 - 0.01 * i) for i, head in enumerate(ranked[:10])),
+            n_parts=layers * heads * n,
+            n_exact=21,
+            certified=True,
+        ),
         ablation=AblationReport(tuple(ranked[:4]), scores(), tuple(scores() for _ in range(20))),
-        versions=(("icl-lens", "0.1.0"), ("torch", "2.13.0")),
+        settings=Settings(k=k, by="increase", versions=(("icl-lens", "0.1.0"), ("torch", "2.13.0"))),
     )
 
 
@@ -153,28 +191,31 @@ def free(text: str = "When Mary and John went to", *, target: str = "␣Mary", o
         )
         for i, report in enumerate(base.heads)
     )
-    return replace(
+    return changed(
         base,
         prompt=None,
         text=text,
-        settings=replace(base.settings, target=target.replace("␣", " "), against=(other.replace("␣", " "),)),
         tokens=words,
         token_names=names,
-        labels=(target, other),
-        target=target,
-        target_token=target.replace("␣", " "),
-        compared_with=(other,),
-        contrast_adds_up=True,
         label_positions=(),
         label_ranges=(),
         demonstration_labels=(),
-        label_attention=(),
+        settings=replace(base.settings, target=target.replace("␣", " "), against=(other.replace("␣", " "),)),
+        scores=replace(
+            base.scores,
+            labels=(target, other),
+            target=target,
+            target_token=target.replace("␣", " "),
+            compared_with=(other,),
+            contrast_adds_up=True,
+            spellings=((target,), (other,)),
+            scored_tokens=(target, other),
+        ),
         heads=heads,
-        head_contrasts=base.head_increases,
-        layer_attn_contrast=base.layer_attn,
-        layer_ffn_contrast=base.layer_ffn,
-        attended_positions=tuple(range(n)),
-        attended_attention=tuple(tuple(heads[0].attention for _ in row) for row in base.head_increases),
-        label_token_names=((target,), (other,)),
-        subheads=tuple(replace(part, position=part.position % n, contrast=0.125) for part in base.subheads),
+        contrast=base.all_heads.increase,
+        attn_contrast=base.layers.attn,
+        ffn_contrast=base.layers.ffn,
+        positions=tuple(range(n)),
+        attention=tuple(tuple(heads[0].attention for _ in row) for row in base.all_heads.increase),
+        largest=tuple(replace(part, position=part.position % n, contrast=0.125) for part in base.subheads.largest),
     )

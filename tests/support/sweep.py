@@ -174,10 +174,10 @@ def sorted_by_head(explanation: Any) -> Any:
         (r.attention, r.position_increases, r.position_contrasts, r.ablated, r.similarity, r.increase) for r in reports
     ]
     return [
-        explanation.label_log_probs,
-        explanation.head_increases,
-        explanation.head_contrasts,
-        explanation.label_attention,
+        explanation.scores.log_probs,
+        explanation.all_heads.increase,
+        explanation.all_heads.contrast,
+        explanation.all_heads.attention,
         numbers,
     ]
 

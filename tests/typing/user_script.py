@@ -25,6 +25,8 @@ with il.ablate_heads(model, heads, mode="zero"):
 explanation: il.Explanation = il.explain(model, prompt, k=5)
 layers: pd.DataFrame = explanation.to_frame("layers")
 page: str = explanation.to_html()
+log_probs: tuple[float, ...] = explanation.scores.log_probs
+loaded: il.TopHeads = il.TopHeads.load("best.json")
 
 located = il.locate_heads(model, il.load_task("sentiment-number", n=20, layout="reorder"), k=4, final_norm="frozen")
 names: list[str] = [str(head) for head in located.heads]

@@ -4,8 +4,6 @@
 else contains it.
 """
 
-from icl_lens.report.html.ablation import ablation_page as ablation_page
-from icl_lens.report.html.circuit import circuit_page as circuit_page
 from icl_lens.report.html.visualizations import Element as Element
 from icl_lens.report.html.visualizations import attention_patterns as attention_patterns
 from icl_lens.report.html.visualizations import attention_to_labels as attention_to_labels

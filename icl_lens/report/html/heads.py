@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from icl_lens.attribution.reasons import SIDES, WRITER_NAMES, AttentionReasons, Side
-from icl_lens.report.findings import Findings, HeadReport, is_noise
+from icl_lens.report.explanation import Explanation, HeadReport, is_noise
 from icl_lens.report.html.parts import Bar, Cell, Chip, Grid, HeadMap, Link, Run, Strip, Table, Words, largest
 from icl_lens.report.html.sections import contrast_name, join_runs, unit_name
 from icl_lens.report.html.templating import label_color, visible
@@ -20,13 +20,13 @@ MAX_UNSCROLLED_ROWS = 12
 MAX_COMPARED = 16
 
 
-def explorer(e: Findings) -> dict[str, Any]:
+def explorer(e: Explanation) -> dict[str, Any]:
     """Return the map of all heads, the panels of the located ones, and the data with which the script shows others."""
-    positions, labels, attention = e.label_positions, e.demonstration_labels, e.label_attention
-    names = ["".join(e.shown_tokens[slice(*tokens)]) for tokens in e.label_ranges]
+    positions, labels = e.input.label_positions, e.input.demonstration_labels
+    names = ["".join(e.input.token_names[slice(*tokens)]) for tokens in e.input.label_ranges]
     if e.is_plain_text:
-        positions, attention = e.attended_positions, e.attended_attention
-        names = [e.shown_tokens[position] for position in positions]
+        positions = e.all_heads.positions
+        names = [e.input.token_names[position] for position in positions]
         labels = (-1,) * len(positions)  # no label's color
     data = {
         "labels": list(map(visible, e.labels)),
@@ -34,19 +34,19 @@ def explorer(e: Findings) -> dict[str, Any]:
             {"token": visible(name).strip(), "position": position, "label": label}
             for name, position, label in zip(names, positions, labels, strict=True)
         ],
-        "attention": [[[round(x, 4) for x in head] for head in layer] for layer in attention],
+        "attention": [[[round(x, 4) for x in head] for head in layer] for layer in e.all_heads.attention],
         "k": len(e.heads),
         "by": e.score_name,
     }
     return {
         "why": _why(e, e.heads[0]),
-        "map": HeadMap(e.head_scores, {report.head for report in e.heads}, f"{e.score_name}, nats"),
+        "map": HeadMap(e.all_heads.by(e.settings.by), {report.head for report in e.heads}, f"{e.score_name}, nats"),
         "panels": [_panel(e, report, rank) for rank, report in enumerate(e.heads, 1)],
         "data": data,
     }
 
 
-def located_table(e: Findings) -> Table:
+def located_table(e: Explanation) -> Table:
     """Return one row per located head: its scores, attention, and p(target) with this head alone zeroed.
 
     Attention is summed by label; for plain text, the most attended tokens are listed.
@@ -55,17 +55,17 @@ def located_table(e: Findings) -> Table:
     names = {"increase": ["increase"], "contrast": contrast_name(e), "effect": ["effect"], "towers": ["towers"]}
     scores = {by: [one.scores[by] for one in e.heads] for by in e.heads[0].scores}
     bars = [[Bar.signed(score, largest(column)) for score in column] for column in scores.values()]
-    shown = [i for i in range(len(e.labels)) if i in e.demonstration_labels or i == target]
+    shown = [i for i in range(len(e.labels)) if i in e.input.demonstration_labels or i == target]
     shown = [] if e.is_plain_text else shown
     rows: list[list[Cell]] = []
     for report, *values in zip(e.heads, *bars, strict=True):
         attended: list[Cell] = []
         for i in shown:
-            attended.append(attention_bar(label_sum(e, report.attention_to(e.label_ranges), i), i))
+            attended.append(attention_bar(label_sum(e, report.attention_to(e.input.label_ranges), i), i))
         if e.is_plain_text:
             line: list[Run] = []
             for at, weight in report.top_attended(3):
-                line += [" " if line else "", Chip(e.shown_tokens[at]), f"\u00a0{weight:.2f}"]
+                line += [" " if line else "", Chip(e.input.token_names[at]), f"\u00a0{weight:.2f}"]
             attended = [line]
         rows.append(
             [
@@ -73,21 +73,21 @@ def located_table(e: Findings) -> Table:
                 *values,
                 *attended,
                 percent(math.exp(report.ablated[target])),
-                signed(report.ablated[target] - e.label_log_probs[target]),
-                *([signed(e.change_if_zeroed(report))] if e.compared_with else []),
+                signed(report.ablated[target] - e.scores.log_probs[target]),
+                *([signed(e.change_if_zeroed(report))] if e.scores.compared_with else []),
             ]
         )
     columns: list[Cell] = ["head", *(["#", *names[by], ", nats"] for by in scores)]
     columns += [["#to ", Chip(e.labels[i], i)] for i in shown]
     columns += ["attends most to"] if e.is_plain_text else []
     columns += [["#p(", Chip(e.target, target), ") with head zeroed"], "#change of log p, nats"]
-    columns += ["#change of log-odds, nats"] if e.compared_with else []
+    columns += ["#change of log-odds, nats"] if e.scores.compared_with else []
     return Table(columns, rows, "located")
 
 
-def label_sum(e: Findings, weights: Sequence[float], label: int) -> float:
+def label_sum(e: Explanation, weights: Sequence[float], label: int) -> float:
     """Return the attention to demonstrations summed over those with a label."""
-    shares = [weight for weight, i in zip(weights, e.demonstration_labels, strict=True) if i == label]
+    shares = [weight for weight, i in zip(weights, e.input.demonstration_labels, strict=True) if i == label]
     return math.fsum(shares)
 
 
@@ -101,27 +101,27 @@ def attention_strip(tokens: Sequence[str], weights: Sequence[float], marks: dict
     return Strip(f"Attention of {name} from the last token", tokens, weights, largest(weights), marks, attention=True)
 
 
-def _panel(e: Findings, report: HeadReport, rank: int) -> dict[str, Any]:
+def _panel(e: Explanation, report: HeadReport, rank: int) -> dict[str, Any]:
     """Return the contents of a located head's panel."""
-    name, marks = str(report.head), e.label_at
+    name, marks = str(report.head), e.input.label_at
     reach, farthest = largest(report.position_increases), largest(report.position_contrasts)
     contrast = None
     if e.is_plain_text and report.position_contrasts:
-        title = f"{name} against {', '.join(e.compared_with)}, nats by token"
-        contrast = Strip(title, e.shown_tokens, report.position_contrasts, farthest, {})
+        title = f"{name} against {', '.join(e.scores.compared_with)}, nats by token"
+        contrast = Strip(title, e.input.token_names, report.position_contrasts, farthest, {})
     zeroed: list[list[Cell]] = [
         [Chip(label, i), percent(math.exp(before)), percent(math.exp(after)), signed(after - before)]
-        for i, (label, before, after) in enumerate(zip(e.labels, e.label_log_probs, report.ablated, strict=True))
+        for i, (label, before, after) in enumerate(zip(e.labels, e.scores.log_probs, report.ablated, strict=True))
     ]
     return {
         "name": name,
         "rank": rank,
-        "n_heads": sum(map(len, e.head_increases)),
+        "n_heads": sum(map(len, e.all_heads.increase)),
         "ranked_by": report.scores,
         "labels": () if e.is_plain_text else e.labels,
         "target": Chip(e.target),
-        "attention": attention_strip(e.shown_tokens, report.attention, marks, name),
-        "increases": Strip(f"{name}, nats by token", e.shown_tokens, report.position_increases, reach, marks),
+        "attention": attention_strip(e.input.token_names, report.attention, marks, name),
+        "increases": Strip(f"{name}, nats by token", e.input.token_names, report.position_increases, reach, marks),
         "reach": reach,
         "against": contrast_name(e),
         "contrast": contrast,
@@ -133,15 +133,15 @@ def _panel(e: Findings, report: HeadReport, rank: int) -> dict[str, Any]:
     }
 
 
-def _why(e: Findings, report: HeadReport) -> dict[str, Any] | None:
+def _why(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
     """Return the writers that contribute most to the head's attention and values, and their pairs."""
     why = report.why
     if why is None:
         return None
     chips = [
-        [Chip(e.key_name(position), e.label_at.get(position)) for position in positions]
+        [Chip(e.key_name(position), e.input.label_at.get(position)) for position in positions]
         if len(positions) < 4
-        else [Chip(e.keys_name(positions), e.label_at[positions[0]])]
+        else [Chip(e.keys_name(positions), e.input.label_at[positions[0]])]
         for positions in (why.more, why.less)
     ]
     strongest = largest([value for _, _, value in why.pairs])
@@ -190,36 +190,36 @@ def _writers_table(why: AttentionReasons) -> Table:
     return Table(columns, rows)
 
 
-def words_table(e: Findings, report: HeadReport) -> dict[str, Any]:
+def words_table(e: Explanation, report: HeadReport) -> dict[str, Any]:
     """Return the top words of the head's values and keys at the labels, and of its query at the last token.
 
     For plain text, values are those at the tokens that the head attends to most, in text order; keys are omitted.
     """
-    positions, labels = e.label_positions, e.demonstration_labels
+    positions, labels = e.input.label_positions, e.input.demonstration_labels
     if e.is_plain_text:
         positions, labels = report.positions, (None,) * len(report.positions)
     columns = ["token", "#position", "value", f"#rank of own {unit_name(e)}", *([] if e.is_plain_text else ["key"])]
     found = [(kind, Words(words, is_noise(standout)), rank) for _, kind, words, standout, rank in e.words_of(report)]
     values, keys = ([(words, rank) for kind, words, rank in found if kind == one] for one in ("value", "key"))
     rows: list[list[Cell]] = [
-        [Chip(e.shown_tokens[position], label), str(position), words, str(rank)]
+        [Chip(e.input.token_names[position], label), str(position), words, str(rank)]
         for position, label, (words, rank) in zip(positions, labels, values, strict=True)
     ]
     if keys:
         rows = [[*row, words] for row, (words, _) in zip(rows, keys, strict=True)]
-    last = len(e.tokens) - 1
+    last = len(e.input.tokens) - 1
     return {
         "head": str(report.head),
         "table": Table(columns, rows, "words"),
         "scrolls": len(rows) > MAX_UNSCROLLED_ROWS,
-        "last": Chip(e.shown_tokens[last]),
+        "last": Chip(e.input.token_names[last]),
         "position": last,
         "query": found[-1][1] if found and found[-1][0] == "query" else None,
         "noise": any(words.noise for _, words, _ in found),
     }
 
 
-def _scores(e: Findings, report: HeadReport) -> dict[str, Any] | None:
+def _scores(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
     """Return the head's attention scores between each prediction position and each label; None if unavailable.
 
     None also for fewer than two demonstrations. Each row is centered on its mean over the labels of other texts, since
@@ -227,15 +227,15 @@ def _scores(e: Findings, report: HeadReport) -> dict[str, Any] | None:
     rows of its own label than in rows of other labels, averaged over columns: a head that prefers one label in all
     rows has 0. A text's own label is left out.
     """
-    count = len(e.label_positions)
-    if e.prompt is None or not report.similarity or count < 2:
+    count = len(e.input.label_positions)
+    if e.input.prompt is None or not report.similarity or count < 2:
         return None
     rows, shown = np.arange(max(0, count - MAX_COMPARED), count + 1), slice(max(0, count - MAX_COMPARED), count)
-    labels, row_labels = np.array(e.demonstration_labels)[shown], np.array(e.query_labels)[rows]
+    labels, row_labels = np.array(e.input.demonstration_labels)[shown], np.array(e.query_labels)[rows]
     scores = np.array(report.similarity)
     is_own = np.eye(count + 1, count, dtype=bool)
     centered = (scores - np.ma.array(scores, mask=is_own).mean(1, keepdims=True))[rows, shown].tolist()
-    texts = [cut(text) for text in (*(one.text for one in e.prompt.demonstrations), e.prompt.query)]
+    texts = [cut(text) for text in (*(one.text for one in e.input.prompt.demonstrations), e.input.prompt.query)]
     grid = Grid(
         f"Attention scores of {report.head} without positions",
         "query \\ key",

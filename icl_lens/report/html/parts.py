@@ -117,6 +117,12 @@ class Table:
         return [list(map(runs, row)) for row in self.rows]
 
 
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, numbers: int = 1) -> Table:
+    """Return a table whose columns from `numbers` on hold numbers; line breaks of the terminal's names are removed."""
+    names = [name.replace("-\n", "").replace("\n", " ") for name in columns]
+    return Table([*names[:numbers], *(f"#{name}" for name in names[numbers:])], rows, "located")
+
+
 @dataclass(frozen=True)
 class Grid:
     """Signed values by row and column, blue above zero and orange below.

@@ -4,28 +4,28 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from icl_lens.report.findings import Findings
+from icl_lens.report.explanation import Explanation
 from icl_lens.report.html.parts import Bar, Cell, Chip, Dots, Run, Table, largest
 from icl_lens.report.html.templating import label_color
 from icl_lens.report.number_format import mean_and_range, percent, signed
 
 
-def label_chips(e: Findings) -> dict[str, Chip]:
+def label_chips(e: Explanation) -> dict[str, Chip]:
     """Return each label, or scored token, in its color."""
     return {label: Chip(label, i) for i, label in enumerate(e.labels)}
 
 
-def unit_name(e: Findings) -> str:
+def unit_name(e: Explanation) -> str:
     """Return what a row of a probability table is about: a token for plain text, else a label."""
     return "token" if e.is_plain_text else "label"
 
 
-def contrast_name(e: Findings) -> list[Run]:
+def contrast_name(e: Explanation) -> list[Run]:
     """Return the name of the contrast."""
     if not e.is_plain_text:
         return ["contrast"]
     chips = label_chips(e)
-    return ["against ", *join_runs([chips[name] for name in e.compared_with])]
+    return ["against ", *join_runs([chips[name] for name in e.scores.compared_with])]
 
 
 def join_runs(chips: Sequence[Run], by: str = ", ") -> list[Run]:
@@ -33,38 +33,39 @@ def join_runs(chips: Sequence[Run], by: str = ", ") -> list[Run]:
     return [run for chip in chips for run in (by, chip)][1:]
 
 
-def prompt_pieces(e: Findings) -> list[tuple[str, Chip | None]]:
+def prompt_pieces(e: Explanation) -> list[tuple[str, Chip | None]]:
     """Return the text the model continues in pieces, each with its chip if it is a label."""
-    if e.prompt is None:
-        return [(e.text, None)]
-    rendered, chips = e.template.render(e.prompt), label_chips(e)
+    if e.input.prompt is None:
+        return [(e.input.text, None)]
+    rendered, chips = e.input.template.render(e.input.prompt), label_chips(e)
     pieces: list[tuple[str, Chip | None]] = []
     at = 0
-    for (start, stop), demonstration in zip(rendered.label_spans, e.prompt.demonstrations, strict=True):
+    for (start, stop), demonstration in zip(rendered.label_spans, e.input.prompt.demonstrations, strict=True):
         pieces += [(rendered.text[at:start], None), (rendered.text[start:stop], chips[demonstration.label])]
         at = stop
-    return [*pieces, (rendered.text[at:] + e.appended_text, None)]
+    return [*pieces, (rendered.text[at:] + e.input.appended_text, None)]
 
 
-def answer(e: Findings) -> dict[str, Any]:
+def answer(e: Explanation) -> dict[str, Any]:
     """Return the label probabilities, the next tokens and remarks.
 
     For labels of several tokens, the table also has the scored token and the full label's log p.
     """
     rows: list[list[Cell]] = []
-    has_long_labels = bool(e.whole_label_log_probs)
-    for i, (label, value) in enumerate(zip(e.labels, e.label_log_probs, strict=True)):
+    has_long_labels = bool(e.scores.whole_log_probs)
+    for i, (label, value) in enumerate(zip(e.labels, e.scores.log_probs, strict=True)):
         notes = {
-            "predicted" if e.predicts_label else "most probable label": e.predicted == label and not e.is_plain_text,
+            "predicted" if e.scores.predicts_label else "most probable label": e.predicted == label
+            and not e.is_plain_text,
             "correct answer": e.answer == label,
             "explained": e.target == label,
-            "compared with": e.is_plain_text and label in e.compared_with,
+            "compared with": e.is_plain_text and label in e.scores.compared_with,
         }
         whole: list[Cell] = []
         if has_long_labels:
-            spelling = list(map(Chip, e.label_token_names[i]))
+            spelling = list(map(Chip, e.scores.spellings[i]))
             among = [" of ", *join_runs(spelling, " ")] if len(spelling) > 1 else []
-            whole = [[spelling[e.n_shared_tokens], *among], _log_prob_text(e.whole_label_log_probs[i])]
+            whole = [[spelling[e.input.n_shared_tokens], *among], _log_prob_text(e.scores.whole_log_probs[i])]
         rows.append(
             [
                 Chip(label, i),
@@ -77,7 +78,7 @@ def answer(e: Findings) -> dict[str, Any]:
     more = ["scored token", "#full label, log p, nats"] if has_long_labels else []
     return {
         "table": Table([unit_name(e), "#probability", "#log p, nats", *more, "note"], rows, "answer"),
-        "next_tokens": [(Chip(token), probability) for token, probability in e.next_tokens],
+        "next_tokens": [(Chip(token), probability) for token, probability in e.scores.next_tokens],
         "remarks": e.remarks,
     }
 
@@ -86,34 +87,34 @@ def _log_prob_text(value: float) -> str:
     return f"{value:.3f}".replace("-", "−")
 
 
-def layer_charts(e: Findings, *others: Findings) -> list[dict[str, Any]]:
+def layer_charts(e: Explanation, *others: Explanation) -> list[dict[str, Any]]:
     """Return bars by layer, attention above FFN, on a scale shared with other explanations."""
-    values = [0.0, *(value for side in (e, *others) for value in (*side.layer_attn, *side.layer_ffn))]
+    values = [0.0, *(value for side in (e, *others) for value in (*side.layers.attn, *side.layers.ffn))]
     low, high = min(values), max(values)
     high = high if high > low else 1.0
     span = high - low
     # Omit ends of the scale whose labels would overlap that of zero.
     ticks = [0.0, *(value for value in (low, high) if abs(value) > 0.12 * span)]
-    charts = {"attention": e.layer_attn, "FFN": e.layer_ffn}
+    charts = {"attention": e.layers.attn, "FFN": e.layers.ffn}
     return [{"name": name, "bars": bars, "high": high, "span": span, "ticks": ticks} for name, bars in charts.items()]
 
 
-def layers_table(e: Findings) -> Table:
+def layers_table(e: Explanation) -> Table:
     """Return the values of the layers' bars, with their contrasts."""
     columns: list[Cell] = ["#layer", "#attention, nats", "#FFN, nats"]
-    values = [e.layer_attn, e.layer_ffn]
-    if e.compared_with:
+    values = [e.layers.attn, e.layers.ffn]
+    if e.scores.compared_with:
         columns += [[f"#{name} ", *contrast_name(e), ", nats"] for name in ("attention", "FFN")]
-        values += [e.layer_attn_contrast, e.layer_ffn_contrast]
+        values += [e.layers.attn_contrast, e.layers.ffn_contrast]
     rows = [[str(i), *map(signed, row)] for i, row in enumerate(zip(*values, strict=True))]
     return Table(columns, rows)
 
 
-def removal_table(e: Findings) -> Table:
+def removal_table(e: Explanation) -> Table:
     """Return label probabilities with the located heads zeroed, compared with each set of random heads."""
     rows: list[list[Cell]] = []
     for i, label in enumerate(e.labels):
-        before, after = math.exp(e.label_log_probs[i]), math.exp(e.ablation.located[i])
+        before, after = math.exp(e.scores.log_probs[i]), math.exp(e.ablation.located[i])
         draws = [math.exp(draw[i]) for draw in e.ablation.random]
         dots = Dots(before, after, draws)
         rows.append([Chip(label, i), percent(before), percent(after), mean_and_range(draws), dots])
@@ -121,47 +122,47 @@ def removal_table(e: Findings) -> Table:
     return Table([unit_name(e), *columns], rows, "removal")
 
 
-def parts_table(e: Findings) -> Table:
+def parts_table(e: Explanation) -> Table:
     """Return the (head, position) parts with the largest contrast, or increase if heads are ranked by it."""
-    reach = largest([part.increase for part in e.subheads])
+    reach = largest([part.increase for part in e.subheads.largest])
     rows = [
         [
             str(part.head),
             str(part.position),
-            Chip(part.token, e.label_at.get(part.position)),
+            Chip(part.token, e.input.label_at.get(part.position)),
             Bar.signed(part.increase, reach),
             *([] if part.contrast is None else [signed(part.contrast)]),
         ]
-        for part in e.subheads
+        for part in e.subheads.largest
     ]
-    more = [["#", *contrast_name(e), ", nats"]] if e.compared_with else []
+    more = [["#", *contrast_name(e), ", nats"]] if e.scores.compared_with else []
     return Table(["head", "#position", "token", "#increase, nats", *more], rows)
 
 
-def configuration(e: Findings) -> dict[str, str]:
+def configuration(e: Explanation) -> dict[str, str]:
     """Return the settings and versions that the numbers depend on."""
-    settings, template = e.settings, e.template
+    settings, template = e.settings, e.input.template
     bos = {None: "the tokenizer’s default", True: "forced", False: "omitted"}[settings.prepend_bos]
-    others = ", ".join(e.compared_with)
-    additive = "additive over parts" if e.contrast_adds_up else "not additive over parts"
+    others = ", ".join(e.scores.compared_with)
+    additive = "additive over parts" if e.scores.contrast_adds_up else "not additive over parts"
     layout = f"{template.demonstration!r}, then {template.query!r}, joined by {template.separator!r}"
     layout += f", after {template.prefix!r}" if template.prefix else ""
-    layout += f"; then the {e.n_shared_tokens} tokens that all labels share" if e.n_shared_tokens else ""
+    layout += f"; then the {e.input.n_shared_tokens} tokens that all labels share" if e.input.n_shared_tokens else ""
     explained = (
         e.target
         if e.is_plain_text
-        else f"{(*e.scored_tokens, *e.labels)[e.labels.index(e.target)]}, for the label {e.target}"
+        else f"{(*e.scores.scored_tokens, *e.labels)[e.labels.index(e.target)]}, for the label {e.target}"
     )
     entries = {
         "model": e.model,
-        "weights": settings.dtype + (f", dequantized from {e.quantization}" if e.quantization else ""),
+        "weights": settings.dtype + (f", dequantized from {settings.quantization}" if settings.quantization else ""),
         "explained": f"log p of the token {explained}",
         "contrast": f"log p of that token − log Σ p of {others}; {additive}" if others else "",
-        "tokens": f"{len(e.tokens)}; beginning-of-sequence token: {bos}",
+        "tokens": f"{len(e.input.tokens)}; beginning-of-sequence token: {bos}",
         "template": "" if e.is_plain_text else layout,
         "readout": f"final norm {settings.final_norm}, {'with' if settings.bias else 'without'} bias",
         "heads": f"{settings.k} described, by {settings.by}; {settings.n_ablated} zeroed",
         "random heads": f"{settings.n_random} sets of {settings.n_ablated}, seed {settings.seed}",
-        "versions": ", ".join(f"{name} {number}" for name, number in e.versions),
+        "versions": ", ".join(f"{name} {number}" for name, number in settings.versions),
     }
     return {name: text for name, text in entries.items() if text}

@@ -11,7 +11,7 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations
 from icl_lens.errors import InputError
 from icl_lens.models.head import AnyHead, Head, as_head
-from icl_lens.report.findings import Findings, HeadReport
+from icl_lens.report.explanation import Explanation, HeadReport
 from icl_lens.report.html import heads as head_parts
 from icl_lens.report.html.parts import Chip, Grid, HeadMap, Strip, for_circuitsvis, largest
 from icl_lens.report.html.templating import render_notebook, render_page, render_text
@@ -49,7 +49,7 @@ class Element:
 
 
 def attention_to_labels(
-    source: Findings | Activations, heads: Sequence[AnyHead] | None = None, *, row: int = 0
+    source: Explanation | Activations, heads: Sequence[AnyHead] | None = None, *, row: int = 0
 ) -> Element:
     """Show the attention of some heads from the last token, with label tokens in color and all others dimmed.
 
@@ -57,9 +57,9 @@ def attention_to_labels(
     prompt `row`. Color intensity is attention probability, scaled to each head's largest weight. circuitsvis draws the
     tokens. Raise InputError for heads that the explanation does not describe or the model does not have.
     """
-    if isinstance(source, Findings):
+    if isinstance(source, Explanation):
         reports = _reports(source, heads)
-        tokens, marks = source.shown_tokens, source.label_at
+        tokens, marks = source.input.token_names, source.input.label_at
         labels = () if source.is_plain_text else source.labels
         rows = {str(report.head): report.attention for report in reports}
     else:
@@ -156,7 +156,7 @@ def similarity_matrix(
     return Element(grid.name, [("grid", grid), ("scale", {"reach": grid.reach, "unit": unit})])
 
 
-def subhead_values(explanation: Findings, heads: Sequence[AnyHead] | None = None) -> Element:
+def subhead_values(explanation: Explanation, heads: Sequence[AnyHead] | None = None) -> Element:
     """Show what located heads add to the answer's log-probability at each position (nats), as colored tokens.
 
     Default: the first four located heads. Each position is evaluated on its own, so the parts need not sum to the
@@ -164,10 +164,10 @@ def subhead_values(explanation: Findings, heads: Sequence[AnyHead] | None = None
     """
     reports = _reports(explanation, heads)
     values = torch.tensor([report.position_increases for report in reports])
-    return token_values(explanation.shown_tokens, values, [str(report.head) for report in reports])
+    return token_values(explanation.input.token_names, values, [str(report.head) for report in reports])
 
 
-def words_by_position(explanation: Findings, heads: Sequence[AnyHead] | None = None) -> Element:
+def words_by_position(explanation: Explanation, heads: Sequence[AnyHead] | None = None) -> Element:
     """Show the top words of located heads' values and keys at each label, and of their query at the last token.
 
     Default: the first located head. Raise InputError for heads that the explanation does not describe.
@@ -179,7 +179,7 @@ def words_by_position(explanation: Findings, heads: Sequence[AnyHead] | None = N
     return Element("Words by position", blocks)
 
 
-def head_heatmap(source: Findings | Float[Tensor, "layer head"], *, label: str | None = None) -> Element:
+def head_heatmap(source: Explanation | Float[Tensor, "layer head"], *, label: str | None = None) -> Element:
     """Show values by layer and head; cells are buttons for mouse, Tab and arrow keys.
 
     From an Explanation, the map shows the score that ranks its heads (nats), and selecting a cell shows that head. From
@@ -187,7 +187,7 @@ def head_heatmap(source: Findings | Float[Tensor, "layer head"], *, label: str |
     labels" or "drop in log p(answer), nats". Raise InputError for a tensor of another shape, and for a label beside an
     explanation.
     """
-    if isinstance(source, Findings):
+    if isinstance(source, Explanation):
         if label is not None:
             raise InputError(f"label must be None for an explanation, which names its scores, got {label!r}; remove it")
         title = f"{source.settings.by.capitalize()} by layer and head"
@@ -199,7 +199,7 @@ def head_heatmap(source: Findings | Float[Tensor, "layer head"], *, label: str |
     return Element(f"{name[0].upper()}{name[1:]} by layer and head", [("head_map", head_map)])
 
 
-def _reports(explanation: Findings, heads: Sequence[AnyHead] | None, default: int = 4) -> list[HeadReport]:
+def _reports(explanation: Explanation, heads: Sequence[AnyHead] | None, default: int = 4) -> list[HeadReport]:
     """Return the reports of `heads`, or of the first `default` located heads; raise InputError for other heads."""
     if heads is None:
         return list(explanation.heads[:default])

@@ -1,14 +1,15 @@
-"""Contents of an explanation of one prompt, as plain data that the other modules of this package render."""
+"""An explanation of one prompt: typed sections, and the sentences and tables that follow from them."""
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import pandas as pd
 
 from icl_lens.attribution.reasons import SIDES, AttentionReasons, writers_in_words
+from icl_lens.display import Result, format_signed
 from icl_lens.errors import check_choice
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
@@ -17,6 +18,7 @@ from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.report.number_format import percent
 from icl_lens.scores import SCORES, DirectScore, Score, score_of_parts
 
+Grid = tuple[tuple[float, ...], ...]
 Table = Literal["heads", "layers", "subheads", "labels", "words", "similarity", "why"]
 
 Supports = Literal["answer", "others", "both", "neither"]
@@ -30,7 +32,7 @@ def supports(increase: float, contrast: float) -> Supports:
     factor of two: it then supports both or, if it lowers them, neither. Otherwise the contrast's sign decides.
 
     Example:
-        >>> from icl_lens.report.findings import supports
+        >>> from icl_lens.report.explanation import supports
         >>> supports(1.0, 0.75), supports(0.5, -2.25), supports(1.0, 0.25), supports(8.0, 3.5)
         ('answer', 'others', 'both', 'answer')
     """
@@ -41,8 +43,8 @@ def supports(increase: float, contrast: float) -> Supports:
 
 
 @dataclass(frozen=True)
-class ExplainOptions:
-    """Settings of `explain` that its numbers and words depend on."""
+class Settings:
+    """Settings of `explain`, weights and versions that its numbers and words depend on."""
 
     final_norm: FinalNorm = "frozen"
     bias: bool = True
@@ -61,6 +63,11 @@ class ExplainOptions:
     """Name of a head to report even if it is not among the located ones."""
     by: Score = "contrast"
     """The score that ranks heads."""
+    source: str = ""
+    """The argument of `load_model` that reloads the model, such as a folder's path."""
+    quantization: str = ""
+    """Quantization of the weights, such as "Q4_1"; empty if they are not quantized."""
+    versions: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,8 @@ class HeadReport:
     head's contributions to the log-odds of the target against those tokens. `effect` (with `by="effect"`) is what these
     log-odds, or log p(target) if nothing is compared, lose if the head is zeroed at the last position; `towers` (with
     `by="towers"`) is what the log-odds lose if the head's query there is that of the same demonstrations with
-    `Findings.other_query`. For plain text, words and ranks refer to `positions`, the tokens that the head attends to
-    most; ranks are those of the tokens themselves, and there are no key words. `similarity` holds position-free
+    `AllHeadsReport.other_query`. For plain text, words and ranks refer to `positions`, the tokens that the head attends
+    to most; ranks are those of the tokens themselves, and there are no key words. `similarity` holds position-free
     attention scores (`label_similarity`), with one row per prediction position and one for the last token, and one
     column per label; it is empty for plain text and for models that do not expose their rotary angles.
     """
@@ -151,104 +158,234 @@ class AblationReport:
 
 
 @dataclass(frozen=True)
-class Findings:
-    """Results of `explain` for one prompt, as plain data for tables, figures, pages and the terminal.
+class InputReport:
+    """What the model reads: the prompt or text, its tokens, and where the demonstrations' labels are."""
 
-    Log-probabilities and increases are in nats. `labels[i]` belongs to `label_log_probs[i]`; `target` is the label
-    whose log-probability is explained (the answer if the prompt has one, else the prediction). `next_tokens` are the
-    most probable tokens of the vocabulary and their probabilities. `label_attention[layer][head][demo]` is every head's
-    attention from the last token to all tokens of a label. `n_exact` of `n_parts` (head, position) parts were evaluated
-    exactly to find `subheads`; if `certified`, bounds prove that no other part is larger. `model` is the displayed
-    name; `source` is the argument that reloads the model, such as a folder's path.
-    """
-
-    model: str
     prompt: Prompt | None
+    """None for plain text without demonstrations."""
     template: Template
-    settings: ExplainOptions
+    text: str
+    """The text the model continues, without appended shared tokens."""
     tokens: tuple[str, ...]
-    labels: tuple[str, ...]
-    label_positions: tuple[int, ...]
+    token_names: tuple[str, ...]
+    """The tokens with white space visible: "␣to"."""
+    label_positions: tuple[int, ...] = ()
     """Position of the token that each demonstration's label is scored by."""
-    label_ranges: tuple[tuple[int, int], ...]
+    label_ranges: tuple[tuple[int, int], ...] = ()
     """The token range of each demonstration's label, end exclusive."""
-    demonstration_labels: tuple[int, ...]
-    label_log_probs: tuple[float, ...]
+    prediction_positions: tuple[int, ...] = ()
+    """Position where each demonstration's label is predicted: the token before its scored token."""
+    demonstration_labels: tuple[int, ...] = ()
+    """Index of each demonstration's label in `ScoreReport.labels`."""
+    n_shared_tokens: int = 0
+    """Number of leading tokens that all labels share, appended to the prompt (`shared_prefix="append"`)."""
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether this is plain text without demonstrations; `ScoreReport.labels` are then the scored tokens."""
+        return self.prompt is None
+
+    @property
+    def appended_text(self) -> str:
+        """The first tokens that all labels share, appended to the prompt (`shared_prefix="append"`); else empty."""
+        return "".join(self.token_names[len(self.tokens) - self.n_shared_tokens :]).replace("␣", " ")
+
+    @property
+    def label_at(self) -> dict[int, int]:
+        """The demonstrations' labels (indices into `ScoreReport.labels`) by the positions of all their tokens."""
+        by_range = zip(self.label_ranges, self.demonstration_labels, strict=True)
+        return {position: label for tokens, label in by_range for position in range(*tokens)}
+
+    @property
+    def range_at(self) -> dict[int, tuple[int, int]]:
+        """The token range of each demonstration's label by the position of its scored token."""
+        return dict(zip(self.label_positions, self.label_ranges, strict=True))
+
+
+@dataclass(frozen=True)
+class ScoreReport:
+    """The scored labels (plain text: tokens) with their log-probabilities (nats), and the most probable next tokens."""
+
+    labels: tuple[str, ...]
+    log_probs: tuple[float, ...]
+    """log p of the token that scores each label, over the full vocabulary."""
     target: str
+    """The explained label: the answer if the prompt has one, else the prediction."""
     target_token: str
     next_tokens: tuple[tuple[str, float], ...]
-    layer_attn: tuple[float, ...]
-    layer_ffn: tuple[float, ...]
-    head_increases: tuple[tuple[float, ...], ...]
-    label_attention: tuple[tuple[tuple[float, ...], ...], ...]
-    heads: tuple[HeadReport, ...]
-    subheads: tuple[SubheadReport, ...]
-    n_parts: int
-    n_exact: int
-    certified: bool
-    ablation: AblationReport
-    versions: tuple[tuple[str, str], ...]
-    source: str = ""
-    quantization: str = ""
-    """Quantization of the weights, such as "Q4_1"; empty if they are not quantized."""
-    text: str = ""
-    """The text the model continues, without appended shared tokens."""
-    token_names: tuple[str, ...] = ()
-    """The tokens with white space visible: "␣to"."""
+    """The most probable tokens of the vocabulary and their probabilities."""
     compared_with: tuple[str, ...] = ()
     """The labels, or tokens for plain text, that the target is compared with."""
     contrast_adds_up: bool = False
     """Whether contrasts are additive over parts: one other token, frozen norm, no soft-cap."""
-    head_contrasts: tuple[tuple[float, ...], ...] = ()
-    head_effects: tuple[tuple[float, ...], ...] = ()
-    """Every head's effect; empty unless heads are ranked by it."""
-    head_towers: tuple[tuple[float, ...], ...] = ()
-    """What exchanging every head's query costs; empty unless heads are ranked by it."""
-    other_query: str = ""
-    """The query of the other class whose prompt `head_towers` take queries from."""
-    layer_attn_contrast: tuple[float, ...] = ()
-    layer_ffn_contrast: tuple[float, ...] = ()
-    attended_positions: tuple[int, ...] = ()
-    """Positions in plain text with the most attention of any head; `attended_attention` is each head's to them."""
-    attended_attention: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    prediction_positions: tuple[int, ...] = ()
-    """Position where each demonstration's label is predicted: the token before its scored token."""
-    label_token_names: tuple[tuple[str, ...], ...] = ()
-    """Each label's tokens in context, with white space visible; the scored token has index `n_shared_tokens`."""
-    n_shared_tokens: int = 0
-    """Number of leading tokens that all labels share, appended to the prompt (`shared_prefix="append"`)."""
-    whole_label_log_probs: tuple[float, ...] = ()
+    spellings: tuple[tuple[str, ...], ...] = ()
+    """Each label's tokens in context, with white space visible."""
+    scored_tokens: tuple[str, ...] = ()
+    """The token of each spelling that the label is scored by."""
+    whole_log_probs: tuple[float, ...] = ()
     """log p of each full label, summed over its tokens; empty if every label is a single token."""
+
+    @property
+    def predicted(self) -> str:
+        """The most probable label; for plain text, the most probable of the scored tokens."""
+        return max(zip(self.log_probs, self.labels, strict=True))[1]
+
+    @property
+    def probs(self) -> dict[str, float]:
+        """Probability of each label's token over the full vocabulary."""
+        return {name: math.exp(value) for name, value in zip(self.labels, self.log_probs, strict=True)}
+
+    @property
+    def predicts_label(self) -> bool:
+        """Whether the token of the most probable label is the most probable token of the vocabulary."""
+        return max(self.log_probs) >= math.log(self.next_tokens[0][1]) - 1e-4
+
+    @property
+    def has_multi_token_labels(self) -> bool:
+        """Whether any label has more than one token."""
+        return any(len(spelling) > 1 for spelling in self.spellings)
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """What each layer's attention and FFN add to log p(target) and to the contrast, nats."""
+
+    attn: tuple[float, ...]
+    ffn: tuple[float, ...]
+    attn_contrast: tuple[float, ...] = ()
+    """Contrasts are empty if the target is compared with nothing."""
+    ffn_contrast: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class AllHeadsReport:
+    """Scores of all heads, [layer][head] in nats, and where each attends from the last token."""
+
+    increase: Grid
+    contrast: Grid
+    """Empty if the target is compared with nothing."""
+    effect: Grid
+    """Empty, as `towers` is, unless heads are ranked by it."""
+    towers: Grid
+    other_query: str
+    """The query of the other class whose prompt `towers` takes queries from."""
+    attention: tuple[Grid, ...]
+    """[layer][head][key]: attention to all tokens of each demonstration's label or, in plain text, to `positions`."""
+    positions: tuple[int, ...] = ()
+    """Positions in plain text with the most attention of any head."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of layers and of heads per layer."""
+        return len(self.increase), len(self.increase[0])
+
+    def by(self, score: Score) -> Grid:
+        """Return one score [layer][head] of all heads, nats; empty if it was not computed."""
+        return getattr(self, score)
+
+
+@dataclass(frozen=True)
+class SubheadsReport:
+    """The (head, position) parts with the largest contrast, or increase if heads are ranked by it."""
+
+    largest: tuple[SubheadReport, ...]
+    n_parts: int
+    """Number of all parts, of which `n_exact` were evaluated exactly."""
+    n_exact: int
+    certified: bool
+    """Whether bounds prove that no other part is larger."""
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation(Result):
+    """The result of `explain`: typed sections, of which tables, figures, the page and the terminal are views.
+
+    Log-probabilities and increases are in nats. `target` is the label whose log-probability is explained (the answer if
+    the prompt has one, else the prediction).
+
+    Example:
+        >>> explanation = il.explain(model, prompt)
+        >>> explanation.input.label_positions
+        (3, 7, 11, 15)
+        >>> explanation.to_frame("heads").columns.tolist()
+        ['name', 'contrast', 'increase', 'layer', 'head']
+    """
+
+    version: ClassVar[int] = 4
+
+    model: str
+    """The displayed name; `settings.source` is the argument that reloads the model."""
+    input: InputReport
+    scores: ScoreReport
+    layers: LayerReport
+    all_heads: AllHeadsReport
+    heads: tuple[HeadReport, ...]
+    """The located heads, largest score first."""
+    subheads: SubheadsReport
+    ablation: AblationReport
+    settings: Settings
     edits: tuple[str, ...] = ()
     """What edited the model while it was explained: the edits of open `with` blocks, and other hooks. All numbers are
     those of the edited model; "no ablation" means no other one."""
     left_out: tuple[LeftOut, ...] = ()
     """Sections that cannot be computed for the model's family; the others are complete."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError if sections do not fit together, as in a damaged file."""
+        found, scores, layers = self.input, self.scores, self.layers
+        demos, n = len(found.label_positions), len(layers.attn)
+        for name, values, wanted in (
+            ("layers.ffn", layers.ffn, n),
+            ("layers.ffn_contrast", layers.ffn_contrast, len(layers.attn_contrast)),
+            ("layers.attn_contrast", layers.attn_contrast, n if layers.attn_contrast else 0),
+            ("all_heads.increase", self.all_heads.increase, n),
+            ("scores.log_probs", scores.log_probs, len(scores.labels)),
+            ("input.demonstration_labels", found.demonstration_labels, demos),
+            ("input.label_ranges", found.label_ranges, demos),
+            ("input.token_names", found.token_names, len(found.tokens)),
+        ):
+            if len(values) != wanted:
+                raise ValueError(f"{name} must have {wanted} entries, got {len(values)}")
+        for report in self.heads:
+            list(self.words_of(report))  # raises ValueError for inconsistent lengths
+            sizes = [len(row) for row in report.similarity]
+            if sizes and (sizes != [demos] * (demos + 1) or len(found.prediction_positions) != demos):
+                raise ValueError(f"similarity of {report.head} does not match {demos} demonstrations")
+        last = max((*found.label_at, *found.label_positions, *self.all_heads.positions), default=-1)
+        if last >= len(found.tokens):
+            raise ValueError(f"position {last} is out of range for {len(found.tokens)} tokens")
+
+    def __repr__(self) -> str:
+        by = self.settings.by
+        best = ", ".join(f"{report.head} {format_signed(report.scores[by])}" for report in self.heads[:5])
+        where = f"{self.model}, {len(self.input.tokens)} tokens"
+        where += f", edited: {'; '.join(self.edits)}" if self.edits else ""
+        return f"Explanation({where}: {self.headline}; heads by {by} for {self.target!r}, nats: {best})"
+
     @property
     def is_plain_text(self) -> bool:
         """Whether the prompt is plain text without demonstrations; `labels` are then the scored tokens."""
-        return self.prompt is None
+        return self.input.is_plain_text
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The prompt's labels; for plain text, the scored tokens."""
+        return self.scores.labels
+
+    @property
+    def target(self) -> str:
+        """The explained label."""
+        return self.scores.target
 
     @property
     def answer(self) -> str | None:
         """The correct label; None if the prompt has none, and for plain text."""
-        return None if self.prompt is None else self.prompt.answer
+        return None if self.input.prompt is None else self.input.prompt.answer
 
     @property
-    def shown_tokens(self) -> tuple[str, ...]:
-        """Tokens for display, with white space visible."""
-        return self.token_names or self.tokens
-
-    @property
-    def appended_text(self) -> str:
-        """The first tokens that all labels share, appended to the prompt (`shared_prefix="append"`); else empty."""
-        return "".join(self.shown_tokens[len(self.tokens) - self.n_shared_tokens :]).replace("␣", " ")
-
-    @property
-    def head_scores(self) -> tuple[tuple[float, ...], ...]:
-        """The scores [layer head] that rank heads, nats."""
-        return self.scores_by(self.settings.by)
+    def predicted(self) -> str:
+        """The most probable label; for plain text, the most probable of the scored tokens."""
+        return self.scores.predicted
 
     @property
     def score_name(self) -> str:
@@ -258,44 +395,26 @@ class Findings:
     @property
     def part_score(self) -> DirectScore:
         """The score that ranks (head, position) parts."""
-        return score_of_parts(self.settings.by, comparable=bool(self.compared_with))
-
-    def scores_by(self, by: Score) -> tuple[tuple[float, ...], ...]:
-        """Return one score [layer head] of all heads, nats; empty if it was not computed."""
-        return {
-            "increase": self.head_increases,
-            "contrast": self.head_contrasts,
-            "effect": self.head_effects,
-            "towers": self.head_towers,
-        }[by]
-
-    @property
-    def scored_tokens(self) -> tuple[str, ...]:
-        """The token that each label is scored by, with white space visible; empty if unknown."""
-        return tuple(spelling[self.n_shared_tokens] for spelling in self.label_token_names)
-
-    @property
-    def has_multi_token_labels(self) -> bool:
-        """Whether any label has more than one token."""
-        return any(len(spelling) > 1 for spelling in self.label_token_names)
+        return score_of_parts(self.settings.by, comparable=bool(self.scores.compared_with))
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Notes on labels or targets of several tokens; empty if each is a single token."""
+        scores = self.scores
         if self.is_plain_text:
             return tuple(
                 f"{' + '.join(map(repr, spelling))} has {len(spelling)} tokens; only the first, {spelling[0]!r}, is "
                 "scored. The table also lists the log-probability of all its tokens."
-                for spelling in self.label_token_names
+                for spelling in scores.spellings
                 if len(spelling) > 1
             )
-        if not self.has_multi_token_labels:
+        if not scores.has_multi_token_labels:
             return ()
         found = [
             "Labels of several tokens are scored by one token, at which their values and keys are read; attention "
             "counts all tokens of a label. The table also shows each full label's log p."
         ]
-        for label, token in zip(self.labels, self.scored_tokens, strict=True):
+        for label, token in zip(scores.labels, scores.scored_tokens, strict=True):
             if not token.strip("␣⏎⇥␍ "):
                 found.append(
                     f"Label {label!r} is scored by {token!r}, which is only white space; choose other labels or "
@@ -306,19 +425,20 @@ class Findings:
     @property
     def verdict(self) -> str:
         """Which located heads support the target, the tokens it is compared with, or both; empty without contrasts."""
-        if not self.compared_with:
+        if not self.scores.compared_with:
             return ""
+        compared_with = self.scores.compared_with
         groups: dict[Supports, str] = {
             "answer": self.target,
-            "others": ", ".join(self.compared_with),
-            "both": "both" if len(self.compared_with) == 1 else "both sides",
+            "others": ", ".join(compared_with),
+            "both": "both" if len(compared_with) == 1 else "both sides",
         }
         heads = [(str(report.head), supports(report.increase, report.contrast or 0.0)) for report in self.heads]
         if any(group == "neither" for _, group in heads):
             groups["neither"] = "neither"
         named = {name: ", ".join(head for head, group in heads if group == which) for which, name in groups.items()}
         # Heads ranked by their increase or contrast need not include those with the lowest contrasts.
-        scores = [(x, Head(i, j)) for i, row in enumerate(self.head_contrasts) for j, x in enumerate(row) if x < 0]
+        scores = [(x, Head(i, j)) for i, row in enumerate(self.all_heads.contrast) for j, x in enumerate(row) if x < 0]
         lowest = ", ".join(f"{head} ({score:+.3f})" for score, head in sorted(scores, key=lambda one: one[0])[:2])
         return (
             " ".join(f"Support {name}: {found or 'none'}." for name, found in named.items())
@@ -330,18 +450,19 @@ class Findings:
     @property
     def headline(self) -> str:
         """The model's prediction, in a few words; if no label is the most probable token, it names this token too."""
+        scores = self.scores
         if self.is_plain_text:
-            return f"The model continues with {self.next_tokens[0][0]!r}"
+            return f"The model continues with {scores.next_tokens[0][0]!r}"
         correct = (
             "" if self.answer is None else ", correctly" if self.answer == self.predicted else f", not {self.answer!r}"
         )
-        if not self.predicts_label:
-            token, probability = self.next_tokens[0]
+        if not scores.predicts_label:
+            token, probability = scores.next_tokens[0]
             return (
                 f"Most probable: {(token.strip('␣') or token)!r} ({percent(probability)}); among the labels: "
-                f"{self.predicted!r} ({percent(self.label_probs[self.predicted])}){correct}"
+                f"{self.predicted!r} ({percent(scores.probs[self.predicted])}){correct}"
             )
-        verb = "Among the labels, the model prefers" if self.has_multi_token_labels else "The model predicts"
+        verb = "Among the labels, the model prefers" if scores.has_multi_token_labels else "The model predicts"
         return f"{verb} {self.predicted!r}{correct}"
 
     @property
@@ -351,26 +472,12 @@ class Findings:
 
     @property
     def towers_note(self) -> str:
-        """A sentence on what `head_towers` are."""
+        """A sentence on what `all_heads.towers` are."""
         return (
             f"Towers: log-odds that {self.target} loses against all other labels if the head's query at the last "
-            f"position, and nothing else, is that of the same demonstrations with the query {self.other_query!r}."
+            "position, and nothing else, is that of the same demonstrations with the query "
+            f"{self.all_heads.other_query!r}."
         )
-
-    @property
-    def predicts_label(self) -> bool:
-        """Whether the token of the most probable label is the most probable token of the vocabulary."""
-        return max(self.label_log_probs) >= math.log(self.next_tokens[0][1]) - 1e-4
-
-    @property
-    def predicted(self) -> str:
-        """The most probable label; for plain text, the most probable of the scored tokens."""
-        return max(zip(self.label_log_probs, self.labels, strict=True))[1]
-
-    @property
-    def label_probs(self) -> dict[str, float]:
-        """Probability of each label's token over the full vocabulary."""
-        return {name: math.exp(value) for name, value in zip(self.labels, self.label_log_probs, strict=True)}
 
     def to_frame(self, table: Table = "heads") -> pd.DataFrame:
         """Return one of the explanation's tables in tidy form.
@@ -379,18 +486,19 @@ class Findings:
         (the largest parts, by writer, of attention scores and, in nats, of what values add; top words of the largest).
         """
         check_choice("table", table, get_args(Table))
+        found, scores = self.input, self.scores
         if table == "heads":
-            scores = {by: values for by in SCORES if (values := self.scores_by(by))}
+            chosen = self.settings.by
+            maps = {by: values for by in (chosen, *SCORES) if (values := self.all_heads.by(by))}
             rows = [
-                {"layer": layer, "head": head, "name": str(Head(layer, head))}
-                | {by: values[layer][head] for by, values in scores.items()}
-                for layer, head in product(*map(range, self.shape))
+                {"name": str(Head(layer, head))}
+                | {by: values[layer][head] for by, values in maps.items()}
+                | {"layer": layer, "head": head}
+                for layer, head in product(*map(range, self.all_heads.shape))
             ]
         elif table == "layers":
-            parts = (
-                ("attn", self.layer_attn, self.layer_attn_contrast),
-                ("ffn", self.layer_ffn, self.layer_ffn_contrast),
-            )
+            layers = self.layers
+            parts = (("attn", layers.attn, layers.attn_contrast), ("ffn", layers.ffn, layers.ffn_contrast))
             rows = [
                 {"layer": layer, "component": component, "increase": value}
                 | ({"contrast": contrasts[layer]} if contrasts else {})
@@ -399,28 +507,30 @@ class Findings:
             ]
         elif table == "subheads":
             rows = [
-                {**asdict(part), "head": part.head.head, "layer": part.head.layer, "name": str(part.head)}
-                for part in self.subheads
+                {"name": str(part.head), self.part_score: getattr(part, self.part_score)}
+                | {"position": part.position, "token": part.token, "increase": part.increase, "contrast": part.contrast}
+                | {"layer": part.head.layer, "head": part.head.head}
+                for part in self.subheads.largest
             ]
         elif table == "labels":
             rows = [
                 {
                     "label": label,
-                    "log_prob": self.label_log_probs[i],
+                    "log_prob": scores.log_probs[i],
                     "log_prob_located_zeroed": self.ablation.located[i],
                     # Log of the mean probability, as shown on the page and in the terminal.
                     "log_prob_random_zeroed": _log_mean_probability([draw[i] for draw in self.ablation.random]),
                 }
-                | ({"scored_token": self.scored_tokens[i]} if self.label_token_names else {})
-                | ({"log_prob_whole": self.whole_label_log_probs[i]} if self.whole_label_log_probs else {})
-                for i, label in enumerate(self.labels)
+                | ({"scored_token": scores.scored_tokens[i]} if scores.spellings else {})
+                | ({"log_prob_whole": scores.whole_log_probs[i]} if scores.whole_log_probs else {})
+                for i, label in enumerate(scores.labels)
             ]
         elif table == "words":
             rows = [
                 {
                     "name": str(report.head),
                     "position": position,
-                    "token": self.shown_tokens[position],
+                    "token": self.input.token_names[position],
                     "kind": kind,
                     "words": " ".join(words),
                     "standout": float("nan") if standout is None else standout,
@@ -430,7 +540,7 @@ class Findings:
                 for position, kind, words, standout, rank in self.words_of(report)
             ]
         elif table == "similarity":
-            queries, names = (*self.prediction_positions, len(self.tokens) - 1), (*self.labels, None)
+            queries, names = (*found.prediction_positions, len(found.tokens) - 1), (*self.labels, None)
             rows = [
                 {
                     "name": str(report.head),
@@ -443,38 +553,22 @@ class Findings:
                 for report in self.heads
                 if report.similarity
                 for position, query_label, row in zip(queries, self.query_labels, report.similarity, strict=True)
-                for key, label, score in zip(self.label_positions, self.demonstration_labels, row, strict=True)
+                for key, label, score in zip(found.label_positions, found.demonstration_labels, row, strict=True)
             ]
         else:
             rows = list(self._why_rows())
         return pd.DataFrame(rows)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Numbers of layers and of heads per layer."""
-        return len(self.head_increases), len(self.head_increases[0])
-
-    @property
-    def label_at(self) -> dict[int, int]:
-        """The demonstrations' labels (indices into `labels`) by the positions of all their tokens."""
-        by_range = zip(self.label_ranges, self.demonstration_labels, strict=True)
-        return {position: label for tokens, label in by_range for position in range(*tokens)}
-
-    @property
-    def range_at(self) -> dict[int, tuple[int, int]]:
-        """The token range of each demonstration's label by the position of its scored token."""
-        return dict(zip(self.label_positions, self.label_ranges, strict=True))
-
     def key_name(self, position: int) -> str:
         """Return the name of a label or token with its position, such as "foo@8"."""
-        label = self.label_at.get(position)
-        return f"{self.shown_tokens[position].strip() if label is None else self.labels[label]}@{position}"
+        label = self.input.label_at.get(position)
+        return f"{self.input.token_names[position].strip() if label is None else self.labels[label]}@{position}"
 
     def keys_name(self, positions: Sequence[int]) -> str:
         """Return the names of up to three keys, or how many there are: "foo@8, foo@11", "12 foo labels"."""
         if len(positions) < 4:
             return ", ".join(map(self.key_name, positions))
-        named = {self.labels[self.label_at[position]] for position in positions}
+        named = {self.labels[self.input.label_at[position]] for position in positions}
         return f"{len(positions)} {named.pop() if len(named) == 1 else 'other'} labels"
 
     def change_if_zeroed(self, report: HeadReport) -> float:
@@ -483,7 +577,7 @@ class Findings:
         The score is log p(target) − log Σ p(compared tokens), or log p(target) if it is compared with none. A head may
         rank first by what it adds and change nothing, if later components compensate for it.
         """
-        target, others = self.labels.index(self.target), [self.labels.index(name) for name in self.compared_with]
+        target, others = self.labels.index(self.target), [self.labels.index(name) for name in self.scores.compared_with]
 
         def score(log_probs: Sequence[float]) -> float:
             if not others:
@@ -491,7 +585,7 @@ class Findings:
             largest = max(log_probs[i] for i in others)  # factored out so that no probability underflows to 0
             return log_probs[target] - largest - math.log(sum(math.exp(log_probs[i] - largest) for i in others))
 
-        return score(report.ablated) - score(self.label_log_probs)
+        return score(report.ablated) - score(self.scores.log_probs)
 
     def why_sentence(self, report: HeadReport) -> str:
         """Return, in two or three sentences, why a head attends where it does; empty if its scores were not split."""
@@ -500,7 +594,7 @@ class Findings:
             return ""
         more, less = self.keys_name(why.more), self.keys_name(why.less)
         attention = [
-            math.fsum(report.attention_to([self.range_at.get(at, (at, at + 1)) for at in positions]))
+            math.fsum(report.attention_to([self.input.range_at.get(at, (at, at + 1)) for at in positions]))
             for positions in (why.more, why.less)
         ]
         mean = "mean " if len(why.more) + len(why.less) > 2 else ""
@@ -535,11 +629,11 @@ class Findings:
     def query_labels(self) -> tuple[int, ...]:
         """Index of the correct label for each row of `HeadReport.similarity`; -1 for an unknown answer."""
         last = -1 if self.answer is None else self.labels.index(self.answer)
-        return (*self.demonstration_labels, last)
+        return (*self.input.demonstration_labels, last)
 
     def words_of(self, report: HeadReport) -> Iterator[tuple[int, str, tuple[str, ...], float | None, int | None]]:
         """Yield position, kind, top words, standout and the own label's rank of a head's values, keys and query."""
-        positions = report.positions or self.label_positions
+        positions = report.positions or self.input.label_positions
         value_standouts, key_standouts = (
             standouts or (None,) * len(positions) for standouts in (report.value_standouts, report.key_standouts)
         )
@@ -549,22 +643,11 @@ class Findings:
             for position, words, standout in zip(positions, report.key_words, key_standouts, strict=True):
                 yield position, "key", words, standout, None
         if report.query_words or report.query_standout is not None:  # else left out
-            yield len(self.tokens) - 1, "query", report.query_words, report.query_standout, None
+            yield len(self.input.tokens) - 1, "query", report.query_words, report.query_standout, None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields, the prediction and label probabilities for JSON, with heads as `L22H0`."""
-        state = asdict(self)
-        for report, entry in zip(self.heads, state["heads"], strict=True):
-            entry["head"] = str(report.head)
-        for part, entry in zip(self.subheads, state["subheads"], strict=True):
-            entry["head"] = str(part.head)
-        state["ablation"]["heads"] = [str(head) for head in self.ablation.heads]
-        return {
-            **state,
-            "predicted": self.predicted,
-            "label_probs": self.label_probs,
-            "versions": dict(self.versions),
-        }
+        """Return the headline, the prediction and the probability of each label."""
+        return {"headline": self.headline, "predicted": self.predicted, "label_probs": self.scores.probs}
 
 
 def is_noise(standout: float | None) -> bool:

@@ -1,0 +1,122 @@
+"""Views of results: which page, notebook output, terminal output and figures each has.
+
+`display.Result` imports this module when a view is asked for. Every result has the views of its table; those below have
+more. A page is drawn by a template, of which `html.templating` makes a document or inline output.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from rich.console import RenderableType
+from rich.text import Text
+
+from icl_lens.display import Displayed, html_table
+from icl_lens.interventions.controlled_ablation import ControlledAblation
+from icl_lens.locate.circuit import Circuit
+from icl_lens.locate.mean_score_parts import MeanScoreParts
+from icl_lens.report import (
+    ablation,
+    comparison,
+    explanation_terminal,
+    mean_score_parts,
+    model_comparison,
+    two_towers,
+)
+from icl_lens.report.comparison import Comparison
+from icl_lens.report.explanation import Explanation
+from icl_lens.report.html import page as explanation_page
+from icl_lens.report.html.parts import Cell, Table
+from icl_lens.report.html.templating import render_notebook, render_page
+from icl_lens.report.model_comparison import ModelComparison
+from icl_lens.report.number_format import signed
+from icl_lens.report.two_towers import TwoTowers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Contents = tuple[str, dict[str, Any]]
+"""A page's template, and what it shows."""
+
+INLINE_PAGES: dict[type[Displayed], Callable[[Any], Contents]] = {
+    Explanation: explanation_page.page,
+    Comparison: comparison.page,
+    ModelComparison: model_comparison.page,
+    TwoTowers: two_towers.page,
+}
+"""Results that notebooks show as their page, in a frame; others are small tables without scripts."""
+TERMINALS: dict[type[Displayed], Callable[[Any], RenderableType]] = {
+    Explanation: explanation_terminal.terminal,
+    Comparison: comparison.terminal,
+    ModelComparison: model_comparison.terminal,
+    TwoTowers: two_towers.Terminal,
+    ControlledAblation: ablation.terminal,
+    MeanScoreParts: mean_score_parts.terminal,
+}
+
+
+def page(found: Displayed, **about: Any) -> str:
+    """Return a self-contained page; `about` adds what the result does not know, such as the command that made it."""
+    template, contents = _page_of(found)(found)
+    if "model" in about:
+        contents["title"] = f"{about['model']}: {contents['title']}"
+    return render_page(template, **contents | about)
+
+
+def notebook(found: Displayed) -> str:
+    """Return the HTML that a notebook shows."""
+    if type(found) in INLINE_PAGES:
+        template, contents = INLINE_PAGES[type(found)](found)
+        return render_notebook(template, height=720, **contents)
+    title, columns, total = found._shown()
+    return html_table(title, columns, total=total)
+
+
+def terminal(found: Displayed) -> RenderableType:
+    """Return what a command prints: by default, what `print` shows."""
+    if isinstance(found, Circuit):
+        from icl_lens.report import circuit  # imports matplotlib
+
+        return circuit.terminal(found)
+    return TERMINALS[type(found)](found) if type(found) in TERMINALS else Text(repr(found))
+
+
+def figures(found: Displayed) -> "dict[str, Figure]":
+    """Return matplotlib figures by name."""
+    from icl_lens.report import plots  # imports matplotlib
+
+    if isinstance(found, Explanation):
+        return plots.explanation_figures(found)
+    if isinstance(found, TwoTowers):
+        return {"exchanges": plots.exchanges(found.to_frame())}
+    if isinstance(found, ModelComparison):
+        names = (f"A: {found.models[0]}", f"B: {found.models[1]}")
+        return {"heads": plots.head_scatter(found.to_frame(), names=names, label=f"mean {found.by} (nats)")}
+    if isinstance(found, Circuit):
+        curve = {"curve": plots.circuit_curve(found)} if found.is_defined else {}
+        return {"graph": plots.circuit(found), **curve}
+    return {}
+
+
+def _page_of(found: Displayed) -> Callable[[Any], Contents]:
+    if isinstance(found, ControlledAblation):
+        return ablation.page
+    if isinstance(found, Circuit):
+        from icl_lens.report import circuit  # imports matplotlib
+
+        return circuit.page
+    return INLINE_PAGES.get(type(found), _table_page)
+
+
+def _table_page(found: Displayed) -> Contents:
+    """Return the page of a result without one of its own: what `print` says about it, and its whole table."""
+    title, *_ = found._shown()
+    frame = found.to_frame()
+    frame = frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
+    columns = [f"#{name}" if pd.api.types.is_numeric_dtype(frame[name]) else str(name) for name in frame]
+    rows: list[list[Cell]] = [[_cell(value) for value in row] for row in frame.itertuples(index=False)]
+    return "table.html.j2", {"title": title, "kind": type(found).__name__, "table": Table(columns, rows, "located")}
+
+
+def _cell(value: Any) -> str:
+    return signed(value) if isinstance(value, float) else str(value)

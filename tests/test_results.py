@@ -1,0 +1,202 @@
+"""Every public result has the same views, and comes back from its file as it was."""
+
+import inspect
+import json
+from dataclasses import fields, is_dataclass
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import icl_lens as il
+from icl_lens.display import Displayed, Result
+from icl_lens.report import views
+
+TASK = "sentiment-number"
+
+
+class Made:
+    """Results of icl-mini, each computed when first asked for."""
+
+    def __init__(self, model):
+        self.model, self.prompts = model, il.load_task(TASK, n=8)
+        self.batch = il.tokenize(model, self.prompts)
+        self.acts = il.capture(model, self.batch, writers=True)
+
+    @cache  # noqa: B019 - lives as long as the module's fixture
+    def get(self, name: str) -> Displayed:
+        return MAKE[name](self)
+
+
+def explained(made: Made, text: str = "love : bar like : bar eight : foo two : foo one :") -> il.Explanation:
+    return il.explain(made.model, text, answer="foo", k=3, n_random=2)
+
+
+MAKE = {
+    "Explanation": explained,
+    "Comparison": lambda m: il.compare(m.get("Explanation"), explained(m, "two : foo love : bar like :")),
+    "ModelComparison": lambda m: il.compare_models(m.model, m.model, m.prompts),
+    "TwoTowers": lambda m: il.two_towers(m.model, m.prompts, ["L5H0"], n_random_sets=2),
+    "TopHeads": lambda m: il.locate_heads(m.model, m.prompts, k=3),
+    "TopSubheads": lambda m: il.top_subheads(m.acts, k=3),
+    "LayerIncreases": lambda m: il.layer_log_prob_increase(m.acts),
+    "HeadCopying": lambda m: il.head_copying(m.model, "L2H0", [5, 8, 13]),
+    "ScoreParts": lambda m: il.attention_score_parts(m.acts, "L2H0"),
+    "ScoreContrast": lambda m: m.get("ScoreParts").contrast(m.get("ScoreParts").of_label(m.batch.answer)),
+    "ValueParts": lambda m: il.value_parts(m.acts, "L2H0"),
+    "QueryKeyMetric": lambda m: il.query_key_metric(m.model, "L2H0"),
+    "HeadEffects": lambda m: il.head_effects(m.model, m.batch),
+    "Agreement": lambda m: il.agreement(
+        *(m.get("HeadEffects").log_odds[i].nan_to_num() for i in (0, 1)),
+        k=4,
+    ),
+    "HeadToHeadEffects": lambda m: il.head_to_head_effects(m.model, m.batch, ["L5H0"], part="k"),
+    "SaliencyFlow": lambda m: il.saliency_flow(m.model, m.batch[:2]),
+    "StrengthSearch": lambda m: il.choose_strength(
+        m.model,
+        ["L2H0"],
+        *(il.tokenize(m.model, il.load_task(TASK, n=8, layout=layout)) for layout in ("order", "imbalanced")),
+        fix="majority",
+        strengths=[0.5],
+    ),
+    "ControlledAblation": lambda m: il.ablate_with_controls(m.model, m.batch, ["L5H0"], n_random_sets=2),
+    "MeanEffects": lambda m: il.locate_effects(m.model, m.batch),
+    "MeanExchanges": lambda m: il.locate_towers(m.model, m.batch),
+    "MeanScoreParts": lambda m: il.mean_score_parts(m.model, m.prompts, heads=["L5H0"]),
+    "Circuit": lambda m: il.locate_circuit(
+        m.model, *il.split_by_query(il.load_task(TASK, n=24), 12), ["L5H0"], n_edges=4, n_random=2
+    ),
+    "TaskCheck": lambda m: il.task_check(m.model, TASK, n=20),
+}
+"""How each public result is made."""
+
+FIRST = {
+    "Explanation": ["name", "contrast", "increase"],
+    "Comparison": ["name", "change", "a", "b"],
+    "ModelComparison": ["name", "change", "low", "high"],
+    "TwoTowers": ["exchanged", "predicted", "log_odds_lost", "low", "high"],
+    "TopHeads": ["name", "value", "low", "high"],
+    "TopSubheads": ["name", "position", "token", "value"],
+    "LayerIncreases": ["prompt", "layer", "component", "value"],
+    "HeadCopying": ["token", "own_logit", "promoted", "logit"],
+    "ScoreParts": ["writer", "position", "query_side", "key_side"],
+    "ScoreContrast": ["writer", "query_side", "key_side"],
+    "ValueParts": ["writer", "position", "value"],
+    "QueryKeyMetric": ["direction", "singular_value", "share"],
+    "HeadEffects": ["name", "log_odds", "log_prob"],
+    "Agreement": ["spearman", "k", "overlap", "expected_overlap"],
+    "HeadToHeadEffects": ["receiver", "part", "sender", "log_odds", "log_prob"],
+    "SaliencyFlow": ["prompt", "layer", "text_to_label", "label_to_last"],
+    "StrengthSearch": ["strength", "bias", "accuracy"],
+    "ControlledAblation": ["accuracy", "log_odds", "auroc", "over_vocabulary"],
+    "MeanEffects": ["name", "effect", "low", "high"],
+    "MeanExchanges": ["name", "query", "low", "high"],
+    "MeanScoreParts": ["name", "side", "writer", "value", "low", "high"],
+    "Circuit": ["edge", "effect", "low", "high"],
+    "TaskCheck": ["value", "low", "high"],
+}
+"""The first columns of each table."""
+
+HEADLINE = {
+    "Explanation": lambda found: f"{found.heads[0].head} {found.heads[0].scores['contrast']:+.3f}",
+    "Comparison": lambda found: f"{found.to_frame()['change'][0]:+.3f}",
+    "ModelComparison": lambda found: f"{found.a['accuracy'].mean():.1%} correct",
+    "TwoTowers": lambda found: found.verdict,
+    "LayerIncreases": lambda found: f"{found.attn.mean(0)[0]:+.3f}",
+    "ScoreParts": lambda found: f"{found.query_side.flatten(0, 1).mean(0).abs().max():.3f}",
+    "ScoreContrast": lambda found: f"{found.value.mean():+.3f}",
+    "ValueParts": lambda found: f"{found.parts.sum(1).mean(0).abs().max():.3f}",
+    "HeadEffects": lambda found: f"{found.log_odds.mean(0).max():+.3f}",
+    "SaliencyFlow": lambda found: f"{found.text_to_label.mean(0)[0]:.2e}",
+    "StrengthSearch": lambda found: f"{found.strength:g} (chosen)",
+    "ControlledAblation": lambda found: f"{found.interval('heads', 'accuracy').value:.1%}",
+    "MeanScoreParts": lambda found: f"{found.writers['value'][0]:+.3f}",
+    "TaskCheck": str,
+}
+"""What `print` must say, where it is not the first value of the table."""
+
+
+@pytest.fixture(scope="module")
+def made(icl_mini):
+    return Made(icl_mini)
+
+
+def same(one, other) -> bool:
+    """Whether two values are equal to the last bit, and of the same types; a tuple equals a list."""
+    if isinstance(one, torch.Tensor):
+        one, other = (value.as_subclass(torch.Tensor) for value in (one, other))
+        values = one.nan_to_num(7), other.nan_to_num(7)
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*values)
+    if isinstance(one, (tuple, list)):
+        return isinstance(other, (tuple, list)) and len(one) == len(other) and all(map(same, one, other))
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    if isinstance(one, pd.DataFrame):
+        pd.testing.assert_frame_equal(one, other, check_exact=True)
+        return True
+    if is_dataclass(one):
+        return all(same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(value, other[name]) for name, value in one.items())
+    return one == other or one != one
+
+
+def test_all_public_results_are_tested():
+    public = {name for name in il.__all__ if inspect.isclass(one := getattr(il, name)) and issubclass(one, Displayed)}
+    assert public == set(MAKE) == set(FIRST)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_the_columns_that_matter_come_first_and_print_says_the_headline(made, name):
+    found = made.get(name)
+    frame, text = found.to_frame(), repr(found)
+    assert list(frame.columns)[: len(FIRST[name])] == FIRST[name]
+    numbers = frame.select_dtypes("floating")
+    assert HEADLINE.get(name, lambda found: f"{numbers.iloc[0, 0]:+.3f}".lstrip("+"))(found) in text
+    assert len(text) < 8000
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_pages_and_inline_output_have_the_numbers(made, name, tmp_path):
+    found = made.get(name)
+    page, inline = found.to_html(), found._repr_html_()
+    assert page.startswith("<!doctype html>")
+    assert found.to_html(tmp_path / "page.html") is None
+    assert (tmp_path / "page.html").read_text() == page
+    if type(found) in views.INLINE_PAGES:
+        assert "icl-lens-twin" in inline
+    else:
+        assert inline.startswith("<table>")
+        assert "<script" not in inline
+        assert "style>" not in inline
+    assert all(figure.axes for figure in found.figures.values())
+
+
+@pytest.mark.parametrize("name", [name for name in MAKE if issubclass(getattr(il, name), Result)])
+def test_a_result_comes_back_from_its_file_and_other_files_are_refused(made, name, tmp_path):
+    found, path = made.get(name), tmp_path / "result.json"
+    found.save(path)
+    again = type(found).load(path)
+    assert same(found, again)
+    assert repr(again) == repr(found)
+    assert again.to_html() == found.to_html()
+    state = json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
+    assert {"icl-lens", "torch"} <= state["versions"].keys()
+    first = fields(type(found))[0].name
+    for change, message in [
+        ({"version": 99}, rf"must be {found.version}, got 99; load it with the icl-lens version that it lists"),
+        ({"format": "icl-lens other"}, f"is not a saved {name}; pass a file written by {name}.save"),
+        ({first: {"no": "such"}}, f"(?s)is damaged .*; pass a file written by {name}.save"),
+    ]:
+        path.write_text(json.dumps(state | change))
+        with pytest.raises(il.InputError, match=message):
+            type(found).load(path)
+    path.write_text("{")
+    with pytest.raises(il.InputError, match="not valid JSON"):
+        type(found).load(path)
+    with pytest.raises(il.InputError, match="cannot read"):
+        type(found).load(tmp_path / "missing.json")
