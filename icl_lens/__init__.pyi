@@ -41,9 +41,7 @@ from .interventions.debias import StrengthSearch as StrengthSearch
 from .interventions.debias import balancing_weights as balancing_weights
 from .interventions.debias import choose_strength as choose_strength
 from .interventions.debias import debias_edits as debias_edits
-from .interventions.edit import Attention as Attention
 from .interventions.edit import Edit as Edit
-from .interventions.edit import Places as Places
 from .interventions.edit import Stage as Stage
 from .interventions.edits import Ablate as Ablate
 from .interventions.edits import AddVector as AddVector

@@ -128,7 +128,7 @@ def test_results_state_the_quantization(tmp_path, monkeypatch, capsys):
     assert code == 0
     assert "x.gguf (Q4_0 weights)" in out
     stored = json.loads((tmp_path / "x.json").read_text())
-    assert stored["quantization"] == "Q4_0"
+    assert stored["settings"]["quantization"] == "Q4_0"
     assert stored["model"] == "x.gguf (Q4_0 weights)"
     assert stored["source"] == str(tmp_path / "x.gguf")
     assert "float32, dequantized from Q4_0" in (tmp_path / "x.html").read_text(encoding="utf-8")

@@ -98,9 +98,10 @@ def takes_heads():
     for prefix, owner in owners.items():
         for name in dir(owner):
             function = getattr(owner, name, None)
+            is_edit = inspect.isclass(function) and issubclass(function, il.Edit)
             if (
                 name.startswith("_")
-                or not inspect.isfunction(function)
+                or not (inspect.isfunction(function) or is_edit)
                 or not inspect.isclass(owner) * prefix.count(".") + inspect.ismodule(owner)
             ):
                 continue

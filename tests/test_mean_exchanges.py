@@ -169,16 +169,20 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(family_run, run, tin
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "message"),
+    ("prompt", "options", "message"),
     [
-        ("love like", {"answer": " foo"}, "for text without demonstrations, got 'towers'"),
+        (il.Text("love like", answer=" foo"), {}, "for text without demonstrations, got 'towers'"),
         ("love : bar like : bar one :", {}, "must demonstrate its answer and another label"),
-        ("love : bar one : foo cat : dog two :", {"answer": "foo", "against": "bar"}, "against must be all other"),
+        (
+            il.Prompt.parse("love : bar one : foo cat : dog two :", answer="foo"),
+            {"against": "bar"},
+            "against must be all other",
+        ),
     ],
 )
-def test_explain_refuses_what_has_no_other_class(gpt2, text, options, message):
+def test_explain_refuses_what_has_no_other_class(gpt2, prompt, options, message):
     with pytest.raises(il.InputError, match=message):
-        il.explain(gpt2, text, by="towers", k=1, **options)
+        il.explain(gpt2, prompt, by="towers", k=1, **options)
 
 
 # The command

@@ -31,7 +31,7 @@ class Made:
 
 
 def explained(made: Made, text: str = "love : bar like : bar eight : foo two : foo one :") -> il.Explanation:
-    return il.explain(made.model, text, answer="foo", k=3, n_random=2)
+    return il.explain(made.model, il.Prompt.parse(text, answer="foo"), k=3, n_random=2)
 
 
 MAKE = {

@@ -25,7 +25,12 @@ Positions = Literal["all", "last"]
 
 
 class Stage(IntEnum):
-    """Stage at which an edit writes; edits apply in the order of stages, and within a stage in the order given."""
+    """Stage at which an edit writes; edits apply in the order of stages, and within a stage in the order given.
+
+    Example:
+        >>> il.Stage.inputs < il.Stage.pattern < il.Stage.z
+        True
+    """
 
     inputs = 0
     """Queries, keys and values."""
