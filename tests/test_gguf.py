@@ -130,7 +130,7 @@ def test_results_state_the_quantization(tmp_path, monkeypatch, capsys):
     stored = json.loads((tmp_path / "x.json").read_text())
     assert stored["settings"]["quantization"] == "Q4_0"
     assert stored["model"] == "x.gguf (Q4_0 weights)"
-    assert stored["source"] == str(tmp_path / "x.gguf")
+    assert stored["settings"]["source"] == str(tmp_path / "x.gguf")
     assert "float32, dequantized from Q4_0" in (tmp_path / "x.html").read_text(encoding="utf-8")
     rows = [f"{text},bar" for text in ("love", "like", "happy", "sad")]
     rows += [f"{text},foo" for text in ("one", "two", "three", "nine")]
