@@ -155,7 +155,7 @@ class Result(Displayed):
         >>> best = il.top_heads(acts, k=3)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     best.save(f"{folder}/best.json")
-        ...     loaded = il.TopHeads.load(f"{folder}/best.json")
+        ...     loaded = il.results.TopHeads.load(f"{folder}/best.json")
         >>> loaded.heads == best.heads
         True
     """
@@ -169,7 +169,7 @@ class Result(Displayed):
 
     def to_json(self, **about: Any) -> str:
         """Return all fields as JSON; `about` is added to its "summary"."""
-        return result_json.dumps(self, self._format_name(), self.version, self.to_dict() | about)
+        return result_json.dumps(self, self.format_name(), self.version, self.to_dict() | about)
 
     def save(self, path: str | Path) -> None:
         """Write all fields as JSON that `load` reads. Raise InputError if the folder is not writable."""
@@ -181,10 +181,10 @@ class Result(Displayed):
 
         Raise InputError for a file that is missing, damaged, or of another kind or version.
         """
-        return result_json.load(cls, path, cls._format_name(), cls.version)
+        return result_json.load(cls, path, cls.format_name(), cls.version)
 
     @classmethod
-    def _format_name(cls) -> str:
+    def format_name(cls) -> str:
         """Return the kind of a stored file, such as "icl-lens top heads"."""
         return "icl-lens" + re.sub("([A-Z])", r" \1", cls.__name__).lower()
 

@@ -38,15 +38,9 @@ def dumps(result: Any, format_name: str, number: int, summary: Mapping[str, Any]
 
 def load(kind: type[Kind], path: str | Path, format_name: str, number: int) -> Kind:
     """Load a dataclass. Raise InputError for a file that is missing, damaged, or of another kind or version."""
-    path = Path(path)
     remedy = f"pass a file written by {kind.__name__}.save"
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}; {remedy}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{str(path)!r} is not valid JSON ({error}); {remedy}") from error
-    if not isinstance(state, dict) or state.get("format") != format_name:
+    state = read(path, remedy)
+    if state.get("format") != format_name:
         raise InputError(f"{str(path)!r} is not a saved {kind.__name__}; {remedy}")
     if state.get("version") != number:
         raise InputError(
@@ -57,6 +51,17 @@ def load(kind: type[Kind], path: str | Path, format_name: str, number: int) -> K
         return decode(kind, state)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise InputError(f"{str(path)!r} is damaged ({type(error).__name__}: {error}); {remedy}") from error
+
+
+def read(path: str | Path, remedy: str) -> dict[str, Any]:
+    """Read a JSON object; raise InputError, which ends in `remedy`, for a file that is missing or is not one."""
+    try:
+        state = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}; {remedy}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{str(path)!r} is not valid JSON ({error}); {remedy}") from error
+    return state if isinstance(state, dict) else {}
 
 
 def encode(value: Any) -> Any:

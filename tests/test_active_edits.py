@@ -47,7 +47,7 @@ def test_an_explanation_names_the_edits_everywhere(gpt2, explained, tmp_path):
     assert "edited" not in terminal_text(plain)
     assert "those of the edited model" not in plain.to_html()
     ablated.save(tmp_path / "e.json")
-    assert il.Explanation.load(tmp_path / "e.json") == ablated
+    assert il.results.Explanation.load(tmp_path / "e.json") == ablated
     both = il.compare(plain, ablated)
     assert f"In B: All numbers are those of the edited model: {ZEROED}." in both.to_html()
     assert ZEROED in repr(both)

@@ -184,7 +184,7 @@ def made(rows):
         "high": [3.0, 1, 2, math.nan],
     }
     receivers = tuple(il.Head.parse(name) for name in dict.fromkeys(edges["receiver"]))
-    return il.Circuit(receivers, 100, 3, 8, 8, 4, edges, *map(pd.DataFrame, (curve, groups, layers, scores)))
+    return il.results.Circuit(receivers, 100, 3, 8, 8, 4, edges, *map(pd.DataFrame, (curve, groups, layers, scores)))
 
 
 FEW = [

@@ -142,7 +142,7 @@ def test_any_text_is_explained(run, tiny, tmp_path):
         "Lowest contrasts of all heads: L",
     ):
         assert words in out
-    explanation = il.Explanation.load(file)
+    explanation = il.results.Explanation.load(file)
     assert explanation.is_plain_text
     assert explanation.settings.against == (" bar", " no")
     assert f"{explanation.heads[0].contrast:+.3f}" in out
@@ -172,7 +172,7 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, s
     template = il.Template("{text}\n: {label}", "{text}\n:", separator="\n")
     code, out, err = run("explain", *options, *TEMPLATE, "--json", tmp_path / "x.json")
     assert code == 0, err
-    shown = il.Explanation.load(tmp_path / "x.json")
+    shown = il.results.Explanation.load(tmp_path / "x.json")
     assert shown.input.prompt == prompts[0]
     explained = [il.explain(icl_mini, prompt, template=template) for prompt in prompts[:2]]
     assert shown == explained[0]
@@ -202,7 +202,7 @@ def test_a_task_is_drawn_by_its_seed(run, six, tmp_path):
     options, prompts = six
     code, _, _ = run("explain", *options, "--seed", 5, "--json", tmp_path / "x.json", "-k", 1, "--ablate", 1)
     assert code == 0
-    assert il.Explanation.load(tmp_path / "x.json").input.prompt != prompts[0]
+    assert il.results.Explanation.load(tmp_path / "x.json").input.prompt != prompts[0]
 
 
 def test_many_labels_fit_a_terminal(six, icl_mini):
@@ -241,7 +241,7 @@ def test_templates_are_decoded(run, tiny, tmp_path):
     file = tmp_path / "x.json"
     code, _, _ = run("explain", families.PROMPT, "-m", tiny, "-a", "foo", "--separator", "\\n", "--json", file)
     assert code == 0
-    assert il.Explanation.load(file).input.template.separator == "\n"
+    assert il.results.Explanation.load(file).input.template.separator == "\n"
     assert unescape("a\\\\nb\\tc") == "a\\nb\tc"
 
 

@@ -40,7 +40,7 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
         assert all(percent(float(one.exp())) in out for one in log_probs)
     assert "random, same" in out
     assert json.loads(numbers.read_text())["summary"]["prompts"][0]["answer"] == batch.labels[int(before.argmax())]
-    (scores,) = il.ControlledAblation.load(numbers).conditions["heads"].scores
+    (scores,) = il.results.ControlledAblation.load(numbers).conditions["heads"].scores
     assert_close(scores.label_log_probs[0], after)
     assert percent(float(after.max().exp())) in page.read_text()
 

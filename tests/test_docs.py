@@ -4,6 +4,7 @@ import doctest
 import inspect
 import json
 import re
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,6 +23,7 @@ API = (DOCS / "api.md").read_text(encoding="utf-8")
 
 # Public names that are not modules (modules such as `il.plots` have their own sections in the reference).
 NAMES = [name for name in il.__all__ if not inspect.ismodule(getattr(il, name))]
+NAMES += [f"results.{name}" for name in il.results.__all__]
 
 # Axes in prose, such as [batch demo], where an annotation cannot hold them.
 AXES = re.compile(r"\[[a-z_]+( [a-z_]+)*\]")
@@ -48,7 +50,7 @@ def bare_tensor(annotation: Any) -> bool:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_public_names_are_explained(name: str) -> None:
-    public = getattr(il, name)
+    public = attrgetter(name)(il)
     doc = inspect.getdoc(public) or ""
     summary = doc.partition("\n")[0]
     assert re.fullmatch(r"[A-Z`\[].{10,}[.:?!`]", summary), f"{name} has no summary line: {summary!r}"
@@ -60,7 +62,7 @@ def test_public_names_are_explained(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_public_names_are_in_the_reference(name: str) -> None:
-    directive = rf"\.\. auto(function|class|exception):: (icl_lens\.\w+\.)?{name}\n"
+    directive = rf"\.\. auto(function|class|exception):: (icl_lens\.)?(\w+\.)?{name}\n"
     assert re.search(directive, API), f"docs/api.md has no entry for {name}; add one to the section it belongs to"
 
 
@@ -76,7 +78,7 @@ def names() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_examples_run(name: str, names: dict[str, Any]) -> None:
-    public = getattr(il, name)
+    public = attrgetter(name)(il)
     # Examples of a class's fields and methods are found as well.
     tests = doctest.DocTestFinder().find(public, name, module=False, globs=names)
     assert any(test.examples for test in tests)

@@ -249,7 +249,7 @@ def test_plain_text_is_loaded_unchanged_and_sections_that_do_not_fit_are_refused
     free = il.explain(gpt2, il.Text("love like", answer=" foo", against=[" bar", 4]), k=3)
     path = tmp_path / "free.json"
     free.save(path)
-    assert il.Explanation.load(path) == free
+    assert il.results.Explanation.load(path) == free
     plain = json.loads(path.read_text())
     assert plain["heads"][0]["head"] == str(free.heads[0].head)
     assert plain["summary"]["predicted"] == free.predicted
@@ -265,10 +265,10 @@ def test_plain_text_is_loaded_unchanged_and_sections_that_do_not_fit_are_refused
     ]:
         path.write_text(json.dumps(plain | change))
         with pytest.raises(il.InputError, match=message):
-            il.Explanation.load(path)
+            il.results.Explanation.load(path)
     path.write_text("[" * 100_000)
     with pytest.raises(il.InputError, match="not valid JSON"):
-        il.Explanation.load(path)
+        il.results.Explanation.load(path)
 
 
 def test_two_explanations_are_compared_head_by_head(gpt2, explanation, tmp_path):

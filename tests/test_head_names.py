@@ -95,6 +95,7 @@ CALLS = {
 def takes_heads():
     """Return the public functions and methods with an argument that is a head, or contains heads."""
     owners = {"": il} | {f"{name}.": getattr(il, name) for name in dir(il) if not name.startswith("_")}
+    owners |= {f"{name}.": getattr(il.results, name) for name in il.results.__all__}
     for prefix, owner in owners.items():
         for name in dir(owner):
             function = getattr(owner, name, None)

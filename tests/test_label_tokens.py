@@ -376,6 +376,6 @@ def test_an_explanation_shows_attention_to_whole_labels(load_tiny: Any, tmp_path
         total = float(parts.value[parts.of_label(acts.batch.answer)].sum())
         assert_close(report.why.value_total, total, scale=8.0)
     explanation.save(tmp_path / "one.json")
-    assert il.Explanation.load(tmp_path / "one.json") == explanation
+    assert il.results.Explanation.load(tmp_path / "one.json") == explanation
     strip = il.html.attention_to_labels(il.capture(model, acts.batch), ["L1H0"])
     assert dict(strip.blocks)["label_attention"].marks == marks

@@ -96,7 +96,7 @@ def test_prompts_that_share_a_query_count_once(gpt2):
     assert (widths[0] > 1e-3).all()
 
 
-TOP = il.TopHeads(
+TOP = il.results.TopHeads(
     value=torch.tensor([0.5, 0.25], dtype=torch.float64),
     layer=torch.tensor([1, 0]),
     head=torch.tensor([2, 3]),

@@ -155,7 +155,7 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(family_run, run, tin
     options = ("-m", tiny, "--device", "cpu", "-a", "foo", "--by", "towers", "-k", 4, "--html", html, "--json", numbers)
     code, out, _ = run("explain", families.PROMPT, *options)
     assert code == 0
-    loaded = il.Explanation.load(numbers)
+    loaded = il.results.Explanation.load(numbers)
     assert loaded.all_heads.towers == found.all_heads.towers
     assert [report.towers for report in loaded.heads] == [report.towers for report in found.heads]
     assert "--by towers" in html.read_text()

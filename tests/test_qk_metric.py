@@ -176,7 +176,7 @@ def test_a_head_made_to_copy_has_a_score_of_one(made):
 def test_a_head_that_likes_one_label_copies_nothing():
     """It writes the first label most, whatever it reads, and does not write a label more when it reads that label."""
     logits = torch.tensor([[5.0, 0.0], [5.1, 0.0]])
-    copying = il.HeadCopying(torch.tensor([0, 1]), logits)
+    copying = il.results.HeadCopying(torch.tensor([0, 1]), logits)
     assert copying.copy_score == 0.5
     assert copying.discrimination == 0.25  # label 0 is higher if it reads 1; label 1 is the same either way
 

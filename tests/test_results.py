@@ -30,7 +30,7 @@ class Made:
         return MAKE[name](self)
 
 
-def explained(made: Made, text: str = "love : bar like : bar eight : foo two : foo one :") -> il.Explanation:
+def explained(made: Made, text: str = "love : bar like : bar eight : foo two : foo one :") -> il.results.Explanation:
     return il.explain(made.model, il.Prompt.parse(text, answer="foo"), k=3, n_random=2)
 
 
@@ -146,7 +146,9 @@ def same(one, other) -> bool:
 
 
 def test_all_public_results_are_tested():
-    public = {name for name in il.__all__ if inspect.isclass(one := getattr(il, name)) and issubclass(one, Displayed)}
+    named = {name: getattr(il.results, name) for name in il.results.__all__}
+    public = {name for name, one in named.items() if inspect.isclass(one) and issubclass(one, Displayed)}
+    assert not any(inspect.isclass(one := getattr(il, name)) and issubclass(one, Displayed) for name in il.__all__)
     assert public == set(MAKE) == set(FIRST)
 
 
@@ -176,11 +178,11 @@ def test_pages_and_inline_output_have_the_numbers(made, name, tmp_path):
     assert all(figure.axes for figure in found.figures.values())
 
 
-@pytest.mark.parametrize("name", [name for name in MAKE if issubclass(getattr(il, name), Result)])
+@pytest.mark.parametrize("name", [name for name in MAKE if issubclass(getattr(il.results, name), Result)])
 def test_a_result_comes_back_from_its_file_and_other_files_are_refused(made, name, tmp_path):
     found, path = made.get(name), tmp_path / "result.json"
     found.save(path)
-    again = type(found).load(path)
+    again = il.results.load(path)
     assert same(found, again)
     assert repr(again) == repr(found)
     assert again.to_html() == found.to_html()
@@ -195,6 +197,9 @@ def test_a_result_comes_back_from_its_file_and_other_files_are_refused(made, nam
         path.write_text(json.dumps(state | change))
         with pytest.raises(il.InputError, match=message):
             type(found).load(path)
+    path.write_text('{"format": "icl-lens other"}')
+    with pytest.raises(il.InputError, match="is not a saved result; pass a file"):
+        il.results.load(path)
     path.write_text("{")
     with pytest.raises(il.InputError, match="not valid JSON"):
         type(found).load(path)

@@ -228,7 +228,7 @@ def test_a_section_that_a_family_does_not_support_is_left_out_and_named(kind, ti
     assert "<b>Query</b>" not in explanation.to_html()
     assert set(explanation.to_frame("words")["kind"]) == {"value", "key"}
     explanation.save(tmp_path / "explanation.json")
-    assert il.Explanation.load(tmp_path / "explanation.json") == explanation
+    assert il.results.Explanation.load(tmp_path / "explanation.json") == explanation
     # The other sections are those of Hugging Face.
     ids = families.tokenizer()(f"{TEXT} :")["input_ids"]
     with torch.no_grad():

@@ -182,7 +182,9 @@ def test_prompts_that_share_one_query_have_no_verdict(icl_mini):
 Rule = Callable[[il.Prompt], str]
 
 
-def check_rule(model: Any, monkeypatch: pytest.MonkeyPatch, prompts: list[il.Prompt], rule: Rule) -> il.TaskCheck:
+def check_rule(
+    model: Any, monkeypatch: pytest.MonkeyPatch, prompts: list[il.Prompt], rule: Rule
+) -> il.results.TaskCheck:
     """Return the check of a model that predicts the label that a rule returns."""
 
     def by_rule(model: Any, batch: il.PromptBatch) -> torch.Tensor:

@@ -312,7 +312,7 @@ def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):
     result = CliRunner().invoke(app, shlex.split(call))
     assert result.exit_code == 0, result.output
     found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random_sets=2)
-    assert il.TwoTowers.load(file).heads == found.heads
+    assert il.results.TwoTowers.load(file).heads == found.heads
     theirs = json.loads(file.read_text())["summary"]
     ours = json.loads(json.dumps(found.to_dict()))
     assert [theirs[name] for name in ("exchanges", "scan", "n_scanned")] == [

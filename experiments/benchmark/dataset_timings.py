@@ -151,7 +151,7 @@ AT_LAST = {
 def removing_at_last(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
     """Time every head's effect at the last position, exact and estimated, in alternation with the bare forward pass."""
     times: dict[str, list[float]] = {}
-    found: dict[str, il.HeadEffects] = {}
+    found: dict[str, il.results.HeadEffects] = {}
     forward_only(model, batch)
     for way in AT_LAST:
         positions, method = "all" if way == "gradient all" else "last", "exact" if way == "exact" else "gradient"

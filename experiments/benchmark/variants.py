@@ -36,7 +36,7 @@ def forward_only(model: Any, batch: il.PromptBatch) -> Float[Tensor, "batch pos 
         return model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits")
 
 
-def certified(model: Any, batch: il.PromptBatch) -> il.TopSubheads:
+def certified(model: Any, batch: il.PromptBatch) -> il.results.TopSubheads:
     """Return the certified search's best subheads of each prompt, including the pass and its capture."""
     return il.top_subheads(il.capture(model, batch), k=K, by="increase")
 

@@ -83,7 +83,7 @@ def exchanged(
     head_sets: Sequence[Sequence[il.Head]],
     exchanges: Sequence[Exchange] = EXCHANGES,
     n_random_sets: int | None = None,
-) -> list[il.TwoTowers]:
+) -> list[il.results.TwoTowers]:
     """Return the exchanges in sets of heads on the held-out prompts, as `il.two_towers` does for one set."""
     prompts = tower_prompts(study.model, study.held_out, own_texts=len(exchanges) == len(EXCHANGES))
     return exchange_heads(
@@ -110,7 +110,7 @@ def replicate(study: Study, *, seed: int = 0, template: il.Template | None = Non
     return Study(study.model, task, min(study.n, N_REPLICATED), seed=seed, n_heads=study.n_heads)
 
 
-def loss_rows(study: Study, found: il.TwoTowers, prefix: str) -> list[Row]:
+def loss_rows(study: Study, found: il.results.TwoTowers, prefix: str) -> list[Row]:
     """Return a row per exchange: the log-odds that it costs in the heads, and in random sets on average."""
     by_name = {one.name: one for one in found.exchanges}
     rows = []

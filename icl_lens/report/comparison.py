@@ -109,7 +109,7 @@ def compare(a: Explanation, b: Explanation) -> Comparison:
     for one in (a, b):
         if not isinstance(one, Explanation):
             raise InputError(
-                f"expected an explanation, got {one!r:.60}; pass the result of il.explain or il.Explanation.load"
+                f"expected an explanation, got {one!r:.60}; pass the result of il.explain or il.results.load"
             )
     return Comparison(a, b)
 

@@ -14,7 +14,7 @@ batch: il.PromptBatch = il.tokenize(model, [prompt])
 acts: il.Activations = il.capture(model, batch)
 increases: Tensor = il.head_log_prob_increase(acts)
 
-top: il.TopHeads = il.top_heads(acts, k=3, by="contrast")
+top: il.results.TopHeads = il.top_heads(acts, k=3, by="contrast")
 heads: list[il.Head] = top.heads
 table: pd.DataFrame = top.to_frame()
 words: list[list[str]] = acts.readout.top_tokens(il.label_values(acts, heads[0])[0], k=5)
@@ -22,11 +22,11 @@ words: list[list[str]] = acts.readout.top_tokens(il.label_values(acts, heads[0])
 with il.ablate_heads(model, heads, mode="zero"):
     without: Tensor = il.label_log_probs(model, batch)
 
-explanation: il.Explanation = il.explain(model, prompt, k=5)
+explanation: il.results.Explanation = il.explain(model, prompt, k=5)
 layers: pd.DataFrame = explanation.to_frame("layers")
 page: str = explanation.to_html()
 log_probs: tuple[float, ...] = explanation.scores.log_probs
-loaded: il.TopHeads = il.TopHeads.load("best.json")
+loaded: il.results.TopHeads = il.results.TopHeads.load("best.json")
 
 located = il.locate_heads(model, il.load_task("sentiment-number", n=20, layout="reorder"), k=4, final_norm="frozen")
 names: list[str] = [str(head) for head in located.heads]

@@ -1,0 +1,46 @@
+"""What functions return: every class of results, and `load`, which restores any of them from its file.
+
+`results.pyi` lists the classes and the modules that define them; a module is imported when its class is first used.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import lazy_loader
+
+_public, _, _names = lazy_loader.attach_stub("icl_lens", __file__)
+__all__ = sorted([*_names, "load"])  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    return _public(name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
+def load(path: str | Path) -> Any:
+    """Load a result of any kind that its `save`, or `--json` of a command, has written; its tensors are on the CPU.
+
+    Raise InputError for a file that is missing, damaged, not a result, or of another version.
+
+    Example:
+        >>> import tempfile
+        >>> best = il.top_heads(acts, k=3)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     best.save(f"{folder}/best.json")
+        ...     loaded = il.results.load(f"{folder}/best.json")
+        >>> loaded.heads == best.heads
+        True
+    """
+    from icl_lens.display import Result
+    from icl_lens.errors import InputError
+    from icl_lens.result_json import read
+
+    remedy = "pass a file written by the save method of a result"
+    found = read(path, remedy).get("format")
+    for kind in map(_public, _names):
+        if isinstance(kind, type) and issubclass(kind, Result) and kind.format_name() == found:
+            return kind.load(path)
+    raise InputError(f"{str(path)!r} is not a saved result; {remedy}")
