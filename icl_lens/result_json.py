@@ -49,7 +49,7 @@ def load(kind: type[Kind], path: str | Path, format_name: str, number: int) -> K
         )
     try:
         return decode(kind, state)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
         raise InputError(f"{str(path)!r} is damaged ({type(error).__name__}: {error}); {remedy}") from error
 
 
@@ -93,12 +93,15 @@ def decode(kind: Any, value: Any) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     array = getattr(kind, "array_type", kind)  # of a jaxtyping annotation, such as Float[Tensor, "batch k"]
     if array is Tensor:
-        return torch.tensor(_numbers(value["values"]), dtype=getattr(torch, value["dtype"])).reshape(value["shape"])
+        values = _numbers(value["values"], value["dtype"])
+        return torch.tensor(values, dtype=getattr(torch, value["dtype"])).reshape(value["shape"])
     if array is np.ndarray:
-        return np.array(_numbers(value["values"]), dtype=value["dtype"]).reshape(value["shape"])
+        return np.array(_numbers(value["values"], value["dtype"]), dtype=value["dtype"]).reshape(value["shape"])
     if kind is pd.DataFrame:
         columns = value.items()
-        return pd.DataFrame({name: pd.Series(_numbers(one["values"]), dtype=one["dtype"]) for name, one in columns})
+        return pd.DataFrame(
+            {name: pd.Series(_numbers(one["values"], one["dtype"]), dtype=one["dtype"]) for name, one in columns}
+        )
     if origin is Literal:
         if value not in inner:
             raise ValueError(f"{value!r} is not one of {inner}")
@@ -142,6 +145,8 @@ def _finite(values: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _numbers(values: Sequence[Any]) -> list[Any]:
-    """Return what `_finite` was called with."""
+def _numbers(values: Sequence[Any], dtype: str) -> Sequence[Any]:
+    """Return what `_finite` was called with; only numbers with a fraction may be infinite or none."""
+    if "float" not in dtype:
+        return values
     return [NOT_FINITE.get(value, value) if isinstance(value, str) else value for value in values]

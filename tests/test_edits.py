@@ -177,3 +177,96 @@ def test_edits_know_what_they_are():
         edit.positions = "all"
     assert repr(edit).startswith("Ablate(heads=('L1H0', (2, 3)), mode='zero'")
     assert edit.what == "zeroed at the last position"
+
+
+def test_scores_in_an_open_block_keep_the_order_of_stages(load_tiny):
+    """An edit of z does not undo the ablation of an outer block; edges are removed from a pass without edits."""
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    other = batch[[1, 2, 0]]
+    for outer in (il.Ablate([(1, 0)]), il.Ablate([(0, 2)]), il.Ablate([(2, 1)])):
+        for inner in (
+            il.Patch([(1, 0)], other, activation="z", positions="last"),
+            Halve([(1, 0), (2, 1)]),
+            il.WithoutEdges(EDGES),
+            il.Ablate([(1, 0), (1, 1)], mode="mean", reference=other),
+        ):
+            with il.edited(model, outer):
+                found = il.score(model, batch, [[inner]])[:, 0]
+                with il.edited(model, inner, batch=batch):
+                    assert_close(il.label_log_probs(model, batch), found, msg=f"{outer} {inner}")
+            assert_close(il.score(model, batch, [[outer, inner]])[:, 0], found, msg=f"{outer} {inner}")
+
+
+@dataclass(frozen=True)
+class Shift(il.Edit):
+    """Writes z and the stream after its layer, both at the last position, by its own factor."""
+
+    heads: list
+    factor: float
+    positions: str = "last"
+    stages = (il.Stage.z, il.Stage.resid)
+
+    def write_z(self, z, at, layer):
+        z[at.row, at.last, at.head] *= self.factor
+
+    def write_resid(self, x, at, layer):
+        x[at.row, at.last] *= self.factor
+
+
+@dataclass(frozen=True)
+class Fill(il.Ablate):
+    """Ablation to a number of its own."""
+
+    number: float = 0.0
+
+    def write_z(self, z, at, layer):
+        z[at.row, at.last, at.head] = self.number
+
+
+def test_own_edits_may_write_at_two_stages_and_derive_from_others(load_tiny):
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    sets = [[Shift([(1, 0)], 2.0)], [Shift([(1, 0), (1, 2)], 0.5)]]
+    sets += [[Fill([(1, 0)], positions=where, number=number)] for where in ("last", "all") for number in (0.0, 5.0)]
+    found = il.score(model, batch, sets)
+    for number, edits in enumerate(sets):
+        with il.edited(model, *edits):
+            assert_close(il.label_log_probs(model, batch), found[:, number], msg=str(edits))
+    assert (found[:, 3] - found[:, 2]).abs().max() > 0.01
+    assert (found[:, 5] - found[:, 4]).abs().max() > 0.01
+
+
+def test_a_prepared_mean_does_not_leave_another_edit_without_one(load_tiny):
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    fresh = [il.Ablate([head], mode="mean", reference=batch, positions="last") for head in HEADS]
+    (prepared,) = il.Ablate.prepare(ModelView.of(model), fresh[:1], None, whole=True)
+    mixed = il.score(model, batch, [[prepared], *([one] for one in fresh[1:])])
+    assert_close(mixed, il.score(model, batch, [[one] for one in fresh]))
+
+
+def test_blocking_no_edge_of_a_model_with_sinks_changes_nothing(load_tiny):
+    model = load_tiny("gpt_oss")
+    batch = ragged(model)
+    width = batch.tokens.shape[1]
+    none = torch.zeros(len(batch), width, width, dtype=torch.bool)
+    with il.edited(model, il.Block(HEADS, none)):
+        assert_close(il.label_log_probs(model, batch), il.score(model, batch, [[]])[:, 0])
+
+
+def test_prompts_of_a_block_are_those_that_run(load_tiny):
+    """Also of edits that do not need to know them, and at the prompts' end while tokens follow."""
+    model = load_tiny("gpt2")
+    batch = il.tokenize(model, ["love : bar like : bar eight : foo two : foo one :"])
+    with il.edited(model, il.Patch(HEADS, batch, activation="z"), batch=batch), pytest.raises(il.InputError):
+        il.last_log_probs(model, il.tokenize(model, ["hate : bar like : bar eight : foo two : foo one :"]))
+    longer = torch.cat([batch.tokens, batch.tokens[:, :2]], dim=1)
+    seen = []
+    hook = lambda z, hook: seen.append(z[0, :, 1].clone())  # noqa: E731
+    with il.edited(model, il.WithoutEdges(EDGES), batch=batch):
+        for tokens in (batch.tokens, longer):
+            with torch.no_grad(), model.hooks(fwd_hooks=[("blocks.2.attn.hook_z", hook)]):
+                model(tokens)
+    last = int(batch.last)
+    assert_close(seen[1][last], seen[0][last])

@@ -152,6 +152,11 @@ class Edit:
         return False
 
     @property
+    def at_prompt_end(self) -> bool:
+        """Whether "last" is the last token of the prompts also in passes in which generated tokens follow them."""
+        return False
+
+    @property
     def shared(self) -> object:
         """Edits of one type with the same `shared` write alike, except at other heads; by default, none do."""
         return id(self)

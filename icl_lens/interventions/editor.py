@@ -134,23 +134,24 @@ class Editor:
         last = self.last(len(z), z.shape[1], z.device)
         for _, placed, heads in edits_at(self.edits, layer, Z_STAGES):
             prompt = _prompts(placed, len(z), z.device)
-            placed.edit.write_z(z, Places.of([(0, heads)], torch.zeros_like(prompt), prompt, last), layer)
+            at = Places.of([(0, heads)], torch.zeros_like(prompt), prompt, _end(placed, prompt, last))
+            placed.edit.write_z(z, at, layer)
         return z
 
     def on_resid(self, layer: int, x: Tensor) -> Tensor:
         x = x.clone()
         for _, placed, heads in edits_at(self.edits, layer, (Stage.resid,)):
-            assert placed.batch is not None
-            if self.n_cached >= placed.batch.tokens.shape[1]:  # the pass continues the prompts, which were edited
-                check_no_ragged_generation(placed.batch)
-                continue
             prompt = _prompts(placed, len(x), x.device)
-            if x.shape[1] < placed.batch.tokens.shape[1]:
-                raise InputError(
-                    f"the forward pass must have shape {tuple(placed.batch.tokens.shape)} like batch, got "
-                    f"{tuple(x.shape[:2])}; run the same batch"
-                )
-            last = placed.batch.last.to(x.device)[prompt]
+            if placed.batch is not None and placed.edit.at_prompt_end:
+                if self.n_cached >= placed.batch.tokens.shape[1]:  # the pass continues the prompts, which were edited
+                    check_no_ragged_generation(placed.batch)
+                    continue
+                if x.shape[1] < placed.batch.tokens.shape[1]:
+                    raise InputError(
+                        f"the forward pass must have shape {tuple(placed.batch.tokens.shape)} like batch, got "
+                        f"{tuple(x.shape[:2])}; run the same batch"
+                    )
+            last = _end(placed, prompt, self.last(len(x), x.shape[1], x.device))
             placed.edit.write_resid(x, Places.of([(0, heads)], torch.zeros_like(prompt), prompt, last), layer)
         return x
 
@@ -162,6 +163,13 @@ class Editor:
         edits = edits_at(self.edits, layer, ATTENTION_STAGES)
         prompts = [_prompts(placed, len(q), q.device) for _, placed, _ in edits]
         self.patterns[layer] = edited_attention(values, edits, last, prompts)
+
+
+def _end(placed: Placed, prompt: Int[Tensor, " row"], last: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
+    """Return the index of each row's last position, for edits of prompts that of the prompt's last token."""
+    if placed.batch is None or not placed.edit.at_prompt_end:
+        return last
+    return placed.batch.last.to(prompt.device)[prompt]
 
 
 def _prompts(placed: Placed, n_rows: int, device: torch.device) -> Int[Tensor, " row"]:
@@ -257,7 +265,7 @@ def _hook_names(view: ModelView, placed: Placed) -> dict[str, tuple[int | None, 
                 names[hook] = (None if name == "position" else layer, name)
         if Stage.resid in stages:
             names[view.hook(layer, "hook_resid_post")] = (layer, "resid_post")
-        else:
+        if {*stages} - {Stage.resid}:
             names[view.hook(layer, "attn.hook_z")] = (layer, "z")
     return names
 

@@ -91,7 +91,7 @@ class Ablate(Edit):
 
     @property
     def shared(self) -> object:
-        return self.positions, id(self.recorded_z), id(self._draws)
+        return (self.positions, id(self.recorded_z), id(self._draws)) if type(self) is Ablate else id(self)
 
     @classmethod
     def prepare(
@@ -100,7 +100,8 @@ class Ablate(Edit):
         groups: dict[tuple[object, ...], list[Ablate]] = {}
         for edit in edits:
             same = edit.reference if isinstance(edit.reference, tuple) else (edit.reference,)
-            groups.setdefault((edit.mode, *map(id, same), edit.positions, edit.seed), []).append(edit)
+            key = (edit.mode, *map(id, same), edit.positions, edit.seed, id(edit.recorded_z))
+            groups.setdefault(key, []).append(edit)
         ready: dict[int, Ablate] = {}
         for group in groups.values():
             one = group[0]
@@ -323,8 +324,12 @@ class Block(Edit):
                 "the same batch"
             )
         indices = attention.indices_of(heads)
-        kept = pattern[:, indices].masked_fill(edges[:, None], 0.0)
-        pattern[:, indices] = kept / kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
+        intact = pattern[:, indices]
+        kept = intact.masked_fill(edges[:, None], 0.0)
+        # What positions do not get goes to an attention sink, which keeps its share; less than rounding is none.
+        sink = 1 - intact.sum(-1, keepdim=True)
+        sink = sink.masked_fill(sink < 64 * torch.finfo(kept.dtype).eps, 0.0)
+        pattern[:, indices] = kept / (kept.sum(-1, keepdim=True) + sink).clamp(min=torch.finfo(kept.dtype).tiny)
 
 
 @dataclass(frozen=True, eq=False)
@@ -366,6 +371,10 @@ class AddVector(Edit):
 
     @property
     def needs_batch(self) -> bool:
+        return True
+
+    @property
+    def at_prompt_end(self) -> bool:
         return True
 
     def is_only_last(self, batch: PromptBatch) -> bool:

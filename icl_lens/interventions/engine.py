@@ -21,15 +21,17 @@ from torch import Tensor
 from icl_lens.activations.activations import NO_LABELS_HINT, last_log_probs
 from icl_lens.activations.label_scores import LabelScores
 from icl_lens.errors import InputError
-from icl_lens.interventions.edit import ATTENTION_STAGES, Z_STAGES, Edit, Placed, Positions
+from icl_lens.interventions.edit import ATTENTION_STAGES, Z_STAGES, Edit, Placed, Positions, Stage
 from icl_lens.interventions.edit_checks import checked_heads
 from icl_lens.interventions.editor import editing
 from icl_lens.interventions.edits import Ablate, Mode, Reference
 from icl_lens.interventions.patch import Align, HeadActivation, Patch
 from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported, RowEdits, max_prompts, max_rows
 from icl_lens.interventions.restart import Read, score_restarted
+from icl_lens.models.active_edits import DESCRIBE
 from icl_lens.models.head import AnyHead
 from icl_lens.models.inference import log_probs_of
+from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import LOG_PROB_BYTES, PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -47,8 +49,8 @@ def edited(model: Any, *edits: Edit, batch: PromptBatch | None = None) -> Iterat
 
     Edits apply in a fixed order, however they are given and blocks are nested: queries, keys and values, then scores,
     then patterns, then z, then ablation; within one of these stages, in the order given, and those of an inner block
-    after those of an outer one. `batch` are the prompts that passes in the block run, for edits that belong to
-    particular prompts (`Reweight`, `AddVector`, `WithoutEdges`, `Patch(align="labels")`).
+    after those of an outer one. `batch` are the prompts that passes in the block must run; edits that belong to
+    particular prompts need them (`Reweight`, `AddVector`, `WithoutEdges`, `Patch(align="labels")`).
 
     In `model.generate`, edits of some positions or of attention need `use_past_kv_cache=False`.
 
@@ -183,14 +185,16 @@ def score_sets(
     if rest:
         placed = place(view, [checked[number] for number in rest], batch, whole=True)
         ours = dict(zip(rest, placed, strict=True))
-        restarted = [number for number in rest if all({*one.edit.stages} <= {*Z_STAGES} for one in ours[number])]
+        # Restarts write after the edits of open blocks, which is the order of stages only for ablation.
+        allowed = {*Z_STAGES} if view.model not in DESCRIBE else {Stage.removal}
+        restarted = [number for number in rest if all({*one.edit.stages} <= allowed for one in ours[number])]
         if restarted:
             some = [ours[number] for number in restarted]
             scores = score_restarted(view, batch, some, read, pass_tokens=pass_tokens)
             found |= dict(zip(restarted, scores.unbind(1), strict=True))
         for number in rest:
             if number not in found:
-                with editing(view, *ours[number]):
+                with model_lock(view.model), editing(view, *ours[number]):
                     found[number] = read(last_log_probs(view.model, batch), torch.arange(len(batch)))
         if tokens is not None:
             found |= {number: log_probs_of(found[number]) for number in rest}
@@ -232,7 +236,7 @@ def place(
         else:
             view.check_heads(heads)
         for edit, prepared in zip(some, kind.prepare(view, some, batch, whole=whole), strict=True):
-            ready[id(edit)] = Placed(prepared, prepared.by_layer(view), batch if edit.needs_batch else None)
+            ready[id(edit)] = Placed(prepared, prepared.by_layer(view), batch)
     return [[ready[id(edit)] for edit in one] for one in sets]
 
 

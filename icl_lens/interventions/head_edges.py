@@ -30,7 +30,7 @@ from icl_lens.interventions.effects import answer_outcomes, log_odds, outcome_to
 from icl_lens.interventions.engine import score_sets
 from icl_lens.interventions.gradients import z_gradients
 from icl_lens.interventions.receiver import PARTS, Means, Part, Receiver
-from icl_lens.models.active_edits import active_edits, edits_suffix
+from icl_lens.models.active_edits import active_edits, edits_disabled, edits_suffix
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.memory import WRITER_BYTES
 from icl_lens.models.view import ModelView
@@ -206,6 +206,10 @@ class ReplaceZ(Edit):
     def needs_batch(self) -> bool:
         return True
 
+    @property
+    def at_prompt_end(self) -> bool:
+        return True
+
     def is_only_last(self, batch: PromptBatch) -> bool:
         return True
 
@@ -259,8 +263,9 @@ class WithoutEdges(Edit):
         for reference in {id(edit.reference): edit.reference for edit in edits}.values():
             some = [edit for edit in edits if edit.reference is reference]
             removed = removal_masks(view, [edit.edges for edit in some])
-            means = None if reference is None else sender_means(view.model, reference)
-            replaced = replaced_by_sets(view.model, batch, removed, means, n_sets=len(some))
+            with edits_disabled(view):
+                means = None if reference is None else sender_means(view.model, reference)
+                replaced = replaced_by_sets(view.model, batch, removed, means, n_sets=len(some))
             found |= {id(edit): one for edit, one in zip(some, replaced, strict=True)}
         return [found[id(edit)] for edit in edits]
 
@@ -281,12 +286,13 @@ def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> Remov
         for edge in edges:
             check_choice("part", edge.part, PARTS)
             check_choice("role", edge.role, (*ROLES, "label"))
-            check_choice("sender", edge.sender, names[edge.receiver])
+            receiver = view.check_head(edge.receiver)
+            check_choice("sender", edge.sender, names[receiver])
             if edge.part == "q" and edge.role != "last":
                 raise InputError(f"role must be 'last' for a query, got {edge.role!r}")
-            sender = names[edge.receiver].index(edge.sender)
+            sender = names[receiver].index(edge.sender)
             for role in indices_in_roles(edge.role):
-                removed[edge.receiver][number, PARTS.index(edge.part), role, sender] = True
+                removed[receiver][number, PARTS.index(edge.part), role, sender] = True
     return removed
 
 

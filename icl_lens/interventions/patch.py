@@ -99,7 +99,8 @@ class Patch(Edit):
 
     @property
     def shared(self) -> object:
-        return self.positions, self.align, id(self._recorded), id(self._aligned)
+        own = self.positions, self.align, id(self._recorded), id(self._aligned)
+        return own if type(self) is Patch else id(self)
 
     @property
     def is_for_last_query(self) -> bool:
