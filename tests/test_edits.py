@@ -108,10 +108,12 @@ def test_edits_of_the_last_position_run_one_token_per_prompt(load_tiny):
     widths = []
     handle = model.blocks[2].register_forward_pre_hook(lambda module, args: widths.append(args[0].shape[1]))
     try:
-        il.score(model, batch, [[one] for name, one in last.items() if name in ("zero", "weights", "own pattern")])
+        il.score(model, batch, [[one] for name, one in last.items() if name in ("zero", "weights", "blocked")])
+        assert widths == [batch.tokens.shape[1], 1]
+        il.score(model, batch, [[last["own pattern"]]])  # compared with a whole pass, because it is not ours
+        assert widths[2:] == [batch.tokens.shape[1], 1, batch.tokens.shape[1]]
     finally:
         handle.remove()
-    assert widths == [batch.tokens.shape[1], 1]
 
 
 def test_a_metric_reads_the_log_probabilities_of_each_prompt(load_tiny):
@@ -270,3 +272,68 @@ def test_prompts_of_a_block_are_those_that_run(load_tiny):
                 model(tokens)
     last = int(batch.last)
     assert_close(seen[1][last], seen[0][last])
+
+
+@dataclass(frozen=True)
+class CopyFirst(il.Edit):
+    """Says that it needs the last position only, but reads the first."""
+
+    heads: list
+    positions: str = "last"
+
+    def write_z(self, z, at, layer):
+        z[at.row, at.last, at.head] = z[at.row, 0, at.head]
+
+
+@dataclass(frozen=True)
+class HideQuery(il.Edit):
+    heads: list
+    positions: str = "last"
+    stages = (il.Stage.inputs,)
+
+    def write_attention(self, attention, heads, layer):
+        row, last = attention.last_queries
+        for head in attention.indices_of(heads):
+            attention.inputs.q[row, last, head] = 0
+
+
+@dataclass(frozen=True)
+class Empty(il.Edit):
+    heads: list
+    positions: str = "last"
+
+
+@dataclass(frozen=True)
+class OneStage(Empty):
+    stages = il.Stage.pattern
+
+
+def test_own_edits_cannot_go_wrong_silently(load_tiny, no_type_checks):
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    hidden = il.score(model, batch, [[], [HideQuery(HEADS)]])
+    with il.edited(model, HideQuery(HEADS)):
+        assert_close(il.label_log_probs(model, batch), hidden[:, 1])
+    assert (hidden[:, 1] - hidden[:, 0]).abs().max() > 1e-3
+    for sets, read, message in (
+        ([[CopyFirst(HEADS)]], None, "CopyFirst must change and read only the last position"),
+        ([[Empty(HEADS)]], None, "Empty must define write_z"),
+        ([[OneStage(HEADS)]], None, "must be a tuple of il.Stage"),
+        ([[il.Ablate(HEADS, positions="last")]], lambda log_probs, prompt: log_probs.mean(0), "one entry per row"),
+        ([[il.Ablate(HEADS)]], lambda log_probs, prompt: 0.5, "one entry per row, 3, got float"),
+        ([["L0H1"]], None, "il.Ablate"),
+    ):
+        with pytest.raises(il.InputError, match=message):
+            il.score(model, batch, sets, read=read)
+    with pytest.raises(il.InputError, match="must be a PromptBatch"):
+        il.score(model, batch.prompts, [[]])
+    with pytest.raises(il.InputError, match=r"\*edits"), il.edited(model, [il.Ablate(HEADS)]):
+        pass
+    for make in (
+        lambda: il.AddVector([1.0], 1),
+        lambda: il.AddVector(torch.zeros(4), 1.0),
+        lambda: il.Patch(HEADS, batch.prompts, activation="z"),
+        lambda: il.WithoutEdges("L1H1"),
+    ):
+        with pytest.raises(il.InputError):
+            make()

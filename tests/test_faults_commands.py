@@ -20,7 +20,7 @@ PROMPT = "love : bar one : foo two :"
 
 EXPLAIN = [
     ([""], "no ' : ' separator"),
-    (["love like", "--answer", "foo"], "or pass a text without demonstrations with --text"),
+    (["love like", "--answer", "foo"], "or for plain text pass il.Text(...) (--text)"),
     (["love : [link=x] one : foo two :"], "'[link=x]'"),
     (["\x1b[2J : bar one : foo two :"], "\\x1b[2J"),
     (["\u202e : bar one : foo two :"], "\\u202e"),
@@ -121,7 +121,7 @@ def test_markup_in_names_is_shown(run, tmp_path):
         assert code == 0, err
         assert f"JSON: {name}".replace("\x1b", "\\x1b") in out
         assert "\x1b[31m" not in out
-        assert json.loads((tmp_path / name).read_text())["target"] in ("foo", "bar")
+        assert json.loads((tmp_path / name).read_text())["scores"]["target"] in ("foo", "bar")
 
 
 def test_output_is_ascii_in_an_ascii_terminal():
@@ -147,7 +147,7 @@ def test_a_closed_pipe_loses_nothing(tmp_path):
     _, err = process.communicate()
     assert b"Traceback" not in err, err
     assert b"Exception ignored" not in err, err
-    assert json.loads(file.read_text())["labels"] == ["bar", "foo"]
+    assert json.loads(file.read_text())["scores"]["labels"] == ["bar", "foo"]
 
 
 def test_a_wrong_k_does_not_lock_the_folder(run, tmp_path):
@@ -163,11 +163,11 @@ def test_files_of_others_stay(run, tmp_path):
     mine = {".notes.csv", ".secret.json", ".x.parquet", ".icl_lens.csv", ".manifest.json.abc.json"}
     for name in mine:
         (out / name).write_text("mine")
-    (out / ".icl_lens-part-00001-abcd_123.parquet").write_text("half")
+    (out / ".icl_lens-part-00000-abcd_123.parquet").write_text("half")
     code, _, err = run("locate", "--task", "sentiment-number", "--n", "8", "--out", out, "-k", "3")
     assert code == 0, err
     assert mine <= faults.left_in(out)
-    assert ".icl_lens-part-00001-abcd_123.parquet" not in faults.left_in(out)
+    assert ".icl_lens-part-00000-abcd_123.parquet" not in faults.left_in(out)
     assert (out / "result.json").is_file()
 
 
@@ -194,7 +194,7 @@ def test_a_pipe_is_written_to(run, tmp_path):
     reader.join(timeout=30)
     assert code == 0, err
     assert stat.S_ISFIFO(pipe.stat().st_mode)
-    assert json.loads(got[0])["labels"] == ["bar", "foo"]
+    assert json.loads(got[0])["scores"]["labels"] == ["bar", "foo"]
 
 
 def test_a_full_disk_is_one_sentence(run):
@@ -222,7 +222,7 @@ def test_an_output_that_is_full_is_one_sentence(arguments, tmp_path):
     assert ran.returncode == 2
     faults.assert_sentence(ran.stderr.removesuffix("\n"), "cannot print the output: No space left on device")
     if "--json" in arguments:
-        assert json.loads((tmp_path / "a.json").read_text())["labels"] == ["bar", "foo"]
+        assert json.loads((tmp_path / "a.json").read_text())["scores"]["labels"] == ["bar", "foo"]
 
 
 def test_nan_is_named(run, monkeypatch, loaded, icl_mini):

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from icl_lens.errors import InputError
 from icl_lens.interventions.pattern import LayerValues, ScoreInputs, recompute_pattern, score_inputs
 from icl_lens.models.head import AnyHead, head_tuple
 from icl_lens.models.view import ModelView
@@ -110,9 +111,9 @@ class Attention:
 class Edit:
     """Base class of edits: values that name heads, and write into their activations.
 
-    A subclass is a frozen dataclass with a field `heads` that defines `write_z`, or `stages` and `write_attention`. If
-    it has `positions="last"`, it writes only what the last position reads or writes, and `score` re-runs one token per
-    prompt. Docs: docs/howto/edits.md.
+    A subclass is a frozen dataclass with a field `heads` that defines `write_z`, or `stages` and `write_attention`.
+    With `positions="last"`, it promises to change and read only the last position: `score` then re-runs one token per
+    prompt, in which z has no other position. Docs: docs/howto/edits.md.
 
     Example:
         >>> from dataclasses import dataclass
@@ -152,6 +153,11 @@ class Edit:
         return False
 
     @property
+    def keeps_scores(self) -> bool:
+        """Whether an edit at the inputs stage changes no queries or keys, so that patterns are not recomputed."""
+        return False
+
+    @property
     def at_prompt_end(self) -> bool:
         """Whether "last" is the last token of the prompts also in passes in which generated tokens follow them."""
         return False
@@ -182,15 +188,19 @@ class Edit:
 
     def write_attention(self, attention: Attention, heads: list[int], layer: int) -> None:
         """Change `attention` in place for some heads of a layer."""
-        raise NotImplementedError
+        raise self._missing("write_attention")
 
     def write_z(self, z: Float[Tensor, "row pos head d_head"], at: Places, layer: int) -> None:
         """Change z in place."""
-        raise NotImplementedError
+        raise self._missing("write_z")
 
     def write_resid(self, x: Float[Tensor, "row pos d_model"], at: Places, layer: int) -> None:
         """Change the residual stream after a layer in place."""
-        raise NotImplementedError
+        raise self._missing("write_resid")
+
+    def _missing(self, method: str) -> InputError:
+        names = ", ".join(stage.name for stage in self.stages)
+        return InputError(f"{type(self).__name__} must define {method}, because it writes at the stage {names}")
 
     write_rows: ClassVar[Callable[..., None] | None] = None
     """If defined, writes z of all rows of one token that the type edits at once, instead of `write_attention`; see
@@ -257,7 +267,9 @@ def edited_attention(
     attention = Attention(edited_heads, inputs, v, weight, last, last, values.queries)
 
     def write(some: slice) -> None:
-        for (_, placed, heads), attention.prompt in zip(edits[some], prompts[some], strict=True):
+        for (stage, placed, heads), attention.prompt in zip(edits[some], prompts[some], strict=True):
+            if stage < Stage.pattern and not placed.edit.keeps_scores:
+                attention.rescored.update(attention.indices_of(heads))
             placed.edit.write_attention(attention, heads, values.layer)
 
     write(slice(n_before))

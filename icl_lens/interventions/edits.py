@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.interventions.edit import Attention, Edit, Places, Positions, Stage, of_prompts
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead
@@ -262,7 +262,6 @@ class RemovePosition(Edit):
 
     def write_attention(self, attention: Attention, heads: list[int], layer: int) -> None:
         indices = attention.indices_of(heads)
-        attention.rescored.update(indices)
         if self.positions == "all":
             attention.weight[:, indices] *= 1 - self.strength
         else:
@@ -354,6 +353,9 @@ class AddVector(Edit):
     heads = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.vector, Tensor):
+            raise InputError(f"vector must be a tensor, got {type(self.vector).__name__}; write torch.tensor(...)")
+        check_integers(layer=self.layer)
         if not bool(self.vector.isfinite().all()):
             raise InputError("vector must be finite, got NaN or infinite values")
 

@@ -34,7 +34,7 @@ from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import LOG_PROB_BYTES, PASS_TOKENS
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, check_batch
 
 Sets = Sequence[Iterable[Edit]]
 
@@ -64,9 +64,10 @@ def edited(model: Any, *edits: Edit, batch: PromptBatch | None = None) -> Iterat
         torch.Size([1, 2])
     """
     view = ModelView.of(model)
+    if batch is not None:
+        check_batch(batch)
     for edit in edits:
-        if not isinstance(edit, Edit):
-            raise InputError(f"edits must be values such as il.Ablate(heads), got {edit!r}")
+        _check_edit(edit)
         if edit.needs_batch and batch is None:
             raise InputError(f"batch must be the prompts run in the block for {type(edit).__name__}, got None")
     (placed,) = place(view, [edits], batch, whole=True)
@@ -169,7 +170,8 @@ def score_sets(
     `read`: they need no logits of the rest of the vocabulary, a large part of the cost of a row. `cached` is a cache of
     the whole batch with the same `tokens`, if there is one already.
     """
-    checked = check_sets(sets)
+    check_batch(batch)
+    checked, read = check_sets(sets), _checked(read)
     is_row = [all(edit.is_only_last(batch) for edit in one) for one in checked]
     if all(not one for one in checked):
         is_row = [False] * len(checked)
@@ -181,6 +183,8 @@ def score_sets(
         by_rows, reason = _score_rows(view, batch, placed, read, pass_tokens, tokens, cached)
         if by_rows is not None:
             found |= dict(zip(rows, by_rows.unbind(1), strict=True))
+            if tokens is None:
+                _check_own_edits(view, batch, [checked[number] for number in rows], by_rows, read)
     rest = [number for number in range(len(checked)) if number not in found]
     if rest:
         placed = place(view, [checked[number] for number in rest], batch, whole=True)
@@ -209,14 +213,22 @@ def check_sets(sets: Sets) -> list[tuple[Edit, ...]]:
     found = []
     for one in sets:
         if isinstance(one, Edit) or not isinstance(one, Iterable) or isinstance(one, str):
-            raise InputError(f"{form}, got {one!r} as a set; write [[{one!r}], ...], with one list per set")
+            shown = repr(one) if isinstance(one, Edit) else f"il.Ablate([{one!r}])"
+            raise InputError(f"{form}, got {one!r} as a set; write [[{shown}], ...], with one list per set")
         found.append(tuple(one))
         for edit in found[-1]:
-            if not isinstance(edit, Edit):
-                raise InputError(f"edits must be values such as il.Ablate(heads), got {edit!r}")
+            _check_edit(edit)
     if not found:
         raise InputError("sets must contain at least one set, got none; a set may be empty")
     return found
+
+
+def _check_edit(edit: object) -> None:
+    if not isinstance(edit, Edit):
+        hint = "; write il.edited(model, *edits)" if isinstance(edit, (list, tuple)) else ""
+        raise InputError(f"edits must be values such as il.Ablate(heads), got {edit!r}{hint}")
+    if not isinstance(edit.stages, tuple):
+        raise InputError(f"stages of {type(edit).__name__} must be a tuple of il.Stage, got {edit.stages!r}")
 
 
 def place(
@@ -285,9 +297,47 @@ def _score_rows(
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            text = str(error).splitlines()[0]
+            text = (str(error) or type(error).__name__).splitlines()[0]
             return None, f"{view.architecture} does not support single-token rows ({text})"
     return scores, ""
+
+
+def _checked(read: Read) -> Read:
+    """Return `read` that raises InputError unless it returns a tensor with one entry per row."""
+
+    def checked(log_probs: Tensor, prompt: Tensor) -> Tensor:
+        found = read(log_probs, prompt)
+        if not isinstance(found, Tensor) or found.ndim < 1 or len(found) != len(log_probs):
+            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise InputError(f"read must return a tensor with one entry per row, {len(log_probs)}, got {got}")
+        return found
+
+    return checked
+
+
+def _check_own_edits(
+    view: ModelView, batch: PromptBatch, sets: Sequence[Sequence[Edit]], scores: Tensor, read: Read
+) -> None:
+    """Raise InputError if an edit defined elsewhere changes or reads more than the last position, as it says.
+
+    The first set with an edit of each such type is run whole.
+    """
+    seen: set[type[Edit]] = set()
+    for number, one in enumerate(sets):
+        own = {type(edit) for edit in one if not type(edit).__module__.startswith("icl_lens.")} - seen
+        if not own:
+            continue
+        seen |= own
+        (placed,) = place(view, [one], batch, whole=True)
+        with model_lock(view.model), editing(view, *placed):
+            whole = read(last_log_probs(view.model, batch), torch.arange(len(batch))).to(scores)
+        tolerance = CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3)
+        if not torch.allclose(whole, scores[:, number], atol=tolerance, rtol=tolerance):
+            names = ", ".join(sorted(kind.__name__ for kind in own))
+            raise InputError(
+                f"{names} must change and read only the last position, as positions='last' says, but passes over whole "
+                "prompts give other scores; omit positions, or write at at.last only"
+            )
 
 
 def _among(logits: Float[Tensor, "*rest d_vocab"], tokens: Int[Tensor, " n"] | None) -> Float[Tensor, "*rest n"]:

@@ -240,7 +240,10 @@ class WithoutEdges(Edit):
     heads: Iterable[AnyHead] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "edges", tuple(self.edges))
+        edges = self.edges if isinstance(self.edges, Iterable) and not isinstance(self.edges, str) else [self.edges]
+        object.__setattr__(self, "edges", tuple(edges))
+        if wrong := [edge for edge in self.edges if not isinstance(edge, Edge)]:
+            raise InputError(f"edges must be a list of il.Edge, got {wrong[0]!r}")
         object.__setattr__(self, "heads", tuple(dict.fromkeys(edge.receiver for edge in self.edges)))
 
     @property

@@ -86,7 +86,6 @@ class Interchange(Edit):
         assert inputs is not None
         indices = torch.tensor(attention.indices_of(heads), device=attention.v.device)
         groups = [self._kv_heads[head] for head in heads]
-        attention.rescored.update(indices.tolist())
 
         def replaced(x: Tensor, part: Part) -> Tensor:
             tokens, values = self.exchanged(part, layer, prompt)

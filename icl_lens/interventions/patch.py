@@ -14,7 +14,7 @@ from icl_lens.interventions.pattern import LayerValues, recording_hooks, score_i
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_vocabulary
+from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
 
 HeadActivation = Literal["q", "k", "v", "pattern", "z"]
 Align = Literal["positions", "labels"]
@@ -75,6 +75,7 @@ class Patch(Edit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_batch(self.source)
         check_choice("activation", self.activation, ("q", "k", "v", "pattern", "z"))
         check_choice("positions", self.positions, ("all", "last"))
         check_choice("align", self.align, ("positions", "labels"))
@@ -92,6 +93,10 @@ class Patch(Edit):
     @property
     def what(self) -> str:
         return f"patched ({self.activation})"
+
+    @property
+    def keeps_scores(self) -> bool:
+        return self.activation == "v"
 
     @property
     def needs_batch(self) -> bool:
@@ -153,7 +158,6 @@ class Patch(Edit):
             assert attention.pattern is not None
             self._write_pattern(attention.pattern, recorded["pattern"], indices, *at)
         else:
-            attention.rescored.update(indices)
             for name in (self.activation, f"{self.activation}_share"):
                 old = getattr(attention.inputs, name)
                 if old is not None:

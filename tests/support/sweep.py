@@ -474,10 +474,13 @@ def takes_a_model() -> set[str]:
             members = {f"{name}.{key}": f for key, f in made_here.items()}
         elif inspect.isclass(public):
             members = {f"{name}.{member}": getattr(public, member) for member in vars(public) if member[0] != "_"}
+            if issubclass(public, (il.Edit, il.Text)) and public is not il.Edit:  # values that are run on a model
+                found.add(name)
         else:
             members = {name: public}
         found |= {key for key, f in members.items() if callable(f) and _takes_a_model(f)}
-    return found
+    # Prompts of tasks are those of `load_task`, and `debias_edits` returns values.
+    return found - {"PairTask.prompts"} | {"debias_edits"}
 
 
 def _takes_a_model(function: Any) -> bool:
