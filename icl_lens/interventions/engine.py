@@ -138,6 +138,7 @@ def score(model: Any, batch: PromptBatch, sets: Sets, read: Read | None = None) 
         >>> il.score(model, batch, [[], [il.Ablate(["L5H0"])]], read=entropy).shape
         torch.Size([1, 2])
     """
+    check_batch(batch)
     if read is not None:
         return score_sets(ModelView.of(model), batch, sets, read)[0]
     batch.require_labels("label to score", NO_LABELS_HINT)
@@ -170,7 +171,6 @@ def score_sets(
     `read`: they need no logits of the rest of the vocabulary, a large part of the cost of a row. `cached` is a cache of
     the whole batch with the same `tokens`, if there is one already.
     """
-    check_batch(batch)
     checked, read = check_sets(sets), _checked(read)
     is_row = [all(edit.is_only_last(batch) for edit in one) for one in checked]
     if all(not one for one in checked):
