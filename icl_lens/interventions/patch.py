@@ -44,8 +44,8 @@ class Patch(Edit):
 
     `positions="last"` patches only what the last position reads: its query, its row of the pattern, its z, or, with
     `align="labels"`, the keys or values of the labels as its query sees them; at all other positions, the heads then
-    keep the z of the model without edits. This isolates the direct label → last-position path. Queries and z may come from prompts of
-    another length.
+    keep the z of the model without edits. This isolates the direct label → last-position path. Queries and z may come
+    from prompts of another length.
 
     Raise InputError for an unknown head, for prompts that do not match (naming the first row that differs), and for
     families whose attention cannot be recomputed.
