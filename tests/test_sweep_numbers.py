@@ -812,8 +812,10 @@ def controls(c: Both) -> None:
 def blocked(c: Both) -> None:
     def block(row: int, pattern: Tensor) -> None:
         for query in range(len(pattern)):
+            sink = 1 - pattern[query].sum()  # what an attention sink gets, and keeps
+            sink = sink if sink > 1e-4 else 0.0  # rounding in other models
             pattern[query, c.edges[row, query, : len(pattern)]] = 0
-            pattern[query] /= pattern[query].sum()
+            pattern[query] /= pattern[query].sum() + sink
 
     c.same(il.edited(c.model, il.Block(c.heads, c.edges)), c.patterns(block))
 
