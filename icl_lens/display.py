@@ -85,7 +85,7 @@ def text_table(title: str, columns: Mapping[str, Sequence[Any]], *, total: int |
     """Format a small table as text; `total` is the number of rows of the full table."""
     names, rows = list(columns), _rows(columns)
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-    right = [_is_number(column) for column in columns.values()]
+    right = [is_number_column(column) for column in columns.values()]
     lines = [
         "  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in line).rstrip()
         for line in (zip(row, widths, right, strict=True) for row in [names, *rows])
@@ -96,7 +96,7 @@ def text_table(title: str, columns: Mapping[str, Sequence[Any]], *, total: int |
 def html_table(title: str, columns: Mapping[str, Sequence[Any]], *, total: int | None = None) -> str:
     """Format a small table as HTML without scripts or style sheets."""
     rows = _rows(columns)
-    right = [' style="text-align: right"' if _is_number(column) else "" for column in columns.values()]
+    right = [' style="text-align: right"' if is_number_column(column) else "" for column in columns.values()]
     head = "".join(f"<th{how}>{escape(name)}</th>" for name, how in zip(columns, right, strict=True))
     body = "".join(
         "<tr>" + "".join(f"<td{how}>{escape(cell)}</td>" for cell, how in zip(row, right, strict=True)) + "</tr>"
@@ -203,6 +203,6 @@ def _rest(rows: list[list[str]], total: int | None) -> list[str]:
     return [] if total is None or total <= len(rows) else [f"… {total - len(rows)} more rows: to_frame() has all"]
 
 
-def _is_number(column: Sequence[Any]) -> bool:
+def is_number_column(column: Sequence[Any]) -> bool:
     """Return whether a non-empty column holds only numbers and texts that begin with "+", "-" or "–"."""
     return all(isinstance(cell, (int, float)) or str(cell)[:1] in "+-–" for cell in column) and bool(column)

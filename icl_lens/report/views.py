@@ -4,14 +4,15 @@
 more. A page is drawn by a template, of which `html.templating` makes a document or inline output.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from rich.console import RenderableType
 from rich.text import Text
 
-from icl_lens.display import Displayed, html_table
+from icl_lens.display import Displayed, html_table, is_number_column
 from icl_lens.interventions.controlled_ablation import ControlledAblation
 from icl_lens.locate.circuit import Circuit
 from icl_lens.locate.mean_score_parts import MeanScoreParts
@@ -34,6 +35,9 @@ from icl_lens.report.two_towers import TwoTowers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+MAX_PAGE_ROWS = 200
+"""Rows of a table on a page; results for every prompt have many thousands."""
 
 Contents = tuple[str, dict[str, Any]]
 """A page's template, and what it shows."""
@@ -109,14 +113,31 @@ def _page_of(found: Displayed) -> Callable[[Any], Contents]:
 
 
 def _table_page(found: Displayed) -> Contents:
-    """Return the page of a result without one of its own: what `print` says about it, and its whole table."""
-    title, *_ = found._shown()
-    frame = found.to_frame()
-    frame = frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
-    columns = [f"#{name}" if pd.api.types.is_numeric_dtype(frame[name]) else str(name) for name in frame]
-    rows: list[list[Cell]] = [[_cell(value) for value in row] for row in frame.itertuples(index=False)]
-    return "table.html.j2", {"title": title, "kind": type(found).__name__, "table": Table(columns, rows, "located")}
+    """Return the page of a result without one of its own: what `print` shows and, if that is not all, more rows."""
+    kind = type(found).__name__
+    title, columns, total = found._shown()
+    heading = re.sub("(?<!^)([A-Z])", lambda word: f" {word[1].lower()}", kind)
+    # Titles of printed tables begin with the class: "TopHeads over 24 prompts", "Agreement(…)".
+    summary = title.removeprefix(kind).strip(",: ")
+    summary = summary[1:-1] if summary.startswith("(") and summary.endswith(")") else summary
+    shown = pd.DataFrame({name: list(map(str, cells)) for name, cells in columns.items()})
+    numbers = [name for name, cells in columns.items() if is_number_column(cells)]
+    contents: dict[str, Any] = {"title": heading, "summary": summary, "shown": _table(shown, numbers), "rest": None}
+    if total > len(shown):
+        frame = found.to_frame()
+        frame = frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
+        numbers = [name for name in frame if pd.api.types.is_numeric_dtype(frame[name])]
+        more = frame.head(MAX_PAGE_ROWS)
+        contents["rest"] = _table(
+            more.map(lambda value: signed(value) if isinstance(value, float) else str(value)), numbers
+        )
+        contents["n_rest"] = (
+            f"{len(more):,} of {len(frame):,} rows; to_frame() has all" if len(more) < len(frame) else ""
+        )
+    return "table.html.j2", contents
 
 
-def _cell(value: Any) -> str:
-    return signed(value) if isinstance(value, float) else str(value)
+def _table(frame: pd.DataFrame, numbers: Sequence[Any]) -> Table:
+    names = [f"#{name}" if name in numbers else str(name) for name in frame]
+    rows: list[list[Cell]] = [list(row) for row in frame.itertuples(index=False)]
+    return Table(names, rows, "located")
