@@ -243,7 +243,7 @@ def test_a_prepared_mean_does_not_leave_another_edit_without_one(load_tiny):
     model = load_tiny("gpt2")
     batch = ragged(model)
     fresh = [il.Ablate([head], mode="mean", reference=batch, positions="last") for head in HEADS]
-    (prepared,) = il.Ablate.prepare(ModelView.of(model), fresh[:1], None, whole=True)
+    (prepared,) = il.Ablate.prepare(ModelView.of(model), fresh[:1], None)
     mixed = il.score(model, batch, [[prepared], *([one] for one in fresh[1:])])
     assert_close(mixed, il.score(model, batch, [[one] for one in fresh]))
 
@@ -338,3 +338,27 @@ def test_own_edits_cannot_go_wrong_silently(load_tiny, no_type_checks):
     ):
         with pytest.raises(il.InputError):
             make()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
+def test_earlier_positions_do_not_see_what_only_the_last_query_reads(load_tiny, name):
+    """Heads with patched keys keep, before the last position, the z that all other edits give them."""
+    model = load_tiny(name)
+    batch = ragged(model)
+    prompts = [replace(prompt, demonstrations=prompt.demonstrations[::-1]) for prompt in batch.prompts]
+    turned = il.tokenize(model, prompts, prepend_bos=False)
+    patch = il.Patch([(1, 1), (1, 2)], turned, activation="k", positions="last", align="labels")
+    everywhere = [il.Ablate([(0, 2)]), il.RemovePosition([(1, 1)])]
+    seen, patterns = [], []
+    hooks = [
+        ("blocks.1.attn.hook_z", lambda z, hook: seen.append(z.clone())),
+        ("blocks.1.attn.hook_pattern", lambda pattern, hook: patterns.append(pattern.clone())),
+    ]
+    for edits in (everywhere, [*everywhere, patch]):
+        with il.edited(model, *edits, batch=batch), model.hooks(fwd_hooks=hooks):
+            il.last_log_probs(model, batch)
+    for row, last in enumerate(batch.last.tolist()):
+        assert_close(seen[1][row, :last], seen[0][row, :last])
+        assert_close(patterns[1][row, :, :last], patterns[0][row, :, :last])
+        assert (seen[1][row, last] - seen[0][row, last]).abs().amax(-1)[[1, 2]].min() > 1e-4
+        assert (patterns[1][row, :, last] - patterns[0][row, :, last]).abs().max() > 1e-4

@@ -350,7 +350,7 @@ def ablate_with_controls(
     }
     ablation = Ablate([], mode=mode, reference=reference, positions=positions, seed=seed)
     ablated = [replace(ablation, heads=one) for one in chain.from_iterable(sets.values())]
-    ablated = Ablate.prepare(view, ablated, None, whole=True)  # runs the reference once for all pieces
+    ablated = Ablate.prepare(view, ablated, None)  # runs the reference once for all pieces
     options: dict[str, Any] = {"heads": list(map(str, chosen)), "n_random_sets": n_random_sets, "seed": seed}
     options |= {"positions": positions, "mode": mode}
     if (z := ablated[0].recorded_z) is not None:

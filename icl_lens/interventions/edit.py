@@ -158,6 +158,11 @@ class Edit:
         return False
 
     @property
+    def is_for_last_query(self) -> bool:
+        """Whether the last query alone reads changed keys or values; earlier positions keep what they have without."""
+        return False
+
+    @property
     def at_prompt_end(self) -> bool:
         """Whether "last" is the last token of the prompts also in passes in which generated tokens follow them."""
         return False
@@ -176,13 +181,10 @@ class Edit:
         return group_by_layer(view, self.heads)
 
     @classmethod
-    def prepare(
-        cls, view: ModelView, edits: Sequence["Edit"], batch: PromptBatch | None, *, whole: bool
-    ) -> Sequence["Edit"]:
+    def prepare(cls, view: ModelView, edits: Sequence["Edit"], batch: PromptBatch | None) -> Sequence["Edit"]:
         """Return the edits with what they need from passes of their own, run once for all; raise InputError if invalid.
 
-        `batch` are the prompts that will be run, None in a block without a batch. `whole` is False if they only run as
-        rows of one token.
+        `batch` are the prompts that will be run, None in a block without a batch.
         """
         return edits
 

@@ -44,6 +44,8 @@ class Editor:
     """Layer -> activations recorded in the current pass."""
     patterns: dict[int, tuple[list[int], Tensor, Tensor]] = field(default_factory=dict)
     """Layer -> edited heads, their edited patterns and values in the current pass."""
+    earlier: dict[int, tuple[list[int], Tensor, Tensor] | None] = field(default_factory=dict)
+    """Layer with edits for the last query only -> the same without these, None if there are no others."""
     n_cached: int = 0
     """Number of tokens in the KV cache that the current pass continues."""
     start_handle: Any = None
@@ -94,6 +96,7 @@ class Editor:
         self.key_mask = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
         self.values.clear()
         self.patterns.clear()
+        self.earlier.clear()
 
     def last(self, batch: int, n_queries: int, device: torch.device) -> Tensor:
         """Return [batch] the index of each row's last real query."""
@@ -120,6 +123,13 @@ class Editor:
             return value  # cannot be edited in place
         # If the hook of z has already run, TransformerLens ignores a returned tensor: edit the original in place.
         edited_heads, pattern, _ = self.patterns[layer]
+        if layer in self.earlier:
+            without = value.clone()
+            if (others := self.earlier[layer]) is not None:
+                without[:, others[0]] = others[1]
+            pattern = torch.where(
+                self._is_last(value.transpose(1, 2))[:, None, :, None], pattern, without[:, edited_heads]
+            )
         value[:, edited_heads] = pattern
         return value
 
@@ -128,9 +138,13 @@ class Editor:
         if edits_at(self.edits, layer, ATTENTION_STAGES):
             if layer not in self.patterns:
                 self._attend(layer)
-            edited_heads, pattern, v = self.patterns[layer]
-            equation = "batch head query key, batch key head d_head -> batch query head d_head"
-            z[:, :, edited_heads] = einsum(pattern.to(z.dtype), v.to(z.dtype), equation)
+            without = z.clone()
+            heads = _attended(z, self.patterns[layer])
+            if layer in self.earlier:
+                if (others := self.earlier[layer]) is not None:
+                    _attended(without, others)
+                is_last = self._is_last(z)[..., None, None]
+                z[:, :, heads] = torch.where(is_last, z[:, :, heads], without[:, :, heads])
         last = self.last(len(z), z.shape[1], z.device)
         for _, placed, heads in edits_at(self.edits, layer, Z_STAGES):
             prompt = _prompts(placed, len(z), z.device)
@@ -163,6 +177,22 @@ class Editor:
         edits = edits_at(self.edits, layer, ATTENTION_STAGES)
         prompts = [_prompts(placed, len(q), q.device) for _, placed, _ in edits]
         self.patterns[layer] = edited_attention(values, edits, last, prompts)
+        others = [number for number, (_, placed, _) in enumerate(edits) if not placed.edit.is_for_last_query]
+        if len(others) < len(edits):
+            some = [edits[number] for number in others], last, [prompts[number] for number in others]
+            self.earlier[layer] = edited_attention(values, *some) if others else None
+
+    def _is_last(self, x: Tensor) -> Tensor:
+        """Return [batch query] which of the positions on the second axis are last queries."""
+        return torch.arange(x.shape[1], device=x.device) == self.last(len(x), x.shape[1], x.device)[:, None]
+
+
+def _attended(z: Tensor, edited: tuple[list[int], Tensor, Tensor]) -> list[int]:
+    """Write z [batch query head d_head] of edited heads from their patterns and values; return the heads."""
+    heads, pattern, v = edited
+    equation = "batch head query key, batch key head d_head -> batch query head d_head"
+    z[:, :, heads] = einsum(pattern.to(z.dtype), v.to(z.dtype), equation)
+    return heads
 
 
 def _end(placed: Placed, prompt: Int[Tensor, " row"], last: Int[Tensor, " row"]) -> Int[Tensor, " row"]:

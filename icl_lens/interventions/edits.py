@@ -94,9 +94,7 @@ class Ablate(Edit):
         return (self.positions, id(self.recorded_z), id(self._draws)) if type(self) is Ablate else id(self)
 
     @classmethod
-    def prepare(
-        cls, view: ModelView, edits: Sequence["Ablate"], batch: PromptBatch | None, *, whole: bool
-    ) -> Sequence["Ablate"]:
+    def prepare(cls, view: ModelView, edits: Sequence["Ablate"], batch: PromptBatch | None) -> Sequence["Ablate"]:
         groups: dict[tuple[object, ...], list[Ablate]] = {}
         for edit in edits:
             same = edit.reference if isinstance(edit.reference, tuple) else (edit.reference,)
@@ -167,9 +165,7 @@ class Reweight(Edit):
         return True
 
     @classmethod
-    def prepare(
-        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None, *, whole: bool
-    ) -> Sequence[Edit]:
+    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
         assert batch is not None
         batch.require_demonstrations("label attention to scale", "use il.Block, which edits attention to any position")
         return [replace(edit, weights=edit._checked(batch), _batch=batch) for edit in edits]
@@ -388,9 +384,7 @@ class AddVector(Edit):
         return {self.layer: []}
 
     @classmethod
-    def prepare(
-        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None, *, whole: bool
-    ) -> Sequence[Edit]:
+    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
         assert batch is not None
         for edit in edits:
             if tuple(edit.vector.shape) not in ((view.d_model,), (len(batch), view.d_model)):

@@ -10,7 +10,7 @@
 This module alone decides which, and alone falls back from the first to the others.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -70,7 +70,8 @@ def edited(model: Any, *edits: Edit, batch: PromptBatch | None = None) -> Iterat
         _check_edit(edit)
         if edit.needs_batch and batch is None:
             raise InputError(f"batch must be the prompts run in the block for {type(edit).__name__}, got None")
-    (placed,) = place(view, [edits], batch, whole=True)
+    (placed,) = place(view, [edits], batch)
+    _check_whole(view, [edits])
     with editing(view, *placed):
         yield
 
@@ -175,34 +176,38 @@ def score_sets(
     is_row = [all(edit.is_only_last(batch) for edit in one) for one in checked]
     if all(not one for one in checked):
         is_row = [False] * len(checked)
+    placed = place(view, checked, batch)
     found: dict[int, Tensor] = {}
     reason = ""
     rows = [number for number, only_last in enumerate(is_row) if only_last]
     if any(checked[number] for number in rows):
-        placed = place(view, [checked[number] for number in rows], batch, whole=False)
-        by_rows, reason = _score_rows(view, batch, placed, read, pass_tokens, tokens, cached)
+        by_rows, reason = _score_rows(
+            view, batch, [placed[number] for number in rows], read, pass_tokens, tokens, cached
+        )
         if by_rows is not None:
             found |= dict(zip(rows, by_rows.unbind(1), strict=True))
             if tokens is None:
-                _check_own_edits(view, batch, [checked[number] for number in rows], by_rows, read)
+                _check_own_edits(view, batch, {number: placed[number] for number in rows}, found, read)
     rest = [number for number in range(len(checked)) if number not in found]
-    if rest:
-        placed = place(view, [checked[number] for number in rest], batch, whole=True)
-        ours = dict(zip(rest, placed, strict=True))
-        # Restarts write after the edits of open blocks, which is the order of stages only for ablation.
-        allowed = {*Z_STAGES} if view.model not in DESCRIBE else {Stage.removal}
-        restarted = [number for number in rest if all({*one.edit.stages} <= allowed for one in ours[number])]
-        if restarted:
-            some = [ours[number] for number in restarted]
-            scores = score_restarted(view, batch, some, read, pass_tokens=pass_tokens)
-            found |= dict(zip(restarted, scores.unbind(1), strict=True))
-        for number in rest:
-            if number not in found:
-                with model_lock(view.model), editing(view, *ours[number]):
-                    found[number] = read(last_log_probs(view.model, batch), torch.arange(len(batch)))
+    _check_whole(view, [checked[number] for number in rest])
+    # Restarts write after the edits of open blocks, which is the order of stages only for ablation.
+    allowed = {*Z_STAGES} if view.model not in DESCRIBE else {Stage.removal}
+    restarted = [number for number in rest if all({*one.edit.stages} <= allowed for one in placed[number])]
+    if restarted:
+        scores = score_restarted(view, batch, [placed[number] for number in restarted], read, pass_tokens=pass_tokens)
+        found |= dict(zip(restarted, scores.unbind(1), strict=True))
+    for number in rest:
+        if number not in found:
+            found[number] = _read_whole(view, batch, placed[number], read)
         if tokens is not None:
-            found |= {number: log_probs_of(found[number]) for number in rest}
+            found[number] = log_probs_of(found[number])
     return torch.stack([found[number] for number in range(len(checked))], dim=1), reason
+
+
+def _read_whole(view: ModelView, batch: PromptBatch, placed: Sequence[Placed], read: Read) -> Tensor:
+    """Return what is read in one pass over whole prompts."""
+    with model_lock(view.model), editing(view, *placed):
+        return read(last_log_probs(view.model, batch), torch.arange(len(batch)))
 
 
 def check_sets(sets: Sets) -> list[tuple[Edit, ...]]:
@@ -231,25 +236,29 @@ def _check_edit(edit: object) -> None:
         raise InputError(f"stages of {type(edit).__name__} must be a tuple of il.Stage, got {edit.stages!r}")
 
 
-def place(
-    view: ModelView, sets: Sequence[Sequence[Edit]], batch: PromptBatch | None, *, whole: bool
-) -> list[list[Placed]]:
+def place(view: ModelView, sets: Sequence[Sequence[Edit]], batch: PromptBatch | None) -> list[list[Placed]]:
     """Return sets of edits ready to write; edits of one type are prepared together, so that their passes are shared."""
-    edits = list({id(edit): edit for one in sets for edit in one}.values())
-    by_type: dict[type[Edit], list[Edit]] = {}
-    for edit in edits:
-        by_type.setdefault(type(edit), []).append(edit)
+    by_type: dict[type[Edit], dict[int, Edit]] = {}
+    for edit in (edit for one in sets for edit in one):
+        by_type.setdefault(type(edit), {})[id(edit)] = edit
     ready: dict[int, Placed] = {}
     for kind, some in by_type.items():
-        heads = [head for edit in some for head in edit.heads]
-        if whole or kind.write_rows is None:  # rows compare themselves with the model's pass
-            attention = any({*edit.stages} & {*ATTENTION_STAGES} for edit in some)
-            checked_heads(view, heads, attention=attention)
-        else:
-            view.check_heads(heads)
-        for edit, prepared in zip(some, kind.prepare(view, some, batch, whole=whole), strict=True):
+        edits = list(some.values())
+        if kind.write_rows is None:
+            _check_heads(view, edits)
+        for edit, prepared in zip(edits, kind.prepare(view, edits, batch), strict=True):
             ready[id(edit)] = Placed(prepared, prepared.by_layer(view), batch)
     return [[ready[id(edit)] for edit in one] for one in sets]
+
+
+def _check_whole(view: ModelView, sets: Sequence[Sequence[Edit]]) -> None:
+    """Check the heads of edits that write their rows themselves, and thus need this only for whole passes."""
+    _check_heads(view, [edit for one in sets for edit in one if type(edit).write_rows is not None])
+
+
+def _check_heads(view: ModelView, edits: Sequence[Edit]) -> None:
+    attention = any({*edit.stages} & {*ATTENTION_STAGES} for edit in edits)
+    checked_heads(view, [head for edit in edits for head in edit.heads], attention=attention)
 
 
 def _score_rows(
@@ -316,23 +325,26 @@ def _checked(read: Read) -> Read:
 
 
 def _check_own_edits(
-    view: ModelView, batch: PromptBatch, sets: Sequence[Sequence[Edit]], scores: Tensor, read: Read
+    view: ModelView,
+    batch: PromptBatch,
+    sets: Mapping[int, Sequence[Placed]],
+    scores: Mapping[int, Tensor],
+    read: Read,
 ) -> None:
     """Raise InputError if an edit defined elsewhere changes or reads more than the last position, as it says.
 
     The first set with an edit of each such type is run whole.
     """
     seen: set[type[Edit]] = set()
-    for number, one in enumerate(sets):
-        own = {type(edit) for edit in one if not type(edit).__module__.startswith("icl_lens.")} - seen
+    for number, placed in sets.items():
+        kinds = {type(one.edit) for one in placed}
+        own = {kind for kind in kinds if not kind.__module__.startswith("icl_lens.")} - seen
         if not own:
             continue
         seen |= own
-        (placed,) = place(view, [one], batch, whole=True)
-        with model_lock(view.model), editing(view, *placed):
-            whole = read(last_log_probs(view.model, batch), torch.arange(len(batch))).to(scores)
+        whole = _read_whole(view, batch, placed, read).to(scores[number])
         tolerance = CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3)
-        if not torch.allclose(whole, scores[:, number], atol=tolerance, rtol=tolerance):
+        if not torch.allclose(whole, scores[number], atol=tolerance, rtol=tolerance):
             names = ", ".join(sorted(kind.__name__ for kind in own))
             raise InputError(
                 f"{names} must change and read only the last position, as positions='last' says, but passes over whole "

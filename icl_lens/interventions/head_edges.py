@@ -258,9 +258,7 @@ class WithoutEdges(Edit):
         return True
 
     @classmethod
-    def prepare(
-        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None, *, whole: bool
-    ) -> Sequence[Edit]:
+    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
         assert batch is not None
         found: dict[int, Edit] = {}
         for reference in {id(edit.reference): edit.reference for edit in edits}.values():

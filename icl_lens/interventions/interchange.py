@@ -18,13 +18,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import last_log_probs
-from icl_lens.interventions.donor_passes import LayerTensors, Part, Recorded
-from icl_lens.interventions.edit import Attention, Edit, Places, Stage, group_by_layer, of_prompts
+from icl_lens.interventions.donor_passes import Part, Recorded
+from icl_lens.interventions.edit import Attention, Edit, Stage
 from icl_lens.interventions.engine import read_labels, score_sets
 from icl_lens.interventions.kv_cache import per_kv_head
 from icl_lens.interventions.prefix_cache import LayerRows, PrefixCache
-from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -42,12 +40,10 @@ class Interchange(Edit):
     v: Recorded | None = None
     _kv_heads: tuple[int, ...] = field(default=(), repr=False)
     """For each head of a layer, its key-value head."""
-    _clean_z: LayerTensors = field(default_factory=dict, repr=False)
-    """Layer -> z [prompt pos head d_head] without edits, which the heads keep at all positions except the last."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return (Stage.inputs, Stage.z) if self._clean_z else (Stage.inputs,)
+        return (Stage.inputs,)
 
     @property
     def what(self) -> str:
@@ -61,16 +57,13 @@ class Interchange(Edit):
         return True
 
     @classmethod
-    def prepare(
-        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None, *, whole: bool
-    ) -> Sequence[Edit]:
+    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
         kv_heads = tuple(map(view.kv_head, range(view.n_heads)))
-        clean_z: LayerTensors = {}
-        if whole and batch is not None:
-            clean_z = _record_z(
-                view, batch, list(group_by_layer(view, [head for edit in edits for head in edit.heads]))
-            )
-        return [replace(edit, _kv_heads=kv_heads, _clean_z=clean_z) for edit in edits]
+        return [replace(edit, _kv_heads=kv_heads) for edit in edits]
+
+    @property
+    def is_for_last_query(self) -> bool:
+        return True
 
     def exchanged(
         self, part: Part, layer: int, prompt: Int[Tensor, " row"]
@@ -103,11 +96,6 @@ class Interchange(Edit):
             inputs.q = inputs.q.clone()
             rows, last = attention.last_queries
             inputs.q[rows[:, None], last[:, None], indices] = self.q.q[layer][prompt][:, heads].to(inputs.q)
-
-    def write_z(self, z: Tensor, at: Places, layer: int) -> None:
-        clean = of_prompts(self._clean_z[layer], at.prompt).to(z)[torch.arange(len(at.head)), : z.shape[1], at.head]
-        earlier = torch.arange(z.shape[1], device=z.device) != at.last[:, None]
-        z[at.row, :, at.head] = torch.where(earlier[..., None], clean, z[at.row, :, at.head])
 
     @staticmethod
     def write_rows(
@@ -149,16 +137,3 @@ def log_probs_exchanged(
     """
     sets = [[one] for one in interchanges]
     return score_sets(view, batch, sets, read_labels(batch), tokens=batch.label_tokens, cached=cached)
-
-
-def _record_z(view: ModelView, batch: PromptBatch, layers: Sequence[int]) -> LayerTensors:
-    """Return layer -> z [batch pos head d_head] of all heads, without edits."""
-    found: LayerTensors = {}
-
-    def keep(layer: int) -> Any:
-        return lambda z, hook: found.__setitem__(layer, z.detach().clone())
-
-    hooks: list[tuple[str, Any]] = [(view.hook(layer, "attn.hook_z"), keep(layer)) for layer in layers]
-    with edits_disabled(view), view.model.hooks(fwd_hooks=hooks):
-        last_log_probs(view.model, batch)
-    return found

@@ -44,8 +44,8 @@ class Patch(Edit):
 
     `positions="last"` patches only what the last position reads: its query, its row of the pattern, its z, or, with
     `align="labels"`, the keys or values of the labels as its query sees them; at all other positions, the heads then
-    keep the z of the model without edits. This isolates the direct label → last-position path. Queries and z may come
-    from prompts of another length.
+    keep the z that they have without this edit. This isolates the direct label → last-position path. Queries and z may
+    come from prompts of another length.
 
     Raise InputError for an unknown head, for prompts that do not match (naming the first row that differs), and for
     families whose attention cannot be recomputed.
@@ -69,8 +69,6 @@ class Patch(Edit):
     """Layer -> the heads of `_recorded`."""
     _aligned: AlignedPositions | None = field(default=None, repr=False)
     """Aligned labels, and the last position if it is patched; None for `align="positions"`."""
-    _clean_z: HeadActivations = field(default_factory=dict, repr=False)
-    """The heads' z on the prompts without the patch, if only the last query uses the source."""
     _batch: PromptBatch | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +86,7 @@ class Patch(Edit):
     @property
     def stages(self) -> tuple[Stage, ...]:
         stage = {"pattern": Stage.pattern, "z": Stage.z}.get(self.activation, Stage.inputs)
-        return (stage, Stage.z) if self._clean_z else (stage,)
+        return (stage,)
 
     @property
     def what(self) -> str:
@@ -109,7 +107,6 @@ class Patch(Edit):
 
     @property
     def is_for_last_query(self) -> bool:
-        """Whether the last query alone reads the patched keys or values."""
         return self.positions == "last" and self.activation in ("k", "v")
 
     def is_only_last(self, batch: PromptBatch) -> bool:
@@ -117,9 +114,7 @@ class Patch(Edit):
         return self.positions == "last" and is_row and len(self.source) in (1, len(batch))
 
     @classmethod
-    def prepare(
-        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None, *, whole: bool
-    ) -> Sequence[Edit]:
+    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
         groups: dict[tuple[object, ...], list[Patch]] = {}
         for edit in edits:
             if edit._recorded is None:
@@ -135,10 +130,7 @@ class Patch(Edit):
                 assert batch is not None
                 aligned = _align_labels(one.source, batch, include_last=not one.is_for_last_query)
             recorded = _record(view, by_layer, one.source, one.activation)
-            clean_z: HeadActivations = {}
-            if whole and one.is_for_last_query and batch is not None:
-                clean_z = _record(view, by_layer, batch, "z")
-            ready = {"_recorded": recorded, "_heads": by_layer, "_aligned": aligned, "_clean_z": clean_z}
+            ready = {"_recorded": recorded, "_heads": by_layer, "_aligned": aligned}
             for edit in group:
                 prepared[id(edit)] = replace(edit, **ready, _batch=batch)
         found: list[Edit] = []
@@ -166,12 +158,6 @@ class Patch(Edit):
                     setattr(attention.inputs, name, new)
 
     def write_z(self, z: Tensor, at: Places, layer: int) -> None:
-        if self._clean_z:  # the unpatched z at all positions except the last
-            clean = of_prompts(self._clean_z[layer]["z"][:, : z.shape[1]], at.prompt).to(z)
-            clean = clean[torch.arange(len(clean), device=z.device), :, self._indices(at, layer)]
-            earlier = torch.arange(z.shape[1], device=z.device) != at.last[:, None]
-            z[at.row, :, at.head] = torch.where(earlier[..., None], clean, z[at.row, :, at.head])
-            return
         if self.positions == "all" or self.align == "labels":
             self._check(len(z), at.row, at.prompt, at.last)
         entry, to_positions, source, from_positions = self._positions(at.prompt, at.last, z.shape[1])
