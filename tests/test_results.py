@@ -1,7 +1,9 @@
 """Every public result has the same views, and comes back from its file as it was."""
 
+import html
 import inspect
 import json
+import re
 from dataclasses import fields, is_dataclass
 from functools import cache
 
@@ -162,6 +164,17 @@ def test_the_columns_that_matter_come_first_and_print_says_the_headline(made, na
     assert len(text) < 8000
 
 
+PAGES_OF_THEIR_OWN = {
+    "Explanation": ("contrast", "{:+.3f}".format),
+    "Comparison": ("name", str),
+    "ModelComparison": ("name", str),
+    "TwoTowers": ("log_odds_lost", "{:+.3f}".format),
+    "ControlledAblation": ("log_odds", "{:+.2f}".format),
+    "Circuit": ("effect", "{:+.3f}".format),
+}
+"""A column of the table, and how the page writes its values; other pages show the cells that `print` shows."""
+
+
 @pytest.mark.parametrize("name", MAKE)
 def test_pages_and_inline_output_have_the_numbers(made, name, tmp_path):
     found = made.get(name)
@@ -169,9 +182,21 @@ def test_pages_and_inline_output_have_the_numbers(made, name, tmp_path):
     assert page.startswith("<!doctype html>")
     assert found.to_html(tmp_path / "page.html") is None
     assert (tmp_path / "page.html").read_text() == page
+    text = html.unescape(re.sub("<[^>]*>", " ", page)).replace("\N{MINUS SIGN}", "-")
+    if name in PAGES_OF_THEIR_OWN:
+        column, form = PAGES_OF_THEIR_OWN[name]
+        frame = found.to_frame()
+        values = frame[column] if column in frame else frame.index.to_series()
+        largest = values.nlargest(3) if form is not str else values.head(3)
+        assert all(form(value) in text for value in largest)
+    else:
+        cells = [str(cell).replace("\N{MINUS SIGN}", "-") for column in found._shown()[1].values() for cell in column]
+        assert all(" ".join(cell.split()) in " ".join(text.split()) for cell in cells)
     if type(found) in views.INLINE_PAGES:
         assert "icl-lens-twin" in inline
     else:
+        shown = html.unescape(re.sub("<[^>]*>", " ", inline))
+        assert all(str(cell) in shown for column in found._shown()[1].values() for cell in column)
         assert inline.startswith("<table>")
         assert "<script" not in inline
         assert "style>" not in inline
