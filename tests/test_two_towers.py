@@ -23,6 +23,7 @@ from icl_lens.cli import app
 from icl_lens.cli.towers import TowerTask
 from icl_lens.interventions import donor_passes, prefix_cache
 from icl_lens.interventions.donor_passes import Prefixes, record
+from icl_lens.interventions.interchange import Interchange, log_probs_exchanged
 from icl_lens.locate.towers import EXCHANGES, exchange_scores, tower_prompts
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.view import ModelView
@@ -123,6 +124,9 @@ def test_exchanges_are_nested_patches_and_full_passes_give_the_same(tiny_run, mo
     slow, _, reason = exchange_scores(view, prompts, sets)
     assert reason == "not now"
     assert_close(slow.log_odds, scores.log_odds)
+    among, reason = log_probs_exchanged(view, batch, [Interchange((), prompts.positions)])
+    assert reason == "not now"
+    assert_close(among[:, 0], torch.log_softmax(il.label_log_probs(model, batch), dim=-1))
 
 
 @pytest.mark.parametrize(
