@@ -13,8 +13,6 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.activations.multi_token_labels import continuation_log_probs, tokenize_labels, whole_label_log_probs
-from icl_lens.attribution.attention import attention_to_labels
-from icl_lens.attribution.circuits import is_content_word, label_keys, label_values, last_query
 from icl_lens.attribution.increases import head_position_increases, layer_log_prob_increase
 from icl_lens.attribution.reasons import SIDES, AttentionReasons, Side, attention_reasons
 from icl_lens.attribution.search import top_subheads
@@ -229,7 +227,7 @@ def all_heads(
         strongest = pattern.amax((0, 1)).topk(min(N_ATTENDED_POSITIONS, scored.n_tokens)).indices.sort().values
         attention, attended = pattern[:, :, strongest], tuple(strongest.tolist())
     else:
-        attention = attention_to_labels(scored.acts)[0]
+        attention = scored.acts.attention_to_labels()[0]
     return AllHeadsReport(
         **{by: grids.get(by, ()) for by in SCORES},
         other_query=other_query,
@@ -344,15 +342,15 @@ def head_reports(
             own = acts.batch.tokens[0, positions[-1]].tolist()
         else:
             positions.append([])
-            values, keys, own = label_values(acts, head)[0], label_keys(acts, head)[0], own_labels
+            values, keys, own = acts.label_values(head)[0], acts.label_keys(head)[0], own_labels
         _, written = reasons[len(positions) - 1]
         of_writers = [written.get(side, keys[:0]) for side in SIDES]
         query = values[:0]
         with attempts.at("top words of queries"):
-            query = last_query(acts, head)
+            query = acts.last_query(head)
         groups += [query, values, keys, *of_writers]
         tokens += [*[-1] * len(query), *own, *[-1] * (len(keys) + sum(map(len, of_writers)))]
-    words = acts.readout.describe(torch.cat(groups), torch.tensor(tokens), k=N_WORDS, keep=is_content_word)
+    words = acts.readout.describe(torch.cat(groups), torch.tensor(tokens), k=N_WORDS, keep="words")
     rows = [slice(end - len(group), end) for group, end in zip(groups, accumulate(map(len, groups)), strict=True)]
     names, standouts = [tuple(one) for one in words.tokens], words.standouts.tolist()
     for i, head in enumerate(heads):

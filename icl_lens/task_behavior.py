@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import label_log_probs
+from icl_lens.activations.passes import label_log_probs
 from icl_lens.display import Result
 from icl_lens.errors import InputError
 from icl_lens.metrics import (

@@ -18,7 +18,7 @@ def test_label_values_agree_with_hugging_face(family_run, name):
     run = family_run(name)
     references = against_hf.references_of(run.batch, run.hf)
     for layer, head in [(0, 0), (1, 3)]:
-        values = il.label_values(run.acts, il.Head(layer, head))
+        values = run.acts.label_values(il.Head(layer, head))
         if run.acts.attn_scale is not None:
             values = values * run.acts.attn_scale[:, layer, None, None]
         for row, theirs in enumerate(references):
@@ -37,8 +37,8 @@ def test_label_keys_of_attention_lack_embedding_and_ffn_outputs(gpt2, gpt2_acts,
     embedding = cache["hook_embed"][at] + cache["hook_pos_embed"].expand(len(gpt2_batch), -1, -1)[at]
     ffn = sum(cache[f"blocks.{layer}.hook_mlp_out"][at] for layer in range(2))
     x = cache["blocks.2.hook_resid_pre"][at]
-    assert_close(il.label_keys(gpt2_acts, head), x.masked_fill(missing, 0))
-    assert_close(il.label_keys(gpt2_acts, head, source="attn"), (x - embedding - ffn).masked_fill(missing, 0))
+    assert_close(gpt2_acts.label_keys(head), x.masked_fill(missing, 0))
+    assert_close(gpt2_acts.label_keys(head, source="attn"), (x - embedding - ffn).masked_fill(missing, 0))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "neox", "llama_gqa", "phi3", "cohere"])
@@ -55,7 +55,7 @@ def test_last_query_gives_the_heads_scores(family_run, name):
         b_K = model.blocks[head.layer].attn.b_K
         content = k if b_K is None else k - b_K[kv]
         query = cache[f"blocks.{head.layer}.attn.hook_q"][0, int(batch.last[0]), head.head]
-        assert_close(normed @ il.last_query(acts, head)[0], content @ query)
+        assert_close(normed @ acts.last_query(head)[0], content @ query)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "olmo2"])
@@ -76,13 +76,13 @@ def test_last_query_passes_the_norms_of_queries_and_keys(family_run, name):
         query = normed(head.layer, "q", over)[int(batch.last[0]), head.head]
         scores = normed(head.layer, "k", over)[:, kv] @ query
         before = "hook_resid_pre" if name == "olmo2" else "ln1.hook_out"
-        ours = cache[f"blocks.{head.layer}.{before}"][0] @ il.last_query(acts, head)[0]
+        ours = cache[f"blocks.{head.layer}.{before}"][0] @ acts.last_query(head)[0]
         k = cache[f"blocks.{head.layer}.attn.hook_k"][0]
         k = k.flatten(1) if over == "all" else k[:, kv]
         eps = model.original_model.config.rms_norm_eps
         assert_close(ours * torch.rsqrt(k.pow(2).mean(-1) + eps), scores)
         plain = torch.einsum("d,md->m", acts.q[0, head.layer, head.head], ModelView.of(model).W_K(head.layer)[kv])
-        assert torch.cosine_similarity(plain, il.last_query(acts, head)[0], dim=0) < 0.999, "the norms' gains matter"
+        assert torch.cosine_similarity(plain, acts.last_query(head)[0], dim=0) < 0.999, "the norms' gains matter"
 
 
 def test_norms_of_queries_that_are_not_known_are_refused(load_tiny, monkeypatch):
@@ -92,14 +92,14 @@ def test_norms_of_queries_that_are_not_known_are_refused(load_tiny, monkeypatch)
     gains.weight = nn.Parameter(torch.ones(families.N_HEADS, 12))
     monkeypatch.setitem(model.blocks[1].attn._modules, "q_norm", gains)
     with pytest.raises(il.InputError, match=r"norm of Qwen3ForCausalLM is not supported.*\(4, 12\).*in layer 1"):
-        il.last_query(acts, il.Head(1, 0))
-    il.last_query(acts, il.Head(2, 0))
+        acts.last_query(il.Head(1, 0))
+    acts.last_query(il.Head(2, 0))
 
 
 def test_own_label_ranks_are_places_among_sorted_scores(gpt2_acts, gpt2_batch):
     head = il.Head(1, 1)
-    ranks = il.own_label_ranks(gpt2_acts, head)
-    scores = gpt2_acts.readout.vocabulary_scores(il.label_values(gpt2_acts, head))
+    ranks = gpt2_acts.own_label_ranks(head)
+    scores = gpt2_acts.readout.vocabulary_scores(gpt2_acts.label_values(head))
     for i in range(len(gpt2_batch)):
         for demo, label in enumerate(gpt2_batch.label_index[i].tolist()):
             if label < 0:
@@ -110,8 +110,8 @@ def test_own_label_ranks_are_places_among_sorted_scores(gpt2_acts, gpt2_batch):
 
 
 def test_attention_to_labels_is_the_pattern_at_labels(gpt2_acts, gpt2_batch):
-    attention = il.attention_to_labels(gpt2_acts)
-    by_label = il.attention_by_label(gpt2_acts)
+    attention = gpt2_acts.attention_to_labels()
+    by_label = gpt2_acts.attention_by_label()
     assert attention.shape == (3, 3, 4, 4)
     for i in range(len(gpt2_batch)):
         sums = torch.zeros(3, 4, len(gpt2_batch.labels))

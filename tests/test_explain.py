@@ -76,7 +76,7 @@ def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text)
         if plain_text:
             assert report.top_attended(1)[0][0] == int(acts.pattern[0, layer, head].argmax())
         else:
-            assert report.value_ranks == tuple(il.own_label_ranks(acts, report.head)[0].tolist())
+            assert report.value_ranks == tuple(acts.own_label_ranks(report.head)[0].tolist())
 
 
 def test_ablations_are_those_of_the_context_manager(gpt2, acts, explanation):
@@ -132,9 +132,9 @@ def test_words_of_noise_are_gray(acts, explanation):
     """Standouts are the readout's, and words below the threshold are gray in the terminal and on the page."""
     words = explanation.to_frame("words")
     for report in explanation.heads:
-        query = il.last_query(acts, report.head)
-        vectors = torch.cat([il.label_values(acts, report.head)[0], il.label_keys(acts, report.head)[0], query])
-        found = acts.readout.describe(vectors, torch.full((9,), -1), keep=il.is_content_word)
+        query = acts.last_query(report.head)
+        vectors = torch.cat([acts.label_values(report.head)[0], acts.label_keys(report.head)[0], query])
+        found = acts.readout.describe(vectors, torch.full((9,), -1), keep="words")
         assert_close(words[words["name"] == str(report.head)]["standout"].tolist(), found.standouts)
         assert (report.value_words, report.query_words) == (
             tuple(map(tuple, found.tokens[:4])),
@@ -343,7 +343,7 @@ def test_reasons_are_decoded_into_words(icl_mini):
                     vector = written[same].mean(0) - written[~same].mean(0)
                 else:
                     vector = values.vectors(writer)[0, same].mean(0)
-                own = acts.readout.describe(vector[None], torch.tensor([-1]), k=10, keep=il.is_content_word)
+                own = acts.readout.describe(vector[None], torch.tensor([-1]), k=10, keep="words")
                 if standout > -2:  # a vector of rounding errors has no words of its own
                     assert list(words) == own.tokens[0]
                     assert standout == pytest.approx(float(own.standouts[0]), abs=0.02)

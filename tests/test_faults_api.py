@@ -120,7 +120,7 @@ MISUSE = {
     lambda m, b, o: il.subhead_log_prob_increase(il.capture(m, b), b.answer_tokens, layers=[3]): "between 0 and 2",
     lambda m, b, o: il.neuron_log_prob_increase(il.capture(m, b), -1, b.answer_tokens): "between 0 and 2",
     lambda m, b, o: il.neuron_log_prob_increase(il.capture(m, b), "1", b.answer_tokens): "must be an integer, got '1'",
-    lambda m, b, o: il.label_keys(il.capture(m, b), il.Head(3, 0)): "got L3H0",
+    lambda m, b, o: il.capture(m, b).label_keys(il.Head(3, 0)): "got L3H0",
     lambda m, b, o: il.Run(batch_size=0): "batch_size must be at least 1",
     lambda m, b, o: il.Run(memory=0): "memory must be at least 1",
     lambda m, b, o: il.Run(batch_size=2.5): "batch_size must be an integer",

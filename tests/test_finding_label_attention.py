@@ -49,7 +49,7 @@ def test_attention_and_its_effect_agree_with_a_plain_cache(gpt2: Any, study: Stu
     batch = study.held_out
     acts = il.capture(gpt2, batch)
     effects = label_effects(acts)
-    found = finding.class_sums(il.attention_to_labels(acts), *label_classes(batch))
+    found = finding.class_sums(acts.attention_to_labels(), *label_classes(batch))
     for row, prompt in enumerate(batch.prompts):
         _, cache = gpt2.run_with_cache(batch.tokens[row : row + 1, : int(batch.last[row]) + 1])
         pattern = cache[f"blocks.{HEAD.layer}.attn.hook_pattern"][0, HEAD.head, -1]

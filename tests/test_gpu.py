@@ -125,6 +125,6 @@ def test_metrics_vectors_and_saliency_are_equal(pair):
     same(pair, lambda m, b: il.head_copying(m, (3, 0), b.label_tokens).logits)
     same(pair, lambda m, b: il.function_vector(m, HEADS, b))
     same(pair, lambda m, b: il.attention_saliency(m, b))
-    same(pair, lambda m, b: il.own_label_ranks(il.capture(m, b), HEADS[0]))
+    same(pair, lambda m, b: il.capture(m, b).own_label_ranks(HEADS[0]))
     same(pair, lambda m, b: il.whole_label_log_probs(m, b))
     same(pair, lambda m, b: torch.as_tensor(il.locate_effects(m, b).to_frame()["effect"].to_numpy()))

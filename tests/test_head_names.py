@@ -53,14 +53,14 @@ CALLS = {
     "html.attention_to_labels": lambda run, head: str(il.html.attention_to_labels(run.acts, heads=[head])),
     "html.subhead_values": lambda run, head: str(il.html.subhead_values(run.explained, heads=[head])),
     "html.words_by_position": lambda run, head: str(il.html.words_by_position(run.explained, heads=[head])),
-    "label_keys": lambda run, head: il.label_keys(run.acts, head, source="resid"),
+    "Activations.label_keys": lambda run, head: run.acts.label_keys(head, source="resid"),
     "Ablate": lambda run, head: il.score(run.model, run.batch, [[il.Ablate([head])]]),
     "Patch": lambda run, head: il.score(
         run.model, run.batch, [[il.Patch([head], run.batch[[1, 0]], activation="q", positions="last")]]
     ),
     "label_similarity": lambda run, head: il.label_similarity(run.model, run.batch, [head]),
-    "label_values": lambda run, head: il.label_values(run.acts, head),
-    "last_query": lambda run, head: il.last_query(run.acts, head),
+    "Activations.label_values": lambda run, head: run.acts.label_values(head),
+    "Activations.last_query": lambda run, head: run.acts.last_query(head),
     "locate_circuit": lambda run, head: il.locate_circuit(
         run.model, run.many, run.many, [head], n_edges=3, n_random=2
     ).to_frame(),
@@ -70,7 +70,7 @@ CALLS = {
         head, "key"
     ),
     "MeanScoreParts.total": lambda run, head: il.mean_score_parts(run.model, run.many, [NAME]).total(head),
-    "own_label_ranks": lambda run, head: il.own_label_ranks(run.acts, head).double(),
+    "Activations.own_label_ranks": lambda run, head: run.acts.own_label_ranks(head).double(),
     "patch_heads": within(
         lambda run, head: il.patch_heads(run.model, [head], run.batch[[1, 0]], activation="q", positions="last")
     ),

@@ -76,7 +76,7 @@ def test_raw_is_the_bridge(run, load_tiny, name):
             theirs = getattr(bridge.view, weight)(layer)
             assert_close(getattr(acts.view, weight)(layer), theirs, msg=weight)
     for head in HEADS:
-        for project in (il.label_values, il.label_keys, il.last_query):
+        for project in (il.Activations.label_values, il.Activations.label_keys, il.Activations.last_query):
             ours, theirs = project(acts, head), project(bridge, head)
             assert_close(ours, theirs, msg=project.__name__)
     assert ModelView.of(acts.view.model).architecture == bridge.view.architecture
@@ -154,7 +154,7 @@ def test_capture_leaves_no_gradients(run):
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert not any(value.requires_grad for value in vars(acts).values() if isinstance(value, torch.Tensor))
     assert not il.head_log_prob_increase(acts, batch.answer_tokens).requires_grad
-    assert not il.last_query(acts, il.Head(1, 1)).requires_grad
+    assert not acts.last_query(il.Head(1, 1)).requires_grad
 
 
 @pytest.mark.parametrize("processed", [False, True])

@@ -114,7 +114,7 @@ def _in_block(block):
 FUNCTIONS: dict[str, Callable[[Any, il.PromptBatch], torch.Tensor]] = {
     "log-probabilities": lambda model, batch: il.last_log_probs(model, batch),
     "increases": lambda model, batch: il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens),
-    "attention to labels": lambda model, batch: il.attention_by_label(il.capture(model, batch)),
+    "attention to labels": lambda model, batch: il.capture(model, batch).attention_by_label(),
     "score parts": lambda model, batch: il.attention_score_parts(il.capture(model, batch, writers=True), (1, 3)).scores[
         :, ..., :2
     ],

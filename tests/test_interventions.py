@@ -327,7 +327,7 @@ def test_capture_sees_the_edited_attention(run, name):
     with il.edited(model, il.Reweight(HEADS, hidden, renormalize=True), batch=batch):
         acts = il.capture(model, batch)
     for layer, head in HEADS:
-        assert (il.attention_to_labels(acts)[:, layer, head, 1] == 0).all()
+        assert (acts.attention_to_labels()[:, layer, head, 1] == 0).all()
         assert_close(acts.pattern[:, layer, head].sum(-1), torch.ones(len(batch), dtype=torch.float64))
         z = torch.einsum("bk,bkd->bd", acts.pattern[:, layer, head], acts.head_values(layer)[:, :, head])
         assert_close(acts.z[:, layer, head], z)

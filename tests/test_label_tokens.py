@@ -137,7 +137,7 @@ def test_positions_and_roles_are_those_counted_in_words(case: Any) -> None:
 def test_attention_to_a_label_is_summed_over_its_tokens(case: Any) -> None:
     model, batch, rows, hf = case
     acts = il.capture(model, batch)
-    by_demo, by_label = il.attention_to_labels(acts), il.attention_by_label(acts)
+    by_demo, by_label = acts.attention_to_labels(), acts.attention_by_label()
     table = il.tables.label_attention_table(acts)
     for number, row in enumerate(rows):
         with torch.no_grad():
@@ -167,9 +167,9 @@ def test_keys_and_values_are_those_of_the_scored_token(case: Any) -> None:
         hidden = hf(row.ids[None], output_hidden_states=True).hidden_states
         for head in HEADS:
             own = by_layer[head.layer]
-            assert_close(il.label_keys(acts, head)[number, :count], hidden[head.layer][0, row.scored])
+            assert_close(acts.label_keys(head)[number, :count], hidden[head.layer][0, row.scored])
             values = own.v[head.head][row.scored] @ W_O(hf, head)
-            assert_close(il.label_values(acts, head)[number, :count], values)
+            assert_close(acts.label_values(head)[number, :count], values)
             parts = il.attention_score_parts(acts, head)
             log_pattern = own.pattern(head.head)[-1].log()[row.scored]
             scores = parts.scores[number, :count]
@@ -239,7 +239,7 @@ def test_a_weight_applies_to_all_tokens_of_its_label(case: Any, renormalize: boo
     model, batch, rows, hf = case
     weights = torch.tensor([0.0, 0.5, 2.0, 0.0]).expand(len(batch), -1)[:, : batch.label_positions.shape[1]]
     with il.edited(model, il.Reweight(HEADS, weights, renormalize=renormalize), batch=batch):
-        ours, attention = il.last_log_probs(model, batch), il.attention_to_labels(il.capture(model, batch, check=False))
+        ours, attention = il.last_log_probs(model, batch), il.capture(model, batch, check=False).attention_to_labels()
     for number, row in enumerate(rows):
 
         def edit(hand: Any, row: Row = row) -> None:

@@ -229,9 +229,9 @@ def test_prompts_without_demonstrations_have_no_labels_to_look_at(gpt2, zero_sho
     assert batch.labels == ("yes", "no")
     head = il.Head(1, 2)
     for look in (
-        lambda: il.attention_to_labels(acts),
-        lambda: il.label_values(acts, head),
-        lambda: il.own_label_ranks(acts, head),
+        lambda: acts.attention_to_labels(),
+        lambda: acts.label_values(head),
+        lambda: acts.own_label_ranks(head),
         lambda: il.label_similarity(gpt2, batch, [head]),
         lambda: il.saliency_flow(gpt2, batch),
         lambda: il.balancing_weights(batch),

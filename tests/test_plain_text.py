@@ -155,7 +155,7 @@ def test_what_follows_a_capture_works_without_labels(free):
     _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
     again = il.Activations.from_cache(model, cache, batch)
     assert_close(il.head_log_prob_increase(again, targets), heads)
-    assert il.last_query(acts, (1, 0)).shape == (2, families.D_MODEL)
+    assert acts.last_query((1, 0)).shape == (2, families.D_MODEL)
     with il.edited(model, il.RemovePosition([(1, 0)])), il.patch_heads(model, [(2, 0)], batch, activation="v"):
         il.capture(model, batch)
 
@@ -166,11 +166,11 @@ def test_what_is_about_labels_is_refused(free):
         lambda: acts.label_log_probs,
         lambda: acts.predicted,
         lambda: il.label_log_probs(model, batch),
-        lambda: il.attention_to_labels(acts),
-        lambda: il.attention_by_label(acts),
-        lambda: il.label_values(acts, (0, 0)),
-        lambda: il.label_keys(acts, (0, 0)),
-        lambda: il.own_label_ranks(acts, (0, 0)),
+        lambda: acts.attention_to_labels(),
+        lambda: acts.attention_by_label(),
+        lambda: acts.label_values((0, 0)),
+        lambda: acts.label_keys((0, 0)),
+        lambda: acts.own_label_ranks((0, 0)),
         lambda: il.balancing_weights(batch),
     ]:
         with pytest.raises(il.InputError, match="no demonstrations, so there is no label"):
@@ -218,7 +218,7 @@ def test_positions_of_a_classification_prompt(gpt2, gpt2_batch):
     assert rows.query_range[2].tolist() == [12, 13]
     last = il.capture(gpt2, gpt2_batch)
     assert_close(acts[[2, 5, 8]].label_log_probs, last.label_log_probs)
-    assert_close(il.attention_to_labels(acts)[[2, 5, 8]], il.attention_to_labels(last))
+    assert_close(acts.attention_to_labels()[[2, 5, 8]], last.attention_to_labels())
     with torch.no_grad():
         plain = torch.log_softmax(gpt2.original_model(gpt2_batch.tokens[:1, :3]).logits[0, -1], dim=-1)
     assert_close(acts.label_log_probs[0], plain[gpt2_batch.label_tokens])

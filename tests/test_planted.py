@@ -89,7 +89,7 @@ def noise_like(truth: Planted, heads: tuple[il.Head, ...]) -> list[il.Head]:
 
 def share_on_true(acts: il.Activations, heads: list[il.Head] | tuple[il.Head, ...]) -> list[float]:
     """Return the share of each head's attention to labels that is on labels of the query's class, over all prompts."""
-    attention = il.attention_to_labels(acts)
+    attention = acts.attention_to_labels()
     is_true = (acts.batch.label_index == acts.batch.answer[:, None])[:, None, None]
     share = (attention * is_true).sum((0, -1)) / attention.sum((0, -1))
     return [share[head.layer, head.head].item() for head in heads]
@@ -101,7 +101,7 @@ def test_majority_follows_the_counts(planted):
     assert answers(model, with_counts(truth, 1, 4)).accuracy <= 0.05
     assert abs(answers(model, balanced(truth)).log_odds) < 0.3
     acts = il.capture(model, tokenized(model, balanced(truth)))
-    attention = torch.stack([il.attention_to_labels(acts)[:, h.layer, h.head] for h in truth.heads["majority"]])
+    attention = torch.stack([acts.attention_to_labels()[:, h.layer, h.head] for h in truth.heads["majority"]])
     assert attention.sum(-1).mean() > 0.75
     assert (attention.mean(1) / attention.sum(-1).mean() - 1 / 4).abs().max() < 0.1
 
@@ -145,7 +145,7 @@ def test_heads_attend_to_what_their_roles_say(planted):
     truth, model = planted("two-tower")
     batch = tokenized(model, balanced(truth))
     acts = il.capture(model, batch)
-    attention = il.attention_to_labels(acts)
+    attention = acts.attention_to_labels()
     for head, share in zip(truth.heads["two-tower"], share_on_true(acts, truth.heads["two-tower"]), strict=True):
         assert share > 0.85
         assert attention[:, head.layer, head.head].sum(-1).mean() > 0.85

@@ -75,7 +75,7 @@ def test_processed_projections_are_raw_ones_without_constants(run, load_tiny, na
     present = (batch.label_positions >= 0)[..., None]
     for head in (il.Head(1, 0), il.Head(1, 3)):
         kappa = against_hf.constants(hf, 1)[head.head].float()
-        value = center(il.label_values(raw, head) - kappa) * present
-        assert_close(il.label_values(acts, head), value)
-        query = center(il.last_query(raw, head) * block.ln1.weight)
-        assert_close(il.last_query(acts, head), query)
+        value = center(raw.label_values(head) - kappa) * present
+        assert_close(acts.label_values(head), value)
+        query = center(raw.last_query(head) * block.ln1.weight)
+        assert_close(acts.last_query(head), query)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tolerance import assert_close
 
-import icl_lens as il
+from icl_lens.models.content_words import is_content_word
 from icl_lens.models.readout import MIN_STANDOUT, Readout
 
 
@@ -72,7 +72,7 @@ def test_ranks_and_words_by_hand():
     vector = torch.tensor([[0.3, 0.9, 0.5, 0.1]])
     assert readout.top_tokens(vector, k=4) == [["the", "foo", "a", "b"]]
     assert readout.top_tokens(vector[0], k=1) == ["the"]
-    assert readout.top_tokens(vector, k=2, keep=il.is_content_word) == [["foo"]]
+    assert readout.top_tokens(vector, k=2, keep="words") == [["foo"]]
     assert readout.top_tokens(vector, k=1, bias=True) == [["b"]]
     assert readout.top_tokens(vector.expand(2, 3, 4), k=1) == [[["the"]] * 3] * 2
     assert readout.ranks(vector, torch.tensor([2])).tolist() == [2]
@@ -126,4 +126,4 @@ def test_only_planted_directions_stand_out():
     ("token", "keep"), [(" foo", True), ("▁love", True), (" the", False), ("1", False), (" :", False), ("a", False)]
 )
 def test_function_words_digits_and_signs_are_no_content_words(token, keep):
-    assert il.is_content_word(token) is keep
+    assert is_content_word(token) is keep

@@ -255,12 +255,12 @@ def test_words_of_parts(icl_mini):
     head = il.Head(3, 2)
     parts = il.attention_score_parts(acts, head)
     total = torch.stack([parts.vectors(writer, "key") for writer in parts.writers]).sum(0)
-    assert_close(total, il.label_keys(acts, head), scale=float(total.abs().max()))
+    assert_close(total, acts.label_keys(head), scale=float(total.abs().max()))
     total = torch.stack([parts.vectors(writer, "query")[:, 0] for writer in parts.writers]).sum(0)
-    assert_close(total, il.last_query(acts, head), scale=float(total.abs().max()) * 8)
+    assert_close(total, acts.last_query(head), scale=float(total.abs().max()) * 8)
     values = il.value_parts(acts, head, batch.answer_tokens, against=batch.other_label_tokens)
     total = torch.stack([values.vectors(writer) for writer in values.writers]).sum(0)
-    assert_close(total, il.label_values(acts, head), scale=float(total.abs().max()))
+    assert_close(total, acts.label_values(head), scale=float(total.abs().max()))
 
 
 @pytest.mark.parametrize("n_few", [0, 3])

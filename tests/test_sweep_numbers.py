@@ -344,12 +344,17 @@ def label_attention(c: Both, like: Tensor) -> Tensor:
     return found
 
 
-@checks("attention_to_labels", "attention_by_label", "tables.label_attention_table", "html.attention_to_labels")
+@checks(
+    "Activations.attention_to_labels",
+    "Activations.attention_by_label",
+    "tables.label_attention_table",
+    "html.attention_to_labels",
+)
 def attention_to_labels(c: Both) -> None:
-    ours = il.attention_to_labels(c.acts)
+    ours = c.acts.attention_to_labels()
     theirs = label_attention(c, ours)
     assert_close(ours, theirs)
-    by_label = il.attention_by_label(c.acts)
+    by_label = c.acts.attention_by_label()
     for row in range(len(c.batch)):
         tokens = c.ids[row][c.labels(row)]
         for column, token in enumerate((FOO, BAR)):
@@ -373,10 +378,10 @@ def numbers_of(page: str) -> list[float]:
 # Projections
 
 
-@checks("label_keys")
+@checks("Activations.label_keys")
 def label_keys(c: Both) -> None:
     for head in c.heads:
-        ours = {source: il.label_keys(c.acts, head, source=source) for source in ("resid", "attn")}
+        ours = {source: c.acts.label_keys(head, source=source) for source in ("resid", "attn")}
         for row, seen in enumerate(c.clean):
             places = c.labels(row)
             x = seen.resid[head.layer][places]
@@ -395,10 +400,10 @@ def attention_written(c: Both, row: int, layer: int) -> Tensor:
     return following - x - c.written(row, f"F{layer}")
 
 
-@checks("label_values", "own_label_ranks")
+@checks("Activations.label_values", "Activations.own_label_ranks")
 def label_values(c: Both) -> None:
     for head in c.heads:
-        ours, ranks = il.label_values(c.acts, head), il.own_label_ranks(c.acts, head)
+        ours, ranks = c.acts.label_values(head), c.acts.own_label_ranks(head)
         for row, theirs in enumerate(c.references):
             places = c.labels(row)
             values = values_before_post_norm(c, row, head)[places]
@@ -421,11 +426,11 @@ def values_before_post_norm(c: Both, row: int, head: il.Head) -> Tensor:
     return v @ W_O * gain
 
 
-@checks("last_query")
+@checks("Activations.last_query")
 def last_query(c: Both) -> None:
     """Its products with keys' normed inputs are the scores without rotation, up to b_K and each key's own scale."""
     for head in c.heads:
-        ours = il.last_query(c.acts, head)
+        ours = c.acts.last_query(head)
         for row, seen in enumerate(c.clean):
             flat = reference_passes.rerun_attention(
                 c.hf, c.ids[row], seen, head.layer, seen.resid[head.layer], place=False

@@ -23,7 +23,6 @@ from icl_lens import (
     Demonstration,
     Prompt,
     PromptBatch,
-    attention_to_labels,
     capture,
     head_log_prob_increase,
     last_log_probs,
@@ -84,7 +83,7 @@ def head_values(
     for start in range(0, len(episodes), CHUNK):
         batch = encode(model, episodes[start : start + CHUNK])
         acts = capture(model, batch)
-        increase, attention = head_log_prob_increase(acts, batch.answer_tokens), attention_to_labels(acts)
+        increase, attention = head_log_prob_increase(acts, batch.answer_tokens), acts.attention_to_labels()
         true = (batch.label_index == batch.answer[:, None])[:, None, None, :]
         found["increase"].append(increase)
         found["contrast"].append(increase - head_log_prob_increase(acts, batch.other_label_tokens[:, 0]))

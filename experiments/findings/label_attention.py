@@ -47,9 +47,9 @@ MEASURES = (
 def measure(study: Study) -> Measured:
     """Measure attention to either class's labels, its shift with the query's class, and its rank against effects."""
     batch = study.held_out
-    parts = study.map(batch, lambda acts: torch.stack([il.attention_to_labels(acts), label_effects(acts)], dim=-1))
+    parts = study.map(batch, lambda acts: torch.stack([acts.attention_to_labels(), label_effects(acts)], dim=-1))
     attention, effects = parts.double().unbind(-1)
-    after = study.map(study.with_other_query, il.attention_to_labels).double()
+    after = study.map(study.with_other_query, il.Activations.attention_to_labels).double()
     classes = label_classes(batch)
     of_same, of_other = class_sums(attention, *classes)
     share = shares(of_same, of_other)

@@ -30,7 +30,7 @@ def attention_by_class(
     if without is not None:
         pattern = acts.pattern.float().masked_fill(without.to(acts.pattern.device)[:, None, None], 0.0)
         acts = replace(acts, pattern=pattern / pattern.sum(-1, keepdim=True))
-    attention = il.attention_to_labels(acts).float()
+    attention = acts.attention_to_labels().float()
     true = (acts.batch.label_index == acts.batch.answer[:, None]).to(attention.device)[:, None, None]
     return torch.stack([(attention * true).sum(-1), (attention * ~true).sum(-1)], dim=-1)
 

@@ -47,7 +47,7 @@ def by_attention(study: Study, batch: il.PromptBatch) -> Scores:
     """Return the attention from the last position to labels of the answer's class minus that to all other labels."""
 
     def score(acts: il.Activations) -> Scores:
-        by_label = il.attention_by_label(acts)
+        by_label = acts.attention_by_label()
         sign = 2 * torch.nn.functional.one_hot(acts.batch.answer, by_label.shape[-1]).to(by_label) - 1
         return (by_label * sign[:, None, None]).sum(-1)
 

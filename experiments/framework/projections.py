@@ -53,7 +53,7 @@ def label_features(acts: il.Activations, heads: Sequence[il.Head]) -> Float[Tens
     columns = []
     for head in heads:
         tokens = second.expand(len(index)), first.expand(len(index), 1)
-        odds = readout.relative_logits(il.label_values(acts, head), *tokens)[..., 0]
+        odds = readout.relative_logits(acts.label_values(head), *tokens)[..., 0]
         at_first, at_second = ((odds * (index == label)).sum(1) / (index == label).sum(1) for label in (0, 1))
         columns.append((at_first - at_second) / 2)
     return torch.stack(columns, dim=1)
@@ -79,8 +79,8 @@ def own_word_wins(acts: il.Activations, head: il.Head) -> Float[Tensor, "row 2"]
     """
     texts, query = _last_tokens(acts.batch), acts.batch.tokens.gather(1, acts.batch.query_range[:, 1:] - 1)
     n = texts.shape[1]
-    key_scores = acts.readout.vocabulary_scores(il.label_keys(acts, head)).gather(-1, texts[:, None].expand(-1, n, -1))
-    query_scores = acts.readout.vocabulary_scores(il.last_query(acts, head)).gather(-1, torch.cat([query, texts], 1))
+    key_scores = acts.readout.vocabulary_scores(acts.label_keys(head)).gather(-1, texts[:, None].expand(-1, n, -1))
+    query_scores = acts.readout.vocabulary_scores(acts.last_query(head)).gather(-1, torch.cat([query, texts], 1))
     in_keys = _wins(key_scores.diagonal(dim1=1, dim2=2)[..., None], key_scores)
     others = ~torch.eye(n, dtype=torch.bool, device=in_keys.device)
     return torch.stack([in_keys[:, others].mean(1), _wins(query_scores[:, :1], query_scores[:, 1:]).mean(1)], dim=1)
@@ -101,11 +101,11 @@ def top_words(acts: il.Activations, head: il.Head) -> pd.DataFrame:
     positions, last = acts.batch.label_positions[0, -4:].tolist(), int(acts.batch.last[0])
     found = []
     for part, at, vectors in (
-        ("value", positions, il.label_values(acts, head)[:, -4:]),
-        ("key", positions, il.label_keys(acts, head)[:, -4:]),
-        ("query", [last], il.last_query(acts, head)[:, None]),
+        ("value", positions, acts.label_values(head)[:, -4:]),
+        ("key", positions, acts.label_keys(head)[:, -4:]),
+        ("query", [last], acts.last_query(head)[:, None]),
     ):
-        names = acts.readout.top_tokens(vectors, 10, keep=il.is_content_word)[0]
+        names = acts.readout.top_tokens(vectors, 10, keep="words")[0]
         for position, words in zip(at, names, strict=True):
             token = acts.batch.token_strings[0][position].strip()
             row = {"part": part, "head": str(head), "position": position, "token": token}

@@ -1,11 +1,8 @@
 """Record one forward pass: vectors at the last position and at labels, the last query's attention, and all values."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from einops import einsum
@@ -14,18 +11,19 @@ from torch import Tensor
 
 from icl_lens.activations.decompose import head_outputs, repeat_kv
 from icl_lens.activations.label_scores import LabelScores
+from icl_lens.activations.passes import NO_LABELS_HINT, embedded, last_logits
 from icl_lens.activations.recorder import ReadPlan, Recorder, at_positions
 from icl_lens.activations.serialization import read_metadata, read_tensors, write_tensors
-from icl_lens.activations.writers import Writers, has_pos_embed
-from icl_lens.errors import InputError
+from icl_lens.activations.writers import Writers
+from icl_lens.errors import InputError, check_choice
 from icl_lens.models import attention_scores
 from icl_lens.models.active_edits import active_edits, edits_suffix
+from icl_lens.models.head import AnyHead
 from icl_lens.models.independent_rows import first_angles
-from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import locks_model
 from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.token_ids import TokenPositions
 
 # Relative tolerance of the checked sums, by dtype. Float64 allows more than its own rounding, because the RMSNorm of
@@ -212,6 +210,126 @@ class Activations:
         """Return `x` at the labels' scored tokens; zero where a prompt has fewer demonstrations."""
         return at_positions(x, self.batch.label_positions.to(x.device))
 
+    # What the labels and the last query hold -----------------------------------------------------------------
+
+    def attention_to_labels(self) -> Float[Tensor, "batch layer head demo"]:
+        """Return the attention probability from the last position to each label, summed over the label's tokens.
+
+        Zero where a prompt has fewer demonstrations. Rows sum to less than one because other positions are attended
+        too; `pattern` is the attention to every position. Raise InputError for prompts without demonstrations.
+
+        Example:
+            >>> acts.attention_to_labels().shape
+            torch.Size([1, 8, 6, 4])
+        """
+        self.batch.require_demonstrations(
+            "label to attend to", "use acts.pattern [batch layer head key], the attention to all positions"
+        )
+        positions = self.batch.label_token_positions.to(self.pattern.device)
+        index = positions.flatten(1)[:, None, None].expand(-1, *self.pattern.shape[1:3], -1)
+        picked = self.pattern.gather(-1, index.clamp(min=0)).masked_fill(index < 0, 0.0)
+        return picked.unflatten(-1, positions.shape[1:]).sum(-1)
+
+    def attention_by_label(self) -> Float[Tensor, "batch layer head label"]:
+        """Return attention from the last position, summed over all tokens of the same label (axis: `batch.labels`).
+
+        Example:
+            >>> acts.attention_by_label().shape
+            torch.Size([1, 8, 6, 2])
+        """
+        attention = self.attention_to_labels()
+        index = self.batch.label_index.to(attention.device)
+        onehot = torch.nn.functional.one_hot(index.clamp(min=0), len(self.batch.labels)).to(attention.dtype)
+        onehot = onehot * (index >= 0)[..., None]
+        return torch.einsum("blhd,bdc->blhc", attention, onehot)
+
+    def label_values(self, head: AnyHead) -> Float[Tensor, "batch demo d_model"]:
+        """Return a head's value at each label times W_O, in residual-stream units, not weighted by attention.
+
+        A label of several tokens is read at the token it is scored by (`batch.label_positions`); `head_values` has the
+        values at all positions.
+        Contains b_V where the model's values do (raw weights). Zero where a prompt has fewer demonstrations.
+        Raise InputError for an unknown head or a batch without demonstrations.
+        Source: the paper, section 3.2; docs/howto/numbers.md.
+
+        Example:
+            >>> acts.label_values("L2H0").shape
+            torch.Size([1, 4, 96])
+        """
+        layer, index = self.view.check_head(head)
+        self.batch.require_demonstrations(
+            "label position to read", "use acts.head_values(layer), the values at all positions"
+        )
+        kv = self.view.kv_head(index)
+        v = self.at_labels(self.values(layer)[:, :, kv].to(self.readout.dtype))
+        return head_outputs(v[..., None, :], self.view.W_O(layer)[index : index + 1])[..., 0, :]
+
+    def label_keys(
+        self, head: AnyHead, *, source: Literal["resid", "attn"] = "resid"
+    ) -> Float[Tensor, "batch demo d_model"]:
+        """Return the input of a head's keys at each label's scored token, before the norm and the key matrix.
+
+        `"resid"`: the residual stream entering the head's layer, as in the paper. `"attn"`: only what earlier attention
+        layers wrote into it (no embedding, no FFN), as in the authors' code. The result is the same for all heads of a
+        layer. Zero where a prompt has fewer demonstrations. Raise InputError for an unknown head or source, and for
+        prompts without demonstrations.
+
+        Example:
+            >>> acts.label_keys("L2H0", source="attn").shape
+            torch.Size([1, 4, 96])
+        """
+        layer, _ = self.view.check_head(head)
+        self.batch.require_demonstrations(
+            "label position to read", "use last_query or top_tokens, which need no labels"
+        )
+        check_choice("source", source, ("resid", "attn"))
+        if source == "resid":
+            return self.label_resid_pre[:, layer].to(self.readout.dtype)
+        return self.label_attn_out[:, :layer].to(self.readout.dtype).sum(1)
+
+    def last_query(self, head: AnyHead) -> Float[Tensor, "batch d_model"]:
+        """Return the last position's query mapped through the head's key matrix into d_model: `q W_Kᵀ`.
+
+        Its dot product with the normed input of a key position is the head's score there before division by √d_head,
+        without the b_K term (the same for every key) and, for rotary models, before rotation: content only, no
+        position. With grouped-query attention, the head's own key-value group is used.
+
+        For models that normalize queries and keys (Qwen3, Gemma-3, OLMo-2), `q` is the query after its norm, times the
+        gain of the keys' norm. Each key's own scale is omitted, because no direction in d_model can represent it: the
+        score is this dot product times 1/√(mean square of that key), so keys of different norms may be ordered
+        differently. Processed weights fold the gain of the norm before attention into W_K; raw weights do not.
+
+        Raise InputError for an unknown head or an unsupported query norm.
+        Source: the paper, section 3.2.
+
+        Example:
+            >>> query = acts.last_query("L2H0")
+            >>> query.shape, len(acts.readout.top_tokens(query, k=5)[0])
+            (torch.Size([1, 96]), 5)
+        """
+        layer, index = self.view.check_head(head)
+        kv = self.view.kv_head(index)
+        q = self.view.query_in_key_space(layer, self.q[:, layer].to(self.readout.dtype))[:, index]
+        W_K = self.view.W_K(layer)[kv].to(q.dtype)
+        return einsum(q, W_K, "batch d_head, d_model d_head -> batch d_model")
+
+    def own_label_ranks(self, head: AnyHead) -> Int[Tensor, "batch demo"]:
+        """Return the rank of each demonstration's label token in the vocabulary by its label value; 1 is top.
+
+        Zero where a prompt has fewer demonstrations.
+
+        Example:
+            >>> acts.own_label_ranks("L2H0").shape
+            torch.Size([1, 4])
+        """
+        self.batch.require_demonstrations("label to rank", "use acts.readout.ranks, which ranks any token")
+        index = self.batch.label_index.to(self.readout.W_U.device)
+        tokens = self.batch.label_tokens.to(index.device)[index.clamp(min=0)]
+        ranks = self.readout.ranks(self.label_values(head), tokens)
+        return torch.where(index >= 0, ranks, torch.zeros_like(ranks))
+
+    # Devices, files, rows ---------------------------------------------------------------------------------
+
     def to(self, device: torch.device | str) -> "Activations":
         """Return a copy with all recorded tensors on `device`, for instance to keep many captures off the GPU.
 
@@ -367,77 +485,6 @@ def capture(
     return acts
 
 
-NO_LABELS_HINT = "il.last_log_probs(model, batch) has the log-probability of every token"
-
-
-def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_vocab"]:
-    """Return the model's log-probabilities after each prompt, nats: one forward pass, logits at the last position only.
-
-    Inside interventions these are the edited model's. Computed in float32 (float64 for float64 models).
-
-    Example:
-        >>> il.last_log_probs(model, batch).exp().sum().round()
-        tensor(1.)
-    """
-    logits = last_logits(model, batch)
-    return log_probs_of(logits)
-
-
-def label_log_probs(model: Any, batch: PromptBatch) -> LabelScores:
-    """Return the model's log-probability [batch label] of each label's token after each prompt, nats.
-
-    The columns are `batch.labels`, which the result carries; `batch.label_mask` tells which of them are choices of a
-    prompt. See `last_log_probs`. Raise InputError for prompts without labels, and if two labels of a prompt are scored
-    by the same token.
-
-    Example:
-        >>> il.label_log_probs(model, batch).shape, il.label_log_probs(model, batch).labels
-        (torch.Size([1, 2]), ('bar', 'foo'))
-    """
-    check_batch(batch)
-    batch.require_labels("label to score", NO_LABELS_HINT)
-    tokens = batch.compared_label_tokens
-    log_probs = last_log_probs(model, batch)
-    return LabelScores.from_tensor(log_probs[:, tokens.to(log_probs.device)], batch.labels)
-
-
-def last_logits(
-    model: Any, batch: PromptBatch, hooks: Sequence[tuple[str, Callable[..., Any]]] = (), past: Any = None
-) -> Float[Tensor, "batch d_vocab"]:
-    """Return the model's logits after each prompt, from one pass with hooks that fills the cache `past`, if given."""
-
-    def only_last(x: Tensor, hook: Any) -> Tensor:
-        return x[torch.arange(len(x), device=x.device), batch.last.to(x.device), None]
-
-    view = ModelView.of(model)
-    check_vocabulary(model, batch, "batch")
-    with (
-        torch.no_grad(),
-        view.inference_pass() as kwargs,
-        model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]),
-    ):
-        cached = {} if past is None else {"use_cache": True, "past_key_values": past}
-        passed = {"attention_mask": batch.attention_mask, "return_type": "logits", **kwargs, **cached}
-        logits = model(batch.tokens, **passed)[:, 0]
-    check_finite(logits)
-    return logits
-
-
-def check_finite(logits: Float[Tensor, "batch d_vocab"]) -> None:
-    """Raise InputError, naming the first prompt concerned, if the model's output is NaN or infinite."""
-    best = logits.amax(-1)
-    if bool(best.isfinite().all()):
-        return
-    row = int((~best.isfinite()).nonzero()[0])
-    what = "NaN" if bool(best[row].isnan()) else "infinite"
-    remedy = (
-        "float16 overflows beyond 65,504, so load the model in bfloat16 or float32"
-        if logits.dtype == torch.float16
-        else "reload the model if its weights are not finite, or remove active edits"
-    )
-    raise InputError(f"model output after prompt {row} must be finite, got {what} values; {remedy}")
-
-
 def _check_same_tokens(model: Any, cache: Any, batch: PromptBatch) -> None:
     """Raise InputError if the cache was made from other tokens than the batch's."""
     remedy = (
@@ -454,7 +501,7 @@ def _check_same_tokens(model: Any, cache: Any, batch: PromptBatch) -> None:
         raise InputError(
             f"cache must be of tokens of shape {tuple(batch.tokens.shape)}, got {tuple(cached.shape[:2])}; {remedy}"
         )
-    expected = _embedded(model, batch).to(cached.device)
+    expected = embedded(model, batch).to(cached.device)
     real = batch.attention_mask.to(cached.device).bool()
     error = (expected.to(cached) - cached)[real].abs().max()
     if not error <= 1e-3 * expected[real].abs().max():
@@ -477,45 +524,6 @@ def _check_same_rotations(view: ModelView, cache: Any, batch: PromptBatch) -> No
                     f"cache must have the rotation that prompt {row} has alone, but that of {view.name} depends on "
                     "the longest prompt of a pass; use il.capture(model, batch), which rotates each prompt alone"
                 )
-
-
-class _Stop(Exception):
-    """Raised in a hook to end a forward pass early."""
-
-
-def _embedded(model: Any, batch: PromptBatch) -> Float[Tensor, "batch pos d_embed"]:
-    """Return the batch's token embeddings from a truncated forward pass, since families scale or norm them."""
-    return _before_layers(model, batch.tokens, batch.attention_mask, "hook_embed")["hook_embed"]
-
-
-def _before_layers(model: Any, tokens: Tensor, mask: Tensor, last: str) -> dict[str, Tensor]:
-    """Run a forward pass up to the hook `last`; return what this hook and the one of position embeddings have seen."""
-    seen: dict[str, Tensor] = {}
-
-    def keep(value: Tensor, hook: Any, name: str) -> None:
-        seen[name] = value.detach().clone()
-        if name == last:
-            raise _Stop
-
-    hooks = [(name, partial(keep, name=name)) for name in ("hook_pos_embed", last) if name in model.hook_dict]
-    with suppress(_Stop), torch.no_grad(), model.hooks(fwd_hooks=hooks):
-        model(tokens, attention_mask=mask, return_type="logits")
-    return seen
-
-
-def token_inputs(view: ModelView, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
-    """Return what the first layer reads of each token, without its position.
-
-    These are embeddings after the norm of BLOOM or the multiplier of Gemma and Granite. Active hooks are disabled.
-    """
-    last = view.hook(0, "hook_resid_pre")
-    rows = tokens[:, None].to(view.cfg.device)
-    with view.hooks_disabled():
-        seen = _before_layers(view.model, rows, torch.ones_like(rows), last)
-    x = seen[last][:, 0].to(view.unembed_device, view.compute_dtype)
-    if not has_pos_embed(view):
-        return x
-    return x - seen["hook_pos_embed"].to(x).expand(len(x), 1, -1)[:, 0]
 
 
 def _check_sums(acts: Activations) -> None:

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.activations import last_log_probs
 from icl_lens.activations.label_scores import LabelScores
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.errors import InputError
 from icl_lens.models.memory import LABEL_TOKENS
 from icl_lens.prompts.batch import PromptBatch

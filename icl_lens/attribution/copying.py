@@ -10,7 +10,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import token_inputs
+from icl_lens.activations.passes import token_inputs
 from icl_lens.display import SHOWN_ROWS, Result, format_signed
 from icl_lens.errors import InputError
 from icl_lens.models.head import AnyHead

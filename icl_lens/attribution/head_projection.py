@@ -304,5 +304,5 @@ def check_parts(acts: Activations, head: Head, what: str, error: Tensor) -> None
     if not worst <= allowed:
         raise InputError(
             f"attention scores of {acts.view.architecture} are not supported: in {head}, {what} (error {worst:.1e}, "
-            f"allowed {allowed:.0e}); use il.attention_to_labels and il.head_effects, which read the model's attention"
+            f"allowed {allowed:.0e}); use acts.attention_to_labels and il.head_effects, which read the model's own"
         )

@@ -252,7 +252,7 @@ class ScoreParts(Displayed):
 
         - `side="key"`: what the writer wrote at each key.
         - `side="query"`: the writer's part of the query, mapped back through W_K without rotation, as in
-          `il.last_query`; the key axis has one entry.
+          `acts.last_query`; the key axis has one entry.
         """
         check_choice("writer", writer, self.writers)
         view = self.acts.view

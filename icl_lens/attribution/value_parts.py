@@ -96,7 +96,7 @@ class ValueParts(Displayed):
         return self.projection.by_position(source, self.direction)
 
     def vectors(self, writer: str) -> Float[Tensor, "batch key d_model"]:
-        """Return a writer's part of each value times W_O (see `label_values`), for `acts.readout.top_tokens`."""
+        """Return a writer's part of each value times W_O (see `acts.label_values`), for `acts.readout.top_tokens`."""
         check_choice("writer", writer, self.writers)
         parts = self.projection.parts(writer)[:, :, 0]
         return parts @ self.acts.view.W_O(self.head.layer)[self.head.head].to(parts)

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import NO_LABELS_HINT
+from icl_lens.activations.passes import NO_LABELS_HINT
 from icl_lens.digest import weights_digest
 from icl_lens.display import SHOWN_ROWS, Displayed, Result, columns_first, plural_prompts
 from icl_lens.errors import InputError, check_choice, check_integers

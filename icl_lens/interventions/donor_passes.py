@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import check_finite
+from icl_lens.activations.passes import check_finite
 from icl_lens.errors import InputError
 from icl_lens.interventions.edit_checks import PATTERN_TOLERANCE
 from icl_lens.interventions.kv_cache import per_kv_head

@@ -139,7 +139,7 @@ class Reweight(Edit):
         >>> only_foo = il.Reweight(["L2H0"], [[0.0, 0.0, 1.0, 1.0]], renormalize=True)
         >>> with il.edited(model, only_foo, batch=batch):
         ...     acts_of_foo = il.capture(model, batch)
-        >>> il.attention_by_label(acts_of_foo)[0, 2, 0, 0]
+        >>> acts_of_foo.attention_by_label()[0, 2, 0, 0]
         tensor(0.)
     """
 
@@ -278,7 +278,7 @@ class Block(Edit):
         >>> edges[0, -1, batch.label_positions[0, :2]] = True  # from the last position to both "bar"
         >>> with il.edited(model, il.Block(["L2H0"], edges)):
         ...     blocked = il.capture(model, batch)
-        >>> il.attention_to_labels(blocked)[0, 2, 0, :2]
+        >>> blocked.attention_to_labels()[0, 2, 0, :2]
         tensor([0., 0.])
     """
 

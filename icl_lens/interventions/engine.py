@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import NO_LABELS_HINT, last_log_probs
 from icl_lens.activations.label_scores import LabelScores
+from icl_lens.activations.passes import NO_LABELS_HINT, last_log_probs
 from icl_lens.errors import InputError
 from icl_lens.interventions.edit import ATTENTION_STAGES, Z_STAGES, Edit, Placed, Positions, Stage
 from icl_lens.interventions.edit_checks import checked_heads

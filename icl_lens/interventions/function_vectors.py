@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.activations import capture, last_log_probs
+from icl_lens.activations.activations import capture
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.interventions.edit import group_by_layer
 from icl_lens.interventions.edits import reference_batches
 from icl_lens.interventions.effects import head_effects

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.activations import check_finite
+from icl_lens.activations.passes import check_finite
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.memory import GRAPH_BYTES
 from icl_lens.models.view import ModelView

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import last_logits
+from icl_lens.activations.passes import last_logits
 from icl_lens.interventions.edit import (
     ATTENTION_STAGES,
     Z_STAGES,

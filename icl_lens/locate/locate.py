@@ -23,7 +23,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.activations import Activations, capture, label_log_probs
+from icl_lens.activations.activations import Activations, capture
+from icl_lens.activations.passes import label_log_probs
 from icl_lens.attribution.increases import every_head_increase, linear_direction, min_prompts_to_fold
 from icl_lens.attribution.scored_tokens import (
     Against,

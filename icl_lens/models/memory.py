@@ -16,8 +16,6 @@ ROTATED_BYTES = BUDGET // 8
 """Vectors rotated to positions at a time; a rotation needs several times their memory."""
 LOG_PROB_BYTES = BUDGET // 4
 """Log-probabilities of rows, per piece."""
-RANKED_BYTES = BUDGET
-"""Values of heads ranked in one matrix product; products with few rows run at half the speed."""
 PIECE_BYTES = BUDGET
 """Vectors [row, variant, d_model] of rebuilt heads that are computed at once."""
 LOGIT_BYTES = 3 * BUDGET // 2

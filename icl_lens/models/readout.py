@@ -12,9 +12,12 @@ from torch import Tensor
 
 from icl_lens.display import SHOWN_ROWS, Displayed, format_signed
 from icl_lens.errors import InputError, check_choice, check_integers
+from icl_lens.models.content_words import is_content_word
 from icl_lens.models.memory import LOGIT_BYTES
 
 FinalNorm = Literal["frozen", "own"]
+Keep = Callable[[str], bool] | Literal["words"] | None
+"""Which tokens are shown: words of at least two letters that are not stop words, or those a function accepts."""
 
 N_RANDOM = 64
 """Number of random directions that `Readout.describe` compares vectors with."""
@@ -288,13 +291,14 @@ class Readout:
         k: int = 10,
         *,
         bias: bool = False,
-        keep: Callable[[str], bool] | None = None,
+        keep: Keep = None,
     ) -> list[Any]:
         """Return the `k` top tokens of each vector as strings: nested lists shaped like `vectors` without d_model.
 
-        `keep` filters token strings (e.g. `icl_lens.is_content_word`); the next tokens replace those it rejects. It
-        filters only the 20 k tokens with the highest scores (at least 200), so fewer than `k` may be returned.
-        Raise InputError for an invalid k or shape, and if the model has no tokenizer.
+        `keep="words"` shows only words of at least two letters that are not stop words, and a function of token strings
+        those for which it is true; the next tokens replace the rest. It filters only the 20 k tokens with the highest
+        scores (at least 200), so fewer than `k` may be returned.
+        Raise InputError for an invalid `k`, `keep` or shape, and if the model has no tokenizer.
         """
         check_integers(k=k)
         if k < 1:
@@ -312,7 +316,7 @@ class Readout:
         tokens: Int[Tensor, " n"],
         *,
         k: int = 10,
-        keep: Callable[[str], bool] | None = None,
+        keep: Keep = None,
     ) -> "VectorDescriptions":
         """Return `top_tokens`, `ranks` of `tokens` (-1: no token) and standouts of vectors, from one product with W_U.
 
@@ -346,7 +350,7 @@ class Readout:
             yield self.vocabulary_scores(piece, bias=bias)
 
     def _top_names(
-        self, scores: Float[Tensor, "n d_vocab"], k: list[int], keep: Callable[[str], bool] | None
+        self, scores: Float[Tensor, "n d_vocab"], k: list[int], keep: Keep
     ) -> tuple[list[list[str]], Float[Tensor, " n"]]:
         """Return each row's k top tokens that `keep` accepts, and the score of the first.
 
@@ -355,6 +359,9 @@ class Readout:
         """
         if self.decode is None:
             raise InputError("model must have a tokenizer for token names; load it with one")
+        if isinstance(keep, str):
+            check_choice("keep", keep, ("words",))
+            keep = is_content_word
         best = scores.topk(min(max(k) if keep is None else max(20 * max(k), 200), scores.shape[1]), dim=-1)
         found, first = [], []
         for row, n_names in zip(best.indices.tolist(), k, strict=True):

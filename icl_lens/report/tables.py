@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations
-from icl_lens.attribution.attention import attention_to_labels
 from icl_lens.attribution.increases import LayerIncreases
 from icl_lens.attribution.search import TopHeads, TopSubheads
 from icl_lens.display import long_frame as to_frame
@@ -39,7 +38,7 @@ def label_attention_table(acts: Activations) -> pd.DataFrame:
     Columns: prompt, layer, head, demo, name, attention, position (of the label's scored token), label, is_answer
     (whether the label is the prompt's answer; False without an answer). Missing demonstrations have no row.
     """
-    frame = to_frame(attention_to_labels(acts), ("prompt", "layer", "head", "demo"), value="attention")
+    frame = to_frame(acts.attention_to_labels(), ("prompt", "layer", "head", "demo"), value="attention")
     row, demo = torch.tensor(frame["prompt"].tolist()), torch.tensor(frame["demo"].tolist())
     batch = acts.batch.to("cpu")
     index = batch.label_index[row, demo]

@@ -387,12 +387,12 @@ CALLS: dict[str, Call] = {
     "last_log_probs": _rows(lambda c: il.last_log_probs(c.model, c.batch)),
     "label_log_probs": _rows(lambda c: il.label_log_probs(c.model, c.batch)),
     "whole_label_log_probs": _rows(lambda c: il.whole_label_log_probs(c.model, c.batch)),
-    "attention_by_label": _rows(lambda c: il.attention_by_label(c.acts)),
-    "attention_to_labels": _rows(lambda c: il.attention_to_labels(c.acts)),
-    "label_keys": _rows(lambda c: [il.label_keys(c.acts, c.receiver, source=source) for source in ("resid", "attn")]),
-    "label_values": _rows(lambda c: il.label_values(c.acts, c.receiver)),
-    "last_query": _rows(lambda c: il.last_query(c.acts, c.receiver)),
-    "own_label_ranks": _rows(lambda c: il.own_label_ranks(c.acts, c.receiver)),
+    "Activations.attention_by_label": _rows(lambda c: c.acts.attention_by_label()),
+    "Activations.attention_to_labels": _rows(lambda c: c.acts.attention_to_labels()),
+    "Activations.label_keys": _rows(lambda c: [c.acts.label_keys(c.receiver, source=one) for one in ("resid", "attn")]),
+    "Activations.label_values": _rows(lambda c: c.acts.label_values(c.receiver)),
+    "Activations.last_query": _rows(lambda c: c.acts.last_query(c.receiver)),
+    "Activations.own_label_ranks": _rows(lambda c: c.acts.own_label_ranks(c.receiver)),
     "head_copying": _mean(_copying),
     "layer_log_prob_increase": _rows(lambda c: list(astuple(il.layer_log_prob_increase(c.acts, c.targets))[:2])),
     "head_log_prob_increase": _rows(lambda c: il.head_log_prob_increase(c.acts, c.targets)),
@@ -478,9 +478,17 @@ def takes_a_model() -> set[str]:
                 found.add(name)
         else:
             members = {name: public}
-        found |= {key for key, f in members.items() if callable(f) and _takes_a_model(f)}
+        found |= {
+            key for key, f in members.items() if callable(f) and (_takes_a_model(f) or _reads_activations(key, f))
+        }
     # Prompts of tasks are those of `load_task`, and `debias_edits` returns values.
     return found - {"PairTask.prompts"} | {"debias_edits"}
+
+
+def _reads_activations(name: str, function: Any) -> bool:
+    """Return whether this is a method of activations that returns what heads hold or attend to."""
+    own = name.startswith("Activations.") and "Tensor" in str(inspect.signature(function).return_annotation)
+    return own and {*inspect.signature(function).parameters} <= {"self", "head", "source"}
 
 
 def _takes_a_model(function: Any) -> bool:

@@ -17,7 +17,7 @@ increases: Tensor = il.head_log_prob_increase(acts)
 top: il.results.TopHeads = il.top_heads(acts, k=3, by="contrast")
 heads: list[il.Head] = top.heads
 table: pd.DataFrame = top.to_frame()
-words: list[list[str]] = acts.readout.top_tokens(il.label_values(acts, heads[0])[0], k=5)
+words: list[list[str]] = acts.readout.top_tokens(acts.label_values(heads[0])[0], k=5)
 
 with il.ablate_heads(model, heads, mode="zero"):
     without: Tensor = il.label_log_probs(model, batch)

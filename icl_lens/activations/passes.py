@@ -1,0 +1,126 @@
+"""Run forward passes whose logits are computed at each prompt's last position only."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from icl_lens.activations.label_scores import LabelScores
+from icl_lens.activations.writers import has_pos_embed
+from icl_lens.errors import InputError
+from icl_lens.models.inference import log_probs_of
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+
+NO_LABELS_HINT = "il.last_log_probs(model, batch) has the log-probability of every token"
+
+
+def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_vocab"]:
+    """Return the model's log-probabilities after each prompt, nats: one forward pass, logits at the last position only.
+
+    Inside interventions these are the edited model's. Computed in float32 (float64 for float64 models).
+
+    Example:
+        >>> il.last_log_probs(model, batch).exp().sum().round()
+        tensor(1.)
+    """
+    logits = last_logits(model, batch)
+    return log_probs_of(logits)
+
+
+def label_log_probs(model: Any, batch: PromptBatch) -> LabelScores:
+    """Return the model's log-probability [batch label] of each label's token after each prompt, nats.
+
+    The columns are `batch.labels`, which the result carries; `batch.label_mask` tells which of them are choices of a
+    prompt. See `last_log_probs`. Raise InputError for prompts without labels, and if two labels of a prompt are scored
+    by the same token.
+
+    Example:
+        >>> il.label_log_probs(model, batch).shape, il.label_log_probs(model, batch).labels
+        (torch.Size([1, 2]), ('bar', 'foo'))
+    """
+    check_batch(batch)
+    batch.require_labels("label to score", NO_LABELS_HINT)
+    tokens = batch.compared_label_tokens
+    log_probs = last_log_probs(model, batch)
+    return LabelScores.from_tensor(log_probs[:, tokens.to(log_probs.device)], batch.labels)
+
+
+def last_logits(
+    model: Any, batch: PromptBatch, hooks: Sequence[tuple[str, Callable[..., Any]]] = (), past: Any = None
+) -> Float[Tensor, "batch d_vocab"]:
+    """Return the model's logits after each prompt, from one pass with hooks that fills the cache `past`, if given."""
+
+    def only_last(x: Tensor, hook: Any) -> Tensor:
+        return x[torch.arange(len(x), device=x.device), batch.last.to(x.device), None]
+
+    view = ModelView.of(model)
+    check_vocabulary(model, batch, "batch")
+    with (
+        torch.no_grad(),
+        view.inference_pass() as kwargs,
+        model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]),
+    ):
+        cached = {} if past is None else {"use_cache": True, "past_key_values": past}
+        passed = {"attention_mask": batch.attention_mask, "return_type": "logits", **kwargs, **cached}
+        logits = model(batch.tokens, **passed)[:, 0]
+    check_finite(logits)
+    return logits
+
+
+def check_finite(logits: Float[Tensor, "batch d_vocab"]) -> None:
+    """Raise InputError, naming the first prompt concerned, if the model's output is NaN or infinite."""
+    best = logits.amax(-1)
+    if bool(best.isfinite().all()):
+        return
+    row = int((~best.isfinite()).nonzero()[0])
+    what = "NaN" if bool(best[row].isnan()) else "infinite"
+    remedy = (
+        "float16 overflows beyond 65,504, so load the model in bfloat16 or float32"
+        if logits.dtype == torch.float16
+        else "reload the model if its weights are not finite, or remove active edits"
+    )
+    raise InputError(f"model output after prompt {row} must be finite, got {what} values; {remedy}")
+
+
+class _Stop(Exception):
+    """Raised in a hook to end a forward pass early."""
+
+
+def embedded(model: Any, batch: PromptBatch) -> Float[Tensor, "batch pos d_embed"]:
+    """Return the batch's token embeddings from a truncated forward pass, since families scale or norm them."""
+    return _before_layers(model, batch.tokens, batch.attention_mask, "hook_embed")["hook_embed"]
+
+
+def _before_layers(model: Any, tokens: Tensor, mask: Tensor, last: str) -> dict[str, Tensor]:
+    """Run a forward pass up to the hook `last`; return what this hook and the one of position embeddings have seen."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(value: Tensor, hook: Any, name: str) -> None:
+        seen[name] = value.detach().clone()
+        if name == last:
+            raise _Stop
+
+    hooks = [(name, partial(keep, name=name)) for name in ("hook_pos_embed", last) if name in model.hook_dict]
+    with suppress(_Stop), torch.no_grad(), model.hooks(fwd_hooks=hooks):
+        model(tokens, attention_mask=mask, return_type="logits")
+    return seen
+
+
+def token_inputs(view: ModelView, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
+    """Return what the first layer reads of each token, without its position.
+
+    These are embeddings after the norm of BLOOM or the multiplier of Gemma and Granite. Active hooks are disabled.
+    """
+    last = view.hook(0, "hook_resid_pre")
+    rows = tokens[:, None].to(view.cfg.device)
+    with view.hooks_disabled():
+        seen = _before_layers(view.model, rows, torch.ones_like(rows), last)
+    x = seen[last][:, 0].to(view.unembed_device, view.compute_dtype)
+    if not has_pos_embed(view):
+        return x
+    return x - seen["hook_pos_embed"].to(x).expand(len(x), 1, -1)[:, 0]

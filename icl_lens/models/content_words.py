@@ -1,0 +1,17 @@
+"""Words that characterize a vector, among the tokens to which it is projected."""
+
+# Words too common to characterize a vector; the paper's tables omit them as well.
+STOP_WORDS = frozenset(
+    "a about above after again against all also am an and any are as at be because been before being below between "
+    "both but by can could did do does doing down during each few for from further had has have having he her here "
+    "hers herself him himself his how i if in into is it its itself just me more most my myself no nor not now of "
+    "off on once only or other our ours ourselves out over own same she should so some such than that the their "
+    "theirs them themselves then there these they this those through to too under until up very was we were what "
+    "when where which while who whom why will with would you your yours yourself yourselves".split()
+)
+
+
+def is_content_word(token: str) -> bool:
+    """Return whether a token is a word of at least two letters and not a stop word."""
+    word = token.strip().strip("▁Ġ").lower()
+    return len(word) > 1 and word.isalpha() and word not in STOP_WORDS
