@@ -99,7 +99,7 @@ def measure(model: Any, setting: Setting, n: int, *, data: str | None = None) ->
     exchanged = setting.layout == "exchanged"
     prompts = task.prompts(n, layout="random" if setting.layout == "exchanged" else setting.layout, exchanged=exchanged)
     batch = il.tokenize(model, prompts, template=task.template, labels=task.labels)
-    log_probs = torch.cat([il.label_log_probs(model, piece).cpu() for piece in batch.split(PASS_PROMPTS)])
+    log_probs = torch.cat([il.score(model, piece).cpu() for piece in batch.split(PASS_PROMPTS)])
     correct = is_correct(log_probs, batch.answer).double().numpy()
     found = compare(correct, 0.5, clusters_of(batch), bounds=(0, 1))
     return {

@@ -3,8 +3,6 @@ from . import results as results
 from .activations.activations import Activations as Activations
 from .activations.activations import capture as capture
 from .activations.multi_token_labels import whole_label_log_probs as whole_label_log_probs
-from .activations.passes import label_log_probs as label_log_probs
-from .activations.passes import last_log_probs as last_log_probs
 from .attribution.copying import head_copying as head_copying
 from .attribution.increases import head_log_prob_increase as head_log_prob_increase
 from .attribution.increases import layer_log_prob_increase as layer_log_prob_increase

@@ -291,7 +291,7 @@ def ablation(scored: ScoredPrompt, located: list[Head]) -> tuple[Float[Tensor, "
     removed = located[: options.n_ablated]
     draws = random_head_sets(scored.acts.view, removed, draws=options.n_random, seed=options.seed)
     sets = [[Ablate(heads)] for heads in [*[[head] for head in located], removed, *draws]]
-    found = score(model, batch, sets, lambda log_probs, prompt: log_probs[:, scored.tokens.to(log_probs.device)])[0]
+    found = score(model, batch, sets, read=lambda log_probs, _: log_probs[:, scored.tokens.to(log_probs.device)])[0]
     single, joint, random_draws = found.split([len(located), 1, len(draws)])
     report = AblationReport(tuple(removed), tuple(joint[0].tolist()), tuple(map(tuple, random_draws.tolist())))
     return single, report

@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.activations.passes import label_log_probs
 from icl_lens.display import Result
 from icl_lens.errors import InputError
+from icl_lens.interventions.engine import score
 from icl_lens.metrics import (
     Interval,
     bootstrap_interval,
@@ -258,7 +258,7 @@ def task_check(
     batch = tokenize(model, [*row_of], template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
     plan = plan_in_order(batch, run, n_tokens=CHECK_TOKENS)
     with start(run, model, batch, "task check", {}, plan=plan) as stream:
-        checked = stream.map("check", lambda rows: {"scores": label_log_probs(model, batch[rows])})
+        checked = stream.map("check", lambda rows: {"scores": score(model, batch[rows])})
     found = torch.from_numpy(checked["scores"])
     rows: dict[Arrangement, list[int]] = {
         name: [row_of[prompt] for prompt in prompts_of] for name, prompts_of in arranged.items()
@@ -412,7 +412,7 @@ def _check_prompts(prompts: tuple[Prompt, ...]) -> None:
             raise InputError(
                 f"the answer of prompt {row} must be the label of a demonstration, got {prompt.answer!r} with "
                 f"{quoted_list(shown)}; task_check exchanges and reorders labels, so for answers that are not shown, "
-                "measure il.last_log_probs(model, batch).argmax(-1) == batch.answer_tokens"
+                "measure il.score(model, batch, read=lambda log_probs, _: log_probs.argmax(-1)) == batch.answer_tokens"
             )
 
 

@@ -8,6 +8,7 @@ from tolerance import assert_close, tolerance
 from transformers.activations import NewGELUActivation
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.models.view import ModelView
 
 
@@ -135,7 +136,7 @@ def test_gelu_is_one_kernel_in_passes_of_our_own(load_tiny, gpt2_batch, written_
     tokens, mask = gpt2_batch.tokens, gpt2_batch.attention_mask
     plain = model(tokens, attention_mask=mask).detach()
     assert written_out == [dtype] * layers
-    ours = il.last_log_probs(model, gpt2_batch)
+    ours = last_log_probs(model, gpt2_batch)
     assert len(written_out) == layers
     rows = torch.arange(len(gpt2_batch))
     theirs = plain[rows, gpt2_batch.last].log_softmax(-1)
@@ -149,7 +150,7 @@ def test_gelu_is_one_kernel_in_passes_of_our_own(load_tiny, gpt2_batch, written_
 
 def test_half_precision_is_rounded_as_the_model_rounds_it(load_tiny, gpt2_batch, written_out):
     model = load_tiny("gpt2", dtype=torch.bfloat16)
-    ours = il.last_log_probs(model, gpt2_batch)
+    ours = last_log_probs(model, gpt2_batch)
     assert written_out == [torch.bfloat16] * ModelView.of(model).n_layers
     plain = model(gpt2_batch.tokens, attention_mask=gpt2_batch.attention_mask)
     theirs = plain[torch.arange(len(gpt2_batch)), gpt2_batch.last].float().log_softmax(-1)

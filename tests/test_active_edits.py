@@ -36,7 +36,7 @@ def test_an_explanation_names_the_edits_everywhere(gpt2, explained, tmp_path):
     assert [one.edits for one in explained] == [(), (ZEROED,), (f"hooks at {HOOK}",)]
     batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer="foo")])
     with il.ablate_heads(gpt2, HEADS):
-        assert_close(ablated.scores.log_probs, il.label_log_probs(gpt2, batch)[0])
+        assert_close(ablated.scores.log_probs, il.score(gpt2, batch)[0])
     assert abs(ablated.scores.log_probs[0] - plain.scores.log_probs[0]) > 1e-4
     for one in (ablated, hooked):
         note = f"All numbers are those of the edited model: {one.edits[0]}."
@@ -64,7 +64,7 @@ def test_results_over_prompts_name_the_edits(gpt2, words):
         located = il.locate_heads(gpt2, batch, k=2, against=batch.other_label_tokens)
         asked = {"by": "contrast", "n": 20}
         assert configuration(gpt2, batch, [[0]], {"k": 2}, asked)["edits"] == [ZEROED]
-        expected = il.label_log_probs(gpt2, batch)
+        expected = il.score(gpt2, batch)
     assert_close(ablation.conditions["no ablation"].scores[0].label_log_probs, expected)
     assert f"All conditions, also “no ablation”, are those of the edited model: {ZEROED}." in notes(ablation)
     assert json.loads(ablation.to_json())["edits"] == [ZEROED]

@@ -32,9 +32,9 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
     out = shown(capsys)
     model = load_tiny("gpt2")
     batch = il.tokenize(model, [il.Prompt.parse(families.PROMPT)])
-    before = il.label_log_probs(model, batch)[0]
+    before = il.score(model, batch)[0]
     with il.ablate_heads(model, [(0, 1), (2, 3)], positions="last"):
-        after = il.label_log_probs(model, batch)[0]
+        after = il.score(model, batch)[0]
     assert "L0H1, L2H3, selected" in out
     for log_probs in (before, after):
         assert all(percent(float(one.exp())) in out for one in log_probs)

@@ -92,7 +92,7 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
             expected = il.mean_head_increases(model, batch, against=against)
         frame = both.to_frame().sort_values(["layer", "head"])
         assert_close(frame[column].to_numpy(), expected.flatten())
-        assert_close(side["log p"], il.label_log_probs(model, batch).gather(1, batch.answer[:, None])[:, 0])
+        assert_close(side["log p"], il.score(model, batch).gather(1, batch.answer[:, None])[:, 0])
     first = both.to_frame().iloc[0]
     differences = (both.b[by] - both.a[by])[:, first.layer, first["head"]]
     interval = il.metrics.bootstrap_interval(differences, clusters=queries)

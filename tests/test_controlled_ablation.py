@@ -10,6 +10,7 @@ import torch
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.interventions import prefix_cache
 from icl_lens.interventions.controlled_ablation import AnswerScores, Condition, ControlledAblation, random_head_sets
 from icl_lens.locate.locate import top_heads_by
@@ -45,7 +46,7 @@ def test_chosen_are_those_of_largest_mean_score(gpt2, gpt2_batch, gpt2_acts):
 
 def test_without_an_answer_it_is_what_the_model_says(gpt2):
     batch = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT)])
-    said = batch.labels[int(il.label_log_probs(gpt2, batch)[0].argmax())]
+    said = batch.labels[int(il.score(gpt2, batch)[0].argmax())]
     answered = il.tokenize(gpt2, [il.Prompt.parse(families.PROMPT, answer=said)], labels=batch.labels)
     assert top_heads_by(gpt2, batch, 4) == top_heads_by(gpt2, answered, 4)
 
@@ -96,7 +97,7 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions, mode):
             for row in range(len(gpt2_batch)):
                 alone = gpt2_batch[row]
                 with il.edited(gpt2, il.Ablate(removed, seed=1, **how), batch=alone):
-                    log_probs = il.last_log_probs(gpt2, alone)[0]
+                    log_probs = last_log_probs(gpt2, alone)[0]
                 labels = log_probs[alone.label_tokens]
                 assert_close(answers.label_log_probs[row], labels)
                 own = labels.masked_fill(~alone.label_mask[0], -float("inf"))

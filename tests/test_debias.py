@@ -8,6 +8,7 @@ from conftest import PROMPTS
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.interventions import prefix_cache
 
 HEADS = [il.Head(0, 1), il.Head(1, 3)]
@@ -35,16 +36,16 @@ def test_weights_by_hand(batch):
 
 def test_both_fixes_are_the_two_interventions(model, batch):
     with il.edited(model, *il.debias_edits(batch, HEADS, majority=1.0, recency=0.5), batch=batch):
-        together = il.last_log_probs(model, batch)
+        together = last_log_probs(model, batch)
     with (
         il.edited(model, il.Reweight(HEADS, il.balancing_weights(batch), renormalize=True), batch=batch),
         il.edited(model, il.RemovePosition(HEADS, strength=0.5, positions="last")),
     ):
-        assert_close(il.last_log_probs(model, batch), together)
-    plain = il.last_log_probs(model, batch)
+        assert_close(last_log_probs(model, batch), together)
+    plain = last_log_probs(model, batch)
     assert (plain - together).abs().max() > 1e-3
     with il.edited(model, *il.debias_edits(batch, HEADS), batch=batch):
-        assert torch.equal(il.last_log_probs(model, batch), plain)
+        assert torch.equal(last_log_probs(model, batch), plain)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_strength_is_measured_with_the_fix_at_work(model, batch):
     found = il.choose_strength(model, HEADS, batch, batch, fix="recency", strengths=[1.0], max_accuracy_drop=1.0)
     for value, strength in zip(found.bias, found.strengths, strict=True):
         with il.edited(model, *il.debias_edits(batch, HEADS, recency=strength), batch=batch):
-            scores = il.label_log_probs(model, batch)
+            scores = il.score(model, batch)
         assert_close(value, 0.0)  # the same prompts on both sides
         own = scores[torch.arange(3), batch.answer] >= scores[torch.arange(3), 1 - batch.answer]
         assert found.accuracy[found.strengths.index(strength)] == pytest.approx(float(own.float().mean()))
@@ -117,7 +118,7 @@ def test_fixes_side_by_side_are_the_blocks_one_by_one(load_tiny, monkeypatch, na
     whole = []
     for edits in fixes(batch):
         with il.edited(model, *edits, batch=batch):
-            whole.append(il.label_log_probs(model, batch))
+            whole.append(il.score(model, batch))
     whole = torch.stack(whole, dim=1)
     # No pass is run for each fix: only the pass that computes the keys runs over full prompts.
     widths = []
@@ -142,7 +143,7 @@ def test_within_another_intervention_each_fix_has_a_pass(model, batch):
         nested = il.score(model, batch, fixes(batch))
         for place, edits in enumerate(fixes(batch)):
             with il.edited(model, *edits, batch=batch):
-                assert_close(nested[:, place], il.label_log_probs(model, batch))
+                assert_close(nested[:, place], il.score(model, batch))
 
 
 def test_factors_of_demonstrations_that_are_not_there_do_nothing(model, batch):
@@ -154,5 +155,5 @@ def test_factors_of_demonstrations_that_are_not_there_do_nothing(model, batch):
     for padding in (1.0, 0.0):
         filled = weights.masked_fill(absent, padding)
         with il.edited(model, il.Reweight(HEADS, filled, renormalize=True), batch=batch):
-            found.append(il.label_log_probs(model, batch))
+            found.append(il.score(model, batch))
     assert torch.equal(*found)

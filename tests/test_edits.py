@@ -10,6 +10,7 @@ from test_effects import ragged
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.models.view import ModelView
 
 HEADS = [(0, 1), (1, 0), (2, 2)]
@@ -93,7 +94,7 @@ def test_sets_of_any_edits_score_what_their_blocks_do(load_tiny, name):
     found = il.score(model, batch, sets)
     for number, edits in enumerate(sets):
         with il.edited(model, *edits, batch=batch):
-            assert_close(found[:, number], il.label_log_probs(model, batch), msg=str(edits))
+            assert_close(found[:, number], il.score(model, batch), msg=str(edits))
     changed = (found[:, 1:] - found[:, :1]).abs().amax((0, 2))
     assert changed.min() > 1e-4
 
@@ -128,7 +129,7 @@ def test_a_metric_reads_the_log_probabilities_of_each_prompt(load_tiny):
     for edits in ([il.Ablate(HEADS, positions="last")], [il.Ablate(HEADS)], [il.RemovePosition(HEADS)]):
         found = il.score(model, batch, [[], edits], read=answer)
         with il.edited(model, *edits):
-            whole = il.last_log_probs(model, batch).gather(1, batch.answer_tokens[:, None])[:, 0]
+            whole = last_log_probs(model, batch).gather(1, batch.answer_tokens[:, None])[:, 0]
         assert found.shape == (len(batch), 2)
         assert_close(found[:, 1], whole)
     assert set(seen) == set(range(len(batch)))
@@ -196,7 +197,7 @@ def test_scores_in_an_open_block_keep_the_order_of_stages(load_tiny):
             with il.edited(model, outer):
                 found = il.score(model, batch, [[inner]])[:, 0]
                 with il.edited(model, inner, batch=batch):
-                    assert_close(il.label_log_probs(model, batch), found, msg=f"{outer} {inner}")
+                    assert_close(il.score(model, batch), found, msg=f"{outer} {inner}")
             assert_close(il.score(model, batch, [[outer, inner]])[:, 0], found, msg=f"{outer} {inner}")
 
 
@@ -234,7 +235,7 @@ def test_own_edits_may_write_at_two_stages_and_derive_from_others(load_tiny):
     found = il.score(model, batch, sets)
     for number, edits in enumerate(sets):
         with il.edited(model, *edits):
-            assert_close(il.label_log_probs(model, batch), found[:, number], msg=str(edits))
+            assert_close(il.score(model, batch), found[:, number], msg=str(edits))
     assert (found[:, 3] - found[:, 2]).abs().max() > 0.01
     assert (found[:, 5] - found[:, 4]).abs().max() > 0.01
 
@@ -253,9 +254,9 @@ def test_blocking_no_edge_of_a_model_with_sinks_changes_nothing(load_tiny):
     batch = ragged(model)
     width = batch.tokens.shape[1]
     none = torch.zeros(len(batch), width, width, dtype=torch.bool)
-    plain = il.label_log_probs(model, batch)
+    plain = il.score(model, batch)
     with il.edited(model, il.Block(HEADS, none)):
-        assert_close(il.label_log_probs(model, batch), plain)
+        assert_close(il.score(model, batch), plain)
 
 
 def test_prompts_of_a_block_are_those_that_run(load_tiny):
@@ -263,7 +264,7 @@ def test_prompts_of_a_block_are_those_that_run(load_tiny):
     model = load_tiny("gpt2")
     batch = il.tokenize(model, ["love : bar like : bar eight : foo two : foo one :"])
     with il.edited(model, il.Patch(HEADS, batch, activation="z"), batch=batch), pytest.raises(il.InputError):
-        il.last_log_probs(model, il.tokenize(model, ["hate : bar like : bar eight : foo two : foo one :"]))
+        last_log_probs(model, il.tokenize(model, ["hate : bar like : bar eight : foo two : foo one :"]))
     longer = torch.cat([batch.tokens, batch.tokens[:, :2]], dim=1)
     seen = []
     hook = lambda z, hook: seen.append(z[0, :, 1].clone())  # noqa: E731
@@ -314,7 +315,7 @@ def test_own_edits_cannot_go_wrong_silently(load_tiny, no_type_checks):
     batch = ragged(model)
     hidden = il.score(model, batch, [[], [HideQuery(HEADS)]])
     with il.edited(model, HideQuery(HEADS)):
-        assert_close(il.label_log_probs(model, batch), hidden[:, 1])
+        assert_close(il.score(model, batch), hidden[:, 1])
     assert (hidden[:, 1] - hidden[:, 0]).abs().max() > 1e-3
     for sets, read, message in (
         ([[CopyFirst(HEADS)]], None, "CopyFirst must change and read only the last position"),
@@ -356,7 +357,7 @@ def test_earlier_positions_do_not_see_what_only_the_last_query_reads(load_tiny, 
     ]
     for edits in (everywhere, [*everywhere, patch]):
         with il.edited(model, *edits, batch=batch), model.hooks(fwd_hooks=hooks):
-            il.last_log_probs(model, batch)
+            last_log_probs(model, batch)
     for row, last in enumerate(batch.last.tolist()):
         assert_close(seen[1][row, :last], seen[0][row, :last])
         assert_close(patterns[1][row, :, :last], patterns[0][row, :, :last])

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.interventions import gradients, kv_cache, prefix_cache, restart
 from icl_lens.interventions.kv_cache import LayerKVCache
 from icl_lens.models.attention_scores import AttentionScoring
@@ -22,7 +23,7 @@ from icl_lens.models.view import ModelView
 
 def scores(model, batch, against=None):
     """Return [batch, 2]: log p(answer), and its log-odds against the other label or `against`."""
-    log_probs = il.last_log_probs(model, batch)
+    log_probs = last_log_probs(model, batch)
     rows = torch.arange(len(batch))
     labels = log_probs[:, batch.label_tokens]
     own = labels[rows, batch.answer]
@@ -228,7 +229,7 @@ def test_nothing_is_left_behind(load_tiny, monkeypatch, options, failing):
     """Hooks, forwards, gradients: after the work, and after an error in the middle of it."""
     model = load_tiny("opt")
     batch = ragged(model)
-    plain = il.last_log_probs(model, batch)
+    plain = last_log_probs(model, batch)
     il.head_effects(model, batch, **options)  # at first use TransformerLens adds hooks of its own
     before = remains(model)
     assert not any(before[3].values())
@@ -251,7 +252,7 @@ def test_nothing_is_left_behind(load_tiny, monkeypatch, options, failing):
         weights[1].requires_grad_(False)
     assert remains(model) == before
     assert torch.is_grad_enabled()
-    assert torch.equal(il.last_log_probs(model, batch), plain)
+    assert torch.equal(last_log_probs(model, batch), plain)
 
 
 class Largest(TorchDispatchMode):

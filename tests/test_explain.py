@@ -15,6 +15,7 @@ from test_plain_text import pair  # noqa: F401
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.attribution.reasons import writer_in_words, writers_in_words
 from icl_lens.report.html.sections import prompt_pieces
 
@@ -61,7 +62,7 @@ def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text)
     for score, values in parts.items():
         assert_close([getattr(part, score) for part in explanation.subheads.largest], values.flatten()[places])
     assert [name.strip("␣") for name in explanation.scores.compared_with] == ["bar"]
-    own = il.last_log_probs(gpt2, batch)[0]
+    own = last_log_probs(gpt2, batch)[0]
     tokens = torch.stack([targets[0], against[0, 0]]) if plain_text else batch.label_tokens
     assert_close([*explanation.scores.probs.values()], own[tokens].exp())
     for report in explanation.heads:
@@ -72,7 +73,7 @@ def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text)
         assert_close(report.contrast, heads["contrast"][layer, head])
         assert_close(report.position_contrasts, parts["contrast"][layer, head])
         with il.ablate_heads(gpt2, [report.head]):
-            assert_close(report.ablated, il.last_log_probs(gpt2, batch)[0, tokens])
+            assert_close(report.ablated, last_log_probs(gpt2, batch)[0, tokens])
         if plain_text:
             assert report.top_attended(1)[0][0] == int(acts.pattern[0, layer, head].argmax())
         else:
@@ -85,7 +86,7 @@ def test_ablations_are_those_of_the_context_manager(gpt2, acts, explanation):
     located = [report.head for report in explanation.heads[:3]]
     assert list(explanation.ablation.heads) == located
     with il.ablate_heads(gpt2, located):
-        assert_close(explanation.ablation.located, il.label_log_probs(gpt2, batch)[0])
+        assert_close(explanation.ablation.located, il.score(gpt2, batch)[0])
     others = [head for head in acts.view.heads() if head not in located]
     sets = [rng.sample(others, 3) for _ in range(6)]
     assert_close(explanation.ablation.random, il.score(gpt2, batch, [[il.Ablate(heads)] for heads in sets])[0])

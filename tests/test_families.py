@@ -10,6 +10,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.activations.decompose import neuron_values, subhead_values
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.models.view import ModelView
 
 
@@ -48,8 +49,8 @@ def test_parts_sum_to_their_whole(family_run, name):
     model_says = torch.log_softmax(model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits"), -1)
     at_last = model_says[torch.arange(len(batch)), batch.last]
     assert_close(acts.readout.log_probs(acts.resid_final), at_last)
-    assert_close(il.last_log_probs(model, batch), at_last)
-    assert_close(il.label_log_probs(model, batch), acts.label_log_probs)
+    assert_close(last_log_probs(model, batch), at_last)
+    assert_close(il.score(model, batch), acts.label_log_probs)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -86,7 +87,7 @@ def test_ablation_is_a_zeroed_z(family_run, name):
     run, heads = family_run(name), [il.Head(0, 1), il.Head(2, 3)]
     against_hf.check_ablation(run.model, run.batch, run.hf, heads, folded=False)
     with il.ablate_heads(run.model, heads):
-        assert (il.label_log_probs(run.model, run.batch) - run.acts.label_log_probs).abs().max() > 1e-3
+        assert (il.score(run.model, run.batch) - run.acts.label_log_probs).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

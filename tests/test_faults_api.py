@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import icl_lens as il
 from icl_lens import metrics
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.interventions.controlled_ablation import random_head_sets
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Template
@@ -100,7 +101,7 @@ MISUSE = {
     # activations and increases
     lambda m, b, o: il.capture(m, il.PromptBatch.from_tokens([[10**6]])): "tokenized for another model",
     lambda m, b, o: il.capture(m, "love"): "pass il.tokenize",
-    lambda m, b, o: il.label_log_probs(m, b.prompts): "pass il.tokenize",
+    lambda m, b, o: il.score(m, b.prompts): "pass il.tokenize",
     lambda m, b, o: il.head_effects(m, b.prompts): "pass il.tokenize",
     lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean", reference=b.prompts)): "pass il.tokenize",
     lambda m, b, o: il.head_log_prob_increase(b, b.answer_tokens): "acts must be Activations, got PromptBatch",
@@ -223,16 +224,16 @@ def test_misuse_is_refused_in_one_sentence(no_type_checks, gpt2, gpt2_batch, icl
 )
 def test_blocks_end_in_any_order(gpt2, gpt2_batch, edit, heads):
     """The second block's edit stays when the first one ends before it, and nothing is left when both have ended."""
-    plain = il.last_log_probs(gpt2, gpt2_batch)
+    plain = last_log_probs(gpt2, gpt2_batch)
     first, second = (edit(gpt2, [head]) for head in heads)
     with edit(gpt2, heads[1:]):
-        second_only = il.last_log_probs(gpt2, gpt2_batch)
+        second_only = last_log_probs(gpt2, gpt2_batch)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert torch.equal(il.last_log_probs(gpt2, gpt2_batch), second_only)
+    assert torch.equal(last_log_probs(gpt2, gpt2_batch), second_only)
     second.__exit__(None, None, None)
-    assert torch.equal(il.last_log_probs(gpt2, gpt2_batch), plain)
+    assert torch.equal(last_log_probs(gpt2, gpt2_batch), plain)
     assert not torch.equal(plain, second_only)
     assert not any(len(point.fwd_hooks) for point in gpt2.hook_dict.values())
 
@@ -245,9 +246,9 @@ def test_another_batch_is_refused_inside_a_block_of_a_batch(gpt2, passed, words)
     """In a shorter batch, label positions would point to other tokens."""
     edited, other = (il.tokenize(gpt2, f"{text} :") for text in ("love : foo one : bar two three", passed))
     with il.edited(gpt2, il.Reweight(HEADS, [[0.5, 1.0]], renormalize=True), batch=edited):
-        il.last_log_probs(gpt2, edited)
+        last_log_probs(gpt2, edited)
         with pytest.raises(il.InputError, match=words):
-            il.last_log_probs(gpt2, other)
+            last_log_probs(gpt2, other)
 
 
 def test_targets_of_any_whole_number(gpt2, gpt2_batch):
@@ -298,13 +299,13 @@ def test_passes_of_many_threads_wait_for_one_another(icl_mini):
 
 
 def test_dropout_is_off_in_our_passes_and_put_back(gpt2, gpt2_batch):
-    plain = il.last_log_probs(gpt2, gpt2_batch)
+    plain = last_log_probs(gpt2, gpt2_batch)
     noisy = copy.deepcopy(gpt2)
     dropout = [module for module in noisy.original_model.modules() if isinstance(module, torch.nn.Dropout)]
     for module in dropout:
         module.p = 0.5
     noisy.train()
-    assert torch.equal(il.last_log_probs(noisy, gpt2_batch), plain)
+    assert torch.equal(last_log_probs(noisy, gpt2_batch), plain)
     with il.ablate_heads(noisy, HEADS, mode="mean", reference=gpt2_batch), il.ablate_heads(gpt2, HEADS):
         pass
     assert dropout
@@ -326,7 +327,7 @@ def test_any_prompt_is_read_or_refused(gpt2, text, answer):
         batch = il.tokenize(gpt2, [il.Prompt.parse(text, answer=answer)])
     except il.InputError:
         return
-    assert bool(il.last_log_probs(gpt2, batch).isfinite().all())
+    assert bool(last_log_probs(gpt2, batch).isfinite().all())
 
 
 @settings(max_examples=40, deadline=None)

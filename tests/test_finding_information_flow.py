@@ -60,7 +60,7 @@ def test_losses_are_those_of_blocked_edges(gpt2, tmp_path, flow, layers):
         else:
             edges[:, -1, label] = True
     with il.edited(gpt2, il.Block(heads, edges)):
-        expected = il.metrics.label_log_odds(il.label_log_probs(gpt2, batch), batch.answer)
+        expected = il.metrics.label_log_odds(il.score(gpt2, batch), batch.answer)
     ours = log_odds(study, batch, layers, flow)
     assert ours == pytest.approx(expected.numpy(), abs=1e-5)
     assert np.abs(ours - log_odds(study, batch)).max() > 1e-3

@@ -74,7 +74,7 @@ def test_the_gap_is_the_bias_gap_of_all_prompts_together(icl_mini: Any, measured
         both = ordered(study, study.held_out.prompts, -1)
         favored, unfavored, label_of = both.favored.prompts, both.unfavored.prompts, recent_label
     batch = study.tokenize([*favored, *unfavored])
-    log_probs = il.label_log_probs(icl_mini, batch)
+    log_probs = il.score(icl_mini, batch)
     gap = bias_gap(is_correct(log_probs, batch.answer), batch.answer, label_of(batch.label_index))
     odds = label_log_odds(log_probs, batch.answer).double().chunk(2)
     quantities = {row.measure: row.quantity for row in found.rows}

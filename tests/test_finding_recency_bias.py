@@ -77,10 +77,10 @@ def test_queries_by_hand(load_tiny, tmp_path):
     study, heads = tiny_study(model, tmp_path, n=4), [il.Head(1, 0), il.Head(2, 2)]
     texts = exchange_texts(study.prompts_with(3)[1], 0)
     ours, intact = query_effects(study, texts, heads), study.tokenize(texts.intact)
-    before = il.metrics.label_log_odds(il.label_log_probs(model, intact), intact.answer)
+    before = il.metrics.label_log_odds(il.score(model, intact), intact.answer)
     for column, some in enumerate((texts.query, texts.last, texts.before_last)):
         with il.patch_heads(model, heads, study.tokenize(some), activation="q", positions="last"):
-            after = il.metrics.label_log_odds(il.label_log_probs(model, intact), intact.answer)
+            after = il.metrics.label_log_odds(il.score(model, intact), intact.answer)
         follows = [column == 0 or labels_of(prompt)[-column] == prompt.answer for prompt in texts.intact]
         expected = (before - after) * (2 * torch.tensor(follows) - 1)
         assert ours[:, column] == pytest.approx(expected.numpy(), abs=1e-5)

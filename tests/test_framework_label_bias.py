@@ -22,7 +22,7 @@ def test_the_fix_by_hand(gpt2, tmp_path):
     ours = answered(study, Pairs(batch, batch), fixes)[0].odds
     weights = [[(2 / labels.count(one)) ** 0.5 for one in labels] for labels in map(labels_of, batch.prompts)]
     with il.edited(gpt2, il.Reweight(heads, weights, renormalize=True), batch=batch):
-        fixed = il.metrics.label_log_odds(il.label_log_probs(gpt2, batch), batch.answer)
+        fixed = il.metrics.label_log_odds(il.score(gpt2, batch), batch.answer)
     assert ours[:, 0] == pytest.approx([log_odds(gpt2, batch, row) for row in range(len(batch))], abs=1e-5)
     assert ours[:, 1] == pytest.approx(fixed.numpy(), abs=1e-5)
     assert np.abs(ours[:, 1] - ours[:, 0]).max() > 1e-3

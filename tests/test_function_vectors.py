@@ -11,6 +11,7 @@ from test_effects import hf_twin, remains
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.interventions import edit_checks, engine
 
 FAMILIES = ["gpt2", "gptj", "llama_bias"]
@@ -91,17 +92,17 @@ def test_a_vector_is_added_behind_its_layer(load_tiny, family_folder, float64, n
     batch = tokenized(model, PROMPTS)
     vectors = torch.randn(len(batch), families.D_MODEL, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     block = hf.get_submodule(reference_hf._WIRING[hf.config.model_type].layers)[layer]
-    without = il.last_log_probs(model, batch)  # the first pass hangs TransformerLens' own hooks in
+    without = last_log_probs(model, batch)  # the first pass hangs TransformerLens' own hooks in
     before = remains(model)
     with il.edited(model, il.AddVector(vectors, layer), batch=batch):
-        ours = il.last_log_probs(model, batch)
+        ours = last_log_probs(model, batch)
     with il.edited(model, il.AddVector(vectors[0], layer), batch=batch):
-        shared = il.last_log_probs(model, batch)
+        shared = last_log_probs(model, batch)
     with (
         pytest.raises(il.InputError, match="run the same batch"),
         il.edited(model, il.AddVector(vectors, layer), batch=batch),
     ):
-        il.last_log_probs(model, batch[:2])
+        last_log_probs(model, batch[:2])
     assert remains(model) == before
     assert (ours - without).abs().max() > 0.1
     assert_close(shared[0], ours[0])
@@ -129,10 +130,10 @@ def test_many_vectors_behind_many_layers_are_as_one_by_one(load_tiny, name, labe
     vectors = torch.randn(len(layers), families.D_MODEL, generator=torch.Generator().manual_seed(0))
     sets = [[il.AddVector(vector, layer)] for vector, layer in zip(vectors, layers, strict=True)]
     found = il.score(model, batch, sets, read=lambda log_probs, prompt: log_probs)
-    whole = il.last_log_probs(model, batch)
+    whole = last_log_probs(model, batch)
     for i, layer in enumerate(layers):
         with il.edited(model, il.AddVector(vectors[i], layer), batch=batch):
-            one = il.last_log_probs(model, batch)
+            one = last_log_probs(model, batch)
         assert (one - whole).abs().max() > 0.01
         assert_close(found[:, i], one)
 
@@ -143,14 +144,14 @@ def test_vectors_share_keys_and_go_the_long_way_where_hooks_are_at_work(load_tin
     vectors = torch.randn(3, families.D_MODEL, generator=torch.Generator().manual_seed(0))
     whole: list[int] = []
     sets = [[il.AddVector(vector, layer)] for layer, vector in enumerate(vectors)]
-    monkeypatch.setattr(engine, "last_log_probs", lambda *args: whole.append(1) or il.last_log_probs(*args))
+    monkeypatch.setattr(engine, "last_log_probs", lambda *args: whole.append(1) or last_log_probs(*args))
     il.score(model, batch, sets, read=lambda log_probs, prompt: log_probs)
     assert not whole
     with il.ablate_heads(model, HEADS[:1]):
         found = il.score(model, batch, sets, read=lambda log_probs, prompt: log_probs)
         assert len(whole) == 3
         with il.edited(model, il.AddVector(vectors[1], 1), batch=batch):
-            assert_close(found[:, 1], il.last_log_probs(model, batch))
+            assert_close(found[:, 1], last_log_probs(model, batch))
 
 
 @pytest.mark.parametrize("mode", ["zero", "mean"])
@@ -160,7 +161,7 @@ def test_tests_of_heads_and_means_are_without_the_vector(load_tiny, monkeypatch,
     vector = torch.randn(families.D_MODEL, generator=torch.Generator().manual_seed(0))
     options = {"mode": mode, "reference": batch[:1] if mode == "mean" else None}
     with il.ablate_heads(model, HEADS, **options), il.edited(model, il.AddVector(vector, 1), batch=batch):
-        expected = il.last_log_probs(model, batch)
+        expected = last_log_probs(model, batch)
     monkeypatch.setattr(edit_checks, "_TESTED", WeakKeyDictionary())
     with il.edited(model, il.AddVector(vector, 1), batch=batch), il.ablate_heads(model, HEADS, **options):
-        assert_close(il.last_log_probs(model, batch), expected)
+        assert_close(last_log_probs(model, batch), expected)

@@ -77,7 +77,7 @@ def test_effects_are_equal(pair, positions, method):
 def test_edits_are_equal(pair):
     def ablated(model, batch):
         with il.ablate_heads(model, HEADS, mode="mean", reference=batch):
-            return il.label_log_probs(model, batch)
+            return il.score(model, batch)
 
     def fixed(model, batch):
         fixes = [il.debias_edits(batch, HEADS, majority=0.5), il.debias_edits(batch, HEADS, recency=0.5)]

@@ -31,7 +31,7 @@ def test_half_precision_gives_the_numbers_of_hugging_face_and_the_heads_of_float
     with torch.no_grad():
         rows = [row[None, : last + 1] for row, last in zip(batch.tokens, batch.last.tolist(), strict=True)]
         want = torch.stack([hf(row).logits[0, -1].float().log_softmax(-1) for row in rows])[:, batch.label_tokens]
-    found = il.label_log_probs(model, batch)
+    found = il.score(model, batch)
     assert (found - want).abs().max() < rounding
     ours, theirs = (_increases(one, batch) for one in (model, single))
     error = (ours - theirs).abs().max()
@@ -44,7 +44,7 @@ def test_half_precision_gives_the_numbers_of_hugging_face_and_the_heads_of_float
         assert il.head_effects(model, batch, positions=positions).log_prob.isfinite().all()
         assert il.score(model, batch, [[], [il.Ablate([(1, 0)], positions=positions)]]).isfinite().all()
     with il.ablate_heads(model, [(0, 0)]):
-        assert il.label_log_probs(model, batch).isfinite().all()
+        assert il.score(model, batch).isfinite().all()
     assert il.explain(model, il.Prompt.parse(families.PROMPT, answer="foo"), prepend_bos=False, k=4)
 
 

@@ -150,14 +150,14 @@ def test_a_set_of_edges_removes_all_from_the_intact_models_inputs(grouped):
         for layer, head in {edge.receiver for edge in EDGES}
     ]
     found = il.score(model, batch, [[], [il.WithoutEdges(EDGES)]])
-    assert_close(found[:, 0], il.label_log_probs(model, batch))
+    assert_close(found[:, 0], il.score(model, batch))
     assert_close(found[:, 1], log_probs(model, batch, outputs)[:, batch.label_tokens], scale=8.0)
     assert (found[:, 1] - found[:, 0]).abs().max() > 1e-2
 
 
 def test_sets_without_edges_are_the_unedited_model(grouped):
     model, batch, _ = grouped
-    unedited = il.label_log_probs(model, batch)[:, None].expand(-1, 2, -1)
+    unedited = il.score(model, batch)[:, None].expand(-1, 2, -1)
     assert_close(il.score(model, batch, [[], []]), unedited)
     with pytest.raises(il.InputError, match="sets must contain"):
         il.score(model, batch, [])

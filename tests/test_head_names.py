@@ -18,7 +18,7 @@ def within(block):
 
     def measure(run, head):
         with block(run, head):
-            return il.label_log_probs(run.model, run.batch)
+            return il.score(run.model, run.batch)
 
     return measure
 

@@ -10,6 +10,7 @@ from test_effects import ragged
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.interventions import kv_cache, prefix_cache, restart
 from icl_lens.interventions.controlled_ablation import score_answers
 from icl_lens.models.view import ModelView
@@ -30,7 +31,7 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
     whole = []
     for heads in SETS:
         with il.ablate_heads(model, heads, **options) if heads else nullcontext():
-            whole.append(il.label_log_probs(model, batch))
+            whole.append(il.score(model, batch))
     whole = torch.stack(whole, dim=1)
     assert_close(found, whole)
     monkeypatch.setattr(prefix_cache, "ROW_BYTES", 1)
@@ -86,7 +87,7 @@ def test_answers_are_those_of_each_edit(load_tiny):
         sets = [[il.Ablate(heads, positions=positions)] for heads in SETS]
         for found, heads in zip(score_answers(ModelView.of(model), batch, sets), SETS, strict=True):
             with il.ablate_heads(model, heads, positions=positions) if heads else nullcontext():
-                log_probs = il.last_log_probs(model, batch)
+                log_probs = last_log_probs(model, batch)
             assert_close(found.label_log_probs, log_probs[:, batch.label_tokens])
             assert found.top1_correct.tolist() == (log_probs.argmax(-1) == batch.answer_tokens).tolist()
 

@@ -10,6 +10,7 @@ from conftest import PROMPTS
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.models.view import ModelView, tl_version
 
 if tl_version() >= (4, 0):
@@ -104,14 +105,14 @@ def test_raw_interventions_are_the_bridges(run, load_tiny, name, edit):
     for one in (model, bridge):
         try:
             with edit(one, batch):
-                answers.append(il.last_log_probs(one, batch))
+                answers.append(last_log_probs(one, batch))
         except il.InputError:
             answers.append(None)
     ours, theirs = answers
     assert (ours is None) == (theirs is None)
     if theirs is not None:
         assert_close(ours, theirs)
-        assert (theirs - il.last_log_probs(bridge, batch)).abs().max() > 1e-4  # and it is an edit
+        assert (theirs - last_log_probs(bridge, batch)).abs().max() > 1e-4  # and it is an edit
 
 
 @pytest.mark.parametrize("name", HOOKED_EXACT)

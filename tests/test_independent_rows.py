@@ -10,6 +10,7 @@ from tolerance import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 
 NEAR = 12
 """Length from which rotations change: between the prompts, and the length of one of them."""
@@ -112,7 +113,7 @@ def _in_block(block):
 
 
 FUNCTIONS: dict[str, Callable[[Any, il.PromptBatch], torch.Tensor]] = {
-    "log-probabilities": lambda model, batch: il.last_log_probs(model, batch),
+    "log-probabilities": lambda model, batch: last_log_probs(model, batch),
     "increases": lambda model, batch: il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens),
     "attention to labels": lambda model, batch: il.capture(model, batch).attention_by_label(),
     "score parts": lambda model, batch: il.attention_score_parts(il.capture(model, batch, writers=True), (1, 3)).scores[
@@ -153,8 +154,8 @@ def test_log_probabilities_are_those_of_hugging_face_alone(build, load, name):
     for tokens, last in zip(batch.tokens, batch.last.tolist(), strict=True):
         want.append(build(name)(tokens[None, : last + 1]).logits[0, -1].log_softmax(-1))
     want = torch.stack(want)
-    assert_close(il.last_log_probs(model, batch), want)
-    assert_close(torch.cat([il.last_log_probs(model, batch[[row]]) for row in (3, 1, 0, 2)]), want[[3, 1, 0, 2]])
+    assert_close(last_log_probs(model, batch), want)
+    assert_close(torch.cat([last_log_probs(model, batch[[row]]) for row in (3, 1, 0, 2)]), want[[3, 1, 0, 2]])
     plain = build(name)(batch.tokens, attention_mask=batch.attention_mask).logits
     plain = plain[torch.arange(len(batch)), batch.last].log_softmax(-1)
     assert (plain - want).abs().max() > 0.05, "a batch must change the numbers of plain Hugging Face here"
@@ -185,7 +186,7 @@ def test_rows_that_end_early_have_the_numbers_of_their_text_alone(load, name):
     batch = _tokenize(model, PROMPTS[3:])
     for positions in ([4, 11, 12, 25], "all"):
         rows = batch.at(positions)
-        want = il.last_log_probs(model, rows)
+        want = last_log_probs(model, rows)
         for acts in (il.capture(model, batch, positions=positions), il.capture(model, rows, writers=True)):
             assert_close(acts.readout.log_probs(acts.resid_final), want)
     with il.ablate_heads(model, [(0, 0)]), pytest.raises(il.InputError, match="positions must be 'last' while hooks"):
@@ -207,7 +208,7 @@ def test_a_cache_with_another_rotation_is_refused(load, name):
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_passes_leave_the_state_of_the_model_as_it_was(build, load, name):
     model = load(name)
-    il.label_log_probs(model, _tokenize(model, PROMPTS))
+    il.score(model, _tokenize(model, PROMPTS))
     new = dict(build(name).named_buffers())
     for key, buffer in model.original_model.named_buffers():
         if key.endswith("inv_freq"):
@@ -222,10 +223,10 @@ def test_padding_longer_than_a_sliding_window_is_finite_in_float64(family_folder
     folder = family_folder(name)
     model = il.load_model(str(folder), tokenizer=tokenizer(), dtype=torch.float64, device="cpu")
     batch = _tokenize(model, PROMPTS)
-    alone = torch.cat([il.last_log_probs(model, batch[[row]]) for row in range(len(batch))])
-    assert_close(il.last_log_probs(model, batch).float(), alone.float())
+    alone = torch.cat([last_log_probs(model, batch[[row]]) for row in range(len(batch))])
+    assert_close(last_log_probs(model, batch).float(), alone.float())
     with il.edited(model, il.RemovePosition(HEADS, strength=0.0)):
-        assert_close(il.last_log_probs(model, batch).float(), alone.float())
+        assert_close(last_log_probs(model, batch).float(), alone.float())
 
 
 @pytest.mark.parametrize("name", ["longrope", "dynamic"])

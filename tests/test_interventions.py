@@ -17,6 +17,7 @@ from test_effects import hf_twin, remains
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.interventions import edit_checks as check
 from icl_lens.interventions.pattern import recompute_pattern
 from icl_lens.interventions.prefix_cache import RowEdits
@@ -55,7 +56,7 @@ def ids_of(batch, row):
 
 def assert_same(model, batch, hf, heads, edit_of_row):
     """Assert that log-probabilities are those of the hand-edited Hugging Face model, and differ from the unedited."""
-    ours = il.last_log_probs(model, batch)
+    ours = last_log_probs(model, batch)
     plain = []
     for row in range(len(batch)):
         theirs = reference_attention.edited_run(hf, ids_of(batch, row), heads, edit_of_row(row))[0]
@@ -242,16 +243,16 @@ def test_queries_and_z_at_the_last_position_may_come_from_a_longer_prompt(run):
     with il.patch_heads(model, HEADS, long, activation="q", positions="last"):
         assert_same(model, short, hf, HEADS, lambda row: edit)
     with il.patch_heads(model, HEADS, long, activation="q"), pytest.raises(il.InputError, match="14 and 11"):
-        il.last_log_probs(model, short)
+        last_log_probs(model, short)
 
 
 def test_one_source_serves_all_rows(run):
     model, batch, other, _ = run("gpt2")
     same = batch[[0, 0]]
     with il.patch_heads(model, HEADS, other[0], activation="v"):
-        both = il.last_log_probs(model, same)
+        both = last_log_probs(model, same)
     with il.patch_heads(model, HEADS, other[[0, 0]], activation="v"):
-        assert_close(il.last_log_probs(model, same), both)
+        assert_close(last_log_probs(model, same), both)
 
 
 # Every family
@@ -269,7 +270,7 @@ RECOMPUTED = sorted(set(EXACT) - PARTLY_REFUSED["patch_heads"].keys())
 def test_nothing_changes_where_the_edit_changes_nothing(run, name):
     """Strength zero, factors of one and patches from the same batch leave log-probabilities as they are."""
     model, batch, _, _ = run(name)
-    plain = il.last_log_probs(model, batch)
+    plain = last_log_probs(model, batch)
     heads = all_heads(model)
     ones = torch.ones(len(batch), batch.label_positions.shape[1])
     edits = [
@@ -279,7 +280,7 @@ def test_nothing_changes_where_the_edit_changes_nothing(run, name):
     ]
     for edit in edits:
         with edit:
-            assert_close(il.last_log_probs(model, batch), plain)
+            assert_close(last_log_probs(model, batch), plain)
 
 
 ROTARY_OR_ALIBI = sorted(set(RECOMPUTED) - {"gpt2", "gpt_neo", "opt"})
@@ -291,7 +292,7 @@ def test_without_position_everywhere_is_the_model_with_all_tokens_in_one_place(r
     model, batch, _, hf = run(name)
     module = __import__(type(hf).__module__, fromlist=["PreTrainedModel"])
     with il.edited(model, il.RemovePosition(all_heads(model))):
-        ours = il.last_log_probs(model, batch)
+        ours = last_log_probs(model, batch)
     builder = {"bloom": "build_alibi_tensor", "falcon_alibi": "build_alibi_tensor", "mpt": "build_mpt_alibi_tensor"}
     is_alibi = name in builder
     if is_alibi:
@@ -308,15 +309,15 @@ def test_without_position_everywhere_is_the_model_with_all_tokens_in_one_place(r
 def test_learned_positions_share_is_linear_in_the_embedding(run, name):
     """With position embeddings of zero there is no share to remove; with real ones there is."""
     model, batch, _, _ = run(name)
-    plain = il.last_log_probs(model, batch)
+    plain = last_log_probs(model, batch)
     with il.edited(model, il.RemovePosition(HEADS)):
-        assert (il.last_log_probs(model, batch) - plain).abs().max() > 1e-2
+        assert (last_log_probs(model, batch) - plain).abs().max() > 1e-2
     silent = copy.deepcopy(model)
     with torch.no_grad():
         silent.pos_embed.weight.zero_()
-    plain = il.last_log_probs(silent, batch)
+    plain = last_log_probs(silent, batch)
     with il.edited(silent, il.RemovePosition(HEADS)):
-        assert_close(il.last_log_probs(silent, batch), plain)
+        assert_close(last_log_probs(silent, batch), plain)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama_gqa", "opt"])
@@ -389,15 +390,15 @@ def test_nesting_in_any_order_is_the_same_edit(run, name):
                 stack.enter_context(made[key]())
             if first is None:
                 assert_same(model, batch, hf, HEADS, edit_of)
-                first = il.last_log_probs(model, batch)
-            assert_close(il.last_log_probs(model, batch), first)
+                first = last_log_probs(model, batch)
+            assert_close(last_log_probs(model, batch), first)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
 def test_nothing_is_left_behind(run, name):
     """Neither numbers nor hooks, after leaving, after an error inside, after an error on entering."""
     model, batch, other, _ = run(name)
-    plain = il.last_log_probs(model, batch)
+    plain = last_log_probs(model, batch)
 
     before = remains(model)
     made = blocks(model, batch, other)
@@ -406,29 +407,29 @@ def test_nothing_is_left_behind(run, name):
             stack.enter_context(make())
         assert remains(model) != before
     assert remains(model) == before
-    assert torch.equal(il.last_log_probs(model, batch), plain)
+    assert torch.equal(last_log_probs(model, batch), plain)
     for make in made.values():
         with pytest.raises(ZeroDivisionError), make():
-            _ = il.last_log_probs(model, batch).argmax().item() / 0
+            _ = last_log_probs(model, batch).argmax().item() / 0
         assert remains(model) == before
-        assert torch.equal(il.last_log_probs(model, batch), plain)
+        assert torch.equal(last_log_probs(model, batch), plain)
     # An error inside the forward pass itself, then another block.
     with made["scale"](), pytest.raises(il.InputError, match="run the same batch"):
-        il.last_log_probs(model, batch[[0, 1]])
+        last_log_probs(model, batch[[0, 1]])
     with pytest.raises(il.InputError), made["ablate"](), il.ablate_heads(model, [il.Head(9, 9)]):
         pass
     assert remains(model) == before
-    assert torch.equal(il.last_log_probs(model, batch), plain)
+    assert torch.equal(last_log_probs(model, batch), plain)
 
 
 def test_blocks_on_two_models_do_not_mix(run):
     (first, batch, _, _), (second, _, _, _) = run("gpt2"), run("llama_gqa")
-    plain = il.last_log_probs(second, batch)
+    plain = last_log_probs(second, batch)
     with il.ablate_heads(first, HEADS):
-        assert torch.equal(il.last_log_probs(second, batch), plain)
+        assert torch.equal(last_log_probs(second, batch), plain)
         with il.ablate_heads(second, HEADS):
-            assert not torch.equal(il.last_log_probs(second, batch), plain)
-        assert torch.equal(il.last_log_probs(second, batch), plain)
+            assert not torch.equal(last_log_probs(second, batch), plain)
+        assert torch.equal(last_log_probs(second, batch), plain)
 
 
 # Warnings and errors
@@ -445,7 +446,7 @@ def test_a_head_that_does_not_reach_the_logits_is_named_once(run):
         pytest.warns(UserWarning, match=r"editing L1H1 does not change the logits") as caught,
         il.ablate_heads(model, [(1, 1), (0, 0)]),
     ):
-        il.last_log_probs(model, batch)
+        last_log_probs(model, batch)
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -480,7 +481,7 @@ def test_generation_is_edited_without_a_key_value_cache_and_refused_with_one(run
     options = {"max_new_tokens": 2, "do_sample": False, "verbose": False, "return_type": "tokens", "stop_at_eos": False}
     with il.edited(model, il.Reweight(all_heads(model), hidden, renormalize=True), batch=one):
         edited = model.generate(one.tokens, use_past_kv_cache=False, **options)
-        first = int(il.last_log_probs(model, one).argmax())
+        first = int(last_log_probs(model, one).argmax())
         with pytest.raises(il.InputError, match="use_past_kv_cache=False"):
             model.generate(one.tokens, **options)
     assert int(edited[0, 14]) == first
@@ -507,7 +508,7 @@ def test_sets_are_patched_one_after_the_other(run, name, what, options):
     expected = []
     for heads in sets:
         with il.patch_heads(model, heads, other, activation=what, **options, **into):
-            expected.append(il.label_log_probs(model, batch))
+            expected.append(il.score(model, batch))
     passes = []
     handle = model.blocks[0].register_forward_pre_hook(lambda *_: passes.append(1))
     found = il.score(model, batch, [[il.Patch(heads, other, activation=what, **options)] for heads in sets])
@@ -537,9 +538,9 @@ def test_what_cannot_be_aligned_is_said(run):
         il.patch_heads(model, HEADS, other[[0, 2, 1]], activation="v"),
         pytest.raises(il.InputError, match=r"got 10 and 11 in row 1.*or align='labels'"),
     ):
-        il.last_log_probs(model, batch)
+        last_log_probs(model, batch)
     with (
         il.patch_heads(model, HEADS, other, activation="v", align="labels", batch=batch),
         pytest.raises(il.InputError, match="row 1 is a different prompt"),
     ):
-        il.last_log_probs(model, batch[[0, 2, 1]])
+        last_log_probs(model, batch[[0, 2, 1]])

@@ -6,6 +6,7 @@ from small_tokenizers import model_of
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.cli.spelling import shell_spelling
 from icl_lens.errors import InputError
 
@@ -23,9 +24,9 @@ def test_a_set_of_labels_has_one_order_in_every_batch(gpt2):
     exchanged = [(text, OTHER[label]) for text, label in SHOWN]
     batches = [il.tokenize(gpt2, prompts_of(pairs)) for pairs in (SHOWN, exchanged, SHOWN[::-1])]
     assert {batch.labels for batch in batches} == {("no", "yes")}
-    one, two = (il.label_log_probs(gpt2, batch) for batch in batches[:2])
+    one, two = (il.score(gpt2, batch) for batch in batches[:2])
     yes = gpt2.tokenizer.convert_tokens_to_ids("yes")
-    expected = il.last_log_probs(gpt2, batches[0])[:, yes] - il.last_log_probs(gpt2, batches[1])[:, yes]
+    expected = last_log_probs(gpt2, batches[0])[:, yes] - last_log_probs(gpt2, batches[1])[:, yes]
     assert_close((one - two)[:, one.labels.index("yes")], expected)
     given = il.tokenize(gpt2, prompts_of(SHOWN, labels=("yes", "no")))
     assert given.labels == ("yes", "no"), "an order that is given is kept"
@@ -36,8 +37,7 @@ def test_a_set_of_labels_has_one_order_in_every_batch(gpt2):
 
 def test_columns_of_other_words_are_not_subtracted(gpt2):
     first, second = (
-        il.label_log_probs(gpt2, il.tokenize(gpt2, prompts_of(SHOWN), labels=labels))
-        for labels in (("yes", "no"), ("no", "yes"))
+        il.score(gpt2, il.tokenize(gpt2, prompts_of(SHOWN), labels=labels)) for labels in (("yes", "no"), ("no", "yes"))
     )
     for subtract in (
         lambda: first - second,
@@ -60,7 +60,7 @@ def test_every_function_that_scores_labels_names_them(gpt2):
     batch, head = il.tokenize(gpt2, prompts_of(SHOWN)), il.Head(1, 2)
     acts = il.capture(gpt2, batch)
     for scores in (
-        il.label_log_probs(gpt2, batch),
+        il.score(gpt2, batch),
         acts.label_log_probs,
         il.whole_label_log_probs(gpt2, batch),
         il.score(gpt2, batch, [[il.Ablate([head])]]),

@@ -14,6 +14,7 @@ from test_saliency import hf_saliency, mean_over
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.report.html.heads import located_table
 from icl_lens.report.html.parts import Bar
 
@@ -239,7 +240,7 @@ def test_a_weight_applies_to_all_tokens_of_its_label(case: Any, renormalize: boo
     model, batch, rows, hf = case
     weights = torch.tensor([0.0, 0.5, 2.0, 0.0]).expand(len(batch), -1)[:, : batch.label_positions.shape[1]]
     with il.edited(model, il.Reweight(HEADS, weights, renormalize=renormalize), batch=batch):
-        ours, attention = il.last_log_probs(model, batch), il.capture(model, batch, check=False).attention_to_labels()
+        ours, attention = last_log_probs(model, batch), il.capture(model, batch, check=False).attention_to_labels()
     for number, row in enumerate(rows):
 
         def edit(hand: Any, row: Row = row) -> None:
@@ -293,7 +294,7 @@ def test_labels_are_patched_token_by_token(load_tiny: Any, family_folder: Any, n
     )
     assert not torch.equal(batch.last, source.last)
     with il.patch_heads(model, HEADS, source, activation=what, align="labels", batch=batch):
-        ours = il.last_log_probs(model, batch)
+        ours = last_log_probs(model, batch)
     for number, (mine, theirs) in enumerate(zip(DIFFERENT[1:], STRETCHED[1:], strict=True)):
         row, other = counted(mine, 0), counted(theirs, 0)
         from_source = every_attention(hf, other)

@@ -16,7 +16,7 @@ from icl_lens.models.view import ModelView
 ROTATES = {"cohere2": [True, False, True], "smollm3": [True, False, True]}
 CALLS = [
     lambda model, batch: il.capture(model, batch),
-    lambda model, batch: il.label_log_probs(model, batch),
+    lambda model, batch: il.score(model, batch),
     lambda model, batch: il.score(model, batch, [[il.Ablate([(1, 0)])]]),
     lambda model, batch: il.head_effects(model, batch),
     lambda model, batch: il.query_key_metric(model, (1, 0)),

@@ -8,6 +8,7 @@ from tolerance import assert_close
 from torch import nn
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.models.norms import infer_norm
 from icl_lens.models.view import ModelView
 
@@ -117,7 +118,7 @@ def test_a_tokenizer_that_is_passed_is_not_changed(family_folder):
     before = state()
     for name in ("gpt2", "llama_gqa"):
         model = il.load_model(str(family_folder(name)), tokenizer=tokenizer)
-        assert il.label_log_probs(model, il.tokenize(model, families.PROMPT)).isfinite().all()
+        assert il.score(model, il.tokenize(model, families.PROMPT)).isfinite().all()
         assert state() == before
 
 
@@ -135,7 +136,7 @@ def test_a_hugging_face_model_that_is_passed_is_not_changed(name):
         hf.train()
     model = il.load_model("mine", hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
     batch = il.tokenize(model, families.PROMPT, prepend_bos=False)
-    assert_close(il.last_log_probs(model, batch), want[:, -1].log_softmax(-1))
+    assert_close(last_log_probs(model, batch), want[:, -1].log_softmax(-1))
     assert il.capture(model, batch).pattern.isfinite().all()
     assert [(key, type(module), module.training) for key, module in hf.named_modules()] == modules
     assert hf.config._attn_implementation == "sdpa"

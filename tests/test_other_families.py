@@ -13,6 +13,7 @@ import torch
 from family_tables import OTHER_TYPES, listed_types
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.models.view import tl_version
 
 PROMPT = il.Prompt.parse(families.PROMPT, answer="foo")
@@ -39,7 +40,7 @@ def test_a_type_agrees_with_hugging_face_or_is_refused(tmp_path, kind, request):
         request.node.user_properties.append(("refused", refusal))
         assert kind not in OTHER_TYPES or tl_version() < (4, 0), refusal
         return
-    torch.testing.assert_close(il.last_log_probs(model, batch)[0], expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(last_log_probs(model, batch)[0], expected, atol=1e-3, rtol=0)
     torch.testing.assert_close(acts.label_log_probs[0], expected[batch.label_tokens], atol=1e-3, rtol=0)
     heads = torch.stack([acts.head_outputs(layer).sum(1) for layer in range(acts.view.n_layers)], dim=1)
     biases = [acts.view.b_O(layer) for layer in range(acts.view.n_layers)]

@@ -139,7 +139,7 @@ def test_each_prompt_has_its_own_choices(family_run, prompts, zero_shot):
     batch = il.tokenize(run.model, every, prepend_bos=False)
     assert len(batch.labels) > 6
     assert batch.labels == tuple(sorted({label for prompt in every for label in prompt.labels}))
-    scores, acts = il.label_log_probs(run.model, batch), il.capture(run.model, batch)
+    scores, acts = il.score(run.model, batch), il.capture(run.model, batch)
     increases = il.head_log_prob_increase(acts[:8], batch[:8].answer_tokens)
     against = il.head_log_prob_increase(acts[:8], batch[:8].answer_tokens, against=batch[:8].other_label_tokens)
     for row, prompt in enumerate(every):
@@ -206,7 +206,7 @@ def test_comparisons_name_labels_that_look_alike(gpt2):
     assert il.head_log_prob_increase(acts, batch.answer_tokens).isfinite().all()
     assert il.head_effects(gpt2, batch).log_odds.isnan().all()
     for compare in (
-        lambda: il.label_log_probs(gpt2, batch),
+        lambda: il.score(gpt2, batch),
         lambda: acts.label_log_probs,
         lambda: acts.predicted,
         lambda: il.score(gpt2, batch, [[il.Ablate([head])]]),
@@ -243,7 +243,7 @@ def test_prompts_without_demonstrations_have_no_labels_to_look_at(gpt2, zero_sho
     assert parts.positions.shape == batch.tokens.shape, "all positions, as for text"
     assert_close(parts.query_side.sum(-1), parts.scores)
     whole = il.whole_label_log_probs(gpt2, batch)
-    assert_close(whole, il.label_log_probs(gpt2, batch))
+    assert_close(whole, il.score(gpt2, batch))
     restored = il.PromptBatch.from_state(*batch.to_state())
     assert (restored.prompts, restored.labels) == (batch.prompts, batch.labels)
 
@@ -254,7 +254,7 @@ def test_the_advice_for_a_prompt_without_demonstrations_works(gpt2, zero_shot):
     call = str(refused.value).partition("with ")[2]
     found = eval(call, {"il": il, "model": gpt2})
     batch = il.tokenize(gpt2, zero_shot[1:])
-    assert found.scores.log_probs[0] == pytest.approx(float(il.label_log_probs(gpt2, batch)[0, 1]), abs=1e-4)
+    assert found.scores.log_probs[0] == pytest.approx(float(il.score(gpt2, batch)[0, 1]), abs=1e-4)
 
 
 def test_prompts_without_labels_are_refused():

@@ -13,6 +13,7 @@ from tolerance import assert_close
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.prompts.token_ids import check_no_padding
 
 IOI = "When Mary and John went to the store, John gave a drink to"
@@ -108,15 +109,15 @@ def test_padding_is_removed_by_the_mask(icl_mini, side):
     masked = il.PromptBatch.from_tokens(torch.tensor(tokens), model=icl_mini, attention_mask=torch.tensor(mask))
     alone = il.PromptBatch.from_tokens(ids, model=icl_mini)
     assert masked.tokens.tolist() == alone.tokens.tolist()
-    assert_close(il.last_log_probs(icl_mini, masked), il.last_log_probs(icl_mini, alone))
+    assert_close(last_log_probs(icl_mini, masked), last_log_probs(icl_mini, alone))
     word = "begins" if side == "left" else "ends"
     with pytest.raises(il.InputError, match=f"row 0 {word} with {len(fill[0])} padding token.*attention_mask="):
         il.PromptBatch.from_tokens(tokens, model=icl_mini)
     unchecked = il.PromptBatch.from_tokens(tokens)  # without a model, padding is found when a model reads it
-    for read in (il.capture, il.last_log_probs):
+    for read in (il.capture, last_log_probs):
         with pytest.raises(il.InputError, match=f"row 0 {word} with {len(fill[0])} padding token"):
             read(icl_mini, unchecked)
-    il.last_log_probs(icl_mini, il.PromptBatch.from_tokens(tokens, attention_mask=mask))
+    last_log_probs(icl_mini, il.PromptBatch.from_tokens(tokens, attention_mask=mask))
 
 
 @pytest.mark.parametrize(("tokens", "bos", "refused"), [([0, 5], 0, False), ([0, 0, 5], 0, True), ([0, 5], None, True)])
@@ -145,10 +146,10 @@ def test_what_follows_a_capture_works_without_labels(free):
     assert located.heads == il.top_heads(acts, targets, k=3).heads
     assert_close(il.mean_head_increases(model, batch), heads.mean(0))
     effects = il.head_effects(model, batch, positions="all")
-    plain = il.last_log_probs(model, batch)[torch.arange(2), targets]
+    plain = last_log_probs(model, batch)[torch.arange(2), targets]
     for head in [il.Head(0, 1), il.Head(2, 3)]:
         with il.ablate_heads(model, [head]):
-            without = il.last_log_probs(model, batch)[torch.arange(2), targets]
+            without = last_log_probs(model, batch)[torch.arange(2), targets]
             assert il.capture(model, batch).z[:, head.layer, head.head].abs().max() == 0
         assert_close(effects.log_prob[:, head.layer, head.head], plain - without)
     assert effects.log_odds.isnan().all(), "no labels, no odds"
@@ -165,7 +166,7 @@ def test_what_is_about_labels_is_refused(free):
     for ask in [
         lambda: acts.label_log_probs,
         lambda: acts.predicted,
-        lambda: il.label_log_probs(model, batch),
+        lambda: il.score(model, batch),
         lambda: acts.attention_to_labels(),
         lambda: acts.attention_by_label(),
         lambda: acts.label_values((0, 0)),

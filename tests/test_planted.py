@@ -73,7 +73,7 @@ class Answers(NamedTuple):
 
 def answers(model: Any, prompts: list[il.Prompt]) -> Answers:
     batch = tokenized(model, prompts)
-    values = il.label_log_probs(model, batch)
+    values = il.score(model, batch)
     return Answers(accuracy(values, batch.answer), float(label_log_odds(values, batch.answer).mean()))
 
 

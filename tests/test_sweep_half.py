@@ -12,7 +12,7 @@ from family_tables import EXACT, NOT_HALF
 from sweep import CALLS, OTHERS, PROMPTS, Case, is_refused, trimmed
 from transformers import AutoModelForCausalLM
 
-import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
@@ -36,7 +36,7 @@ def test_log_probabilities_are_hugging_faces_up_to_rounding(half, family_folder,
     case = half(family, dtype)
     hf = AutoModelForCausalLM.from_pretrained(family_folder(family), dtype=DTYPES[dtype], **families.EAGER).eval()
     exact = AutoModelForCausalLM.from_pretrained(family_folder(family), dtype=torch.float64, **families.EAGER).eval()
-    ours = il.last_log_probs(case.model, case.batch).double()
+    ours = last_log_probs(case.model, case.batch).double()
     for row, ids in enumerate(trimmed(case.batch)):
         with torch.no_grad():
             theirs, full = (model(ids[None], use_cache=True).logits[0, -1].double() for model in (hf, exact))

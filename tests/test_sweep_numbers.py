@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
@@ -326,13 +327,13 @@ def a_file_gives_the_same(c: Both) -> None:
     same_activations(c, sweep._loaded(c))
 
 
-@checks("last_log_probs", "label_log_probs", "whole_label_log_probs")
+@checks("score", "whole_label_log_probs")
 def log_probabilities(c: Both) -> None:
     with torch.no_grad():
         logits = torch.stack([c.hf(ids[None]).logits[0, -1] for ids in c.ids])
     theirs = torch.log_softmax(logits, dim=-1)
-    assert_close(il.last_log_probs(c.model, c.batch), theirs)
-    assert_close(il.label_log_probs(c.model, c.batch), theirs[:, [FOO, BAR]])
+    assert_close(last_log_probs(c.model, c.batch), theirs)
+    assert_close(il.score(c.model, c.batch), theirs[:, [FOO, BAR]])
     assert_close(il.whole_label_log_probs(c.model, c.batch), theirs[:, [FOO, BAR]])
 
 
@@ -896,7 +897,7 @@ def scored(c: Both) -> None:
     found = il.score(c.model, c.batch, c.sets_of_edits)
     for number, edits in enumerate(c.sets_of_edits):
         with il.edited(c.model, *edits, batch=c.batch):
-            assert_close(found[:, number], il.label_log_probs(c.model, c.batch))
+            assert_close(found[:, number], il.score(c.model, c.batch))
 
 
 @checks("choose_strength")

@@ -173,7 +173,7 @@ def test_prompts_that_share_one_query_have_no_verdict(icl_mini):
     assert "nan" not in str(found)
     assert "cannot do" not in str(found)
     batch = il.tokenize(icl_mini, prompts)
-    expected = il.metrics.accuracy(il.label_log_probs(icl_mini, batch), batch.answer)
+    expected = il.metrics.accuracy(il.score(icl_mini, batch), batch.answer)
     assert found.accuracy["given"].value == expected
     assert f"{expected:.0%} of the 24 prompts correct" in str(found)
     assert "NaN" not in json.dumps(found.to_dict())
@@ -299,7 +299,7 @@ def test_accuracies_are_those_of_a_loop(icl_mini):
     for prompt in prompts:
         own = sorted(prompt.demonstrations, key=lambda one: one.label == prompt.answer)
         shown = il.Prompt(own, prompt.query, prompt.answer, prompt.labels)
-        log_probs = il.label_log_probs(icl_mini, il.tokenize(icl_mini, [shown], labels=prompt.labels))[0]
+        log_probs = il.score(icl_mini, il.tokenize(icl_mini, [shown], labels=prompt.labels))[0]
         right.append(prompt.labels[int(log_probs.argmax())] == prompt.answer)
     assert found.accuracy["order"].value == sum(right) / len(right)
     frame = found.to_frame()

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import icl_lens as il
 from experiments.planted import build
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.cli import app
 from icl_lens.cli.towers import TowerTask
 from icl_lens.interventions import donor_passes, prefix_cache
@@ -114,7 +115,7 @@ def test_exchanges_are_nested_patches_and_full_passes_give_the_same(tiny_run, mo
                     how |= {} if what == "q" else {"batch": batch}
                     source = prompts.donors[donor].batch
                     stack.enter_context(il.patch_heads(model, HEADS, source, activation=what, **how))
-            theirs = il.label_log_probs(model, batch)
+            theirs = il.score(model, batch)
         assert_close(scores.log_odds[:, place], label_log_odds(theirs, batch.answer), msg=one.name)
 
     def fail(*_, **__):
@@ -126,7 +127,7 @@ def test_exchanges_are_nested_patches_and_full_passes_give_the_same(tiny_run, mo
     assert_close(slow.log_odds, scores.log_odds)
     among, reason = log_probs_exchanged(view, batch, [Interchange((), prompts.positions)])
     assert reason == "not now"
-    assert_close(among[:, 0], torch.log_softmax(il.label_log_probs(model, batch), dim=-1))
+    assert_close(among[:, 0], torch.log_softmax(il.score(model, batch), dim=-1))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_donors_run_from_the_first_token_that_differs(family_run, name, monkeypa
             assert_close(ours.log_probs, plain.log_probs, msg=donor_name)
     assert prefixes.is_usable
     assert prefixes.is_tested
-    assert_close(prefixes.rows.log_probs, il.last_log_probs(model, prompts.batch))
+    assert_close(prefixes.rows.log_probs, last_log_probs(model, prompts.batch))
     assert any(len({*lengths}) > 1 for _, lengths in sizes)
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.digest import weights_digest
 from icl_lens.models.offload import ParameterMap
 from icl_lens.models.view import ModelView, tl_version
@@ -88,7 +89,7 @@ def _everything(model):
     acts, targets = il.capture(model, batch), batch.answer_tokens
     head = il.Head(1, 0)
     found = {
-        "log-probabilities": il.last_log_probs(model, batch),
+        "log-probabilities": last_log_probs(model, batch),
         "layers": torch.stack(tuple(il.layer_log_prob_increase(acts, targets))),
         "heads": il.head_log_prob_increase(acts, targets),
         "subheads": il.top_subheads(acts, k=5, by="increase").value,
@@ -102,7 +103,7 @@ def _everything(model):
         "estimates": il.head_effects(model, batch, method="gradient").log_prob,
     }
     with il.ablate_heads(model, [head]):
-        found["ablated"] = il.last_log_probs(model, batch)
+        found["ablated"] = last_log_probs(model, batch)
     return found
 
 

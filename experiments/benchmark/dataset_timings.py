@@ -10,6 +10,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.benchmark.report import Row
 from experiments.benchmark.variants import K, forward_only, timed
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.interventions.receiver import PARTS
 from icl_lens.locate.locate import mean_head_increases
 from icl_lens.models.memory import PASS_TOKENS
@@ -103,7 +104,7 @@ def removing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> I
     pieces = list(batch[rows].split(max(1, PASS_TOKENS // batch.tokens.shape[1])))
     one_layer, restarted, *_ = time_in_alternation(
         repeats,
-        lambda: [il.last_log_probs(model, piece) for piece in pieces],
+        lambda: [last_log_probs(model, piece) for piece in pieces],
         lambda: il.head_effects(model, batch, positions="all"),
     )
     whole = view.n_layers * one_layer
@@ -129,7 +130,7 @@ def fixing(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Ite
         found = []
         for fix in fixes:
             with il.edited(model, *fix, batch=batch):
-                found.append(il.label_log_probs(model, batch))
+                found.append(il.score(model, batch))
         return found
 
     whole, shared, each, found = time_in_alternation(repeats, one_by_one, lambda: il.score(model, batch, fixes))

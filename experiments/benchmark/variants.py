@@ -13,6 +13,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.benchmark.model_shapes import random_prompts
 from experiments.benchmark.report import Row
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.models.view import ModelView
 
 K = 20
@@ -75,7 +76,7 @@ def linear(model: Any, batch: il.PromptBatch) -> Float[Tensor, "component batch"
 
 VARIANTS: dict[str, TimedVariant] = {
     "bare": TimedVariant("bare forward", forward_only),
-    "bare_last": TimedVariant("bare forward, last logits only", il.last_log_probs),
+    "bare_last": TimedVariant("bare forward, last logits only", last_log_probs),
     "captured": TimedVariant("forward + capture", il.capture),
     "certified": TimedVariant(f"forward + capture + certified top {K}", certified),
     "linear": TimedVariant("stack_head_results + logit_attrs (logits of heads)", linear),

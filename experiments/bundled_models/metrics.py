@@ -25,9 +25,9 @@ from icl_lens import (
     PromptBatch,
     capture,
     head_log_prob_increase,
-    last_log_probs,
     tokenize,
 )
+from icl_lens.activations.passes import last_log_probs
 from icl_lens.metrics import is_correct
 
 ORDER, REORDER, IMBALANCED = (0, 0, 1, 1, 1), (1, 1, 0, 0, 1), (0, 0, 1, 1)

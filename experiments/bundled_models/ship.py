@@ -21,7 +21,7 @@ from experiments.bundled_models.episodes import BUNDLED, Vocabulary, load_words
 from experiments.bundled_models.head_locations import HeadLocations, training_record, word_episodes
 from experiments.bundled_models.metrics import encode
 from experiments.bundled_models.model_card import write_card
-from icl_lens import label_log_probs, load_model
+from icl_lens import load_model, score
 from icl_lens.errors import InputError
 from icl_lens.metrics import is_correct
 
@@ -94,7 +94,7 @@ def precision_drift(before: Path, after: Path, words: Vocabulary) -> PrecisionDr
     for folder in (before, after):
         model = load_model(str(folder), device="cpu")
         batch = encode(model, episodes)
-        found.append((label_log_probs(model, batch), batch.answer))
+        found.append((score(model, batch), batch.answer))
     (one, answer), (other, _) = found
     accuracies = [100 * is_correct(log_probs, answer).double().mean().item() for log_probs in (one, other)]
     return PrecisionDrift(float((one - other).abs().max()), abs(accuracies[0] - accuracies[1]))

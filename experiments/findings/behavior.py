@@ -60,7 +60,7 @@ def measure(study: Study) -> Measured:
 
 def label_log_probs(study: Study, batch: il.PromptBatch) -> torch.Tensor:
     """Return each label's log-probability after each prompt [row label], nats."""
-    return torch.cat([il.label_log_probs(study.model, piece).cpu() for piece in study.pieces(batch)])
+    return torch.cat([il.score(study.model, piece).cpu() for piece in study.pieces(batch)])
 
 
 def answer(cells: Sequence[Any]) -> str:

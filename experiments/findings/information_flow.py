@@ -109,9 +109,9 @@ def log_odds(
             if kind == "random":
                 edges = random_edges(edges, torch.Generator().manual_seed(1000 * study.seed + i))
             with il.edited(study.model, il.Block(heads, edges)):
-                log_probs = il.label_log_probs(study.model, piece)
+                log_probs = il.score(study.model, piece)
         else:
-            log_probs = il.label_log_probs(study.model, piece)
+            log_probs = il.score(study.model, piece)
         found.append(label_log_odds(log_probs, piece.answer).cpu())
     return torch.cat(found).double().numpy()
 

@@ -172,7 +172,7 @@ def query_effects(study: Study, texts: ExchangedTexts, heads: Sequence[il.Head])
     for prompts in (texts.query, texts.last, texts.before_last):
         lost = []
         for piece, source in zip(intact.split(size), study.tokenize(prompts).split(size), strict=True):
-            before = il.label_log_probs(study.model, piece)
+            before = il.score(study.model, piece)
             patched = il.score(study.model, piece, [[il.Patch(heads, source, activation="q", positions="last")]])
             lost.append((label_log_odds(before, piece.answer) - label_log_odds(patched[:, 0], piece.answer)).cpu())
         columns.append(torch.cat(lost))

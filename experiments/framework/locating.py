@@ -70,7 +70,7 @@ def by_tracing(study: Study, batch: il.PromptBatch) -> Scores:
             study.model, other, [[il.Patch(heads, clean, activation="z", positions="last")] for heads in heads]
         ).cpu()
         answer = clean.answer.cpu()
-        before = label_log_odds(il.label_log_probs(study.model, other).cpu(), answer)
+        before = label_log_odds(il.score(study.model, other).cpu(), answer)
         after = torch.stack([label_log_odds(one, answer) for one in restored.unbind(1)], dim=1)
         found.append((after - before[:, None]).unflatten(1, (study.view.n_layers, study.view.n_heads)))
     return torch.cat(found)

@@ -24,7 +24,7 @@ class LabelScores(Tensor):
     functions, selections of rows and means over the first axis keep `labels`; all others return plain tensors.
 
     Example:
-        >>> scores = il.label_log_probs(model, batch)
+        >>> scores = il.score(model, batch)
         >>> scores.labels, scores.to_frame().columns.tolist()
         (('bar', 'foo'), ['bar', 'foo'])
     """

@@ -53,11 +53,11 @@ def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> tuple[Ids, 
 def whole_label_log_probs(model: Any, batch: PromptBatch) -> LabelScores:
     """Return each full label's log-probability [batch label], summed over its tokens (teacher forcing), nats.
 
-    For single-token labels this equals `label_log_probs`. Costs one row per token of each label. In the block
+    For single-token labels this equals `score`. Costs one row per token of each label. In the block
     of an intervention, the edited model is scored. Raise InputError for prompts without labels.
 
     Example:
-        >>> whole, first = il.whole_label_log_probs(model, batch), il.label_log_probs(model, batch)
+        >>> whole, first = il.whole_label_log_probs(model, batch), il.score(model, batch)
         >>> whole.shape, (whole - first).abs().max() < 1e-5
         (torch.Size([1, 2]), tensor(True))
     """

@@ -9,45 +9,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.writers import has_pos_embed
 from icl_lens.errors import InputError
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+from icl_lens.prompts.batch import PromptBatch, check_vocabulary
 
-NO_LABELS_HINT = "il.last_log_probs(model, batch) has the log-probability of every token"
+NO_LABELS_HINT = "il.score(model, batch, read=…) reads other log-probabilities"
 
 
 def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_vocab"]:
     """Return the model's log-probabilities after each prompt, nats: one forward pass, logits at the last position only.
 
     Inside interventions these are the edited model's. Computed in float32 (float64 for float64 models).
-
-    Example:
-        >>> il.last_log_probs(model, batch).exp().sum().round()
-        tensor(1.)
     """
-    logits = last_logits(model, batch)
-    return log_probs_of(logits)
-
-
-def label_log_probs(model: Any, batch: PromptBatch) -> LabelScores:
-    """Return the model's log-probability [batch label] of each label's token after each prompt, nats.
-
-    The columns are `batch.labels`, which the result carries; `batch.label_mask` tells which of them are choices of a
-    prompt. See `last_log_probs`. Raise InputError for prompts without labels, and if two labels of a prompt are scored
-    by the same token.
-
-    Example:
-        >>> il.label_log_probs(model, batch).shape, il.label_log_probs(model, batch).labels
-        (torch.Size([1, 2]), ('bar', 'foo'))
-    """
-    check_batch(batch)
-    batch.require_labels("label to score", NO_LABELS_HINT)
-    tokens = batch.compared_label_tokens
-    log_probs = last_log_probs(model, batch)
-    return LabelScores.from_tensor(log_probs[:, tokens.to(log_probs.device)], batch.labels)
+    return log_probs_of(last_logits(model, batch))
 
 
 def last_logits(

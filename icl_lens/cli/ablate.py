@@ -69,7 +69,7 @@ def ablate(
     else:
         batch = tokens.tokenize(loaded, [il.Prompt.parse(prompt, answer=answer)])
         if answer is None:
-            predicted = batch.labels[int(il.label_log_probs(loaded, batch)[0].argmax())]
+            predicted = batch.labels[int(il.score(loaded, batch)[0].argmax())]
             batch = tokens.tokenize(loaded, [il.Prompt.parse(prompt, answer=predicted)])
         reference = batch
     chosen, how = heads.choose(loaded, reference, by=heads.by)

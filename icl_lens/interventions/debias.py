@@ -49,7 +49,7 @@ def debias_edits(
 
     Example:
         >>> with il.edited(model, *il.debias_edits(batch, ["L2H0"], majority=1.0, recency=0.5), batch=batch):
-        ...     fairer = il.label_log_probs(model, batch)
+        ...     fairer = il.score(model, batch)
         >>> sets = [il.debias_edits(batch, ["L2H0"], majority=strength) for strength in (0.0, 0.5, 1.0)]
         >>> il.score(model, batch, sets).shape
         torch.Size([1, 3, 2])

@@ -40,7 +40,7 @@ class Ablate(Edit):
 
     Example:
         >>> with il.edited(model, il.Ablate(["L2H0", "L3H1"])):
-        ...     ablated = il.label_log_probs(model, batch)
+        ...     ablated = il.score(model, batch)
         >>> ablated.shape
         torch.Size([1, 2])
     """
@@ -232,7 +232,7 @@ class RemovePosition(Edit):
 
     Example:
         >>> with il.edited(model, il.RemovePosition(["L2H0"], strength=0.5)):
-        ...     weakened = il.label_log_probs(model, batch)
+        ...     weakened = il.score(model, batch)
         >>> weakened.shape
         torch.Size([1, 2])
     """
@@ -339,7 +339,7 @@ class AddVector(Edit):
     Example:
         >>> vector = il.function_vector(model, [il.Head(2, 0)], batch)
         >>> with il.edited(model, il.AddVector(vector, 1), batch=batch):
-        ...     steered = il.label_log_probs(model, batch)
+        ...     steered = il.score(model, batch)
         >>> steered.shape
         torch.Size([1, 2])
     """

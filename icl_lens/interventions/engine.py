@@ -12,7 +12,7 @@ This module alone decides which, and alone falls back from the first to the othe
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -59,7 +59,7 @@ def edited(model: Any, *edits: Edit, batch: PromptBatch | None = None) -> Iterat
 
     Example:
         >>> with il.edited(model, il.Ablate(["L2H0"]), il.RemovePosition(["L3H1"])):
-        ...     both = il.label_log_probs(model, batch)
+        ...     both = il.score(model, batch)
         >>> both.shape
         torch.Size([1, 2])
     """
@@ -88,7 +88,7 @@ def ablate_heads(
 
     Example:
         >>> with il.ablate_heads(model, [il.Head(2, 0), il.Head(3, 1)]):
-        ...     ablated = il.label_log_probs(model, batch)
+        ...     ablated = il.score(model, batch)
         >>> ablated.shape
         torch.Size([1, 2])
     """
@@ -110,41 +110,52 @@ def patch_heads(
     Example:
         >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
         >>> with il.patch_heads(model, [il.Head(2, 0)], other, activation="q", positions="last"):
-        ...     patched = il.label_log_probs(model, batch)
+        ...     patched = il.score(model, batch)
         >>> patched.shape
         torch.Size([1, 2])
     """
     return edited(model, Patch(heads, source, activation=activation, positions=positions, align=align), batch=batch)
 
 
-def score(model: Any, batch: PromptBatch, sets: Sets, read: Read | None = None) -> Tensor:
-    """Return what is read after each prompt under each set of edits, [batch set ...], in the fastest exact way.
+@overload
+def score(model: Any, batch: PromptBatch, sets: Sets | None = None, *, read: None = None) -> LabelScores: ...
+@overload
+def score(model: Any, batch: PromptBatch, sets: Sets | None = None, *, read: Read) -> Tensor: ...
+def score(model: Any, batch: PromptBatch, sets: Sets | None = None, *, read: Read | None = None) -> Tensor:
+    """Return what is read after each prompt, [batch ...], or under each set of edits, [batch set ...].
 
-    By default, that is each label's log-probability, nats, as `LabelScores` [batch set label]. `read` is any other
-    function of the log-probabilities over the vocabulary: it gets them [row d_vocab], with the index of each row's
-    prompt in the batch [row], and returns a tensor [row ...]. An empty set is the model without edits of its own.
+    By default, that is the log-probability of each label's token, nats, as `LabelScores` [batch label] or [batch set
+    label]: the columns are `batch.labels`, and `batch.label_mask` tells which of them are choices of a prompt. `read`
+    is any other function of the log-probabilities over the vocabulary: it gets them [row d_vocab], with the index of
+    each row's prompt in the batch [row], and returns a tensor [row ...]. An empty set, like no sets, is the model as it
+    is, in a block with the edits of the block.
 
-    For each set, the result equals that in a block of `il.edited`, up to rounding. If only the last position changes
-    (see each edit), every prompt runs once, and each set re-runs one token per prompt. If only z changes, each set
-    re-runs the prompts from its first edited layer; otherwise, one whole pass per set. The passes that edits need of
-    their own (a mean, a source) run once for all sets.
+    Without sets, this is one forward pass, with logits at the last position only. With sets, it takes the fastest exact
+    way: for each set, the result equals that in a block of `il.edited`, up to rounding. If only the last position
+    changes (see each edit), every prompt runs once, and each set re-runs one token per prompt. If only z changes, each
+    set re-runs the prompts from its first edited layer; otherwise, one whole pass per set. The passes that edits need
+    of their own (a mean, a source) run once for all sets.
 
-    Raise InputError for no sets, sets that are not lists of edits, and prompts without labels if there is no `read`.
+    Raise InputError for sets that are empty or not lists of edits and, without `read`, for prompts without labels or
+    with two labels scored by the same token.
 
     Example:
+        >>> il.score(model, batch).shape, il.score(model, batch).labels
+        (torch.Size([1, 2]), ('bar', 'foo'))
         >>> found = il.score(model, batch, [[], [il.Ablate(["L5H0"])], [il.Ablate(["L5H0", "L4H1"])]])
-        >>> found.shape, (found[:, 0] - il.label_log_probs(model, batch)).abs().max() < 1e-4
+        >>> found.shape, (found[:, 0] - il.score(model, batch)).abs().max() < 1e-4
         (torch.Size([1, 3, 2]), tensor(True))
         >>> entropy = lambda log_probs, prompt: -(log_probs.exp() * log_probs).sum(-1)
         >>> il.score(model, batch, [[], [il.Ablate(["L5H0"])]], read=entropy).shape
         torch.Size([1, 2])
     """
     check_batch(batch)
-    if read is not None:
-        return score_sets(ModelView.of(model), batch, sets, read)[0]
-    batch.require_labels("label to score", NO_LABELS_HINT)
-    scores = score_sets(ModelView.of(model), batch, sets, read_labels(batch))[0]
-    return LabelScores.from_tensor(scores, batch.labels)
+    if read is None:
+        batch.require_labels("label to score", NO_LABELS_HINT)
+        return LabelScores.from_tensor(score(model, batch, sets, read=read_labels(batch)), batch.labels)
+    if sets is None:
+        return _checked(read)(last_log_probs(model, batch), torch.arange(len(batch)))
+    return score_sets(ModelView.of(model), batch, sets, read)[0]
 
 
 def read_labels(batch: PromptBatch) -> Read:

@@ -24,7 +24,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
-from icl_lens.activations.passes import label_log_probs
 from icl_lens.attribution.increases import every_head_increase, linear_direction, min_prompts_to_fold
 from icl_lens.attribution.scored_tokens import (
     Against,
@@ -43,6 +42,7 @@ from icl_lens.attribution.search import (
     head_bounds,
     layer_gradients,
 )
+from icl_lens.interventions.engine import score
 from icl_lens.locate.chunk import increase_columns, read_increases
 from icl_lens.locate.mean_effects import effects_of_located, locate_effects
 from icl_lens.locate.mean_exchanges import locate_towers
@@ -236,8 +236,8 @@ def top_heads_by(
 
 def _predicted(model: Any, batch: PromptBatch) -> Int[Tensor, " batch"]:
     """Return the index of the most probable of each prompt's own labels."""
-    scores = label_log_probs(model, batch)
-    return scores.masked_fill(~batch.label_mask.to(scores.device), -torch.inf).argmax(-1)
+    log_probs = score(model, batch)
+    return log_probs.masked_fill(~batch.label_mask.to(log_probs.device), -torch.inf).argmax(-1)
 
 
 class _Search:

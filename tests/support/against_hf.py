@@ -131,7 +131,7 @@ def check_cache(model, batch, acts):
 def check_ablation(model, batch, hf, heads, *, folded):
     """Assert that ablating heads equals zeroing their z (if `folded`: keeping its constant part) in Hugging Face's."""
     with il.ablate_heads(model, heads):
-        ours = il.label_log_probs(model, batch)
+        ours = il.score(model, batch)
 
     def replace(layer, z):
         for head in (head for where, head in heads if where == layer):

@@ -18,6 +18,7 @@ from family_tables import PARTLY_REFUSED
 from torch import Tensor
 
 import icl_lens as il
+from icl_lens.activations.passes import last_log_probs
 
 SHORT = il.Prompt.parse("happy : bar sad : bar three : foo nine :", answer="foo")
 MIDDLE = il.Prompt.parse("cat : foo the red : bar a blue :", answer="bar")
@@ -129,7 +130,7 @@ class Case:
     def within(self, edit: AbstractContextManager[Any]) -> Tensor:
         """Return the log-probabilities [batch vocab] within an edit."""
         with edit:
-            return il.last_log_probs(self.model, self.batch)
+            return last_log_probs(self.model, self.batch)
 
 
 def attention_layers(model: Any) -> list[int]:
@@ -384,8 +385,6 @@ CALLS: dict[str, Call] = {
     "capture": _rows(lambda c: _recorded(il.capture(c.model, c.batch))),
     "Activations.from_cache": _rows(lambda c: _recorded(_cached(c))),
     "Activations.load": _rows(lambda c: _recorded(_loaded(c))),
-    "last_log_probs": _rows(lambda c: il.last_log_probs(c.model, c.batch)),
-    "label_log_probs": _rows(lambda c: il.label_log_probs(c.model, c.batch)),
     "whole_label_log_probs": _rows(lambda c: il.whole_label_log_probs(c.model, c.batch)),
     "Activations.attention_by_label": _rows(lambda c: c.acts.attention_by_label()),
     "Activations.attention_to_labels": _rows(lambda c: c.acts.attention_to_labels()),
@@ -433,7 +432,7 @@ CALLS: dict[str, Call] = {
     "debias_edits": _rows(
         lambda c: c.within(il.edited(c.model, *il.debias_edits(c.batch, c.heads, **STRENGTHS), batch=c.batch))
     ),
-    "score": _rows(lambda c: il.score(c.model, c.batch, c.sets_of_edits)),
+    "score": _rows(lambda c: [il.score(c.model, c.batch), il.score(c.model, c.batch, c.sets_of_edits)]),
     "edited": _rows(lambda c: [c.within(il.edited(c.model, *edits, batch=c.batch)) for edits in c.sets_of_edits[3:]]),
     "choose_strength": _mean(_chosen),
     "patch_heads": _rows(_patched),

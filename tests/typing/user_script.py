@@ -20,7 +20,7 @@ table: pd.DataFrame = top.to_frame()
 words: list[list[str]] = acts.readout.top_tokens(acts.label_values(heads[0])[0], k=5)
 
 with il.ablate_heads(model, heads, mode="zero"):
-    without: Tensor = il.label_log_probs(model, batch)
+    without: Tensor = il.score(model, batch)
 
 explanation: il.results.Explanation = il.explain(model, prompt, k=5)
 layers: pd.DataFrame = explanation.to_frame("layers")
