@@ -9,8 +9,7 @@ from .attribution.increases import layer_log_prob_increase as layer_log_prob_inc
 from .attribution.increases import neuron_log_prob_increase as neuron_log_prob_increase
 from .attribution.increases import subhead_log_prob_increase as subhead_log_prob_increase
 from .attribution.qk_metric import query_key_metric as query_key_metric
-from .attribution.repeated_tokens import induction_scores as induction_scores
-from .attribution.repeated_tokens import previous_token_scores as previous_token_scores
+from .attribution.repeated_tokens import repeated_token_scores as repeated_token_scores
 from .attribution.score_parts import attention_score_parts as attention_score_parts
 from .attribution.search import top_heads as top_heads
 from .attribution.search import top_subheads as top_subheads
@@ -19,7 +18,6 @@ from .attribution.value_parts import value_parts as value_parts
 from .errors import InputError as InputError
 from .explanation import explain as explain
 from .interventions.controlled_ablation import ablate_with_controls as ablate_with_controls
-from .interventions.debias import balancing_weights as balancing_weights
 from .interventions.debias import choose_strength as choose_strength
 from .interventions.debias import debias_edits as debias_edits
 from .interventions.edit import Edit as Edit
@@ -29,7 +27,6 @@ from .interventions.edits import AddVector as AddVector
 from .interventions.edits import Block as Block
 from .interventions.edits import RemovePosition as RemovePosition
 from .interventions.edits import Reweight as Reweight
-from .interventions.effects import agreement as agreement
 from .interventions.effects import head_effects as head_effects
 from .interventions.engine import ablate_heads as ablate_heads
 from .interventions.engine import edited as edited
@@ -45,7 +42,6 @@ from .interventions.saliency import attention_saliency as attention_saliency
 from .interventions.saliency import saliency_flow as saliency_flow
 from .locate.circuit import locate_circuit as locate_circuit
 from .locate.locate import locate_heads as locate_heads
-from .locate.locate import mean_head_increases as mean_head_increases
 from .locate.mean_effects import locate_effects as locate_effects
 from .locate.mean_exchanges import locate_towers as locate_towers
 from .locate.mean_score_parts import mean_score_parts as mean_score_parts
@@ -53,14 +49,12 @@ from .model_comparison import compare_models as compare_models
 from .models.head import Head as Head
 from .models.load import bundled_models as bundled_models
 from .models.load import load_model as load_model
-from .models.readout import Readout as Readout
 from .prompts.batch import PromptBatch as PromptBatch
 from .prompts.pair_task import PairTask as PairTask
 from .prompts.plain_text import Text as Text
 from .prompts.prompt import Demonstration as Demonstration
 from .prompts.prompt import Prompt as Prompt
 from .prompts.prompt import Template as Template
-from .prompts.roles import token_roles as token_roles
 from .prompts.tasks import load_task as load_task
 from .prompts.tasks import split_by_query as split_by_query
 from .prompts.text_task import TextTask as TextTask

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from icl_lens.display import Result, format_signed
 from icl_lens.errors import InputError
 
 # Confidence level of intervals.
@@ -121,6 +122,58 @@ def spearman(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> float:
     x, y = (ranks - ranks.mean() for ranks in map(ranks_with_ties, (first, second)))
     spread = x.square().mean().sqrt() * y.square().mean().sqrt()
     return float((x * y).mean() / spread)
+
+
+@dataclass(frozen=True, repr=False)
+class Agreement(Result):
+    """Agreement of two head rankings: rank correlation over all heads, and overlap of the top k.
+
+    Example:
+        >>> increase = il.head_log_prob_increase(acts, targets)[0]
+        >>> agreed = il.metrics.agreement(increase, increase, k=4)
+        >>> round(agreed.spearman, 3), agreed.overlap
+        (1.0, 4)
+    """
+
+    spearman: float
+    k: int
+    overlap: int
+    """Number of heads in both top k."""
+    expected_overlap: float
+    """Expected overlap of two random sets of k heads."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row with spearman, k, overlap and expected_overlap."""
+        return pd.DataFrame([asdict(self)])
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        columns: dict[str, list[object]] = {
+            "rank correlation": [format_signed(self.spearman)],
+            f"of the top {self.k}": [f"{self.overlap} in both"],
+            "expected by chance": [f"{self.expected_overlap:.1f}"],
+        }
+        return "Agreement of two rankings of heads", columns, 1
+
+
+def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = 20) -> Agreement:
+    """Return how well two scores of the same heads agree in ranking, such as causal effects and increases.
+
+    Scores are means over prompts. Ties share their mean rank. Raise InputError if k is not between 1 and the number of
+    heads, or if the shapes differ.
+
+    Example:
+        >>> increase = il.head_log_prob_increase(acts, targets)[0]
+        >>> il.metrics.agreement(increase, il.head_effects(model, batch).log_prob[0], k=4).expected_overlap
+        0.3333333333333333
+    """
+    n = one.numel()
+    if one.shape != other.shape:
+        raise InputError(f"one and other must have the same shape, got {tuple(one.shape)} and {tuple(other.shape)}")
+    if not 1 <= k <= n:
+        raise InputError(f"k must be between 1 and {n} (heads), got {k!r}")
+    first, second = (scores.flatten().double().cpu() for scores in (one, other))
+    best = [set(scores.flatten().topk(k).indices.tolist()) for scores in (one, other)]
+    return Agreement(spearman(first, second), k, len(best[0] & best[1]), k * k / n)
 
 
 def auroc(scores: Float[Tensor, " n"], positive: Bool[Tensor, " n"]) -> float:

@@ -117,7 +117,7 @@ def test_circuits_parts_and_towers_name_the_edits(gpt2, words, tmp_path):
         parts = il.mean_score_parts(gpt2, batch, ["L2H1"])
         towers = il.two_towers(gpt2, prompts, ["L2H1"], n_random_sets=1)
         edges = il.head_to_head_effects(gpt2, batch, ["L2H1"], part="q")
-        search = il.choose_strength(gpt2, [il.Head(2, 1)], batch, batch, fix="recency", strengths=[0.5])
+        search = il.choose_strength(gpt2, batch, batch, [il.Head(2, 1)], fix="recency", strengths=[0.5])
         acts = il.capture(gpt2, batch, writers=True)
     acts.save(tmp_path / "acts.safetensors")
     assert il.Activations.load(tmp_path / "acts.safetensors", gpt2).edits == (ZEROED,)

@@ -47,7 +47,7 @@ def test_all_layers_share_one_product(gpt2_acts, gpt2_batch, monkeypatch):
 
 def test_a_hand_computed_increase():
     """The paper's own three-word example (appendix E): bs(x) = [1, 2, 3], bs(v) = [5, 1, 2]."""
-    readout = il.Readout(
+    readout = Readout(
         W_U=torch.eye(3),
         b_U=None,
         gain=None,

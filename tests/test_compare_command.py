@@ -15,6 +15,7 @@ from rich.console import Console
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.locate.locate import mean_head_increases
 from icl_lens.report.model_comparison import ModelComparison
 
 OTHER = families.PROMPT.replace("one :", "hate :")
@@ -89,7 +90,7 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
         elif by == "towers":
             expected = il.locate_towers(model, batch).query.mean
         else:
-            expected = il.mean_head_increases(model, batch, against=against)
+            expected = mean_head_increases(model, batch, against=against)
         frame = both.to_frame().sort_values(["layer", "head"])
         assert_close(frame[column].to_numpy(), expected.flatten())
         assert_close(side["log p"], il.score(model, batch).gather(1, batch.answer[:, None])[:, 0])

@@ -10,6 +10,7 @@ from conftest import SEVERAL
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.locate.locate import mean_head_increases
 from icl_lens.models.readout import Readout
 
 
@@ -122,7 +123,7 @@ def test_bad_against_is_refused(gpt2, gpt2_acts, gpt2_batch, no_type_checks, aga
         lambda: il.top_subheads(gpt2_acts, targets, k=2, against=against),
         lambda: il.top_heads(gpt2_acts, targets, k=2, against=against),
         lambda: il.locate_heads(gpt2, gpt2_batch, k=2, against=against),
-        lambda: il.mean_head_increases(gpt2, gpt2_batch, against=against),
+        lambda: mean_head_increases(gpt2, gpt2_batch, against=against),
     ):
         with pytest.raises(il.InputError, match=message):
             ask()

@@ -251,7 +251,7 @@ def test_contrast_is_taken_up_again(gpt2, many, tmp_path, monkeypatch, few_candi
         ),
         (lambda model, many, run: il.locate_effects(model, many, run=run), "by='contrast', got by='effect'"),
         (lambda model, many, run: il.mean_score_parts(model, many, ["L2H1"], run=run), "got by='score parts'"),
-        (lambda model, many, run: il.mean_head_increases(model, many, run=run), "got by='all increases'"),
+        (lambda model, many, run: mean_head_increases(model, many, run=run), "got by='all increases'"),
         (lambda model, many, run: il.ablate_with_controls(model, many, ["L2H1"], run=run), "got by='ablation'"),
     ],
 )
@@ -271,7 +271,7 @@ RESUMED = {
     "ablate_with_controls": lambda model, prompts, run: il.ablate_with_controls(
         model, il.tokenize(model, prompts), ["L1H2"], n_random_sets=2, run=run
     ),
-    "mean_head_increases": lambda model, prompts, run: il.mean_head_increases(model, prompts, run=run),
+    "mean_head_increases": lambda model, prompts, run: mean_head_increases(model, prompts, run=run),
 }
 
 
@@ -295,7 +295,7 @@ def test_what_is_stored_is_not_computed_again(gpt2, words, tmp_path, monkeypatch
     assert sorted((tmp_path / "run").rglob("*-0*.parquet")) == chunks
 
 
-@pytest.mark.parametrize("locate", [il.locate_heads, il.mean_head_increases, il.locate_effects])
+@pytest.mark.parametrize("locate", [il.locate_heads, mean_head_increases, il.locate_effects])
 def test_a_bar_is_shown_where_one_is_asked_for(gpt2, gpt2_batch, capsys, locate):
     """With progress=True, a bar shows total and rate and is erased at the end; otherwise there is none."""
     more = {"k": 2} if locate is il.locate_heads else {}

@@ -10,6 +10,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.interventions import prefix_cache
+from icl_lens.interventions.debias import balancing_weights
 
 HEADS = [il.Head(0, 1), il.Head(1, 3)]
 
@@ -26,19 +27,19 @@ def batch(model):
 
 def test_weights_by_hand(batch):
     """Labels are bar bar foo foo, bar bar foo, and foo bar; weights are labels' mean frequency over a label's own."""
-    weights = il.balancing_weights(batch)
+    weights = balancing_weights(batch)
     expected = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.75, 0.75, 1.5, 1.0], [1.0, 1.0, 1.0, 1.0]])
     torch.testing.assert_close(weights, expected)
-    torch.testing.assert_close(il.balancing_weights(batch, 0.5), expected.sqrt())
+    torch.testing.assert_close(balancing_weights(batch, 0.5), expected.sqrt())
     with pytest.raises(il.InputError, match=r"got -1\.0"):
-        il.balancing_weights(batch, -1.0)
+        balancing_weights(batch, -1.0)
 
 
 def test_both_fixes_are_the_two_interventions(model, batch):
     with il.edited(model, *il.debias_edits(batch, HEADS, majority=1.0, recency=0.5), batch=batch):
         together = last_log_probs(model, batch)
     with (
-        il.edited(model, il.Reweight(HEADS, il.balancing_weights(batch), renormalize=True), batch=batch),
+        il.edited(model, il.Reweight(HEADS, balancing_weights(batch), renormalize=True), batch=batch),
         il.edited(model, il.RemovePosition(HEADS, strength=0.5, positions="last")),
     ):
         assert_close(last_log_probs(model, batch), together)
@@ -73,7 +74,7 @@ def test_the_strength_of_smallest_bias_that_keeps_accuracy(
     monkeypatch.setattr(sys.modules["icl_lens.interventions.debias"], "_scored", scored)
     options = {"fix": "recency", "strengths": strengths[1:], "max_accuracy_drop": max_drop}
     batches = [other] if others else []
-    found = il.choose_strength(model, HEADS, favored, unfavored, accuracy_batches=batches, **options)
+    found = il.choose_strength(model, favored, unfavored, HEADS, accuracy_batches=batches, **options)
     assert found.strength == strength
     assert found.bias == pytest.approx(bias)
     lost = [(3 - k) / 3 for k in n_correct] if not others else [0, 0, 0, 0.5]
@@ -81,11 +82,11 @@ def test_the_strength_of_smallest_bias_that_keeps_accuracy(
     assert found.accuracy == pytest.approx([1, 1, 1, 7 / 8] if others else [1 - one for one in lost])
     assert found.to_frame()["accuracy_drop"].tolist() == pytest.approx(lost)
     with pytest.raises(il.InputError, match="got 3 and 2"):
-        il.choose_strength(model, HEADS, favored, other, **options)
+        il.choose_strength(model, favored, other, HEADS, **options)
 
 
 def test_strength_is_measured_with_the_fix_at_work(model, batch):
-    found = il.choose_strength(model, HEADS, batch, batch, fix="recency", strengths=[1.0], max_accuracy_drop=1.0)
+    found = il.choose_strength(model, batch, batch, HEADS, fix="recency", strengths=[1.0], max_accuracy_drop=1.0)
     for value, strength in zip(found.bias, found.strengths, strict=True):
         with il.edited(model, *il.debias_edits(batch, HEADS, recency=strength), batch=batch):
             scores = il.score(model, batch)
@@ -148,7 +149,7 @@ def test_within_another_intervention_each_fix_has_a_pass(model, batch):
 
 def test_factors_of_demonstrations_that_are_not_there_do_nothing(model, batch):
     """In ragged prompts, weights of demonstrations that a prompt does not have are not read."""
-    weights = il.balancing_weights(batch)
+    weights = balancing_weights(batch)
     absent = batch.label_positions < 0
     assert bool(absent.any())
     found = []

@@ -369,13 +369,13 @@ def test_estimates_within_contexts_without_gradients(gpt2, gpt2_batch):
 def test_agreement_by_hand():
     causal = torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]])
     static = torch.tensor([[0.0, 2.0, 1.0], [3.0, 50.0, 40.0]])
-    found = il.agreement(causal, static, k=2)
+    found = il.metrics.agreement(causal, static, k=2)
     # Two neighboring pairs exchanged: 1 - 6 * (1 + 1 + 1 + 1) / (6 * 35)
     assert found.spearman == pytest.approx(1 - 24 / 210)
     assert (found.overlap, found.expected_overlap) == (2, pytest.approx(4 / 6))
-    assert il.agreement(causal, -static, k=3).spearman == pytest.approx(-(1 - 24 / 210))
-    assert il.agreement(causal, -static, k=3).overlap == 0
-    tied = il.agreement(torch.tensor([[1.0, 1.0, 3.0]]), torch.tensor([[1.0, 2.0, 3.0]]), k=1)
+    assert il.metrics.agreement(causal, -static, k=3).spearman == pytest.approx(-(1 - 24 / 210))
+    assert il.metrics.agreement(causal, -static, k=3).overlap == 0
+    tied = il.metrics.agreement(torch.tensor([[1.0, 1.0, 3.0]]), torch.tensor([[1.0, 2.0, 3.0]]), k=1)
     assert tied.spearman == pytest.approx(1.5 / 3**0.5)  # ranks ½ ½ 2 against 0 1 2
     with pytest.raises(il.InputError, match=r"between 1 and 6 .* got 7"):
-        il.agreement(causal, static, k=7)
+        il.metrics.agreement(causal, static, k=7)

@@ -147,13 +147,13 @@ MISUSE = {
     lambda m, b, o: il.head_copying(m, (0, 0), [3, 3]): "at least two different ids",
     lambda m, b, o: il.head_copying(m, (0, 0), [3, 10**6]): "is out of range",
     lambda m, b, o: il.head_copying(m, (0, 0), [3, 4], inputs=torch.zeros(3, 32)): "one residual stream per token",
-    lambda m, b, o: il.induction_scores(m, n=0): "at least 1",
-    lambda m, b, o: il.induction_scores(m, n_tokens=10**6): "got 1000000",
+    lambda m, b, o: il.repeated_token_scores(m, n=0): "at least 1",
+    lambda m, b, o: il.repeated_token_scores(m, n_tokens=10**6): "got 1000000",
     # edits
     lambda m, b, o: enter(il.edited(m, il.AddVector(torch.zeros(33), 0), batch=b)): "vector must have shape",
     lambda m, b, o: enter(il.edited(m, il.AddVector(torch.zeros(32), 3), batch=b)): "got 3",
     lambda m, b, o: enter(il.edited(m, il.AddVector(torch.full((32,), NAN), 0), batch=b)): "must be finite",
-    lambda m, b, o: il.function_vector(m, HEADS, []): "reference must contain at least one",
+    lambda m, b, o: il.function_vector(m, [], HEADS): "reference must contain at least one",
     lambda m, b, o: il.head_effects(m, b, positions="first"): "positions must be one of",
     lambda m, b, o: il.head_effects(m, b, against=b.answer_tokens): "must differ from the target",
     lambda m, b, o: il.head_effects(m, b, against=b.answer_tokens[:2]): "shape (3,),",
@@ -205,10 +205,10 @@ MISUSE = {
         "other than prompt 0"
     ),
     lambda m, b, o: il.score(m, il.tokenize(m, il.Text("love one")), [[]]): "no label",
-    lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="x"): "fix must be one of",
-    lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", strengths=[NAN]): "must be finite",
-    lambda m, b, o: il.choose_strength(m, HEADS, b, b, fix="majority", max_accuracy_drop=-1): "non-negative, got -1",
-    lambda m, b, o: il.choose_strength(m, HEADS, b, b[[1, 0, 2]], fix="majority"): "the same prompts",
+    lambda m, b, o: il.choose_strength(m, b, b, HEADS, fix="x"): "fix must be one of",
+    lambda m, b, o: il.choose_strength(m, b, b, HEADS, fix="majority", strengths=[NAN]): "must be finite",
+    lambda m, b, o: il.choose_strength(m, b, b, HEADS, fix="majority", max_accuracy_drop=-1): "non-negative, got -1",
+    lambda m, b, o: il.choose_strength(m, b, b[[1, 0, 2]], HEADS, fix="majority"): "the same prompts",
 }
 
 

@@ -48,7 +48,7 @@ def test_strengths_are_those_of_the_library(icl_mini, monkeypatch):
     sets = [study.located, *study.random_sets(study.located, 3)]
     by_library = [
         il.choose_strength(
-            icl_mini, heads, pairs.favored, pairs.unfavored, fix="majority", max_accuracy_drop=1.0
+            icl_mini, pairs.favored, pairs.unfavored, heads, fix="majority", max_accuracy_drop=1.0
         ).strength
         for heads in sets
     ]

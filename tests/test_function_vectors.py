@@ -58,9 +58,9 @@ def test_the_vector_is_the_sum_of_mean_outputs(load_tiny, family_folder, float64
         for ids in rows_of(batch):
             expected += written(hf, head, last_z(hf, ids, head)) / len(batch)
     assert expected.abs().max() > 0.1
-    vector = il.function_vector(model, [*HEADS, HEADS[0]], batch)
+    vector = il.function_vector(model, batch, [*HEADS, HEADS[0]])
     assert_close(vector, expected)
-    assert_close(il.function_vector(model, HEADS, [batch[:1], batch[1:]]), vector)
+    assert_close(il.function_vector(model, [batch[:1], batch[1:]], HEADS), vector)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

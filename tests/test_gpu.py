@@ -104,7 +104,7 @@ def test_edits_are_equal(pair):
 
 def test_chosen_strengths_are_equal(pair):
     found = [
-        il.choose_strength(model, HEADS, batch[:8], batch[:8], fix="majority", strengths=(0.5, 1.0))
+        il.choose_strength(model, batch[:8], batch[:8], HEADS, fix="majority", strengths=(0.5, 1.0))
         for model, batch in pair
     ]
     assert found[0].strength == found[1].strength
@@ -123,7 +123,7 @@ def test_explanations_are_equal(pair):
 def test_metrics_vectors_and_saliency_are_equal(pair):
     same(pair, lambda m, b: il.label_similarity(m, b, HEADS), scale=10)
     same(pair, lambda m, b: il.head_copying(m, (3, 0), b.label_tokens).logits)
-    same(pair, lambda m, b: il.function_vector(m, HEADS, b))
+    same(pair, lambda m, b: il.function_vector(m, b, HEADS))
     same(pair, lambda m, b: il.attention_saliency(m, b))
     same(pair, lambda m, b: il.capture(m, b).own_label_ranks(HEADS[0]))
     same(pair, lambda m, b: il.whole_label_log_probs(m, b))

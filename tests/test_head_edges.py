@@ -7,7 +7,8 @@ from family_tables import EXACT
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.prompts.roles import EDGE_ROLES, ROLES, role_indices
+from icl_lens.prompts.batch import ROLES
+from icl_lens.prompts.roles import EDGE_ROLES
 
 RECEIVER = il.Head(2, 1)
 SENDERS = ("embed", "L0H2", "F0", "L1H3", "F1")
@@ -73,7 +74,7 @@ def test_an_edge_is_three_hooked_passes(load_tiny, name):
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     acts = il.capture(model, batch, writers="all")
     last = torch.arange(batch.tokens.shape[1]) == batch.last[:, None]
-    roles, largest = role_indices(batch), 0.0
+    roles, largest = batch.role_indices, 0.0
     places = {
         "q": ("all", last),
         "k": ("false label", roles == ROLES.index("false label")),
@@ -102,7 +103,7 @@ def test_means_replace_senders_and_roles_align_prompts_of_any_length(grouped):
     model, batch, acts = grouped
     other = il.tokenize(model, [il.Prompt.parse("love : bar two : foo sad happy :", answer="bar")], prepend_bos=False)
     reference = il.capture(model, other, writers="all")
-    roles, of_reference = role_indices(batch), role_indices(other)
+    roles, of_reference = batch.role_indices, other.role_indices
     assert set(of_reference.flatten().tolist()) == set(range(len(ROLES)))
     for sender in SENDERS:
         u, mean = written(acts, sender, 2), torch.zeros(len(ROLES), acts.view.d_model)
@@ -131,7 +132,7 @@ EDGES = [
 def test_a_set_of_edges_removes_all_from_the_intact_models_inputs(grouped):
     """Rebuild every part of either receiver in a pass of its own, then put both outputs in one last pass."""
     model, batch, acts = grouped
-    roles, at_last, seen = role_indices(batch), torch.arange(batch.tokens.shape[1]) == batch.last[:, None], {}
+    roles, at_last, seen = batch.role_indices, torch.arange(batch.tokens.shape[1]) == batch.last[:, None], {}
     for receiver in {edge.receiver for edge in EDGES}:
         prefix, parts = f"blocks.{receiver.layer}.", []
         for part in "qkv":
@@ -199,7 +200,7 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped):
 
     model, batch, acts = grouped
     estimates = estimate_effects(model, batch, [RECEIVER], None)[RECEIVER]
-    roles, last = role_indices(batch), EDGE_ROLES.index("last")
+    roles, last = batch.role_indices, EDGE_ROLES.index("last")
     assert estimates.shape == (3, 3, len(EDGE_ROLES), len(acts_names(2)))
     assert (estimates[:, 0, [role for role in range(len(EDGE_ROLES)) if role != last]] == 0).all()
     at_last = torch.arange(batch.tokens.shape[1]) == batch.last[:, None]

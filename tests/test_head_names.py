@@ -34,13 +34,13 @@ CALLS = {
     "attention_score_parts": lambda run, head: il.attention_score_parts(run.acts, head).scores,
     "Block": within(lambda run, head: il.edited(run.model, il.Block([head], run.edges))),
     "choose_strength": lambda run, head: torch.from_numpy(
-        il.choose_strength(run.model, [head], run.batch, run.batch, fix="majority").to_frame().to_numpy(float)
+        il.choose_strength(run.model, run.batch, run.batch, [head], fix="majority").to_frame().to_numpy(float)
     ),
     "debias_edits": within(
         lambda run, head: il.edited(run.model, *il.debias_edits(run.batch, [head], majority=1.0), batch=run.batch)
     ),
     "explain": lambda run, head: il.explain(run.model, run.batch.prompts[0], why=head).to_frame("words"),
-    "function_vector": lambda run, head: il.function_vector(run.model, [head], run.batch),
+    "function_vector": lambda run, head: il.function_vector(run.model, run.batch, [head]),
     "head_copying": lambda run, head: il.head_copying(run.model, head, [40, 50, 60]),
     "head_to_head_effects": lambda run, head: (
         il.head_to_head_effects(

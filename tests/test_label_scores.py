@@ -121,7 +121,7 @@ def test_results_print_as_tables(gpt2):
         parts.contrast(parts.of_label(batch.answer)),
         il.value_parts(acts, head, batch.answer_tokens),
         il.head_copying(gpt2, head, batch.label_tokens),
-        il.choose_strength(gpt2, [head], batch, batch, fix="majority", strengths=[0.5]),
+        il.choose_strength(gpt2, batch, batch, [head], fix="majority", strengths=[0.5]),
         acts.readout.describe(acts.last_query(head), torch.full((len(batch),), -1)),
     ]
     for result in results:

@@ -113,7 +113,7 @@ def W_O(hf: Any, head: il.Head) -> torch.Tensor:
 
 def test_positions_and_roles_are_those_counted_in_words(case: Any) -> None:
     _, batch, rows, _ = case
-    roles = il.token_roles(batch)
+    roles = batch.token_roles
     for number, row in enumerate(rows):
         count = len(row.labels)
         assert batch.tokens[number, : row.n].tolist() == row.ids.tolist()

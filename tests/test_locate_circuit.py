@@ -16,7 +16,7 @@ from experiments.planted import build
 from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.locate.edge_space import CURVE_READERS, THIRDS, EdgeSpace
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.roles import ROLES
+from icl_lens.prompts.batch import ROLES
 
 TASK = "sentiment-number"
 
@@ -208,9 +208,9 @@ def test_roles_of_tokens(load_tiny):
         il.Prompt.parse("love : bar the two : foo sad like :", answer="bar"),
         il.Prompt.parse("a : foo one :", answer="foo"),
     ]
-    roles = il.token_roles(il.tokenize(model, prompts, prepend_bos=False))
+    roles = il.tokenize(model, prompts, prepend_bos=False).token_roles
     assert roles[0] == ["text", "other", "true label", "text", "text", "other", "false label", "query", "query", "last"]
     assert roles[1] == ["text", "other", "true label", "query", "last"]
     assert set(roles[0]) == set(ROLES)
     plain = il.tokenize(model, il.Text("love like one", answer=" two"))
-    assert il.token_roles(plain)[0] == ["query", "query", "last"]
+    assert plain.token_roles[0] == ["query", "query", "last"]

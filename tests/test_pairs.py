@@ -9,6 +9,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.errors import InputError
+from icl_lens.interventions.debias import balancing_weights
 
 PAIRS = [("love", "hate"), ("happy", "sad"), ("good", "bad"), ("cat", "dog"), ("France", "Spain"), ("red", "blue")]
 PAIRS += [("one", "two"), ("eight", "nine"), ("yes", "no"), ("like", "foo"), ("the", "a")]
@@ -167,8 +168,8 @@ def test_the_query_without_content_has_no_tokens(family_run):
     batch = il.tokenize(run.model, prompt, prepend_bos=False)
     assert batch.token_strings[0] == "love : yes sad : no :".split()
     assert batch.query_range[0].tolist() == [6, 6]
-    assert il.token_roles(batch)[0][-1] == "last"
-    assert "query" not in il.token_roles(batch)[0]
+    assert batch.token_roles[0][-1] == "last"
+    assert "query" not in batch.token_roles[0]
 
 
 def test_labels_that_look_alike_are_refused_only_where_they_are_compared(family_run):
@@ -234,7 +235,7 @@ def test_prompts_without_demonstrations_have_no_labels_to_look_at(gpt2, zero_sho
         lambda: acts.own_label_ranks(head),
         lambda: il.label_similarity(gpt2, batch, [head]),
         lambda: il.saliency_flow(gpt2, batch),
-        lambda: il.balancing_weights(batch),
+        lambda: balancing_weights(batch),
         lambda: il.mean_score_parts(gpt2, batch, heads=[head]),
     ):
         with pytest.raises(InputError, match="the prompts have no demonstrations"):

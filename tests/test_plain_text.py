@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
+from icl_lens.interventions.debias import balancing_weights
+from icl_lens.locate.locate import mean_head_increases
 from icl_lens.prompts.token_ids import check_no_padding
 
 IOI = "When Mary and John went to the store, John gave a drink to"
@@ -144,7 +146,7 @@ def test_what_follows_a_capture_works_without_labels(free):
     assert_close(il.top_heads(acts, targets, k=3).value, heads.mean(0).flatten().topk(3).values)
     located = il.locate_heads(model, batch, k=3, run=il.Run(batch_size=1))
     assert located.heads == il.top_heads(acts, targets, k=3).heads
-    assert_close(il.mean_head_increases(model, batch), heads.mean(0))
+    assert_close(mean_head_increases(model, batch), heads.mean(0))
     effects = il.head_effects(model, batch, positions="all")
     plain = last_log_probs(model, batch)[torch.arange(2), targets]
     for head in [il.Head(0, 1), il.Head(2, 3)]:
@@ -172,7 +174,7 @@ def test_what_is_about_labels_is_refused(free):
         lambda: acts.label_values((0, 0)),
         lambda: acts.label_keys((0, 0)),
         lambda: acts.own_label_ranks((0, 0)),
-        lambda: il.balancing_weights(batch),
+        lambda: balancing_weights(batch),
     ]:
         with pytest.raises(il.InputError, match="no demonstrations, so there is no label"):
             ask()

@@ -8,11 +8,11 @@ import icl_lens as il
 from icl_lens.attribution.repeated_tokens import prefix_tokens, random_tokens
 
 N_TOKENS = 7
-SCORES = {"induction": il.induction_scores, "previous": il.previous_token_scores}
 
 
 def test_scores_are_those_of_the_pattern(gpt2):
-    found = {name: score(gpt2, n=3, n_tokens=N_TOKENS, seed=1) for name, score in SCORES.items()}
+    scores = il.repeated_token_scores(gpt2, n=3, n_tokens=N_TOKENS, seed=1)
+    found = {"induction": scores.induction, "previous": scores.previous_token}
     expected = {"induction": [], "previous": []}
     for tokens in random_tokens(gpt2, 3, N_TOKENS, 1):
         assert len(set(tokens)) == N_TOKENS

@@ -50,7 +50,7 @@ MAKE = {
     "ValueParts": lambda m: il.value_parts(m.acts, "L2H0"),
     "QueryKeyMetric": lambda m: il.query_key_metric(m.model, "L2H0"),
     "HeadEffects": lambda m: il.head_effects(m.model, m.batch),
-    "Agreement": lambda m: il.agreement(
+    "Agreement": lambda m: il.metrics.agreement(
         *(m.get("HeadEffects").log_odds[i].nan_to_num() for i in (0, 1)),
         k=4,
     ),
@@ -58,8 +58,8 @@ MAKE = {
     "SaliencyFlow": lambda m: il.saliency_flow(m.model, m.batch[:2]),
     "StrengthSearch": lambda m: il.choose_strength(
         m.model,
-        ["L2H0"],
         *(il.tokenize(m.model, il.load_task(TASK, n=8, layout=layout)) for layout in ("order", "imbalanced")),
+        heads=["L2H0"],
         fix="majority",
         strengths=[0.5],
     ),
@@ -70,6 +70,7 @@ MAKE = {
     "Circuit": lambda m: il.locate_circuit(
         m.model, *il.split_by_query(il.load_task(TASK, n=24), 12), ["L5H0"], n_edges=4, n_random=2
     ),
+    "RepeatedTokenScores": lambda m: il.repeated_token_scores(m.model, n=2),
     "TaskCheck": lambda m: il.task_check(m.model, TASK, n=20),
 }
 """How each public result is made."""
@@ -97,6 +98,7 @@ FIRST = {
     "MeanExchanges": ["name", "query", "low", "high"],
     "MeanScoreParts": ["name", "side", "writer", "value", "low", "high"],
     "Circuit": ["edge", "effect", "low", "high"],
+    "RepeatedTokenScores": ["name", "induction", "previous_token"],
     "TaskCheck": ["value", "low", "high"],
 }
 """The first columns of each table."""
@@ -115,6 +117,7 @@ HEADLINE = {
     "StrengthSearch": lambda found: f"{found.strength:g} (chosen)",
     "ControlledAblation": lambda found: f"{found.interval('heads', 'accuracy').value:.1%}",
     "MeanScoreParts": lambda found: f"{found.writers['value'][0]:+.3f}",
+    "RepeatedTokenScores": lambda found: f"{found.induction.max():.3f}",
     "TaskCheck": str,
 }
 """What `print` must say, where it is not the first value of the table."""

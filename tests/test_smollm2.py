@@ -106,7 +106,7 @@ def test_the_keys_of_induction_heads_come_from_a_previous_token_head(model):
     ids = torch.randint(200, 20000, (24, 20), generator=torch.Generator().manual_seed(0))
     batch = il.PromptBatch.from_tokens(torch.cat([ids, ids[:, :6]], dim=1), model=model, targets=ids[:, 6])
     follows = il.capture(model, batch).pattern[..., 6].mean(0)  # after the earlier copy of the last token
-    previous = il.previous_token_scores(model)
+    previous = il.repeated_token_scores(model).previous_token
     heads = [il.Head.from_index(int(index), follows.shape[1]) for index in follows.flatten().topk(4).indices]
     assert min(float(follows[head]) for head in heads) > 0.5
     found = il.head_to_head_effects(model, batch, heads, part="k", at=6)

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
+from icl_lens.locate.locate import mean_head_increases
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
@@ -497,14 +498,14 @@ def increases(c: Both) -> None:
     )
 
 
-@checks("top_heads", "mean_head_increases", "locate_heads")
+@checks("top_heads", "locate_heads")
 def best_heads(c: Both) -> None:
     mean = c.increases.mean(0).flatten()
     best = mean.topk(5)
     for top in (il.top_heads(c.acts, k=5, by="increase"), il.locate_heads(c.model, c.batch, k=5, by="increase")):
         assert_close(top.value, best.values)
         assert_close(mean[[head.layer * families.N_HEADS + head.head for head in top.heads]], best.values)
-    assert_close(il.mean_head_increases(c.model, c.batch), mean.unflatten(0, (-1, families.N_HEADS)))
+    assert_close(mean_head_increases(c.model, c.batch), mean.unflatten(0, (-1, families.N_HEADS)))
 
 
 @checks("top_subheads", "tables.top_subheads_table")
@@ -664,7 +665,7 @@ def mean_score_parts(c: Both) -> None:
         assert_close(torch.tensor(ours[list(parts.writers)].to_numpy()), mean, scale=size)
 
 
-@checks("induction_scores", "previous_token_scores")
+@checks("repeated_token_scores")
 def induction(c: Both) -> None:
     n, n_tokens = sweep.DRAWN["n"], sweep.DRAWN["n_tokens"]
     special = set(c.model.tokenizer.all_special_ids)
@@ -678,8 +679,9 @@ def induction(c: Both) -> None:
             for query in range(n_tokens, 2 * n_tokens):
                 sums[0, layer] += pattern[:, query, query - n_tokens + 1] / (n * n_tokens)
                 sums[1, layer] += pattern[:, query, query - 1] / (n * n_tokens)
-    assert_close(il.induction_scores(c.model, **sweep.DRAWN), sums[0])
-    assert_close(il.previous_token_scores(c.model, **sweep.DRAWN), sums[1])
+    found = il.repeated_token_scores(c.model, **sweep.DRAWN)
+    assert_close(found.induction, sums[0])
+    assert_close(found.previous_token, sums[1])
 
 
 # Whole analyses
@@ -906,7 +908,7 @@ def strengths(c: Both) -> None:
     two = c.batch[[0, 2]]
     prompts = [il.Prompt(p.demonstrations[::-1], p.query, p.answer, p.labels) for p in two.prompts]
     turned = sweep.tokenized(c.model, prompts)
-    found = il.choose_strength(c.model, c.heads, two, turned, fix="recency", strengths=[0.5], max_accuracy_drop=1.0)
+    found = il.choose_strength(c.model, two, turned, c.heads, fix="recency", strengths=[0.5], max_accuracy_drop=1.0)
     other = Both(c.model, c.hf)
     other.__dict__["batch"] = turned
     odds = {}
@@ -1102,7 +1104,7 @@ def saliency(c: Both) -> None:
 @checks("function_vector")
 def function_vector(c: Both) -> None:
     total = torch.stack([one.head_outputs[head] for one in c.references for head in map(tuple, c.heads)]).sum(0)
-    ours = il.function_vector(c.model, c.heads, c.batch)
+    ours = il.function_vector(c.model, c.batch, c.heads)
     assert_close(ours, total / len(c.batch), scale=float(total.abs().max()))
 
 

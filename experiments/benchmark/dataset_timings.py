@@ -162,7 +162,7 @@ def removing_at_last(model: Any, name: str, batch: il.PromptBatch, *, repeats: i
             lambda p=positions, m=method: il.head_effects(model, batch, positions=p, method=m),
         )
     exact, estimate = (found[way].log_prob.mean(0) for way in ("exact", "gradient"))
-    agreed = il.agreement(exact, estimate, k=min(K, exact.numel()))
+    agreed = il.metrics.agreement(exact, estimate, k=min(K, exact.numel()))
     prompts = f"{len(batch):,} × {batch.tokens.shape[1]}"
     n_heads = exact.numel()
     for way, label in AT_LAST.items():

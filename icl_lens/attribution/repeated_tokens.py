@@ -1,13 +1,16 @@
 """Induction and previous-token scores: attention to random tokens shown twice, where words and meaning cannot help."""
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.activations import capture
+from icl_lens.display import SHOWN_ROWS, Result, columns_first, long_frame
 from icl_lens.errors import InputError, check_integers
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Rendered
@@ -18,40 +21,50 @@ N_TOKENS = 24
 _SEQUENCES_AT_ONCE = 8
 
 
-def induction_scores(
-    model: Any, *, n: int = N_SEQUENCES, n_tokens: int = N_TOKENS, seed: int = 0
-) -> Float[Tensor, "layer head"]:
-    """Return how much each head attends to the token that followed the current token's earlier occurrence, 0 to 1.
+@dataclass(frozen=True, repr=False)
+class RepeatedTokenScores(Result):
+    """How much each head attends, on repeated random tokens, to the token that came next before and to the last one.
 
-    The score is a mean over `n` sequences, which show `n_tokens` different random tokens twice, and over the tokens of
+    Example:
+        >>> il.repeated_token_scores(model, n=8).to_frame().columns.tolist()
+        ['name', 'induction', 'previous_token', 'layer', 'head']
+    """
+
+    induction: Float[Tensor, "layer head"]
+    """Attention to the token that followed the current token's earlier occurrence, 0 to 1."""
+    previous_token: Float[Tensor, "layer head"]
+    """Attention to the token before, 0 to 1."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return name, induction, previous_token, layer and head: one row per head, largest induction score first."""
+        frame = long_frame(self.induction, ("layer", "head"), value="induction")
+        frame["previous_token"] = self.previous_token.float().flatten().numpy()
+        frame = columns_first(frame, "name", "induction", "previous_token")
+        return frame.sort_values("induction", ascending=False, kind="stable", ignore_index=True)
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        rows = self.to_frame().head(SHOWN_ROWS // 2)
+        columns: dict[str, list[object]] = {"head": rows["name"].tolist()}
+        for name in ("induction", "previous_token"):
+            columns[name.replace("_", " ")] = [f"{value:.3f}" for value in rows[name]]
+        return "RepeatedTokenScores, mean attention", columns, self.induction.numel()
+
+
+def repeated_token_scores(
+    model: Any, *, n: int = N_SEQUENCES, n_tokens: int = N_TOKENS, seed: int = 0
+) -> RepeatedTokenScores:
+    """Return each head's induction and previous-token scores.
+
+    The scores are means over `n` sequences, which show `n_tokens` different random tokens twice, and over the tokens of
     the second showing. Attention spread evenly scores about 1 / (1.5 · n_tokens). Raise InputError for a slow
     tokenizer, `n` below 1, and `n_tokens` below two or above the vocabulary or half the context. Source: Olsson et al.
     (2022).
 
     Example:
-        >>> scores = il.induction_scores(model)
+        >>> scores = il.repeated_token_scores(model).induction
         >>> str(il.Head.from_index(int(scores.argmax()), 6)), round(float(scores.max()), 2)
         ('L4H0', 0.06)
     """
-    return repeat_scores(model, n=n, n_tokens=n_tokens, seed=seed)[..., 0].mean(0)
-
-
-def previous_token_scores(
-    model: Any, *, n: int = N_SEQUENCES, n_tokens: int = N_TOKENS, seed: int = 0
-) -> Float[Tensor, "layer head"]:
-    """Return how much each head attends to the token before, 0 to 1, on the sequences of `induction_scores`.
-
-    Raise InputError as `induction_scores` does. Source: Olsson et al. (2022).
-
-    Example:
-        >>> il.previous_token_scores(model).shape
-        torch.Size([8, 6])
-    """
-    return repeat_scores(model, n=n, n_tokens=n_tokens, seed=seed)[..., 1].mean(0)
-
-
-def repeat_scores(model: Any, *, n: int, n_tokens: int, seed: int) -> Float[Tensor, "sequence layer head 2"]:
-    """Return each sequence's attention to the token after the earlier occurrence, and to the token before."""
     prefix = prefix_tokens(model)
     if 2 * n_tokens + len(prefix) > model.cfg.n_ctx:
         raise InputError(
@@ -67,7 +80,7 @@ def repeat_scores(model: Any, *, n: int, n_tokens: int, seed: int) -> Float[Tens
         pattern = pattern.unflatten(0, (len(some), n_tokens))
         attended = [pattern[:, i, ..., [query - n_tokens + 1, query - 1]] for i, query in enumerate(second)]
         found.append(torch.stack(attended).mean(0))
-    return torch.cat(found)
+    return RepeatedTokenScores(*torch.cat(found).mean(0).unbind(-1))
 
 
 def random_tokens(model: Any, n: int, n_tokens: int, seed: int) -> list[list[int]]:

@@ -70,11 +70,6 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
 
     All factors are 1 where labels are equally frequent. Raise InputError for a negative strength, and for prompts
     without demonstrations.
-
-    Example:
-        >>> uneven = il.tokenize(model, il.Prompt.parse("love : bar eight : foo two : foo one :"))
-        >>> il.balancing_weights(uneven)
-        tensor([[1.5000, 0.7500, 0.7500]])
     """
     if not strength >= 0:
         raise InputError(f"strength must be non-negative, got {strength!r}; 0 is no change")
@@ -96,7 +91,7 @@ class StrengthSearch(Result):
     Example:
         >>> even = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="order"))
         >>> uneven = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="imbalanced"))
-        >>> il.choose_strength(model, [il.Head(2, 0)], even, uneven, fix="majority", strengths=[0.5]).strengths
+        >>> il.choose_strength(model, even, uneven, ["L2H0"], fix="majority", strengths=[0.5]).strengths
         (0.0, 0.5)
     """
 
@@ -135,9 +130,9 @@ class StrengthSearch(Result):
 
 def choose_strength(
     model: Any,
-    heads: Sequence[AnyHead],
     favored: PromptBatch,
     unfavored: PromptBatch,
+    heads: Sequence[AnyHead],
     *,
     fix: Fix,
     accuracy_batches: Sequence[PromptBatch] = (),
@@ -158,7 +153,7 @@ def choose_strength(
         >>> unfavored = il.tokenize(model, il.load_task("sentiment-number", n=10, layout="reorder"))
         >>> other = il.tokenize(model, [prompt.with_other_query() for prompt in prompts])
         >>> heads = [il.Head(2, 0)]
-        >>> chosen = il.choose_strength(model, heads, favored, unfavored, fix="recency", accuracy_batches=[other])
+        >>> chosen = il.choose_strength(model, favored, unfavored, heads, fix="recency", accuracy_batches=[other])
         >>> chosen.strength in chosen.strengths
         True
     """

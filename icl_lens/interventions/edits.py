@@ -337,7 +337,7 @@ class AddVector(Edit):
     shape or with non-finite values, an unknown layer, and passes over other prompts.
 
     Example:
-        >>> vector = il.function_vector(model, [il.Head(2, 0)], batch)
+        >>> vector = il.function_vector(model, batch, ["L2H0"])
         >>> with il.edited(model, il.AddVector(vector, 1), batch=batch):
         ...     steered = il.score(model, batch)
         >>> steered.shape

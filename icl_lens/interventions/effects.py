@@ -7,7 +7,7 @@ Source: the published version (causal location of heads).
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import pandas as pd
@@ -22,7 +22,6 @@ from icl_lens.interventions.edit import Positions
 from icl_lens.interventions.edits import Ablate, Mode, Reference
 from icl_lens.interventions.engine import score_sets
 from icl_lens.interventions.gradients import prompts_at_once, z_gradients
-from icl_lens.metrics import spearman
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.memory import PASS_TOKENS
@@ -105,37 +104,6 @@ def largest_means(means: Mapping[Outcome, Float[Tensor, "layer head"]], k: int, 
     return [Head.from_index(index, mean.shape[1]) for index in order.tolist()]
 
 
-@dataclass(frozen=True, repr=False)
-class Agreement(Result):
-    """Agreement of two head rankings: rank correlation over all heads, and overlap of the top k.
-
-    Example:
-        >>> increase = il.head_log_prob_increase(acts, targets)[0]
-        >>> agreed = il.agreement(increase, increase, k=4)
-        >>> round(agreed.spearman, 3), agreed.overlap
-        (1.0, 4)
-    """
-
-    spearman: float
-    k: int
-    overlap: int
-    """Number of heads in both top k."""
-    expected_overlap: float
-    """Expected overlap of two random sets of k heads."""
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return one row with spearman, k, overlap and expected_overlap."""
-        return pd.DataFrame([asdict(self)])
-
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
-        columns: dict[str, list[object]] = {
-            "rank correlation": [format_signed(self.spearman)],
-            f"of the top {self.k}": [f"{self.overlap} in both"],
-            "expected by chance": [f"{self.expected_overlap:.1f}"],
-        }
-        return "Agreement of two rankings of heads", columns, 1
-
-
 def head_effects(
     model: Any,
     batch: PromptBatch,
@@ -165,8 +133,8 @@ def head_effects(
 
     `method="gradient"` is a first-order estimate (`exact` is False): the drop if log p were linear in the head's z,
     z · ∂ log p/∂z. It takes one forward pass and two backward passes for all heads: for log p and for the log-odds, if
-    there are any. Check its `agreement` with exact effects before relying on it. It stores every layer's activations of
-    at least one prompt for the backward passes.
+    there are any. Check its `metrics.agreement` with exact effects before relying on it. It stores every layer's
+    activations of at least one prompt for the backward passes.
 
     `mode="mean"` and `mode="resample"` replace a head's z by its mean over the last positions of the `reference`
     prompts, or by that of one of them, instead of zero (see `Ablate`); only for exact effects at the last position.
@@ -178,7 +146,7 @@ def head_effects(
         >>> effects.log_odds.shape, effects.algorithm
         (torch.Size([1, 8, 6]), 'prefix_cache')
         >>> estimate = il.head_effects(model, batch, method="gradient")
-        >>> il.agreement(effects.log_odds.mean(0), estimate.log_odds.mean(0)).spearman > 0.5
+        >>> il.metrics.agreement(effects.log_odds.mean(0), estimate.log_odds.mean(0)).spearman > 0.5
         True
     """
     view = ModelView.of(model)
@@ -218,27 +186,6 @@ def exact_effects(
     drops = (found[:, :1] - found[:, 1:]).unflatten(1, (view.n_layers, view.n_heads))
     algorithm: Algorithm = "partial_forward" if ablation.positions == "all" or reason else "prefix_cache"
     return HeadEffects(drops[..., 0], drops[..., 1], ablation.positions, algorithm, reason, active_edits(view))
-
-
-def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = 20) -> Agreement:
-    """Return how well two scores of the same heads agree in ranking, such as causal effects and increases.
-
-    Scores are means over prompts. Ties share their mean rank. Raise InputError if k is not between 1 and the number of
-    heads, or if the shapes differ.
-
-    Example:
-        >>> increase = il.head_log_prob_increase(acts, targets)[0]
-        >>> il.agreement(increase, il.head_effects(model, batch).log_prob[0], k=4).expected_overlap
-        0.3333333333333333
-    """
-    n = one.numel()
-    if one.shape != other.shape:
-        raise InputError(f"one and other must have the same shape, got {tuple(one.shape)} and {tuple(other.shape)}")
-    if not 1 <= k <= n:
-        raise InputError(f"k must be between 1 and {n} (heads), got {k!r}")
-    first, second = (scores.flatten().double().cpu() for scores in (one, other))
-    best = [set(scores.flatten().topk(k).indices.tolist()) for scores in (one, other)]
-    return Agreement(spearman(first, second), k, len(best[0] & best[1]), k * k / n)
 
 
 def outcome_tokens(

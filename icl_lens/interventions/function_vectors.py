@@ -26,7 +26,7 @@ from icl_lens.prompts.batch import PromptBatch
 
 
 def function_vector(
-    model: Any, heads: Iterable[AnyHead], reference: PromptBatch | Iterable[PromptBatch]
+    model: Any, reference: PromptBatch | Iterable[PromptBatch], heads: Iterable[AnyHead]
 ) -> Float[Tensor, " d_model"]:
     """Return the sum of the heads' outputs at the last position, averaged over the `reference` prompts.
 
@@ -34,7 +34,7 @@ def function_vector(
     unknown head or an empty reference.
 
     Example:
-        >>> vector = il.function_vector(model, [il.Head(2, 0), il.Head(3, 1)], batch)
+        >>> vector = il.function_vector(model, batch, ["L2H0", "L3H1"])
         >>> len(vector) == model.cfg.d_model
         True
     """

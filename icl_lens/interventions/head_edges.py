@@ -34,8 +34,8 @@ from icl_lens.models.active_edits import active_edits, edits_disabled, edits_suf
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.memory import WRITER_BYTES
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
-from icl_lens.prompts.roles import ROLES, EdgeRole, indices_in_roles, role_indices, role_masks
+from icl_lens.prompts.batch import ROLES, PromptBatch
+from icl_lens.prompts.roles import EdgeRole, indices_in_roles, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
 
 
@@ -54,8 +54,8 @@ class Edge:
     sender: str
     """A head ("L2H0"), an FFN ("F3") or an embedding ("embed", "pos_embed")."""
     role: EdgeRole = "last"
-    """Role of the tokens whose keys or values are read (see `il.token_roles`; "label" for true and false labels). For a
-    query, which is read at the last token, it must be "last"."""
+    """Role of the tokens whose keys or values are read (see `batch.token_roles`; "label" for both kinds of labels). For
+    a query, which is read at the last token, it must be "last"."""
 
     def __str__(self) -> str:
         where = "" if self.part == "q" else f" ({self.role})"
@@ -124,7 +124,7 @@ def head_to_head_effects(
     """Return the exact effect of each sender on the answer through each receiver's query, keys or values.
 
     `part` is "q", "k" or "v". The receiver's query at the last position, or its keys or values at the tokens `at`, are
-    rebuilt without what the sender wrote there, with norms recomputed. `at` is a role (see `il.token_roles`; "label"
+    rebuilt without what the sender wrote there, with norms recomputed. `at` is a role (see `batch.token_roles`; "label"
     for true and false labels), positions, or "all". Only this receiver's output at the last position changes; all later
     components run as usual. The effects of a prompt without a token of the role are NaN: nothing was removed there.
 
@@ -154,7 +154,7 @@ def head_to_head_effects(
     masks = _token_masks(batch, at)
     has_tokens = masks.flatten(1).any(1)
     if not bool(has_tokens.any()):
-        raise InputError(f"at must be a role that a prompt has, got {at!r}; see il.token_roles(batch)")
+        raise InputError(f"at must be a role that a prompt has, got {at!r}; see batch.token_roles")
     all_names = writer_names(view, view.n_layers)
     writer_index = torch.tensor([all_names.index(name) for name in names])
     # Indices into `heads` and `names` of each receiver and earlier sender, in the order of `new_z`.
@@ -332,7 +332,7 @@ def sender_means(model: Any, batch: PromptBatch) -> Means:
     count = torch.zeros(len(ROLES), dtype=torch.float64)
     for acts, _ in _capture_pieces(model, batch, "all"):
         writers = require_writers(acts)
-        roles = role_indices(acts.batch).to(writers.row.device)
+        roles = acts.batch.role_indices.to(writers.row.device)
         prompt, position = (roles >= 0).nonzero().unbind(1)
         rows, role_of_row = writers.row[prompt, position], roles[prompt, position].cpu()
         count += torch.bincount(role_of_row, minlength=len(ROLES))

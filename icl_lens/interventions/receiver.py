@@ -19,7 +19,6 @@ from icl_lens.activations.activations import Activations
 from icl_lens.attribution.head_projection import AttentionRow, HeadProjection, check_attention, require_writers
 from icl_lens.models.head import Head
 from icl_lens.models.memory import PIECE_BYTES
-from icl_lens.prompts.roles import role_indices
 
 Part = Literal["q", "k", "v"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -82,7 +81,7 @@ class Receiver:
         """
         projection = HeadProjection(self.acts, self.head, part, self.last if part == "q" else self.key_positions)
         rows, positions = projection.rows.flatten(), projection.positions
-        roles = role_indices(self.acts.batch).to(rows.device).gather(1, positions.clamp(min=0))
+        roles = self.acts.batch.role_indices.to(rows.device).gather(1, positions.clamp(min=0))
         roles = roles.masked_fill(positions < 0, -1).flatten()
         n_variants = self.n_senders if removed is None else removed.shape[1]
         found = self.q.new_zeros(len(rows), n_variants, self.view.d_head)

@@ -19,7 +19,8 @@ from icl_lens.interventions.head_edges import Edge, RemovalMasks
 from icl_lens.interventions.receiver import PARTS
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.roles import EDGE_ROLES, ROLES, indices_in_roles
+from icl_lens.prompts.batch import ROLES
+from icl_lens.prompts.roles import EDGE_ROLES, indices_in_roles
 
 TOKEN_GROUPS = {
     "the labels": ("label",),

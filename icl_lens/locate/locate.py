@@ -166,13 +166,6 @@ def mean_head_increases(
     per group of prompts, which is faster; fewer prompts, `final_norm="own"` and soft-caps take the slower path. With
     `against`, return mean contrasts, which need no projection onto the vocabulary. `run` is that of `locate_heads`; its
     folder holds the sums of each group. Raise InputError for invalid `targets` or `against`, and like `Run`.
-
-    Example:
-        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
-        >>> il.mean_head_increases(model, many).shape
-        torch.Size([8, 6])
-        >>> il.mean_head_increases(model, many, against=many.other_label_tokens).shape
-        torch.Size([8, 6])
     """
     batch, view = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts), ModelView.of(model)
     options = {"final_norm": final_norm, "bias": bias, **tensors_digest(targets=targets, against=against)}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from icl_lens.prompts.token_ids import (
     resolve_positions,
     vocabulary_digest,
 )
+
+Role = Literal["text", "true label", "false label", "query", "last", "other"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +114,40 @@ class PromptBatch:
         width = int((end - start).max()) if start.numel() else 0
         positions = start + torch.arange(max(1, width), device=start.device)
         return positions.masked_fill((positions >= end) | (start < 0), -1)
+
+    @property
+    def token_roles(self) -> list[list[Role]]:
+        """The role of every token of every prompt.
+
+        - "text": a demonstration's text.
+        - "true label", "false label": all tokens of a label that equals the answer, or of one that does not.
+        - "query": the query's text. In a text without demonstrations, all tokens but the last have this role.
+        - "last": the prompt's last token, whatever it is.
+        - "other": everything else, such as separators, an appended shared prefix, and the beginning-of-sequence token.
+
+        Example:
+            >>> batch.token_roles[0][-4:]
+            ['true label', 'query', 'query', 'last']
+        """
+        return [[ROLES[role] for role in row if role >= 0] for row in self.role_indices.tolist()]
+
+    @property
+    def role_indices(self) -> Int[Tensor, "batch pos"]:
+        """Each token's role as an index into `ROLES`, -1 at padding."""
+        n, width = self.tokens.shape
+        position = torch.arange(width, device=self.tokens.device)
+        roles = torch.full((n, width), ROLES.index("other"), device=position.device)
+        for name, ranges in (("text", self.text_ranges), ("query", self.query_range[:, None])):
+            start, end = ranges[..., :1], ranges[..., 1:]
+            inside = (position >= start) & (position < end) & (start >= 0)
+            roles[inside.any(1)] = ROLES.index(name)
+        of_labels = self.label_token_positions
+        is_true = self.label_index == self.answer[:, None]
+        for name, is_kind in (("true label", is_true), ("false label", ~is_true)):
+            row, demonstration, token = ((of_labels >= 0) & is_kind[..., None]).nonzero().unbind(1)
+            roles[row, of_labels[row, demonstration, token]] = ROLES.index(name)
+        roles[torch.arange(n), self.last] = ROLES.index("last")
+        return roles.masked_fill(position > self.last[:, None], -1)
 
     @property
     def answer_tokens(self) -> Int[Tensor, " batch"]:

@@ -321,7 +321,7 @@ def located_towers(case: Case, **options: Any) -> pd.DataFrame:
 
 
 def _chosen(case: Case) -> Any:
-    found = il.choose_strength(case.model, case.heads, case.batch, case.batch, fix="recency", strengths=[0.5])
+    found = il.choose_strength(case.model, case.batch, case.batch, case.heads, fix="recency", strengths=[0.5])
     return [found.bias, found.accuracy]
 
 
@@ -408,8 +408,7 @@ CALLS: dict[str, Call] = {
     "label_similarity": _rows(_similarity),
     "attention_score_parts": _rows(_score_parts),
     "value_parts": _rows(_value_parts),
-    "induction_scores": _mean(lambda c: il.induction_scores(c.model, **DRAWN)),
-    "previous_token_scores": _mean(lambda c: il.previous_token_scores(c.model, **DRAWN)),
+    "repeated_token_scores": _mean(lambda c: list(vars(il.repeated_token_scores(c.model, **DRAWN)).values())),
     "explain": _mean(_explained),
     "compare_models": _mean(_compared),
     "task_check": _mean(_checked),
@@ -441,12 +440,11 @@ CALLS: dict[str, Call] = {
     "WithoutEdges": _rows(lambda c: il.score(c.model, c.batch, [[il.WithoutEdges(edges)] for edges in c.edge_sets])),
     "attention_saliency": _rows(lambda c: il.attention_saliency(c.model, c.batch)),
     "saliency_flow": _rows(_saliency_flow),
-    "function_vector": _mean(lambda c: il.function_vector(c.model, c.heads, c.batch)),
+    "function_vector": _mean(lambda c: il.function_vector(c.model, c.batch, c.heads)),
     "indirect_effects": _rows(lambda c: il.indirect_effects(c.model, c.other, tokenized(c.model, OTHERS[:2]))),
     "AddVector": _rows(
         lambda c: c.within(il.edited(c.model, il.AddVector(c.vectors, c.receiver.layer), batch=c.batch))
     ),
-    "mean_head_increases": _mean(lambda c: il.mean_head_increases(c.model, c.batch)),
     "locate_heads": _mean(_located),
     "locate_effects": _mean(_mean_effects),
     "mean_score_parts": _mean(_mean_parts),
