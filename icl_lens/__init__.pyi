@@ -62,7 +62,6 @@ from .prompts.tokenize import tokenize as tokenize
 from .prompts.word_task import WordTask as WordTask
 from .report import html as html
 from .report import plots as plots
-from .report import tables as tables
 from .report.comparison import compare as compare
 from .runs.run import Run as Run
 from .task_behavior import task_check as task_check

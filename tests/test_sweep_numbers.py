@@ -349,7 +349,6 @@ def label_attention(c: Both, like: Tensor) -> Tensor:
 @checks(
     "Activations.attention_to_labels",
     "Activations.attention_by_label",
-    "tables.label_attention_table",
     "html.attention_to_labels",
 )
 def attention_to_labels(c: Both) -> None:
@@ -361,12 +360,6 @@ def attention_to_labels(c: Both) -> None:
         tokens = c.ids[row][c.labels(row)]
         for column, token in enumerate((FOO, BAR)):
             assert_close(by_label[row, ..., column], (theirs[row, ..., : len(tokens)] * (tokens == token)).sum(-1))
-    table = il.tables.label_attention_table(c.acts)
-    where = tuple(table[["prompt", "layer", "head", "demo"]].to_numpy().T)
-    assert_close(torch.tensor(table["attention"].to_numpy()), theirs[where])
-    words = [families.WORDS[c.ids[row][i]] for row, i in table[["prompt", "position"]].to_numpy()]
-    assert words == table["label"].tolist()
-    assert len(table) == sum(len(c.labels(row)) for row in range(len(c.batch))) * theirs[0, ..., 0].numel()
     head, shown = c.receiver, numbers_of(str(il.html.attention_to_labels(c.acts, [c.receiver], row=2)))
     shares = c.clean[2].pattern[head.layer][head.head, -1].tolist()
     assert all(any(abs(share - number) < 1e-3 for number in shown) for share in shares)
@@ -508,16 +501,16 @@ def best_heads(c: Both) -> None:
     assert_close(mean_head_increases(c.model, c.batch), mean.unflatten(0, (-1, families.N_HEADS)))
 
 
-@checks("top_subheads", "tables.top_subheads_table")
+@checks("top_subheads")
 def best_subheads(c: Both) -> None:
     top = il.top_subheads(c.acts, k=4, by="increase")
-    table = il.tables.top_subheads_table(c.acts, top)
+    table = top.to_frame()
     for row, theirs in enumerate(c.references):
         parts = theirs.increase("subheads", int(c.targets[row]))
         assert_close(top.value[row], parts.flatten().topk(4).values)
         assert_close(parts[top.layer[row], top.head[row], top.position[row]], top.value[row])
         mine = table[table["prompt"] == row]
-        assert_close(torch.tensor(mine["increase"].to_numpy()), parts.flatten().topk(4).values)
+        assert_close(torch.tensor(mine["value"].to_numpy()), parts.flatten().topk(4).values)
         assert mine["token"].tolist() == [families.WORDS[c.ids[row][i]] for i in mine["position"]]
 
 

@@ -190,7 +190,7 @@ def check_rule(
     def by_rule(model: Any, batch: il.PromptBatch) -> torch.Tensor:
         return torch.eye(len(batch.labels))[[batch.labels.index(rule(prompt)) for prompt in batch.prompts]]
 
-    monkeypatch.setattr("icl_lens.task_behavior.label_log_probs", by_rule)
+    monkeypatch.setattr("icl_lens.task_behavior.score", by_rule)
     return il.task_check(model, prompts)
 
 

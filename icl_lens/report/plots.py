@@ -35,17 +35,17 @@ _LABELS = {
 }
 
 
-def layer_bars(layers: pd.DataFrame, *, width: float = COLUMN) -> Figure:
+def layer_bars(layers: pd.DataFrame, *, value: str = "increase", width: float = COLUMN) -> Figure:
     """Plot attention and FFN increases by layer (nats) in two panels with a shared scale.
 
-    `layers` has columns layer, component ("attn" | "ffn") and increase; rows of several prompts are averaged. Raise
+    `layers` has columns layer, component ("attn" | "ffn") and `value`; rows of several prompts are averaged. Raise
     InputError for missing columns or an empty table.
     """
-    _require(layers, "layer", "component", "increase")
+    _require(layers, "layer", "component", value)
     figure = _figure(width, 0.75 * width)
     axes = figure.subplots(2, 1, sharex=True, sharey=True)
     for ax, (component, name) in zip(axes, (("attn", "attention"), ("ffn", "FFN")), strict=True):
-        mean: Any = layers[layers["component"] == component].groupby("layer")["increase"].mean()
+        mean: Any = layers[layers["component"] == component].groupby("layer")[value].mean()
         values = mean.to_numpy(dtype=float)
         ax.bar(mean.index.to_numpy(), values, width=0.75, color=_by_sign(values))
         ax.axhline(0, color=GRAY, linewidth=0.6)
@@ -146,7 +146,7 @@ def label_attention_bars(
 ) -> Figure:
     """Plot attention probability on true and false labels as a pair of bars per head, with intervals if given.
 
-    Columns: name, attention and `group` (default: is_answer, as in `tables.label_attention_table`), optionally low and
+    Columns: name, attention and `group` (default: is_answer, whether a label is the answer), optionally low and
     high. Rows with the same head and group are averaged. Heads keep the table's order. `names` maps groups to legend
     labels. Raise InputError for missing columns or an empty table.
     """

@@ -399,10 +399,6 @@ CALLS: dict[str, Call] = {
     "neuron_log_prob_increase": _rows(lambda c: il.neuron_log_prob_increase(c.acts, c.receiver.layer, c.targets)),
     "top_heads": _mean(lambda c: il.top_heads(c.acts, c.targets, k=12, by="increase").value),
     "top_subheads": _rows(_top_subheads),
-    "tables.top_subheads_table": _mean(
-        lambda c: il.tables.top_subheads_table(c.acts, il.top_subheads(c.acts, c.targets, k=3))["contrast"]
-    ),
-    "tables.label_attention_table": _mean(lambda c: il.tables.label_attention_table(c.acts)["attention"]),
     "html.attention_to_labels": _mean(lambda c: len(repr(il.html.attention_to_labels(c.acts, c.heads))) > 100),
     "query_key_metric": _rows(_metric_scores),
     "label_similarity": _rows(_similarity),

@@ -30,6 +30,6 @@ loaded: il.results.TopHeads = il.results.TopHeads.load("best.json")
 
 located = il.locate_heads(model, il.load_task("sentiment-number", n=20, layout="reorder"), k=4, final_norm="frozen")
 names: list[str] = [str(head) for head in located.heads]
-frame: pd.DataFrame = il.tables.head_table(increases)
+frame: pd.DataFrame = located.to_frame()
 accuracy: float = il.metrics.accuracy(without, batch.answer)
 explanation.to_html(Path("page.html"))
