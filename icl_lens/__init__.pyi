@@ -21,7 +21,6 @@ from .interventions.controlled_ablation import ablate_with_controls as ablate_wi
 from .interventions.debias import choose_strength as choose_strength
 from .interventions.debias import debias_edits as debias_edits
 from .interventions.edit import Edit as Edit
-from .interventions.edit import Stage as Stage
 from .interventions.edits import Ablate as Ablate
 from .interventions.edits import AddVector as AddVector
 from .interventions.edits import Block as Block

@@ -23,7 +23,7 @@ class AttendToFirst(il.Edit):
 
     heads: list
     positions: str = "last"
-    stages = (il.Stage.pattern,)
+    stages = ("pattern",)
 
     def write_attention(self, attention, heads, layer):
         row, last = attention.last_queries
@@ -208,7 +208,7 @@ class Shift(il.Edit):
     heads: list
     factor: float
     positions: str = "last"
-    stages = (il.Stage.z, il.Stage.resid)
+    stages = ("z", "resid")
 
     def write_z(self, z, at, layer):
         z[at.row, at.last, at.head] *= self.factor
@@ -291,7 +291,7 @@ class CopyFirst(il.Edit):
 class HideQuery(il.Edit):
     heads: list
     positions: str = "last"
-    stages = (il.Stage.inputs,)
+    stages = ("inputs",)
 
     def write_attention(self, attention, heads, layer):
         row, last = attention.last_queries
@@ -307,7 +307,7 @@ class Empty(il.Edit):
 
 @dataclass(frozen=True)
 class OneStage(Empty):
-    stages = il.Stage.pattern
+    stages = "pattern"
 
 
 def test_own_edits_cannot_go_wrong_silently(load_tiny, no_type_checks):
@@ -320,7 +320,7 @@ def test_own_edits_cannot_go_wrong_silently(load_tiny, no_type_checks):
     for sets, read, message in (
         ([[CopyFirst(HEADS)]], None, "CopyFirst must change and read only the last position"),
         ([[Empty(HEADS)]], None, "Empty must define write_z"),
-        ([[OneStage(HEADS)]], None, "must be a tuple of il.Stage"),
+        ([[OneStage(HEADS)]], None, "must be a tuple of names"),
         ([[il.Ablate(HEADS, positions="last")]], lambda log_probs, prompt: log_probs.mean(0), "one entry per row"),
         ([[il.Ablate(HEADS)]], lambda log_probs, prompt: 0.5, "one entry per row, 3, got float"),
         ([["L0H1"]], None, "il.Ablate"),

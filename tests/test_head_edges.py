@@ -121,8 +121,8 @@ def test_means_replace_senders_and_roles_align_prompts_of_any_length(grouped):
 
 
 EDGES = [
-    il.Edge(il.Head(1, 2), "v", "L0H1", "label"),
-    il.Edge(il.Head(2, 1), "q", "L1H2"),
+    il.Edge("L1H2", "v", "L0H1", "label"),
+    il.Edge((2, 1), "q", "L1H2"),
     il.Edge(il.Head(2, 1), "q", "F0"),
     il.Edge(il.Head(2, 1), "k", "embed", "label"),
     il.Edge(il.Head(2, 1), "v", "F1", "other"),

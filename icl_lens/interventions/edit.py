@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.pattern import LayerValues, ScoreInputs, recompute_pattern, score_inputs
 from icl_lens.models.head import AnyHead, head_tuple
 from icl_lens.models.view import ModelView
@@ -26,12 +26,7 @@ Positions = Literal["all", "last"]
 
 
 class Stage(IntEnum):
-    """Stage at which an edit writes; edits apply in the order of stages, and within a stage in the order given.
-
-    Example:
-        >>> il.Stage.inputs < il.Stage.pattern < il.Stage.z
-        True
-    """
+    """Stage at which an edit writes; edits apply in the order of stages, and within a stage in the order given."""
 
     inputs = 0
     """Queries, keys and values."""
@@ -129,12 +124,23 @@ class Edit:
 
     heads: Iterable[AnyHead]
 
+    def __init_subclass__(cls) -> None:
+        if isinstance(names := vars(cls).get("stages"), tuple):
+            for name in names:
+                check_choice("stages", name.name if isinstance(name, Stage) else name, tuple(Stage.__members__))
+            stages = tuple(Stage[name] if isinstance(name, str) else name for name in names)
+            cls.stages = stages  # pyright: ignore[reportAttributeAccessIssue]
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", head_tuple(self.heads))
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages at which the edit writes."""
+        """The stages at which the edit writes.
+
+        A subclass names them in a tuple: "inputs" (queries, keys and values), "scores" (the position term of attention
+        scores), "pattern", "z", "removal" (z, after all other edits) and "resid" (the residual stream after a layer).
+        """
         return (Stage.z,)
 
     @property

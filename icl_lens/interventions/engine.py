@@ -244,7 +244,9 @@ def _check_edit(edit: object) -> None:
         hint = "; write il.edited(model, *edits)" if isinstance(edit, (list, tuple)) else ""
         raise InputError(f"edits must be values such as il.Ablate(heads), got {edit!r}{hint}")
     if not isinstance(edit.stages, tuple):
-        raise InputError(f"stages of {type(edit).__name__} must be a tuple of il.Stage, got {edit.stages!r}")
+        raise InputError(
+            f"stages of {type(edit).__name__} must be a tuple of names, got {edit.stages!r}; e.g. ('pattern',)"
+        )
 
 
 def place(view: ModelView, sets: Sequence[Sequence[Edit]], batch: PromptBatch | None) -> list[list[Placed]]:

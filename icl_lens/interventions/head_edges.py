@@ -31,7 +31,7 @@ from icl_lens.interventions.engine import score_sets
 from icl_lens.interventions.gradients import z_gradients
 from icl_lens.interventions.receiver import PARTS, Means, Part, Receiver
 from icl_lens.models.active_edits import active_edits, edits_disabled, edits_suffix
-from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.models.memory import WRITER_BYTES
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES, PromptBatch
@@ -44,11 +44,11 @@ class Edge:
     """What a sender wrote to tokens of one role, as read by a receiver's query, keys or values.
 
     Example:
-        >>> print(il.Edge(il.Head(5, 1), "k", "L2H0", "true label"))
+        >>> print(il.Edge("L5H1", "k", "L2H0", "true label"))
         L2H0 → L5H1.k (true label)
     """
 
-    receiver: Head
+    receiver: AnyHead
     part: Part
     """The query ("q"), keys ("k") or values ("v")."""
     sender: str
@@ -56,6 +56,9 @@ class Edge:
     role: EdgeRole = "last"
     """Role of the tokens whose keys or values are read (see `batch.token_roles`; "label" for both kinds of labels). For
     a query, which is read at the last token, it must be "last"."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "receiver", as_head(self.receiver))
 
     def __str__(self) -> str:
         where = "" if self.part == "q" else f" ({self.role})"
@@ -229,7 +232,7 @@ class WithoutEdges(Edit):
     the receiver.
 
     Example:
-        >>> edges = [il.Edge(il.Head(5, 0), "k", "L2H0", "true label"), il.Edge(il.Head(5, 0), "q", "F3")]
+        >>> edges = [il.Edge("L5H0", "k", "L2H0", "true label"), il.Edge("L5H0", "q", "F3")]
         >>> il.score(model, batch, [[], [il.WithoutEdges(edges)]]).shape
         torch.Size([1, 2, 2])
     """
