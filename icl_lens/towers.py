@@ -51,7 +51,7 @@ def two_towers(
     template: Template = DEFAULT_TEMPLATE,
     prepend_bos: bool | None = None,
     shared_prefix: Literal["error", "append"] = "error",
-    n_random_sets: int = N_RANDOM_SETS,
+    n_random: int = N_RANDOM_SETS,
     seed: int = 0,
     run: Run | None = None,
 ) -> TwoTowers:
@@ -72,7 +72,7 @@ def two_towers(
 
     Labels with the same number of tokens are exchanged token by token, others only at their scored tokens.
 
-    The same exchanges in `n_random_sets` sets of other heads from the same layers are the control. Heads and sets use
+    The same exchanges in `n_random` sets of other heads from the same layers are the control. Heads and sets use
     the same donors. With more than two labels, the answer is exchanged with the next label that is demonstrated.
 
     `task` is a task (`WordTask`, `TextTask`) or its name, of which `n` prompts (default: 60) with these
@@ -94,16 +94,16 @@ def two_towers(
     to scan, fewer other heads than `heads`, and families whose attention cannot be recomputed.
 
     Example:
-        >>> found = il.two_towers(model, "sentiment-number", ["L5H0", "L4H1"], n=20, n_random_sets=3)
+        >>> found = il.two_towers(model, "sentiment-number", ["L5H0", "L4H1"], n=20, n_random=3)
         >>> found.to_frame()["exchanged"].tolist()[:4]
         ['query', 'keys', 'values', 'query+keys']
         >>> found.lost["query"].low > 0
         True
     """
     view = ModelView.of(model)
-    check_integers(k=k, n_random_sets=n_random_sets, seed=seed)
-    if n_random_sets < 1:
-        raise InputError(f"n_random_sets must be at least 1, got {n_random_sets}")
+    check_integers(k=k, n_random=n_random, seed=seed)
+    if n_random < 1:
+        raise InputError(f"n_random must be at least 1, got {n_random}")
     if isinstance(task, str | Task):
         n = N_PROMPTS if n is None else n
         check_integers(n=n)
@@ -133,7 +133,7 @@ def two_towers(
     if not chosen:
         raise InputError("heads must contain at least one head, got none; omit it to scan for heads")
     prompts = tower_prompts(model, prepare(tested))
-    options: dict[str, Any] = {"n_random_sets": n_random_sets, "seed": seed, "run": as_run(run).part("exchanges")}
+    options: dict[str, Any] = {"n_random": n_random, "seed": seed, "run": as_run(run).part("exchanges")}
     (found,) = exchange_heads(view, prompts, [chosen], **options)
     return replace(found, scan=scan, n_scanned=0 if scan is None else len(scanned))
 
@@ -144,7 +144,7 @@ def exchange_heads(
     head_sets: Sequence[Sequence[Head]],
     *,
     exchanges: Sequence[Exchange] = EXCHANGES,
-    n_random_sets: int = N_RANDOM_SETS,
+    n_random: int = N_RANDOM_SETS,
     seed: int = 0,
     run: Run | None = None,
 ) -> list[TwoTowers]:
@@ -152,12 +152,12 @@ def exchange_heads(
     groups: list[tuple[tuple[Head, ...], ...]] = []
     for heads in head_sets:
         checked_heads(view, heads)
-        drawn = random_head_sets(view, heads, draws=n_random_sets, seed=seed, same_layers=True)
+        drawn = random_head_sets(view, heads, draws=n_random, seed=seed, same_layers=True)
         groups.append((tuple(heads), *map(tuple, drawn)))
     sets = [(exchange, some) for group in groups for exchange in exchanges for some in group]
     named = {
         "heads": [list(map(str, heads)) for heads in head_sets],
-        "n_random_sets": n_random_sets,
+        "n_random_sets": n_random,
         "seed": seed,
         "exchanges": [exchange.name for exchange in exchanges],
         "donors": {name: prompts_digest(donor.batch) for name, donor in prompts.donors.items()},
@@ -173,7 +173,7 @@ def exchange_heads(
     with start(run, view.model, prompts.batch, "two towers", named, plan=plan) as stream:
         scores = stream.map("exchanges", compute)
     batch = prompts.batch.to("cpu")
-    shape = len(groups), len(exchanges), 1 + n_random_sets
+    shape = len(groups), len(exchanges), 1 + n_random
     log_odds, all_predicted = (torch.from_numpy(scores[name]) for name in ("log_odds", "predicted"))
     lost = (log_odds[:, :1] - log_odds[:, 1:]).double().unflatten(1, shape).numpy()
     predicted = all_predicted[:, 1:].unflatten(1, shape)[..., 0]

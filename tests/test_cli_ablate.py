@@ -65,7 +65,7 @@ def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, opt
     top = top_heads_by(icl_mini, il.tokenize(icl_mini, locating), 2, by=by)
     batch = il.tokenize(icl_mini, testing)
     mean = {"mode": "mean", "reference": il.tokenize(icl_mini, locating)} if "mode" in options else {}
-    found = il.ablate_with_controls(icl_mini, batch, top, n_random_sets=2, positions="last", **mean)
+    found = il.ablate_with_controls(icl_mini, batch, top, n_random=2, positions="last", **mean)
     assert f"{', '.join(map(str, top))}, located by {by} on 8 other prompts (with other queries)" in out
     kept, html = json.loads(numbers.read_text())["summary"], unescape(" ".join(page.read_text().split()))
     for text in (out, html):

@@ -26,7 +26,7 @@ def found(gpt2, gpt2_batch):
     """Return an ablation whose passes are so small that even a few prompts take several."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_cache, "KEY_BYTES", 1)
-        return il.ablate_with_controls(gpt2, gpt2_batch, ["L0H1", (2, 3), "L0H1"], n_random_sets=2, seed=1)
+        return il.ablate_with_controls(gpt2, gpt2_batch, ["L0H1", (2, 3), "L0H1"], n_random=2, seed=1)
 
 
 def test_chosen_are_those_of_largest_mean_score(gpt2, gpt2_batch, gpt2_acts):
@@ -69,8 +69,8 @@ def test_layers_without_enough_other_heads_borrow_from_the_nearest(gpt2, gpt2_ba
     heads = [il.Head(0, head) for head in range(3)]
     sets = random_head_sets(ModelView.of(gpt2), heads, draws=20, seed=0, same_layers=True)
     assert all(Counter(head.layer for head in one) == {0: 1, 1: 2} for one in sets)
-    assert il.ablate_with_controls(gpt2, gpt2_batch, heads, n_random_sets=1).n_displaced == 2
-    assert il.ablate_with_controls(gpt2, gpt2_batch, heads[:1], n_random_sets=1).n_displaced == 0
+    assert il.ablate_with_controls(gpt2, gpt2_batch, heads, n_random=1).n_displaced == 2
+    assert il.ablate_with_controls(gpt2, gpt2_batch, heads[:1], n_random=1).n_displaced == 0
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions, mode):
     if mode != "zero":
         how["reference"] = gpt2_batch[:2]
     if (positions, mode) != ("last", "zero"):
-        found = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, n_random_sets=2, seed=1, **how)
+        found = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, n_random=2, seed=1, **how)
     said = {"zero": "zeroed", "mean": "mean-ablated", "resample": "resample-ablated"}[mode]
     assert f"Heads are {said} at" in notes(found)[0]
     assert f"L0H1, L2H3 {said} at" in repr(found)
@@ -111,14 +111,14 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions, mode):
         il.ablate_with_controls(gpt2, gpt2_batch, [(9, 0)])
     with pytest.raises(il.InputError, match="heads must contain at least one head, got none"):
         il.ablate_with_controls(gpt2, gpt2_batch, [])
-    with pytest.raises(il.InputError, match="n_random_sets must be at least 0, got -1"):
-        il.ablate_with_controls(gpt2, gpt2_batch, [(0, 0)], n_random_sets=-1)
+    with pytest.raises(il.InputError, match="n_random must be at least 0, got -1"):
+        il.ablate_with_controls(gpt2, gpt2_batch, [(0, 0)], n_random=-1)
 
 
 def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
     """With one set, an interval resamples prompts clustered by query; with several, it resamples sets as well."""
     batch = il.tokenize(icl_mini, il.load_task("sentiment-number", n=24, layout="random"))
-    found = il.ablate_with_controls(icl_mini, batch, ["L4H0"], n_random_sets=4, positions="last")
+    found = il.ablate_with_controls(icl_mini, batch, ["L4H0"], n_random=4, positions="last")
     odds = found.per_prompt("heads", "log_odds")[0]
     assert odds == pytest.approx(
         il.metrics.label_log_odds(found.conditions["heads"].scores[0].label_log_probs, batch.answer.cpu()).numpy()

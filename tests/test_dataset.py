@@ -265,11 +265,11 @@ def test_a_folder_of_another_run_is_refused(gpt2, many, tmp_path, call, differen
 
 
 RESUMED = {
-    "two_towers": lambda model, prompts, run: il.two_towers(model, prompts, k=2, n_random_sets=2, run=run),
+    "two_towers": lambda model, prompts, run: il.two_towers(model, prompts, k=2, n_random=2, run=run),
     "task_check": lambda model, prompts, run: il.task_check(model, prompts, run=run),
     "compare_models": lambda model, prompts, run: il.compare_models(model, model, prompts, by="effect", run=run),
     "ablate_with_controls": lambda model, prompts, run: il.ablate_with_controls(
-        model, il.tokenize(model, prompts), ["L1H2"], n_random_sets=2, run=run
+        model, il.tokenize(model, prompts), ["L1H2"], n_random=2, run=run
     ),
     "mean_head_increases": lambda model, prompts, run: mean_head_increases(model, prompts, run=run),
 }

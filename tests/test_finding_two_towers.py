@@ -23,10 +23,10 @@ def test_rows_are_the_exchanges_of_held_out_prompts(study: Study, monkeypatch: p
     assert {row.measure for row in found.rows} == {one.name for one in finding.FINDING.measures}
     rows = {row.measure: row for row in found.rows}
     heads = rows["keys"].note.split()
-    two = il.two_towers(study.model, list(study.held_out.prompts), heads[:2], n_random_sets=2).lost
+    two = il.two_towers(study.model, list(study.held_out.prompts), heads[:2], n_random=2).lost
     assert rows["two heads: keys"].quantity == pytest.approx(two["keys"].value, abs=1e-4)
     assert len(heads) == study.n_located
-    again = il.two_towers(study.model, list(study.held_out.prompts), heads, n_random_sets=2).to_frame()
+    again = il.two_towers(study.model, list(study.held_out.prompts), heads, n_random=2).to_frame()
     for name, lost, random, accuracy in again[["exchanged", "log_odds_lost", "random", "as_predicted"]].to_numpy():
         assert (rows[name].quantity, rows[name].control) == pytest.approx((lost, random), abs=1e-4)
         if f"predicted: {name}" in rows:
@@ -66,7 +66,7 @@ def test_heads_whose_query_matters_least_show_no_effect(study: Study, monkeypatc
 
 
 def test_random_sets_are_averaged_per_prompt(study: Study) -> None:
-    found = il.two_towers(study.model, list(study.held_out.prompts), ["L4H0"], n_random_sets=3)
+    found = il.two_towers(study.model, list(study.held_out.prompts), ["L4H0"], n_random=3)
     (row,) = [one for one in finding.loss_rows(study, found, "") if one.measure == "values"]
     (values,) = [one for one in found.exchanges if one.name == "values"]
     assert row.control == pytest.approx(float(np.mean(values.random_lost)))

@@ -26,10 +26,7 @@ def within(block):
 CALLS = {
     "ablate_heads": within(lambda run, head: il.ablate_heads(run.model, [head])),
     "ablate_with_controls": lambda run, head: (
-        il.ablate_with_controls(run.model, run.batch, [head], n_random_sets=1)
-        .conditions["heads"]
-        .scores[0]
-        .label_log_probs
+        il.ablate_with_controls(run.model, run.batch, [head], n_random=1).conditions["heads"].scores[0].label_log_probs
     ),
     "attention_score_parts": lambda run, head: il.attention_score_parts(run.acts, head).scores,
     "Block": within(lambda run, head: il.edited(run.model, il.Block([head], run.edges))),
@@ -84,7 +81,7 @@ CALLS = {
         )
     ),
     "ScoreParts.by_position": lambda run, head: il.attention_score_parts(run.acts, "L3H0").by_position(head, "key"),
-    "two_towers": lambda run, head: il.two_towers(run.model, run.many.prompts, [head], n_random_sets=1).to_frame(),
+    "two_towers": lambda run, head: il.two_towers(run.model, run.many.prompts, [head], n_random=1).to_frame(),
     "value_parts": lambda run, head: il.value_parts(run.acts, head, run.batch.answer_tokens).parts,
     "ValueParts.by_position": lambda run, head: il.value_parts(run.acts, "L3H0", run.batch.answer_tokens).by_position(
         head

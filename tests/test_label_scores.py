@@ -112,7 +112,7 @@ def test_commands_speak_the_words_of_the_shell(python, shell):
 def test_results_print_as_tables(gpt2):
     batch = il.tokenize(gpt2, [one for one in prompts_of(SHOWN) for _ in range(2)], prepend_bos=False)
     acts, head = il.capture(gpt2, batch, writers=True), il.Head(2, 1)
-    found = il.ablate_with_controls(gpt2, batch, [head], n_random_sets=2, positions="last")
+    found = il.ablate_with_controls(gpt2, batch, [head], n_random=2, positions="last")
     parts = il.attention_score_parts(acts, head)
     results = [
         found,
@@ -134,5 +134,5 @@ def test_results_print_as_tables(gpt2):
     accuracy = f"{found.interval('no ablation', 'accuracy').value:.1%}"
     assert accuracy in repr(found).splitlines()[2]
     unanswered = il.tokenize(gpt2, [il.Prompt(prompt.demonstrations, prompt.query) for prompt in batch.prompts])
-    shown = repr(il.ablate_with_controls(gpt2, unanswered, [head], n_random_sets=2))
+    shown = repr(il.ablate_with_controls(gpt2, unanswered, [head], n_random=2))
     assert shown.splitlines()[2].split() == ["no", "ablation", "1"]

@@ -214,7 +214,7 @@ def test_comparisons_name_labels_that_look_alike(gpt2):
         lambda: il.score(gpt2, batch, [[il.Patch([head], batch, activation="z")]]),
         lambda: il.score(gpt2, batch, [[]]),
         lambda: il.score(gpt2, batch, [il.debias_edits(batch, [head], majority=1.0)]),
-        lambda: il.ablate_with_controls(gpt2, batch, [head], n_random_sets=2),
+        lambda: il.ablate_with_controls(gpt2, batch, [head], n_random=2),
         lambda: il.attention_saliency(gpt2, batch),
         lambda: il.explain(gpt2, batch),
     ):

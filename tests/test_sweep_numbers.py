@@ -797,7 +797,7 @@ def estimated(c: Both, ids: Tensor, target: int, *, last: bool) -> Tensor:
 
 @checks("ablate_with_controls")
 def controls(c: Both) -> None:
-    found = il.ablate_with_controls(c.model, c.batch, c.heads[:2], n_random_sets=2, positions="all")
+    found = il.ablate_with_controls(c.model, c.batch, c.heads[:2], n_random=2, positions="all")
     for name, condition in found.conditions.items():
         ours = found.per_prompt(name, "log_odds")
         for number, heads in enumerate(condition.sets):

@@ -261,7 +261,7 @@ def planted(tmp_path_factory):
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):
     truth, model = planted("two-tower", seed)
-    found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random_sets=3)
+    found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=3)
     assert {*found.heads} == {*truth.heads["two-tower"]}  # precision and recall 1
     assert found.scan["query"][3] > 20 * found.scan["query"][4]
     table = found.to_frame().set_index("exchanged")
@@ -274,9 +274,7 @@ def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):
     assert (table["random"].abs() < 0.1 * intact).all()
     assert found.is_two_towers
     assert "work as two towers" in found.verdict
-    decoys = il.two_towers(
-        model, il.WordTask("sentiment-number", truth.words), truth.heads["decoy"], n=24, n_random_sets=3
-    )
+    decoys = il.two_towers(model, il.WordTask("sentiment-number", truth.words), truth.heads["decoy"], n=24, n_random=3)
     assert not decoys.is_two_towers  # they raise all labels alike
 
 
@@ -296,7 +294,7 @@ def test_other_planted_models_are_not_called_two_towers(planted, kind, options):
     truth, model = planted(kind)
     heads = [head for role, some in truth.heads.items() if role not in ("mover", "decoy") for head in some]
     for chosen in (None, heads or truth.heads.get("mover") or None):
-        how = {"k": 4, "n": 24, "n_random_sets": 3}
+        how = {"k": 4, "n": 24, "n_random": 3}
         found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), chosen, **how, **options)
         assert not found.is_two_towers
         assert "not shown" in found.verdict or "do not show" in found.verdict
@@ -316,7 +314,7 @@ def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):
     call = f"towers -t sentiment-number --path {truth.words} -n 24 -k 4 --random-sets 2 --json {file}"
     result = CliRunner().invoke(app, shlex.split(call))
     assert result.exit_code == 0, result.output
-    found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random_sets=2)
+    found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=2)
     assert il.results.TwoTowers.load(file).heads == found.heads
     theirs = json.loads(file.read_text())["summary"]
     ours = json.loads(json.dumps(found.to_dict()))
@@ -334,7 +332,7 @@ def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):
 def found(planted):
     truth, model = planted("two-tower")
     prompts = il.load_task("sentiment-number", n=24, path=truth.words, layout="random")
-    return il.two_towers(model, prompts, k=2, n_random_sets=2)
+    return il.two_towers(model, prompts, k=2, n_random=2)
 
 
 # Two exchanges of each prediction of two towers: the first must cost more than the second.

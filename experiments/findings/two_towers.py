@@ -82,7 +82,7 @@ def exchanged(
     study: Study,
     head_sets: Sequence[Sequence[il.Head]],
     exchanges: Sequence[Exchange] = EXCHANGES,
-    n_random_sets: int | None = None,
+    n_random: int | None = None,
 ) -> list[il.results.TwoTowers]:
     """Return the exchanges in sets of heads on the held-out prompts, as `il.two_towers` does for one set."""
     prompts = tower_prompts(study.model, study.held_out, own_texts=len(exchanges) == len(EXCHANGES))
@@ -91,7 +91,7 @@ def exchanged(
         prompts,
         head_sets,
         exchanges=exchanges,
-        n_random_sets=n_random_sets or N_RANDOM_SETS,
+        n_random=n_random or N_RANDOM_SETS,
         seed=study.seed,
     )
 

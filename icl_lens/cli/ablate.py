@@ -76,7 +76,7 @@ def ablate(
     if heads.heads is None and prompt is None:
         how += located_on(reference, batch)
     behavior = task.print_behavior(console, loaded, tokens, seed=seed)
-    sets: dict[str, Any] = {"n_random_sets": heads.random_sets, "positions": heads.positions, "seed": seed}
+    sets: dict[str, Any] = {"n_random": heads.random_sets, "positions": heads.positions, "seed": seed}
     if heads.mode != "zero":
         sets |= {"mode": heads.mode, "reference": reference}
     with progress() as report:

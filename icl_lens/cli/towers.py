@@ -81,7 +81,7 @@ def towers(
             chosen,
             k=heads.k or N_HEADS,
             scan_prompts=scanned,
-            n_random_sets=heads.random_sets,
+            n_random=heads.random_sets,
             seed=seed,
             run=Run(progress=report),
             **tokens.tokenize_arguments(),

@@ -131,7 +131,7 @@ class ControlledAblation(Result):
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
-        >>> found = il.ablate_with_controls(model, many, ["L5H0", "L4H1"], n_random_sets=3)
+        >>> found = il.ablate_with_controls(model, many, ["L5H0", "L4H1"], n_random=3)
         >>> found.to_frame().index.tolist()
         ['no ablation', 'heads', 'same layers', 'all layers']
         >>> found.difference("heads", "same layers", "log_odds").low < 0
@@ -313,7 +313,7 @@ def ablate_with_controls(
     batch: PromptBatch,
     heads: Sequence[AnyHead],
     *,
-    n_random_sets: int = 10,
+    n_random: int = 10,
     positions: Positions = "last",
     mode: Mode = "zero",
     reference: Reference = None,
@@ -322,36 +322,36 @@ def ablate_with_controls(
 ) -> ControlledAblation:
     """Score a batch without ablation, with `heads` ablated, and with random sets of the same number of other heads.
 
-    `n_random_sets` sets are drawn from the layers of `heads`, and the same number from all layers. Heads are ablated at
+    `n_random` sets are drawn from the layers of `heads`, and the same number from all layers. Heads are ablated at
     each prompt's last position; `positions="all"` ablates them everywhere, which takes much longer. `mode="zero"` sets
     their z to zero, `mode="mean"` to its mean over the `reference` prompts, `mode="resample"` to that of one of them
     (see `Ablate`); zero is a value that later layers have not seen in training, so it can change more than the heads'
     own part. `run` says how the prompts run (see `Run`). Raise InputError for an unknown head, no heads, a negative
-    `n_random_sets`, fewer than `len(heads)` other heads, and like `Ablate` for `mode` and `reference`.
+    `n_random`, fewer than `len(heads)` other heads, and like `Ablate` for `mode` and `reference`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
-        >>> found = il.ablate_with_controls(model, many, il.locate_heads(model, many, k=2).heads, n_random_sets=3)
+        >>> found = il.ablate_with_controls(model, many, il.locate_heads(model, many, k=2).heads, n_random=3)
         >>> found.interval("no ablation", "accuracy").value > found.chance
         True
     """
     view = ModelView.of(model)
-    check_integers(n_random_sets=n_random_sets)
+    check_integers(n_random=n_random)
     chosen = list(view.check_heads(heads))
     if not chosen:
         raise InputError("heads must contain at least one head, got none")
-    if n_random_sets < 0:
-        raise InputError(f"n_random_sets must be at least 0, got {n_random_sets}")
+    if n_random < 0:
+        raise InputError(f"n_random must be at least 0, got {n_random}")
     sets: dict[ConditionName, list[list[Head]]] = {
         "no ablation": [[]],
         "heads": [chosen],
-        "same layers": random_head_sets(view, chosen, draws=n_random_sets, seed=seed, same_layers=True),
-        "all layers": random_head_sets(view, chosen, draws=n_random_sets, seed=seed),
+        "same layers": random_head_sets(view, chosen, draws=n_random, seed=seed, same_layers=True),
+        "all layers": random_head_sets(view, chosen, draws=n_random, seed=seed),
     }
     ablation = Ablate([], mode=mode, reference=reference, positions=positions, seed=seed)
     ablated = [replace(ablation, heads=one) for one in chain.from_iterable(sets.values())]
     ablated = Ablate.prepare(view, ablated, None)  # runs the reference once for all pieces
-    options: dict[str, Any] = {"heads": list(map(str, chosen)), "n_random_sets": n_random_sets, "seed": seed}
+    options: dict[str, Any] = {"heads": list(map(str, chosen)), "n_random_sets": n_random, "seed": seed}
     options |= {"positions": positions, "mode": mode}
     if (z := ablated[0].recorded_z) is not None:
         options["reference"] = weights_digest({str(layer): values for layer, values in z.items()})

@@ -73,7 +73,7 @@ class TwoTowers(Result):
     prompts with the same query are not independent.
 
     Example:
-        >>> found = il.two_towers(model, "sentiment-number", k=3, n=20, n_random_sets=3)
+        >>> found = il.two_towers(model, "sentiment-number", k=3, n=20, n_random=3)
         >>> found.scan.columns.tolist()[:6], len(found.heads)
         (['head', 'query', 'low', 'high', 'keys', 'values'], 3)
     """

@@ -288,7 +288,7 @@ def _compared(case: Case) -> Any:
 
 
 def _controlled(case: Case) -> Any:
-    found = il.ablate_with_controls(case.model, case.batch, case.heads[:2], n_random_sets=2, positions="all")
+    found = il.ablate_with_controls(case.model, case.batch, case.heads[:2], n_random=2, positions="all")
     return {name: found.per_prompt(name, "log_odds").T for name in found.conditions}
 
 
@@ -337,7 +337,7 @@ def _checked(case: Case) -> Any:
 
 def exchanged(case: Case) -> Any:
     """Return the log-odds [prompt] lost in each exchange between two towers, by name."""
-    found = il.two_towers(case.model, ONE_WORD, case.heads, n_random_sets=1, prepend_bos=False)
+    found = il.two_towers(case.model, ONE_WORD, case.heads, n_random=1, prepend_bos=False)
     return {one.name: one.lost for one in found.exchanges}
 
 
