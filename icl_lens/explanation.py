@@ -11,7 +11,7 @@ from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.attribution.similarity import compared_positions
 from icl_lens.errors import InputError, check_choice
 from icl_lens.explanation_sections import ScoredPrompt
-from icl_lens.interventions.effects import head_effects
+from icl_lens.measures.effects import head_effects
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.locking import locks_model

@@ -19,11 +19,11 @@ from icl_lens.attribution.increases import head_position_increases, layer_log_pr
 from icl_lens.attribution.reasons import SIDES, AttentionReasons, Side, attention_reasons
 from icl_lens.attribution.search import top_subheads
 from icl_lens.attribution.similarity import similarity_in
+from icl_lens.edits.standard import Ablate
+from icl_lens.engine.score import score
 from icl_lens.errors import InputError
-from icl_lens.interventions.controlled_ablation import random_head_sets
-from icl_lens.interventions.edits import Ablate
-from icl_lens.interventions.engine import score
 from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
+from icl_lens.measures.controlled_ablation import random_head_sets
 from icl_lens.models.head import Head
 from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.prompt import quoted_list

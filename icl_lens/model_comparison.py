@@ -8,8 +8,8 @@ from torch import Tensor
 from icl_lens.activations.activations import capture
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.errors import InputError
-from icl_lens.interventions.effects import head_effects
 from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
+from icl_lens.measures.effects import head_effects
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.memory import CAPTURE_TOKENS

@@ -7,9 +7,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from icl_lens.engine.edit_checks import checked_heads
 from icl_lens.errors import InputError, check_integers
-from icl_lens.interventions.controlled_ablation import random_head_sets
-from icl_lens.interventions.edit_checks import checked_heads
 from icl_lens.locate.mean_exchanges import locate_towers
 from icl_lens.locate.towers import (
     EXCHANGES,
@@ -20,6 +19,7 @@ from icl_lens.locate.towers import (
     n_exchanged,
     tower_prompts,
 )
+from icl_lens.measures.controlled_ablation import random_head_sets
 from icl_lens.metrics import is_correct
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head

@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from icl_lens.interventions import gradients, kv_cache, prefix_cache, restart
-from icl_lens.interventions.kv_cache import LayerKVCache
+from icl_lens.edits import kv_cache
+from icl_lens.edits.kv_cache import LayerKVCache
+from icl_lens.engine import gradients, prefix_cache, restart
 from icl_lens.models.attention_scores import AttentionScoring
 from icl_lens.models.view import ModelView
 

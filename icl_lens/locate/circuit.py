@@ -35,11 +35,12 @@ from icl_lens.display import (
     json_records,
     plural_prompts,
 )
+from icl_lens.edits.edges import replaced_by_sets, sender_means
+from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.engine import read_labels, score_sets
-from icl_lens.interventions.head_edges import estimate_effects, replaced_by_sets, sender_means
 from icl_lens.locate.edge_sets import EdgeSets
 from icl_lens.locate.edge_space import EdgeSpace
+from icl_lens.measures.head_to_head_effects import estimate_effects
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note, edits_suffix
 from icl_lens.models.head import AnyHead, Head

@@ -16,10 +16,13 @@ from torch import Tensor
 
 from icl_lens.attribution.scored_tokens import Against, select_rows
 from icl_lens.display import SHOWN_ROWS, Result, format_signed, head_name, interval_texts, plural_prompts
+from icl_lens.edits.edit import Positions
+from icl_lens.edits.standard import Ablate
+from icl_lens.engine.score import score_sets
 from icl_lens.errors import check_choice
-from icl_lens.interventions.edit import Positions
-from icl_lens.interventions.edits import Ablate
-from icl_lens.interventions.effects import (
+from icl_lens.locate.chunk import index_columns
+from icl_lens.locate.streamed_means import MeanScore, StreamedMeans
+from icl_lens.measures.effects import (
     OUTCOMES,
     Algorithm,
     HeadEffects,
@@ -31,9 +34,6 @@ from icl_lens.interventions.effects import (
     largest_means,
     outcome_tokens,
 )
-from icl_lens.interventions.engine import score_sets
-from icl_lens.locate.chunk import index_columns
-from icl_lens.locate.streamed_means import MeanScore, StreamedMeans
 from icl_lens.metrics import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import Head

@@ -13,9 +13,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from icl_lens.display import Displayed, html_table, is_number_column
-from icl_lens.interventions.controlled_ablation import ControlledAblation
 from icl_lens.locate.circuit import Circuit
 from icl_lens.locate.mean_score_parts import MeanScoreParts
+from icl_lens.measures.controlled_ablation import ControlledAblation
 from icl_lens.report import (
     ablation,
     comparison,

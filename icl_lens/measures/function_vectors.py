@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.activations import capture, last_log_probs
-from icl_lens.interventions.edit import group_by_layer
-from icl_lens.interventions.edits import reference_batches
-from icl_lens.interventions.effects import head_effects
+from icl_lens.edits.edit import group_by_layer
+from icl_lens.edits.standard import reference_batches
+from icl_lens.measures.effects import head_effects
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_against_ids, check_targets
 from icl_lens.display import SHOWN_ROWS, Result, columns_first, format_signed, long_frame, plural_prompts
+from icl_lens.edits.edit import Positions
+from icl_lens.edits.standard import Ablate, Mode, Reference
+from icl_lens.engine.gradients import prompts_at_once, z_gradients
+from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.edit import Positions
-from icl_lens.interventions.edits import Ablate, Mode, Reference
-from icl_lens.interventions.engine import score_sets
-from icl_lens.interventions.gradients import prompts_at_once, z_gradients
 from icl_lens.metrics import spearman
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import Head

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.interventions.pattern import LayerValues, rotation
+from icl_lens.edits.pattern import LayerValues, rotation
 from icl_lens.models import attention_scores
 from icl_lens.models.attention_scores import AttentionScoring, rotate
 from icl_lens.models.memory import SCORE_BYTES
@@ -157,6 +157,24 @@ class LayerKVCache:
                 seen[name] = seen[name].index_put(at, own.to(seen[name]))
         seen["q"] = q[:, None]
         return LayerValues(self.values.view, self.values.layer, self.values.key_mask, seen, self.values.queries)
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """One layer's single-token rows before attention, and the keys and values that they share."""
+
+    cache: LayerKVCache
+    q: Float[Tensor, "batch row head d_head"]
+    """Before rotation, like `k`."""
+    k: Float[Tensor, "batch row kv_head d_head"]
+    v: Float[Tensor, "batch row kv_head d_head"]
+    resid: Float[Tensor, "batch row d_model"]
+    prompt: Int[Tensor, " batch"]
+    """Index of each prompt in the batch that is scored."""
+
+    def values(self, row: int) -> LayerValues:
+        """Return the layer's activations with a row's at the last position."""
+        return self.cache.with_row(self.q[:, row], self.k[:, row], self.v[:, row], self.resid[:, row])
 
 
 def per_kv_head(x: Float[Tensor, "batch pos head d_head"], n_groups: int) -> Float[Tensor, "batch pos kv_head d_head"]:

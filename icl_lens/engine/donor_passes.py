@@ -7,28 +7,26 @@ rotation, label by label, so that donors may differ in length from the prompts t
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import check_finite
+from icl_lens.edits.edit import Part
+from icl_lens.edits.interchange import LayerTensors, Recorded
+from icl_lens.edits.kv_cache import per_kv_head
+from icl_lens.edits.pattern import LayerValues, recording_hooks
+from icl_lens.engine.edit_checks import PATTERN_TOLERANCE
+from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.errors import InputError
-from icl_lens.interventions.edit_checks import PATTERN_TOLERANCE
-from icl_lens.interventions.kv_cache import per_kv_head
-from icl_lens.interventions.pattern import LayerValues, recording_hooks
-from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
-Part = Literal["q", "k", "v"]
-PARTS: tuple[Part, ...] = get_args(Part)
-LayerTensors = dict[int, Tensor]
-"""Layer -> one tensor."""
 # Padding tokens in a pass over donors; another pass costs about as much.
 MAX_PADDING = 64
 
@@ -54,21 +52,6 @@ class Donor:
         place[used] = torch.arange(len(used))
         rows = torch.where(rows >= 0, place[rows.clamp(min=0)], -1)
         return Donor(self.batch[used.tolist()], rows, places, self.has_queries)
-
-
-@dataclass(frozen=True, eq=False)
-class Recorded:
-    """What heads of some layers have at a donor's last positions (queries) and label tokens (keys and values)."""
-
-    is_kept: Bool[Tensor, "prompt token"]
-    """Tokens at which prompts keep their own keys and values."""
-    q: LayerTensors = field(default_factory=dict)
-    """Layer -> [prompt head d_head], before rotation."""
-    k: LayerTensors = field(default_factory=dict)
-    """Layer -> [prompt token kv_head d_head], before rotation."""
-    v: LayerTensors = field(default_factory=dict)
-    log_probs: Float[Tensor, "prompt label"] | None = None
-    """The donors' own log-probabilities of the labels, nats; None for donors that end at labels."""
 
 
 class Pasts(NamedTuple):

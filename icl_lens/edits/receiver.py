@@ -8,8 +8,6 @@
 Heads that share keys and values with the receiver keep theirs.
 """
 
-from typing import Literal, get_args
-
 import torch
 from einops import einsum
 from jaxtyping import Bool, Float
@@ -17,12 +15,11 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.attribution.head_projection import AttentionRow, HeadProjection, check_attention, require_writers
+from icl_lens.edits.edit import PARTS, Part
 from icl_lens.models.head import Head
 from icl_lens.models.memory import PIECE_BYTES
 from icl_lens.prompts.roles import role_indices
 
-Part = Literal["q", "k", "v"]
-PARTS: tuple[Part, ...] = get_args(Part)
 Means = Float[Tensor, "role sender d_model"]
 """Mean of what each sender wrote to tokens of each role."""
 

@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from icl_lens.edits.edit import group_by_layer
+from icl_lens.edits.pattern import LayerValues, recompute_pattern, recording_hooks, score_inputs
 from icl_lens.errors import InputError
-from icl_lens.interventions.edit import group_by_layer
-from icl_lens.interventions.pattern import LayerValues, recompute_pattern, recording_hooks, score_inputs
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import last_log_probs
-from icl_lens.interventions.edit import Z_STAGES, Placed, Places, writes_at
+from icl_lens.edits.edit import Z_STAGES, Placed, Places, writes_at
 from icl_lens.models.inference import replace_forwards
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import MIN_PASS_TOKENS, STREAM_BYTES

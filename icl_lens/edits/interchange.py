@@ -15,17 +15,32 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.interventions.donor_passes import Part, Recorded
-from icl_lens.interventions.edit import Attention, Edit, Stage
-from icl_lens.interventions.engine import read_labels, score_sets
-from icl_lens.interventions.kv_cache import per_kv_head
-from icl_lens.interventions.prefix_cache import LayerRows, PrefixCache
+from icl_lens.edits.edit import Attention, Edit, Part, Stage
+from icl_lens.edits.kv_cache import LayerRows, per_kv_head
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+
+LayerTensors = dict[int, Tensor]
+"""Layer -> one tensor."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """What heads of some layers have at a donor's last positions (queries) and label tokens (keys and values)."""
+
+    is_kept: Bool[Tensor, "prompt token"]
+    """Tokens at which prompts keep their own keys and values."""
+    q: LayerTensors = field(default_factory=dict)
+    """Layer -> [prompt head d_head], before rotation."""
+    k: LayerTensors = field(default_factory=dict)
+    """Layer -> [prompt token kv_head d_head], before rotation."""
+    v: LayerTensors = field(default_factory=dict)
+    log_probs: Float[Tensor, "prompt label"] | None = None
+    """The donors' own log-probabilities of the labels, nats; None for donors that end at labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,16 +139,3 @@ class Interchange(Edit):
                     q[:, place] = one.q.q[layer][rows.prompt][:, head].to(q)
             key, value = (per_kv_head(x, n_groups)[:, own, group, None] for x in (rows.k, rows.v))
             z[:, own, head] = cache.attend(q[:, :, None], key, value)[:, :, 0].to(z)
-
-
-def log_probs_exchanged(
-    view: ModelView, batch: PromptBatch, interchanges: Sequence[Interchange], cached: PrefixCache | None = None
-) -> tuple[Float[Tensor, "prompt set label"], str]:
-    """Return the log-probabilities of the labels, among themselves, under each interchange; heads may be none.
-
-    `cached` has the batch for single-token rows, restricted to its label tokens, if it has been run already.
-    The second value is the reason why full forward passes were used instead of the prefix cache, "" if it was used.
-    Raise InputError for families whose attention cannot be recomputed.
-    """
-    sets = [[one] for one in interchanges]
-    return score_sets(view, batch, sets, read_labels(batch), tokens=batch.label_tokens, cached=cached)

@@ -24,10 +24,10 @@ from torch import Tensor
 from icl_lens.activations.activations import NO_LABELS_HINT
 from icl_lens.digest import weights_digest
 from icl_lens.display import SHOWN_ROWS, Displayed, Result, columns_first, plural_prompts
+from icl_lens.edits.edit import Edit, Positions
+from icl_lens.edits.standard import Ablate, Mode, Reference
+from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_choice, check_integers
-from icl_lens.interventions.edit import Edit, Positions
-from icl_lens.interventions.edits import Ablate, Mode, Reference
-from icl_lens.interventions.engine import read_labels, score_sets
 from icl_lens.metrics import (
     Interval,
     accuracy,

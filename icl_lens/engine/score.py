@@ -20,14 +20,14 @@ from torch import Tensor
 
 from icl_lens.activations.activations import NO_LABELS_HINT, last_log_probs
 from icl_lens.activations.label_scores import LabelScores
+from icl_lens.edits.edit import ATTENTION_STAGES, Z_STAGES, Edit, Placed, Positions, Stage
+from icl_lens.edits.patch import Align, HeadActivation, Patch
+from icl_lens.edits.standard import Ablate, Mode, Reference
+from icl_lens.engine.edit_checks import checked_heads
+from icl_lens.engine.editor import editing
+from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported, RowEdits, max_prompts, max_rows
+from icl_lens.engine.restart import Read, score_restarted
 from icl_lens.errors import InputError
-from icl_lens.interventions.edit import ATTENTION_STAGES, Z_STAGES, Edit, Placed, Positions, Stage
-from icl_lens.interventions.edit_checks import checked_heads
-from icl_lens.interventions.editor import editing
-from icl_lens.interventions.edits import Ablate, Mode, Reference
-from icl_lens.interventions.patch import Align, HeadActivation, Patch
-from icl_lens.interventions.prefix_cache import PrefixCache, PrefixCacheUnsupported, RowEdits, max_prompts, max_rows
-from icl_lens.interventions.restart import Read, score_restarted
 from icl_lens.models.active_edits import DESCRIBE
 from icl_lens.models.head import AnyHead
 from icl_lens.models.inference import log_probs_of

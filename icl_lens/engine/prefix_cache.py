@@ -8,7 +8,7 @@ cache. PrefixCacheUnsupported is raised if they differ, as in families with anot
 already has hooks or edits.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import last_logits
-from icl_lens.interventions.edit import (
+from icl_lens.edits.edit import (
     ATTENTION_STAGES,
     Z_STAGES,
     Edit,
@@ -29,10 +29,10 @@ from icl_lens.interventions.edit import (
     edits_at,
     writes_at,
 )
-from icl_lens.interventions.edit_checks import PATTERN_TOLERANCE
-from icl_lens.interventions.kv_cache import LayerKVCache, per_kv_head
-from icl_lens.interventions.pattern import LayerValues, recording_hooks
-from icl_lens.interventions.restart import BlockInputs, has_active_hooks, replace_residual
+from icl_lens.edits.kv_cache import LayerKVCache, LayerRows, per_kv_head
+from icl_lens.edits.pattern import LayerValues, recording_hooks
+from icl_lens.engine.edit_checks import PATTERN_TOLERANCE
+from icl_lens.engine.restart import BlockInputs, has_active_hooks, replace_residual
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import KEY_BYTES, ROW_BYTES
@@ -43,28 +43,6 @@ from icl_lens.prompts.batch import PromptBatch
 
 class PrefixCacheUnsupported(Exception):
     """Raised when the prefix cache cannot reproduce a full forward pass; the message is the reason."""
-
-
-LayerTensors = Mapping[int, Tensor]
-"""Layer -> one tensor."""
-
-
-@dataclass(frozen=True)
-class LayerRows:
-    """One layer's single-token rows before attention, and the keys and values that they share."""
-
-    cache: LayerKVCache
-    q: Float[Tensor, "batch row head d_head"]
-    """Before rotation, like `k`."""
-    k: Float[Tensor, "batch row kv_head d_head"]
-    v: Float[Tensor, "batch row kv_head d_head"]
-    resid: Float[Tensor, "batch row d_model"]
-    prompt: Int[Tensor, " batch"]
-    """Index of each prompt in the batch that is scored."""
-
-    def values(self, row: int) -> LayerValues:
-        """Return the layer's activations with a row's at the last position."""
-        return self.cache.with_row(self.q[:, row], self.k[:, row], self.v[:, row], self.resid[:, row])
 
 
 class RowEdits:

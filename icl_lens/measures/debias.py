@@ -15,10 +15,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.display import Result, format_signed
+from icl_lens.edits.edit import Edit
+from icl_lens.edits.standard import RemovePosition, Reweight
+from icl_lens.engine.score import score
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.edit import Edit
-from icl_lens.interventions.edits import RemovePosition, Reweight
-from icl_lens.interventions.engine import score
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead, head_tuple

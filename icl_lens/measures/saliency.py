@@ -17,9 +17,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from icl_lens.display import Result, long_frame, plural_prompts
+from icl_lens.edits.pattern import LayerValues, recording_hooks
+from icl_lens.engine.gradients import prompts_at_once, z_gradients
 from icl_lens.errors import InputError
-from icl_lens.interventions.gradients import prompts_at_once, z_gradients
-from icl_lens.interventions.pattern import LayerValues, recording_hooks
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from icl_lens.edits.edit import Attention, Edit, Places, Positions, Stage, group_by_layer, of_prompts
+from icl_lens.edits.pattern import LayerValues, recording_hooks, score_inputs
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.edit import Attention, Edit, Places, Positions, Stage, group_by_layer, of_prompts
-from icl_lens.interventions.pattern import LayerValues, recording_hooks, score_inputs
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView

@@ -1,6 +1,6 @@
 """The edits of heads that need no other prompts: ablation, and changes of attention; and a vector added to the stream.
 
-`patch` has the edit that writes activations of other prompts, `head_edges` the one that removes edges between heads.
+`patch` has the edit that writes activations of other prompts, `edges` the one that removes edges between heads.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from icl_lens.edits.edit import Attention, Edit, Places, Positions, Stage, of_prompts
 from icl_lens.errors import InputError, check_choice, check_integers
-from icl_lens.interventions.edit import Attention, Edit, Places, Positions, Stage, of_prompts
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView

@@ -10,19 +10,22 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from icl_lens.edits.pattern import LayerValues, ScoreInputs, recompute_pattern, score_inputs
 from icl_lens.errors import InputError
-from icl_lens.interventions.pattern import LayerValues, ScoreInputs, recompute_pattern, score_inputs
 from icl_lens.models.head import AnyHead, head_tuple
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 Positions = Literal["all", "last"]
+Part = Literal["q", "k", "v"]
+"""What a head reads: its queries, keys or values."""
+PARTS: tuple[Part, ...] = get_args(Part)
 
 
 class Stage(IntEnum):

@@ -11,8 +11,7 @@ from einops import einsum
 from jaxtyping import Int
 from torch import Tensor
 
-from icl_lens.errors import InputError
-from icl_lens.interventions.edit import (
+from icl_lens.edits.edit import (
     ATTENTION_STAGES,
     Z_STAGES,
     Placed,
@@ -21,7 +20,8 @@ from icl_lens.interventions.edit import (
     edited_attention,
     edits_at,
 )
-from icl_lens.interventions.pattern import LayerValues, check_no_cache, layer_hooks
+from icl_lens.edits.pattern import LayerValues, check_no_cache, layer_hooks
+from icl_lens.errors import InputError
 from icl_lens.models.active_edits import DESCRIBE, Described, are_edits_disabled, some_of
 from icl_lens.models.head import Head
 from icl_lens.models.independent_rows import independent_rows
