@@ -5,6 +5,10 @@ from .activations.activations import capture as capture
 from .activations.activations import label_log_probs as label_log_probs
 from .activations.activations import last_log_probs as last_log_probs
 from .activations.multi_token_labels import whole_label_log_probs as whole_label_log_probs
+from .analyses.explanation import explain as explain
+from .analyses.model_comparison import compare_models as compare_models
+from .analyses.task_behavior import task_check as task_check
+from .analyses.towers import two_towers as two_towers
 from .attribution.attention import attention_by_label as attention_by_label
 from .attribution.attention import attention_to_labels as attention_to_labels
 from .attribution.circuits import is_content_word as is_content_word
@@ -40,7 +44,6 @@ from .engine.score import edited as edited
 from .engine.score import patch_heads as patch_heads
 from .engine.score import score as score
 from .errors import InputError as InputError
-from .explanation import explain as explain
 from .locate.circuit import locate_circuit as locate_circuit
 from .locate.locate import locate_heads as locate_heads
 from .locate.locate import mean_head_increases as mean_head_increases
@@ -58,7 +61,6 @@ from .measures.function_vectors import indirect_effects as indirect_effects
 from .measures.head_to_head_effects import head_to_head_effects as head_to_head_effects
 from .measures.saliency import attention_saliency as attention_saliency
 from .measures.saliency import saliency_flow as saliency_flow
-from .model_comparison import compare_models as compare_models
 from .models.head import Head as Head
 from .models.load import bundled_models as bundled_models
 from .models.load import load_model as load_model
@@ -80,7 +82,5 @@ from .report import plots as plots
 from .report import tables as tables
 from .report.comparison import compare as compare
 from .runs.run import Run as Run
-from .task_behavior import task_check as task_check
-from .towers import two_towers as two_towers
 
 __version__: str

@@ -2,6 +2,7 @@ import pathlib
 import typing
 
 from .activations.label_scores import LabelScores as LabelScores
+from .analyses.task_behavior import TaskCheck as TaskCheck
 from .attribution.copying import HeadCopying as HeadCopying
 from .attribution.increases import LayerIncreases as LayerIncreases
 from .attribution.qk_metric import QueryKeyMetric as QueryKeyMetric
@@ -24,6 +25,5 @@ from .report.comparison import Comparison as Comparison
 from .report.explanation import Explanation as Explanation
 from .report.model_comparison import ModelComparison as ModelComparison
 from .report.two_towers import TwoTowers as TwoTowers
-from .task_behavior import TaskCheck as TaskCheck
 
 def load(path: str | pathlib.Path) -> typing.Any: ...

@@ -25,16 +25,6 @@ import numpy as np
 import pandas as pd
 
 from icl_lens.attribution.scored_tokens import check_targets
-from icl_lens.display import (
-    SHOWN_ROWS,
-    Result,
-    columns_first,
-    format_signed,
-    interval_suffix,
-    interval_texts,
-    json_records,
-    plural_prompts,
-)
 from icl_lens.edits.edges import replaced_by_sets, sender_means
 from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_choice
@@ -48,6 +38,16 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.result.base import Result
+from icl_lens.result.tables import (
+    SHOWN_ROWS,
+    columns_first,
+    format_signed,
+    interval_suffix,
+    interval_texts,
+    json_records,
+    plural_prompts,
+)
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_batches, start
 

@@ -15,7 +15,6 @@ from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.attribution.scored_tokens import Against, select_rows
-from icl_lens.display import SHOWN_ROWS, Result, format_signed, head_name, interval_texts, plural_prompts
 from icl_lens.edits.edit import Positions
 from icl_lens.edits.standard import Ablate
 from icl_lens.engine.score import score_sets
@@ -41,6 +40,8 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.result.base import Result
+from icl_lens.result.tables import SHOWN_ROWS, format_signed, head_name, interval_texts, plural_prompts
 from icl_lens.runs.configuration import tensors_digest
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import ChunkStream, start

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from icl_lens.display import SHOWN_ROWS, Result, format_signed, head_name, interval_texts, plural_prompts
 from icl_lens.locate.chunk import index_columns
 from icl_lens.locate.streamed_means import MeanScore, StreamedMeans
 from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
@@ -24,6 +23,8 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.result.base import Result
+from icl_lens.result.tables import SHOWN_ROWS, format_signed, head_name, interval_texts, plural_prompts
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import start
 

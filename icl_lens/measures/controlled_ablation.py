@@ -23,7 +23,6 @@ from torch import Tensor
 
 from icl_lens.activations.activations import NO_LABELS_HINT
 from icl_lens.digest import weights_digest
-from icl_lens.display import SHOWN_ROWS, Displayed, Result, columns_first, plural_prompts
 from icl_lens.edits.edit import Edit, Positions
 from icl_lens.edits.standard import Ablate, Mode, Reference
 from icl_lens.engine.score import read_labels, score_sets
@@ -44,6 +43,8 @@ from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.result.base import Displayed, Result
+from icl_lens.result.tables import SHOWN_ROWS, columns_first, plural_prompts
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 

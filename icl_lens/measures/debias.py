@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.display import Result, format_signed
 from icl_lens.edits.edit import Edit
 from icl_lens.edits.standard import RemovePosition, Reweight
 from icl_lens.engine.score import score
@@ -24,6 +23,8 @@ from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead, head_tuple
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.result.base import Result
+from icl_lens.result.tables import format_signed
 
 Fix = Literal["majority", "recency"]
 """Which of the two strengths of `debias_edits` is set."""

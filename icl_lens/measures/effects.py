@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_against_ids, check_targets
-from icl_lens.display import SHOWN_ROWS, Result, columns_first, format_signed, long_frame, plural_prompts
 from icl_lens.edits.edit import Positions
 from icl_lens.edits.standard import Ablate, Mode, Reference
 from icl_lens.engine.gradients import prompts_at_once, z_gradients
@@ -28,6 +27,8 @@ from icl_lens.models.head import Head
 from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.result.base import Result
+from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, long_frame, plural_prompts
 
 Outcome = Literal["log_odds", "log_prob"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)

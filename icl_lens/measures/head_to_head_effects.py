@@ -22,7 +22,6 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.writers import writer_names
 from icl_lens.attribution.scored_tokens import Against
-from icl_lens.display import SHOWN_ROWS, Result, format_signed, plural_prompts
 from icl_lens.edits.edges import ReplaceZ, capture_pieces, sender_means
 from icl_lens.edits.edit import PARTS, Part
 from icl_lens.edits.receiver import Means, Receiver
@@ -36,6 +35,8 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.roles import ROLES, EdgeRole, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
+from icl_lens.result.base import Result
+from icl_lens.result.tables import SHOWN_ROWS, format_signed, plural_prompts
 
 
 @dataclass(frozen=True, repr=False)

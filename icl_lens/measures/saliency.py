@@ -16,13 +16,14 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from icl_lens.display import Result, long_frame, plural_prompts
 from icl_lens.edits.pattern import LayerValues, recording_hooks
 from icl_lens.engine.gradients import prompts_at_once, z_gradients
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.result.base import Result
+from icl_lens.result.tables import long_frame, plural_prompts
 
 # Tolerance between pattern times values and z, relative to the largest |z|, by dtype of the model.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}

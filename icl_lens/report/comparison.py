@@ -8,7 +8,6 @@ import pandas as pd
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from icl_lens.display import Result, columns_first, format_signed, text_table
 from icl_lens.errors import InputError
 from icl_lens.models.head import Head
 from icl_lens.report.command import command
@@ -18,6 +17,8 @@ from icl_lens.report.html.parts import Bar, Cell, Chip, HeadMap, Table, largest
 from icl_lens.report.html.sections import answer, label_chips, layer_charts, layers_table, prompt_pieces, unit_name
 from icl_lens.report.number_format import percent, signed
 from icl_lens.report.terminal import new_table
+from icl_lens.result.base import Result
+from icl_lens.result.tables import columns_first, format_signed, text_table
 from icl_lens.scores import SCORES, Score
 
 N_SHOWN = 8

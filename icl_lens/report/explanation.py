@@ -9,13 +9,14 @@ from typing import Any, ClassVar, Literal, get_args
 import pandas as pd
 
 from icl_lens.attribution.reasons import SIDES, AttentionReasons, writers_in_words
-from icl_lens.display import Result, format_signed
 from icl_lens.errors import check_choice
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT, FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.report.number_format import percent
+from icl_lens.result.base import Result
+from icl_lens.result.tables import format_signed
 from icl_lens.scores import SCORES, DirectScore, Score, score_of_parts
 
 Grid = tuple[tuple[float, ...], ...]

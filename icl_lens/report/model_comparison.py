@@ -9,7 +9,6 @@ import pandas as pd
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from icl_lens.display import Result, format_signed, interval_texts, text_table
 from icl_lens.errors import InputError
 from icl_lens.metrics import bootstrap_interval, mean_intervals
 from icl_lens.models.active_edits import edits_note
@@ -18,6 +17,8 @@ from icl_lens.report.comparison import MODELS_NOTE
 from icl_lens.report.html.parts import Bar, Cell, HeadMap, Scatter, Table, largest
 from icl_lens.report.number_format import percent, signed
 from icl_lens.report.terminal import new_table
+from icl_lens.result.base import Result
+from icl_lens.result.tables import format_signed, interval_texts, text_table
 from icl_lens.scores import DIRECT_SCORES, Score
 
 TEMPLATE, N_SHOWN = "compare_models.html.j2", 12

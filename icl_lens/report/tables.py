@@ -10,7 +10,7 @@ from icl_lens.activations.activations import Activations
 from icl_lens.attribution.attention import attention_to_labels
 from icl_lens.attribution.increases import LayerIncreases
 from icl_lens.attribution.search import TopHeads, TopSubheads
-from icl_lens.display import long_frame as to_frame
+from icl_lens.result.tables import long_frame as to_frame
 
 
 def layer_table(increases: LayerIncreases) -> pd.DataFrame:

@@ -11,14 +11,15 @@ from jaxtyping import Bool, Float
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
-from icl_lens import display
-from icl_lens.display import Result, json_records, plural_prompts
 from icl_lens.metrics import Interval, bootstrap_interval
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.report.html.parts import Bar, Cell, Table, largest, text_table
 from icl_lens.report.number_format import percent, signed
 from icl_lens.report.terminal import full_table
+from icl_lens.result.base import Result
+from icl_lens.result.tables import json_records, plural_prompts
+from icl_lens.result.tables import text_table as plain_table
 
 COLUMNS = ("exchanged", "two towers\npredict", "log-odds\nlost, nats", "95%\ninterval", "random\nheads", "accuracy")
 COLUMNS = (*COLUMNS, "as\npredicted", "donors'\naccuracy")
@@ -314,7 +315,7 @@ class TwoTowers(Result):
     def __repr__(self) -> str:
         names = [column.replace("\n", " ") for column in COLUMNS]
         columns = dict(zip(names, zip(*self.rows(), strict=True), strict=True))
-        return "\n".join([self.verdict, display.text_table(self.summary, columns)])
+        return "\n".join([self.verdict, plain_table(self.summary, columns)])
 
 
 def _the(part: str) -> str:

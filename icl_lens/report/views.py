@@ -1,6 +1,6 @@
 """Views of results: which page, notebook output, terminal output and figures each has.
 
-`display.Result` imports this module when a view is asked for. Every result has the views of its table; those below have
+`result.base` imports this module when a view is asked for. Every result has the views of its table; those below have
 more. A page is drawn by a template, of which `html.templating` makes a document or inline output.
 """
 
@@ -12,7 +12,6 @@ import pandas as pd
 from rich.console import RenderableType
 from rich.text import Text
 
-from icl_lens.display import Displayed, html_table, is_number_column
 from icl_lens.locate.circuit import Circuit
 from icl_lens.locate.mean_score_parts import MeanScoreParts
 from icl_lens.measures.controlled_ablation import ControlledAblation
@@ -32,6 +31,8 @@ from icl_lens.report.html.templating import render_notebook, render_page
 from icl_lens.report.model_comparison import ModelComparison
 from icl_lens.report.number_format import signed
 from icl_lens.report.two_towers import TwoTowers
+from icl_lens.result.base import Displayed
+from icl_lens.result.tables import html_table, is_number_column
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

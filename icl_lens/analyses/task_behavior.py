@@ -18,7 +18,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import label_log_probs
-from icl_lens.display import Result
 from icl_lens.errors import InputError
 from icl_lens.metrics import (
     Interval,
@@ -35,6 +34,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list
 from icl_lens.prompts.tasks import Task, named_task
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.result.base import Result
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 

@@ -41,7 +41,7 @@ from icl_lens.report.explanation import (
     SubheadReport,
     SubheadsReport,
 )
-from icl_lens.result_json import PACKAGES
+from icl_lens.result.stored import PACKAGES
 from icl_lens.scores import SCORES, Score, score_of_parts
 
 # For plain text: positions stored with every head's attention, and positions described for each located head.

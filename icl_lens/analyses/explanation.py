@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from icl_lens import explanation_sections as sections
 from icl_lens.activations.activations import capture
+from icl_lens.analyses import explanation_sections as sections
+from icl_lens.analyses.explanation_sections import ScoredPrompt
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.attribution.similarity import compared_positions
 from icl_lens.errors import InputError, check_choice
-from icl_lens.explanation_sections import ScoredPrompt
 from icl_lens.measures.effects import head_effects
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
