@@ -60,20 +60,10 @@ class ReplaceZ(Edit):
     index: Mapping[Head, int]
     """Where each head's z is in `z`."""
 
-    @property
-    def what(self) -> str:
-        return "with other inputs"
-
-    @property
-    def needs_batch(self) -> bool:
-        return True
-
-    @property
-    def at_prompt_end(self) -> bool:
-        return True
-
-    def is_only_last(self, batch: PromptBatch) -> bool:
-        return True
+    what = "with other inputs"
+    needs_batch = True
+    at_prompt_end = True
+    positions = "last"
 
     def write_z(self, z: Tensor, at: Places, layer: int) -> None:
         index = torch.tensor([self.index[Head(layer, head)] for head in at.head.tolist()], device=self.z.device)
@@ -108,16 +98,9 @@ class WithoutEdges(Edit):
             raise InputError(f"edges must be a list of il.Edge, got {wrong[0]!r}")
         object.__setattr__(self, "heads", tuple(dict.fromkeys(edge.receiver for edge in self.edges)))
 
-    @property
-    def what(self) -> str:
-        return "without some of their inputs"
-
-    @property
-    def needs_batch(self) -> bool:
-        return True
-
-    def is_only_last(self, batch: PromptBatch) -> bool:
-        return True
+    what = "without some of their inputs"
+    needs_batch = True
+    positions = "last"
 
     @classmethod
     def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:

@@ -132,43 +132,23 @@ class Edit:
 
     heads: Iterable[AnyHead]
 
+    stages: tuple[Stage, ...] = (Stage.z,)
+    """The stages at which the edit writes."""
+    what: str = "edited"
+    """What is done to the heads, in words such as "zeroed"."""
+    supports_cache: bool = False
+    """Whether passes that continue a KV cache are edited like whole passes."""
+    needs_batch: bool = False
+    """Whether the edit belongs to particular prompts, which every pass must run; tokens may follow them."""
+    keeps_scores: bool = False
+    """Whether an edit at the inputs stage changes no queries or keys, so that patterns are not recomputed."""
+    is_for_last_query: bool = False
+    """Whether the last query alone reads changed keys or values; earlier positions keep what they have without."""
+    at_prompt_end: bool = False
+    """Whether "last" is the last token of the prompts also in passes in which generated tokens follow them."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", head_tuple(self.heads))
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages at which the edit writes."""
-        return (Stage.z,)
-
-    @property
-    def what(self) -> str:
-        """What is done to the heads, in words such as "zeroed"."""
-        return "edited"
-
-    @property
-    def supports_cache(self) -> bool:
-        """Whether passes that continue a KV cache are edited like whole passes."""
-        return False
-
-    @property
-    def needs_batch(self) -> bool:
-        """Whether the edit belongs to particular prompts, which every pass must run; tokens may follow them."""
-        return False
-
-    @property
-    def keeps_scores(self) -> bool:
-        """Whether an edit at the inputs stage changes no queries or keys, so that patterns are not recomputed."""
-        return False
-
-    @property
-    def is_for_last_query(self) -> bool:
-        """Whether the last query alone reads changed keys or values; earlier positions keep what they have without."""
-        return False
-
-    @property
-    def at_prompt_end(self) -> bool:
-        """Whether "last" is the last token of the prompts also in passes in which generated tokens follow them."""
-        return False
 
     @property
     def shared(self) -> object:

@@ -56,29 +56,16 @@ class Interchange(Edit):
     _kv_heads: tuple[int, ...] = field(default=(), repr=False)
     """For each head of a layer, its key-value head."""
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        return (Stage.inputs,)
-
-    @property
-    def what(self) -> str:
-        return "with exchanged queries, keys or values"
-
-    @property
-    def needs_batch(self) -> bool:
-        return True
-
-    def is_only_last(self, batch: PromptBatch) -> bool:
-        return True
+    stages = (Stage.inputs,)
+    what = "with exchanged queries, keys or values"
+    needs_batch = True
+    positions = "last"
+    is_for_last_query = True
 
     @classmethod
     def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
         kv_heads = tuple(map(view.kv_head, range(view.n_heads)))
         return [replace(edit, _kv_heads=kv_heads) for edit in edits]
-
-    @property
-    def is_for_last_query(self) -> bool:
-        return True
 
     def exchanged(
         self, part: Part, layer: int, prompt: Int[Tensor, " row"]

@@ -72,9 +72,7 @@ class Ablate(Edit):
         if self.reference is not None and not isinstance(self.reference, PromptBatch):
             object.__setattr__(self, "reference", tuple(self.reference))
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        return (Stage.removal,)
+    stages = (Stage.removal,)
 
     @property
     def what(self) -> str:
@@ -149,20 +147,10 @@ class Reweight(Edit):
     renormalize: bool
     _batch: PromptBatch | None = field(default=None, repr=False)
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        return (Stage.pattern,)
-
-    @property
-    def what(self) -> str:
-        return "with scaled attention to labels"
-
-    @property
-    def needs_batch(self) -> bool:
-        return True
-
-    def is_only_last(self, batch: PromptBatch) -> bool:
-        return True
+    stages = (Stage.pattern,)
+    what = "with scaled attention to labels"
+    needs_batch = True
+    positions = "last"
 
     @classmethod
     def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
@@ -248,13 +236,8 @@ class RemovePosition(Edit):
         if not 0 <= self.strength <= 1:
             raise InputError(f"strength must be between 0 (no change) and 1, got {self.strength!r}")
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        return (Stage.scores,)
-
-    @property
-    def what(self) -> str:
-        return "with a weakened position term"
+    stages = (Stage.scores,)
+    what = "with a weakened position term"
 
     def write_attention(self, attention: Attention, heads: list[int], layer: int) -> None:
         indices = attention.indices_of(heads)
@@ -292,13 +275,8 @@ class Block(Edit):
             what = f"{tuple(edges.shape)} {edges.dtype}" if isinstance(edges, Tensor) else type(edges).__name__
             raise InputError(f"edges must be a boolean tensor [batch query key], True to block attention, got {what}")
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        return (Stage.pattern,)
-
-    @property
-    def what(self) -> str:
-        return "with blocked attention"
+    stages = (Stage.pattern,)
+    what = "with blocked attention"
 
     def is_only_last(self, batch: PromptBatch) -> bool:
         if self.edges.shape[0] not in (1, len(batch)) or tuple(self.edges.shape[1:]) != (batch.tokens.shape[1],) * 2:
@@ -355,28 +333,16 @@ class AddVector(Edit):
         if not bool(self.vector.isfinite().all()):
             raise InputError("vector must be finite, got NaN or infinite values")
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        return (Stage.resid,)
+    stages = (Stage.resid,)
 
     @property
     def what(self) -> str:
         return f"a vector added after layer {self.layer}"
 
-    @property
-    def supports_cache(self) -> bool:
-        return True
-
-    @property
-    def needs_batch(self) -> bool:
-        return True
-
-    @property
-    def at_prompt_end(self) -> bool:
-        return True
-
-    def is_only_last(self, batch: PromptBatch) -> bool:
-        return True
+    supports_cache = True
+    needs_batch = True
+    at_prompt_end = True
+    positions = "last"
 
     def by_layer(self, view: ModelView) -> dict[int, list[int]]:
         if not 0 <= self.layer < view.n_layers:
