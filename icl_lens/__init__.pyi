@@ -5,7 +5,8 @@ from .activations.activations import capture as capture
 from .activations.activations import label_log_probs as label_log_probs
 from .activations.activations import last_log_probs as last_log_probs
 from .activations.multi_token_labels import whole_label_log_probs as whole_label_log_probs
-from .analyses.explanation import explain as explain
+from .analyses.comparison import compare as compare
+from .analyses.explain import explain as explain
 from .analyses.model_comparison import compare_models as compare_models
 from .analyses.task_behavior import task_check as task_check
 from .analyses.towers import two_towers as two_towers
@@ -80,7 +81,6 @@ from .prompts.word_task import WordTask as WordTask
 from .report import html as html
 from .report import plots as plots
 from .report import tables as tables
-from .report.comparison import compare as compare
 from .runs.run import Run as Run
 
 __version__: str

@@ -2,7 +2,11 @@ import pathlib
 import typing
 
 from .activations.label_scores import LabelScores as LabelScores
+from .analyses.comparison import Comparison as Comparison
+from .analyses.explanation import Explanation as Explanation
+from .analyses.model_comparison import ModelComparison as ModelComparison
 from .analyses.task_behavior import TaskCheck as TaskCheck
+from .analyses.two_towers import TwoTowers as TwoTowers
 from .attribution.copying import HeadCopying as HeadCopying
 from .attribution.increases import LayerIncreases as LayerIncreases
 from .attribution.qk_metric import QueryKeyMetric as QueryKeyMetric
@@ -21,9 +25,5 @@ from .measures.effects import Agreement as Agreement
 from .measures.effects import HeadEffects as HeadEffects
 from .measures.head_to_head_effects import HeadToHeadEffects as HeadToHeadEffects
 from .measures.saliency import SaliencyFlow as SaliencyFlow
-from .report.comparison import Comparison as Comparison
-from .report.explanation import Explanation as Explanation
-from .report.model_comparison import ModelComparison as ModelComparison
-from .report.two_towers import TwoTowers as TwoTowers
 
 def load(path: str | pathlib.Path) -> typing.Any: ...

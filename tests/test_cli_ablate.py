@@ -15,7 +15,7 @@ from icl_lens.cli.ablate import ablate
 from icl_lens.cli.options import SplitTask
 from icl_lens.locate.locate import top_heads_by
 from icl_lens.prompts.word_task import word_list
-from icl_lens.report.number_format import percent, signed
+from icl_lens.result.number_format import percent, signed
 
 TASK = {"task": "sentiment-number", "n": 6, "random_sets": 2, "device": "cpu"}
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from icl_lens.analyses.two_towers import Exchanged, TwoTowers
 from icl_lens.engine.edit_checks import checked_heads
 from icl_lens.errors import InputError, check_integers
 from icl_lens.locate.mean_exchanges import locate_towers
@@ -30,7 +31,6 @@ from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts
 from icl_lens.prompts.tasks import Task, named_task, split_by_query
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.report.two_towers import Exchanged, TwoTowers
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import plan_in_order, start
 

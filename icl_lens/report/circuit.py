@@ -12,8 +12,8 @@ from icl_lens.locate.circuit import MEAN_PROMPTS, Circuit
 from icl_lens.report import plots
 from icl_lens.report.html.parts import text_table
 from icl_lens.report.notebook_figure import transparent_png
-from icl_lens.report.number_format import signed
 from icl_lens.report.terminal import full_table
+from icl_lens.result.number_format import signed
 
 N_SHOWN = 12
 """Number of edges that the terminal shows."""

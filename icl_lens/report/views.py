@@ -12,6 +12,10 @@ import pandas as pd
 from rich.console import RenderableType
 from rich.text import Text
 
+from icl_lens.analyses.comparison import Comparison
+from icl_lens.analyses.explanation import Explanation
+from icl_lens.analyses.model_comparison import ModelComparison
+from icl_lens.analyses.two_towers import TwoTowers
 from icl_lens.locate.circuit import Circuit
 from icl_lens.locate.mean_score_parts import MeanScoreParts
 from icl_lens.measures.controlled_ablation import ControlledAblation
@@ -23,15 +27,11 @@ from icl_lens.report import (
     model_comparison,
     two_towers,
 )
-from icl_lens.report.comparison import Comparison
-from icl_lens.report.explanation import Explanation
 from icl_lens.report.html import page as explanation_page
 from icl_lens.report.html.parts import Cell, Table
 from icl_lens.report.html.templating import render_notebook, render_page
-from icl_lens.report.model_comparison import ModelComparison
-from icl_lens.report.number_format import signed
-from icl_lens.report.two_towers import TwoTowers
 from icl_lens.result.base import Displayed
+from icl_lens.result.number_format import signed
 from icl_lens.result.tables import html_table, is_number_column
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ def percent(value: float) -> str:
     """Format a probability as a percentage: one decimal, or two significant digits if small; no exponents.
 
     Example:
-        >>> from icl_lens.report.number_format import percent
+        >>> from icl_lens.result.number_format import percent
         >>> percent(0.123), percent(0.000035), percent(0.0), percent(2e-11)
         ('12.3%', '0.0035%', '0.0%', '<0.000001%')
     """

@@ -13,6 +13,19 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.activations.multi_token_labels import continuation_log_probs, tokenize_labels, whole_label_log_probs
+from icl_lens.analyses.sections import (
+    AblationReport,
+    AllHeadsReport,
+    Grid,
+    HeadReport,
+    InputReport,
+    LayerReport,
+    LeftOut,
+    ScoreReport,
+    Settings,
+    SubheadReport,
+    SubheadsReport,
+)
 from icl_lens.attribution.attention import attention_to_labels
 from icl_lens.attribution.circuits import is_content_word, label_keys, label_values, last_query
 from icl_lens.attribution.increases import head_position_increases, layer_log_prob_increase
@@ -28,19 +41,6 @@ from icl_lens.models.head import Head
 from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.prompt import quoted_list
 from icl_lens.prompts.token_ids import name_tokens
-from icl_lens.report.explanation import (
-    AblationReport,
-    AllHeadsReport,
-    Grid,
-    HeadReport,
-    InputReport,
-    LayerReport,
-    LeftOut,
-    ScoreReport,
-    Settings,
-    SubheadReport,
-    SubheadsReport,
-)
 from icl_lens.result.stored import PACKAGES
 from icl_lens.scores import SCORES, Score, score_of_parts
 
