@@ -1,10 +1,7 @@
 """Measure how an earlier component (the *sender*) affects the answer through one head (the *receiver*).
 
-1. One pass over the prompts records what every sender wrote, and each head's queries, keys and values.
-2. The receiver's query, keys or values are rebuilt without the sender, and its z is computed from them (see the module
-   `receiver`).
-3. This z replaces the receiver's own at the last position; all later components run as usual (see `engine`). The
-   drop in the answer's score is the effect of the *edge* from the sender to this query, or to these keys or values.
+Each sender is removed from the receiver's query, keys or values (see `edits.edges`); the drop in the answer's score is
+the effect of the *edge* from the sender to this query, or to these keys or values.
 
 Several receivers are rebuilt independently from the same unedited pass: a change in one does not reach another.
 """
