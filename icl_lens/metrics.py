@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.display import Result, format_signed
 from icl_lens.errors import InputError
+from icl_lens.result.base import Result
+from icl_lens.result.tables import format_signed
 
 # Confidence level of intervals.
 LEVEL = 0.95

@@ -34,9 +34,9 @@ def load(path: str | Path) -> Any:
         >>> loaded.heads == best.heads
         True
     """
-    from icl_lens.display import Result
     from icl_lens.errors import InputError
-    from icl_lens.result_json import read
+    from icl_lens.result.base import Result
+    from icl_lens.result.stored import read
 
     remedy = "pass a file written by the save method of a result"
     found = read(path, remedy).get("format")

@@ -2,6 +2,11 @@ import pathlib
 import typing
 
 from .activations.label_scores import LabelScores as LabelScores
+from .analyses.comparison import Comparison as Comparison
+from .analyses.explanation import Explanation as Explanation
+from .analyses.model_comparison import ModelComparison as ModelComparison
+from .analyses.task_behavior import TaskCheck as TaskCheck
+from .analyses.two_towers import TwoTowers as TwoTowers
 from .attribution.copying import HeadCopying as HeadCopying
 from .attribution.increases import LayerIncreases as LayerIncreases
 from .attribution.qk_metric import QueryKeyMetric as QueryKeyMetric
@@ -11,20 +16,15 @@ from .attribution.score_parts import ScoreParts as ScoreParts
 from .attribution.search import TopHeads as TopHeads
 from .attribution.search import TopSubheads as TopSubheads
 from .attribution.value_parts import ValueParts as ValueParts
-from .interventions.controlled_ablation import ControlledAblation as ControlledAblation
-from .interventions.debias import StrengthSearch as StrengthSearch
-from .interventions.effects import HeadEffects as HeadEffects
-from .interventions.head_edges import HeadToHeadEffects as HeadToHeadEffects
-from .interventions.saliency import SaliencyFlow as SaliencyFlow
 from .locate.circuit import Circuit as Circuit
 from .locate.mean_effects import MeanEffects as MeanEffects
 from .locate.mean_exchanges import MeanExchanges as MeanExchanges
 from .locate.mean_score_parts import MeanScoreParts as MeanScoreParts
+from .measures.controlled_ablation import ControlledAblation as ControlledAblation
+from .measures.debias import StrengthSearch as StrengthSearch
+from .measures.effects import HeadEffects as HeadEffects
+from .measures.head_to_head_effects import HeadToHeadEffects as HeadToHeadEffects
+from .measures.saliency import SaliencyFlow as SaliencyFlow
 from .metrics import Agreement as Agreement
-from .report.comparison import Comparison as Comparison
-from .report.explanation import Explanation as Explanation
-from .report.model_comparison import ModelComparison as ModelComparison
-from .report.two_towers import TwoTowers as TwoTowers
-from .task_behavior import TaskCheck as TaskCheck
 
 def load(path: str | pathlib.Path) -> typing.Any: ...

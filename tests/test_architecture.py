@@ -58,7 +58,7 @@ def test_every_contract_is_kept():
         ("icl_lens/errors.py", "import icl_lens.files", "rooms"),
         ("icl_lens/brand_new_room.py", "", "rooms"),
         ("icl_lens/attribution/increases.py", "import icl_lens.attribution.search", "circles"),
-        ("icl_lens/report/explanation.py", "import icl_lens.report.html.page", "circles"),
+        ("icl_lens/report/html/parts.py", "import icl_lens.report.html.page", "circles"),
         ("experiments/framework/study.py", "import experiments.findings.values", "experiments"),
         ("icl_lens/metrics.py", "import experiments.framework.study", "library"),
         ("icl_lens/report/plots.py", "import transformer_lens", "transformer-lens"),

@@ -19,7 +19,7 @@ from icl_lens.cli import main
 from icl_lens.cli.circuit import CircuitTask
 from icl_lens.prompts.roles import EDGE_ROLES
 from icl_lens.report import plots, views
-from icl_lens.report.number_format import signed
+from icl_lens.result.number_format import signed
 
 TASK = "sentiment-number"
 N, HEADS = 130, ["L2H0", "L1H3"]

@@ -193,7 +193,7 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, s
 
 
 def test_explaining_a_tasks_prompt_starts_with_what_the_model_does(run, icl_mini, monkeypatch):
-    monkeypatch.setattr("icl_lens.task_behavior.N_PROMPTS", 20)
+    monkeypatch.setattr("icl_lens.analyses.task_behavior.N_PROMPTS", 20)
     _, out, _ = run("explain", "-t", "sentiment-number", "-k", 1, "--ablate", 1)
     assert " ".join(out.split()).startswith(str(il.task_check(icl_mini, "sentiment-number")))
 

@@ -15,7 +15,7 @@ from icl_lens.cli.ablate import ablate
 from icl_lens.cli.options import SplitTask
 from icl_lens.locate.locate import top_heads_by
 from icl_lens.prompts.word_task import word_list
-from icl_lens.report.number_format import percent, signed
+from icl_lens.result.number_format import percent, signed
 
 TASK = {"task": "sentiment-number", "n": 6, "random_sets": 2, "device": "cpu"}
 
@@ -115,7 +115,7 @@ def test_a_task_with_few_queries_uses_them_twice(tmp_path, capsys):
 
 def test_progress_is_shown_in_a_terminal_only(capsys, monkeypatch):
     stages = ("loading icl-mini", "checking the task", "locating heads", "ablating heads")
-    monkeypatch.setattr("icl_lens.task_behavior.N_PROMPTS", 20)
+    monkeypatch.setattr("icl_lens.analyses.task_behavior.N_PROMPTS", 20)
     for terminal in (False, True):
         if terminal:
             monkeypatch.setenv("FORCE_COLOR", "1")

@@ -15,8 +15,8 @@ from rich.console import Console
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.analyses.model_comparison import ModelComparison
 from icl_lens.locate.locate import mean_head_increases
-from icl_lens.report.model_comparison import ModelComparison
 
 OTHER = families.PROMPT.replace("one :", "hate :")
 

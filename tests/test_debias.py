@@ -9,8 +9,8 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
-from icl_lens.interventions import prefix_cache
-from icl_lens.interventions.debias import balancing_weights
+from icl_lens.engine import prefix_cache
+from icl_lens.measures.debias import balancing_weights
 
 HEADS = [il.Head(0, 1), il.Head(1, 3)]
 
@@ -71,7 +71,7 @@ def test_the_strength_of_smallest_bias_that_keeps_accuracy(
         n = len(batch)
         return [(torch.full((n,), odd).double(), torch.arange(n) < k) for odd, k in zip(odds, correct, strict=True)]
 
-    monkeypatch.setattr(sys.modules["icl_lens.interventions.debias"], "_scored", scored)
+    monkeypatch.setattr(sys.modules["icl_lens.measures.debias"], "_scored", scored)
     options = {"fix": "recency", "strengths": strengths[1:], "max_accuracy_drop": max_drop}
     batches = [other] if others else []
     found = il.choose_strength(model, favored, unfavored, HEADS, accuracy_batches=batches, **options)

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import icl_lens as il
-from icl_lens import display
-from icl_lens.display import long_frame
+from icl_lens.result.tables import format_signed, html_table, long_frame, text_table
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +74,12 @@ def test_layers_and_effects_show_their_values(found):
 
 def test_long_results_are_cut_and_say_so():
     columns = {"token": ["<b>", "␣&"], "value": ["+1.0", "–"]}
-    assert display.text_table("T", columns, total=5).splitlines()[-1] == "… 3 more rows: to_frame() has all"
-    html = display.html_table("T <1>", columns, total=5)
+    assert text_table("T", columns, total=5).splitlines()[-1] == "… 3 more rows: to_frame() has all"
+    html = html_table("T <1>", columns, total=5)
     assert "<b>" not in html
     assert "&lt;b&gt;" in html
     assert "3 more rows" in html
-    assert display.format_signed(float("nan")) == "–"
+    assert format_signed(float("nan")) == "–"
 
 
 def test_long_frame_puts_each_value_in_its_row():

@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
-from icl_lens.interventions import gradients, kv_cache, prefix_cache, restart
-from icl_lens.interventions.kv_cache import LayerKVCache
+from icl_lens.edits import kv_cache
+from icl_lens.edits.kv_cache import LayerKVCache
+from icl_lens.engine import gradients, prefix_cache, restart
 from icl_lens.models.attention_scores import AttentionScoring
 from icl_lens.models.view import ModelView
 

@@ -12,7 +12,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
-from icl_lens.interventions import edit_checks, engine
+from icl_lens.engine import edit_checks, score
 
 FAMILIES = ["gpt2", "gptj", "llama_bias"]
 SHUFFLED = [
@@ -144,7 +144,7 @@ def test_vectors_share_keys_and_go_the_long_way_where_hooks_are_at_work(load_tin
     vectors = torch.randn(3, families.D_MODEL, generator=torch.Generator().manual_seed(0))
     whole: list[int] = []
     sets = [[il.AddVector(vector, layer)] for layer, vector in enumerate(vectors)]
-    monkeypatch.setattr(engine, "last_log_probs", lambda *args: whole.append(1) or last_log_probs(*args))
+    monkeypatch.setattr(score, "last_log_probs", lambda *args: whole.append(1) or last_log_probs(*args))
     il.score(model, batch, sets, read=lambda log_probs, prompt: log_probs)
     assert not whole
     with il.ablate_heads(model, HEADS[:1]):

@@ -165,7 +165,7 @@ def test_sets_without_edges_are_the_unedited_model(grouped):
 
 
 def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(grouped):
-    from icl_lens.interventions.head_edges import estimate_effects
+    from icl_lens.measures.head_to_head_effects import estimate_effects
 
     model, batch, _ = grouped
     scored = il.score(model, batch, [[il.WithoutEdges(edges)] for edges in [[], *([edge] for edge in EDGES)]])
@@ -196,7 +196,7 @@ def acts_names(layer):
 
 
 def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped):
-    from icl_lens.interventions.head_edges import estimate_effects
+    from icl_lens.measures.head_to_head_effects import estimate_effects
 
     model, batch, acts = grouped
     estimates = estimate_effects(model, batch, [RECEIVER], None)[RECEIVER]
@@ -232,7 +232,8 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped):
 
 
 def test_pieces_prompts_alone_and_full_passes_agree(grouped, monkeypatch):
-    from icl_lens.interventions import head_edges
+    from icl_lens.edits import edges
+    from icl_lens.measures import head_to_head_effects
 
     model, batch, _ = grouped
     together = il.head_to_head_effects(model, batch, [RECEIVER, "L1H0"], part="k", senders=["embed", "L0H2", "L1H3"])
@@ -243,11 +244,11 @@ def test_pieces_prompts_alone_and_full_passes_agree(grouped, monkeypatch):
             model, batch[[row]], [RECEIVER, "L1H0"], part="k", senders=["embed", "L0H2", "L1H3"]
         )
         assert_close(alone.log_prob[0], together.log_prob[row], scale=8.0)
-    estimates = head_edges.estimate_effects(model, batch, [RECEIVER], None)[RECEIVER]
+    estimates = head_to_head_effects.estimate_effects(model, batch, [RECEIVER], None)[RECEIVER]
     with monkeypatch.context() as patched:
-        patched.setattr(head_edges, "WRITER_BYTES", 1)  # one prompt at a time, without padding
+        patched.setattr(edges, "WRITER_BYTES", 1)  # one prompt at a time, without padding
         pieces = il.head_to_head_effects(model, batch, [RECEIVER], part="k", senders=["embed", "L0H2"])
-        of_pieces = head_edges.estimate_effects(model, batch, [RECEIVER], None)[RECEIVER]
+        of_pieces = head_to_head_effects.estimate_effects(model, batch, [RECEIVER], None)[RECEIVER]
     assert_close(pieces.log_prob[:, 0], together.log_prob[:, 0, :2], scale=8.0)
     assert_close(of_pieces, estimates, scale=8.0)
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: x)]):  # the cache refuses hooked models

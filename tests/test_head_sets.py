@@ -11,8 +11,9 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
-from icl_lens.interventions import kv_cache, prefix_cache, restart
-from icl_lens.interventions.controlled_ablation import score_answers
+from icl_lens.edits import kv_cache
+from icl_lens.engine import prefix_cache, restart
+from icl_lens.measures.controlled_ablation import score_answers
 from icl_lens.models.view import ModelView
 
 EVERY = [(layer, head) for layer in range(3) for head in range(4)]

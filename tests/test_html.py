@@ -22,7 +22,7 @@ from icl_lens.report import html, palette
 from icl_lens.report.command import command
 from icl_lens.report.html import templating
 from icl_lens.report.html.templating import asset, circuitsvis_bundle, visible
-from icl_lens.report.number_format import percent, signed
+from icl_lens.result.number_format import percent, signed
 
 
 class Page(HTMLParser):

@@ -18,9 +18,9 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
-from icl_lens.interventions import edit_checks as check
-from icl_lens.interventions.pattern import recompute_pattern
-from icl_lens.interventions.prefix_cache import RowEdits
+from icl_lens.edits.pattern import recompute_pattern
+from icl_lens.engine import edit_checks as check
+from icl_lens.engine.prefix_cache import RowEdits
 from icl_lens.models.view import ModelView
 
 BY_HAND = ("gpt2", "gptj", "llama_gqa", "llama_bias")

@@ -12,7 +12,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.cli import main
-from icl_lens.interventions.effects import exact_effects
+from icl_lens.measures.effects import exact_effects
 from icl_lens.prompts.tasks import load_task
 
 N, BATCH = 30, 2

@@ -9,7 +9,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.errors import InputError
-from icl_lens.interventions.debias import balancing_weights
+from icl_lens.measures.debias import balancing_weights
 
 PAIRS = [("love", "hate"), ("happy", "sad"), ("good", "bad"), ("cat", "dog"), ("France", "Spain"), ("red", "blue")]
 PAIRS += [("one", "two"), ("eight", "nine"), ("yes", "no"), ("like", "foo"), ("the", "a")]

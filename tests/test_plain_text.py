@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
-from icl_lens.interventions.debias import balancing_weights
 from icl_lens.locate.locate import mean_head_increases
+from icl_lens.measures.debias import balancing_weights
 from icl_lens.prompts.token_ids import check_no_padding
 
 IOI = "When Mary and John went to the store, John gave a drink to"

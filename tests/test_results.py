@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import icl_lens as il
-from icl_lens.display import Displayed, Result
 from icl_lens.report import views
+from icl_lens.result.base import Displayed, Result
 
 TASK = "sentiment-number"
 

@@ -9,9 +9,9 @@ from test_effects import hf_twin, ragged, remains
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.engine import gradients
 from icl_lens.errors import InputError
-from icl_lens.interventions import gradients
-from icl_lens.interventions.saliency import KINDS
+from icl_lens.measures.saliency import KINDS
 
 FAMILIES = ["gpt2", "gptj", "llama_bias"]
 

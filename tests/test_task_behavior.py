@@ -11,9 +11,9 @@ import torch
 
 import icl_lens as il
 from experiments.planted import Kind, build
+from icl_lens.analyses.task_behavior import N_PROMPTS, _lesser, _shuffle
 from icl_lens.cli.locate import locate
 from icl_lens.metrics import percentile_interval
-from icl_lens.task_behavior import N_PROMPTS, _lesser, _shuffle
 
 NAMES = ("number", "sentiment")
 EXPECTED: dict[str, tuple[Kind, tuple[str, ...] | None, tuple[str, ...]]] = {
@@ -190,7 +190,7 @@ def check_rule(
     def by_rule(model: Any, batch: il.PromptBatch) -> torch.Tensor:
         return torch.eye(len(batch.labels))[[batch.labels.index(rule(prompt)) for prompt in batch.prompts]]
 
-    monkeypatch.setattr("icl_lens.task_behavior.score", by_rule)
+    monkeypatch.setattr("icl_lens.analyses.task_behavior.score", by_rule)
     return il.task_check(model, prompts)
 
 

@@ -22,9 +22,10 @@ from experiments.planted import build
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.cli import app
 from icl_lens.cli.towers import TowerTask
-from icl_lens.interventions import donor_passes, prefix_cache
-from icl_lens.interventions.donor_passes import Prefixes, record
-from icl_lens.interventions.interchange import Interchange, log_probs_exchanged
+from icl_lens.edits.interchange import Interchange
+from icl_lens.engine import donor_passes, prefix_cache
+from icl_lens.engine.donor_passes import Prefixes, record
+from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.locate.towers import EXCHANGES, exchange_scores, tower_prompts
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.view import ModelView
@@ -125,7 +126,9 @@ def test_exchanges_are_nested_patches_and_full_passes_give_the_same(tiny_run, mo
     slow, _, reason = exchange_scores(view, prompts, sets)
     assert reason == "not now"
     assert_close(slow.log_odds, scores.log_odds)
-    among, reason = log_probs_exchanged(view, batch, [Interchange((), prompts.positions)])
+    among, reason = score_sets(
+        view, batch, [[Interchange((), prompts.positions)]], read_labels(batch), tokens=batch.label_tokens
+    )
     assert reason == "not now"
     assert_close(among[:, 0], torch.log_softmax(il.score(model, batch), dim=-1))
 

@@ -11,7 +11,7 @@ import icl_lens as il
 from experiments.benchmark.report import Row
 from experiments.benchmark.variants import K, forward_only, timed
 from icl_lens.activations.passes import last_log_probs
-from icl_lens.interventions.receiver import PARTS
+from icl_lens.edits.edit import PARTS
 from icl_lens.locate.locate import mean_head_increases
 from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView

@@ -15,7 +15,7 @@ from experiments.framework.finding import Finding, Measure, Measured, Row, perce
 from experiments.framework.plotting import curves
 from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import MAX_ROWS, Study, thin_out
-from icl_lens.interventions.controlled_ablation import score_answers
+from icl_lens.measures.controlled_ablation import score_answers
 from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.donors import other_queries, partner_label, with_query

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 import icl_lens as il
-from icl_lens.interventions.saliency import edge_kinds
+from icl_lens.measures.saliency import edge_kinds
 
 
 def last_true_tokens(batch: il.PromptBatch) -> Bool[Tensor, "row key"]:

@@ -17,7 +17,7 @@ import icl_lens as il
 from experiments.framework.estimate import Clusters, compare, compare_ratios
 from experiments.framework.finding import Measure, Row, percent, rows_of
 from experiments.framework.study import Study, clusters_of
-from icl_lens.interventions.debias import Fix
+from icl_lens.measures.debias import Fix
 from icl_lens.metrics import is_correct, label_log_odds
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)

@@ -11,11 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.passes import token_inputs
-from icl_lens.display import SHOWN_ROWS, Result, format_signed
 from icl_lens.errors import InputError
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.token_ids import check_ids
+from icl_lens.result.base import Result
+from icl_lens.result.tables import SHOWN_ROWS, format_signed
 
 
 @dataclass(frozen=True, repr=False)

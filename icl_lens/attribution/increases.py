@@ -26,12 +26,13 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs, neuron_values, subhead_values
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_scoring, select_rows
-from icl_lens.display import Result, format_signed, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.head import Head
 from icl_lens.models.memory import PART_BYTES
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
+from icl_lens.result.base import Result
+from icl_lens.result.tables import format_signed, long_frame, plural_prompts
 
 
 @dataclass(frozen=True, repr=False)

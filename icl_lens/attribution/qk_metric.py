@@ -12,7 +12,6 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.attribution.head_projection import attention_row, check_parts, rotation_angles
 from icl_lens.attribution.projections import head_index, head_slice, part_weights, project
-from icl_lens.display import SHOWN_ROWS, Displayed, format_signed
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
 from icl_lens.models.attention_scores import AttentionScoring
@@ -21,6 +20,8 @@ from icl_lens.models.independent_rows import rotations_by_length
 from icl_lens.models.norms import NormView
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.result.base import Displayed
+from icl_lens.result.tables import SHOWN_ROWS, format_signed
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,11 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.activations import capture
-from icl_lens.display import SHOWN_ROWS, Result, columns_first, long_frame
 from icl_lens.errors import InputError, check_integers
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Rendered
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, special_prefix, tokenize_texts
+from icl_lens.result.base import Result
+from icl_lens.result.tables import SHOWN_ROWS, columns_first, long_frame
 
 N_SEQUENCES = 40
 N_TOKENS = 24

@@ -34,12 +34,13 @@ from icl_lens.attribution.head_projection import (
     require_writers,
 )
 from icl_lens.attribution.projections import head_slice
-from icl_lens.display import SHOWN_ROWS, Displayed, Result, columns_first, format_signed, long_frame, plural_prompts
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models import attention_scores
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.prompts.token_ids import TokenPositions
+from icl_lens.result.base import Displayed, Result
+from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, long_frame, plural_prompts
 
 Side = Literal["query", "key"]
 

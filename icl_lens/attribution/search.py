@@ -37,9 +37,13 @@ from icl_lens.attribution.increases import (
     subhead_log_prob_increase,
 )
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, choose_ranking, select_rows
-from icl_lens.display import (
+from icl_lens.errors import InputError, check_integers
+from icl_lens.models.active_edits import edits_suffix
+from icl_lens.models.head import Head
+from icl_lens.models.readout import FinalNorm, Readout
+from icl_lens.result.base import Result
+from icl_lens.result.tables import (
     SHOWN_ROWS,
-    Result,
     columns_first,
     format_signed,
     head_name,
@@ -47,10 +51,6 @@ from icl_lens.display import (
     long_frame,
     plural_prompts,
 )
-from icl_lens.errors import InputError, check_integers
-from icl_lens.models.active_edits import edits_suffix
-from icl_lens.models.head import Head
-from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.scores import DirectScore
 
 # Float32 rounding can push a bound at most this far below the exact value, in nats; tested against float64.

@@ -63,7 +63,7 @@ def compare(
     shows all heads of both models.
     """
     from icl_lens import Prompt, Run, compare_models, explain
-    from icl_lens.report.comparison import compare as compare_explanations
+    from icl_lens.analyses.comparison import compare as compare_explanations
 
     if n > 1 and (models.are_same or task.name is None):
         raise InputError(f"-n must be 1 without a second model and a task, got {n}; pass --model-b and --task")

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 if TYPE_CHECKING:
-    from icl_lens.progress import Progress
+    from icl_lens.runs.progress import Progress
 
 # Control characters except tab and line feed, direction marks, and lone surrogates.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -39,7 +39,7 @@ class PlainConsole(Console):
 
 def progress(*, hidden: bool = False) -> "AbstractContextManager[Progress]":
     """Return a context with a progress callback: bars on standard error, if it is a terminal."""
-    from icl_lens.progress import progress_bar
+    from icl_lens.runs.progress import progress_bar
 
     return progress_bar(hidden=hidden or not PlainConsole(stderr=True).is_terminal)
 

@@ -99,7 +99,7 @@ def explain(
     With --why and -n, explain on average over a task's prompts why heads attend more to true labels than to false ones,
     and what their values carry, with intervals. With --out, an interrupted run resumes where it stopped.
     """
-    from icl_lens.explanation import explain as explain_prompt
+    from icl_lens.analyses.explain import explain as explain_prompt
     from icl_lens.models.view import ModelView
     from icl_lens.prompts.plain_text import Text
     from icl_lens.prompts.prompt import Prompt

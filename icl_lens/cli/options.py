@@ -24,13 +24,13 @@ from icl_lens.scores import SCORES, Score, choose_score
 if TYPE_CHECKING:
     import torch
 
+    from icl_lens.analyses.task_behavior import TaskCheck
     from icl_lens.models.head import Head
     from icl_lens.prompts.batch import PromptBatch
     from icl_lens.prompts.class_labels import Labels
     from icl_lens.prompts.prompt import Prompt, Template
     from icl_lens.prompts.tasks import Task
     from icl_lens.runs.run import Run
-    from icl_lens.task_behavior import TaskCheck
 
 
 Layout = Literal["random", "last", "first", "order", "reorder", "imbalanced"]
@@ -291,8 +291,8 @@ class TaskOptions:
         The prompts are in balanced random order regardless of --layout. Without a task or with --no-check, print
         nothing and return None.
         """
+        from icl_lens.analyses.task_behavior import N_PROMPTS, task_check
         from icl_lens.runs.run import Run
-        from icl_lens.task_behavior import N_PROMPTS, task_check
 
         if self.name is None or not self.check or self.has_pairs:
             return None

@@ -25,21 +25,12 @@ import numpy as np
 import pandas as pd
 
 from icl_lens.attribution.scored_tokens import check_targets
-from icl_lens.display import (
-    SHOWN_ROWS,
-    Result,
-    columns_first,
-    format_signed,
-    interval_suffix,
-    interval_texts,
-    json_records,
-    plural_prompts,
-)
+from icl_lens.edits.edges import replaced_by_sets, sender_means
+from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_choice
-from icl_lens.interventions.engine import read_labels, score_sets
-from icl_lens.interventions.head_edges import estimate_effects, replaced_by_sets, sender_means
 from icl_lens.locate.edge_sets import EdgeSets
 from icl_lens.locate.edge_space import EdgeSpace
+from icl_lens.measures.head_to_head_effects import estimate_effects
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note, edits_suffix
 from icl_lens.models.head import AnyHead, Head
@@ -47,6 +38,16 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.result.base import Result
+from icl_lens.result.tables import (
+    SHOWN_ROWS,
+    columns_first,
+    format_signed,
+    interval_suffix,
+    interval_texts,
+    json_records,
+    plural_prompts,
+)
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_batches, start
 

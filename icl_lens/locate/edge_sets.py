@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
 
-from icl_lens.interventions.controlled_ablation import random_head_sets
-from icl_lens.interventions.head_edges import RemovalMasks
+from icl_lens.edits.edges import RemovalMasks
 from icl_lens.locate.edge_space import EdgeSpace
+from icl_lens.measures.controlled_ablation import random_head_sets
 from icl_lens.metrics import percentile_ends, resampled_means
 from icl_lens.models.view import ModelView
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from icl_lens.activations.writers import writer_names
 from icl_lens.attribution.writer_groups import layer_of
-from icl_lens.interventions.head_edges import Edge, RemovalMasks
-from icl_lens.interventions.receiver import PARTS
+from icl_lens.edits.edges import Edge, RemovalMasks
+from icl_lens.edits.edit import PARTS
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES

@@ -42,7 +42,7 @@ from icl_lens.attribution.search import (
     head_bounds,
     layer_gradients,
 )
-from icl_lens.interventions.engine import score
+from icl_lens.engine.score import score
 from icl_lens.locate.chunk import increase_columns, read_increases
 from icl_lens.locate.mean_effects import effects_of_located, locate_effects
 from icl_lens.locate.mean_exchanges import locate_towers

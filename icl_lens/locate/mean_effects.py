@@ -15,11 +15,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.attribution.scored_tokens import Against, select_rows
-from icl_lens.display import SHOWN_ROWS, Result, format_signed, head_name, interval_texts, plural_prompts
+from icl_lens.edits.edit import Positions
+from icl_lens.edits.standard import Ablate
+from icl_lens.engine.score import score_sets
 from icl_lens.errors import check_choice
-from icl_lens.interventions.edit import Positions
-from icl_lens.interventions.edits import Ablate
-from icl_lens.interventions.effects import (
+from icl_lens.locate.chunk import index_columns
+from icl_lens.locate.streamed_means import MeanScore, StreamedMeans, heads_frame
+from icl_lens.measures.effects import (
     OUTCOMES,
     Algorithm,
     HeadEffects,
@@ -31,9 +33,6 @@ from icl_lens.interventions.effects import (
     largest_means,
     outcome_tokens,
 )
-from icl_lens.interventions.engine import score_sets
-from icl_lens.locate.chunk import index_columns
-from icl_lens.locate.streamed_means import MeanScore, StreamedMeans
 from icl_lens.metrics import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import Head
@@ -41,6 +40,8 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.result.base import Result
+from icl_lens.result.tables import SHOWN_ROWS, format_signed, interval_texts, plural_prompts
 from icl_lens.runs.configuration import tensors_digest
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import ChunkStream, start
@@ -106,14 +107,10 @@ class MeanEffects(Result):
         log_prob_low and log_prob_high: log p lost; rank, layer and head.
         """
         heads = self.top(self.log_prob.mean.numel())
-        index = tuple(np.array(heads).T)
-        columns: dict[str, Any] = {"name": [head_name(*head) for head in heads]}
-        effect = self.log_odds if self.has_log_odds else self.log_prob
-        for score, mean, prefix in ((effect, "effect", ""), (self.log_prob, "log_prob", "log_prob_")):
-            found = {mean: score.mean, f"{prefix}low": score.low, f"{prefix}high": score.high}
-            columns |= {column: values[index].numpy() for column, values in found.items()}
-        place = {"rank": np.arange(1, len(heads) + 1), "layer": index[0], "head": index[1]}
-        return pd.DataFrame(columns | place)
+        effect, log_prob = self.log_odds if self.has_log_odds else self.log_prob, self.log_prob
+        scores = {"effect": effect.mean, "low": effect.low, "high": effect.high}
+        scores |= {"log_prob": log_prob.mean, "log_prob_low": log_prob.low, "log_prob_high": log_prob.high}
+        return heads_frame(heads, scores)
 
     def summary(self) -> str:
         """Return one or two sentences on the method, the number of prompts, and the intervals."""

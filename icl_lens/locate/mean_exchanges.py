@@ -14,9 +14,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from icl_lens.display import SHOWN_ROWS, Result, format_signed, head_name, interval_texts, plural_prompts
 from icl_lens.locate.chunk import index_columns
-from icl_lens.locate.streamed_means import MeanScore, StreamedMeans
+from icl_lens.locate.streamed_means import MeanScore, StreamedMeans, heads_frame
 from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import Head
@@ -24,6 +23,8 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.result.base import Result
+from icl_lens.result.tables import SHOWN_ROWS, format_signed, interval_texts, plural_prompts
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import start
 
@@ -66,23 +67,8 @@ class MeanExchanges(Result):
         The columns are name; query, low and high (its interval); keys and values; rank, layer and head.
         """
         heads = self.top(self.query.mean.numel())
-        index = tuple(np.array(heads).T)
-        scores = {
-            "query": self.query.mean,
-            "low": self.query.low,
-            "high": self.query.high,
-            "keys": self.keys.mean,
-            "values": self.values.mean,
-        }
-        return pd.DataFrame(
-            {
-                "name": [head_name(*head) for head in heads],
-                **{name: values[index].numpy() for name, values in scores.items()},
-                "rank": np.arange(1, len(heads) + 1),
-                "layer": index[0],
-                "head": index[1],
-            }
-        )
+        scores = {"query": self.query.mean, "low": self.query.low, "high": self.query.high}
+        return heads_frame(heads, scores | {"keys": self.keys.mean, "values": self.values.mean})
 
     def summary(self) -> str:
         """Return one or two sentences on what is exchanged, the number of prompts, and the intervals."""

@@ -30,15 +30,6 @@ from icl_lens.attribution.score_parts import attention_score_parts
 from icl_lens.attribution.scored_tokens import check_targets
 from icl_lens.attribution.value_parts import value_parts
 from icl_lens.attribution.writer_groups import GROUPS, group_of
-from icl_lens.display import (
-    SHOWN_ROWS,
-    Result,
-    format_signed,
-    interval_suffix,
-    interval_texts,
-    json_records,
-    plural_prompts,
-)
 from icl_lens.errors import InputError, check_choice
 from icl_lens.metrics import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
@@ -47,6 +38,15 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.result.base import Result
+from icl_lens.result.tables import (
+    SHOWN_ROWS,
+    format_signed,
+    interval_suffix,
+    interval_texts,
+    json_records,
+    plural_prompts,
+)
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import start
 

@@ -5,10 +5,11 @@ Intervals are those of `icl_lens.metrics.bootstrap_interval` over queries: all d
 and each prompt is added to the sums of the draws that contain its query.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import torch
 from jaxtyping import Float, Int
@@ -34,6 +35,13 @@ class MeanScore:
     mean: Float[Tensor, "layer head"]
     low: Float[Tensor, "layer head"]
     high: Float[Tensor, "layer head"]
+
+
+def heads_frame(heads: Sequence[Head], scores: Mapping[str, Float[Tensor, "layer head"]]) -> pd.DataFrame:
+    """Return a table with one row per head: its name, its scores, rank, layer and head."""
+    index = tuple(np.array(heads).T)
+    columns = {"name": list(map(str, heads))} | {name: values[index].numpy() for name, values in scores.items()}
+    return pd.DataFrame(columns | {"rank": np.arange(1, len(heads) + 1), "layer": index[0], "head": index[1]})
 
 
 class StreamedMeans:

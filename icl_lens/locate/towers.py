@@ -14,10 +14,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from icl_lens.edits.edit import PARTS, Part
+from icl_lens.edits.interchange import Interchange, Recorded
+from icl_lens.engine.donor_passes import Donor, Prefixes, record
+from icl_lens.engine.prefix_cache import max_prompts
+from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError
-from icl_lens.interventions.donor_passes import PARTS, Donor, Part, Prefixes, Recorded, record
-from icl_lens.interventions.interchange import Interchange, log_probs_exchanged
-from icl_lens.interventions.prefix_cache import max_prompts
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.head import Head
 from icl_lens.models.memory import PASS_TOKENS
@@ -245,7 +247,14 @@ def exchange_scores(
             q, k, v = (None if (name := getattr(exchange, part)) is None else recorded[name] for part in PARTS)
             interchanges.append(Interchange(tuple(heads), piece.positions, q, k, v))
         cached = prefixes.rows if prefixes.is_usable else None
-        log_probs, reason = log_probs_exchanged(view, piece.batch, interchanges, cached)
+        log_probs, reason = score_sets(
+            view,
+            piece.batch,
+            [[one] for one in interchanges],
+            read_labels(piece.batch),
+            tokens=piece.batch.label_tokens,
+            cached=cached,
+        )
         log_probs, batch = log_probs.cpu(), piece.batch.to("cpu")
         reasons.append(reason)
         odds.append(

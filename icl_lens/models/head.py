@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from icl_lens.display import head_name
 from icl_lens.errors import InputError
+from icl_lens.result.tables import head_name
 
 
 class Head(NamedTuple):

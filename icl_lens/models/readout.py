@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.display import SHOWN_ROWS, Displayed, format_signed
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.models.content_words import is_content_word
 from icl_lens.models.memory import LOGIT_BYTES
+from icl_lens.result.base import Displayed
+from icl_lens.result.tables import SHOWN_ROWS, format_signed
 
 FinalNorm = Literal["frozen", "own"]
 Keep = Callable[[str], bool] | Literal["words"] | None

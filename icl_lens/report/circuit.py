@@ -2,18 +2,18 @@
 
 import base64
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from icl_lens.locate.circuit import MEAN_PROMPTS, Circuit
-from icl_lens.report import plots
 from icl_lens.report.html.parts import text_table
-from icl_lens.report.notebook_figure import transparent_png
-from icl_lens.report.number_format import signed
 from icl_lens.report.terminal import full_table
+from icl_lens.result.number_format import signed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 N_SHOWN = 12
 """Number of edges that the terminal shows."""
@@ -99,6 +99,8 @@ def terminal(found: Circuit) -> Group:
 
 def page(found: Circuit) -> tuple[str, dict[str, Any]]:
     """Return the page: what the edges carry in words, as a graph, as a curve, and in tables."""
+    from icl_lens.report import plots  # imports matplotlib
+
     curve, graph = curve_rows(found), plots.circuit(found)
     n = len(found.receivers)
     return "circuit.html.j2", {
@@ -116,7 +118,9 @@ def page(found: Circuit) -> tuple[str, dict[str, Any]]:
     }
 
 
-def _image(figure: Figure) -> str:
+def _image(figure: "Figure") -> str:
+    from icl_lens.report.notebook_figure import transparent_png
+
     return f"data:image/png;base64,{base64.b64encode(transparent_png(figure)).decode('ascii')}"
 
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from icl_lens.attribution.writer_groups import layer_of
+from icl_lens.edits.edit import PARTS
 from icl_lens.errors import InputError
-from icl_lens.interventions.receiver import PARTS
 from icl_lens.locate.circuit import Circuit
 from icl_lens.report.notebook_figure import PAGE, NotebookFigure
 from icl_lens.report.palette import BLUE, GRAY, ORANGE

@@ -3,9 +3,9 @@
 import shlex
 from collections.abc import Sequence
 
+from icl_lens.analyses.explanation import Explanation
 from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Prompt, Template
-from icl_lens.report.explanation import Explanation
 
 
 def command(explanation: Explanation) -> str:

@@ -7,12 +7,12 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from icl_lens.analyses.explanation import Explanation, is_noise
 from icl_lens.attribution.reasons import SIDES, WRITER_NAMES
 from icl_lens.models.readout import MIN_STANDOUT
-from icl_lens.report.explanation import Explanation, is_noise
-from icl_lens.report.number_format import mean_and_range, percent
 from icl_lens.report.palette import AMBER, GREEN, ORANGE, PINK, SKY, YELLOW
 from icl_lens.report.terminal import new_table
+from icl_lens.result.number_format import mean_and_range, percent
 
 BAR_WIDTH = 22
 # Characters available for label attention next to the increases in an 80-column terminal.

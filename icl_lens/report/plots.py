@@ -16,10 +16,10 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from icl_lens.analyses.explanation import Explanation
 from icl_lens.errors import InputError
 from icl_lens.locate.circuit import Circuit
 from icl_lens.report.circuit_graph import circuit as circuit
-from icl_lens.report.explanation import Explanation
 from icl_lens.report.notebook_figure import COLUMN, NotebookFigure
 from icl_lens.report.notebook_figure import PAGE as PAGE
 from icl_lens.report.palette import AMBER, BLUE, GRAY, GREEN, INK, ORANGE, PALE, PINK, SKY

@@ -1,6 +1,6 @@
 """Views of results: which page, notebook output, terminal output and figures each has.
 
-`display.Result` imports this module when a view is asked for. Every result has the views of its table; those below have
+`result.base` imports this module when a view is asked for. Every result has the views of its table; those below have
 more. A page is drawn by a template, of which `html.templating` makes a document or inline output.
 """
 
@@ -12,26 +12,28 @@ import pandas as pd
 from rich.console import RenderableType
 from rich.text import Text
 
-from icl_lens.display import Displayed, html_table, is_number_column
-from icl_lens.interventions.controlled_ablation import ControlledAblation
+from icl_lens.analyses.comparison import Comparison
+from icl_lens.analyses.explanation import Explanation
+from icl_lens.analyses.model_comparison import ModelComparison
+from icl_lens.analyses.two_towers import TwoTowers
 from icl_lens.locate.circuit import Circuit
 from icl_lens.locate.mean_score_parts import MeanScoreParts
+from icl_lens.measures.controlled_ablation import ControlledAblation
 from icl_lens.report import (
     ablation,
+    circuit,
     comparison,
     explanation_terminal,
     mean_score_parts,
     model_comparison,
     two_towers,
 )
-from icl_lens.report.comparison import Comparison
-from icl_lens.report.explanation import Explanation
 from icl_lens.report.html import page as explanation_page
 from icl_lens.report.html.parts import Cell, Table
 from icl_lens.report.html.templating import render_notebook, render_page
-from icl_lens.report.model_comparison import ModelComparison
-from icl_lens.report.number_format import signed
-from icl_lens.report.two_towers import TwoTowers
+from icl_lens.result.base import Displayed
+from icl_lens.result.number_format import signed
+from icl_lens.result.tables import html_table, is_number_column
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,12 +44,15 @@ MAX_PAGE_ROWS = 200
 Contents = tuple[str, dict[str, Any]]
 """A page's template, and what it shows."""
 
-INLINE_PAGES: dict[type[Displayed], Callable[[Any], Contents]] = {
+PAGES: dict[type[Displayed], Callable[[Any], Contents]] = {
     Explanation: explanation_page.page,
     Comparison: comparison.page,
     ModelComparison: model_comparison.page,
     TwoTowers: two_towers.page,
+    ControlledAblation: ablation.page,
+    Circuit: circuit.page,
 }
+INLINE_PAGES = (Explanation, Comparison, ModelComparison, TwoTowers)
 """Results that notebooks show as their page, in a frame; others are small tables without scripts."""
 TERMINALS: dict[type[Displayed], Callable[[Any], RenderableType]] = {
     Explanation: explanation_terminal.terminal,
@@ -56,12 +61,13 @@ TERMINALS: dict[type[Displayed], Callable[[Any], RenderableType]] = {
     TwoTowers: two_towers.Terminal,
     ControlledAblation: ablation.terminal,
     MeanScoreParts: mean_score_parts.terminal,
+    Circuit: circuit.terminal,
 }
 
 
 def page(found: Displayed, **about: Any) -> str:
     """Return a self-contained page; `about` adds what the result does not know, such as the command that made it."""
-    template, contents = _page_of(found)(found)
+    template, contents = PAGES.get(type(found), _table_page)(found)
     if "model" in about:
         contents["title"] = f"{about['model']}: {contents['title']}"
     return render_page(template, **contents | about)
@@ -70,7 +76,7 @@ def page(found: Displayed, **about: Any) -> str:
 def notebook(found: Displayed) -> str:
     """Return the HTML that a notebook shows."""
     if type(found) in INLINE_PAGES:
-        template, contents = INLINE_PAGES[type(found)](found)
+        template, contents = PAGES[type(found)](found)
         return render_notebook(template, height=720, **contents)
     title, columns, total = found._shown()
     return html_table(title, columns, total=total)
@@ -78,10 +84,6 @@ def notebook(found: Displayed) -> str:
 
 def terminal(found: Displayed) -> RenderableType:
     """Return what a command prints: by default, what `print` shows."""
-    if isinstance(found, Circuit):
-        from icl_lens.report import circuit  # imports matplotlib
-
-        return circuit.terminal(found)
     return TERMINALS[type(found)](found) if type(found) in TERMINALS else Text(repr(found))
 
 
@@ -100,16 +102,6 @@ def figures(found: Displayed) -> "dict[str, Figure]":
         curve = {"curve": plots.circuit_curve(found)} if found.is_defined else {}
         return {"graph": plots.circuit(found), **curve}
     return {}
-
-
-def _page_of(found: Displayed) -> Callable[[Any], Contents]:
-    if isinstance(found, ControlledAblation):
-        return ablation.page
-    if isinstance(found, Circuit):
-        from icl_lens.report import circuit  # imports matplotlib
-
-        return circuit.page
-    return INLINE_PAGES.get(type(found), _table_page)
 
 
 def _table_page(found: Displayed) -> Contents:

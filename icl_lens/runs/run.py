@@ -9,8 +9,8 @@ import torch
 
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.memory import BUDGET
-from icl_lens.progress import Progress
 from icl_lens.runs.distributed import Distributed
+from icl_lens.runs.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
 from icl_lens.models.memory import BUDGET, MAX_ROWS
 from icl_lens.models.view import ModelView
-from icl_lens.progress import Progress, progress_callback
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.runs.configuration import configuration
 from icl_lens.runs.distributed import Distributed
 from icl_lens.runs.folder import CorruptChunk, RunFolder
+from icl_lens.runs.progress import Progress, progress_callback
 from icl_lens.runs.run import Run, as_run
 
 Columns = Mapping[str, Any]

@@ -10,12 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
-from icl_lens.models.head import Head
-from icl_lens.prompts.prompt import Demonstration, Prompt, Template
-from icl_lens.report.explanation import (
+from icl_lens.analyses.explanation import Explanation
+from icl_lens.analyses.sections import (
     AblationReport,
     AllHeadsReport,
-    Explanation,
     HeadReport,
     InputReport,
     LayerReport,
@@ -24,6 +22,8 @@ from icl_lens.report.explanation import (
     SubheadReport,
     SubheadsReport,
 )
+from icl_lens.models.head import Head
+from icl_lens.prompts.prompt import Demonstration, Prompt, Template
 
 PAPER = "love : bar like : bar eight : foo two : foo one :"
 SCRIPT = "</script><script>alert(1)</script>"

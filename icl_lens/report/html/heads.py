@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from icl_lens.analyses.explanation import Explanation, is_noise
+from icl_lens.analyses.sections import HeadReport
 from icl_lens.attribution.reasons import SIDES, WRITER_NAMES, AttentionReasons, Side
-from icl_lens.report.explanation import Explanation, HeadReport, is_noise
 from icl_lens.report.html.parts import Bar, Cell, Chip, Grid, HeadMap, Link, Run, Strip, Table, Words, largest
 from icl_lens.report.html.sections import contrast_name, join_runs, unit_name
 from icl_lens.report.html.templating import label_color, visible
-from icl_lens.report.number_format import percent, signed
+from icl_lens.result.number_format import percent, signed
 
 # Maximum number of rows of words without a scrollbar.
 MAX_UNSCROLLED_ROWS = 12

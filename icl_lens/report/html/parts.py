@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from icl_lens.models.head import Head
 from icl_lens.report.html.templating import label_color, visible
-from icl_lens.report.number_format import signed
 from icl_lens.report.palette import GRAY
+from icl_lens.result.number_format import signed
 
 # Number of largest values listed under tokens and maps; largest number of columns with which a static map has numbers.
 N_NAMED, MAX_NUMBERED_COLUMNS = 5, 16

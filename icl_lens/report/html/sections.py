@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from icl_lens.report.explanation import Explanation
+from icl_lens.analyses.explanation import Explanation
 from icl_lens.report.html.parts import Bar, Cell, Chip, Dots, Run, Table, largest
 from icl_lens.report.html.templating import label_color
-from icl_lens.report.number_format import mean_and_range, percent, signed
+from icl_lens.result.number_format import mean_and_range, percent, signed
 
 
 def label_chips(e: Explanation) -> dict[str, Chip]:

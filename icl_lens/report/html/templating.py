@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from icl_lens.errors import InputError
-from icl_lens.report.number_format import percent, signed
+from icl_lens.result.number_format import percent, signed
 
 # Characters that are invisible or change the text direction, shown as code points. Emoji need zero-width joiners.
 _HIDDEN = set("\u00ad\u061c\u200b\u200e\u200f\u2060\ufeff") | {

@@ -1,0 +1,182 @@
+"""Explain one prompt: which layers and heads raise the answer, what heads encode, and what ablating them does."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from icl_lens.activations.activations import capture
+from icl_lens.analyses import explain_sections as sections
+from icl_lens.analyses.explain_sections import ScoredPrompt
+from icl_lens.analyses.explanation import Explanation
+from icl_lens.analyses.sections import Settings
+from icl_lens.attribution.increases import head_log_prob_increase
+from icl_lens.attribution.similarity import compared_positions
+from icl_lens.errors import InputError, check_choice
+from icl_lens.measures.effects import head_effects
+from icl_lens.models.active_edits import active_edits
+from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.locking import locks_model
+from icl_lens.models.readout import FinalNorm
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.plain_text import Text
+from icl_lens.prompts.prompt import Prompt, Template
+from icl_lens.prompts.tokenize import tokenize
+from icl_lens.scores import SCORES, Score, choose_score
+
+
+@locks_model
+def explain(
+    model: Any,
+    prompt: Prompt | Text | PromptBatch | str,
+    *,
+    against: str | Sequence[str] | None = None,
+    template: Template | None = None,
+    labels: Sequence[str] | None = None,
+    prepend_bos: bool | None = None,
+    shared_prefix: Literal["error", "append"] = "error",
+    final_norm: FinalNorm = "frozen",
+    bias: bool = True,
+    by: Score | None = None,
+    why: AnyHead | None = None,
+    k: int = 10,
+    n_ablated: int = 4,
+    n_random: int = 20,
+    seed: int = 0,
+) -> Explanation:
+    """Explain one prompt's answer, or the next token of plain text (`Text`).
+
+    `prompt` may be a string for `Prompt.parse`, or a batch of one row. Explained is the answer's token, or that of the
+    label that the model predicts if the prompt has no answer. The `k` heads with the largest score are described; the
+    first `n_ablated` of them are zeroed jointly and compared with `n_random` random sets of the same size.
+
+    A part's contrast is what it adds to log p(answer) − log Σ p(`against`), where `against` defaults to all other
+    labels; its increase is what it adds to log p(answer). The contrast separates heads that find the answer from heads
+    that raise every label. Increases are not additive: those of the parts need not sum to that of the total.
+
+    `by` selects the score that ranks heads: "contrast" (default), "increase" (default if there is nothing to compare
+    with), "effect", the drop in these log-odds, or else in log p(answer), if the head is zeroed at the last position,
+    or "towers", the log-odds that the answer loses against all other labels if the head's query there, and nothing
+    else, is that of the same demonstrations with a query of the other class: the text of a demonstration that has the
+    next label (`two_towers`, `AllHeadsReport.other_query`).
+
+    Each described head's attention and values are split by what earlier components wrote (`attention_score_parts`,
+    `value_parts`). `why` names a head to describe even if it is not among the k.
+
+    Plain text has no demonstrations, and its target is any token, the text's own answer, compared with its own
+    `against`; without an answer, the target is the model's most probable token. `template`, `labels`, `prepend_bos` and
+    `shared_prefix` are those of `tokenize`.
+
+    Inside `with` blocks that edit the model, such as `il.ablate_heads`, and under hooks of your own, the edited model
+    is explained: `Explanation.edits` names the edits, as do its page, its JSON and the terminal.
+
+    A section that cannot be computed for the model's family is left out, and `left_out` gives the reason.
+
+    Raise InputError for invalid prompts or options; warn if a label is scored by a white-space token.
+
+    Example:
+        >>> explanation = il.explain(model, prompt, k=4)
+        >>> explanation.target, len(explanation.heads)
+        ('foo', 4)
+        >>> explanation.scores.compared_with
+        ('bar',)
+        >>> il.explain(model, il.Text("love bar love", answer=" bar"), k=3).is_plain_text
+        True
+    """
+    options = Settings(
+        final_norm=final_norm,
+        bias=bias,
+        k=k,
+        n_ablated=n_ablated,
+        n_random=n_random,
+        seed=seed,
+        prepend_bos=prepend_bos,
+        against=_listed(against),
+        shared_prefix=shared_prefix,
+    )
+    if by is not None:
+        check_choice("by", by, SCORES)
+    if isinstance(prompt, PromptBatch):
+        _check_single_row(prompt, against=against, template=template, labels=labels, prepend_bos=prepend_bos)
+        batch = prompt
+        if batch.targets is not None:
+            others = None if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
+            target = int(batch.answer_tokens[0])
+            options = replace(options, target=None if target < 0 else target, against=_listed(others or None))
+    elif isinstance(prompt, Text):
+        if against is not None:
+            raise InputError(f"against must be None for il.Text, got {against!r}; set it in il.Text(against=...)")
+        options = replace(options, target=prompt.answer, against=prompt.against)
+    else:
+        prompt = Prompt.parse(prompt) if isinstance(prompt, str) else prompt
+        if not prompt.demonstrations:
+            shown = template or Template()
+            label, *others = (shown.gap + one for one in sorted(prompt.labels, key=lambda one: one != prompt.answer))
+            raise InputError(
+                "prompt must have demonstrations to explain, got none; explain its text, with "
+                f"il.explain(model, il.Text({shown.render(prompt).text!r}, answer={label!r}, against={others!r}))"
+            )
+    if not isinstance(prompt, PromptBatch):
+        given = {"labels": labels, "prepend_bos": prepend_bos, "shared_prefix": shared_prefix}
+        batch = tokenize(model, prompt, template=template or Template(), **given)
+
+    acts = capture(model, batch, writers=compared_positions(batch) if batch.has_demonstrations else False)
+    why = None if why is None else acts.view.check_head(why)
+    options = replace(options, why=None if why is None else str(why), dtype=str(acts.z.dtype).removeprefix("torch."))
+    scored = ScoredPrompt.from_activations(model, acts, options)
+    by = choose_score(by, SCORES, comparable=bool(scored.others))
+    scored = replace(scored, options=replace(options, by=by))
+    found: dict[Score, Any] = {"increase": head_log_prob_increase(acts, scored.targets, **scored.readout_options)[0]}
+    if scored.others:
+        found["contrast"] = head_log_prob_increase(
+            acts, scored.targets, against=scored.against, **scored.readout_options
+        )[0]
+    if by == "effect":
+        effects = head_effects(model, batch, scored.targets, against=scored.against)
+        found["effect"] = (effects.log_odds if scored.others else effects.log_prob)[0]
+    other_query = ""
+    if by == "towers":
+        found["towers"], other_query = sections.query_exchanges(scored)
+    order = found[by].flatten().argsort(descending=True)[:k].tolist()
+    located = [Head.from_index(index, acts.view.n_heads) for index in order]
+    located += [why] if why is not None and why not in located else []
+    single, ablation = sections.ablation(scored, located)
+    attempts = sections.Attempts()
+    heads = tuple(sections.head_reports(scored, located, found, single, attempts))
+    read = sections.inputs(scored)
+    explanation = Explanation(
+        model=acts.view.name,
+        input=read,
+        scores=sections.scores(scored, read),
+        layers=sections.layers(scored),
+        all_heads=sections.all_heads(scored, found, other_query),
+        heads=heads,
+        subheads=sections.subheads(scored),
+        ablation=ablation,
+        settings=sections.settings(scored),
+        edits=active_edits(acts.view),
+        left_out=attempts.left_out,
+    )
+    # The first remark only states that multi-token labels are scored by one token.
+    for remark in () if explanation.is_plain_text else explanation.remarks[1:]:
+        warnings.warn(remark, stacklevel=3)
+    return explanation
+
+
+def _listed(against: str | int | Sequence[str | int] | None) -> tuple[str | int, ...] | None:
+    """Return `against` as a tuple; raise InputError if it is empty."""
+    if against is None or isinstance(against, (str, int)):
+        return None if against is None else (against,)
+    if not against:
+        raise InputError("against must not be empty; pass labels or tokens to compare the answer with, or omit it")
+    return tuple(against)
+
+
+def _check_single_row(batch: PromptBatch, **given: Any) -> None:
+    """Raise InputError unless the batch has one row and no argument duplicates what it holds."""
+    if len(batch) != 1:
+        raise InputError(f"prompt must be a batch of one row, got {len(batch)} rows; pass one prompt, e.g. batch[0]")
+    conflicting = [name for name, value in given.items() if value is not None]
+    if conflicting:
+        name = conflicting[0]
+        raise InputError(f"{name} must be None for a tokenized prompt, got {given[name]!r}; pass it when tokenizing")

@@ -1,0 +1,398 @@
+"""An explanation of one prompt, and the sentences and tables that follow from its sections."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar, Literal, get_args
+
+import pandas as pd
+
+from icl_lens.analyses.sections import (
+    AblationReport,
+    AllHeadsReport,
+    HeadReport,
+    InputReport,
+    LayerReport,
+    LeftOut,
+    ScoreReport,
+    Settings,
+    SubheadsReport,
+    Supports,
+    supports,
+)
+from icl_lens.attribution.reasons import SIDES, writers_in_words
+from icl_lens.errors import check_choice
+from icl_lens.models.active_edits import edits_note
+from icl_lens.models.head import Head
+from icl_lens.models.readout import MIN_STANDOUT
+from icl_lens.result.base import Result
+from icl_lens.result.number_format import percent
+from icl_lens.result.tables import format_signed
+from icl_lens.scores import SCORES, DirectScore, score_of_parts
+
+Table = Literal["heads", "layers", "subheads", "labels", "words", "similarity", "why"]
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation(Result):
+    """The result of `explain`: typed sections, of which tables, figures, the page and the terminal are views.
+
+    Log-probabilities and increases are in nats. `target` is the label whose log-probability is explained (the answer if
+    the prompt has one, else the prediction).
+
+    Example:
+        >>> explanation = il.explain(model, prompt)
+        >>> explanation.input.label_positions
+        (3, 7, 11, 15)
+        >>> explanation.to_frame("heads").columns.tolist()
+        ['name', 'contrast', 'increase', 'layer', 'head']
+    """
+
+    version: ClassVar[int] = 4
+
+    model: str
+    """The displayed name; `settings.source` is the argument that reloads the model."""
+    input: InputReport
+    scores: ScoreReport
+    layers: LayerReport
+    all_heads: AllHeadsReport
+    heads: tuple[HeadReport, ...]
+    """The located heads, largest score first."""
+    subheads: SubheadsReport
+    ablation: AblationReport
+    settings: Settings
+    edits: tuple[str, ...] = ()
+    """What edited the model while it was explained: the edits of open `with` blocks, and other hooks. All numbers are
+    those of the edited model; "no ablation" means no other one."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Sections that cannot be computed for the model's family; the others are complete."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if sections do not fit together, as in a damaged file."""
+        found, scores, layers = self.input, self.scores, self.layers
+        demos, n = len(found.label_positions), len(layers.attn)
+        for name, values, wanted in (
+            ("layers.ffn", layers.ffn, n),
+            ("layers.ffn_contrast", layers.ffn_contrast, len(layers.attn_contrast)),
+            ("layers.attn_contrast", layers.attn_contrast, n if layers.attn_contrast else 0),
+            ("all_heads.increase", self.all_heads.increase, n),
+            ("scores.log_probs", scores.log_probs, len(scores.labels)),
+            ("input.demonstration_labels", found.demonstration_labels, demos),
+            ("input.label_ranges", found.label_ranges, demos),
+            ("input.token_names", found.token_names, len(found.tokens)),
+        ):
+            if len(values) != wanted:
+                raise ValueError(f"{name} must have {wanted} entries, got {len(values)}")
+        for report in self.heads:
+            list(self.words_of(report))  # raises ValueError for inconsistent lengths
+            sizes = [len(row) for row in report.similarity]
+            if sizes and (sizes != [demos] * (demos + 1) or len(found.prediction_positions) != demos):
+                raise ValueError(f"similarity of {report.head} does not match {demos} demonstrations")
+        last = max((*found.label_at, *found.label_positions, *self.all_heads.positions), default=-1)
+        if last >= len(found.tokens):
+            raise ValueError(f"position {last} is out of range for {len(found.tokens)} tokens")
+
+    def __repr__(self) -> str:
+        by = self.settings.by
+        best = ", ".join(f"{report.head} {format_signed(report.scores[by])}" for report in self.heads[:5])
+        where = f"{self.model}, {len(self.input.tokens)} tokens"
+        where += f", edited: {'; '.join(self.edits)}" if self.edits else ""
+        return f"Explanation({where}: {self.headline}; heads by {by} for {self.target!r}, nats: {best})"
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether the prompt is plain text without demonstrations; `labels` are then the scored tokens."""
+        return self.input.is_plain_text
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The prompt's labels; for plain text, the scored tokens."""
+        return self.scores.labels
+
+    @property
+    def target(self) -> str:
+        """The explained label."""
+        return self.scores.target
+
+    @property
+    def answer(self) -> str | None:
+        """The correct label; None if the prompt has none, and for plain text."""
+        return None if self.input.prompt is None else self.input.prompt.answer
+
+    @property
+    def predicted(self) -> str:
+        """The most probable label; for plain text, the most probable of the scored tokens."""
+        return self.scores.predicted
+
+    @property
+    def score_name(self) -> str:
+        """The name of the score that ranks heads, in a sentence."""
+        return "towers score" if self.settings.by == "towers" else self.settings.by
+
+    @property
+    def part_score(self) -> DirectScore:
+        """The score that ranks (head, position) parts."""
+        return score_of_parts(self.settings.by, comparable=bool(self.scores.compared_with))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Notes on labels or targets of several tokens; empty if each is a single token."""
+        scores = self.scores
+        if self.is_plain_text:
+            return tuple(
+                f"{' + '.join(map(repr, spelling))} has {len(spelling)} tokens; only the first, {spelling[0]!r}, is "
+                "scored. The table also lists the log-probability of all its tokens."
+                for spelling in scores.spellings
+                if len(spelling) > 1
+            )
+        if not scores.has_multi_token_labels:
+            return ()
+        found = [
+            "Labels of several tokens are scored by one token, at which their values and keys are read; attention "
+            "counts all tokens of a label. The table also shows each full label's log p."
+        ]
+        for label, token in zip(scores.labels, scores.scored_tokens, strict=True):
+            if not token.strip("␣⏎⇥␍ "):
+                found.append(
+                    f"Label {label!r} is scored by {token!r}, which is only white space; choose other labels or "
+                    'another template, or, if all labels start with it, shared_prefix="append".'
+                )
+        return tuple(found)
+
+    @property
+    def verdict(self) -> str:
+        """Which located heads support the target, the tokens it is compared with, or both; empty without contrasts."""
+        if not self.scores.compared_with:
+            return ""
+        compared_with = self.scores.compared_with
+        groups: dict[Supports, str] = {
+            "answer": self.target,
+            "others": ", ".join(compared_with),
+            "both": "both" if len(compared_with) == 1 else "both sides",
+        }
+        heads = [(str(report.head), supports(report.increase, report.contrast or 0.0)) for report in self.heads]
+        if any(group == "neither" for _, group in heads):
+            groups["neither"] = "neither"
+        named = {name: ", ".join(head for head, group in heads if group == which) for which, name in groups.items()}
+        # Heads ranked by their increase or contrast need not include those with the lowest contrasts.
+        scores = [(x, Head(i, j)) for i, row in enumerate(self.all_heads.contrast) for j, x in enumerate(row) if x < 0]
+        lowest = ", ".join(f"{head} ({score:+.3f})" for score, head in sorted(scores, key=lambda one: one[0])[:2])
+        return (
+            " ".join(f"Support {name}: {found or 'none'}." for name, found in named.items())
+            + (f" Lowest contrasts of all heads: {lowest}." if lowest else "")
+            + " A head supports both (neither, if it lowers both) if its contrast is below 0.69 nats (a factor of two"
+            " in the odds) and below half of the larger change; otherwise, the sign of its contrast decides."
+        )
+
+    @property
+    def headline(self) -> str:
+        """The model's prediction, in a few words; if no label is the most probable token, it names this token too."""
+        scores = self.scores
+        if self.is_plain_text:
+            return f"The model continues with {scores.next_tokens[0][0]!r}"
+        correct = (
+            "" if self.answer is None else ", correctly" if self.answer == self.predicted else f", not {self.answer!r}"
+        )
+        if not scores.predicts_label:
+            token, probability = scores.next_tokens[0]
+            return (
+                f"Most probable: {(token.strip('␣') or token)!r} ({percent(probability)}); among the labels: "
+                f"{self.predicted!r} ({percent(scores.probs[self.predicted])}){correct}"
+            )
+        verb = "Among the labels, the model prefers" if scores.has_multi_token_labels else "The model predicts"
+        return f"{verb} {self.predicted!r}{correct}"
+
+    @property
+    def edits_note(self) -> str:
+        """A sentence that says that the explained model is edited; empty if it is not."""
+        return edits_note(self.edits)
+
+    @property
+    def towers_note(self) -> str:
+        """A sentence on what `all_heads.towers` are."""
+        return (
+            f"Towers: log-odds that {self.target} loses against all other labels if the head's query at the last "
+            "position, and nothing else, is that of the same demonstrations with the query "
+            f"{self.all_heads.other_query!r}."
+        )
+
+    def to_frame(self, table: Table = "heads") -> pd.DataFrame:
+        """Return one of the explanation's tables in tidy form.
+
+        "heads" (all heads), "layers", "subheads", "labels", "words", "similarity" (queries by label keys) or "why"
+        (the largest parts, by writer, of attention scores and, in nats, of what values add; top words of the largest).
+        """
+        check_choice("table", table, get_args(Table))
+        found, scores = self.input, self.scores
+        if table == "heads":
+            chosen = self.settings.by
+            maps = {by: values for by in (chosen, *SCORES) if (values := self.all_heads.by(by))}
+            rows = [
+                {"name": str(Head(layer, head))}
+                | {by: values[layer][head] for by, values in maps.items()}
+                | {"layer": layer, "head": head}
+                for layer, head in product(*map(range, self.all_heads.shape))
+            ]
+        elif table == "layers":
+            layers = self.layers
+            parts = (("attn", layers.attn, layers.attn_contrast), ("ffn", layers.ffn, layers.ffn_contrast))
+            rows = [
+                {"layer": layer, "component": component, "increase": value}
+                | ({"contrast": contrasts[layer]} if contrasts else {})
+                for component, values, contrasts in parts
+                for layer, value in enumerate(values)
+            ]
+        elif table == "subheads":
+            rows = [
+                {"name": str(part.head), self.part_score: getattr(part, self.part_score)}
+                | {"position": part.position, "token": part.token, "increase": part.increase, "contrast": part.contrast}
+                | {"layer": part.head.layer, "head": part.head.head}
+                for part in self.subheads.largest
+            ]
+        elif table == "labels":
+            rows = [
+                {
+                    "label": label,
+                    "log_prob": scores.log_probs[i],
+                    "log_prob_located_zeroed": self.ablation.located[i],
+                    # Log of the mean probability, as shown on the page and in the terminal.
+                    "log_prob_random_zeroed": _log_mean_probability([draw[i] for draw in self.ablation.random]),
+                }
+                | ({"scored_token": scores.scored_tokens[i]} if scores.spellings else {})
+                | ({"log_prob_whole": scores.whole_log_probs[i]} if scores.whole_log_probs else {})
+                for i, label in enumerate(scores.labels)
+            ]
+        elif table == "words":
+            rows = [
+                {
+                    "name": str(report.head),
+                    "position": position,
+                    "token": self.input.token_names[position],
+                    "kind": kind,
+                    "words": " ".join(words),
+                    "standout": float("nan") if standout is None else standout,
+                    "own_label_rank": pd.NA if rank is None else rank,
+                }
+                for report in self.heads
+                for position, kind, words, standout, rank in self.words_of(report)
+            ]
+        elif table == "similarity":
+            queries, names = (*found.prediction_positions, len(found.tokens) - 1), (*self.labels, None)
+            rows = [
+                {
+                    "name": str(report.head),
+                    "query_position": position,
+                    "query_label": names[query_label],
+                    "key_position": key,
+                    "key_label": names[label],
+                    "score": score,
+                }
+                for report in self.heads
+                if report.similarity
+                for position, query_label, row in zip(queries, self.query_labels, report.similarity, strict=True)
+                for key, label, score in zip(found.label_positions, found.demonstration_labels, row, strict=True)
+            ]
+        else:
+            rows = list(self._why_rows())
+        return pd.DataFrame(rows)
+
+    def key_name(self, position: int) -> str:
+        """Return the name of a label or token with its position, such as "foo@8"."""
+        label = self.input.label_at.get(position)
+        return f"{self.input.token_names[position].strip() if label is None else self.labels[label]}@{position}"
+
+    def keys_name(self, positions: Sequence[int]) -> str:
+        """Return the names of up to three keys, or how many there are: "foo@8, foo@11", "12 foo labels"."""
+        if len(positions) < 4:
+            return ", ".join(map(self.key_name, positions))
+        named = {self.labels[self.input.label_at[position]] for position in positions}
+        return f"{len(positions)} {named.pop() if len(named) == 1 else 'other'} labels"
+
+    def change_if_zeroed(self, report: HeadReport) -> float:
+        """Return the change of the target's score when only this head is zeroed, at all positions, nats.
+
+        The score is log p(target) − log Σ p(compared tokens), or log p(target) if it is compared with none. A head may
+        rank first by what it adds and change nothing, if later components compensate for it.
+        """
+        target, others = self.labels.index(self.target), [self.labels.index(name) for name in self.scores.compared_with]
+
+        def score(log_probs: Sequence[float]) -> float:
+            if not others:
+                return log_probs[target]
+            largest = max(log_probs[i] for i in others)  # factored out so that no probability underflows to 0
+            return log_probs[target] - largest - math.log(sum(math.exp(log_probs[i] - largest) for i in others))
+
+        return score(report.ablated) - score(self.scores.log_probs)
+
+    def why_sentence(self, report: HeadReport) -> str:
+        """Return, in two or three sentences, why a head attends where it does; empty if its scores were not split."""
+        why = report.why
+        if why is None:
+            return ""
+        more, less = self.keys_name(why.more), self.keys_name(why.less)
+        attention = [
+            math.fsum(report.attention_to([self.input.range_at.get(at, (at, at + 1)) for at in positions]))
+            for positions in (why.more, why.less)
+        ]
+        mean = "mean " if len(why.more) + len(why.less) > 2 else ""
+        than = f"{abs(why.score_difference):.2f} {'higher' if why.score_difference >= 0 else 'lower'}"
+        text = (
+            f"{report.head} gives {more} {attention[0]:.2f} of its attention and {less} {attention[1]:.2f}: its {mean}"
+            f"score there is {than}. Largest parts: {why.because}."
+        )
+        if why.value:
+            what = f"the log-odds of {self.target}" if why.value_is_exact else f"log p({self.target}), to first order"
+            writers = writers_in_words(why.value, why.value_total >= 0)
+            text += f" From {more} it adds {why.value_total:+.2f} nats to {what}; largest parts: {writers}."
+        return text
+
+    def _why_rows(self) -> Iterator[dict[str, Any]]:
+        for report in self.heads:
+            if report.why is None:
+                continue
+            names = {"more": report.why.more, "less": report.why.less}
+            keys = {name: " ".join(map(self.key_name, positions)) for name, positions in names.items()}
+            for side in SIDES:
+                in_words = report.why.words(side)
+                for writer, value in getattr(report.why, side):
+                    words, standout = in_words.get(writer, ((), float("nan")))
+                    row = {"name": str(report.head), **keys, "side": side, "writer": writer, "value": value}
+                    yield row | {"words": " ".join(words), "standout": standout}
+            for query_writer, key_writer, value in report.why.pairs:
+                pair = f"{query_writer} × {key_writer}"
+                yield {"name": str(report.head), **keys, "side": "pair", "writer": pair, "value": value}
+
+    @property
+    def query_labels(self) -> tuple[int, ...]:
+        """Index of the correct label for each row of `HeadReport.similarity`; -1 for an unknown answer."""
+        last = -1 if self.answer is None else self.labels.index(self.answer)
+        return (*self.input.demonstration_labels, last)
+
+    def words_of(self, report: HeadReport) -> Iterator[tuple[int, str, tuple[str, ...], float | None, int | None]]:
+        """Yield position, kind, top words, standout and the own label's rank of a head's values, keys and query."""
+        positions = report.positions or self.input.label_positions
+        value_standouts, key_standouts = (
+            standouts or (None,) * len(positions) for standouts in (report.value_standouts, report.key_standouts)
+        )
+        for row in zip(positions, report.value_words, value_standouts, report.value_ranks, strict=True):
+            yield row[0], "value", *row[1:]
+        if report.key_words:
+            for position, words, standout in zip(positions, report.key_words, key_standouts, strict=True):
+                yield position, "key", words, standout, None
+        if report.query_words or report.query_standout is not None:  # else left out
+            yield len(self.input.tokens) - 1, "query", report.query_words, report.query_standout, None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the headline, the prediction and the probability of each label."""
+        return {"headline": self.headline, "predicted": self.predicted, "label_probs": self.scores.probs}
+
+
+def is_noise(standout: float | None) -> bool:
+    """Return whether a vector's top words stand out no more than those of most random directions."""
+    return standout is not None and standout < MIN_STANDOUT
+
+
+def _log_mean_probability(log_probs: Sequence[float]) -> float:
+    largest = max(log_probs)  # factored out so that no probability underflows to 0
+    return largest + math.log(sum(math.exp(value - largest) for value in log_probs) / len(log_probs))

@@ -1,0 +1,193 @@
+"""Compare two models over many prompts: scores of the answers and of every head, with intervals of the differences."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from icl_lens.activations.activations import capture
+from icl_lens.attribution.increases import head_log_prob_increase
+from icl_lens.errors import InputError
+from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
+from icl_lens.measures.effects import head_effects
+from icl_lens.metrics import bootstrap_interval, is_correct, label_log_odds, mean_intervals
+from icl_lens.models.active_edits import active_edits, edits_note
+from icl_lens.models.head import Head
+from icl_lens.models.memory import CAPTURE_TOKENS
+from icl_lens.models.readout import FinalNorm
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.prompt import Prompt, Template
+from icl_lens.prompts.tokenize import tokenize
+from icl_lens.result.base import Result
+from icl_lens.result.number_format import percent
+from icl_lens.result.tables import format_signed, text_table
+from icl_lens.runs.run import Run, as_run
+from icl_lens.runs.stream import plan_in_order, start
+from icl_lens.scores import DIRECT_SCORES, SCORES, Score, choose_score
+
+N_SHOWN = 12
+"""Number of heads in the repr, on the page and in the terminal."""
+MEASURES = ("accuracy", "log p", "log-odds")
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ModelComparison(Result):
+    """Scores of the same prompts by two models, A and B, returned by `compare_models`.
+
+    `a` and `b` hold one value per prompt for "accuracy" (0 or 1, among the labels), "log p" of the answer and its
+    "log-odds" against the other labels (nats), and [prompt layer head] for the heads' "contrast", "increase" and, if
+    heads are ranked by it, "effect" or "towers" (nats). Intervals are paired 95% bootstrap intervals over `queries`,
+    because prompts with the same query are not independent; they are NaN for a single query.
+
+    Example:
+        >>> both = il.compare_models(model, model, il.load_task("sentiment-number", n=4))
+        >>> both.summary().columns.tolist()
+        ['measure', 'a', 'b', 'change', 'low', 'high']
+    """
+
+    models: tuple[str, str]
+    by: Score
+    a: Mapping[str, np.ndarray]
+    b: Mapping[str, np.ndarray]
+    queries: tuple[str, ...]
+    """The query of each prompt (`PromptBatch.queries`)."""
+    edits: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """What edited A and B: the edits of open `with` blocks, and other hooks."""
+
+    @property
+    def n_prompts(self) -> int:
+        """Number of prompts."""
+        return len(self.a["log p"])
+
+    @property
+    def same_heads(self) -> bool:
+        """Whether both models have the same number of layers and heads, so that heads can be compared directly."""
+        return self.a["increase"].shape == self.b["increase"].shape
+
+    def summary(self) -> pd.DataFrame:
+        """Return means over prompts: measure, a, b, change, and the change's interval (low, high)."""
+        rows = []
+        for name in MEASURES:
+            bounds = (-1.0, 1.0) if name == "accuracy" else None
+            change = bootstrap_interval(self.b[name] - self.a[name], clusters=self.queries, bounds=bounds)
+            rows.append((name, float(self.a[name].mean()), float(self.b[name].mean()), *change))
+        return pd.DataFrame(rows, columns=["measure", "a", "b", "change", "low", "high"])
+
+    def to_frame(self, by: Score | None = None) -> pd.DataFrame:
+        """Return each head's mean score in A and B and its change with a 95% interval, nats, largest change first.
+
+        Raise InputError if the models have different numbers of layers or heads, or for a score that was not computed.
+        """
+        by = by or self.by
+        if not self.same_heads or by not in self.a:
+            raise InputError(
+                f"models must have the same (layers, heads) and scores of every head by {by!r}, got "
+                f"{self.a['increase'].shape[1:]} and {self.b['increase'].shape[1:]} with {', '.join(self.a)}"
+            )
+        a, b = self.a[by], self.b[by]
+        heads = [Head(layer, head) for layer, head in np.ndindex(a.shape[1:])]
+        layer, head = zip(*heads, strict=True)
+        change, low, high = mean_intervals((b - a).reshape(len(a), -1), self.queries)
+        frame = pd.DataFrame({"name": list(map(str, heads)), "change": change, "low": low, "high": high})
+        frame = frame.assign(a=a.mean(0).ravel(), b=b.mean(0).ravel(), layer=layer, head=head)
+        return frame.sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
+
+    @property
+    def edits_notes(self) -> list[str]:
+        """One sentence per edited model."""
+        return [edits_note(edits, f"Numbers of {name}") for name, edits in zip("AB", self.edits, strict=True) if edits]
+
+    @property
+    def shown_scores(self) -> list[Score]:
+        """The scores by which heads are shown: the one that ranks them, the contrast and the increase."""
+        scores: list[Score] = [self.by, *DIRECT_SCORES]
+        return list(dict.fromkeys(scores))
+
+    def __repr__(self) -> str:
+        correct = [percent(float(side["accuracy"].mean())) for side in (self.a, self.b)]
+        title = (
+            f"ModelComparison({self.n_prompts} prompts: {correct[0]} correct, A, {self.models[0]}; {correct[1]}, B, "
+        )
+        title += f"{self.models[1]}; heads by change of {self.by}, nats)"
+        if not self.same_heads:
+            return title
+        frame = self.to_frame().head(N_SHOWN)
+        columns = {"head": frame["name"].tolist()}
+        columns |= {name: list(map(format_signed, frame[name])) for name in ("a", "b", "change", "low", "high")}
+        return text_table(title, columns, total=self.a["increase"][0].size)
+
+
+def compare_models(
+    a: Any,
+    b: Any,
+    prompts: Sequence[Prompt],
+    *,
+    by: Score = "contrast",
+    template: Template | None = None,
+    prepend_bos: bool | None = None,
+    shared_prefix: Literal["error", "append"] = "error",
+    final_norm: FinalNorm = "frozen",
+    bias: bool = True,
+    run: Run | None = None,
+) -> ModelComparison:
+    """Compare two models on the same prompts, for example a model before and after fine-tuning.
+
+    Both models score each prompt's answer: whether it is the most probable label, log p(answer), and
+    log p(answer) − log Σ p(other labels). The scores of each head are its contrast, its increase and, with
+    `by="effect"`, the log-odds that the answer loses if the head is zeroed at the last position, or, with
+    `by="towers"`, those that it loses if the head's query there is exchanged (`locate_towers`). `by` selects the score
+    whose mean change ranks heads. Intervals resample queries, because prompts with the same query are not independent.
+    `template`, `prepend_bos` and `shared_prefix` are those of `tokenize`. `run` says how the prompts run (see `Run`);
+    the chunks of each model are in a folder of its own, "a" and "b".
+
+    Raise InputError for fewer than two prompts, prompts without an answer, or an unknown `by`; with `by="towers"`, also
+    for prompts that do not demonstrate their answer and another label.
+
+    Example:
+        >>> prompts = il.load_task("sentiment-number", n=4)
+        >>> both = il.compare_models(model, model, prompts)
+        >>> both.to_frame().columns.tolist()
+        ['name', 'change', 'low', 'high', 'a', 'b', 'layer', 'head']
+        >>> both.summary()["change"].tolist()
+        [0.0, 0.0, 0.0]
+    """
+    by = choose_score(by, SCORES, comparable=True)
+    if len(prompts) < 2 or any(prompt.answer is None for prompt in prompts):
+        raise InputError("prompts must be at least two prompts with answers; use il.compare for a single prompt")
+    tokenizing: dict[str, Any] = {"prepend_bos": prepend_bos, "shared_prefix": shared_prefix}
+    options: dict[str, Any] = {"final_norm": final_norm, "bias": bias}
+    sides = []
+    for side, model in zip("ab", (a, b), strict=True):
+        batch = tokenize(model, prompts, template=template or Template(), **tokenizing)
+        exchanged = tower_prompts(model, batch, own_texts=False) if by == "towers" else None
+
+        def compute(numbers: list[int], model=model, batch=batch, exchanged=exchanged) -> dict[str, Tensor]:
+            rows = batch[numbers]
+            acts, choices = capture(model, rows), rows.label_mask
+            scores = acts.label_log_probs.cpu()
+            others = rows.other_label_tokens
+            found = {
+                "accuracy": is_correct(scores, rows.answer, choices=choices),
+                "log p": scores.gather(1, rows.answer.cpu()[:, None])[:, 0],
+                "log-odds": label_log_odds(scores, rows.answer, choices=choices),
+                "increase": head_log_prob_increase(acts, rows.answer_tokens, **options),
+                "contrast": head_log_prob_increase(acts, rows.answer_tokens, against=others, **options),
+            }
+            if by == "effect":
+                found["effect"] = head_effects(model, rows).log_odds
+            if exchanged is not None:
+                lost, _ = single_exchanges(acts.view, exchanged.select(numbers), SINGLE[:1])
+                found["towers"] = lost[:, 0]
+            return {name: value.double() for name, value in found.items()}
+
+        plan = plan_in_order(batch, run, n_tokens=CAPTURE_TOKENS)
+        measured = {"measure": by, **options}
+        with start(as_run(run).part(side), model, batch, "comparison", measured, plan=plan) as stream:
+            sides.append(stream.map("comparison", compute))
+    queries = batch.queries
+    views = ModelView.of(a), ModelView.of(b)
+    names, edits = (views[0].name, views[1].name), (active_edits(views[0]), active_edits(views[1]))
+    return ModelComparison(names, by, *sides, queries=queries, edits=edits)

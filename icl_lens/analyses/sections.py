@@ -1,0 +1,288 @@
+"""The typed sections of an explanation."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from icl_lens.attribution.reasons import AttentionReasons
+from icl_lens.models.head import Head
+from icl_lens.models.readout import FinalNorm
+from icl_lens.prompts.prompt import Prompt, Template
+from icl_lens.scores import SCORES, Score
+
+Grid = tuple[tuple[float, ...], ...]
+
+Supports = Literal["answer", "others", "both", "neither"]
+
+
+def supports(increase: float, contrast: float) -> Supports:
+    """Return what a head supports: the answer, the tokens it is compared with, both, or neither.
+
+    The head increases log p of the answer by `increase` and that of the others by `increase - contrast` (nats). It
+    treats both alike if the contrast is less than half of the larger magnitude and changes their odds by less than a
+    factor of two: it then supports both or, if it lowers them, neither. Otherwise the contrast's sign decides.
+
+    Example:
+        >>> from icl_lens.analyses.sections import supports
+        >>> supports(1.0, 0.75), supports(0.5, -2.25), supports(1.0, 0.25), supports(8.0, 3.5)
+        ('answer', 'others', 'both', 'answer')
+    """
+    larger = max(abs(increase), abs(increase - contrast))
+    if abs(contrast) < min(larger / 2, math.log(2)):
+        return "both" if increase > 0 else "neither"
+    return "answer" if contrast > 0 else "others"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of `explain`, weights and versions that its numbers and words depend on."""
+
+    final_norm: FinalNorm = "frozen"
+    bias: bool = True
+    k: int = 10
+    n_ablated: int = 4
+    n_random: int = 20
+    seed: int = 0
+    prepend_bos: bool | None = None
+    dtype: str = "float32"
+    target: str | int | None = None
+    """Target of plain text as passed by the user; None means the model's most probable token."""
+    against: tuple[str | int, ...] | None = None
+    """What the target is compared with; None means a prompt's other labels, and nothing for plain text."""
+    shared_prefix: Literal["error", "append"] = "error"
+    why: str | None = None
+    """Name of a head to report even if it is not among the located ones."""
+    by: Score = "contrast"
+    """The score that ranks heads."""
+    source: str = ""
+    """The argument of `load_model` that reloads the model, such as a folder's path."""
+    quantization: str = ""
+    """Quantization of the weights, such as "Q4_1"; empty if they are not quantized."""
+    versions: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class HeadReport:
+    """A located head: its increase (nats), its attention and increase by token position, and its top words.
+
+    `value_words`, `key_words` and `value_ranks` have one entry per demonstration; `value_ranks` is the rank of the
+    demonstration's own label in the projection of its value. `ablated` holds the label log-probabilities (nats) with
+    only this head zeroed. `contrast` and `position_contrasts` (if the target is compared with other tokens) are the
+    head's contributions to the log-odds of the target against those tokens. `effect` (with `by="effect"`) is what these
+    log-odds, or log p(target) if nothing is compared, lose if the head is zeroed at the last position; `towers` (with
+    `by="towers"`) is what the log-odds lose if the head's query there is that of the same demonstrations with
+    `AllHeadsReport.other_query`. For plain text, words and ranks refer to `positions`, the tokens that the head attends
+    to most; ranks are those of the tokens themselves, and there are no key words. `similarity` holds position-free
+    attention scores (`label_similarity`), with one row per prediction position and one for the last token, and one
+    column per label; it is empty for plain text and for models that do not expose their rotary angles.
+    """
+
+    head: Head
+    increase: float
+    attention: tuple[float, ...]
+    position_increases: tuple[float, ...]
+    value_words: tuple[tuple[str, ...], ...]
+    value_ranks: tuple[int, ...]
+    key_words: tuple[tuple[str, ...], ...]
+    query_words: tuple[str, ...]
+    ablated: tuple[float, ...]
+    contrast: float | None = None
+    position_contrasts: tuple[float, ...] = ()
+    positions: tuple[int, ...] = ()
+    similarity: tuple[tuple[float, ...], ...] = ()
+    value_standouts: tuple[float, ...] = ()
+    """How far each value, key and query stands out from random directions (`Readout.describe`), in standard deviations.
+    """
+    key_standouts: tuple[float, ...] = ()
+    query_standout: float | None = None
+    effect: float | None = None
+    towers: float | None = None
+    why: AttentionReasons | None = None
+    """Why the head attends to the target's labels rather than the others (in plain text: to its most attended token
+    rather than the next); None if all labels are the same, or if the model's scores cannot be split."""
+
+    @property
+    def scores(self) -> dict[Score, float]:
+        """The available scores, nats."""
+        scores: dict[Score, float | None] = {by: getattr(self, by) for by in SCORES}
+        return {by: score for by, score in scores.items() if score is not None}
+
+    def top_attended(self, n: int = 5) -> tuple[tuple[int, float], ...]:
+        """Return (position, attention) for the `n` positions that the last token attends to most, largest first."""
+        ranked = sorted(enumerate(self.attention), key=lambda pair: (-pair[1], pair[0]))
+        return tuple(ranked[:n])
+
+    def attention_to(self, ranges: Sequence[Sequence[int]]) -> tuple[float, ...]:
+        """Return the attention to token ranges, such as those of labels, summed over the tokens of each."""
+        return tuple(math.fsum(self.attention[slice(*one)]) for one in ranges)
+
+
+@dataclass(frozen=True)
+class SubheadReport:
+    """A located (head, position) part, its increase and, if the target is compared, its contrast (nats)."""
+
+    head: Head
+    position: int
+    token: str
+    increase: float
+    contrast: float | None = None
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A section of an explanation that cannot be computed for the model's family, and the reason."""
+
+    section: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"Left out: {self.section}. Reason: {self.reason}."
+
+
+@dataclass(frozen=True)
+class AblationReport:
+    """Label log-probabilities (nats) with the located heads, or each random set of the same size, zeroed."""
+
+    heads: tuple[Head, ...]
+    located: tuple[float, ...]
+    random: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class InputReport:
+    """What the model reads: the prompt or text, its tokens, and where the demonstrations' labels are."""
+
+    prompt: Prompt | None
+    """None for plain text without demonstrations."""
+    template: Template
+    text: str
+    """The text the model continues, without appended shared tokens."""
+    tokens: tuple[str, ...]
+    token_names: tuple[str, ...]
+    """The tokens with white space visible: "␣to"."""
+    label_positions: tuple[int, ...] = ()
+    """Position of the token that each demonstration's label is scored by."""
+    label_ranges: tuple[tuple[int, int], ...] = ()
+    """The token range of each demonstration's label, end exclusive."""
+    prediction_positions: tuple[int, ...] = ()
+    """Position where each demonstration's label is predicted: the token before its scored token."""
+    demonstration_labels: tuple[int, ...] = ()
+    """Index of each demonstration's label in `ScoreReport.labels`."""
+    n_shared_tokens: int = 0
+    """Number of leading tokens that all labels share, appended to the prompt (`shared_prefix="append"`)."""
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether this is plain text without demonstrations; `ScoreReport.labels` are then the scored tokens."""
+        return self.prompt is None
+
+    @property
+    def appended_text(self) -> str:
+        """The first tokens that all labels share, appended to the prompt (`shared_prefix="append"`); else empty."""
+        return "".join(self.token_names[len(self.tokens) - self.n_shared_tokens :]).replace("␣", " ")
+
+    @property
+    def label_at(self) -> dict[int, int]:
+        """The demonstrations' labels (indices into `ScoreReport.labels`) by the positions of all their tokens."""
+        by_range = zip(self.label_ranges, self.demonstration_labels, strict=True)
+        return {position: label for tokens, label in by_range for position in range(*tokens)}
+
+    @property
+    def range_at(self) -> dict[int, tuple[int, int]]:
+        """The token range of each demonstration's label by the position of its scored token."""
+        return dict(zip(self.label_positions, self.label_ranges, strict=True))
+
+
+@dataclass(frozen=True)
+class ScoreReport:
+    """The scored labels (plain text: tokens) with their log-probabilities (nats), and the most probable next tokens."""
+
+    labels: tuple[str, ...]
+    log_probs: tuple[float, ...]
+    """log p of the token that scores each label, over the full vocabulary."""
+    target: str
+    """The explained label: the answer if the prompt has one, else the prediction."""
+    target_token: str
+    next_tokens: tuple[tuple[str, float], ...]
+    """The most probable tokens of the vocabulary and their probabilities."""
+    compared_with: tuple[str, ...] = ()
+    """The labels, or tokens for plain text, that the target is compared with."""
+    contrast_adds_up: bool = False
+    """Whether contrasts are additive over parts: one other token, frozen norm, no soft-cap."""
+    spellings: tuple[tuple[str, ...], ...] = ()
+    """Each label's tokens in context, with white space visible."""
+    scored_tokens: tuple[str, ...] = ()
+    """The token of each spelling that the label is scored by."""
+    whole_log_probs: tuple[float, ...] = ()
+    """log p of each full label, summed over its tokens; empty if every label is a single token."""
+
+    @property
+    def predicted(self) -> str:
+        """The most probable label; for plain text, the most probable of the scored tokens."""
+        return max(zip(self.log_probs, self.labels, strict=True))[1]
+
+    @property
+    def probs(self) -> dict[str, float]:
+        """Probability of each label's token over the full vocabulary."""
+        return {name: math.exp(value) for name, value in zip(self.labels, self.log_probs, strict=True)}
+
+    @property
+    def predicts_label(self) -> bool:
+        """Whether the token of the most probable label is the most probable token of the vocabulary."""
+        return max(self.log_probs) >= math.log(self.next_tokens[0][1]) - 1e-4
+
+    @property
+    def has_multi_token_labels(self) -> bool:
+        """Whether any label has more than one token."""
+        return any(len(spelling) > 1 for spelling in self.spellings)
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """What each layer's attention and FFN add to log p(target) and to the contrast, nats."""
+
+    attn: tuple[float, ...]
+    ffn: tuple[float, ...]
+    attn_contrast: tuple[float, ...] = ()
+    """Contrasts are empty if the target is compared with nothing."""
+    ffn_contrast: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class AllHeadsReport:
+    """Scores of all heads, [layer][head] in nats, and where each attends from the last token."""
+
+    increase: Grid
+    contrast: Grid
+    """Empty if the target is compared with nothing."""
+    effect: Grid
+    """Empty, as `towers` is, unless heads are ranked by it."""
+    towers: Grid
+    other_query: str
+    """The query of the other class whose prompt `towers` takes queries from."""
+    attention: tuple[Grid, ...]
+    """[layer][head][key]: attention to all tokens of each demonstration's label or, in plain text, to `positions`."""
+    positions: tuple[int, ...] = ()
+    """Positions in plain text with the most attention of any head."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of layers and of heads per layer."""
+        return len(self.increase), len(self.increase[0])
+
+    def by(self, score: Score) -> Grid:
+        """Return one score [layer][head] of all heads, nats; empty if it was not computed."""
+        return getattr(self, score)
+
+
+@dataclass(frozen=True)
+class SubheadsReport:
+    """The (head, position) parts with the largest contrast, or increase if heads are ranked by it."""
+
+    largest: tuple[SubheadReport, ...]
+    n_parts: int
+    """Number of all parts, of which `n_exact` were evaluated exactly."""
+    n_exact: int
+    certified: bool
+    """Whether bounds prove that no other part is larger."""

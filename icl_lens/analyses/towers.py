@@ -1,0 +1,233 @@
+"""Test whether heads work as two towers: exchange their queries, keys and values, and compare with random heads."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from icl_lens.analyses.two_towers import Exchanged, TwoTowers
+from icl_lens.engine.edit_checks import checked_heads
+from icl_lens.errors import InputError, check_integers
+from icl_lens.locate.mean_exchanges import locate_towers
+from icl_lens.locate.towers import (
+    EXCHANGES,
+    N_SCANNED,
+    Exchange,
+    TowerPrompts,
+    exchange_scores,
+    n_exchanged,
+    tower_prompts,
+)
+from icl_lens.measures.controlled_ablation import random_head_sets
+from icl_lens.metrics import is_correct
+from icl_lens.models.active_edits import active_edits
+from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch, prompts_digest
+from icl_lens.prompts.class_labels import Labels
+from icl_lens.prompts.labeled_task import Layout
+from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts
+from icl_lens.prompts.tasks import Task, named_task, split_by_query
+from icl_lens.prompts.tokenize import tokenize
+from icl_lens.runs.run import Run, as_run
+from icl_lens.runs.stream import plan_in_order, start
+
+N_PROMPTS, N_HEADS, N_RANDOM_SETS = 60, 12, 20
+
+
+def two_towers(
+    model: Any,
+    task: str | Task | Sequence[Prompt | str],
+    heads: Sequence[AnyHead] | None = None,
+    *,
+    k: int = N_HEADS,
+    scan_prompts: Sequence[Prompt] | None = None,
+    n: int | None = None,
+    demonstrations: int = 2,
+    labels: Labels | None = None,
+    layout: Layout = "random",
+    template: Template = DEFAULT_TEMPLATE,
+    prepend_bos: bool | None = None,
+    shared_prefix: Literal["error", "append"] = "error",
+    n_random: int = N_RANDOM_SETS,
+    seed: int = 0,
+    run: Run | None = None,
+) -> TwoTowers:
+    """Test by interchange interventions whether heads match a query with keys and carry labels as values.
+
+    If heads work as two towers, the query at the last position says which class the query text has, the key at each
+    label says which class its demonstration's text has, and the value says which label stands there. Exchanging one of
+    them, in all `heads` at once and only as the last position sees them, for what it is in a donor prompt with the
+    other class then gives the other label, and two exchanges cancel:
+
+    - "query": from the same demonstrations with a query of the other class;
+    - "keys": with the texts of the two classes exchanged, label by label;
+    - "values": with the two labels exchanged;
+    - "query+keys", "query+values", "keys+values", "all": several of these;
+    - "keys: own text", "keys: other texts": only the text of the key's own demonstration changes class, or only the
+      others';
+    - "keys: labels", "values: texts", "query: labels", "query: same class": predicted to change nothing.
+
+    Labels with the same number of tokens are exchanged token by token, others only at their scored tokens.
+
+    The same exchanges in `n_random` sets of other heads from the same layers are the control. Heads and sets use
+    the same donors. With more than two labels, the answer is exchanged with the next label that is demonstrated.
+
+    `task` is a task (`WordTask`, `TextTask`) or its name, of which `n` prompts (default: 60) with these
+    `demonstrations`, `labels`, `layout` and `seed` are drawn, or prompts with answers. The text of a query of
+    the other class, or of the same one, comes from the other prompts. For prompts of your own, texts with the same
+    label are taken to be of one class unless a task drew them; if the same text has different labels in different
+    prompts, classes are derived from the texts that prompts share, or a demonstration of the prompt is the query.
+
+    Without `heads`, the `k` heads with the largest effect of exchanging their query alone are found by a scan of all
+    heads (`locate_towers`) on `scan_prompts`, by default 12 prompts of the task with other queries, or those of half of
+    your queries (`TwoTowers.scan`). The default of `k` is the paper's number of located heads.
+
+    If the prefix cache is supported (see `head_effects`), an exchange of one set costs one token per prompt, from the
+    set's first layer on; otherwise, one full forward pass. `template`, `prepend_bos` and `shared_prefix` are those of
+    `il.tokenize`. `run` says how the prompts run (see `Run`); the chunks of the scan and of the exchanges are in
+    folders of their own, "scan" and "exchanges".
+
+    Raise InputError for unknown heads, prompts that do not demonstrate their answer and another label, too few prompts
+    to scan, fewer other heads than `heads`, and families whose attention cannot be recomputed.
+
+    Example:
+        >>> found = il.two_towers(model, "sentiment-number", ["L5H0", "L4H1"], n=20, n_random=3)
+        >>> found.to_frame()["exchanged"].tolist()[:4]
+        ['query', 'keys', 'values', 'query+keys']
+        >>> found.lost["query"].low > 0
+        True
+    """
+    view = ModelView.of(model)
+    check_integers(k=k, n_random=n_random, seed=seed)
+    if n_random < 1:
+        raise InputError(f"n_random must be at least 1, got {n_random}")
+    if isinstance(task, str | Task):
+        n = N_PROMPTS if n is None else n
+        check_integers(n=n)
+        drawn = named_task(task) if isinstance(task, str) else task
+        prompts = drawn.prompts(n_drawn(n), seed=seed, layout=layout, demonstrations=demonstrations, labels=labels)
+        scanned, tested = scanned_and_tested(prompts, n)
+    else:
+        if n is not None:
+            raise InputError(f"n must be None for a list of prompts, got {n}; remove it")
+        tested = list(as_prompts(task))
+        scanned = []
+        if heads is None and scan_prompts is None:
+            scanned, tested = split_by_query(tested, len(tested))
+    scanned = list(scanned if scan_prompts is None else scan_prompts)
+
+    def prepare(prompts: Sequence[Prompt]) -> PromptBatch:
+        return tokenize(model, prompts, template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
+
+    scan = None
+    if heads is None:
+        if not 1 <= k <= len(view.heads()):
+            raise InputError(f"k must be between 1 and {len(view.heads())} (heads), got {k}")
+        scan = locate_towers(model, prepare(scanned), run=as_run(run).part("scan")).to_frame()
+        scan = scan.rename(columns={"head": "index", "name": "head"})
+        heads = [view.check_head(name) for name in scan["head"][:k]]
+    chosen = tuple(dict.fromkeys(view.check_heads(heads)))
+    if not chosen:
+        raise InputError("heads must contain at least one head, got none; omit it to scan for heads")
+    prompts = tower_prompts(model, prepare(tested))
+    options: dict[str, Any] = {"n_random": n_random, "seed": seed, "run": as_run(run).part("exchanges")}
+    (found,) = exchange_heads(view, prompts, [chosen], **options)
+    return replace(found, scan=scan, n_scanned=0 if scan is None else len(scanned))
+
+
+def exchange_heads(
+    view: ModelView,
+    prompts: TowerPrompts,
+    head_sets: Sequence[Sequence[Head]],
+    *,
+    exchanges: Sequence[Exchange] = EXCHANGES,
+    n_random: int = N_RANDOM_SETS,
+    seed: int = 0,
+    run: Run | None = None,
+) -> list[TwoTowers]:
+    """Return what `two_towers` returns for each set of heads, without a scan; all sets share the donors' passes."""
+    groups: list[tuple[tuple[Head, ...], ...]] = []
+    for heads in head_sets:
+        checked_heads(view, heads)
+        drawn = random_head_sets(view, heads, draws=n_random, seed=seed, same_layers=True)
+        groups.append((tuple(heads), *map(tuple, drawn)))
+    sets = [(exchange, some) for group in groups for exchange in exchanges for some in group]
+    named = {
+        "heads": [list(map(str, heads)) for heads in head_sets],
+        "n_random_sets": n_random,
+        "seed": seed,
+        "exchanges": [exchange.name for exchange in exchanges],
+        "donors": {name: prompts_digest(donor.batch) for name, donor in prompts.donors.items()},
+    }
+
+    def compute(rows: list[int]) -> dict[str, torch.Tensor | list[str]]:
+        scores, donors, reason = exchange_scores(view, prompts.select(rows), sets)
+        own = {f"donor: {name}": log_probs for name, log_probs in donors.items()}
+        return {"log_odds": scores.log_odds, "predicted": scores.predicted, "reason": [reason] * len(rows), **own}
+
+    n_tokens = n_exchanged(view, prompts) * prompts.batch.tokens.shape[1]
+    plan = plan_in_order(prompts.batch, run, n_tokens=n_tokens)
+    with start(run, view.model, prompts.batch, "two towers", named, plan=plan) as stream:
+        scores = stream.map("exchanges", compute)
+    batch = prompts.batch.to("cpu")
+    shape = len(groups), len(exchanges), 1 + n_random
+    log_odds, all_predicted = (torch.from_numpy(scores[name]) for name in ("log_odds", "predicted"))
+    lost = (log_odds[:, :1] - log_odds[:, 1:]).double().unflatten(1, shape).numpy()
+    predicted = all_predicted[:, 1:].unflatten(1, shape)[..., 0]
+    donors_correct = {
+        name: is_correct(torch.from_numpy(own), prompts.answers[name], choices=batch.label_mask).double().numpy()
+        for name in prompts.answers
+        if (own := scores.get(f"donor: {name}")) is not None
+    }
+    found = []
+    for number, (heads, *random_sets) in enumerate(groups):
+        results = []
+        for index, exchange in enumerate(exchanges):
+            used = [donors_correct[name] for name in exchange[1:4] if name in donors_correct]
+            said = predicted[:, number, index]
+            results.append(
+                Exchanged(
+                    name=exchange.name,
+                    predicted=exchange.predicted,
+                    lost=lost[:, number, index, 0],
+                    random_lost=lost[:, number, index, 1:].T,
+                    correct=(said == batch.answer).numpy(),
+                    as_predicted=(said == prompts.expected(exchange.predicted)).numpy(),
+                    donors_correct=np.mean(used, axis=0) if used else None,
+                )
+            )
+        found.append(
+            TwoTowers(
+                model=view.name,
+                heads=heads,
+                random_sets=tuple(random_sets),
+                exchanges=tuple(results),
+                log_odds=log_odds[:, 0].double().numpy(),
+                correct=(all_predicted[:, 0] == batch.answer).numpy(),
+                queries=tuple(prompt.query for prompt in batch.prompts),
+                scan=None,
+                n_scanned=0,
+                chance=float(torch.as_tensor(batch.label_mask).double().sum(-1).reciprocal().mean()),
+                text=batch.texts[0],
+                fallback_reason=next(filter(None, scores["reason"]), ""),
+                edits=active_edits(view),
+            )
+        )
+    return found
+
+
+def n_drawn(n: int) -> int:
+    """Return how many prompts of a task are drawn to test n: enough for both halves of `split_by_query`."""
+    return 4 * max(n, N_SCANNED)
+
+
+def scanned_and_tested(prompts: list[Prompt], n: int) -> tuple[list[Prompt], list[Prompt]]:
+    """Return prompts to scan and n prompts to test, which share no query if there are enough queries."""
+    if len({prompt.query for prompt in prompts}) >= 4:
+        scanned, tested = split_by_query(prompts, N_SCANNED)[0], split_by_query(prompts, n)[1]
+        if (len(scanned), len(tested)) == (N_SCANNED, n):
+            return scanned, tested
+    return prompts[-N_SCANNED:], prompts[:n]

@@ -1,0 +1,202 @@
+"""Remove edges between heads: what earlier components (*senders*) wrote, as read by one head (the *receiver*).
+
+One pass over the prompts records what every sender wrote, and each head's queries, keys and values. The receiver's
+query, keys or values are rebuilt without some senders, and its z is computed from them (see `receiver`). This z
+replaces the receiver's own at the last position; all later components run as usual.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from icl_lens.activations.activations import Activations, capture
+from icl_lens.activations.writers import vector_bytes, writer_names
+from icl_lens.attribution.head_projection import require_writers
+from icl_lens.edits.edit import PARTS, Edit, Part, Places
+from icl_lens.edits.receiver import Means, Receiver
+from icl_lens.errors import InputError, check_choice
+from icl_lens.models.active_edits import edits_disabled
+from icl_lens.models.head import AnyHead, Head, as_head
+from icl_lens.models.memory import WRITER_BYTES
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import ROLES, PromptBatch
+from icl_lens.prompts.roles import EdgeRole, indices_in_roles
+from icl_lens.prompts.token_ids import TokenPositions
+
+
+@dataclass(frozen=True, order=True)
+class Edge:
+    """What a sender wrote to tokens of one role, as read by a receiver's query, keys or values.
+
+    Example:
+        >>> print(il.Edge("L5H1", "k", "L2H0", "true label"))
+        L2H0 → L5H1.k (true label)
+    """
+
+    receiver: AnyHead
+    part: Part
+    """The query ("q"), keys ("k") or values ("v")."""
+    sender: str
+    """A head ("L2H0"), an FFN ("F3") or an embedding ("embed", "pos_embed")."""
+    role: EdgeRole = "last"
+    """Role of the tokens whose keys or values are read (see `batch.token_roles`; "label" for both kinds of labels). For
+    a query, which is read at the last token, it must be "last"."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "receiver", as_head(self.receiver))
+
+    def __str__(self) -> str:
+        where = "" if self.part == "q" else f" ({self.role})"
+        return f"{self.sender} → {self.receiver}.{self.part}{where}"
+
+
+@dataclass(frozen=True, eq=False)
+class ReplaceZ(Edit):
+    """Another z of heads at the last position, for each prompt."""
+
+    heads: Iterable[AnyHead]
+    z: Float[Tensor, "batch z d_head"]
+    index: Mapping[Head, int]
+    """Where each head's z is in `z`."""
+
+    what = "with other inputs"
+    needs_batch = True
+    at_prompt_end = True
+    positions = "last"
+
+    def write_z(self, z: Tensor, at: Places, layer: int) -> None:
+        index = torch.tensor([self.index[Head(layer, head)] for head in at.head.tolist()], device=self.z.device)
+        z[at.row, at.last, at.head] = self.z[at.prompt.to(self.z.device), index].to(z)
+
+
+@dataclass(frozen=True, eq=False)
+class WithoutEdges(Edit):
+    """All of some edges removed jointly: what senders wrote, as read by receivers' queries, keys or values.
+
+    Each receiver's z at the last position is rebuilt from a pass without edits, so a change in one receiver does not
+    reach another. With `reference` prompts, removed senders are replaced by their means over tokens of the same role
+    instead of zero. It needs the prompts that are run, as `Reweight` does. For one edge, the drop equals that of
+    `head_to_head_effects`. Raise InputError for unknown heads or senders, and senders that are not in a layer before
+    the receiver.
+
+    Example:
+        >>> edges = [il.Edge("L5H0", "k", "L2H0", "true label"), il.Edge("L5H0", "q", "F3")]
+        >>> il.score(model, batch, [[], [il.WithoutEdges(edges)]]).shape
+        torch.Size([1, 2, 2])
+    """
+
+    edges: Iterable[Edge]
+    _: KW_ONLY
+    reference: PromptBatch | None = None
+    heads: Iterable[AnyHead] = field(init=False, repr=False, default=())
+
+    def __post_init__(self) -> None:
+        edges = self.edges if isinstance(self.edges, Iterable) and not isinstance(self.edges, str) else [self.edges]
+        object.__setattr__(self, "edges", tuple(edges))
+        if wrong := [edge for edge in self.edges if not isinstance(edge, Edge)]:
+            raise InputError(f"edges must be a list of il.Edge, got {wrong[0]!r}")
+        object.__setattr__(self, "heads", tuple(dict.fromkeys(edge.receiver for edge in self.edges)))
+
+    what = "without some of their inputs"
+    needs_batch = True
+    positions = "last"
+
+    @classmethod
+    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
+        assert batch is not None
+        found: dict[int, Edit] = {}
+        for reference in {id(edit.reference): edit.reference for edit in edits}.values():
+            some = [edit for edit in edits if edit.reference is reference]
+            removed = removal_masks(view, [edit.edges for edit in some])
+            with edits_disabled(view):
+                means = None if reference is None else sender_means(view.model, reference)
+                replaced = replaced_by_sets(view.model, batch, removed, means, n_sets=len(some))
+            found |= {id(edit): one for edit, one in zip(some, replaced, strict=True)}
+        return [found[id(edit)] for edit in edits]
+
+
+RemovalMasks = dict[Head, Bool[Tensor, "set part role _"]]
+"""For each receiver, the senders (last axis) that each set of edges removes from its query, keys and values."""
+
+
+def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> RemovalMasks:
+    """Return sets of edges as masks; raise InputError for edges that the model does not have."""
+    sets = [list(edges) for edges in edge_sets]
+    heads = sorted({view.check_head(edge.receiver) for edges in sets for edge in edges})
+    names = {head: writer_names(view, head.layer)[:-1] for head in heads}
+    removed = {
+        head: torch.zeros(len(sets), len(PARTS), len(ROLES), len(names[head]), dtype=torch.bool) for head in heads
+    }
+    for number, edges in enumerate(sets):
+        for edge in edges:
+            check_choice("part", edge.part, PARTS)
+            check_choice("role", edge.role, (*ROLES, "label"))
+            receiver = view.check_head(edge.receiver)
+            check_choice("sender", edge.sender, names[receiver])
+            if edge.part == "q" and edge.role != "last":
+                raise InputError(f"role must be 'last' for a query, got {edge.role!r}")
+            sender = names[receiver].index(edge.sender)
+            for role in indices_in_roles(edge.role):
+                removed[receiver][number, PARTS.index(edge.part), role, sender] = True
+    return removed
+
+
+def replaced_by_sets(
+    model: Any, batch: PromptBatch, removed: RemovalMasks, means: Means | None, *, n_sets: int
+) -> list[ReplaceZ]:
+    """Return for each of `n_sets` sets of edges the edit that removes it."""
+    view = ModelView.of(model)
+    index: list[dict[Head, int]] = [{} for _ in range(n_sets)]
+    sets_of_head: dict[Head, Tensor] = {}
+    n_indices = 0
+    for head, mask in sorted(removed.items()):
+        sets_of_head[head] = mask.flatten(1).any(1).nonzero()[:, 0]
+        for number in sets_of_head[head].tolist():
+            index[number][head] = n_indices
+            n_indices += 1
+
+    def rebuild_z(acts: Activations, prompts: list[int]) -> Tensor:
+        found = list[Tensor]()
+        for head, numbers in sets_of_head.items():
+            q, k, v = removed[head][numbers].to(acts.z.device).unbind(1)
+            found.append(Receiver(acts, head, means).z_without_sets({"q": q, "k": k, "v": v}))
+        return torch.cat(found, dim=1) if found else acts.z.new_empty(len(prompts), 0, view.d_head)
+
+    new_z = torch.cat([rebuild_z(*piece) for piece in capture_pieces(model, batch, "all")])
+    return [ReplaceZ(list(one), new_z, one) for one in index]
+
+
+def sender_means(model: Any, batch: PromptBatch) -> Means:
+    """Return the mean of what each sender wrote to tokens of each role; 0 for roles that do not occur.
+
+    True and false labels have one mean, so that it does not reveal which labels equal the answer.
+    """
+    view = ModelView.of(model)
+    total = torch.zeros(len(ROLES), len(writer_names(view, view.n_layers)) - 1, view.d_model, dtype=torch.float64)
+    count = torch.zeros(len(ROLES), dtype=torch.float64)
+    for acts, _ in capture_pieces(model, batch, "all"):
+        writers = require_writers(acts)
+        roles = acts.batch.role_indices.to(writers.row.device)
+        prompt, position = (roles >= 0).nonzero().unbind(1)
+        rows, role_of_row = writers.row[prompt, position], roles[prompt, position].cpu()
+        count += torch.bincount(role_of_row, minlength=len(ROLES))
+        for piece in torch.arange(len(rows)).split(max(1, WRITER_BYTES // vector_bytes(view))):
+            u = writers.vectors(rows[piece.to(rows.device)], view.n_layers)[:, :-1]
+            total.index_add_(0, role_of_row[piece], u.double().cpu())
+    labels = list(indices_in_roles("label"))
+    total[labels], count[labels] = total[labels].sum(0), count[labels].sum()
+    return (total / count.clamp(min=1)[:, None, None]).to(view.compute_dtype)
+
+
+def capture_pieces(
+    model: Any, batch: PromptBatch, positions: TokenPositions
+) -> Iterator[tuple[Activations, list[int]]]:
+    """Yield activations with the writers at `positions` for a few prompts at a time, and the indices of the prompts."""
+    view = ModelView.of(model)
+    bytes_per_prompt = vector_bytes(view) * (1 if positions == "last" else batch.tokens.shape[1])
+    for piece in torch.arange(len(batch)).split(max(1, WRITER_BYTES // bytes_per_prompt)):
+        yield capture(model, batch[piece.tolist()], writers=positions), piece.tolist()

@@ -1,0 +1,289 @@
+"""What an edit is: a value that names heads and writes into their activations, and knows nothing of passes.
+
+1. `Edit` is the base class. An edit writes queries, keys, values or the pattern in `write_attention`, z in `write_z`,
+   or the residual stream after a layer in `write_resid`, at the stages that it names.
+2. `Places` and `Attention` are what these methods get: the same in passes over whole prompts, in passes that start at a
+   layer, and in rows of one token, so that an edit is written once.
+3. `prepare` runs the passes of its own that an edit needs, once for all edits that share them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import ClassVar, Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from icl_lens.edits.pattern import LayerValues, ScoreInputs, recompute_pattern, score_inputs
+from icl_lens.errors import InputError, check_choice
+from icl_lens.models.head import AnyHead, head_tuple
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+Positions = Literal["all", "last"]
+Part = Literal["q", "k", "v"]
+"""What a head reads: its queries, keys or values."""
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+class Stage(IntEnum):
+    """Stage at which an edit writes; edits apply in the order of stages, and within a stage in the order given."""
+
+    inputs = 0
+    """Queries, keys and values."""
+    scores = 1
+    """The position term of attention scores."""
+    pattern = 2
+    z = 3
+    removal = 4
+    """Ablation, which sets z after all other edits."""
+    resid = 5
+    """The residual stream after a layer."""
+
+
+ATTENTION_STAGES = (Stage.inputs, Stage.scores, Stage.pattern)
+Z_STAGES = (Stage.z, Stage.removal)
+
+
+class Places(NamedTuple):
+    """Where an edit writes z or the residual stream: one entry for every edited head of every row."""
+
+    row: Int[Tensor, " n"]
+    """Row of the pass."""
+    head: Int[Tensor, " n"]
+    """Head of the layer; -1 for the residual stream, which has one entry per row."""
+    prompt: Int[Tensor, " n"]
+    """Index of the row's prompt in the batch."""
+    last: Int[Tensor, " n"]
+    """Index of the row's last position."""
+
+    @classmethod
+    def of(
+        cls,
+        members: Sequence[tuple[int, Sequence[int]]],
+        number: Int[Tensor, " row"],
+        prompt: Int[Tensor, " row"],
+        last: Int[Tensor, " row"],
+    ) -> "Places":
+        """Return the places of edited heads, given as (number, heads), in the rows that have this number."""
+        pairs = [(one, head) for one, heads in members for head in heads or [-1]]
+        numbers, heads = torch.tensor(pairs, device=number.device).T
+        row, pair = (number[:, None] == numbers).nonzero(as_tuple=True)
+        return cls(row, heads[pair], prompt[row], last[row])
+
+
+@dataclass
+class Attention:
+    """One layer's attention in one pass, for the edited heads, before z is computed."""
+
+    edited_heads: list[int]
+    inputs: ScoreInputs | None
+    """Inputs of the attention scores; None if only patterns are edited and the model's own pattern was recorded."""
+    v: Float[Tensor, "row key head d_head"]
+    """Values, with key-value groups repeated."""
+    weight: Float[Tensor, "row head query"]
+    """Factor by which the scores' position term is multiplied; 1 is unedited."""
+    last: Int[Tensor, " row"]
+    """Index of each row's last query; 0 in rows of one token, whose only query it is."""
+    prompt: Int[Tensor, " row"]
+    """Index of each row's prompt in the batch."""
+    queries: Int[Tensor, "row query"] | None = None
+    """Positions of the queries; None if there is one at every position."""
+    rescored: set[int] = field(default_factory=set)
+    """Heads, by index in `edited_heads`, whose pattern must be recomputed."""
+    pattern: Float[Tensor, "row head query key"] | None = None
+    """Attention probabilities; None before the pattern stage."""
+
+    def indices_of(self, heads: Sequence[int]) -> list[int]:
+        """Return where heads of the layer are on the head axes."""
+        return [self.edited_heads.index(head) for head in heads]
+
+    @property
+    def last_queries(self) -> tuple[Tensor, Tensor]:
+        """Indices of each row and of its last query, to select from [row query …]."""
+        return torch.arange(len(self.last), device=self.last.device), self.last
+
+
+class Edit:
+    """Base class of edits: values that name heads, and write into their activations.
+
+    A subclass is a frozen dataclass with a field `heads` that defines `write_z`, or `stages` and `write_attention`.
+    With `positions="last"`, it promises to change and read only the last position: `score` then re-runs one token per
+    prompt, in which z has no other position. Docs: docs/howto/edits.md.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True, eq=False)
+        ... class Halve(il.Edit):
+        ...     heads: list
+        ...     positions: str = "last"
+        ...     def write_z(self, z, at, layer):
+        ...         z[at.row, at.last, at.head] /= 2
+        >>> il.score(model, batch, [[], [Halve(["L2H0"])]]).shape
+        torch.Size([1, 2, 2])
+    """
+
+    heads: Iterable[AnyHead]
+
+    stages: tuple[Stage, ...] = (Stage.z,)
+    """The stages at which the edit writes.
+
+    A subclass names them in a tuple: "inputs" (queries, keys and values), "scores" (the position term of attention
+    scores), "pattern", "z", "removal" (z, after all other edits) and "resid" (the residual stream after a layer).
+    """
+    what: str = "edited"
+    """What is done to the heads, in words such as "zeroed"."""
+    supports_cache: bool = False
+    """Whether passes that continue a KV cache are edited like whole passes."""
+    needs_batch: bool = False
+    """Whether the edit belongs to particular prompts, which every pass must run; tokens may follow them."""
+    keeps_scores: bool = False
+    """Whether an edit at the inputs stage changes no queries or keys, so that patterns are not recomputed."""
+    is_for_last_query: bool = False
+    """Whether the last query alone reads changed keys or values; earlier positions keep what they have without."""
+    at_prompt_end: bool = False
+    """Whether "last" is the last token of the prompts also in passes in which generated tokens follow them."""
+
+    def __init_subclass__(cls) -> None:
+        if isinstance(names := vars(cls).get("stages"), tuple):
+            for name in names:
+                check_choice("stages", name.name if isinstance(name, Stage) else name, tuple(Stage.__members__))
+            cls.stages = tuple(Stage[name] if isinstance(name, str) else name for name in names)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "heads", head_tuple(self.heads))
+
+    @property
+    def shared(self) -> object:
+        """Edits of one type with the same `shared` write alike, except at other heads; by default, none do."""
+        return id(self)
+
+    def is_only_last(self, batch: PromptBatch) -> bool:
+        """Return whether only the last position of the prompts changes, so that one token per prompt can run again."""
+        return getattr(self, "positions", "all") == "last"
+
+    def by_layer(self, view: ModelView) -> dict[int, list[int]]:
+        """Return layer -> edited heads; raise InputError for a head that the model does not have."""
+        return group_by_layer(view, self.heads)
+
+    @classmethod
+    def prepare(cls, view: ModelView, edits: Sequence["Edit"], batch: PromptBatch | None) -> Sequence["Edit"]:
+        """Return the edits with what they need from passes of their own, run once for all; raise InputError if invalid.
+
+        `batch` are the prompts that will be run, None in a block without a batch.
+        """
+        return edits
+
+    def write_attention(self, attention: Attention, heads: list[int], layer: int) -> None:
+        """Change `attention` in place for some heads of a layer."""
+        raise self._missing("write_attention")
+
+    def write_z(self, z: Float[Tensor, "row pos head d_head"], at: Places, layer: int) -> None:
+        """Change z in place."""
+        raise self._missing("write_z")
+
+    def write_resid(self, x: Float[Tensor, "row pos d_model"], at: Places, layer: int) -> None:
+        """Change the residual stream after a layer in place."""
+        raise self._missing("write_resid")
+
+    def _missing(self, method: str) -> InputError:
+        names = ", ".join(stage.name for stage in self.stages)
+        return InputError(f"{type(self).__name__} must define {method}, because it writes at the stage {names}")
+
+    write_rows: ClassVar[Callable[..., None] | None] = None
+    """If defined, writes z of all rows of one token that the type edits at once, instead of `write_attention`; see
+    `prefix_cache`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """An edit that is ready to write, with its heads by layer, and the prompts that passes must run, if any."""
+
+    edit: Edit
+    heads: Mapping[int, list[int]]
+    batch: PromptBatch | None = None
+
+
+LayerEdits = list[tuple[Stage, Placed, list[int]]]
+"""Edits of a layer, each with the stage and the heads at which it writes, in the order in which they apply."""
+
+
+def edits_at(placed: Iterable[Placed], layer: int, stages: Sequence[Stage]) -> LayerEdits:
+    """Return what edits of a layer write at some stages, in the order of the stages."""
+    found = [
+        (stage, one, one.heads[layer])
+        for one in placed
+        if layer in one.heads
+        for stage in one.edit.stages
+        if stage in stages
+    ]
+    return sorted(found, key=lambda each: each[0])
+
+
+def writes_at(
+    sets: Sequence[Sequence[Placed]], layer: int, stages: Sequence[Stage]
+) -> list[tuple[Edit, list[tuple[int, list[int]]]]]:
+    """Return the edits of several sets at some stages of a layer, in the order in which they apply.
+
+    Edits that write alike are joined into one, with the index and the heads of each of its sets.
+    """
+    found: dict[tuple[Stage, int, object], tuple[Edit, list[tuple[int, list[int]]]]] = {}
+    for number, placed in enumerate(sets):
+        for place, (stage, one, heads) in enumerate(edits_at(placed, layer, stages)):
+            key = stage, place, (type(one.edit), one.edit.shared)
+            found.setdefault(key, (one.edit, []))[1].append((number, heads))
+    return [found[key] for key in sorted(found, key=lambda key: key[:2])]
+
+
+def edited_attention(
+    values: LayerValues, edits: LayerEdits, last: Int[Tensor, " row"], prompts: Sequence[Int[Tensor, " row"]]
+) -> tuple[list[int], Float[Tensor, "row head query key"], Float[Tensor, "row key head d_head"]]:
+    """Return the heads edited at the inputs, scores or pattern stage, with their edited patterns and values.
+
+    `last` is the index of each row's last query, `prompts` has the index of each row's prompt for each edit. A pattern
+    is recomputed from queries and keys if an edit changes its scores or if the model's own was not recorded.
+    """
+    edited_heads = sorted({head for _, _, heads in edits for head in heads})
+    n_before = sum(stage < Stage.pattern for stage, _, _ in edits)
+    recorded = values.seen.get("pattern")
+    inputs = None
+    if n_before or recorded is None:
+        position_share = any(stage == Stage.scores for stage, _, _ in edits)
+        inputs = score_inputs(values, edited_heads, position_share=position_share)
+    v = values.heads("v", edited_heads)
+    weight = torch.ones(len(v), len(edited_heads), values.seen["q"].shape[1], device=v.device)
+    attention = Attention(edited_heads, inputs, v, weight, last, last, values.queries)
+
+    def write(some: slice) -> None:
+        for (stage, placed, heads), attention.prompt in zip(edits[some], prompts[some], strict=True):
+            if stage < Stage.pattern and not placed.edit.keeps_scores:
+                attention.rescored.update(attention.indices_of(heads))
+            placed.edit.write_attention(attention, heads, values.layer)
+
+    write(slice(n_before))
+    if attention.inputs is None or (recorded is not None and not attention.rescored):
+        assert recorded is not None
+        pattern = recorded[:, edited_heads].clone()
+    else:
+        pattern = recompute_pattern(values, attention.inputs, edited_heads, attention.weight)
+        if recorded is not None:
+            kept = [index for index in range(len(edited_heads)) if index not in attention.rescored]
+            pattern[:, kept] = recorded[:, [edited_heads[index] for index in kept]].to(pattern)
+    attention.pattern = pattern
+    write(slice(n_before, None))
+    return edited_heads, pattern, attention.v
+
+
+def group_by_layer(view: ModelView, heads: Iterable[AnyHead]) -> dict[int, list[int]]:
+    """Return layer -> its chosen heads, without duplicates; raise InputError for an unknown head."""
+    by_layer: dict[int, list[int]] = {}
+    for layer, index in sorted(view.check_heads(heads)):
+        by_layer.setdefault(layer, []).append(index)
+    return by_layer
+
+
+def of_prompts(x: Shaped[Tensor, "prompt *rest"], prompt: Int[Tensor, " n"]) -> Shaped[Tensor, "n *rest"]:
+    """Return what belongs to each row's prompt; a single prompt's is used for all rows."""
+    return x[prompt.to(x.device)] if len(x) > 1 else x.expand(len(prompt), *x.shape[1:])

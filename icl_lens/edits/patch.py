@@ -1,0 +1,316 @@
+"""Replace queries, keys, values, patterns or z of some heads with those from other prompts (activation patching)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from icl_lens.edits.edit import Attention, Edit, Places, Positions, Stage, group_by_layer, of_prompts
+from icl_lens.edits.pattern import LayerValues, recording_hooks, score_inputs
+from icl_lens.errors import InputError, check_choice
+from icl_lens.models.active_edits import edits_disabled
+from icl_lens.models.head import AnyHead
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+
+HeadActivation = Literal["q", "k", "v", "pattern", "z"]
+Align = Literal["positions", "labels"]
+HeadActivations = dict[int, dict[str, Tensor]]
+"""Layer -> activations of some of its heads in one pass, by name."""
+AlignedPositions = tuple[Int[Tensor, " n"], Int[Tensor, " n"], Int[Tensor, " n"]]
+"""For every patched position: its prompt, its position in it, and the position in the source it is patched from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Patch(Edit):
+    """Activations of heads on other prompts, written position by position or label by label.
+
+    `activation` selects what is patched. `"q"` and `"k"` are queries and keys before rotation (after their norm, in
+    families that have one), from which the pattern is recomputed. The other choices are values (`"v"`), attention
+    probabilities (`"pattern"`), and the weighted sum of values (`"z"`). With grouped-query attention, only the given
+    heads use the patched keys or values. Row i of a pass is patched from row i of `source`; a single source prompt is
+    used for all rows. `source` is run once, without other edits.
+
+    With `align="positions"`, source and prompt must have the same number of tokens. With `align="labels"`, the i-th
+    label is patched from the i-th label, token by token, and the last position from the last position; prompts may
+    differ in length, but not in their number of demonstrations or in the number of tokens of any label. It then needs
+    the prompts that are run, as `Reweight` does. In a pattern, the attention to labels and to the last position is
+    patched, and the remaining attention is divided among the other positions in proportion to their unpatched
+    attention. In models with learned positions, patched queries and keys include the contribution of the source's
+    position embeddings.
+
+    `positions="last"` patches only what the last position reads: its query, its row of the pattern, its z, or, with
+    `align="labels"`, the keys or values of the labels as its query sees them; at all other positions, the heads then
+    keep the z that they have without this edit. This isolates the direct label → last-position path. Queries and z may
+    come from prompts of another length.
+
+    Raise InputError for an unknown head, for prompts that do not match (naming the first row that differs), and for
+    families whose attention cannot be recomputed.
+
+    Example:
+        >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
+        >>> patches = [il.Patch([head], other, activation="q", positions="last") for head in ("L2H0", "L3H1")]
+        >>> il.score(model, batch, [patches[:1], patches]).shape
+        torch.Size([1, 2, 2])
+    """
+
+    heads: Iterable[AnyHead]
+    source: PromptBatch
+    _: KW_ONLY
+    activation: HeadActivation
+    positions: Positions = "all"
+    align: Align = "positions"
+    _recorded: HeadActivations | None = field(default=None, repr=False)
+    """The heads' activations on the source."""
+    _heads: dict[int, list[int]] = field(default_factory=dict, repr=False)
+    """Layer -> the heads of `_recorded`."""
+    _aligned: AlignedPositions | None = field(default=None, repr=False)
+    """Aligned labels, and the last position if it is patched; None for `align="positions"`."""
+    _batch: PromptBatch | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_batch(self.source)
+        check_choice("activation", self.activation, ("q", "k", "v", "pattern", "z"))
+        check_choice("positions", self.positions, ("all", "last"))
+        check_choice("align", self.align, ("positions", "labels"))
+        if self.positions == "last" and self.activation in ("k", "v") and self.align == "positions":
+            raise InputError(
+                f"positions must be 'all' for activation={self.activation!r} with align='positions', got 'last'; pass "
+                "align='labels'"
+            )
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        stage = {"pattern": Stage.pattern, "z": Stage.z}.get(self.activation, Stage.inputs)
+        return (stage,)
+
+    @property
+    def what(self) -> str:
+        return f"patched ({self.activation})"
+
+    @property
+    def keeps_scores(self) -> bool:
+        return self.activation == "v"
+
+    @property
+    def needs_batch(self) -> bool:
+        return self.align == "labels"
+
+    @property
+    def shared(self) -> object:
+        own = self.positions, self.align, id(self._recorded), id(self._aligned)
+        return own if type(self) is Patch else id(self)
+
+    @property
+    def is_for_last_query(self) -> bool:
+        return self.positions == "last" and self.activation in ("k", "v")
+
+    def is_only_last(self, batch: PromptBatch) -> bool:
+        is_row = self.is_for_last_query or (self.activation in ("q", "z") and self.align == "positions")
+        return self.positions == "last" and is_row and len(self.source) in (1, len(batch))
+
+    @classmethod
+    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
+        groups: dict[tuple[object, ...], list[Patch]] = {}
+        for edit in edits:
+            if edit._recorded is None:
+                groups.setdefault((id(edit.source), edit.activation, edit.positions, edit.align), []).append(edit)
+        prepared: dict[int, Edit] = {}
+        for group in groups.values():
+            one = group[0]
+            if batch is not None:
+                _check_number(one.source, len(batch))
+            by_layer = group_by_layer(view, [head for edit in group for head in edit.heads])
+            aligned = None
+            if one.align == "labels":
+                assert batch is not None
+                aligned = _align_labels(one.source, batch, include_last=not one.is_for_last_query)
+            recorded = _record(view, by_layer, one.source, one.activation)
+            ready = {"_recorded": recorded, "_heads": by_layer, "_aligned": aligned}
+            for edit in group:
+                prepared[id(edit)] = replace(edit, **ready, _batch=batch)
+        found: list[Edit] = []
+        found.extend(prepared.get(id(edit)) or edit for edit in edits)
+        return found
+
+    def write_attention(self, attention: Attention, heads: list[int], layer: int) -> None:
+        rows, last = attention.last_queries
+        if attention.queries is None:  # whole prompts
+            self._check(len(rows), rows, attention.prompt, last)
+        at = rows, *self._positions(attention.prompt.to(last.device), last, attention.v.shape[1])
+        indices, recorded = attention.indices_of(heads), self._select(layer, heads)
+        if self.activation == "v":
+            attention.v = attention.v.clone()
+            self._write(attention.v, recorded["v"], indices, *at)
+        elif self.activation == "pattern":
+            assert attention.pattern is not None
+            self._write_pattern(attention.pattern, recorded["pattern"], indices, *at)
+        else:
+            for name in (self.activation, f"{self.activation}_share"):
+                old = getattr(attention.inputs, name)
+                if old is not None:
+                    new = old.clone()
+                    self._write(new, recorded[name], indices, *at)
+                    setattr(attention.inputs, name, new)
+
+    def write_z(self, z: Tensor, at: Places, layer: int) -> None:
+        if self.positions == "all" or self.align == "labels":
+            self._check(len(z), at.row, at.prompt, at.last)
+        entry, to_positions, source, from_positions = self._positions(at.prompt, at.last, z.shape[1])
+        value = self._select(layer, self._heads[layer])["z"].to(z)
+        index = self._indices(at, layer)[entry]
+        z[at.row[entry], to_positions, at.head[entry]] = value[source, from_positions, index]
+
+    def _indices(self, at: Places, layer: int) -> Int[Tensor, " n"]:
+        """Return where each entry's head is among the recorded heads."""
+        return torch.tensor([self._heads[layer].index(head) for head in at.head.tolist()], device=at.head.device)
+
+    def _select(self, layer: int, heads: list[int]) -> dict[str, Tensor]:
+        """Return the recorded activations of some of a layer's heads."""
+        assert self._recorded is not None
+        indices = [self._heads[layer].index(head) for head in heads]
+        recorded = self._recorded[layer].items()
+        return {name: x[:, indices] if name == "pattern" else x[:, :, indices] for name, x in recorded}
+
+    def _positions(self, prompt: Int[Tensor, " n"], last: Int[Tensor, " n"], width: int) -> tuple[Tensor, ...]:
+        """Return for every patched position its entry of `prompt`, itself, its source prompt and its position there."""
+        device = last.device
+        source = prompt if len(self.source) > 1 else torch.zeros_like(prompt)
+        aligns_pattern = self.activation == "pattern" and self._aligned is not None
+        if self.positions == "last" and not self.is_for_last_query and not aligns_pattern:
+            return torch.arange(len(last), device=device), last, source, self.source.last.to(device)[source]
+        if self._aligned is not None:
+            prompts, to_positions, from_positions = (one.to(device) for one in self._aligned)
+            entry, which = (prompt[:, None] == prompts).nonzero(as_tuple=True)
+            return entry, to_positions[which], source[entry], from_positions[which]
+        entry, position = (torch.arange(width, device=device) <= last[:, None]).nonzero(as_tuple=True)
+        return entry, position, source[entry], position
+
+    def _write(
+        self,
+        target: Tensor,
+        value: Tensor,
+        heads: list[int],
+        rows: Int[Tensor, " row"],
+        entry: Int[Tensor, " n"],
+        to_positions: Int[Tensor, " n"],
+        source: Int[Tensor, " n"],
+        from_positions: Int[Tensor, " n"],
+    ) -> None:
+        """Write value [source pos chosen …] into target [row pos head …] at the head indices `heads`."""
+        chosen = torch.arange(len(heads), device=target.device)
+        value = value.to(target)[source[:, None], from_positions[:, None], chosen]
+        target[rows[entry][:, None], to_positions[:, None], torch.tensor(heads, device=target.device)] = value
+
+    def _write_pattern(self, target: Tensor, value: Tensor, heads: list[int], rows: Tensor, *at: Tensor) -> None:
+        """Write value [source chosen query key] into target [row head query key], at aligned positions if any."""
+        if self._aligned is None:
+            # A negative width crops padding, which is 0.
+            value = torch.nn.functional.pad(value, (0, target.shape[-1] - value.shape[-1]))
+            self._write(target.transpose(1, 2), value.transpose(1, 2), heads, rows, *at)
+            return
+        entry, to_all, source, from_all = at
+        for row in range(len(target)):
+            of_row = entry == row
+            to_positions, from_positions = to_all[of_row], from_all[of_row]
+            queries = slice(-1, None) if self.positions == "last" else slice(None)
+            new = value[int(source[of_row][0])][:, from_positions[queries]][:, :, from_positions].to(target)
+            old = target[row, heads][:, to_positions[queries]]
+            old[:, :, to_positions] = 0
+            # The other positions share what the patched attention leaves, in proportion to their own.
+            remaining = (1 - new.sum(-1, keepdim=True)).clamp(min=0)
+            old = old / old.sum(-1, keepdim=True).clamp(min=torch.finfo(old.dtype).tiny) * remaining
+            old[:, :, to_positions] = new
+            target[row, torch.tensor(heads, device=target.device)[:, None], to_positions[queries]] = old
+
+    def _check(self, n_rows: int, row: Tensor, prompt: Tensor, last: Tensor) -> None:
+        """Raise InputError unless source and pass match in rows and, for `align="positions"`, in length."""
+        source, batch = self.source, self._batch
+        if batch is None:
+            _check_number(source, n_rows)
+        if batch is not None and self.align == "labels":
+            if not torch.equal(of_prompts(batch.last.to(last.device), prompt), last):
+                raise InputError("the forward pass must run `batch`, got prompts of other lengths; run the same batch")
+            return
+        source_last = of_prompts(source.last.to(last.device), prompt)
+        # Lengths may differ if only the last query or z is patched.
+        if (self.positions == "last" and self.activation in ("q", "z")) or torch.equal(source_last, last):
+            return
+        at = int((source_last != last).nonzero()[0])
+        raise InputError(
+            f"source and prompt must have the same number of tokens, got {int(source_last[at]) + 1} and "
+            f"{int(last[at]) + 1} in row {int(row[at])}; use prompts of the same length or align='labels'"
+            + (" or positions='last'" if self.activation in ("q", "z") else "")
+        )
+
+
+def _check_number(source: PromptBatch, n_rows: int) -> None:
+    """Raise InputError unless there is one source prompt, or one per row."""
+    if len(source) not in (1, n_rows):
+        raise InputError(f"source must have one prompt or one per row of the pass, {n_rows}, got {len(source)}")
+
+
+def _align_labels(source: PromptBatch, batch: PromptBatch, *, include_last: bool) -> AlignedPositions:
+    """Align the i-th label of each row with the i-th of its source, token by token; with `include_last`, also the ends.
+
+    Raise InputError if a row and its source differ in the number of demonstrations or of tokens of a label.
+    """
+    batch.require_demonstrations("label to align", "use positions='last' or prompts of the same length")
+    aligned = []
+    for row in range(len(batch)):
+        source_row = row if len(source) > 1 else 0
+        both = batch.label_ranges[row].tolist(), source.label_ranges[source_row].tolist()
+        ours, theirs = ([range(*tokens) for tokens in ranges if tokens[0] >= 0] for ranges in both)
+        if len(ours) != len(theirs):
+            raise InputError(
+                f"source and prompt must have the same number of demonstrations, got {len(theirs)} and {len(ours)} in "
+                f"row {row}"
+            )
+        for i, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+            if len(our) != len(their):
+                names = [
+                    f"{one.labels[int(one.label_index[at, i])]!r} ({len(tokens)})"
+                    for one, at, tokens in ((source, source_row, their), (batch, row, our))
+                ]
+                raise InputError(
+                    "labels of source and prompt must have the same number of tokens, got "
+                    f"{' and '.join(names)} for demonstration {i} of row {row}; choose other labels"
+                )
+        to_positions, from_positions = ([at for tokens in ranges for at in tokens] for ranges in (ours, theirs))
+        last = [(int(batch.last[row]), int(source.last[source_row]))] if include_last else []
+        aligned += [(row, *pair) for pair in [*zip(to_positions, from_positions, strict=True), *last]]
+    rows, to_positions, from_positions = torch.tensor(aligned).unbind(-1)
+    return rows, to_positions, from_positions
+
+
+def _record(
+    view: ModelView, by_layer: dict[int, list[int]], source: PromptBatch, activation: HeadActivation
+) -> HeadActivations:
+    """Run the source prompts and return the activations of the given heads."""
+    check_vocabulary(view.model, source, "source")
+    recorded = {layer: LayerValues(view, layer, source.attention_mask.bool()) for layer in by_layer}
+    hooks = []
+    for layer, values in recorded.items():
+        if activation == "z":
+            name = view.hook(layer, "attn.hook_z")
+            hooks.append((name, lambda z, hook, values=values: values.record("z", z.detach())))
+        else:
+            hooks += recording_hooks(values)
+    with torch.no_grad(), view.exclusive_pass(), edits_disabled(view), view.model.hooks(fwd_hooks=hooks):
+        view.model(source.tokens, attention_mask=source.attention_mask, return_type="logits")
+    found: HeadActivations = {}
+    for layer, chosen in by_layer.items():
+        values = recorded[layer]
+        if activation == "pattern":
+            found[layer] = {"pattern": values.seen["pattern"][:, chosen]}
+        elif activation in ("v", "z"):
+            found[layer] = {activation: values.heads(activation, chosen)}
+        else:
+            inputs = score_inputs(values, chosen)
+            parts = {name: getattr(inputs, name) for name in (activation, f"{activation}_share")}
+            found[layer] = {name: part for name, part in parts.items() if part is not None}
+    return found

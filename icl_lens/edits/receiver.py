@@ -1,0 +1,131 @@
+"""Rebuild one head's z at the last position when earlier components are removed from its query, keys or values.
+
+1. The input x of the head's layer is the sum of what *senders* (embeddings, earlier heads and FFNs) and biases wrote.
+2. To remove sender s from the query, keys or values, they are recomputed from x − u_s, norms included. u_s is what s
+   wrote at that position. If s is replaced by its mean instead of zero, they are recomputed from x − (u_s − mean u_s).
+3. Attention and z follow as in the model: rotation, mask, soft-cap and softmax.
+
+Heads that share keys and values with the receiver keep theirs.
+"""
+
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from icl_lens.activations.activations import Activations
+from icl_lens.attribution.head_projection import AttentionRow, HeadProjection, check_attention, require_writers
+from icl_lens.edits.edit import PARTS, Part
+from icl_lens.models.head import Head
+from icl_lens.models.memory import PIECE_BYTES
+
+Means = Float[Tensor, "role sender d_model"]
+"""Mean of what each sender wrote to tokens of each role."""
+
+
+class Receiver:
+    """A head in captured passes, whose z at the last position can be rebuilt without some senders.
+
+    A removed sender's output is replaced by its mean in `means`, or by zero if that is None. A *variant* is one version
+    of the query, keys or values: without one sender, or without a set of senders.
+    """
+
+    def __init__(self, acts: Activations, head: Head, means: Means | None = None) -> None:
+        """Read the head's query, keys and values; raise InputError if its attention cannot be reproduced from them."""
+        self.acts, self.view, self.head, self.means = acts, acts.view, head, means
+        self.writers = require_writers(acts)
+        self.n_senders = len(self.writers.names(head.layer)) - 1  # without biases
+        self.last = acts.batch.last.to(acts.z.device)[:, None]
+        positions = torch.arange(acts.pattern.shape[-1], device=self.last.device).expand(len(self.last), -1)
+        self.key_positions = positions.masked_fill(positions > self.last, -1)
+        query = HeadProjection(acts, head, "q", self.last)
+        self.q = query.scoring.scale * query.rotate(query.vectors_at(self.last), self.last)
+        # Only the model's own keys are read here, and writers may be captured at the last position only.
+        no_positions = positions[:, :0]
+        self.row = AttentionRow.from_queries(HeadProjection(acts, head, "k", no_positions), self.q, self.last)
+        self.k = self.row.keys[:, :, None]
+        self.v = acts.values(head.layer)[:, :, self.view.kv_head(head.head), None].to(self.q)
+        self.attention = self.row.pattern()[:, 0]
+        self.z = acts.z[:, head.layer, head.head].to(self.q)
+        check_attention(acts, head, self.row, self.attention)
+
+    def z_from(
+        self,
+        q: Float[Tensor, "batch variant d_head"] | None = None,
+        k: Float[Tensor, "batch pos variant d_head"] | None = None,
+        v: Float[Tensor, "batch pos variant d_head"] | None = None,
+    ) -> Float[Tensor, "batch variant d_head"]:
+        """Return z at the last position from a rebuilt query, keys or values; those not given are the model's own."""
+        pattern = self.attention[:, None]
+        if q is not None or k is not None:
+            q, k = self.q if q is None else q, self.k if k is None else k
+            n_variants = max(q.shape[1], k.shape[2])
+            q, k = q.expand(-1, n_variants, -1), k.expand(-1, -1, n_variants, -1)
+            scores = einsum(q, k, "batch variant d, batch pos variant d -> batch variant pos")
+            pattern = self.row.pattern(scores - self.row.scores)
+        v = self.v if v is None else v
+        n_variants = max(pattern.shape[1], v.shape[2])
+        pattern, v = pattern.expand(-1, n_variants, -1), v.expand(-1, -1, n_variants, -1)
+        return einsum(pattern, v, "batch variant pos, batch pos variant d -> batch variant d")
+
+    def rebuild(
+        self, part: Part, removed: Bool[Tensor, "role variant sender"] | None = None
+    ) -> Float[Tensor, "batch n variant d_head"]:
+        """Return the query (n is 1), or the keys or values at all n positions, when senders are removed.
+
+        `removed` says which senders each variant lacks at tokens of each role. By default, there is one variant per
+        sender, which lacks this sender at all tokens.
+        """
+        projection = HeadProjection(self.acts, self.head, part, self.last if part == "q" else self.key_positions)
+        rows, positions = projection.rows.flatten(), projection.positions
+        roles = self.acts.batch.role_indices.to(rows.device).gather(1, positions.clamp(min=0))
+        roles = roles.masked_fill(positions < 0, -1).flatten()
+        n_variants = self.n_senders if removed is None else removed.shape[1]
+        found = self.q.new_zeros(len(rows), n_variants, self.view.d_head)
+        for role in roles[roles >= 0].unique().tolist():
+            distinct, index_of_variant = None, slice(None)
+            if removed is not None:  # for most roles, many variants lack the same senders
+                distinct, index_of_variant = removed[role].to(rows.device).unique(dim=0, return_inverse=True)
+            n_distinct = n_variants if distinct is None else len(distinct)
+            bytes_per_row = 4 * self.view.d_model * (self.n_senders + 2 * n_distinct)
+            for piece in (roles == role).nonzero()[:, 0].split(max(1, PIECE_BYTES // bytes_per_row)):
+                u = self.writers.vectors(rows[piece], self.head.layer)[:, :-1]
+                if self.means is not None:
+                    u = u - self.means[role, : self.n_senders].to(u)
+                if distinct is not None:
+                    u = distinct.to(u) @ u
+                x = self.writers.resid_pre[rows[piece], self.head.layer, None].to(u)
+                found[piece] = projection.project(x - u)[:, index_of_variant]
+        found = found.unflatten(0, projection.rows.shape)
+        rotated = projection.rotate(found, positions)
+        return rotated * projection.scoring.scale if part == "q" else rotated
+
+    def z_without_each(
+        self, part: Part, groups: Bool[Tensor, "batch group pos"]
+    ) -> Float[Tensor, "batch group sender d_head"]:
+        """Return z without each sender in the query, keys or values at the tokens of each group."""
+        new = self.rebuild(part)
+        groups = groups[..., : self.key_positions.shape[1]]  # the captured prompts may be shorter
+        if part == "q":
+            in_group = groups.to(new.device).gather(2, self.last[:, None].expand(-1, groups.shape[1], -1))
+            return torch.where(in_group[..., None], self.z_from(q=new[:, 0])[:, None], self.z[:, None, None])
+        groups = groups.to(new)
+        if part == "v":
+            weight = self.attention[:, None] * groups
+            change = einsum(weight, new - self.v, "batch group pos, batch pos sender d -> batch group sender d")
+            return self.z[:, None, None] + change
+        change = einsum(self.q[:, 0], new - self.k, "batch d, batch pos sender d -> batch sender pos")
+        patterns = [self.row.pattern(change * group[:, None]) for group in groups.unbind(1)]
+        values = self.v[:, :, 0]
+        equation = "batch sender pos, batch pos d -> batch sender d"
+        return torch.stack([einsum(pattern, values, equation) for pattern in patterns], dim=1)
+
+    def z_without_sets(self, removed: dict[Part, Bool[Tensor, "set role sender"]]) -> Float[Tensor, "batch set d_head"]:
+        """Return z for each set, with its senders removed jointly from the query, keys and values."""
+
+        def rebuild_if_removed(part: Part) -> Tensor | None:
+            mask = removed[part][..., : self.n_senders]
+            return self.rebuild(part, mask.transpose(0, 1)) if bool(mask.any()) else None
+
+        q, k, v = (rebuild_if_removed(part) for part in PARTS)
+        return self.z_from(q=None if q is None else q[:, 0], k=k, v=v)

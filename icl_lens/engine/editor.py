@@ -1,0 +1,321 @@
+"""The active edits of a model, and the hooks that apply them in a fixed order in passes over whole prompts."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from einops import einsum
+from jaxtyping import Int
+from torch import Tensor
+
+from icl_lens.edits.edit import (
+    ATTENTION_STAGES,
+    Z_STAGES,
+    Placed,
+    Places,
+    Stage,
+    edited_attention,
+    edits_at,
+)
+from icl_lens.edits.pattern import LayerValues, check_no_cache, layer_hooks
+from icl_lens.errors import InputError
+from icl_lens.models.active_edits import DESCRIBE, Described, are_edits_disabled, some_of
+from icl_lens.models.head import Head
+from icl_lens.models.independent_rows import independent_rows
+from icl_lens.models.locking import check_thread, model_lock
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+
+@dataclass
+class Editor:
+    """All active edits of one model."""
+
+    view: ModelView
+    edits: list[Placed] = field(default_factory=list)
+    hooked: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Hook name -> hook point and handle, kept as long as any edit needs the hook."""
+    key_mask: Tensor | None = None
+    """[batch key] which keys of the current pass are tokens; None without an attention mask."""
+    values: dict[int, LayerValues] = field(default_factory=dict)
+    """Layer -> activations recorded in the current pass."""
+    patterns: dict[int, tuple[list[int], Tensor, Tensor]] = field(default_factory=dict)
+    """Layer -> edited heads, their edited patterns and values in the current pass."""
+    earlier: dict[int, tuple[list[int], Tensor, Tensor] | None] = field(default_factory=dict)
+    """Layer with edits for the last query only -> the same without these, None if there are no others."""
+    n_cached: int = 0
+    """Number of tokens in the KV cache that the current pass continues."""
+    start_handle: Any = None
+    """Handle of the hook that calls `start`."""
+
+    def describe(self) -> Described:
+        """Return the active edits in words, and the ids of the editor's hook handles; see `active_edits`."""
+        own = {id(handle) for _, handle in self.hooked.values()}
+        found = []
+        for edit in [] if are_edits_disabled(self.view) else self.edits:
+            heads = [str(Head(layer, head)) for layer, indices in sorted(edit.heads.items()) for head in indices]
+            found.append(f"{some_of(heads, 'heads')} {edit.edit.what}".lstrip())
+        return found, own
+
+    def enter(self, edit: Placed) -> None:
+        """Activate an edit and add the hooks that no other edit has added."""
+        self.edits.append(edit)
+        for name, (layer, activation) in _hook_names(self.view, edit).items():
+            if name not in self.hooked:
+                point = self.view.model.hook_dict[name]
+                point.add_hook(_hook_fn(self, layer, activation))
+                self.hooked[name] = point, point.fwd_hooks[-1]
+
+    def leave(self, edit: Placed) -> None:
+        """Remove an edit and the hooks that no other edit needs; edits may be removed in any order."""
+        self.edits = [active for active in self.edits if active is not edit]
+        needed = {name for active in self.edits for name in _hook_names(self.view, active)}
+        for name in [name for name in self.hooked if name not in needed]:
+            point, handle = self.hooked.pop(name)
+            handle.hook.remove()
+            point.fwd_hooks = [hook for hook in point.fwd_hooks if hook is not handle]
+
+    def start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check the inputs of a forward pass and reset the state of the previous one."""
+        if not are_edits_disabled(self.view):
+            check_thread(self.view.model)
+            self.n_cached = cached_length(kwargs)
+            if self.n_cached and not all(placed.edit.supports_cache for placed in self.edits):
+                raise InputError(
+                    "edits of some positions, or of attention, do not support a KV cache of earlier passes, whose keys "
+                    "differ from those of a whole pass; generate with use_past_kv_cache=False"
+                )
+            tokens = pass_tokens(args, kwargs)
+            for placed in self.edits:
+                if placed.batch is not None and tokens is not None:
+                    check_same_prompts(placed.batch, tokens)
+        mask = kwargs.get("attention_mask")
+        self.key_mask = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+        self.values.clear()
+        self.patterns.clear()
+        self.earlier.clear()
+
+    def last(self, batch: int, n_queries: int, device: torch.device) -> Tensor:
+        """Return [batch] the index of each row's last real query."""
+        positions = torch.arange(n_queries, device=device)
+        if self.key_mask is None:
+            return positions[-1].expand(batch)
+        mask = self.key_mask[:, -n_queries:].to(device)  # with a KV cache, queries are the last keys
+        return torch.where(mask, positions, 0).max(-1).values
+
+    def record(self, layer: int, name: str, value: Tensor) -> None:
+        if layer not in self.values:
+            self.values[layer] = LayerValues(self.view, layer, self.key_mask)
+        self.values[layer].record(name, value)
+
+    def on_pattern(self, layer: int, value: Tensor) -> Tensor:
+        """Write the edited pattern, so that other hooks read the pattern that the model used."""
+        if not edits_at(self.edits, layer, ATTENTION_STAGES):
+            return value
+        if layer not in self.patterns:
+            self.record(layer, "pattern", value)
+            self._attend(layer)
+            value = value.clone()
+        elif value.requires_grad:
+            return value  # cannot be edited in place
+        # If the hook of z has already run, TransformerLens ignores a returned tensor: edit the original in place.
+        edited_heads, pattern, _ = self.patterns[layer]
+        if layer in self.earlier:
+            without = value.clone()
+            if (others := self.earlier[layer]) is not None:
+                without[:, others[0]] = others[1]
+            pattern = torch.where(
+                self._is_last(value.transpose(1, 2))[:, None, :, None], pattern, without[:, edited_heads]
+            )
+        value[:, edited_heads] = pattern
+        return value
+
+    def on_z(self, layer: int, z: Tensor) -> Tensor:
+        z = z.clone()
+        if edits_at(self.edits, layer, ATTENTION_STAGES):
+            if layer not in self.patterns:
+                self._attend(layer)
+            without = z.clone()
+            heads = _attended(z, self.patterns[layer])
+            if layer in self.earlier:
+                if (others := self.earlier[layer]) is not None:
+                    _attended(without, others)
+                is_last = self._is_last(z)[..., None, None]
+                z[:, :, heads] = torch.where(is_last, z[:, :, heads], without[:, :, heads])
+        last = self.last(len(z), z.shape[1], z.device)
+        for _, placed, heads in edits_at(self.edits, layer, Z_STAGES):
+            prompt = _prompts(placed, len(z), z.device)
+            at = Places.of([(0, heads)], torch.zeros_like(prompt), prompt, _end(placed, prompt, last))
+            placed.edit.write_z(z, at, layer)
+        return z
+
+    def on_resid(self, layer: int, x: Tensor) -> Tensor:
+        x = x.clone()
+        for _, placed, heads in edits_at(self.edits, layer, (Stage.resid,)):
+            prompt = _prompts(placed, len(x), x.device)
+            if placed.batch is not None and placed.edit.at_prompt_end:
+                if self.n_cached >= placed.batch.tokens.shape[1]:  # the pass continues the prompts, which were edited
+                    check_no_ragged_generation(placed.batch)
+                    continue
+                if x.shape[1] < placed.batch.tokens.shape[1]:
+                    raise InputError(
+                        f"the forward pass must have shape {tuple(placed.batch.tokens.shape)} like batch, got "
+                        f"{tuple(x.shape[:2])}; run the same batch"
+                    )
+            last = _end(placed, prompt, self.last(len(x), x.shape[1], x.device))
+            placed.edit.write_resid(x, Places.of([(0, heads)], torch.zeros_like(prompt), prompt, last), layer)
+        return x
+
+    def _attend(self, layer: int) -> None:
+        values = self.values[layer]
+        check_no_cache(values)
+        q = values.seen["q"]
+        last = self.last(len(q), q.shape[1], q.device)
+        edits = edits_at(self.edits, layer, ATTENTION_STAGES)
+        prompts = [_prompts(placed, len(q), q.device) for _, placed, _ in edits]
+        self.patterns[layer] = edited_attention(values, edits, last, prompts)
+        others = [number for number, (_, placed, _) in enumerate(edits) if not placed.edit.is_for_last_query]
+        if len(others) < len(edits):
+            some = [edits[number] for number in others], last, [prompts[number] for number in others]
+            self.earlier[layer] = edited_attention(values, *some) if others else None
+
+    def _is_last(self, x: Tensor) -> Tensor:
+        """Return [batch query] which of the positions on the second axis are last queries."""
+        return torch.arange(x.shape[1], device=x.device) == self.last(len(x), x.shape[1], x.device)[:, None]
+
+
+def _attended(z: Tensor, edited: tuple[list[int], Tensor, Tensor]) -> list[int]:
+    """Write z [batch query head d_head] of edited heads from their patterns and values; return the heads."""
+    heads, pattern, v = edited
+    equation = "batch head query key, batch key head d_head -> batch query head d_head"
+    z[:, :, heads] = einsum(pattern.to(z.dtype), v.to(z.dtype), equation)
+    return heads
+
+
+def _end(placed: Placed, prompt: Int[Tensor, " row"], last: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
+    """Return the index of each row's last position, for edits of prompts that of the prompt's last token."""
+    if placed.batch is None or not placed.edit.at_prompt_end:
+        return last
+    return placed.batch.last.to(prompt.device)[prompt]
+
+
+def _prompts(placed: Placed, n_rows: int, device: torch.device) -> Int[Tensor, " row"]:
+    """Return the index of each row's prompt in the edit's batch; raise InputError for another number of rows."""
+    rows = torch.arange(n_rows, device=device)
+    if placed.batch is None or len(placed.batch) == n_rows:
+        return rows
+    if len(placed.batch) > 1:
+        raise InputError(
+            f"the forward pass must have {len(placed.batch)} rows like batch, got {n_rows}; run the same batch"
+        )
+    return torch.zeros_like(rows)
+
+
+_EDITORS: "WeakKeyDictionary[Any, Editor]" = WeakKeyDictionary()
+
+
+@contextmanager
+def editing(view: ModelView, *edits: Placed) -> Iterator[None]:
+    """Activate edits inside the `with` block, in addition to other active ones; blocks may end in any order.
+
+    Raise InputError if another thread has such a block open or runs the model inside this one.
+    """
+    with model_lock(view.model, block=True), independent_rows(view.model):
+        editor = _EDITORS.get(view.model)
+        if editor is None:
+            editor = _EDITORS[view.model] = Editor(view)
+            DESCRIBE[view.model] = editor.describe
+            module = getattr(view.model, "original_model", view.model)
+            editor.start_handle = module.register_forward_pre_hook(
+                lambda _, args, kwargs: editor.start(args, kwargs), with_kwargs=True
+            )
+        try:
+            for edit in edits:
+                editor.enter(edit)
+            yield
+        finally:
+            for edit in edits:
+                editor.leave(edit)
+            if not editor.edits and _EDITORS.get(view.model) is editor:
+                del _EDITORS[view.model], DESCRIBE[view.model]
+                editor.start_handle.remove()
+
+
+def pass_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the tokens among the arguments of a pass; None if there are only embeddings."""
+    named = kwargs.get("input_ids", kwargs.get("input"))
+    values = (named, *args, *kwargs.values())
+    is_tokens = (isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32) for x in values)
+    return next((x for x, found in zip(values, is_tokens, strict=True) if found), None)
+
+
+def cached_length(kwargs: dict[str, Any]) -> int:
+    """Return the number of tokens in the KV cache that a pass continues; 0 without a cache."""
+    cache = kwargs.get("past_key_values", kwargs.get("layer_past"))
+    length = getattr(cache, "get_seq_length", None)
+    return int(length()) if length is not None else 0
+
+
+def check_same_prompts(batch: PromptBatch, tokens: Tensor) -> None:
+    """Raise InputError if a row of a pass does not begin with its prompt in the batch, or continues its padding."""
+    rows, width = tokens.shape
+    if len(batch) not in (1, rows) or width < batch.tokens.shape[1]:
+        return  # shapes differ: the edit raises its own error
+    if width > batch.tokens.shape[1]:
+        check_no_ragged_generation(batch)
+    real = batch.attention_mask.bool().to(tokens.device).expand(rows, -1)
+    other = ((tokens[:, : real.shape[1]] != batch.tokens.to(tokens.device)) & real).any(-1)
+    if bool(other.any()):
+        row = int(other.nonzero()[0])
+        raise InputError(
+            "the forward pass must run the batch that the `with` block was created for; "
+            f"row {row} is a different prompt"
+        )
+
+
+def check_no_ragged_generation(batch: PromptBatch) -> None:
+    """Raise InputError if prompts have several lengths, so that generated tokens follow padding."""
+    if bool((batch.last != batch.last[0]).any()):
+        raise InputError(
+            "prompts must have the same length for tokens to follow them, got "
+            f"{int(batch.last.min()) + 1} to {int(batch.last.max()) + 1} tokens; generate for one prompt at a time"
+        )
+
+
+def _hook_names(view: ModelView, placed: Placed) -> dict[str, tuple[int | None, str]]:
+    """Return hook name -> layer and activation; layer None for position embeddings, which serve all layers."""
+    names: dict[str, tuple[int | None, str]] = {}
+    stages = placed.edit.stages
+    for layer in placed.heads:
+        if {*stages} & {*ATTENTION_STAGES}:
+            for name, hook in layer_hooks(view, layer).items():
+                names[hook] = (None if name == "position" else layer, name)
+        if Stage.resid in stages:
+            names[view.hook(layer, "hook_resid_post")] = (layer, "resid_post")
+        if {*stages} - {Stage.resid}:
+            names[view.hook(layer, "attn.hook_z")] = (layer, "z")
+    return names
+
+
+def _hook_fn(editor: Editor, layer: int | None, name: str) -> Callable[..., Tensor | None]:
+    def hook_fn(value: Tensor, hook: Any) -> Tensor | None:
+        if are_edits_disabled(editor.view):
+            return None
+        if layer is None:
+            edits = (placed for placed in editor.edits if {*placed.edit.stages} & {*ATTENTION_STAGES})
+            for edited in {layer for placed in edits for layer in placed.heads}:
+                editor.record(edited, name, value)
+            return None
+        if name == "pattern":
+            return editor.on_pattern(layer, value)
+        if name == "z":
+            return editor.on_z(layer, value)
+        if name == "resid_post":
+            return editor.on_resid(layer, value)
+        editor.record(layer, name, value)
+        return None
+
+    return hook_fn

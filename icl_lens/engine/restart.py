@@ -1,0 +1,180 @@
+"""Score sets of edits of z by re-running prompts only from the first edited layer.
+
+1. One unedited pass over the prompts stores the residual stream at the input of every layer in which a set starts.
+2. Every pair of a prompt and a set makes one row; rows of sets that start at about the same layer share a pass.
+3. Each pass resumes from the stored stream at the first of these layers, and each row has the edits of its set.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from icl_lens.activations.passes import last_log_probs
+from icl_lens.edits.edit import Z_STAGES, Placed, Places, writes_at
+from icl_lens.models.inference import replace_forwards
+from icl_lens.models.locking import model_lock
+from icl_lens.models.memory import MIN_PASS_TOKENS, STREAM_BYTES
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+
+Read = Callable[[Float[Tensor, "row d_vocab"], Int[Tensor, " row"]], Float[Tensor, "row *n"]]
+"""What is read of log-probabilities over the vocabulary, nats, given the index of each row's prompt in the batch."""
+Pair = tuple[int, int]
+"""A set and a prompt."""
+
+
+def score_restarted(
+    view: ModelView,
+    batch: PromptBatch,
+    sets: Sequence[Sequence[Placed]],
+    read: Read,
+    *,
+    pass_tokens: int,
+) -> Float[Tensor, "batch set *n"]:
+    """Return what `read` reads after each prompt under each set of edits, which must edit z only.
+
+    If hooks are active on the model, each set has its own pass over the full batch, as the hooks expect.
+    """
+    start_layers = [min((layer for placed in one for layer in placed.heads), default=view.n_layers) for one in sets]
+    layers = set(start_layers) - {view.n_layers}
+    bytes_per_prompt = max(1, len(layers)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
+    size = len(batch) if has_active_hooks(view) else max(1, STREAM_BYTES // bytes_per_prompt)
+    found = []
+    for start in range(0, len(batch), size):
+        prompts = torch.arange(start, min(start + size, len(batch)))
+        batch_piece = batch[prompts.tolist()]
+        inputs = BlockInputs(view)
+        with model_lock(view.model), inputs.recorded(layers, Tensor.clone):
+            clean = read(last_log_probs(view.model, batch_piece), prompts)
+        piece = clean[:, None].repeat(1, len(sets), *[1] * (clean.ndim - 1))
+        for pairs in _passes(view, start_layers, batch_piece, pass_tokens):
+            numbers, rows = map(list, zip(*pairs, strict=True))
+            first = min(start_layers[one] for one in numbers)
+            run = batch_piece[rows]
+            hooks = list(_hooks(view, sets, torch.tensor(numbers), prompts[rows], run.last))
+            resid = inputs.resid[first][rows, : run.tokens.shape[1]]
+            with model_lock(view.model), inputs.resumed_at(first, resid), view.model.hooks(fwd_hooks=hooks):
+                log_probs = last_log_probs(view.model, run)
+            piece[rows, numbers] = read(log_probs, prompts[rows])
+        found.append(piece)
+    return torch.cat(found)
+
+
+def has_active_hooks(view: ModelView) -> bool:
+    """Return whether interventions or hooks of the user are active on the model."""
+    # Permanent hooks belong to the model, such as TransformerLens' own in OPT's FFN.
+    hooks = (hook for point in view.model.hook_dict.values() for hook in point.fwd_hooks)
+    return not all(getattr(hook, "is_permanent", False) for hook in hooks)
+
+
+@dataclass
+class BlockInputs:
+    """Inputs of some blocks in a pass over some prompts, from which later passes resume."""
+
+    view: ModelView
+    resid: dict[int, Float[Tensor, "batch *pos d_model"]] = field(default_factory=dict)
+    """Layer -> what `recorded` kept of its input."""
+    n_returned: int | None = None
+    """Length of the tuple that each block returns; None for a single tensor."""
+
+    @contextmanager
+    def recorded(self, layers: Iterable[int], keep: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Record what `keep` returns for the inputs of `layers`, in passes in the context."""
+
+        def recorder(layer: int) -> Any:
+            return lambda module, args, kwargs: self.resid.__setitem__(layer, keep(_stream(args, kwargs).detach()))
+
+        def count(module: Any, args: Any, output: Any) -> None:
+            self.n_returned = len(output) if isinstance(output, tuple) else None
+
+        blocks = self.view.model.blocks
+        with ExitStack() as stack:
+            stack.callback(blocks[0].register_forward_hook(count).remove)
+            for layer in layers:
+                stack.callback(blocks[layer].register_forward_pre_hook(recorder(layer), with_kwargs=True).remove)
+            yield
+
+    @contextmanager
+    def resumed_at(self, layer: int, resid: Float[Tensor, "row pos d_model"]) -> Iterator[None]:
+        """Start passes in the context at the block of a layer, with `resid` as its input."""
+        blocks, n_returned = self.view.model.blocks, self.n_returned
+
+        def identity(*args: Any, **kwargs: Any) -> Any:
+            x = _stream(args, kwargs)
+            return x if n_returned is None else (x, *[None] * (n_returned - 1))
+
+        def enter(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            return replace_residual(args, kwargs, lambda x: resid.to(x.device))
+
+        with replace_forwards([(blocks[skipped], identity) for skipped in range(layer)]):
+            handle = blocks[layer].register_forward_pre_hook(enter, with_kwargs=True)
+            try:
+                yield
+            finally:
+                handle.remove()
+
+
+def replace_residual(
+    args: Any, kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
+) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments of a block with the residual stream replaced by `change` of it."""
+    x = change(_stream(args, kwargs))
+    if "hidden_states" in kwargs:
+        return args, {**kwargs, "hidden_states": x}
+    return (x, *args[1:]), kwargs
+
+
+def _stream(args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """Return the residual stream among a block's arguments."""
+    return kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+
+
+def _passes(view: ModelView, start_layers: list[int], batch: PromptBatch, pass_tokens: int) -> Iterator[list[Pair]]:
+    """Yield each pass's rows as (set, prompt) pairs, ordered by the set's first layer; skip empty sets."""
+    n, width = batch.tokens.shape
+    sets = [one for one in range(len(start_layers)) if start_layers[one] < view.n_layers]
+    if has_active_hooks(view):
+        yield from ([(one, row) for row in range(n)] for one in sets)
+        return
+    group: list[Pair] = []
+    for one in sorted(sets, key=lambda one: start_layers[one]):
+        for row in range(n):
+            is_full = (len(group) + 1) * width > pass_tokens
+            if row == 0 and group and start_layers[one] != start_layers[group[0][0]]:
+                is_full |= len(group) * width >= MIN_PASS_TOKENS
+            if group and is_full:
+                yield group
+                group = []
+            group.append((one, row))
+    if group:
+        yield group
+
+
+def _hooks(
+    view: ModelView,
+    sets: Sequence[Sequence[Placed]],
+    number: Int[Tensor, " row"],
+    prompt: Int[Tensor, " row"],
+    last: Int[Tensor, " row"],
+) -> Iterator[tuple[str, Any]]:
+    """Yield hooks that edit z in each row as the set of its number says."""
+    distinct, number = number.unique(return_inverse=True)
+    chosen = [sets[one] for one in distinct.tolist()]
+
+    def write(layer: int) -> Any:
+        def hook_fn(z: Tensor, hook: Any) -> Tensor:
+            z = z.clone()
+            rows = [one.to(z.device) for one in (number, prompt, last)]
+            for edit, members in writes_at(chosen, layer, Z_STAGES):
+                edit.write_z(z, Places.of(members, *rows), layer)
+            return z
+
+        return hook_fn
+
+    for layer in sorted({layer for one in chosen for placed in one for layer in placed.heads}):
+        yield view.hook(layer, "attn.hook_z"), write(layer)

@@ -1,0 +1,399 @@
+"""Ablate heads and compare with random head sets of the same size, from the same layers and from all layers.
+
+1. `random_head_sets` draws sets that have as many heads as were chosen and contain none of these. Some layers matter
+   more than others, so sets from the chosen heads' layers are the stricter control.
+2. `ablate_with_controls` scores every prompt without ablation, with the chosen heads zeroed, and with each set zeroed.
+3. Intervals resample random sets and queries (not prompts, because those with the same query are not independent).
+"""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from icl_lens.activations.passes import NO_LABELS_HINT
+from icl_lens.digest import weights_digest
+from icl_lens.edits.edit import Edit, Positions
+from icl_lens.edits.standard import Ablate, Mode, Reference
+from icl_lens.engine.score import read_labels, score_sets
+from icl_lens.errors import InputError, check_choice, check_integers
+from icl_lens.metrics import (
+    Interval,
+    accuracy,
+    cluster_weights,
+    is_correct,
+    label_aurocs,
+    label_log_odds,
+    mean_aurocs,
+    percentile_interval,
+    weights_with_data,
+)
+from icl_lens.models.active_edits import active_edits
+from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.memory import PASS_TOKENS
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.result.base import Displayed, Result
+from icl_lens.result.tables import SHOWN_ROWS, columns_first, plural_prompts
+from icl_lens.runs.run import Run
+from icl_lens.runs.stream import plan_in_order, start
+
+ConditionName = Literal["no ablation", "heads", "same layers", "all layers"]
+PromptMeasure = Literal["accuracy", "log_odds", "over_vocabulary"]
+Measure = PromptMeasure | Literal["auroc"]
+
+
+@dataclass(frozen=True, repr=False)
+class AnswerScores(Displayed):
+    """Label log-probabilities (nats), and whether the correct label is the top token of the full vocabulary."""
+
+    label_log_probs: Float[Tensor, "prompt label"]
+    top1_correct: Bool[Tensor, " prompt"]
+    answer: Int[Tensor, " prompt"]
+    """Index of the correct label; -1 where a prompt has no answer."""
+    label_mask: Bool[Tensor, "prompt label"]
+    """Labels that occur in each prompt."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return answer (index), is_top_token, and log p of each label (nats): one row per prompt."""
+        frame = pd.DataFrame({"answer": self.answer.tolist(), "is_top_token": self.top1_correct.tolist()})
+        return frame.join(pd.DataFrame(self.label_log_probs.tolist()).add_prefix("log_prob_"))
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        n, scores = len(self.answer), self.label_log_probs[:SHOWN_ROWS]
+        columns: dict[str, list[object]] = {
+            "prompt": list(range(len(scores))),
+            "answer": self.answer[:SHOWN_ROWS].tolist(),
+            "log p(labels), nats": [
+                "  ".join(f"{value:+.2f}" if is_own else "–" for value, is_own in zip(row, own, strict=True))
+                for row, own in zip(scores.tolist(), self.label_mask.tolist(), strict=False)
+            ],
+            "is top token": [str(one) for one in self.top1_correct[:SHOWN_ROWS].tolist()],
+        }
+        return f"AnswerScores({plural_prompts(n)} × {self.label_log_probs.shape[1]} labels)", columns, n
+
+    @property
+    def accuracy_between_labels(self) -> float:
+        """Share of prompts whose correct label is the most probable of their labels, 0 to 1."""
+        return accuracy(self.label_log_probs, self.answer, choices=self.label_mask)
+
+
+_MEASURES: dict[PromptMeasure, Callable[[AnswerScores], Tensor]] = {
+    "accuracy": lambda one: is_correct(one.label_log_probs, one.answer, choices=one.label_mask),
+    "log_odds": lambda one: label_log_odds(one.label_log_probs, one.answer, choices=one.label_mask),
+    "over_vocabulary": lambda one: one.top1_correct,
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Condition(Displayed):
+    """Head sets, and the answer scores with each of them ablated; random conditions have several sets."""
+
+    sets: tuple[tuple[Head, ...], ...]
+    scores: tuple[AnswerScores, ...]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return heads (ablated) and top_token (share of prompts whose answer is the top token): one row per set."""
+        heads = [" ".join(map(str, one)) for one in self.sets]
+        return pd.DataFrame(
+            {"heads": heads, "top_token": [float(one.top1_correct.double().mean()) for one in self.scores]}
+        )
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        columns: dict[str, list[object]] = {
+            "heads ablated": [", ".join(map(str, heads)) or "none" for heads in self.sets[:SHOWN_ROWS]],
+            "answer is top token": [
+                f"{float(one.top1_correct.double().mean()):.1%}" for one in self.scores[:SHOWN_ROWS]
+            ],
+        }
+        n_prompts = plural_prompts(len(self.scores[0].answer)) if self.scores else "no head sets"
+        return f"Condition({n_prompts})", columns, len(self.sets)
+
+
+@dataclass(frozen=True, repr=False)
+class ControlledAblation(Result):
+    """Answer scores with chosen heads ablated jointly, next to those with random head sets ablated.
+
+    `conditions`: "no ablation"; "heads", the chosen ones; "same layers" and "all layers", random sets of the same size.
+    Measures are "accuracy" between a prompt's labels and "over_vocabulary" (the answer is the top token), both 0 to 1,
+    "log_odds" of the answer against the other labels, nats, and "auroc": the probability that a label's log-odds are
+    larger where it is the answer than where it is not, averaged over labels (`metrics.label_aurocs`). Heads that only
+    change which label is preferred change accuracy, but not the AUROC.
+
+    Example:
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
+        >>> found = il.ablate_with_controls(model, many, ["L5H0", "L4H1"], n_random=3)
+        >>> found.to_frame().index.tolist()
+        ['no ablation', 'heads', 'same layers', 'all layers']
+        >>> found.difference("heads", "same layers", "log_odds").low < 0
+        True
+    """
+
+    heads: tuple[Head, ...]
+    conditions: dict[ConditionName, Condition]
+    queries: tuple[str, ...]
+    """The query of each prompt (`PromptBatch.queries`)."""
+    labels: tuple[str, ...]
+    """Labels of the columns of `AnswerScores.label_log_probs`."""
+    positions: Positions
+    edits: tuple[str, ...] = ()
+    """What else edited the model in all conditions, "no ablation" included: open `with` blocks, and other hooks."""
+    mode: Mode = "zero"
+    """What heads were set to: zero, or their mean or a draw from other prompts."""
+
+    @property
+    def ablated(self) -> str:
+        """What was done to the heads, in words."""
+        return {"zero": "zeroed", "mean": "mean-ablated", "resample": "resample-ablated"}[self.mode]
+
+    @property
+    def chance(self) -> float:
+        """Accuracy between labels of a random guess, 0 to 1."""
+        return float(self.conditions["heads"].scores[0].label_mask.double().sum(-1).reciprocal().mean())
+
+    @property
+    def n_displaced(self) -> int:
+        """Number of heads in the first "same layers" set that come from another layer, because theirs has too few."""
+        first = next(iter(self.conditions["same layers"].sets), self.heads)
+        own, others = (Counter(head.layer for head in heads) for heads in (self.heads, first))
+        return (own - others).total()
+
+    def per_prompt(self, condition: ConditionName, measure: PromptMeasure) -> Float[np.ndarray, "set prompt"]:
+        """Return a measure for every head set of a condition and every prompt; not the AUROC, which is one of all.
+
+        Raise InputError for an unknown condition or measure, prompts without an answer, and the log-odds of prompts
+        with one label.
+        """
+        check_choice("condition", condition, tuple(self.conditions))
+        check_choice("measure", measure, tuple(_MEASURES))
+        return np.stack([_MEASURES[measure](one).double().numpy() for one in self.conditions[condition].scores])
+
+    def interval(self, condition: ConditionName, measure: Measure) -> Interval:
+        """Return the mean of a measure over prompts and sets, with its 95% interval."""
+        per_set, drawn = self._draws(condition, measure)
+        return self._interval(float(per_set.mean()), drawn, None if measure == "log_odds" else (0.0, 1.0))
+
+    def difference(self, condition: ConditionName, other: ConditionName, measure: Measure) -> Interval:
+        """Return the mean of a measure under one condition minus that under another, with its 95% interval.
+
+        Both are measured on the same prompts. "heads" minus "same layers" is below zero if the heads matter more than
+        others of their layers.
+        """
+        (first, drawn), (second, other_drawn) = (self._draws(name, measure) for name in (condition, other))
+        bounds = None if measure == "log_odds" else (-1.0, 1.0)
+        return self._interval(float(first.mean() - second.mean()), drawn - other_drawn, bounds)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return each measure's interval, range over sets and difference from "same layers", one row per condition.
+
+        The columns are the measures' means; then, for each measure, `_low` and `_high` (95% interval), if there are
+        random sets `_minus_same_layers` with `_low` and `_high`, `_min` and `_max` (over the means of sets); `n_sets`.
+        """
+        rows = {name: self._row(name) for name, condition in self.conditions.items() if condition.sets}
+        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("condition")
+        return columns_first(table, "accuracy", "log_odds", "auroc", "over_vocabulary")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return chance and, for prompts with several labels, the table of conditions for JSON."""
+        table = {} if len(self.labels) < 2 else json.loads(str(self.to_frame().to_json(orient="index")))
+        return {"chance": self.chance, "conditions": table}
+
+    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+        shown = {name: len(one.sets) for name, one in self.conditions.items() if one.sets}
+        columns: dict[str, list[object]] = {"condition": [*shown], "sets": [*shown.values()]}
+        is_measured = bool((self.conditions["no ablation"].scores[0].answer >= 0).all())  # else there is no measure
+        found = self.to_frame() if is_measured else pd.DataFrame()
+        formats = {"accuracy": "{:.1%}", "auroc": "{:.2f}", "log_odds": "{:+.2f}", "over_vocabulary": "{:.1%}"}
+        for measure, form in formats.items():
+            if measure in found:
+                ends = zip(*(found[measure + end] for end in ("", "_low", "_high")), strict=True)
+                columns[measure.replace("_", " ")] = [
+                    form.format(value) + ("" if low != low else f" ({form.format(low)} … {form.format(high)})")
+                    for value, low, high in ends
+                ]
+        heads = ", ".join(map(str, self.heads[:SHOWN_ROWS]))
+        where = "at all positions" if self.positions == "all" else "at the last position"
+        title = (
+            f"ControlledAblation({heads} {self.ablated} {where}, {plural_prompts(len(self.queries))}; log-odds in nats)"
+        )
+        return title, columns, len(shown)
+
+    def _row(self, name: ConditionName) -> dict[str, float | int]:
+        """Return one row of `to_frame`; log-odds and AUROC are omitted if there is only one label."""
+        row: dict[str, float | int] = {}
+        measures: tuple[Measure, ...] = ("accuracy", "auroc", "log_odds", "over_vocabulary")
+        if len(self.labels) < 2:
+            measures = ("accuracy", "over_vocabulary")
+        for measure in measures:
+            means, _ = self._draws(name, measure)
+            found = {"": self.interval(name, measure)}
+            if self.conditions["same layers"].sets:
+                found["_minus_same_layers"] = self.difference(name, "same layers", measure)
+            for suffix, (value, low, high) in found.items():
+                row |= {measure + suffix: value, f"{measure}{suffix}_low": low, f"{measure}{suffix}_high": high}
+            row |= {f"{measure}_min": float(means.min()), f"{measure}_max": float(means.max())}
+        return row | {"n_sets": len(self.conditions[name].sets)}
+
+    def _draws(
+        self, condition: ConditionName, measure: Measure
+    ) -> tuple[Float[np.ndarray, " set"], Float[np.ndarray, " draw"]]:
+        """Return a measure of every set, and its mean in each bootstrap draw of queries and sets."""
+        if measure == "auroc":
+            of_sets = self._aurocs(condition)
+        else:
+            values = self.per_prompt(condition, measure)
+            of_sets = np.concatenate([values.mean(1)[None], self._query_weights @ values.T])
+        seed = 1 + list(self.conditions).index(condition)  # sets of different conditions are drawn independently
+        sets = cluster_weights(range(of_sets.shape[1]), seed=seed)
+        return of_sets[0], (of_sets[1:] * sets).sum(1)
+
+    def _aurocs(self, condition: ConditionName) -> Float[np.ndarray, "draw set"]:
+        """Return each set's AUROC in the data (first) and in each bootstrap draw of queries."""
+        check_choice("condition", condition, tuple(self.conditions))
+        if condition not in self._computed_aurocs:
+            weights = weights_with_data(self.queries)
+            of_sets = [
+                mean_aurocs(label_aurocs(one.label_log_probs, one.answer, choices=one.label_mask, weights=weights))
+                for one in self.conditions[condition].scores
+            ]
+            self._computed_aurocs[condition] = np.stack(of_sets, axis=1)
+        return self._computed_aurocs[condition]
+
+    @cached_property
+    def _computed_aurocs(self) -> dict[ConditionName, Float[np.ndarray, "draw set"]]:
+        return {}
+
+    @cached_property
+    def _query_weights(self) -> Float[np.ndarray, "draw prompt"]:
+        return cluster_weights(self.queries)
+
+    def _interval(self, value: float, drawn: np.ndarray, bounds: tuple[float, float] | None) -> Interval:
+        return percentile_interval(value, drawn, n_clusters=len(set(self.queries)), bounds=bounds)
+
+
+def random_head_sets(
+    view: ModelView, heads: Sequence[Head], *, draws: int, seed: int, same_layers: bool = False
+) -> list[list[Head]]:
+    """Return `draws` random sets of `len(heads)` distinct heads that are not in `heads`.
+
+    With `same_layers`, a set has as many heads of each layer as `heads`; if a layer has too few others, the rest come
+    from the nearest layers. Raise InputError if fewer than `len(heads)` other heads exist.
+    """
+    all_heads = view.heads()
+    others = [head for head in all_heads if head not in heads]
+    if len(others) < len(heads):
+        raise InputError(
+            f"heads must be at most half of the model's {len(all_heads)} heads, to draw random sets, got {len(heads)}"
+        )
+    rng = random.Random(seed)
+    if not same_layers:
+        return [rng.sample(others, len(heads)) for _ in range(draws)]
+    sets = []
+    for _ in range(draws):
+        remaining, chosen = list(others), []
+        for head in heads:
+            nearest = min(abs(one.layer - head.layer) for one in remaining)
+            chosen.append(rng.choice([one for one in remaining if abs(one.layer - head.layer) == nearest]))
+            remaining.remove(chosen[-1])
+        sets.append(chosen)
+    return sets
+
+
+def ablate_with_controls(
+    model: Any,
+    batch: PromptBatch,
+    heads: Sequence[AnyHead],
+    *,
+    n_random: int = 10,
+    positions: Positions = "last",
+    mode: Mode = "zero",
+    reference: Reference = None,
+    seed: int = 0,
+    run: Run | None = None,
+) -> ControlledAblation:
+    """Score a batch without ablation, with `heads` ablated, and with random sets of the same number of other heads.
+
+    `n_random` sets are drawn from the layers of `heads`, and the same number from all layers. Heads are ablated at
+    each prompt's last position; `positions="all"` ablates them everywhere, which takes much longer. `mode="zero"` sets
+    their z to zero, `mode="mean"` to its mean over the `reference` prompts, `mode="resample"` to that of one of them
+    (see `Ablate`); zero is a value that later layers have not seen in training, so it can change more than the heads'
+    own part. `run` says how the prompts run (see `Run`). Raise InputError for an unknown head, no heads, a negative
+    `n_random`, fewer than `len(heads)` other heads, and like `Ablate` for `mode` and `reference`.
+
+    Example:
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
+        >>> found = il.ablate_with_controls(model, many, il.locate_heads(model, many, k=2).heads, n_random=3)
+        >>> found.interval("no ablation", "accuracy").value > found.chance
+        True
+    """
+    view = ModelView.of(model)
+    check_integers(n_random=n_random)
+    chosen = list(view.check_heads(heads))
+    if not chosen:
+        raise InputError("heads must contain at least one head, got none")
+    if n_random < 0:
+        raise InputError(f"n_random must be at least 0, got {n_random}")
+    sets: dict[ConditionName, list[list[Head]]] = {
+        "no ablation": [[]],
+        "heads": [chosen],
+        "same layers": random_head_sets(view, chosen, draws=n_random, seed=seed, same_layers=True),
+        "all layers": random_head_sets(view, chosen, draws=n_random, seed=seed),
+    }
+    ablation = Ablate([], mode=mode, reference=reference, positions=positions, seed=seed)
+    ablated = [replace(ablation, heads=one) for one in chain.from_iterable(sets.values())]
+    ablated = Ablate.prepare(view, ablated, None)  # runs the reference once for all pieces
+    options: dict[str, Any] = {"heads": list(map(str, chosen)), "n_random_sets": n_random, "seed": seed}
+    options |= {"positions": positions, "mode": mode}
+    if (z := ablated[0].recorded_z) is not None:
+        options["reference"] = weights_digest({str(layer): values for layer, values in z.items()})
+
+    def compute(rows: list[int]) -> dict[str, Tensor]:
+        found = score_answers(view, batch[rows], [[one] for one in ablated])
+        columns = {"scores": [one.label_log_probs for one in found], "top1": [one.top1_correct.int() for one in found]}
+        return {name: torch.stack(values, dim=1) for name, values in columns.items()}
+
+    plan = plan_in_order(batch, run, n_tokens=PASS_TOKENS // len(ablated))
+    with start(run, model, batch, "ablation", options, plan=plan) as stream:
+        found = stream.map("ablation", compute)
+    answer, mask = batch.answer.cpu(), batch.label_mask.cpu()
+    scores = iter(
+        AnswerScores(torch.from_numpy(labels), torch.from_numpy(top1).bool(), answer, mask)
+        for labels, top1 in zip(*(found[name].swapaxes(0, 1) for name in ("scores", "top1")), strict=True)
+    )
+    return ControlledAblation(
+        heads=tuple(chosen),
+        conditions={
+            name: Condition(tuple(map(tuple, some)), tuple(next(scores) for _ in some)) for name, some in sets.items()
+        },
+        queries=batch.queries,
+        labels=tuple(batch.labels),
+        positions=positions,
+        edits=active_edits(view),
+        mode=mode,
+    )
+
+
+def score_answers(view: ModelView, batch: PromptBatch, sets: Sequence[Sequence[Edit]]) -> list[AnswerScores]:
+    """Return each prompt's answer scores under each set of edits, on the CPU."""
+    batch.require_labels("label to score", NO_LABELS_HINT)
+    labels = read_labels(batch)
+
+    def labels_and_top1(log_probs: Tensor, prompt: Tensor) -> Tensor:
+        is_top1 = log_probs.argmax(-1) == batch.answer_tokens[prompt].to(log_probs.device)
+        return torch.cat([labels(log_probs, prompt), is_top1[:, None].to(log_probs)], dim=-1)
+
+    scores = score_sets(view, batch, sets, labels_and_top1)[0].cpu()
+    return [
+        AnswerScores(one_set[:, :-1].float(), one_set[:, -1] > 0.5, batch.answer.cpu(), batch.label_mask.cpu())
+        for one_set in scores.unbind(1)
+    ]

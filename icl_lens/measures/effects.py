@@ -1,0 +1,263 @@
+"""Measure the effect of ablating each head on the answer, the causal counterpart of contrast and increase.
+
+At all positions, each pass starts at the layer of the ablated heads, from the residual stream stored there, so each
+head costs about half a forward pass. At the last position only, each prompt's keys and values are computed once, and
+all heads are ablated in a few passes over single-token rows.
+Source: the published version (causal location of heads).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_against_ids, check_targets
+from icl_lens.edits.edit import Positions
+from icl_lens.edits.standard import Ablate, Mode, Reference
+from icl_lens.engine.gradients import prompts_at_once, z_gradients
+from icl_lens.engine.score import score_sets
+from icl_lens.errors import InputError, check_choice
+from icl_lens.models.active_edits import active_edits, edits_suffix
+from icl_lens.models.head import Head
+from icl_lens.models.memory import PASS_TOKENS
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.result.base import Result
+from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, long_frame, plural_prompts
+
+Outcome = Literal["log_odds", "log_prob"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+Method = Literal["exact", "gradient"]
+Algorithm = Literal["partial_forward", "prefix_cache", "gradient"]
+
+
+@dataclass(frozen=True, repr=False)
+class HeadEffects(Result):
+    """What the answer loses when each head is ablated, nats; positive where the head helps.
+
+    `log_prob` is the drop in log p(target), and `log_odds` that in log p(target) − log Σ p(against), NaN for prompts
+    that have nothing to compare with.
+
+    Example:
+        >>> effects = il.head_effects(model, batch)
+        >>> effects.log_odds.shape, len(effects.top(3))
+        (torch.Size([1, 8, 6]), 3)
+    """
+
+    log_prob: Float[Tensor, "batch layer head"]
+    log_odds: Float[Tensor, "batch layer head"]
+    positions: Positions = "last"
+    """Ablated positions: all positions of a prompt, or the last one."""
+    algorithm: Algorithm = "prefix_cache"
+    """How effects were computed: "gradient" gives first-order estimates, the others are exact up to rounding."""
+    fallback_reason: str = ""
+    """Why the prefix cache was not used for effects at the last position; empty if it was."""
+    edits: tuple[str, ...] = ()
+    """What else edited the model, with and without the head: open `with` blocks, and other hooks."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether heads were actually ablated; False for first-order estimates."""
+        return self.algorithm != "gradient"
+
+    def top(self, k: int, *, outcome: Outcome | None = None) -> list[Head]:
+        """Return the k heads with the largest mean effects over the prompts that have the outcome.
+
+        The default is the log-odds, or log p if no prompt has them. Raise InputError if no prompt has the outcome.
+        """
+        return largest_means({name: getattr(self, name).nanmean(0) for name in OUTCOMES}, k, outcome)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per prompt and head: name, log_odds, log_prob (nats), prompt, layer and head."""
+        frame = long_frame(self.log_prob, ("prompt", "layer", "head"), value="log_prob")
+        frame["log_odds"] = self.log_odds.detach().float().cpu().flatten().numpy()
+        return columns_first(frame, "name", "log_odds", "log_prob")
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+        heads = self.top(SHOWN_ROWS // 2)
+        columns: dict[str, list[Any]] = {"head": [str(head) for head in heads]}
+        for name, values in (("log-odds lost", self.log_odds), ("log p lost", self.log_prob)):
+            mean = values.float().nanmean(0)
+            columns[name] = [format_signed(float(mean[head])) for head in heads]
+        n = len(self.log_prob)
+        title = f"HeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}, heads removed one by one"
+        title += edits_suffix(self.edits)
+        return title, columns, self.log_prob[0].numel()
+
+
+def largest_means(means: Mapping[Outcome, Float[Tensor, "layer head"]], k: int, outcome: Outcome | None) -> list[Head]:
+    """Return the heads with the k largest mean effects on an outcome, by default the first one that is known.
+
+    Raise InputError for an unknown outcome, or one that no prompt has.
+    """
+    known: list[Outcome] = [name for name in OUTCOMES if not bool(means[name].isnan().all())]
+    if outcome is not None:
+        check_choice("outcome", outcome, OUTCOMES)
+    if not known or outcome not in (None, *known):
+        required = "tokens to compare with; pass against=" if outcome == "log_odds" else "finite effects"
+        raise InputError(f"outcome={outcome or OUTCOMES[-1]!r} requires {required}")
+    mean = means[outcome or known[0]]
+    order = mean.flatten().argsort(descending=True, stable=True)[:k]
+    return [Head.from_index(index, mean.shape[1]) for index in order.tolist()]
+
+
+def head_effects(
+    model: Any,
+    batch: PromptBatch,
+    targets: Int[Tensor, " batch"] | None = None,
+    *,
+    positions: Positions = "last",
+    against: Against = None,
+    method: Method = "exact",
+    mode: Mode = "zero",
+    reference: Reference = None,
+    pass_tokens: int = PASS_TOKENS,
+) -> HeadEffects:
+    """Return the effect of ablating each head on every prompt, at the last position or at all of them.
+
+    `targets` [batch] are token ids, by default those of the answers. `against` ([batch] or [batch n] token ids) are the
+    tokens that the log-odds compare them with, by default the other labels of each prompt; the probabilities of several
+    tokens are summed.
+
+    `method="exact"` equals `ablate_heads(..., positions=positions)` for one head at a time, up to rounding.
+    `positions="last"` costs one pass over the prompts and one single-token row per head and prompt, from the head's
+    layer on: the rows of a prompt share its cached keys and values (`algorithm` is "prefix_cache"). If the cache is not
+    supported (other hooks or interventions are active, or the model's attention is unknown), heads are ablated in
+    partial forward passes over the full prompts, as for all positions; `algorithm` is then "partial_forward", and
+    `fallback_reason` says why. `positions="all"` costs about half a forward pass per head and prompt. It stores each
+    layer's residual stream for as many prompts at a time as fit in 256 MiB (for all prompts if other hooks are active).
+    `pass_tokens` limits the tokens per forward pass.
+
+    `method="gradient"` is a first-order estimate (`exact` is False): the drop if log p were linear in the head's z,
+    z · ∂ log p/∂z. It takes one forward pass and two backward passes for all heads: for log p and for the log-odds, if
+    there are any. Check its `metrics.agreement` with exact effects before relying on it. It stores every layer's
+    activations of at least one prompt for the backward passes.
+
+    `mode="mean"` and `mode="resample"` replace a head's z by its mean over the last positions of the `reference`
+    prompts, or by that of one of them, instead of zero (see `Ablate`); only for exact effects at the last position.
+
+    Raise InputError for invalid targets, `against` or options.
+
+    Example:
+        >>> effects = il.head_effects(model, batch)
+        >>> effects.log_odds.shape, effects.algorithm
+        (torch.Size([1, 8, 6]), 'prefix_cache')
+        >>> estimate = il.head_effects(model, batch, method="gradient")
+        >>> il.metrics.agreement(effects.log_odds.mean(0), estimate.log_odds.mean(0)).spearman > 0.5
+        True
+    """
+    view = ModelView.of(model)
+    check_choice("method", method, ("exact", "gradient"))
+    ablation = Ablate([], mode=mode, reference=reference, positions=positions)
+    check_batch(batch)
+    if pass_tokens < 1:
+        raise InputError(f"pass_tokens must be at least 1, got {pass_tokens!r}")
+    if mode != "zero" and (positions != "last" or method != "exact"):
+        raise InputError(
+            f"mode must be 'zero' unless positions='last' and method='exact', got {mode!r} with "
+            f"positions={positions!r} and method={method!r}; use il.score with il.Ablate"
+        )
+    tokens = outcome_tokens(view, batch, targets, against)
+    if method == "gradient":
+        return estimated_effects(view, batch, *tokens, positions)
+    return exact_effects(view, batch, *tokens, ablation, pass_tokens=pass_tokens)
+
+
+def exact_effects(
+    view: ModelView,
+    batch: PromptBatch,
+    targets: Int[Tensor, " batch"],
+    against: CheckedAgainst,
+    ablation: Ablate,
+    *,
+    pass_tokens: int = PASS_TOKENS,
+) -> HeadEffects:
+    """Return the exact effects of ablating each head as `ablation` says, for the tokens of `outcome_tokens`."""
+    found, reason = score_sets(
+        view,
+        batch,
+        [[], *([replace(ablation, heads=[head])] for head in view.heads())],
+        lambda log_probs, prompts: answer_outcomes(log_probs, targets, against, prompts),
+        pass_tokens=pass_tokens,
+    )
+    drops = (found[:, :1] - found[:, 1:]).unflatten(1, (view.n_layers, view.n_heads))
+    algorithm: Algorithm = "partial_forward" if ablation.positions == "all" or reason else "prefix_cache"
+    return HeadEffects(drops[..., 0], drops[..., 1], ablation.positions, algorithm, reason, active_edits(view))
+
+
+def outcome_tokens(
+    view: ModelView, batch: PromptBatch, targets: Int[Tensor, " batch"] | None, against: Against
+) -> tuple[Int[Tensor, " batch"], CheckedAgainst]:
+    """Return checked targets and the tokens to compare them with, by default the answers and the other labels.
+
+    The tokens are None if there is nothing to compare with, and all -1 in rows without. Raise InputError for invalid
+    ids.
+    """
+    targets = check_targets(view, batch, targets)
+    if against is not None:
+        return targets, check_against_ids(view, targets, against)
+    others = batch.tokens_to_compare(targets) if batch.has_comparable_labels else None
+    return targets, None if others is None else others.to(targets.device)
+
+
+def answer_outcomes(
+    log_probs: Float[Tensor, "row d_vocab"],
+    targets: Int[Tensor, " batch"],
+    against: CheckedAgainst,
+    prompts: Int[Tensor, " row"],
+) -> Float[Tensor, "row outcome=2"]:
+    """Return log p(target), and the log-odds log p(target) − log Σ p(against), NaN where there are no such tokens."""
+    own = log_probs.gather(1, targets[prompts].clone().to(log_probs.device)[:, None])
+    odds = torch.full_like(own, torch.nan) if against is None else log_odds(log_probs, own, against, prompts)
+    return torch.cat([own, odds], dim=1)
+
+
+def log_odds(
+    log_probs: Float[Tensor, "row d_vocab"],
+    own: Float[Tensor, "row 1"],
+    against: Int[Tensor, "batch other"],
+    prompts: Int[Tensor, " row"],
+) -> Float[Tensor, "row 1"]:
+    """Return log p(target) − log Σ p(against), where `own` is log p(target); NaN for rows with nothing to compare."""
+    ids = against[prompts].clone().to(log_probs.device)  # a clone, because ids may be inference tensors
+    others = log_probs.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, -torch.inf)
+    return (own - others.logsumexp(-1, keepdim=True)).masked_fill((ids < 0).all(1, keepdim=True), torch.nan)
+
+
+def estimated_effects(
+    view: ModelView, batch: PromptBatch, targets: Int[Tensor, " batch"], against: CheckedAgainst, positions: Positions
+) -> HeadEffects:
+    """Return first-order estimates of `exact_effects`.
+
+    Zeroing sets a head's z to 0, so log p drops by about `z · ∂ log p/∂z`: attribution patching towards zero. Source:
+    Nanda, "Attribution patching: activation patching at industrial scale" (2023); Syed, Rager & Conmy, arXiv
+    2310.10348.
+    """
+
+    def drop(z: Tensor, gradient: Tensor, rows: PromptBatch) -> Float[Tensor, "batch head"]:
+        dtype = torch.promote_types(z.dtype, torch.float32)
+        product = (z.to(dtype) * gradient.to(dtype)).sum(-1).to(view.unembed_device)
+        if positions == "last":
+            return product[torch.arange(len(product)), rows.last.cpu()]
+        return (product * rows.attention_mask.to(product)[:, :, None]).sum(1)
+
+    pieces = []
+    for rows in torch.arange(len(batch)).split(prompts_at_once(view, batch)):
+
+        def scores(log_probs: Tensor, rows: Tensor = rows) -> Tensor:
+            found = answer_outcomes(log_probs, targets, against, rows)
+            return found[:, :1] if against is None else found
+
+        piece = batch[rows.tolist()]
+        zs, gradients = z_gradients(view, piece, scores)
+        drops = [[drop(*pair, piece) for pair in zip(zs, of_score, strict=True)] for of_score in gradients]
+        pieces.append(torch.stack([torch.stack(by_layer, dim=1) for by_layer in drops], dim=-1))
+    log_prob, *rest = torch.cat(pieces).unbind(-1)
+    odds = torch.full_like(log_prob, torch.nan)
+    if against is not None:
+        odds = rest[0].masked_fill((against < 0).all(1).to(odds.device)[:, None, None], torch.nan)
+    return HeadEffects(log_prob, odds, positions, "gradient", edits=active_edits(view))

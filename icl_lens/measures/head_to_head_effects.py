@@ -1,0 +1,222 @@
+"""Measure how an earlier component (the *sender*) affects the answer through one head (the *receiver*).
+
+Each sender is removed from the receiver's query, keys or values (see `edits.edges`); the drop in the answer's score is
+the effect of the *edge* from the sender to this query, or to these keys or values.
+
+Several receivers are rebuilt independently from the same unedited pass: a change in one does not reach another.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pandas as pd
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from icl_lens.activations.activations import Activations
+from icl_lens.activations.writers import writer_names
+from icl_lens.attribution.scored_tokens import Against
+from icl_lens.edits.edges import ReplaceZ, capture_pieces, sender_means
+from icl_lens.edits.edit import PARTS, Part
+from icl_lens.edits.receiver import Means, Receiver
+from icl_lens.engine.gradients import z_gradients
+from icl_lens.engine.score import score_sets
+from icl_lens.errors import InputError, check_choice
+from icl_lens.measures.effects import answer_outcomes, log_odds, outcome_tokens
+from icl_lens.models.active_edits import active_edits, edits_suffix
+from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import ROLES, PromptBatch
+from icl_lens.prompts.roles import EdgeRole, role_masks
+from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
+from icl_lens.result.base import Result
+from icl_lens.result.tables import SHOWN_ROWS, format_signed, plural_prompts
+
+
+@dataclass(frozen=True, repr=False)
+class HeadToHeadEffects(Result):
+    """What the answer loses when a sender is removed from a receiver's query, keys or values, nats.
+
+    A positive value means that the edge helps the answer. `log_prob` is the drop in log p(target), and `log_odds` that
+    in log p(target) − log Σ p(against), NaN for prompts that have nothing to compare with. Both are 0 where the sender
+    is not in a layer before the receiver, and NaN for prompts that have no token of the chosen role.
+
+    Example:
+        >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="k")
+        >>> edges.log_prob.shape, edges.senders[:2]
+        (torch.Size([1, 1, 30]), ('L0H0', 'L0H1'))
+    """
+
+    receivers: tuple[Head, ...]
+    senders: tuple[str, ...]
+    part: Part
+    log_prob: Float[Tensor, "batch receiver sender"]
+    log_odds: Float[Tensor, "batch receiver sender"]
+    fallback_reason: str = ""
+    """Why full forward passes were used instead of the prefix cache; empty if it was used."""
+    edits: tuple[str, ...] = ()
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return receiver, part, sender, and mean log_odds and log_prob lost over the prompts that have them.
+
+        The largest effect on the log-odds comes first, or that on log p if no prompt has log-odds.
+        """
+        receivers = [str(head) for head in self.receivers for _ in self.senders]
+        frame = pd.DataFrame({"receiver": receivers, "part": self.part, "sender": self.senders * len(self.receivers)})
+        for name in ("log_odds", "log_prob"):
+            frame[name] = getattr(self, name).double().nanmean(0).flatten().cpu().numpy()
+        order = ["log_odds", "log_prob"]  # all equal if no prompt has log-odds
+        return frame.sort_values(order, ascending=False, ignore_index=True, kind="stable")
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+        frame = self.to_frame()
+        shown = frame.head(SHOWN_ROWS // 2)
+        columns: dict[str, list[Any]] = {name: shown[name].tolist() for name in ("receiver", "part", "sender")}
+        columns["log-odds lost"] = [format_signed(value) for value in shown["log_odds"]]
+        columns["log p lost"] = [format_signed(value) for value in shown["log_prob"]]
+        n = len(self.log_prob)
+        title = f"HeadToHeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}{edits_suffix(self.edits)}"
+        return title, columns, len(frame)
+
+
+def head_to_head_effects(
+    model: Any,
+    batch: PromptBatch,
+    receivers: Sequence[AnyHead],
+    *,
+    part: Part,
+    senders: Sequence[AnyHead] | None = None,
+    at: EdgeRole | TokenPositions = "all",
+    targets: Int[Tensor, " batch"] | None = None,
+    against: Against = None,
+    reference: PromptBatch | None = None,
+) -> HeadToHeadEffects:
+    """Return the exact effect of each sender on the answer through each receiver's query, keys or values.
+
+    `part` is "q", "k" or "v". The receiver's query at the last position, or its keys or values at the tokens `at`, are
+    rebuilt without what the sender wrote there, with norms recomputed. `at` is a role (see `batch.token_roles`; "label"
+    for true and false labels), positions, or "all". Only this receiver's output at the last position changes; all later
+    components run as usual. The effects of a prompt without a token of the role are NaN: nothing was removed there.
+
+    `senders` are heads, FFNs ("F3") or embeddings ("embed", "pos_embed"); by default, all heads in layers before the
+    last receiver. With `reference` prompts, a sender's output is replaced by its mean over their tokens of the same
+    role instead of zero. `targets` and `against` are those of `head_effects`.
+
+    If the prefix cache is supported (see `head_effects`), each pair of receiver and sender costs a pass over one token
+    per prompt, from the receiver's layer on; otherwise, one full forward pass. Raise InputError for unknown heads or
+    senders, invalid targets, a role that no prompt has, and model families whose attention cannot be reproduced.
+
+    Example:
+        >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="q", senders=["L2H0", "F3"])
+        >>> edges.log_prob.shape, edges.fallback_reason
+        (torch.Size([1, 1, 2]), '')
+    """
+    view = ModelView.of(model)
+    check_choice("part", part, PARTS)
+    heads = view.check_heads(receivers)
+    if not heads:
+        raise InputError("receivers must name at least one head, got none; pass e.g. ['L2H1']")
+    if part == "q" and at not in ("all", "last"):
+        raise InputError(f"at must be 'all' or 'last' for queries, got {at!r}")
+    names = sender_names(view, heads, senders)
+    targets, others = outcome_tokens(view, batch, targets, against)
+    means = None if reference is None else sender_means(model, reference)
+    masks = _token_masks(batch, at)
+    has_tokens = masks.flatten(1).any(1)
+    if not bool(has_tokens.any()):
+        raise InputError(f"at must be a role that a prompt has, got {at!r}; see batch.token_roles")
+    all_names = writer_names(view, view.n_layers)
+    writer_index = torch.tensor([all_names.index(name) for name in names])
+    # Indices into `heads` and `names` of each receiver and earlier sender, in the order of `new_z`.
+    pairs = [
+        (i, j)
+        for i, head in enumerate(heads)
+        for j, index in enumerate(writer_index)
+        if index < len(writer_names(view, head.layer)) - 1
+    ]
+    if not pairs:
+        raise InputError(f"senders must include one in a layer before a receiver, got {', '.join(names)}")
+
+    def rebuild_z(acts: Activations, prompts: list[int]) -> Tensor:
+        found = list[Tensor]()
+        for i, head in enumerate(heads):
+            if earlier := [j for receiver, j in pairs if receiver == i]:
+                z = Receiver(acts, head, means).z_without_each(part, masks[prompts])[:, 0]
+                found.append(z[:, writer_index[earlier].to(z.device)])
+        return torch.cat(found, dim=1)
+
+    new_z = torch.cat([rebuild_z(*piece) for piece in capture_pieces(model, batch, "last" if part == "q" else "all")])
+    replaced = [ReplaceZ([heads[i]], new_z, {heads[i]: row}) for row, (i, _) in enumerate(pairs)]
+    scores, reason = score_sets(
+        view,
+        batch,
+        [[], *([one] for one in replaced)],
+        lambda log_probs, prompts: answer_outcomes(log_probs, targets, others, prompts),
+    )
+    drops = scores.new_zeros(len(batch), len(heads), len(names), scores.shape[-1])
+    drops[:, [i for i, _ in pairs], [j for _, j in pairs]] = scores[:, :1] - scores[:, 1:]
+    drops[~has_tokens.to(drops.device)] = torch.nan
+    return HeadToHeadEffects(heads, names, part, drops[..., 0], drops[..., 1], reason, active_edits(view))
+
+
+def estimate_effects(
+    model: Any, batch: PromptBatch, receivers: Sequence[Head], means: Means | None
+) -> dict[Head, Float[Tensor, "batch part edge_role _"]]:
+    """Estimate the effects of single edges on the answer's log-odds, by receiver; the last axis has its senders.
+
+    The receiver's z without the sender is exact; its effect on the log-odds is linearized. Roles are `EDGE_ROLES`.
+    """
+    view, masks = ModelView.of(model), role_masks(batch)
+    found: dict[Head, list[Tensor]] = {head: [] for head in receivers}
+    for acts, prompts in capture_pieces(model, batch, "all"):
+        gradients = _log_odds_gradients(view, acts.batch)
+        for head in receivers:
+            receiver = Receiver(acts, head, means)
+            drops = []
+            for part in PARTS:
+                rebuilt = receiver.z_without_each(part, masks[prompts].to(receiver.z.device))
+                change = receiver.z[:, None, None] - rebuilt
+                gradient = gradients[head.layer][:, head.head].to(change)
+                drops.append(einsum(gradient, change, "batch d, batch role sender d -> batch role sender"))
+            found[head].append(torch.stack(drops, dim=1))
+    return {head: torch.cat(pieces) for head, pieces in found.items()}
+
+
+def sender_names(view: ModelView, receivers: Sequence[Head], senders: Sequence[AnyHead] | None) -> tuple[str, ...]:
+    """Return the names of senders; by default, all heads in layers before the last receiver."""
+    if senders is None:
+        last_layer = max(head.layer for head in receivers)
+        return tuple(str(head) for head in view.heads() if head.layer < last_layer)
+    known = writer_names(view, view.n_layers)[:-1]
+    names = [
+        sender if isinstance(sender, str) and sender in known else str(view.check_head(sender)) for sender in senders
+    ]
+    if not names:
+        raise InputError("senders must name at least one head, FFN or embedding, got none; omit it for all heads")
+    return tuple(dict.fromkeys(names))
+
+
+def _token_masks(batch: PromptBatch, at: EdgeRole | TokenPositions) -> Bool[Tensor, "batch 1 pos"]:
+    """Return which tokens `at` selects; raise InputError for positions outside a prompt."""
+    if isinstance(at, str) and at in (*ROLES, "label"):
+        return role_masks(batch, [cast(EdgeRole, at)])
+    mask = torch.zeros_like(batch.tokens, dtype=torch.bool)
+    for row, positions in enumerate(resolve_positions(cast(TokenPositions, at), (batch.last + 1).tolist())):
+        mask[row, positions] = True
+    return mask[:, None]
+
+
+def _log_odds_gradients(view: ModelView, batch: PromptBatch) -> dict[int, Float[Tensor, "batch head d_head"]]:
+    """Return each layer's gradient of the answer's log-odds with respect to z at the last position."""
+
+    def of_answer(log_probs: Tensor) -> Float[Tensor, "batch 1"]:
+        own = log_probs.gather(1, batch.answer_tokens.clone().to(log_probs.device)[:, None])
+        return log_odds(log_probs, own, batch.other_label_tokens, torch.arange(len(batch)))
+
+    _, (gradients,) = z_gradients(view, batch, of_answer)
+    prompts, last = torch.arange(len(batch)), batch.last.cpu()
+    return {layer: gradient[prompts, last] for layer, gradient in enumerate(gradients)}

@@ -1,0 +1,106 @@
+"""The base of all results: a frozen dataclass with views that is stored as JSON and restored exactly."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+
+import pandas as pd
+
+from icl_lens.files import write_text
+from icl_lens.result import stored
+from icl_lens.result.tables import text_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AnyResult = TypeVar("AnyResult", bound="Result")
+
+
+class Displayed:
+    """A frozen dataclass with views: `print` and notebooks show a few rows, `to_frame` has all, `to_html` is a page.
+
+    Subclasses define `to_frame` and `_shown`. Pages, figures and the terminal's tables are in `report.views`, which is
+    imported when one of them is asked for.
+    """
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the numbers as a table, the columns that matter first."""
+        raise NotImplementedError
+
+    def _shown(self) -> tuple[str, Mapping[str, Sequence[Any]], int]:
+        """Return a title, the columns of a small table, and the number of rows of the full one."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        title, columns, total = self._shown()
+        return text_table(title, columns, total=total)
+
+    def _repr_html_(self) -> str:
+        return _views().notebook(self)
+
+    def __rich__(self) -> Any:
+        return _views().terminal(self)
+
+    @cached_property
+    def figures(self) -> "dict[str, Figure]":
+        """Matplotlib figures by name; empty for results without figures."""
+        return _views().figures(self)
+
+    @overload
+    def to_html(self, path: None = None) -> str: ...
+    @overload
+    def to_html(self, path: str | Path) -> None: ...
+    def to_html(self, path: str | Path | None = None) -> str | None:
+        """Return a self-contained page, or write it to `path` atomically."""
+        page = _views().page(self)
+        return page if path is None else write_text(path, page)
+
+
+class Result(Displayed):
+    """What functions return: a frozen dataclass with views that is stored as JSON and restored exactly.
+
+    Example:
+        >>> import tempfile
+        >>> best = il.top_heads(acts, k=3)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     best.save(f"{folder}/best.json")
+        ...     loaded = il.results.TopHeads.load(f"{folder}/best.json")
+        >>> loaded.heads == best.heads
+        True
+    """
+
+    version: ClassVar[int] = 1
+    """Version of the stored format; it increases when earlier files can no longer be read correctly."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the stored file says in words and numbers for readers without icl-lens, as its "summary"."""
+        return {}
+
+    def to_json(self, **about: Any) -> str:
+        """Return all fields as JSON; `about` is added to its "summary"."""
+        return stored.dumps(self, self.format_name(), self.version, self.to_dict() | about)
+
+    def save(self, path: str | Path) -> None:
+        """Write all fields as JSON that `load` reads. Raise InputError if the folder is not writable."""
+        write_text(path, self.to_json())
+
+    @classmethod
+    def load(cls: type[AnyResult], path: str | Path) -> AnyResult:
+        """Load a result written by `save`, without the model; its tensors are on the CPU.
+
+        Raise InputError for a file that is missing, damaged, or of another kind or version.
+        """
+        return stored.load(cls, path, cls.format_name(), cls.version)
+
+    @classmethod
+    def format_name(cls) -> str:
+        """Return the kind of a stored file, such as "icl-lens top heads"."""
+        return "icl-lens" + re.sub("([A-Z])", r" \1", cls.__name__).lower()
+
+
+def _views() -> Any:
+    """Return the module that draws pages and terminal tables; it imports results, so results import it when asked."""
+    return import_module("icl_lens.report.views")
