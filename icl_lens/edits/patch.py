@@ -162,12 +162,8 @@ class Patch(Edit):
             self._check(len(z), at.row, at.prompt, at.last)
         entry, to_positions, source, from_positions = self._positions(at.prompt, at.last, z.shape[1])
         value = self._select(layer, self._heads[layer])["z"].to(z)
-        index = self._indices(at, layer)[entry]
+        index = torch.tensor([self._heads[layer].index(head) for head in at.head[entry].tolist()], device=z.device)
         z[at.row[entry], to_positions, at.head[entry]] = value[source, from_positions, index]
-
-    def _indices(self, at: Places, layer: int) -> Int[Tensor, " n"]:
-        """Return where each entry's head is among the recorded heads."""
-        return torch.tensor([self._heads[layer].index(head) for head in at.head.tolist()], device=at.head.device)
 
     def _select(self, layer: int, heads: list[int]) -> dict[str, Tensor]:
         """Return the recorded activations of some of a layer's heads."""

@@ -37,13 +37,9 @@ def configuration(
         "versions": {name: version(name) for name in PACKAGES},
         **({"quantization": view.quantization} if view.quantization else {}),
         # Chunks of older versions hold what such labels have at their last tokens only.
-        **({"labels_are": "all their tokens"} if _has_labels_of_several_tokens(batch) else {}),
+        **({"labels_are": "all their tokens"} if batch.labels and batch.label_token_positions.shape[-1] > 1 else {}),
         **({"edits": list(edits)} if (edits := active_edits(view)) else {}),
     }
-
-
-def _has_labels_of_several_tokens(batch: PromptBatch) -> bool:
-    return bool(batch.labels) and batch.label_token_positions.shape[-1] > 1
 
 
 def tensors_digest(**tensors: Tensor | None) -> dict[str, str]:
