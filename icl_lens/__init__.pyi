@@ -31,6 +31,7 @@ from .interventions.controlled_ablation import ablate_with_controls as ablate_wi
 from .interventions.debias import balancing_weights as balancing_weights
 from .interventions.debias import choose_strength as choose_strength
 from .interventions.debias import debias_edits as debias_edits
+from .interventions.demonstration_effects import demonstration_effects as demonstration_effects
 from .interventions.edit import Edit as Edit
 from .interventions.edit import Stage as Stage
 from .interventions.edits import Ablate as Ablate

@@ -12,6 +12,7 @@ from .attribution.search import TopSubheads as TopSubheads
 from .attribution.value_parts import ValueParts as ValueParts
 from .interventions.controlled_ablation import ControlledAblation as ControlledAblation
 from .interventions.debias import StrengthSearch as StrengthSearch
+from .interventions.demonstration_effects import DemonstrationEffects as DemonstrationEffects
 from .interventions.effects import Agreement as Agreement
 from .interventions.effects import HeadEffects as HeadEffects
 from .interventions.head_edges import HeadToHeadEffects as HeadToHeadEffects

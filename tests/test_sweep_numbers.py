@@ -19,7 +19,7 @@ import sweep
 import tolerance
 import torch
 from family_tables import EXACT
-from reference_passes import Edit, Pass, in_turn, replacing
+from reference_passes import Edit, Pass, attention_of, in_turn, replacing
 from sweep import CALLS, OTHERS, PROMPTS, STRENGTHS, Case, is_refused, trimmed
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -833,6 +833,49 @@ def scaled(c: Both) -> None:
 
         edit = il.edited(c.model, il.Reweight(c.heads, c.weights, renormalize=renormalize), batch=c.batch)
         c.same(edit, c.patterns(scale))
+
+
+@checks("demonstration_effects")
+def demonstrations(c: Both) -> None:
+    found = il.demonstration_effects(c.model, c.batch, against=c.against)
+    n = found.log_odds.shape[1]
+
+    def without(row: int, places: Sequence[int], way: str) -> Edit:
+        """Hide demonstrations from the last query: from the token after the label before, to the label."""
+        ends = c.labels(row)
+        starts = [0, *(end + 1 for end in ends)]
+        keys = [key for place in places if place < len(ends) for key in range(starts[place], ends[place] + 1)]
+        masked: dict[int, Tensor] = {}
+
+        def edit(what: str, layer: int, x: Tensor) -> Tensor | None:
+            if what not in ("scores", "pattern") or (what == "scores") != (way == "hidden"):
+                if what == "scores":
+                    masked[layer] = x[:, -1].index_fill(1, torch.tensor(keys, dtype=torch.long), -torch.inf)
+                return None
+            x = x.clone()
+            if what == "scores":
+                x[:, -1, keys] = -torch.inf
+            elif way == "values":
+                x[:, -1, keys] = 0
+            else:
+                sinks = getattr(attention_of(c.hf, layer), "sinks", None)
+                sinks = torch.full((len(x), 1), -torch.inf) if sinks is None else sinks[:, None]
+                intact = x[:, -1, keys]
+                x[:, -1] = torch.softmax(torch.cat([masked[layer], sinks], dim=1), dim=1)[:, :-1].to(x)
+                x[:, -1, keys] = intact
+            return x
+
+        return edit
+
+    for i, way in enumerate(("hidden", "keys", "values")):
+        for places in (*([place] for place in range(n)), range(n)):
+            theirs = c.drops(lambda row, places=places, way=way: without(row, places, way))
+            for name in ("log_odds", "log_prob"):
+                each, whole = getattr(found, name), getattr(found, f"whole_{name}")
+                ours = whole[:, i] if len(places) > 1 else each[:, places[0], i]
+                exists = ~ours.isnan()
+                assert exists.tolist() == [min(places) < len(c.labels(row)) for row in range(len(ours))]
+                assert_close(ours[exists], theirs[name][exists], msg=f"{way}, {places}")
 
 
 @checks("RemovePosition")

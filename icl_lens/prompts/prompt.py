@@ -250,7 +250,7 @@ class Prompt:
 class Rendered:
     """A prompt's text and the spans of its parts.
 
-    Spans are (start, end) in characters, end exclusive, and exclude the template's own characters. `text_spans` and
+    Spans are (start, end) in characters, end exclusive, and exclude the template's characters. `text_spans` and
     `label_spans` have one span per demonstration; a continuation has an additional label span for its final label.
     """
 
@@ -258,6 +258,8 @@ class Rendered:
     label_spans: tuple[Span, ...]
     text_spans: tuple[Span, ...]
     query_span: Span
+    starts: tuple[int, ...] = ()
+    """Where each demonstration and the query begin, with the template's characters."""
 
 
 @dataclass(frozen=True)
@@ -339,21 +341,21 @@ class Template:
             length += len(part)
             return length - len(part), length
 
-        text_spans, label_spans = [], []
+        text_spans, label_spans, starts = [], [], []
         add(self.prefix)
         for demonstration in prompt.demonstrations:
-            add(before)
+            starts.append(add(before)[0])
             text_spans.append(add(demonstration.text))
             add(between)
             label_spans.append(add(demonstration.label))
             add(after + self.separator)
-        add(before)
+        starts.append(add(before)[0])
         query_span = add(prompt.query)
         add(between.rstrip(" ") if answer is None else between)
         if answer is not None:
             label_spans.append(add(answer))
             add(after)
-        return Rendered("".join(parts), tuple(label_spans), tuple(text_spans), query_span)
+        return Rendered("".join(parts), tuple(label_spans), tuple(text_spans), query_span, tuple(starts))
 
 
 DEFAULT_TEMPLATE = Template()

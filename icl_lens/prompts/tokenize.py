@@ -1,6 +1,7 @@
 """Tokenize prompts into a `PromptBatch`."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -133,6 +134,9 @@ def tokenize(
                 for shift, text in zip(shifts, texts, strict=True)
             ],
             (-1, -1),
+        ),
+        demonstration_ranges=by_demo(
+            [list(pairwise(text.starts_of_parts(shift))) for shift, text in zip(shifts, texts, strict=True)], (-1, -1)
         ),
         query_range=torch.tensor(
             [text.range_of(text.rendered.query_span, shift) for shift, text in zip(shifts, texts, strict=True)]

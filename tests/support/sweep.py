@@ -209,6 +209,13 @@ def _effects(case: Case) -> dict[str, Tensor]:
     return found
 
 
+def _without_demonstrations(case: Case) -> dict[str, Tensor]:
+    """Sums over demonstrations, of which a prompt alone may have fewer than the longest of a batch."""
+    found = il.demonstration_effects(case.model, case.batch, against=case.against, removed=True)
+    sums = {f"sum {name}": getattr(found, name).nansum(1) for name in ("log_prob", "log_odds")}
+    return sums | {name: getattr(found, name)[:, :3] for name in ("whole_log_prob", "whole_log_odds")}
+
+
 def _patches(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
     for activation in ("q", "k", "v", "pattern", "z"):
         yield activation, {"activation": activation}
@@ -419,6 +426,7 @@ CALLS: dict[str, Call] = {
     ),
     "Ablate": _rows(_ablated_sets),
     "head_effects": _rows(_effects),
+    "demonstration_effects": _rows(_without_demonstrations),
     "ablate_with_controls": _rows(_controlled),
     "Block": _rows(lambda c: c.within(il.edited(c.model, il.Block(c.heads, c.edges)))),
     "Reweight": _rows(

@@ -1,0 +1,372 @@
+"""Measure what each demonstration adds to the answer.
+
+1. `HideDemonstration` hides one demonstration from the last position: its weights, its values, or both.
+2. `demonstration_effects` scores every prompt with each demonstration hidden, and with all of them hidden. Only the
+   last position changes, so that each costs one token. On request, it also leaves out each demonstration's text.
+3. `DemonstrationEffects` has the effects per prompt, and their means by place and label over a task.
+
+Demonstrations keep what later tokens have read of them, unless their text is left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Literal, get_args
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from icl_lens.activations.activations import last_log_probs
+from icl_lens.attribution.scored_tokens import Against, CheckedAgainst
+from icl_lens.display import SHOWN_ROWS, Result, columns_first, format_signed, interval_texts, plural_prompts
+from icl_lens.errors import InputError
+from icl_lens.interventions.edit import Attention, Edit, Stage, of_prompts
+from icl_lens.interventions.effects import OUTCOMES, Outcome, answer_outcomes, outcome_tokens
+from icl_lens.interventions.engine import score_sets
+from icl_lens.interventions.kv_cache import HiddenKeys, per_kv_head
+from icl_lens.interventions.prefix_cache import LayerRows
+from icl_lens.metrics import mean_intervals
+from icl_lens.models.active_edits import active_edits, edits_suffix
+from icl_lens.models.locking import locks_model
+from icl_lens.models.memory import PASS_TOKENS
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.tokenize import tokenize
+
+Way = Literal["hidden", "keys", "values", "removed"]
+WAYS: tuple[Way, ...] = get_args(Way)
+
+
+@dataclass(frozen=True, eq=False)
+class HideDemonstration(Edit):
+    """One demonstration, or all of them, hidden from the last position of all heads of the model.
+
+    "hidden": the last position does not attend to its tokens; other tokens get its share of attention (attention
+    knockout). This is the sum of two changes of a head's z: "keys" gives its share of attention to the other tokens and
+    keeps its values at their weights, "values" omits its values and keeps the other tokens' weights.
+    """
+
+    demonstration: int | None
+    """Its place in the prompt; None for all demonstrations."""
+    way: Way = "hidden"
+    _tokens: Bool[Tensor, "prompt pos"] | None = None
+    heads = ()
+
+    def __post_init__(self) -> None:
+        """All heads of the model are edited (`by_layer`)."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (Stage.pattern,)
+
+    @property
+    def what(self) -> str:
+        return "without a demonstration"
+
+    @property
+    def needs_batch(self) -> bool:
+        return True
+
+    def is_only_last(self, batch: PromptBatch) -> bool:
+        return True
+
+    @classmethod
+    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
+        assert batch is not None
+        tokens = demonstration_tokens(batch)
+        every = tokens.any(1)
+        return [
+            replace(edit, _tokens=every if edit.demonstration is None else tokens[:, edit.demonstration])
+            for edit in edits
+        ]
+
+    def by_layer(self, view: ModelView) -> dict[int, list[int]]:
+        heads = [*range(view.n_heads)]
+        return dict.fromkeys(range(view.n_layers), heads)
+
+    @property
+    def flags(self) -> tuple[bool, bool]:
+        """Whether weights and values are hidden."""
+        return self.way != "values", self.way != "keys"
+
+    def write_attention(self, attention: Attention, heads: list[int], layer: int) -> None:
+        assert attention.pattern is not None
+        assert self._tokens is not None
+        pattern, device = attention.pattern, attention.pattern.device
+        row, last = attention.last_queries
+        indices = torch.tensor(attention.indices_of(heads), device=device)
+        at = row[:, None], indices, last[:, None]
+        intact = pattern[at]  # row head key
+        tokens = of_prompts(self._tokens.to(device), attention.prompt)[:, : pattern.shape[-1]]
+        keys = functional.pad(tokens, (0, pattern.shape[-1] - tokens.shape[1]))[:, None]
+        # A pattern with an attention sink sums to less than 1; the sink keeps its share.
+        sink = (1 - intact.sum(-1, keepdim=True)).clamp(min=0)
+        sink = sink.masked_fill(sink < 64 * torch.finfo(intact.dtype).eps, 0.0)
+        kept = intact.masked_fill(keys, 0.0)
+        without = kept / (kept.sum(-1, keepdim=True) + sink).clamp(min=torch.finfo(kept.dtype).tiny)
+        flags = (torch.tensor(flag, device=device) for flag in self.flags)
+        pattern[at] = HiddenKeys(keys, *flags).change(intact, without)
+
+    @staticmethod
+    def write_rows(
+        z: Float[Tensor, "batch row head d_head"],
+        members: Sequence[tuple[int, "HideDemonstration", list[int]]],
+        layer: int,
+        rows: LayerRows,
+    ) -> None:
+        """Write z of all rows with a hidden demonstration; they attend together."""
+        cache, own = rows.cache, [row for row, _, _ in members]
+        tokens = torch.stack([of_prompts(_tokens(one), rows.prompt) for _, one, _ in members], dim=1)
+        flags = torch.tensor([one.flags for _, one, _ in members], device=z.device).T
+        hidden = HiddenKeys(tokens[..., : cache.k.shape[2]].to(z.device), *flags)
+        k, v = (per_kv_head(x, cache.k.shape[1])[:, own] for x in (rows.k, rows.v))
+        z[:, own] = cache.attend(rows.q[:, own], k, v, hidden).to(z)
+
+
+def _tokens(edit: HideDemonstration) -> Bool[Tensor, "prompt pos"]:
+    assert edit._tokens is not None
+    return edit._tokens
+
+
+def demonstration_tokens(batch: PromptBatch) -> Bool[Tensor, "batch demo pos"]:
+    """Return which tokens belong to each demonstration."""
+    start, end = batch.demonstration_ranges[..., :1], batch.demonstration_ranges[..., 1:]
+    position = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    return (position >= start) & (position < end) & (start >= 0)
+
+
+@dataclass(frozen=True, repr=False)
+class DemonstrationEffects(Result):
+    """What the answer loses without each demonstration, nats; positive where the demonstration helps.
+
+    `log_odds` is the drop in log p(target) − log Σ p(against), `log_prob` that in log p(target). `ways` says how
+    demonstrations are left out: "hidden", "keys" and "values" from what the last position reads, "removed" from the
+    text (see `demonstration_effects`). NaN where a prompt has fewer demonstrations, or nothing to compare with.
+
+    Example:
+        >>> effects = il.demonstration_effects(model, batch)
+        >>> effects.log_odds.shape, effects.ways
+        (torch.Size([1, 4, 3]), ('hidden', 'keys', 'values'))
+        >>> effects.to_frame().columns[:4].tolist()
+        ['text', 'label', 'hidden', 'keys']
+    """
+
+    log_odds: Float[Tensor, "batch demo way"]
+    log_prob: Float[Tensor, "batch demo way"]
+    whole_log_odds: Float[Tensor, "batch way"]
+    """Drop without all demonstrations at once, which need not be the sum over them; NaN for "removed"."""
+    whole_log_prob: Float[Tensor, "batch way"]
+    ways: tuple[Way, ...]
+    texts: tuple[tuple[str, ...], ...]
+    """The text of each demonstration."""
+    labels: tuple[tuple[str, ...], ...]
+    answers: tuple[str, ...]
+    """The answer of each prompt; "" if it has none."""
+    queries: tuple[str, ...]
+    """The query of each prompt; intervals resample them."""
+    fallback_reason: str = ""
+    """Why whole passes were run instead of one token per demonstration; empty if they were not."""
+    edits: tuple[str, ...] = ()
+    """What else edited the model throughout: open `with` blocks, and other hooks."""
+
+    def of(self, outcome: Outcome | None = None) -> tuple[Tensor, Tensor]:
+        """Return effects of demonstrations [batch demo way] and of all at once [batch way] on an outcome, nats.
+
+        By default, it is the log-odds, or log p if no prompt has them.
+        """
+        has_odds = not bool(self.log_odds.isnan().all())
+        if (outcome or "log_odds") == "log_odds" and has_odds:
+            return self.log_odds, self.whole_log_odds
+        if outcome == "log_odds":
+            raise InputError("outcome='log_odds' requires tokens to compare with; pass against=")
+        return self.log_prob, self.whole_log_prob
+
+    def to_frame(self, *, outcome: Outcome | None = None) -> pd.DataFrame:
+        """Return one row per prompt and demonstration: text, label, the effect in each way (nats), prompt and place."""
+        effects, _ = self.of(outcome)
+        rows = [
+            {"text": text, "label": label, "prompt": prompt, "place": place, "is_answer": label == self.answers[prompt]}
+            | dict(zip(self.ways, effects[prompt, place].tolist(), strict=True))
+            for prompt, (texts, labels) in enumerate(zip(self.texts, self.labels, strict=True))
+            for place, (text, label) in enumerate(zip(texts, labels, strict=True))
+        ]
+        return columns_first(pd.DataFrame(rows), "text", "label", *self.ways)
+
+    def by_place(self, *, outcome: Outcome | None = None) -> pd.DataFrame:
+        """Return the mean over prompts at each place, for demonstrations of the answer's class and of others.
+
+        One row per place, class ("answer", "other", "both") and way: mean, low and high (95% bootstrap interval over
+        queries, NaN for a single one) and n, the number of prompts. Places differ where order matters. Below them, the
+        rows of place "sum" and "all at once" add all demonstrations up, and leave all out together.
+        """
+        effects, whole = (one.double().cpu() for one in self.of(outcome))
+        exists = ~effects.isnan().all(-1)
+        is_answer = torch.zeros_like(exists)
+        for row, (labels, answer) in enumerate(zip(self.labels, self.answers, strict=True)):
+            is_answer[row, : len(labels)] = torch.tensor([label == answer for label in labels])
+        rows = []
+        for place in range(effects.shape[1]):
+            kinds = {"answer": is_answer[:, place], "other": ~is_answer[:, place], "both": exists[:, place]}
+            for kind, chosen in kinds.items():
+                rows += self._means(effects[:, place], chosen & exists[:, place], place=place + 1, demonstrations=kind)
+        every = torch.ones(len(effects), dtype=torch.bool)
+        rows += self._means(effects.nansum(1), every, place="sum", demonstrations="both")
+        rows += self._means(whole, every, place="all at once", demonstrations="both")
+        return pd.DataFrame(rows)
+
+    def _means(self, values: Float[Tensor, "batch way"], chosen: Bool[Tensor, " batch"], **about: Any) -> list[Any]:
+        chosen = chosen & ~values.isnan().all(-1)
+        if not bool(chosen.any()):
+            return []
+        queries = [query for query, is_chosen in zip(self.queries, chosen.tolist(), strict=True) if is_chosen]
+        mean, low, high = mean_intervals(values[chosen].numpy(), queries)
+        return [
+            {**about, "way": way, "mean": mean[i], "low": low[i], "high": high[i], "n": len(queries)}
+            for i, way in enumerate(self.ways)
+            if mean[i] == mean[i]
+        ]
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+        outcome = "log p" if self.of()[0] is self.log_prob else "log-odds"
+        title = f"DemonstrationEffects, nats of {outcome} that the answer loses without each demonstration"
+        title += edits_suffix(self.edits)
+        if len(self.texts) > 1:
+            table = self.by_place()
+            table = pd.DataFrame(table[table["way"] == self.ways[0]])
+            return (
+                f"{title} ({self.ways[0]}): mean over {plural_prompts(len(self.texts))}",
+                {
+                    "place": table["place"].astype(str).tolist(),
+                    "class": table["demonstrations"].tolist(),
+                    "lost": list(map(format_signed, table["mean"])),
+                    "95% interval": interval_texts(table),
+                    "prompts": table["n"].tolist(),
+                },
+                len(table),
+            )
+        effects, whole = (one[0].tolist() for one in self.of())
+        names = [*self.texts[0], "sum", "all at once"]
+        labels = [*self.labels[0], "", ""]
+        sums = [sum(row[i] for row in effects) for i in range(len(self.ways))]
+        columns: dict[str, list[Any]] = {"text": names, "label": labels}
+        for i, way in enumerate(self.ways):
+            columns[way] = [format_signed(row[i]) for row in [*effects, sums, whole]]
+        return title, {name: column[:SHOWN_ROWS] for name, column in columns.items()}, len(names)
+
+
+@locks_model
+def demonstration_effects(
+    model: Any,
+    batch: PromptBatch,
+    targets: Int[Tensor, " batch"] | None = None,
+    *,
+    against: Against = None,
+    removed: bool = False,
+    pass_tokens: int = PASS_TOKENS,
+) -> DemonstrationEffects:
+    """Return what the answer loses without each demonstration, exactly.
+
+    Demonstrations are left out of what the last position reads, in all heads and layers, in three ways:
+
+    - "hidden": no attention to the demonstration's tokens; the others get its share (attention knockout).
+    - "keys": the others get its share of attention, but its values are still read. This is what a demonstration does by
+      attracting attention.
+    - "values": its values are not read, and the others keep their weights. This is what it does by what it says.
+
+    In each head, "keys" and "values" add up to "hidden"; through later layers, they need not. A demonstration is all
+    its tokens up to the next one, or the query. Other positions are unchanged, so later demonstrations keep what they
+    have read of it. With `removed=True`, each prompt is also run without the demonstration's text, "removed", in which
+    positions shift and later demonstrations change, too.
+
+    `targets` and `against` are those of `head_effects`. The first three ways cost one pass over the prompts, and three
+    tokens per demonstration; "removed" costs one pass per demonstration.
+
+    Raise InputError for prompts without demonstrations, and invalid targets.
+
+    Example:
+        >>> effects = il.demonstration_effects(model, batch)
+        >>> effects.to_frame()[["text", "label"]].values.tolist()[:2]
+        [['love', 'bar'], ['like', 'bar']]
+        >>> alone = il.demonstration_effects(model, batch, removed=True).log_odds[..., -1]
+        >>> alone.shape
+        torch.Size([1, 4])
+    """
+    view = ModelView.of(model)
+    check_batch(batch)
+    batch.require_demonstrations("demonstration to leave out", "pass prompts with demonstrations (il.tokenize)")
+    targets, others = outcome_tokens(view, batch, targets, against)
+    ways = WAYS[:3]
+    n = batch.label_positions.shape[1]
+    places = [*range(n), None]
+    sets: list[list[Edit]] = [[], *([HideDemonstration(place, way)] for place in places for way in ways)]
+    found, reason = score_sets(
+        view,
+        batch,
+        sets,
+        lambda log_probs, prompts: answer_outcomes(log_probs, targets, others, prompts),
+        pass_tokens=pass_tokens,
+    )
+    drops = (found[:, :1] - found[:, 1:]).unflatten(1, (n + 1, len(ways)))
+    effects, whole = drops[:, :-1], drops[:, -1]
+    if removed:
+        without = _removed_texts(model, batch, targets, others)
+        effects = torch.cat([effects, (found[:, :1] - without.to(found))[:, :, None]], dim=2)
+        whole = torch.cat([whole, torch.full_like(whole[:, :1], torch.nan)], dim=1)
+        ways = WAYS
+    missing = (batch.demonstration_ranges[..., 0] < 0).to(effects.device)
+    effects = effects.masked_fill(missing[..., None, None], torch.nan)
+    return DemonstrationEffects(
+        log_odds=effects[..., 1],
+        log_prob=effects[..., 0],
+        whole_log_odds=whole[..., 1],
+        whole_log_prob=whole[..., 0],
+        ways=ways,
+        texts=tuple(tuple(one.text for one in prompt.demonstrations) for prompt in batch.prompts),
+        labels=tuple(tuple(one.label for one in prompt.demonstrations) for prompt in batch.prompts),
+        answers=tuple(prompt.answer or "" for prompt in batch.prompts),
+        queries=batch.queries,
+        fallback_reason=reason,
+        edits=active_edits(view),
+    )
+
+
+def _removed_texts(
+    model: Any, batch: PromptBatch, targets: Int[Tensor, " batch"], against: CheckedAgainst
+) -> Float[Tensor, "batch demo outcome"]:
+    """Return the outcomes of the prompts without the text of each demonstration; NaN where there is none."""
+    options = _tokenized_with(model, batch)
+    found = torch.full((*batch.label_positions.shape, len(OUTCOMES)), torch.nan, dtype=torch.float64)
+    for place in range(batch.label_positions.shape[1]):
+        rows = [row for row, prompt in enumerate(batch.prompts) if place < len(prompt.demonstrations)]
+        shown = [batch.prompts[row].demonstrations for row in rows]
+        prompts = [
+            replace(batch.prompts[row], demonstrations=own[:place] + own[place + 1 :])
+            for row, own in zip(rows, shown, strict=True)
+        ]
+        log_probs = last_log_probs(model, tokenize(model, prompts, **options))
+        found[rows, place] = answer_outcomes(log_probs, targets, against, torch.tensor(rows)).to(found)
+    return found
+
+
+def _tokenized_with(model: Any, batch: PromptBatch) -> dict[str, Any]:
+    """Return the options with which `tokenize` gives the batch; raise InputError if none do."""
+    for shared_prefix, prepend_bos in product(("error", "append"), (None, True, False)):
+        options = {
+            "template": batch.template,
+            "labels": batch.labels,
+            "prepend_bos": prepend_bos,
+            "shared_prefix": shared_prefix,
+        }
+        try:
+            again = tokenize(model, batch.prompts, **options)
+        except InputError:
+            continue
+        if torch.equal(again.tokens, batch.tokens):
+            return options
+    raise InputError(
+        "removed=True needs the batch as il.tokenize returns it, to tokenize its prompts without each demonstration, "
+        "but got other tokens; pass il.tokenize(model, batch.prompts, template=batch.template)"
+    )
