@@ -22,7 +22,7 @@ from torch.nn import functional
 from icl_lens.activations.activations import last_log_probs
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst
 from icl_lens.display import SHOWN_ROWS, Result, columns_first, format_signed, interval_texts, plural_prompts
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_choice
 from icl_lens.interventions.edit import Attention, Edit, Stage, of_prompts
 from icl_lens.interventions.effects import OUTCOMES, Outcome, answer_outcomes, outcome_tokens
 from icl_lens.interventions.engine import score_sets
@@ -34,6 +34,7 @@ from icl_lens.models.locking import locks_model
 from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.prompt import quoted_list
 from icl_lens.prompts.tokenize import tokenize
 
 Way = Literal["hidden", "keys", "values", "removed"]
@@ -233,28 +234,26 @@ class DemonstrationEffects(Result):
         outcome = "log p" if self.of()[0] is self.log_prob else "log-odds"
         title = f"DemonstrationEffects, nats of {outcome} that the answer loses without each demonstration"
         title += edits_suffix(self.edits)
-        if len(self.texts) > 1:
+        if len(self.queries) > 1:
             table = self.by_place()
             table = pd.DataFrame(table[table["way"] == self.ways[0]])
-            return (
-                f"{title} ({self.ways[0]}): mean over {plural_prompts(len(self.texts))}",
-                {
-                    "place": table["place"].astype(str).tolist(),
-                    "class": table["demonstrations"].tolist(),
-                    "lost": list(map(format_signed, table["mean"])),
-                    "95% interval": interval_texts(table),
-                    "prompts": table["n"].tolist(),
-                },
-                len(table),
-            )
-        effects, whole = (one[0].tolist() for one in self.of())
-        names = [*self.texts[0], "sum", "all at once"]
-        labels = [*self.labels[0], "", ""]
-        sums = [sum(row[i] for row in effects) for i in range(len(self.ways))]
-        columns: dict[str, list[Any]] = {"text": names, "label": labels}
+            columns: dict[str, list[Any]] = {
+                "place": table["place"].astype(str).tolist(),
+                "class": table["demonstrations"].tolist(),
+                "lost": list(map(format_signed, table["mean"])),
+                "95% interval": interval_texts(table),
+                "prompts": table["n"].tolist(),
+            }
+            return f"{title} ({self.ways[0]}): mean over {plural_prompts(len(self.queries))}", columns, len(table)
+        table, (effects, whole) = self.to_frame(), self.of()
+        strongest = table[self.ways[0]].abs().argsort().iloc[::-1][: SHOWN_ROWS - 2].sort_values()
+        shown = table.iloc[strongest]
+        columns = {
+            name: [*shown[name], *last] for name, last in (("text", ["sum", "all at once"]), ("label", ["", ""]))
+        }
         for i, way in enumerate(self.ways):
-            columns[way] = [format_signed(row[i]) for row in [*effects, sums, whole]]
-        return title, {name: column[:SHOWN_ROWS] for name, column in columns.items()}, len(names)
+            columns[way] = [*map(format_signed, [*shown[way], float(effects[0, :, i].nansum()), float(whole[0, i])])]
+        return title, columns, len(table) + 2
 
 
 @locks_model
@@ -264,66 +263,65 @@ def demonstration_effects(
     targets: Int[Tensor, " batch"] | None = None,
     *,
     against: Against = None,
-    removed: bool = False,
+    ways: Sequence[Way] = ("hidden", "keys", "values"),
     pass_tokens: int = PASS_TOKENS,
 ) -> DemonstrationEffects:
     """Return what the answer loses without each demonstration, exactly.
 
-    Demonstrations are left out of what the last position reads, in all heads and layers, in three ways:
+    `ways` are how it is left out. The first three change what the last position reads, in all heads and layers:
 
     - "hidden": no attention to the demonstration's tokens; the others get its share (attention knockout).
     - "keys": the others get its share of attention, but its values are still read. This is what a demonstration does by
       attracting attention.
     - "values": its values are not read, and the others keep their weights. This is what it does by what it says.
+    - "removed": the prompt is run without the demonstration's text, so that positions shift.
 
     In each head, "keys" and "values" add up to "hidden"; through later layers, they need not. A demonstration is all
-    its tokens up to the next one, or the query. Other positions are unchanged, so later demonstrations keep what they
-    have read of it. With `removed=True`, each prompt is also run without the demonstration's text, "removed", in which
-    positions shift and later demonstrations change, too.
+    its tokens up to the next one, or the query. Later demonstrations keep what they have read of it, unless its text is
+    removed. `targets` and `against` are those of `head_effects`.
 
-    `targets` and `against` are those of `head_effects`. The first three ways cost one pass over the prompts, and three
-    tokens per demonstration; "removed" costs one pass per demonstration.
-
-    Raise InputError for prompts without demonstrations, and invalid targets.
+    The first three ways cost one pass over the prompts, and each a token per demonstration; "removed" costs a pass per
+    demonstration. Raise InputError for prompts without demonstrations, unknown ways, and invalid targets.
 
     Example:
         >>> effects = il.demonstration_effects(model, batch)
         >>> effects.to_frame()[["text", "label"]].values.tolist()[:2]
         [['love', 'bar'], ['like', 'bar']]
-        >>> alone = il.demonstration_effects(model, batch, removed=True).log_odds[..., -1]
-        >>> alone.shape
-        torch.Size([1, 4])
+        >>> il.demonstration_effects(model, batch, ways=["removed"]).log_odds.shape
+        torch.Size([1, 4, 1])
     """
     view = ModelView.of(model)
     check_batch(batch)
     batch.require_demonstrations("demonstration to leave out", "pass prompts with demonstrations (il.tokenize)")
+    if isinstance(ways, str) or not ways:
+        raise InputError(f"ways must be a list of {quoted_list(WAYS)}, got {ways!r}")
+    for way in ways:
+        check_choice("ways", way, WAYS)
+    chosen: tuple[Way, ...] = tuple(way for way in WAYS if way in ways)
     targets, others = outcome_tokens(view, batch, targets, against)
-    ways = WAYS[:3]
+    hiding: list[Way] = [way for way in chosen if way != "removed"]
     n = batch.label_positions.shape[1]
-    places = [*range(n), None]
-    sets: list[list[Edit]] = [[], *([HideDemonstration(place, way)] for place in places for way in ways)]
+    edits = [HideDemonstration(place, way) for place in [*range(n), None] for way in hiding]
     found, reason = score_sets(
         view,
         batch,
-        sets,
+        [[], *([edit] for edit in edits)],
         lambda log_probs, prompts: answer_outcomes(log_probs, targets, others, prompts),
         pass_tokens=pass_tokens,
     )
-    drops = (found[:, :1] - found[:, 1:]).unflatten(1, (n + 1, len(ways)))
-    effects, whole = drops[:, :-1], drops[:, -1]
-    if removed:
-        without = _removed_texts(model, batch, targets, others)
-        effects = torch.cat([effects, (found[:, :1] - without.to(found))[:, :, None]], dim=2)
-        whole = torch.cat([whole, torch.full_like(whole[:, :1], torch.nan)], dim=1)
-        ways = WAYS
-    missing = (batch.demonstration_ranges[..., 0] < 0).to(effects.device)
-    effects = effects.masked_fill(missing[..., None, None], torch.nan)
+    without = found[:, 1:].reshape(len(batch), n + 1, len(hiding), len(OUTCOMES))  # the last: all at once
+    if "removed" in chosen:
+        texts = _removed_texts(model, batch, targets, others).to(found)
+        without = torch.cat([without, functional.pad(texts, (0, 0, 0, 1), value=torch.nan)[:, :, None]], dim=2)
+    missing = (batch.demonstration_ranges[..., 0] < 0).to(found.device)
+    drops = found[:, :1, None] - without
+    effects, whole = drops[:, :-1].masked_fill(missing[..., None, None], torch.nan), drops[:, -1]
     return DemonstrationEffects(
         log_odds=effects[..., 1],
         log_prob=effects[..., 0],
         whole_log_odds=whole[..., 1],
         whole_log_prob=whole[..., 0],
-        ways=ways,
+        ways=chosen,
         texts=tuple(tuple(one.text for one in prompt.demonstrations) for prompt in batch.prompts),
         labels=tuple(tuple(one.label for one in prompt.demonstrations) for prompt in batch.prompts),
         answers=tuple(prompt.answer or "" for prompt in batch.prompts),
@@ -367,6 +365,6 @@ def _tokenized_with(model: Any, batch: PromptBatch) -> dict[str, Any]:
         if torch.equal(again.tokens, batch.tokens):
             return options
     raise InputError(
-        "removed=True needs the batch as il.tokenize returns it, to tokenize its prompts without each demonstration, "
-        "but got other tokens; pass il.tokenize(model, batch.prompts, template=batch.template)"
+        "'removed' requires a batch whose tokens are those of il.tokenize, which tokenizes its prompts without each "
+        "demonstration; pass il.tokenize(model, batch.prompts, template=batch.template)"
     )

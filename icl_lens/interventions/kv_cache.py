@@ -147,9 +147,9 @@ class LayerKVCache:
         pieces = [*zip(*(x.split(step, dim=1) for x in (q, k, v)), strict=True)]
         parts: list[HiddenKeys | None] = [None] * len(pieces)
         if hidden is not None:
-            flags = (x.split(step) for x in hidden[1:])
-            parts = [HiddenKeys(*part) for part in zip(hidden.keys.split(step, dim=1), *flags, strict=True)]
-        return torch.cat([self._attend(*piece, part) for piece, part in zip(pieces, parts, strict=True)], dim=1)
+            split = hidden.keys.split(step, dim=1), hidden.by_weight.split(step), hidden.by_value.split(step)
+            parts = [HiddenKeys(*part) for part in zip(*split, strict=True)]
+        return torch.cat([self._attend(q, k, v, part) for (q, k, v), part in zip(pieces, parts, strict=True)], dim=1)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, hidden: HiddenKeys | None) -> Tensor:
         n_rows, n_groups = q.shape[1], self.k.shape[1]
@@ -169,9 +169,9 @@ class LayerKVCache:
         pattern = attention_scores.attention(scores, sinks)
         if hidden is not None:
             keys = hidden.keys[:, None, :, None]  # batch group row member key
-            flags = (flag[:, None, None] for flag in hidden[1:])
+            by_weight, by_value = hidden.by_weight[:, None, None], hidden.by_value[:, None, None]
             without = attention_scores.attention(scores.masked_fill(keys, -torch.inf), sinks)
-            pattern = HiddenKeys(keys, *flags).change(pattern, without)
+            pattern = HiddenKeys(keys, by_weight, by_value).change(pattern, without)
         to_own, to_others = pattern.gather(-1, last_key), pattern.scatter(-1, last_key, 0.0)
         z = (to_others.flatten(2, 3) @ self.v).unflatten(2, (n_rows, -1)) + to_own * v.transpose(1, 2)[:, :, :, None]
         return z.transpose(1, 2).flatten(2, 3)

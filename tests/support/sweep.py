@@ -211,7 +211,9 @@ def _effects(case: Case) -> dict[str, Tensor]:
 
 def _without_demonstrations(case: Case) -> dict[str, Tensor]:
     """Sums over demonstrations, of which a prompt alone may have fewer than the longest of a batch."""
-    found = il.demonstration_effects(case.model, case.batch, against=case.against, removed=True)
+    found = il.demonstration_effects(
+        case.model, case.batch, against=case.against, ways=["hidden", "keys", "values", "removed"]
+    )
     sums = {f"sum {name}": getattr(found, name).nansum(1) for name in ("log_prob", "log_odds")}
     return sums | {name: getattr(found, name)[:, :3] for name in ("whole_log_prob", "whole_log_odds")}
 
