@@ -47,6 +47,7 @@ from .interventions.engine import patch_heads as patch_heads
 from .interventions.engine import score as score
 from .interventions.function_vectors import function_vector as function_vector
 from .interventions.function_vectors import indirect_effects as indirect_effects
+from .interventions.generation import generate as generate
 from .interventions.head_edges import Edge as Edge
 from .interventions.head_edges import WithoutEdges as WithoutEdges
 from .interventions.head_edges import head_to_head_effects as head_to_head_effects

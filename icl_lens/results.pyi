@@ -15,6 +15,7 @@ from .interventions.debias import StrengthSearch as StrengthSearch
 from .interventions.demonstration_effects import DemonstrationEffects as DemonstrationEffects
 from .interventions.effects import Agreement as Agreement
 from .interventions.effects import HeadEffects as HeadEffects
+from .interventions.generation import Generations as Generations
 from .interventions.head_edges import HeadToHeadEffects as HeadToHeadEffects
 from .interventions.saliency import SaliencyFlow as SaliencyFlow
 from .locate.circuit import Circuit as Circuit

@@ -12,6 +12,7 @@ from zlib import crc32
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.interventions.edit import Attention, Edit, Places, Positions, Stage, of_prompts
@@ -284,6 +285,7 @@ class Block(Edit):
 
     heads: Iterable[AnyHead]
     edges: Bool[Tensor, "batch query key"]
+    _batch: PromptBatch | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -300,9 +302,21 @@ class Block(Edit):
     def what(self) -> str:
         return "with blocked attention"
 
+    @classmethod
+    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
+        for edit in edits if batch is not None else ():
+            edit._check_shape((len(batch), *[batch.tokens.shape[1]] * 2))
+        return [replace(edit, _batch=batch) for edit in edits]
+
+    def _check_shape(self, shape: tuple[int, int, int]) -> None:
+        if self.edges.shape[0] not in (1, shape[0]) or tuple(self.edges.shape[1:]) != shape[1:]:
+            raise InputError(
+                f"edges must have the shape of the pass, {shape}, got {tuple(self.edges.shape)}; run the same batch"
+            )
+
     def is_only_last(self, batch: PromptBatch) -> bool:
         if self.edges.shape[0] not in (1, len(batch)) or tuple(self.edges.shape[1:]) != (batch.tokens.shape[1],) * 2:
-            return False  # a pass raises the error
+            return False  # `prepare` raises the error
         is_last = torch.arange(batch.tokens.shape[1]) == batch.last.cpu()[:, None]
         return not bool((self.edges.cpu() & ~is_last[:, :, None]).any())
 
@@ -313,11 +327,11 @@ class Block(Edit):
         if attention.queries is not None:  # rows of one token, in pieces of the batch
             edges = of_prompts(edges, attention.prompt)[..., :n_keys]
             edges = edges[torch.arange(rows)[:, None], attention.queries.to(edges.device)]
-        elif edges.shape[0] not in (1, rows) or tuple(edges.shape[1:]) != (n_queries, n_keys):
-            raise InputError(
-                f"edges must have the shape of the pass, {(rows, n_queries, n_keys)}, got {tuple(edges.shape)}; run "
-                "the same batch"
-            )
+        elif self._batch is not None:  # which the pass runs, or a part of it, and tokens may follow
+            more = max(0, n_keys - edges.shape[-1])
+            edges = functional.pad(of_prompts(edges, attention.prompt), (0, more, 0, more))[:, :n_queries, :n_keys]
+        else:
+            self._check_shape((rows, n_queries, n_keys))
         indices = attention.indices_of(heads)
         intact = pattern[:, indices]
         kept = intact.masked_fill(edges[:, None], 0.0)
