@@ -69,12 +69,18 @@ def edits_of(model, batch):
         "position": il.RemovePosition(HEADS, strength=0.7, positions="last"),
         "blocked": il.Block(HEADS, last_edges(batch)),
         "vector": il.AddVector(vector, 1),
+        "in place": il.AddVector(vector, 2, replace=True),
+        "gates": il.Ablate(HEADS, positions="last", strength=[0.3, 1.0, -0.5]),
+        "partly to the mean": il.Ablate(HEADS[:2], mode="mean", reference=other, positions="last", strength=0.4),
         "edges": il.WithoutEdges(EDGES),
         "own pattern": AttendToFirst(HEADS),
         "own z": Halve(HEADS, "last"),
     }
     everywhere = {
         "zero everywhere": il.Ablate(HEADS),
+        "gates everywhere": il.Ablate(HEADS, strength=[0.3, 1.0, -0.5]),
+        "vector everywhere": il.AddVector(vector, 1, positions="all"),
+        "vector in places": il.AddVector(vector, 1, replace=True, positions=[1, -2]),
         "position everywhere": il.RemovePosition(HEADS),
         "own z everywhere": Halve(HEADS),
     }
@@ -100,7 +106,7 @@ def test_sets_of_any_edits_score_what_their_blocks_do(load_tiny, name):
 
 
 def test_edits_of_the_last_position_run_one_token_per_prompt(load_tiny):
-    """Twelve kinds of edits, alone and all at once: after the passes of their own, one pass over whole prompts."""
+    """All kinds of edits, alone and all at once: after the passes of their own, one pass over whole prompts."""
     model = load_tiny("gpt2")
     batch = ragged(model)
     last, _ = edits_of(model, batch)

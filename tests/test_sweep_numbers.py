@@ -763,6 +763,19 @@ def ablated_sets(c: Both) -> None:
         for number, heads in enumerate(sets):
             theirs = c.log_probs(lambda row, h=heads, last=last: c.removed(h, last=last))
             assert_close(ours[:, number], theirs[:, [FOO, BAR]])
+        gates = {(head.layer, head.head): 0.25 * (1 + number) for number, head in enumerate(c.heads)}
+
+        def scaled(what: str, layer: int, z: Tensor, last: bool = last, gates=gates) -> Tensor | None:
+            if what != "z":
+                return None
+            kept = [1 - gates.get((layer, head), 0.0) for head in range(z.shape[1])]
+            z = z.clone()
+            z[-1 if last else slice(None)] *= torch.tensor(kept)[:, None].to(z)
+            return z
+
+        edit = il.Ablate(c.heads, positions="last" if last else "all", strength=list(gates.values()))
+        theirs = c.log_probs(lambda row, edit=scaled: edit)[:, [FOO, BAR]]
+        assert_close(il.score(c.model, c.batch, [[edit]])[:, 0], theirs)
 
 
 @checks("head_effects", "locate_effects")
@@ -1156,13 +1169,19 @@ def indirect_effects(c: Both) -> None:
 @checks("AddVector")
 def vector_added(c: Both) -> None:
     for layer in (0, c.n_layers - 1):
+        for positions, chosen in (("last", [-1]), ("all", slice(None)), ([2, -3], [2, -3])):
+            for replaced in (False, True):
 
-        def edit(what: str, where: int, x: Tensor, layer: int = layer) -> Tensor | None:
-            if (what, where) != ("resid_post", layer):
-                return None
-            return torch.cat([x[:-1], x[-1:] + c.vectors[0]])
+                def edit(what: str, where: int, x: Tensor, layer=layer, chosen=chosen, new=replaced) -> Tensor | None:
+                    if (what, where) != ("resid_post", layer):
+                        return None
+                    x = x.clone()
+                    x[chosen] = c.vectors[0].to(x) + (0 if new else x[chosen])
+                    return x
 
-        c.same(il.edited(c.model, il.AddVector(c.vectors, layer), batch=c.batch), lambda row, edit=edit: edit)
+                ours = il.AddVector(c.vectors, layer, replace=replaced, positions=positions)
+                moves = (positions, layer) != ([2, -3], c.n_layers - 1)
+                c.same(il.edited(c.model, ours, batch=c.batch), lambda row, edit=edit: edit, moves=moves)
 
 
 # The sweep

@@ -7,6 +7,7 @@ colon.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 from icl_lens.errors import InputError
@@ -304,6 +305,69 @@ class Template:
                 f"query must be the demonstration {self.demonstration!r} cut before the label and its spaces, got "
                 f"{self.query!r}; write query={wanted!r}"
             )
+
+    @classmethod
+    def chat(cls, model: Any, *, text: str = "{text}", label: str = "{label}", system: str | None = None) -> "Template":
+        """Return the tokenizer's own chat template: each demonstration is a turn of the user and one of the model.
+
+        The user says `text`, such as "Review: {text}", and the model answers `label`; what this has before {label} is
+        written for the model at the query, too. The rendered text is that of the tokenizer's `apply_chat_template` with
+        `add_generation_prompt=True`. Without `system`, a default system message of the template's own is used.
+
+        Raise InputError for a tokenizer without a chat template, one that refuses the messages (some have no role
+        "system"), and one in which the turns of a conversation are not written alike.
+
+        Example:
+            >>> instruct = il.load_model("smollm2-135m")  # doctest: +SKIP
+            >>> template = il.Template.chat(instruct, text="Text: {text}")  # doctest: +SKIP
+            >>> batch = il.tokenize(instruct, il.load_task("sentiment-number"), template=template)  # doctest: +SKIP
+        """
+        tokenizer = getattr(model, "tokenizer", None)
+        if not getattr(tokenizer, "chat_template", None):
+            raise InputError("model must have a tokenizer with a chat template; use an instruction-tuned model")
+        if text.count("{text}") != 1 or label.count("{label}") != 1:
+            raise InputError(f"text must contain {{text}} and label {{label}} once, got {text!r} and {label!r}")
+        prefill = label.partition("{label}")[0]
+        words = [f"icl{number}lens" for number in range(7)]
+        first = [] if system is None else [{"role": "system", "content": system}]
+
+        def pieces(n: int) -> list[str]:
+            """Return what a conversation of the first n words has before, between and after them."""
+            roles = (("user", text, "{text}"), ("assistant", label, "{label}"))
+            turns = [
+                {"role": role, "content": content.replace(name, word)}
+                for word, (role, content, name) in zip(words[:n], cycle(roles), strict=False)
+            ]
+            try:
+                found = tokenizer.apply_chat_template(
+                    [*first, *turns], tokenize=False, add_generation_prompt=n % 2 == 1
+                )
+            except Exception as error:  # templates raise errors of their own
+                raise InputError(f"the chat template must accept these messages, got the error {error}") from None
+            return re.split("|".join(words), found)
+
+        prefix, to_label, to_text, *rest, end = pieces(7)
+        closing = pieces(2)[-1]  # of the model's turn
+        opening = to_text.removeprefix(closing)
+        query = (end + prefill).rstrip(" ")
+        are_alike = (
+            rest == [to_label, to_text] * 2
+            and pieces(1) == [prefix, end]
+            and to_text.startswith(closing)
+            and prefix.endswith(opening)
+            and to_label.rstrip(" ") == query
+        )
+        if not are_alike:
+            raise InputError(
+                "the chat template must write all turns alike, but they differ by their place; write them out as an "
+                "il.Template of your own"
+            )
+        return cls(
+            demonstration=f"{opening}{{text}}{to_label}{{label}}{closing}",
+            query=f"{opening}{{text}}{query}",
+            separator="",
+            prefix=prefix.removesuffix(opening),
+        )
 
     @property
     def gap(self) -> str:
