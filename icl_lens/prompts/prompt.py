@@ -322,7 +322,7 @@ class Template:
             >>> template = il.Template.chat(instruct, text="Text: {text}")  # doctest: +SKIP
             >>> batch = il.tokenize(instruct, il.load_task("sentiment-number"), template=template)  # doctest: +SKIP
         """
-        tokenizer = getattr(model, "tokenizer", None)
+        tokenizer: Any = getattr(model, "tokenizer", None)
         if not getattr(tokenizer, "chat_template", None):
             raise InputError("model must have a tokenizer with a chat template; use an instruction-tuned model")
         if text.count("{text}") != 1 or label.count("{label}") != 1:
