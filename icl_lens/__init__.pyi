@@ -27,6 +27,7 @@ from .attribution.similarity import label_similarity as label_similarity
 from .attribution.value_parts import value_parts as value_parts
 from .errors import InputError as InputError
 from .explanation import explain as explain
+from .interventions.calibration import calibrated_scores as calibrated_scores
 from .interventions.controlled_ablation import ablate_with_controls as ablate_with_controls
 from .interventions.debias import balancing_weights as balancing_weights
 from .interventions.debias import choose_strength as choose_strength

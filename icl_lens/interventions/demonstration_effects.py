@@ -10,7 +10,6 @@ Demonstrations keep what later tokens have read of them, unless their text is le
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any, Literal, get_args
 
 import pandas as pd
@@ -35,7 +34,7 @@ from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.prompt import quoted_list
-from icl_lens.prompts.tokenize import tokenize
+from icl_lens.prompts.tokenize import tokenize_like
 
 Way = Literal["hidden", "keys", "values", "removed"]
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -335,7 +334,6 @@ def _removed_texts(
     model: Any, batch: PromptBatch, targets: Int[Tensor, " batch"], against: CheckedAgainst
 ) -> Float[Tensor, "batch demo outcome"]:
     """Return the outcomes of the prompts without the text of each demonstration; NaN where there is none."""
-    options = _tokenized_with(model, batch)
     found = torch.full((*batch.label_positions.shape, len(OUTCOMES)), torch.nan, dtype=torch.float64)
     for place in range(batch.label_positions.shape[1]):
         rows = [row for row, prompt in enumerate(batch.prompts) if place < len(prompt.demonstrations)]
@@ -344,27 +342,6 @@ def _removed_texts(
             replace(batch.prompts[row], demonstrations=own[:place] + own[place + 1 :])
             for row, own in zip(rows, shown, strict=True)
         ]
-        log_probs = last_log_probs(model, tokenize(model, prompts, **options))
+        log_probs = last_log_probs(model, tokenize_like(model, batch, prompts))
         found[rows, place] = answer_outcomes(log_probs, targets, against, torch.tensor(rows)).to(found)
     return found
-
-
-def _tokenized_with(model: Any, batch: PromptBatch) -> dict[str, Any]:
-    """Return the options with which `tokenize` gives the batch; raise InputError if none do."""
-    for shared_prefix, prepend_bos in product(("error", "append"), (None, True, False)):
-        options = {
-            "template": batch.template,
-            "labels": batch.labels,
-            "prepend_bos": prepend_bos,
-            "shared_prefix": shared_prefix,
-        }
-        try:
-            again = tokenize(model, batch.prompts, **options)
-        except InputError:
-            continue
-        if torch.equal(again.tokens, batch.tokens):
-            return options
-    raise InputError(
-        "'removed' requires a batch whose tokens are those of il.tokenize, which tokenizes its prompts without each "
-        "demonstration; pass il.tokenize(model, batch.prompts, template=batch.template)"
-    )

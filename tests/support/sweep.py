@@ -429,6 +429,8 @@ CALLS: dict[str, Call] = {
     "Ablate": _rows(_ablated_sets),
     "head_effects": _rows(_effects),
     "demonstration_effects": _rows(_without_demonstrations),
+    "calibrated_scores": _rows(lambda c: il.calibrated_scores(c.model, c.batch, inputs=["one", "red"])),
+    "generate": _mean(lambda c: torch.tensor(il.generate(c.model, c.batch, max_new_tokens=2).tokens)),
     "ablate_with_controls": _rows(_controlled),
     "Block": _rows(lambda c: c.within(il.edited(c.model, il.Block(c.heads, c.edges)))),
     "Reweight": _rows(
