@@ -54,6 +54,8 @@ MAKE = {
         *(m.get("HeadEffects").log_odds[i].nan_to_num() for i in (0, 1)),
         k=4,
     ),
+    "DemonstrationEffects": lambda m: il.demonstration_effects(m.model, m.batch),
+    "Generations": lambda m: il.generate(m.model, m.batch[:2], [[], [il.Ablate(["L5H0"])]], max_new_tokens=3),
     "HeadToHeadEffects": lambda m: il.head_to_head_effects(m.model, m.batch, ["L5H0"], part="k"),
     "SaliencyFlow": lambda m: il.saliency_flow(m.model, m.batch[:2]),
     "StrengthSearch": lambda m: il.choose_strength(

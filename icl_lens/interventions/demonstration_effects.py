@@ -167,6 +167,8 @@ class DemonstrationEffects(Result):
     """The answer of each prompt; "" if it has none."""
     queries: tuple[str, ...]
     """The query of each prompt; intervals resample them."""
+    begins_text: bool = False
+    """Whether the first demonstration begins a text, with the token that heads attend to when they look for nothing."""
     fallback_reason: str = ""
     """Why whole passes were run instead of one token per demonstration; empty if they were not."""
     edits: tuple[str, ...] = ()
@@ -233,6 +235,9 @@ class DemonstrationEffects(Result):
         outcome = "log p" if self.of()[0] is self.log_prob else "log-odds"
         title = f"DemonstrationEffects, nats of {outcome} that the answer loses without each demonstration"
         title += edits_suffix(self.edits)
+        title += "\nThe first one begins the text: its effect includes that of the first token, where heads rest" * (
+            self.begins_text and self.ways != ("values",)
+        )
         if len(self.queries) > 1:
             table = self.by_place()
             table = pd.DataFrame(table[table["way"] == self.ways[0]])
@@ -243,7 +248,7 @@ class DemonstrationEffects(Result):
                 "95% interval": interval_texts(table),
                 "prompts": table["n"].tolist(),
             }
-            return f"{title} ({self.ways[0]}): mean over {plural_prompts(len(self.queries))}", columns, len(table)
+            return f"{title}\nMean over {plural_prompts(len(self.queries))}, {self.ways[0]}:", columns, len(table)
         table, (effects, whole) = self.to_frame(), self.of()
         strongest = table[self.ways[0]].abs().argsort().iloc[::-1][: SHOWN_ROWS - 2].sort_values()
         shown = table.iloc[strongest]
@@ -278,6 +283,9 @@ def demonstration_effects(
     In each head, "keys" and "values" add up to "hidden"; through later layers, they need not. A demonstration is all
     its tokens up to the next one, or the query. Later demonstrations keep what they have read of it, unless its text is
     removed. `targets` and `against` are those of `head_effects`.
+
+    Heads that look for nothing attend to the first token of the text. Begin the text with something else than a
+    demonstration (`Template(prefix=…)`, `prepend_bos=True`), or the first demonstration has the effect of this token.
 
     The first three ways cost one pass over the prompts, and each a token per demonstration; "removed" costs a pass per
     demonstration. Raise InputError for prompts without demonstrations, unknown ways, and invalid targets.
@@ -326,6 +334,7 @@ def demonstration_effects(
         answers=tuple(prompt.answer or "" for prompt in batch.prompts),
         queries=batch.queries,
         fallback_reason=reason,
+        begins_text=bool((batch.demonstration_ranges[:, 0, 0] == 0).any()),
         edits=active_edits(view),
     )
 
