@@ -56,6 +56,7 @@ MAKE = {
     ),
     "DemonstrationEffects": lambda m: il.demonstration_effects(m.model, m.batch),
     "Generations": lambda m: il.generate(m.model, m.batch[:2], [[], [il.Ablate(["L5H0"])]], max_new_tokens=3),
+    "VectorGains": lambda m: il.vector_gains(m.model, il.task_vectors(m.model, m.batch), m.batch, replace=True),
     "HeadToHeadEffects": lambda m: il.head_to_head_effects(m.model, m.batch, ["L5H0"], part="k"),
     "SaliencyFlow": lambda m: il.saliency_flow(m.model, m.batch[:2]),
     "StrengthSearch": lambda m: il.choose_strength(
@@ -92,6 +93,7 @@ FIRST = {
     "HeadEffects": ["name", "log_odds", "log_prob"],
     "DemonstrationEffects": ["text", "label", "hidden", "keys", "values"],
     "Generations": ["prompt", "no edits", "L5H0 zeroed"],
+    "VectorGains": ["layer", "gain", "low", "high"],
     "Agreement": ["spearman", "k", "overlap", "expected_overlap"],
     "HeadToHeadEffects": ["receiver", "part", "sender", "log_odds", "log_prob"],
     "SaliencyFlow": ["prompt", "layer", "text_to_label", "label_to_last"],
@@ -117,6 +119,7 @@ HEADLINE = {
     "HeadEffects": lambda found: f"{found.log_odds.mean(0).max():+.3f}",
     "DemonstrationEffects": lambda found: f"{found.whole_log_odds.mean(0)[0]:+.3f}",
     "Generations": lambda found: found.texts[0][0],
+    "VectorGains": lambda found: f"{found.to_frame()['gain'].max():+.3f}",
     "SaliencyFlow": lambda found: f"{found.text_to_label.mean(0)[0]:.2e}",
     "StrengthSearch": lambda found: f"{found.strength:g} (chosen)",
     "ControlledAblation": lambda found: f"{found.interval('heads', 'accuracy').value:.1%}",
