@@ -22,9 +22,12 @@ from .locate.mean_exchanges import MeanExchanges as MeanExchanges
 from .locate.mean_score_parts import MeanScoreParts as MeanScoreParts
 from .measures.controlled_ablation import ControlledAblation as ControlledAblation
 from .measures.debias import StrengthSearch as StrengthSearch
+from .measures.demonstration_effects import DemonstrationEffects as DemonstrationEffects
 from .measures.effects import HeadEffects as HeadEffects
+from .measures.generation import Generations as Generations
 from .measures.head_to_head_effects import HeadToHeadEffects as HeadToHeadEffects
 from .measures.saliency import SaliencyFlow as SaliencyFlow
+from .measures.vector_gains import VectorGains as VectorGains
 from .metrics import Agreement as Agreement
 
 def load(path: str | pathlib.Path) -> typing.Any: ...

@@ -7,6 +7,7 @@ import families
 import pytest
 import torch
 from explanations import shown_text, terminal_text
+from test_effects import ragged
 from tolerance import assert_close
 
 import icl_lens as il
@@ -184,6 +185,28 @@ def test_a_hook_of_a_module_changes_the_numbers_that_name_it(gpt2):
     assert plain.edits == ()
     assert edited.edits == ("a forward hook on transformer.h.1",)
     assert (edited.log_prob - plain.log_prob).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_a_hook_of_a_module_treats_each_prompt_as_in_a_block(load_tiny, positions):
+    """A hook that shifts the second prompt only: rows and restarts, in which prompts move, would shift others."""
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    sets = [[], [il.Ablate(["L2H0"], positions=positions)], [il.Ablate(["L1H1", "L2H2"], positions=positions)]]
+    plain = il.score(model, batch, sets)
+
+    def shift(module, args, output):
+        first = output[0] if isinstance(output, tuple) else output
+        first[1] += torch.linspace(-1, 1, first.shape[-1])
+
+    with model.blocks[1].mlp.register_forward_hook(shift):
+        found = il.score(model, batch, sets)
+        for number, edits in enumerate(sets):
+            with il.edited(model, *edits):
+                assert_close(found[:, number], il.score(model, batch))
+    changed = (found - plain).abs().amax((1, 2))
+    assert changed[1] > 1e-3
+    assert_close(found[[0, 2]], plain[[0, 2]])
 
 
 def halve(module, args, output):

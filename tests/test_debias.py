@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 from conftest import PROMPTS
+from passes import watched
 from tolerance import assert_close
 
 import icl_lens as il
@@ -123,14 +124,8 @@ def test_fixes_side_by_side_are_the_blocks_one_by_one(load_tiny, monkeypatch, na
     whole = torch.stack(whole, dim=1)
     # No pass is run for each fix: only the pass that computes the keys runs over full prompts.
     widths = []
-    handle = model.blocks[0].register_forward_pre_hook(
-        lambda module, args, kwargs: widths.append(
-            (kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]).shape[1]
-        ),
-        with_kwargs=True,
-    )
-    found = il.score(model, batch, fixes(batch))
-    handle.remove()
+    with watched(lambda _, x: widths.append(x.shape[1]), model.blocks[0]):
+        found = il.score(model, batch, fixes(batch))
     assert_close(found, whole)
     assert sorted(widths)[:-1] == [1] * (len(widths) - 1)
     assert (found[:, 1:] - found[:, :1]).abs().amax((0, 2)).min() > 1e-4

@@ -6,6 +6,7 @@ from itertools import pairwise
 import families
 import pytest
 import torch
+from passes import watched
 from test_effects import ragged
 from tolerance import assert_close
 
@@ -69,12 +70,18 @@ def edits_of(model, batch):
         "position": il.RemovePosition(HEADS, strength=0.7, positions="last"),
         "blocked": il.Block(HEADS, last_edges(batch)),
         "vector": il.AddVector(vector, 1),
+        "in place": il.AddVector(vector, 2, replace=True),
+        "gates": il.Ablate(HEADS, positions="last", strength=[0.3, 1.0, -0.5]),
+        "partly to the mean": il.Ablate(HEADS[:2], mode="mean", reference=other, positions="last", strength=0.4),
         "edges": il.WithoutEdges(EDGES),
         "own pattern": AttendToFirst(HEADS),
         "own z": Halve(HEADS, "last"),
     }
     everywhere = {
         "zero everywhere": il.Ablate(HEADS),
+        "gates everywhere": il.Ablate(HEADS, strength=[0.3, 1.0, -0.5]),
+        "vector everywhere": il.AddVector(vector, 1, positions="all"),
+        "vector in places": il.AddVector(vector, 1, replace=True, positions=[1, -2]),
         "position everywhere": il.RemovePosition(HEADS),
         "own z everywhere": Halve(HEADS),
     }
@@ -100,21 +107,18 @@ def test_sets_of_any_edits_score_what_their_blocks_do(load_tiny, name):
 
 
 def test_edits_of_the_last_position_run_one_token_per_prompt(load_tiny):
-    """Twelve kinds of edits, alone and all at once: after the passes of their own, one pass over whole prompts."""
+    """All kinds of edits, alone and all at once: after the passes of their own, one pass over whole prompts."""
     model = load_tiny("gpt2")
     batch = ragged(model)
     last, _ = edits_of(model, batch)
     sets = [[edit] for edit in last.values()] + [list(last.values())]
     il.score(model, batch, sets)  # checks of heads run once per model
     widths = []
-    handle = model.blocks[2].register_forward_pre_hook(lambda module, args: widths.append(args[0].shape[1]))
-    try:
+    with watched(lambda _, x: widths.append(x.shape[1]), model.blocks[2]):
         il.score(model, batch, [[one] for name, one in last.items() if name in ("zero", "weights", "blocked")])
         assert widths == [batch.tokens.shape[1], 1]
         il.score(model, batch, [[last["own pattern"]]])  # compared with a whole pass, because it is not ours
         assert widths[2:] == [batch.tokens.shape[1], 1, batch.tokens.shape[1]]
-    finally:
-        handle.remove()
 
 
 def test_a_metric_reads_the_log_probabilities_of_each_prompt(load_tiny):
@@ -165,11 +169,8 @@ def test_passes_that_edits_need_run_once_for_all_sets(load_tiny):
     sets = [[il.Ablate([head], mode="mean", reference=reference, positions="last")] for head in heads]
     il.score(model, batch, sets)
     passes = []
-    handle = model.blocks[0].register_forward_pre_hook(lambda module, args: passes.append(tuple(args[0].shape[:2])))
-    try:
+    with watched(lambda _, x: passes.append(tuple(x.shape[:2])), model.blocks[0]):
         il.score(model, batch, sets)
-    finally:
-        handle.remove()
     whole = [shape for shape in passes if shape[1] > 1]
     assert whole == [(2, batch[:2].tokens.shape[1]), (2, batch[1:].tokens.shape[1]), tuple(batch.tokens.shape)]
 

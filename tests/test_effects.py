@@ -1,6 +1,8 @@
 """Effects of ablating heads, exact and as first-order estimates; agreement of rankings."""
 
 import copy
+from contextlib import ExitStack
+from functools import partial
 
 import families
 import pytest
@@ -19,6 +21,7 @@ from icl_lens.edits import kv_cache
 from icl_lens.edits.kv_cache import LayerKVCache
 from icl_lens.engine import gradients, prefix_cache, restart
 from icl_lens.models.attention_scores import AttentionScoring
+from icl_lens.models.inference import replace_forwards
 from icl_lens.models.view import ModelView
 
 
@@ -166,12 +169,17 @@ def other_scores(**how):
 def shifted_rows(layer):
     """Return a change that shifts the output of an MLP in single-token passes, which z of that layer does not show."""
 
-    def shift(module, args, output):
+    def changed(forward, *args, **kwargs):
+        output = forward(*args, **kwargs)
         return output + 0.1 * torch.arange(output.shape[-1]) if output.shape[1] == 1 else output
 
-    return lambda patch, request, model: request.addfinalizer(
-        model.blocks[layer].mlp.register_forward_hook(shift).remove
-    )
+    def change(patch, request, model):
+        mlp = model.blocks[layer].mlp
+        stack = ExitStack()
+        stack.enter_context(replace_forwards([(mlp, partial(changed, mlp.forward))]))
+        request.addfinalizer(stack.close)
+
+    return change
 
 
 def failing_rows(error):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import PROMPTS
+from test_edits import edits_of
 
 import icl_lens as il
 
@@ -105,3 +106,67 @@ def test_generation_from_padding_is_refused_where_the_prompts_are_known(load_tin
         pytest.raises(il.InputError, match="prompts must have the same length for tokens to follow them"),
     ):
         model.generate(batch.tokens, use_past_kv_cache=False, **GREEDY)
+
+
+SAME = [
+    il.Prompt.parse("love : bar like : bar eight : foo one :", answer="foo"),
+    il.Prompt.parse("two : foo sad : bar three : foo happy :", answer="bar"),
+    il.Prompt.parse("sad : foo nine : bar two : bar three :", answer="bar"),
+]
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_generate_is_a_loop_of_whole_passes_under_every_edit(load_tiny, sampled):
+    """Prompts one after the other, each with its own weights, vectors, sources and edges."""
+    model = load_tiny("llama_gqa")
+    batch = il.tokenize(model, SAME, prepend_bos=False)
+    last, every = edits_of(model, batch)
+    sets = [[], *([edit] for edit in last.values()), *([edit] for edit in every.values())]
+    options = {"temperature": 1.5, "seed": 3} if sampled else {}
+    found = il.generate(model, batch, sets, max_new_tokens=N_NEW, **options)
+    differ = 0
+    for edits, ours in zip(sets, found.tokens, strict=True):
+        for row in range(len(batch)):
+            tokens = batch.tokens
+            torch.manual_seed(3)
+            for _ in range(N_NEW):
+                with il.edited(model, *edits, batch=batch):
+                    logits = model(tokens, return_type="logits")[row, -1]
+                drawn = torch.distributions.Categorical(logits=logits / 1.5).sample() if sampled else logits.argmax()
+                new = torch.zeros(len(batch), 1, dtype=tokens.dtype).fill_(drawn)
+                tokens = torch.cat([tokens, new], dim=1)
+            assert list(ours[row]) == tokens[row, -N_NEW:].tolist(), edits
+        differ += ours != found.tokens[0]
+    assert differ > len(sets) / 3
+
+
+def test_generations_stop_and_are_shown_side_by_side(load_tiny):
+    model = load_tiny("gpt2")
+    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+    sets = [[], [il.Ablate(HEADS)], [il.Ablate(HEADS)]]
+    found = il.generate(model, batch, sets, max_new_tokens=N_NEW)
+    for row in range(len(batch)):
+        (alone,) = il.generate(model, batch[row], max_new_tokens=N_NEW).tokens[0]
+        assert found.tokens[0][row] == alone
+    words = found.texts[0][0].split()
+    stopped = il.generate(model, batch, max_new_tokens=N_NEW, stop=words[2])
+    assert stopped.texts[0][0].split() == words[: words.index(words[2])]
+    names = [f"L0H0, L0H1, L1H2, L2H3 zeroed ({number})" for number in (1, 2)]
+    assert found.to_frame().columns.tolist() == ["prompt", "no edits", *names]
+    assert found.to_frame()["prompt"].tolist() == [prompt.query for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be between 1 and"),
+        ({"max_new_tokens": 10_000}, "max_new_tokens must be between 1 and"),
+        ({"temperature": -1.0}, "temperature must be non-negative"),
+        ({"stop": ""}, "stop must not be an empty text"),
+        ({"sets": []}, "sets must contain at least one set"),
+    ],
+)
+def test_generate_says_what_is_wrong(load_tiny, options, message):
+    model = load_tiny("gpt2")
+    with pytest.raises(il.InputError, match=message):
+        il.generate(model, il.tokenize(model, PROMPTS), **options)

@@ -1,11 +1,12 @@
 """Sets of heads removed together, at the last position or at all: against whole passes and Hugging Face's modules."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import permutations
 
 import pytest
 import torch
 from family_tables import EXACT
+from passes import watched
 from test_effects import ragged
 from tolerance import assert_close
 
@@ -50,33 +51,25 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
         assert_close(il.score(model, batch, [[il.Ablate(heads, **options)] for heads in SETS]), whole)
 
 
-@contextmanager
-def attention_run(model):
-    """Yield a list that collects (layer, number of rows) of every attention that runs in the block."""
-    ran: list[tuple[int, int]] = []
-
-    def noted(layer):
-        return lambda module, args, kwargs: ran.append((layer, len((*args, *kwargs.values())[0])))
-
-    handles = [
-        block.attn.register_forward_pre_hook(noted(layer), with_kwargs=True) for layer, block in enumerate(model.blocks)
-    ]
-    yield ran
-    for handle in handles:
-        handle.remove()
+def attention_run(model, ran):
+    """Collect (layer, number of rows) of every attention that runs in the block."""
+    attention = [block.attn for block in model.blocks]
+    return watched(lambda layer, x: ran.append((layer, len(x))), *attention)
 
 
 @pytest.mark.parametrize("sets", [*permutations([[(1, 0)], [(0, 2)], [(1, 0), (2, 1)]])])
 def test_rows_enter_where_their_sets_begin(gpt2, gpt2_batch, sets):
     """One set begins in layer 0, two share an edit in layer 1 and split in layer 2; each prompt has an unedited row."""
-    with attention_run(gpt2) as ran:
+    ran = []
+    with attention_run(gpt2, ran):
         il.score(gpt2, gpt2_batch, [[il.Ablate(heads, positions="last")] for heads in sets])
     assert ran[-3:] == [(0, 6), (1, 9), (2, 12)]
 
 
 def test_at_all_positions_a_pass_begins_where_its_sets_do(gpt2, gpt2_batch):
     """Blocks before the first layer that a set edits are not run; three prompts and two sets share a pass."""
-    with attention_run(gpt2) as ran:
+    ran = []
+    with attention_run(gpt2, ran):
         il.score(gpt2, gpt2_batch, [[il.Ablate([(1, 0)])], [], [il.Ablate([(1, 3), (2, 1)])]])
     assert ran[-5:] == [(0, 3), (1, 3), (2, 3), (1, 6), (2, 6)]
 

@@ -13,6 +13,7 @@ import reference_hf
 import torch
 from conftest import PROMPTS
 from family_tables import EXACT, PARTLY_REFUSED
+from passes import watched
 from test_effects import hf_twin, remains
 from tolerance import assert_close
 
@@ -510,9 +511,8 @@ def test_sets_are_patched_one_after_the_other(run, name, what, options):
         with il.patch_heads(model, heads, other, activation=what, **options, **into):
             expected.append(il.score(model, batch))
     passes = []
-    handle = model.blocks[0].register_forward_pre_hook(lambda *_: passes.append(1))
-    found = il.score(model, batch, [[il.Patch(heads, other, activation=what, **options)] for heads in sets])
-    handle.remove()
+    with watched(lambda *_: passes.append(1), model.blocks[0]):
+        found = il.score(model, batch, [[il.Patch(heads, other, activation=what, **options)] for heads in sets])
     by_rows = "last" in options.values() or what == "z"  # z restarts: the source, the batch, and its rows
     assert len(passes) == (3 if by_rows else len(sets) + 1)  # the source, the batch, and rows of it
     assert_close(found, torch.stack(expected, dim=1))

@@ -9,7 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 import icl_lens as il
-from experiments.planted import Kind, Planted, build
+from experiments.bundled_models.curriculum import Kind
+from experiments.planted import build
+from experiments.planted.build import Planted
 from icl_lens.metrics import accuracy, label_log_odds
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -179,3 +181,27 @@ def test_same_seed_same_files_and_same_noise_in_all_kinds(planted, tmp_path):
             for name in ("attn.c_attn.weight", "mlp.c_fc.weight"):
                 key = f"transformer.h.{layer}.{name}"
                 assert torch.equal(own[key], weights["two-tower"][key]), kind
+
+
+@pytest.mark.parametrize("way", ["hidden", "removed"])
+def test_demonstrations_help_as_planted(planted, way: str) -> None:
+    """Of the query's class where texts are compared, the last one, by their label alone, or not at all."""
+    means = {}
+    for kind in ("two-tower", "last-label", "majority", "lookup"):
+        truth, model = planted(kind)
+        found = il.demonstration_effects(model, il.tokenize(model, balanced(truth)), ways=[way])
+        means[kind] = found.by_place().set_index(["place", "demonstrations"])["mean"]
+    for place in range(1, 5):
+        assert means["two-tower"][place, "answer"] > 0.3
+        assert means["two-tower"][place, "other"] < 0.1
+        assert means["majority"][place, "answer"] > 1.5
+        assert means["majority"][place, "other"] < -1.5
+        assert max(abs(means["lookup"][place, one]) for one in ("answer", "other")) < 0.1
+        if place < 4:
+            assert max(abs(means["last-label"][place, one]) for one in ("answer", "other")) < 0.1
+    assert means["last-label"][4, "answer"] > 5
+    assert means["last-label"][4, "other"] < -5
+    if way == "hidden":  # two demonstrations of a class replace each other; labels that are equally frequent cancel
+        whole = {kind: mean["all at once", "both"] for kind, mean in means.items()}
+        assert whole["two-tower"] > 5 > 5 * means["two-tower"]["sum", "both"]
+        assert abs(whole["majority"]) < 0.1

@@ -19,7 +19,7 @@ import sweep
 import tolerance
 import torch
 from family_tables import EXACT
-from reference_passes import Edit, Pass, in_turn, replacing
+from reference_passes import Edit, Pass, attention_of, in_turn, replacing
 from sweep import CALLS, OTHERS, PROMPTS, STRENGTHS, Case, is_refused, trimmed
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -764,6 +764,19 @@ def ablated_sets(c: Both) -> None:
         for number, heads in enumerate(sets):
             theirs = c.log_probs(lambda row, h=heads, last=last: c.removed(h, last=last))
             assert_close(ours[:, number], theirs[:, [FOO, BAR]])
+        gates = {(head.layer, head.head): 0.25 * (1 + number) for number, head in enumerate(c.heads)}
+
+        def scaled(what: str, layer: int, z: Tensor, last: bool = last, gates=gates) -> Tensor | None:
+            if what != "z":
+                return None
+            kept = [1 - gates.get((layer, head), 0.0) for head in range(z.shape[1])]
+            z = z.clone()
+            z[-1 if last else slice(None)] *= torch.tensor(kept)[:, None].to(z)
+            return z
+
+        edit = il.Ablate(c.heads, positions="last" if last else "all", strength=list(gates.values()))
+        theirs = c.log_probs(lambda row, edit=scaled: edit)[:, [FOO, BAR]]
+        assert_close(il.score(c.model, c.batch, [[edit]])[:, 0], theirs)
 
 
 @checks("head_effects", "locate_effects")
@@ -834,6 +847,49 @@ def scaled(c: Both) -> None:
 
         edit = il.edited(c.model, il.Reweight(c.heads, c.weights, renormalize=renormalize), batch=c.batch)
         c.same(edit, c.patterns(scale))
+
+
+@checks("demonstration_effects")
+def demonstrations(c: Both) -> None:
+    found = il.demonstration_effects(c.model, c.batch, against=c.against)
+    n = found.log_odds.shape[1]
+
+    def without(row: int, places: Sequence[int], way: str) -> Edit:
+        """Hide demonstrations from the last query: from the token after the label before, to the label."""
+        ends = c.labels(row)
+        starts = [0, *(end + 1 for end in ends)]
+        keys = [key for place in places if place < len(ends) for key in range(starts[place], ends[place] + 1)]
+        masked: dict[int, Tensor] = {}
+
+        def edit(what: str, layer: int, x: Tensor) -> Tensor | None:
+            if what not in ("scores", "pattern") or (what == "scores") != (way == "hidden"):
+                if what == "scores":
+                    masked[layer] = x[:, -1].index_fill(1, torch.tensor(keys, dtype=torch.long), -torch.inf)
+                return None
+            x = x.clone()
+            if what == "scores":
+                x[:, -1, keys] = -torch.inf
+            elif way == "values":
+                x[:, -1, keys] = 0
+            else:
+                sinks = getattr(attention_of(c.hf, layer), "sinks", None)
+                sinks = torch.full((len(x), 1), -torch.inf) if sinks is None else sinks[:, None]
+                intact = x[:, -1, keys]
+                x[:, -1] = torch.softmax(torch.cat([masked[layer], sinks], dim=1), dim=1)[:, :-1].to(x)
+                x[:, -1, keys] = intact
+            return x
+
+        return edit
+
+    for i, way in enumerate(("hidden", "keys", "values")):
+        for places in (*([place] for place in range(n)), range(n)):
+            theirs = c.drops(lambda row, places=places, way=way: without(row, places, way))
+            for name in ("log_odds", "log_prob"):
+                each, whole = getattr(found, name), getattr(found, f"whole_{name}")
+                ours = whole[:, i] if len(places) > 1 else each[:, places[0], i]
+                exists = ~ours.isnan()
+                assert exists.tolist() == [min(places) < len(c.labels(row)) for row in range(len(ours))]
+                assert_close(ours[exists], theirs[name][exists], msg=f"{way}, {places}")
 
 
 @checks("RemovePosition")
@@ -1114,13 +1170,74 @@ def indirect_effects(c: Both) -> None:
 @checks("AddVector")
 def vector_added(c: Both) -> None:
     for layer in (0, c.n_layers - 1):
+        for positions, chosen in (("last", [-1]), ("all", slice(None)), ([2, -3], [2, -3])):
+            for replaced in (False, True):
 
-        def edit(what: str, where: int, x: Tensor, layer: int = layer) -> Tensor | None:
-            if (what, where) != ("resid_post", layer):
-                return None
-            return torch.cat([x[:-1], x[-1:] + c.vectors[0]])
+                def edit(what: str, where: int, x: Tensor, layer=layer, chosen=chosen, new=replaced) -> Tensor | None:
+                    if (what, where) != ("resid_post", layer):
+                        return None
+                    x = x.clone()
+                    x[chosen] = c.vectors[0].to(x) + (0 if new else x[chosen])
+                    return x
 
-        c.same(il.edited(c.model, il.AddVector(c.vectors, layer), batch=c.batch), lambda row, edit=edit: edit)
+                ours = il.AddVector(c.vectors, layer, replace=replaced, positions=positions)
+                moves = (positions, layer) != ([2, -3], c.n_layers - 1)
+                c.same(il.edited(c.model, ours, batch=c.batch), lambda row, edit=edit: edit, moves=moves)
+
+
+@checks("task_vectors", "vector_gains")
+def vector_gains(c: Both) -> None:
+    """At every layer, the mean of other prompts in place of the residual stream, and added to it."""
+    stream = []
+    for ids in trimmed(c.other):
+        seen: dict[int, Tensor] = {}
+        reference_passes.run(
+            c.hf, ids, lambda what, layer, x, seen=seen: seen.update({layer: x[-1]}) if what == "resid_post" else None
+        )
+        stream.append(torch.stack([seen[layer] for layer in range(c.n_layers)]))
+    means = torch.stack(stream).mean(0)
+    ours = il.task_vectors(c.model, c.other)
+    assert_close(ours, means, scale=float(means.abs().max()))
+    for replaced in (False, True):
+        found = il.vector_gains(c.model, ours, c.batch, replace=replaced)
+        for layer in range(c.n_layers):
+
+            def edit(what: str, where: int, x: Tensor, layer=layer, new=replaced) -> Tensor | None:
+                if (what, where) != ("resid_post", layer):
+                    return None
+                return torch.cat([x[:-1], means[layer].to(x)[None] + (0 if new else x[-1:])])
+
+            theirs = c.log_probs(lambda row, edit=edit: edit)
+            own = c.scored(theirs)["log_prob"]
+            assert_close(found.log_prob[:, layer], own)
+            top = theirs.gather(1, c.targets[:, None])[:, 0] >= theirs.max(1).values
+            assert found.top1[:, layer].tolist() == top.tolist()
+
+
+@checks("calibrated_scores")
+def calibrated(c: Both) -> None:
+    """Among two labels, the prior is the mean over two other queries."""
+
+    def p(query: str | None) -> Tensor:
+        prompts = c.prompts if query is None else [il.Prompt(x.demonstrations, query) for x in c.prompts]
+        batch = il.tokenize(c.model, prompts, prepend_bos=False, labels=("foo", "bar"))
+        log_probs = torch.stack([reference_passes.run(c.hf, ids).log_probs for ids in trimmed(batch)])
+        return torch.softmax(log_probs[:, [FOO, BAR]], dim=1)
+
+    ratio = p(None) / ((p("one") + p("red")) / 2)
+    ours = il.calibrated_scores(c.model, c.batch, inputs=["one", "red"])
+    assert_close(ours.exp(), ratio / ratio.sum(1, keepdim=True))
+
+
+@checks("generate")
+def generated(c: Both) -> None:
+    found = il.generate(c.model, c.batch, [[], [il.Ablate(c.heads)]], max_new_tokens=3)
+    for row in range(len(c.batch)):
+        for number, edit in enumerate((None, c.removed(c.heads))):
+            ids, n, end = c.ids[row], len(c.ids[row]), c.model.tokenizer.eos_token_id
+            while len(ids) < n + 3 and (len(ids) == n or int(ids[-1]) != end):
+                ids = torch.cat([ids, reference_passes.run(c.hf, ids, edit).log_probs.argmax()[None]])
+            assert list(found.tokens[number][row]) == ids[n:].tolist()
 
 
 # The sweep

@@ -56,6 +56,7 @@ def test_the_papers_positions_whatever_the_tokenizer(kind, prepend_bos):
     batch = tokenize(model_of(kind), [PAPER], prepend_bos=prepend_bos)
     shift = int(kind == "metaspace" if prepend_bos is None else prepend_bos)
     assert batch.label_positions.tolist() == [[shift + p for p in (2, 5, 8, 11)]]
+    assert batch.demonstration_ranges.tolist() == [[[shift + p, shift + p + 3] for p in (0, 3, 6, 9)]]
     assert batch.last.tolist() == [shift + 13]
     assert batch.tokens.shape == (1, shift + 14)  # nothing at the end
     assert batch.text_ranges.tolist() == [[[shift + p, shift + p + 1] for p in (0, 3, 6, 9)]]

@@ -15,8 +15,8 @@ from experiments.framework.estimate import compare
 from experiments.framework.plotting import STYLE
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
+from icl_lens.report.notebook_figure import PAGE
 from icl_lens.report.palette import BLUE, GRAY, GREEN, ORANGE
-from icl_lens.report.plots import PAGE
 
 
 def _curve(ax: Axes, table: Any, value: str, color: str, label: str) -> None:

@@ -8,7 +8,7 @@
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import ClassVar, Literal, NamedTuple, get_args
 
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from icl_lens.edits.pattern import LayerValues, ScoreInputs, recompute_pattern, score_inputs
 from icl_lens.errors import InputError, check_choice
-from icl_lens.models.head import AnyHead, head_tuple
+from icl_lens.models.active_edits import some_of
+from icl_lens.models.head import AnyHead, Head, head_tuple
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -204,6 +205,19 @@ class Placed:
     edit: Edit
     heads: Mapping[int, list[int]]
     batch: PromptBatch | None = None
+    prompt: Int[Tensor, " row"] | None = None
+    """Index of each prompt of `batch` among those for which the edit was prepared; None if these are the same."""
+
+    @property
+    def words(self) -> str:
+        """What is done to which heads, such as "L5H0, L4H1 zeroed"."""
+        heads = [str(Head(layer, head)) for layer, indices in sorted(self.heads.items()) for head in indices]
+        return f"{some_of(heads, 'heads')} {self.edit.what}".lstrip()
+
+    def select(self, prompts: Sequence[int]) -> "Placed":
+        """Return the edit for passes that run only some of the prompts."""
+        rows = list(prompts)
+        return replace(self, batch=None if self.batch is None else self.batch[rows], prompt=torch.tensor(rows))
 
 
 LayerEdits = list[tuple[Stage, Placed, list[int]]]

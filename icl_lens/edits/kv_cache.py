@@ -7,6 +7,7 @@ activations that its hooks expose in one pass over the prompts.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +18,26 @@ from icl_lens.models import attention_scores
 from icl_lens.models.attention_scores import AttentionScoring, rotate
 from icl_lens.models.memory import SCORE_BYTES
 from icl_lens.prompts.batch import PromptBatch
+
+
+class HiddenKeys(NamedTuple):
+    """Keys that rows do not attend to, and by what."""
+
+    keys: Bool[Tensor, "batch row key"]
+    by_weight: Bool[Tensor, " row"]
+    """Whether the other keys get these keys' share of attention."""
+    by_value: Bool[Tensor, " row"]
+    """Whether z lacks these keys' values, at the weights that they have."""
+
+    def change(
+        self, pattern: Float[Tensor, "batch *row key"], without: Float[Tensor, "batch *row key"]
+    ) -> Float[Tensor, "batch *row key"]:
+        """Return the rows' pattern; `without` is the pattern in which the keys were never there.
+
+        All but the first and last axes are broadcast: callers give `keys` and both flags the axes of `pattern`.
+        """
+        others = torch.where(self.by_weight, without, pattern).masked_fill(self.keys, 0.0)
+        return others + pattern.masked_fill(~self.keys | self.by_value, 0.0)
 
 
 @dataclass(frozen=True)
@@ -115,16 +136,22 @@ class LayerKVCache:
         q: Float[Tensor, "batch row head d_head"],
         k: Float[Tensor, "batch row kv_head d_head"],
         v: Float[Tensor, "batch row kv_head d_head"],
+        hidden: HiddenKeys | None = None,
     ) -> Float[Tensor, "batch row head d_head"]:
         """Return z of rows at their prompt's last position, each with its own query, key and value."""
         q, k, v = (self.scoring.clipped(x.to(self.k.dtype)) for x in (q, k, v))
         if self.last_rotation is not None:
             q, k = (rotate(x, *self.last_rotation, self.scoring) for x in (q, k))
         bytes_per_row = q.shape[0] * q.shape[2] * self.k.shape[2] * q.element_size()
-        pieces = (x.split(max(1, SCORE_BYTES // bytes_per_row), dim=1) for x in (q, k, v))
-        return torch.cat([self._attend(*piece) for piece in zip(*pieces, strict=True)], dim=1)
+        step = max(1, SCORE_BYTES // bytes_per_row)
+        pieces = [*zip(*(x.split(step, dim=1) for x in (q, k, v)), strict=True)]
+        parts: list[HiddenKeys | None] = [None] * len(pieces)
+        if hidden is not None:
+            split = hidden.keys.split(step, dim=1), hidden.by_weight.split(step), hidden.by_value.split(step)
+            parts = [HiddenKeys(*part) for part in zip(*split, strict=True)]
+        return torch.cat([self._attend(q, k, v, part) for (q, k, v), part in zip(pieces, parts, strict=True)], dim=1)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, hidden: HiddenKeys | None) -> Tensor:
         n_rows, n_groups = q.shape[1], self.k.shape[1]
         q = q.unflatten(2, (n_groups, -1)).transpose(1, 2)  # batch group row member d_head
         own_score = torch.einsum("bgrmd,brgd->bgrm", q, k)[..., None]
@@ -138,7 +165,13 @@ class LayerKVCache:
             scores = self.scoring.soft_cap * torch.tanh(scores / self.scoring.soft_cap)
         scores = scores.masked_fill(~self.visible_keys[:, None, None, None], -torch.inf)
         sinks = None if self.scoring.sinks is None else self.scoring.sinks.reshape(n_groups, 1, -1)
-        pattern = attention_scores.attention(scores, None if sinks is None else sinks.expand(scores.shape[:-1]))
+        sinks = None if sinks is None else sinks.expand(scores.shape[:-1])
+        pattern = attention_scores.attention(scores, sinks)
+        if hidden is not None:
+            keys = hidden.keys[:, None, :, None]  # batch group row member key
+            by_weight, by_value = hidden.by_weight[:, None, None], hidden.by_value[:, None, None]
+            without = attention_scores.attention(scores.masked_fill(keys, -torch.inf), sinks)
+            pattern = HiddenKeys(keys, by_weight, by_value).change(pattern, without)
         to_own, to_others = pattern.gather(-1, last_key), pattern.scatter(-1, last_key, 0.0)
         z = (to_others.flatten(2, 3) @ self.v).unflatten(2, (n_rows, -1)) + to_own * v.transpose(1, 2)[:, :, :, None]
         return z.transpose(1, 2).flatten(2, 3)

@@ -3,6 +3,7 @@
 `patch` has the edit that writes activations of other prompts, `edges` the one that removes edges between heads.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
@@ -12,11 +13,12 @@ from zlib import crc32
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from icl_lens.edits.edit import Attention, Edit, Places, Positions, Stage, of_prompts
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.models.active_edits import edits_disabled
-from icl_lens.models.head import AnyHead
+from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
 
@@ -33,10 +35,11 @@ class Ablate(Edit):
     `mode="zero"` sets z to zero, "mean" to its mean over all tokens of the `reference` prompts or, with
     `positions="last"`, over their last tokens, and "resample", with `positions="last"`, to that at the last token of
     one reference prompt, drawn for each prompt by its tokens and `seed` (never the same prompt). No edits are active in
-    passes over the reference. `positions="last"` edits only each prompt's last position.
+    passes over the reference. `positions="last"` edits only each prompt's last position. `strength` interpolates: 1
+    replaces z, 0 keeps it, 0.3 moves it by 30 %; one number for all heads, or one per head (soft gates).
 
-    Raise InputError for an unknown head, mode or positions, a mean without `reference` or with non-finite values, and a
-    `reference` for zeros.
+    Raise InputError for an unknown head, mode or positions, a mean without `reference` or with non-finite values, a
+    `reference` for zeros, and strengths that are not finite or not one per head.
 
     Example:
         >>> with il.edited(model, il.Ablate(["L2H0", "L3H1"])):
@@ -51,15 +54,23 @@ class Ablate(Edit):
     reference: Reference = None
     positions: Positions = "all"
     seed: int = 0
+    strength: float | Sequence[float] = 1.0
     recorded_z: LayerZ | None = field(default=None, repr=False)
     """What takes the place of z, once recorded."""
     _tokens: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     """The tokens of the recorded prompts, for draws."""
     _draws: Int[Tensor, " drawn"] | None = field(default=None, repr=False)
     """For each prompt, the recorded prompt that is drawn for it."""
+    _strength_of: Mapping[Head, float] = field(default_factory=dict, repr=False)
+    """The strength of each head, if they differ."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        n_heads, is_one = len(tuple(self.heads)), isinstance(self.strength, int | float)
+        given = (self.strength,) if isinstance(self.strength, int | float) else tuple(self.strength)
+        if not all(map(math.isfinite, given)) or (not is_one and len(given) != n_heads):
+            raise InputError(f"strength must be a finite number, or one per head, {n_heads}, got {self.strength!r}")
+        object.__setattr__(self, "strength", float(given[0]) if is_one else tuple(map(float, given)))
         check_choice("positions", self.positions, ("all", "last"))
         check_choice("mode", self.mode, ("zero", "mean", "resample"))
         if (self.mode == "zero") == (self.reference is not None):
@@ -77,7 +88,8 @@ class Ablate(Edit):
     @property
     def what(self) -> str:
         done = {"zero": "zeroed", "mean": "set to their mean", "resample": "set to those of other prompts"}[self.mode]
-        return done + " at the last position" * (self.positions == "last")
+        partly = "" if self.strength == 1 else f" with strength {self.strength}"
+        return done + partly + " at the last position" * (self.positions == "last")
 
     @property
     def supports_cache(self) -> bool:
@@ -89,7 +101,9 @@ class Ablate(Edit):
 
     @property
     def shared(self) -> object:
-        return (self.positions, id(self.recorded_z), id(self._draws)) if type(self) is Ablate else id(self)
+        if type(self) is not Ablate or self._strength_of:
+            return id(self)
+        return self.positions, self.strength, id(self.recorded_z), id(self._draws)
 
     @classmethod
     def prepare(cls, view: ModelView, edits: Sequence["Ablate"], batch: PromptBatch | None) -> Sequence["Ablate"]:
@@ -107,17 +121,30 @@ class Ablate(Edit):
                 if batch is not None and one.mode == "resample":
                     new["_draws"] = _drawn(new.get("_tokens", one._tokens), batch, one.seed)
                 ready |= {id(edit): replace(edit, **new) for edit in group}
-        return [ready.get(id(edit), edit) for edit in edits]
+        found = [ready.get(id(edit), edit) for edit in edits]
+        return [edit._with_strengths(view) for edit in found]
+
+    def _with_strengths(self, view: ModelView) -> "Ablate":
+        if isinstance(self.strength, int | float):
+            return self
+        heads = [view.check_head(head) for head in self.heads]
+        return replace(self, _strength_of=dict(zip(heads, self.strength, strict=True)))
 
     def write_z(self, z: Tensor, at: Places, layer: int) -> None:
         value: Any = 0.0
         if self.recorded_z is not None:
             row = torch.zeros_like(at.prompt) if self._draws is None else self._draws.to(z.device)[at.prompt]
             value = self.recorded_z[layer][row, at.head].to(z)
-        if self.positions == "last":
-            z[at.row, at.last, at.head] = value
-        else:
-            z[at.row, :, at.head] = value if self.recorded_z is None else value[:, None]
+        place = (at.row, at.last, at.head) if self.positions == "last" else (at.row, slice(None), at.head)
+        if self.positions == "all" and self.recorded_z is not None:
+            value = value[:, None]
+        if self.strength != 1:
+            strength: Any = self.strength
+            if self._strength_of:
+                each = [self._strength_of[Head(layer, head)] for head in at.head.tolist()]
+                strength = z.new_tensor(each).reshape(-1, *[1] * (z[place].ndim - 1))
+            value = z[place] + strength * (value - z[place])
+        z[place] = value
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,6 +294,7 @@ class Block(Edit):
 
     heads: Iterable[AnyHead]
     edges: Bool[Tensor, "batch query key"]
+    _batch: PromptBatch | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -278,9 +306,22 @@ class Block(Edit):
     stages = (Stage.pattern,)
     what = "with blocked attention"
 
+    @classmethod
+    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
+        if batch is not None:
+            for edit in edits:
+                edit._check_shape((len(batch), batch.tokens.shape[1], batch.tokens.shape[1]))
+        return [replace(edit, _batch=batch) for edit in edits]
+
+    def _check_shape(self, shape: tuple[int, int, int]) -> None:
+        if self.edges.shape[0] not in (1, shape[0]) or tuple(self.edges.shape[1:]) != shape[1:]:
+            raise InputError(
+                f"edges must have the shape of the pass, {shape}, got {tuple(self.edges.shape)}; run the same batch"
+            )
+
     def is_only_last(self, batch: PromptBatch) -> bool:
         if self.edges.shape[0] not in (1, len(batch)) or tuple(self.edges.shape[1:]) != (batch.tokens.shape[1],) * 2:
-            return False  # a pass raises the error
+            return False  # `prepare` raises the error
         is_last = torch.arange(batch.tokens.shape[1]) == batch.last.cpu()[:, None]
         return not bool((self.edges.cpu() & ~is_last[:, :, None]).any())
 
@@ -291,11 +332,11 @@ class Block(Edit):
         if attention.queries is not None:  # rows of one token, in pieces of the batch
             edges = of_prompts(edges, attention.prompt)[..., :n_keys]
             edges = edges[torch.arange(rows)[:, None], attention.queries.to(edges.device)]
-        elif edges.shape[0] not in (1, rows) or tuple(edges.shape[1:]) != (n_queries, n_keys):
-            raise InputError(
-                f"edges must have the shape of the pass, {(rows, n_queries, n_keys)}, got {tuple(edges.shape)}; run "
-                "the same batch"
-            )
+        elif self._batch is not None:  # which the pass runs, or a part of it, and tokens may follow
+            more = max(0, n_keys - edges.shape[-1])
+            edges = functional.pad(of_prompts(edges, attention.prompt), (0, more, 0, more))[:, :n_queries, :n_keys]
+        else:
+            self._check_shape((rows, n_queries, n_keys))
         indices = attention.indices_of(heads)
         intact = pattern[:, indices]
         kept = intact.masked_fill(edges[:, None], 0.0)
@@ -307,12 +348,13 @@ class Block(Edit):
 
 @dataclass(frozen=True, eq=False)
 class AddVector(Edit):
-    """A vector added to the residual stream after a layer, at the last position of every prompt (steering).
+    """A vector added to the residual stream after a layer (steering), or written in its place with `replace=True`.
 
-    `vector` is [d_model], or [batch d_model] for one per prompt, in residual-stream units. It needs the prompts that
-    are run, as `Reweight` does. Tokens may follow prompts of one length, as in `model.generate(batch.tokens)`: the
-    vector stays at the prompts' last position, with and without a KV cache. Raise InputError for a vector of the wrong
-    shape or with non-finite values, an unknown layer, and passes over other prompts.
+    `vector` is [d_model], or [batch d_model] for one per prompt, in residual-stream units. `positions` is the prompts'
+    last position, "all" positions, or a list of positions, negative from the end of the prompt. It needs the prompts
+    that are run, as `Reweight` does. Tokens may follow prompts of one length, as in `model.generate(batch.tokens)`: the
+    last position stays that of the prompts, with and without a KV cache. Raise InputError for a vector of the wrong
+    shape or with non-finite values, an unknown layer, positions outside a prompt, and passes over other prompts.
 
     Example:
         >>> vector = il.function_vector(model, batch, ["L2H0"])
@@ -324,12 +366,20 @@ class AddVector(Edit):
 
     vector: Float[Tensor, "*batch d_model"]
     layer: int
+    _: KW_ONLY
+    replace: bool = False
+    positions: Positions | Sequence[int] = "last"
     heads = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.vector, Tensor):
             raise InputError(f"vector must be a tensor, got {type(self.vector).__name__}; write torch.tensor(...)")
         check_integers(layer=self.layer)
+        if isinstance(self.positions, str):
+            check_choice("positions", self.positions, ("all", "last"))
+        else:
+            object.__setattr__(self, "positions", tuple(self.positions))
+            check_integers(**{f"positions[{number}]": one for number, one in enumerate(self.positions)})
         if not bool(self.vector.isfinite().all()):
             raise InputError("vector must be finite, got NaN or infinite values")
 
@@ -337,12 +387,17 @@ class AddVector(Edit):
 
     @property
     def what(self) -> str:
-        return f"a vector added after layer {self.layer}"
+        done = f"a vector {'in place of the residual stream' if self.replace else 'added'} after layer {self.layer}"
+        if self.positions == "last":
+            return done
+        return f"{done} at {'all positions' if self.positions == 'all' else f'positions {self.positions}'}"
 
-    supports_cache = True
     needs_batch = True
     at_prompt_end = True
-    positions = "last"
+
+    @property
+    def supports_cache(self) -> bool:
+        return self.positions == "last"
 
     def by_layer(self, view: ModelView) -> dict[int, list[int]]:
         if not 0 <= self.layer < view.n_layers:
@@ -358,11 +413,23 @@ class AddVector(Edit):
                     f"vector must have shape ({view.d_model},) or ({len(batch)}, {view.d_model}), one per prompt, got "
                     f"{tuple(edit.vector.shape)}"
                 )
+            shortest = int(batch.last.min()) + 1
+            if not isinstance(edit.positions, str) and not all(-shortest <= one < shortest for one in edit.positions):
+                raise InputError(
+                    f"positions must be in every prompt, the shortest with {shortest} tokens, got {edit.positions}"
+                )
         return edits
 
     def write_resid(self, x: Tensor, at: Places, layer: int) -> None:
-        vector = self.vector if self.vector.ndim == 1 else self.vector[at.prompt.to(self.vector.device)]
-        x[at.row, at.last] += vector.to(x)
+        vector = (self.vector if self.vector.ndim == 1 else self.vector[at.prompt.to(self.vector.device)]).to(x)
+        if self.positions == "all":
+            places: list[Any] = [slice(None)]
+            vector = vector.unsqueeze(-2)
+        else:
+            given = (-1,) if self.positions == "last" else self.positions
+            places = [at.last + 1 + one if int(one) < 0 else torch.full_like(at.last, int(one)) for one in given]
+        for place in places:
+            x[at.row, place] = vector if self.replace else x[at.row, place] + vector
 
 
 def reference_batches(reference: PromptBatch | Iterable[PromptBatch]) -> list[PromptBatch]:

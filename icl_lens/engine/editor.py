@@ -22,8 +22,7 @@ from icl_lens.edits.edit import (
 )
 from icl_lens.edits.pattern import LayerValues, check_no_cache, layer_hooks
 from icl_lens.errors import InputError
-from icl_lens.models.active_edits import DESCRIBE, Described, are_edits_disabled, some_of
-from icl_lens.models.head import Head
+from icl_lens.models.active_edits import DESCRIBE, Described, are_edits_disabled
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.locking import check_thread, model_lock
 from icl_lens.models.view import ModelView
@@ -54,11 +53,7 @@ class Editor:
     def describe(self) -> Described:
         """Return the active edits in words, and the ids of the editor's hook handles; see `active_edits`."""
         own = {id(handle) for _, handle in self.hooked.values()}
-        found = []
-        for edit in [] if are_edits_disabled(self.view) else self.edits:
-            heads = [str(Head(layer, head)) for layer, indices in sorted(edit.heads.items()) for head in indices]
-            found.append(f"{some_of(heads, 'heads')} {edit.edit.what}".lstrip())
-        return found, own
+        return [] if are_edits_disabled(self.view) else [placed.words for placed in self.edits], own
 
     def enter(self, edit: Placed) -> None:
         """Activate an edit and add the hooks that no other edit has added."""
@@ -148,7 +143,7 @@ class Editor:
         last = self.last(len(z), z.shape[1], z.device)
         for _, placed, heads in edits_at(self.edits, layer, Z_STAGES):
             prompt = _prompts(placed, len(z), z.device)
-            at = Places.of([(0, heads)], torch.zeros_like(prompt), prompt, _end(placed, prompt, last))
+            at = Places.of([(0, heads)], torch.zeros_like(prompt), prompt, _end(placed, last))
             placed.edit.write_z(z, at, layer)
         return z
 
@@ -165,7 +160,7 @@ class Editor:
                         f"the forward pass must have shape {tuple(placed.batch.tokens.shape)} like batch, got "
                         f"{tuple(x.shape[:2])}; run the same batch"
                     )
-            last = _end(placed, prompt, self.last(len(x), x.shape[1], x.device))
+            last = _end(placed, self.last(len(x), x.shape[1], x.device))
             placed.edit.write_resid(x, Places.of([(0, heads)], torch.zeros_like(prompt), prompt, last), layer)
         return x
 
@@ -195,16 +190,18 @@ def _attended(z: Tensor, edited: tuple[list[int], Tensor, Tensor]) -> list[int]:
     return heads
 
 
-def _end(placed: Placed, prompt: Int[Tensor, " row"], last: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
+def _end(placed: Placed, last: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
     """Return the index of each row's last position, for edits of prompts that of the prompt's last token."""
     if placed.batch is None or not placed.edit.at_prompt_end:
         return last
-    return placed.batch.last.to(prompt.device)[prompt]
+    return placed.batch.last.to(last.device).expand(len(last))
 
 
 def _prompts(placed: Placed, n_rows: int, device: torch.device) -> Int[Tensor, " row"]:
     """Return the index of each row's prompt in the edit's batch; raise InputError for another number of rows."""
     rows = torch.arange(n_rows, device=device)
+    if placed.prompt is not None and len(placed.prompt) == n_rows:
+        return placed.prompt.to(device)
     if placed.batch is None or len(placed.batch) == n_rows:
         return rows
     if len(placed.batch) > 1:

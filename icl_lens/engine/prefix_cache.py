@@ -32,7 +32,7 @@ from icl_lens.edits.edit import (
 from icl_lens.edits.kv_cache import LayerKVCache, LayerRows, per_kv_head
 from icl_lens.edits.pattern import LayerValues, recording_hooks
 from icl_lens.engine.edit_checks import PATTERN_TOLERANCE
-from icl_lens.engine.restart import BlockInputs, has_active_hooks, replace_residual
+from icl_lens.engine.restart import BlockInputs, replace_residual
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import KEY_BYTES, ROW_BYTES
@@ -128,7 +128,7 @@ class PrefixCache:
         With `tokens`, `run` computes logits of these tokens only, if they can be computed from the unembedding. The
         pass also fills `past`, an empty cache of Hugging Face.
         """
-        if has_active_hooks(view):
+        if view.has_hooks:
             raise PrefixCacheUnsupported("other hooks or interventions are active on the model")
         values = {layer: LayerValues(view, layer) for layer in range(view.n_layers)}
         keys, z, inputs = {}, {}, BlockInputs(view)

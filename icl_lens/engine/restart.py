@@ -43,7 +43,7 @@ def score_restarted(
     start_layers = [min((layer for placed in one for layer in placed.heads), default=view.n_layers) for one in sets]
     layers = set(start_layers) - {view.n_layers}
     bytes_per_prompt = max(1, len(layers)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
-    size = len(batch) if has_active_hooks(view) else max(1, STREAM_BYTES // bytes_per_prompt)
+    size = len(batch) if view.has_hooks else max(1, STREAM_BYTES // bytes_per_prompt)
     found = []
     for start in range(0, len(batch), size):
         prompts = torch.arange(start, min(start + size, len(batch)))
@@ -63,13 +63,6 @@ def score_restarted(
             piece[rows, numbers] = read(log_probs, prompts[rows])
         found.append(piece)
     return torch.cat(found)
-
-
-def has_active_hooks(view: ModelView) -> bool:
-    """Return whether interventions or hooks of the user are active on the model."""
-    # Permanent hooks belong to the model, such as TransformerLens' own in OPT's FFN.
-    hooks = (hook for point in view.model.hook_dict.values() for hook in point.fwd_hooks)
-    return not all(getattr(hook, "is_permanent", False) for hook in hooks)
 
 
 @dataclass
@@ -138,7 +131,7 @@ def _passes(view: ModelView, start_layers: list[int], batch: PromptBatch, pass_t
     """Yield each pass's rows as (set, prompt) pairs, ordered by the set's first layer; skip empty sets."""
     n, width = batch.tokens.shape
     sets = [one for one in range(len(start_layers)) if start_layers[one] < view.n_layers]
-    if has_active_hooks(view):
+    if view.has_hooks:
         yield from ([(one, row) for row in range(n)] for one in sets)
         return
     group: list[Pair] = []

@@ -137,8 +137,10 @@ class ModelView:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether any forward hooks, which may edit activations, are active on the model or its modules."""
-        return any(point.fwd_hooks for point in self.model.hook_dict.values()) or bool(hooked_modules(self.model))
+        """Whether interventions, or forward hooks of the user on hook points or modules, are active on the model."""
+        # Permanent hooks belong to the model, such as TransformerLens' own in OPT's FFN.
+        hooks = (hook for point in self.model.hook_dict.values() for hook in point.fwd_hooks)
+        return not all(getattr(hook, "is_permanent", False) for hook in hooks) or bool(hooked_modules(self.model))
 
     def fingerprint(self) -> str:
         """Return a digest of evenly spaced entries of the embedding, unembedding and all attention matrices.

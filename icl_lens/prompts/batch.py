@@ -73,6 +73,8 @@ class PromptBatch:
     """The correct label, as an index into `labels`."""
     text_ranges: Int[Tensor, "batch demo 2"]
     """The token range of each demonstration's text: start and end, end exclusive."""
+    demonstration_ranges: Int[Tensor, "batch demo 2"]
+    """The token range of each demonstration, with the template's words, up to the next one or the query."""
     query_range: Int[Tensor, "batch 2"]
     """The token range of the query's text: start and end, end exclusive."""
     labels: tuple[str, ...]
@@ -354,6 +356,7 @@ class PromptBatch:
         next_token = full.tokens.gather(1, (end + 1).clamp(max=full.tokens.shape[1] - 1)[:, None])[:, 0]
         no_label = full.label_ranges[..., 1] > end[:, None] + 1
         no_text = (full.text_ranges[..., 1] > end[:, None] + 1)[..., None]
+        no_demonstration = (full.demonstration_ranges[..., 1] > end[:, None] + 1)[..., None]
         has_query = (full.query_range[:, 1] <= end + 1)[:, None]
         against = None if full.against is None else full.against.masked_fill(is_early[:, None], -1)
         return replace(
@@ -366,6 +369,7 @@ class PromptBatch:
             label_index=full.label_index.masked_fill(no_label, -1),
             answer=full.answer.masked_fill(is_early, -1),
             text_ranges=full.text_ranges.masked_fill(no_text, -1),
+            demonstration_ranges=full.demonstration_ranges.masked_fill(no_demonstration, -1),
             query_range=torch.where(has_query, full.query_range, -1),
             token_strings=[row[: last + 1] for row, (_, last) in zip(full.token_strings, row_ends, strict=True)],
             token_names=[row[: last + 1] for row, (_, last) in zip(full.token_names, row_ends, strict=True)],
@@ -527,6 +531,7 @@ def text_batch(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | Non
         label_tokens=no_labels.new_empty(0),
         answer=torch.full((n,), -1),
         text_ranges=no_labels.new_empty((n, 0, 2)),
+        demonstration_ranges=no_labels.new_empty((n, 0, 2)),
         query_range=torch.tensor([[0, len(row)] for row in rows]),
         labels=(),
         prompts=(),

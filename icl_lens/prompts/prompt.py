@@ -7,6 +7,7 @@ colon.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 from icl_lens.errors import InputError
@@ -250,7 +251,7 @@ class Prompt:
 class Rendered:
     """A prompt's text and the spans of its parts.
 
-    Spans are (start, end) in characters, end exclusive, and exclude the template's own characters. `text_spans` and
+    Spans are (start, end) in characters, end exclusive, and exclude the template's characters. `text_spans` and
     `label_spans` have one span per demonstration; a continuation has an additional label span for its final label.
     """
 
@@ -258,6 +259,8 @@ class Rendered:
     label_spans: tuple[Span, ...]
     text_spans: tuple[Span, ...]
     query_span: Span
+    starts: tuple[int, ...] = ()
+    """Where each demonstration and the query begin, with the template's characters."""
 
 
 @dataclass(frozen=True)
@@ -303,6 +306,69 @@ class Template:
                 f"{self.query!r}; write query={wanted!r}"
             )
 
+    @classmethod
+    def chat(cls, model: Any, *, text: str = "{text}", label: str = "{label}", system: str | None = None) -> "Template":
+        """Return the tokenizer's own chat template: each demonstration is a turn of the user and one of the model.
+
+        The user says `text`, such as "Review: {text}", and the model answers `label`; what this has before {label} is
+        written for the model at the query, too. The rendered text is that of the tokenizer's `apply_chat_template` with
+        `add_generation_prompt=True`. Without `system`, a default system message of the template's own is used.
+
+        Raise InputError for a tokenizer without a chat template, one that refuses the messages (some have no role
+        "system"), and one in which the turns of a conversation are not written alike.
+
+        Example:
+            >>> instruct = il.load_model("smollm2-135m")  # doctest: +SKIP
+            >>> template = il.Template.chat(instruct, text="Text: {text}")  # doctest: +SKIP
+            >>> batch = il.tokenize(instruct, il.load_task("sentiment-number"), template=template)  # doctest: +SKIP
+        """
+        tokenizer: Any = getattr(model, "tokenizer", None)
+        if not getattr(tokenizer, "chat_template", None):
+            raise InputError("model must have a tokenizer with a chat template; use an instruction-tuned model")
+        if text.count("{text}") != 1 or label.count("{label}") != 1:
+            raise InputError(f"text must contain {{text}} and label {{label}} once, got {text!r} and {label!r}")
+        prefill = label.partition("{label}")[0]
+        words = [f"icl{number}lens" for number in range(7)]
+        first = [] if system is None else [{"role": "system", "content": system}]
+
+        def pieces(n: int) -> list[str]:
+            """Return what a conversation of the first n words has before, between and after them."""
+            roles = (("user", text, "{text}"), ("assistant", label, "{label}"))
+            turns = [
+                {"role": role, "content": content.replace(name, word)}
+                for word, (role, content, name) in zip(words[:n], cycle(roles), strict=False)
+            ]
+            try:
+                found = tokenizer.apply_chat_template(
+                    [*first, *turns], tokenize=False, add_generation_prompt=n % 2 == 1
+                )
+            except Exception as error:  # templates raise errors of their own
+                raise InputError(f"the chat template must accept these messages, got the error {error}") from None
+            return re.split("|".join(words), found)
+
+        prefix, to_label, to_text, *rest, end = pieces(7)
+        closing = pieces(2)[-1]  # of the model's turn
+        opening = to_text.removeprefix(closing)
+        query = (end + prefill).rstrip(" ")
+        are_alike = (
+            rest == [to_label, to_text] * 2
+            and pieces(1) == [prefix, end]
+            and to_text.startswith(closing)
+            and prefix.endswith(opening)
+            and to_label.rstrip(" ") == query
+        )
+        if not are_alike:
+            raise InputError(
+                "the chat template must write all turns alike, but they differ by their place; write them out as an "
+                "il.Template of your own"
+            )
+        return cls(
+            demonstration=f"{opening}{{text}}{to_label}{{label}}{closing}",
+            query=f"{opening}{{text}}{query}",
+            separator="",
+            prefix=prefix.removesuffix(opening),
+        )
+
     @property
     def gap(self) -> str:
         """The spaces before a demonstration's label; the query ends before them."""
@@ -339,21 +405,21 @@ class Template:
             length += len(part)
             return length - len(part), length
 
-        text_spans, label_spans = [], []
+        text_spans, label_spans, starts = [], [], []
         add(self.prefix)
         for demonstration in prompt.demonstrations:
-            add(before)
+            starts.append(add(before)[0])
             text_spans.append(add(demonstration.text))
             add(between)
             label_spans.append(add(demonstration.label))
             add(after + self.separator)
-        add(before)
+        starts.append(add(before)[0])
         query_span = add(prompt.query)
         add(between.rstrip(" ") if answer is None else between)
         if answer is not None:
             label_spans.append(add(answer))
             add(after)
-        return Rendered("".join(parts), tuple(label_spans), tuple(text_spans), query_span)
+        return Rendered("".join(parts), tuple(label_spans), tuple(text_spans), query_span, tuple(starts))
 
 
 DEFAULT_TEMPLATE = Template()

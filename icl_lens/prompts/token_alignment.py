@@ -58,6 +58,13 @@ class TokenizedText:
             )
         return start + shift, stop + shift
 
+    def starts_of_parts(self, shift: int = 0) -> list[int]:
+        """Return the first tokens of the demonstrations and of the query, shifted by `shift`.
+
+        A token that also covers what comes before belongs to the part that it begins, such as " like" after a space.
+        """
+        return [bisect_right(self.ends, start) + shift for start in self.rendered.starts]
+
     def label_range(self, span: Span, gap: str) -> tuple[int, int]:
         """Return the token range of the label at `span`, including the `gap` before it, which a query omits.
 

@@ -1,0 +1,131 @@
+"""Continue prompts under edits, side by side."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+
+from icl_lens.engine.editor import editing
+from icl_lens.engine.score import Sets, check_sets, place
+from icl_lens.errors import InputError, check_integers
+from icl_lens.models.active_edits import active_edits, edits_suffix
+from icl_lens.models.locking import locks_model
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.result.base import Result
+from icl_lens.result.tables import SHOWN_ROWS, plural_prompts
+
+
+@dataclass(frozen=True, repr=False)
+class Generations(Result):
+    """How a model continues prompts under each set of edits.
+
+    Example:
+        >>> il.generate(model, batch, [[], [il.Ablate(["L5H0"])]], max_new_tokens=2).to_frame().columns.tolist()
+        ['prompt', 'no edits', 'L5H0 zeroed']
+    """
+
+    texts: tuple[tuple[str, ...], ...]
+    """[set prompt] what follows each prompt, up to the end of text or a stop."""
+    tokens: tuple[tuple[tuple[int, ...], ...], ...]
+    """[set prompt] the generated token ids, all of them."""
+    sets: tuple[str, ...]
+    """Each set of edits in words; the names are unique."""
+    prompts: tuple[str, ...]
+    """The end of each prompt: its query, or its text."""
+    edits: tuple[str, ...] = ()
+    """What else edited the model throughout: open `with` blocks, and other hooks."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per prompt: its end, and its continuation under each set of edits."""
+        return pd.DataFrame({"prompt": self.prompts, **dict(zip(self.sets, self.texts, strict=True))})
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+        table = self.to_frame()
+        columns = {str(name): [repr(text)[1:-1] for text in table[name][:SHOWN_ROWS]] for name in table}
+        title = f"Generations: {plural_prompts(len(table))} continued{edits_suffix(self.edits)}"
+        return title, columns, len(table)
+
+
+@locks_model
+def generate(
+    model: Any,
+    batch: PromptBatch,
+    sets: Sets = ((),),
+    *,
+    max_new_tokens: int = 10,
+    stop: str | Sequence[str] = (),
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+) -> Generations:
+    """Continue each prompt under each set of edits, as a loop of passes over whole texts does.
+
+    `sets` are those of `score`; the empty set is the model without edits of its own. Edits of the last position act at
+    the last token of every pass, those that belong to the prompts (`AddVector`, `Reweight`, `Block`) where the prompts
+    have them. A KV cache is used if it does not change the result. `temperature=0` takes the most probable token;
+    otherwise tokens are drawn, with the same seed for each prompt under every set. `stop` are texts before which a
+    continuation ends, such as the template's separator; the model's end of text always ends it.
+
+    Raise InputError for invalid edits or options, texts that get longer than the model's context, and edits that hold
+    for the prompt's length only (`Patch(positions="all")`).
+
+    Example:
+        >>> found = il.generate(model, batch, [[], [il.Ablate(["L5H0"])]], max_new_tokens=3, stop="love")
+        >>> len(found.texts), found.sets
+        (2, ('no edits', 'L5H0 zeroed'))
+    """
+    view = ModelView.of(model)
+    check_batch(batch)
+    check_integers(max_new_tokens=max_new_tokens, seed=seed)
+    stops = [stop] if isinstance(stop, str) else list(stop)
+    longest, n_ctx = int(batch.last.max()) + 1, getattr(model.cfg, "n_ctx", None)
+    if max_new_tokens < 1 or (n_ctx is not None and longest + max_new_tokens > n_ctx):
+        raise InputError(
+            f"max_new_tokens must be between 1 and {'any number' if n_ctx is None else n_ctx - longest}, what is left "
+            f"of the model's context, got {max_new_tokens}"
+        )
+    if not temperature >= 0:
+        raise InputError(f"temperature must be non-negative, got {temperature!r}; 0 takes the most probable token")
+    if not all(stops):
+        raise InputError("stop must not be an empty text; omit it")
+    options = {
+        "max_new_tokens": max_new_tokens,
+        "do_sample": temperature > 0,
+        "temperature": temperature or 1.0,
+        "top_k": top_k,
+        "top_p": top_p,
+        "stop_at_eos": model.tokenizer.eos_token_id is not None,
+        "return_type": "tokens",
+        "verbose": False,
+    }
+    found: list[list[tuple[int, ...]]] = []
+    every = place(view, check_sets(sets), batch)
+    for placed in every:
+        is_cached = not view.has_hooks and all(one.edit.supports_cache for one in placed)
+        found.append([])
+        for row in range(len(batch)):
+            alone = batch[row]
+            with torch.random.fork_rng(), editing(view, *(one.select([row]) for one in placed)):
+                torch.manual_seed(seed)
+                tokens = model.generate(alone.tokens, use_past_kv_cache=is_cached, **options)
+            found[-1].append(tuple(tokens[0, alone.tokens.shape[1] :].tolist()))
+    names = [", ".join(one.words for one in placed) or "no edits" for placed in every]
+    return Generations(
+        texts=tuple(tuple(_text(model.tokenizer, ids, stops) for ids in one) for one in found),
+        tokens=tuple(map(tuple, found)),
+        sets=tuple(name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)),
+        prompts=batch.queries if batch.prompts else batch.texts,
+        edits=active_edits(view),
+    )
+
+
+def _text(tokenizer: Any, ids: Sequence[int], stops: Sequence[str]) -> str:
+    """Return the text of generated tokens up to the end of text or the first stop."""
+    end = tokenizer.eos_token_id
+    kept = ids[: ids.index(end)] if end in ids else ids
+    text = tokenizer.decode(kept, clean_up_tokenization_spaces=False)
+    return text[: min([at for one in stops if (at := text.find(one)) >= 0], default=len(text))]

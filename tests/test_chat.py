@@ -1,0 +1,97 @@
+"""Chat templates: the tokens are those of the tokenizer's own `apply_chat_template`, and labels are where they are."""
+
+import copy
+
+import pytest
+from small_tokenizers import model_of, tokenizer_of
+
+import icl_lens as il
+
+CHATML = (
+    "{% for m in messages %}"
+    "{% if loop.first and m.role != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+HEADERS = (
+    "{{ '<|endoftext|>' }}{% for m in messages %}[{{ m.role }}]\n\n{{ m.content | trim }}[end]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]\n\n{% endif %}"
+)
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "<turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content }}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}<turn>model\n{% endif %}"
+)
+INSTRUCTIONS = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }}<|endoftext|>{% endif %}{% endfor %}"
+)
+FIRST_DIFFERS = (
+    "{% for m in messages %}"
+    "{% if m.role == 'user' %}[INST] {% if loop.first %}<<SYS>>{% endif %}{{ m.content }} [/INST]"
+    "{% else %} {{ m.content }}{% endif %}{% endfor %}"
+)
+PROMPTS = [
+    il.Prompt.parse("love : bar like : bar eight : foo one :", answer="foo"),
+    il.Prompt.parse("two : foo sad : bar three :", answer="foo"),
+]
+ASKED = {"tokenize": False, "add_generation_prompt": True}
+
+
+def chatting(template: str | None):
+    model = model_of("byte")
+    model.tokenizer = copy.deepcopy(tokenizer_of("byte"))
+    model.tokenizer.chat_template = template
+    return model
+
+
+def messages(prompt, text="{text}", label="{label}", system=None):
+    turns = [] if system is None else [{"role": "system", "content": system}]
+    for shown in prompt.demonstrations:
+        turns.append({"role": "user", "content": text.format(text=shown.text)})
+        turns.append({"role": "assistant", "content": label.format(label=shown.label)})
+    return [*turns, {"role": "user", "content": text.format(text=prompt.query)}]
+
+
+@pytest.mark.parametrize(
+    ("template", "options"),
+    [(one, {}) for one in (CHATML, HEADERS, NO_SYSTEM, INSTRUCTIONS)]
+    + [(one, {"text": "Text: {text}\nLabel?"}) for one in (CHATML, HEADERS, NO_SYSTEM, INSTRUCTIONS)]
+    + [(one, {"system": "You label texts."}) for one in (CHATML, HEADERS)],
+)
+def test_tokens_are_those_of_the_tokenizers_own_template(template, options):
+    model = chatting(template)
+    found = il.Template.chat(model, **options)
+    batch = il.tokenize(model, PROMPTS, template=found)
+    for row, prompt in enumerate(PROMPTS):
+        text = model.tokenizer.apply_chat_template(messages(prompt, **options), **ASKED)
+        assert batch.texts[row] == text
+        ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert batch.tokens[row, : int(batch.last[row]) + 1].tolist() == ids
+        for shown, (start, end) in zip(prompt.demonstrations, batch.label_ranges[row].tolist(), strict=False):
+            assert model.tokenizer.decode(ids[start:end]).strip() == shown.label
+        parts = [ids[start:end] for start, end in batch.demonstration_ranges[row].tolist() if start >= 0]
+        for shown, part in zip(prompt.demonstrations, map(model.tokenizer.decode, parts), strict=True):
+            assert part.count(shown.text) == part.count(shown.label) == 1
+            assert part.endswith(found.demonstration.partition("{label}")[2])
+
+
+def test_what_the_model_says_before_the_label_is_written_at_the_query():
+    model = chatting(CHATML)
+    label = "It is {label}."
+    (text,) = il.tokenize(model, PROMPTS[0], template=il.Template.chat(model, label=label)).texts
+    assert text == model.tokenizer.apply_chat_template(messages(PROMPTS[0], label=label), **ASKED) + "It is"
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "message"),
+    [
+        (None, {}, "model must have a tokenizer with a chat template"),
+        (NO_SYSTEM, {"system": "Be kind."}, "must accept these messages, got the error System role not supported"),
+        (FIRST_DIFFERS, {}, "must write all turns alike"),
+        (CHATML, {"text": "Text:"}, r"text must contain \{text} and label \{label} once"),
+    ],
+)
+def test_templates_that_cannot_be_used_are_refused(template, options, message):
+    with pytest.raises(il.InputError, match=message):
+        il.Template.chat(chatting(template), **options)
