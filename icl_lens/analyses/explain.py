@@ -143,6 +143,7 @@ def explain(
     single, ablation = sections.ablation(scored, located)
     attempts = sections.Attempts()
     heads = tuple(sections.head_reports(scored, located, found, single, attempts))
+    added = sections.demonstrations(scored, attempts)
     read = sections.inputs(scored)
     explanation = Explanation(
         model=acts.view.name,
@@ -153,6 +154,7 @@ def explain(
         heads=heads,
         subheads=sections.subheads(scored),
         ablation=ablation,
+        demonstrations=added,
         settings=sections.settings(scored),
         edits=active_edits(acts.view),
         left_out=attempts.left_out,

@@ -16,6 +16,7 @@ from icl_lens.activations.multi_token_labels import continuation_log_probs, toke
 from icl_lens.analyses.sections import (
     AblationReport,
     AllHeadsReport,
+    DemonstrationsReport,
     Grid,
     HeadReport,
     InputReport,
@@ -35,6 +36,7 @@ from icl_lens.engine.score import score
 from icl_lens.errors import InputError
 from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
 from icl_lens.measures.controlled_ablation import random_head_sets
+from icl_lens.measures.demonstration_effects import demonstration_effects
 from icl_lens.models.head import Head
 from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.prompt import quoted_list
@@ -207,6 +209,36 @@ def _token_answers(scored: ScoredPrompt, found: InputReport) -> tuple[list[list[
     return answers, continuation_log_probs(scored.model, [(prompt, ids) for ids in answers]).tolist()
 
 
+@dataclass
+class Attempts:
+    """Sections that were left out because the model's family does not support them, with the reasons."""
+
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def at(self, section: str) -> Iterator[None]:
+        """Leave out a section whose computation raises InputError in the `with` block, and keep the first reason."""
+        try:
+            yield
+        except InputError as error:
+            self.reasons.setdefault(section, str(error))
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return tuple(LeftOut(section, reason) for section, reason in self.reasons.items())
+
+
+def demonstrations(scored: ScoredPrompt, attempts: Attempts) -> DemonstrationsReport | None:
+    """Return what the explained label loses without each demonstration; None for plain text, and if it is left out."""
+    if scored.scores_tokens or not scored.acts.batch.has_demonstrations:
+        return None
+    with attempts.at("effects of demonstrations"):
+        found = demonstration_effects(scored.model, scored.acts.batch, scored.targets, against=scored.against)
+        each, whole = found.of()
+        hidden, keys, values = torch.cat([each[0], whole]).T.tolist()
+        return DemonstrationsReport(tuple(hidden), tuple(keys), tuple(values), found.begins_text)
+
+
 def layers(scored: ScoredPrompt) -> LayerReport:
     """Return every layer's increases and contrasts."""
     found: list[tuple[float, ...]] = []
@@ -295,25 +327,6 @@ def ablation(scored: ScoredPrompt, located: list[Head]) -> tuple[Float[Tensor, "
     single, joint, random_draws = found.split([len(located), 1, len(draws)])
     report = AblationReport(tuple(removed), tuple(joint[0].tolist()), tuple(map(tuple, random_draws.tolist())))
     return single, report
-
-
-@dataclass
-class Attempts:
-    """Sections that were left out because the model's family does not support them, with the reasons."""
-
-    reasons: dict[str, str] = field(default_factory=dict)
-
-    @contextmanager
-    def at(self, section: str) -> Iterator[None]:
-        """Leave out a section whose computation raises InputError in the `with` block, and keep the first reason."""
-        try:
-            yield
-        except InputError as error:
-            self.reasons.setdefault(section, str(error))
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return tuple(LeftOut(section, reason) for section, reason in self.reasons.items())
 
 
 def head_reports(

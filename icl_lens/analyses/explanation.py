@@ -11,6 +11,7 @@ import pandas as pd
 from icl_lens.analyses.sections import (
     AblationReport,
     AllHeadsReport,
+    DemonstrationsReport,
     HeadReport,
     InputReport,
     LayerReport,
@@ -31,7 +32,9 @@ from icl_lens.result.number_format import percent
 from icl_lens.result.tables import format_signed
 from icl_lens.scores import SCORES, DirectScore, score_of_parts
 
-Table = Literal["heads", "layers", "subheads", "labels", "words", "similarity", "why"]
+Table = Literal["heads", "layers", "subheads", "labels", "demonstrations", "words", "similarity", "why"]
+MAX_DEMONSTRATIONS = 16
+"""Demonstrations shown by the page and the terminal: those with the largest effects."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,6 +65,8 @@ class Explanation(Result):
     subheads: SubheadsReport
     ablation: AblationReport
     settings: Settings
+    demonstrations: DemonstrationsReport | None = None
+    """What each demonstration adds; None for plain text, and if it is left out."""
     edits: tuple[str, ...] = ()
     """What edited the model while it was explained: the edits of open `with` blocks, and other hooks. All numbers are
     those of the edited model; "no ablation" means no other one."""
@@ -77,6 +82,7 @@ class Explanation(Result):
             ("layers.ffn_contrast", layers.ffn_contrast, len(layers.attn_contrast)),
             ("layers.attn_contrast", layers.attn_contrast, n if layers.attn_contrast else 0),
             ("all_heads.increase", self.all_heads.increase, n),
+            ("demonstrations.hidden", getattr(self.demonstrations, "hidden", [0] * (demos + 1)), demos + 1),
             ("scores.log_probs", scores.log_probs, len(scores.labels)),
             ("input.demonstration_labels", found.demonstration_labels, demos),
             ("input.label_ranges", found.label_ranges, demos),
@@ -124,6 +130,48 @@ class Explanation(Result):
     def predicted(self) -> str:
         """The most probable label; for plain text, the most probable of the scored tokens."""
         return self.scores.predicted
+
+    @property
+    def demonstration_rows(self) -> list[dict[str, Any]]:
+        """Return text, label, hidden, keys, values (nats) and place of each demonstration, the sum, and all at once.
+
+        Empty if `demonstrations` is None.
+        """
+        found, prompt = self.demonstrations, self.input.prompt
+        if found is None or prompt is None:
+            return []
+        ways = {"hidden": found.hidden, "keys": found.keys, "values": found.values}
+        rows: list[dict[str, Any]] = [
+            {"text": one.text, "label": one.label} | {way: losses[i] for way, losses in ways.items()} | {"place": i + 1}
+            for i, one in enumerate(prompt.demonstrations)
+        ]
+        total = {way: math.fsum(losses[:-1]) for way, losses in ways.items()}
+        whole = {way: losses[-1] for way, losses in ways.items()}
+        named = (("sum", total), ("all at once", whole))
+        return [*rows, *({"text": name, "label": "", **losses, "place": 0} for name, losses in named)]
+
+    @property
+    def shown_demonstrations(self) -> list[dict[str, Any]]:
+        """Return the rows that the page and the terminal show: the largest effects, in their order, and the totals."""
+        *rows, total, whole = self.demonstration_rows
+        chosen = sorted(rows, key=lambda row: -abs(row["hidden"]))[:MAX_DEMONSTRATIONS]
+        return [*sorted(chosen, key=lambda row: row["place"]), total, whole]
+
+    @property
+    def demonstrations_note(self) -> str:
+        """Return how to read what each demonstration adds."""
+        if self.demonstrations is None:
+            return ""
+        note = (
+            "hidden: the last token does not attend to it. keys: others get its attention, its values are still read. "
+            "values: its values are not read. Demonstrations may replace each other: compare sum and all at once."
+        )
+        rows = self.demonstration_rows[:-2]
+        if len(rows) > MAX_DEMONSTRATIONS:
+            note += f" Shown are {MAX_DEMONSTRATIONS} of {len(rows)}, those with the largest effects."
+        if self.demonstrations.begins_text:
+            note += " The first one begins the text: its effect includes that of the first token, where heads rest."
+        return note
 
     @property
     def score_name(self) -> str:
@@ -220,8 +268,9 @@ class Explanation(Result):
     def to_frame(self, table: Table = "heads") -> pd.DataFrame:
         """Return one of the explanation's tables in tidy form.
 
-        "heads" (all heads), "layers", "subheads", "labels", "words", "similarity" (queries by label keys) or "why"
-        (the largest parts, by writer, of attention scores and, in nats, of what values add; top words of the largest).
+        "heads" (all heads), "layers", "subheads", "labels", "demonstrations", "words", "similarity" (queries by label
+        keys) or "why" (the largest parts, by writer, of attention scores and, in nats, of what values add; top words
+        of the largest).
         """
         check_choice("table", table, get_args(Table))
         found, scores = self.input, self.scores
@@ -263,6 +312,8 @@ class Explanation(Result):
                 | ({"log_prob_whole": scores.whole_log_probs[i]} if scores.whole_log_probs else {})
                 for i, label in enumerate(scores.labels)
             ]
+        elif table == "demonstrations":
+            rows = self.demonstration_rows[:-2]
         elif table == "words":
             rows = [
                 {

@@ -239,6 +239,21 @@ class ScoreReport:
 
 
 @dataclass(frozen=True)
+class DemonstrationsReport:
+    """What the explained label loses without each demonstration, nats of the contrast's log-odds (or of log p).
+
+    Each tuple has an entry per demonstration and, last, that of all demonstrations at once; see
+    `demonstration_effects`.
+    """
+
+    hidden: tuple[float, ...]
+    keys: tuple[float, ...]
+    values: tuple[float, ...]
+    begins_text: bool
+    """Whether the first demonstration begins the text, with the token at which heads rest."""
+
+
+@dataclass(frozen=True)
 class LayerReport:
     """What each layer's attention and FFN add to log p(target) and to the contrast, nats."""
 

@@ -27,6 +27,7 @@ def terminal(explanation: Explanation) -> Group:
         _prompt(explanation),
         *([Text(explanation.edits_note, "bold")] if explanation.edits else []),
         _answer(explanation),
+        *_demonstrations(explanation),
         _layers(explanation),
         _heads(explanation),
         _subheads(explanation),
@@ -84,6 +85,19 @@ def _answer(explanation: Explanation) -> RenderableType:
     token, probability = explanation.scores.next_tokens[0]
     remarks = [Text(remark) for remark in explanation.remarks]
     return Group(table, Text(f"Most probable token: {token} ({percent(probability)})", QUIET), *remarks)
+
+
+def _demonstrations(explanation: Explanation) -> list[RenderableType]:
+    if explanation.demonstrations is None:
+        return []
+    what = "log-odds" if explanation.scores.compared_with else "log p"
+    title = f"{what} of {explanation.target} lost without each demonstration, nats"
+    table = new_table("demonstration", "label", "hidden", "keys", "values", left=(0, 1), title=title)
+    for row in explanation.shown_demonstrations:
+        style = _label_style(explanation.labels.index(row["label"])) if row["label"] else ""
+        text = Text(row["text"], overflow="ellipsis", no_wrap=True)
+        table.add_row(text, Text(row["label"], style), *(f"{row[way]:+.2f}" for way in ("hidden", "keys", "values")))
+    return [Group(table, Text(explanation.demonstrations_note, QUIET))]
 
 
 def _layers(explanation: Explanation) -> RenderableType:

@@ -21,6 +21,7 @@ def page(e: Explanation) -> tuple[str, dict[str, Any]]:
         "compared_with": [chips[name] for name in e.scores.compared_with],
         "prompt": sections.prompt_pieces(e),
         "answer": sections.answer(e),
+        "demonstrations": sections.demonstrations_table(e),
         "layer_charts": sections.layer_charts(e),
         "layers": sections.layers_table(e),
         "located": heads.located_table(e),

@@ -83,6 +83,25 @@ def answer(e: Explanation) -> dict[str, Any]:
     }
 
 
+def demonstrations_table(e: Explanation) -> Table | None:
+    """Return what the explained label loses without each demonstration; None if it is not known."""
+    if e.demonstrations is None:
+        return None
+    chips, shown = label_chips(e), e.shown_demonstrations
+    reach = largest([row["hidden"] for row in shown])
+    rows: list[list[Cell]] = [
+        [
+            row["text"],
+            chips[row["label"]] if row["label"] else "",
+            Bar.signed(row["hidden"], reach),
+            signed(row["keys"]),
+            signed(row["values"]),
+        ]
+        for row in shown
+    ]
+    return Table(["demonstration", "label", "#hidden, nats", "#keys", "#values"], rows, "answer")
+
+
 def _log_prob_text(value: float) -> str:
     return f"{value:.3f}".replace("-", "−")
 
