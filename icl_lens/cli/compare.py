@@ -79,8 +79,10 @@ def compare(
         prompts = [Prompt.parse(a or "", answer), Prompt.parse((a if b is None else b) or "", answer_b)]
     first, second = models.both()
     console = PlainConsole()
-    settings = readout.tokenize_arguments() | readout.readout_arguments()
+    settings, others = (one | readout.readout_arguments() for one in map(readout.tokenize_arguments, (first, second)))
     if n > 1:
+        if settings != others:
+            raise InputError("--chat requires two models with the same chat template; pass --template instead")
         for side, model in zip("AB", (first, second) if task.check else (), strict=False):
             console.print(f"{side}: ", end="")
             task.print_behavior(console, model, readout, seed=seed)
@@ -90,7 +92,7 @@ def compare(
         before, other = explain(first, prompts[0], by=by, **settings), prompts[-1]
         if b is None and not models.are_same:  # explain the same answer of one prompt
             other = replace(other, answer=other.answer or before.target)
-        both = compare_explanations(before, explain(second, other, by=by, **settings))
+        both = compare_explanations(before, explain(second, other, by=by, **others))
     page = output.write(both.to_html)
     console.print(both)
     output.show(page, console)

@@ -37,7 +37,7 @@ class TextOptions:
         if self.text is not None:
             if prompt is not None:
                 raise InputError("pass either a prompt with demonstrations or --text, not both")
-            names = ("template", "separator", "prefix", "shared_prefix")
+            names = ("template", "separator", "prefix", "chat", "system", "shared_prefix")
             reject_options(readout, *names, reason="--text has no demonstrations")
 
 
@@ -132,7 +132,7 @@ def explain(
         ModelView.of(loaded).check_head(why_options.why)
     task.print_behavior(console, loaded, readout, seed=seed)
     settings: dict[str, Any] = {"by": by, "why": why_options.why, "k": k, "n_ablated": n_ablated, "seed": seed}
-    settings |= readout.readout_arguments() | readout.tokenize_arguments()
+    settings |= readout.readout_arguments() | readout.tokenize_arguments(loaded)
     settings |= {} if text_options.text is not None else {"against": text_options.against or None}
     explanation = explain_prompt(loaded, shown, **settings)
     # Files are written before printing, so that a closed pipe loses nothing.

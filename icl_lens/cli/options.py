@@ -93,20 +93,28 @@ class TokenOptions:
     template: Annotated[str, Option(help="Format of a demonstration; \\n and \\t are escapes.")] = "{text} : {label}"
     separator: Annotated[str | None, Option(help="Separator between demonstrations.", show_default="space")] = None
     prefix: Annotated[str, Option(help="Text before the first demonstration.")] = ""
+    chat: Annotated[bool, Option("--chat", help="Write demonstrations as turns of the model's chat.")] = False
+    system: Annotated[
+        str | None, Option(help="With --chat: system message.", show_default="the chat template's own")
+    ] = None
     shared_prefix: Annotated[SharedPrefix, Option(help="If labels share first tokens: fail, or append them.")] = "error"
     bos: Annotated[
         bool | None,
         Option("--bos/--no-bos", help="Add or omit a beginning-of-sequence token.", show_default="tokenizer's default"),
     ] = None
 
-    def prompt_template(self) -> "Template":
+    def prompt_template(self, model: Any = None) -> "Template":
         """Return the template of prompts, in which the query has the format of a demonstration up to the label.
 
-        Raise InputError for an invalid template, or for one that ends in white space unless a separator is given: the
-        default separator, a space, would be added to it.
+        That of a chat is the model's. Raise InputError for an invalid template, or for one that ends in white space
+        unless a separator is given: the default separator, a space, would be added to it.
         """
         from icl_lens.prompts.prompt import Template
 
+        if self.chat:
+            reject_options(self, "template", "separator", "prefix", reason="--chat has the chat template's own")
+            return Template.chat(model, system=self.system)
+        reject_options(self, "system", reason="only --chat has a system message")
         demonstration = unescape(self.template)
         before, _, after = demonstration.partition("{label}")
         gap = after[len(after.rstrip()) :]
@@ -118,15 +126,15 @@ class TokenOptions:
         separator = " " if self.separator is None else unescape(self.separator)
         return Template(demonstration, before.rstrip(" "), separator, unescape(self.prefix))
 
-    def tokenize_arguments(self) -> dict[str, Any]:
+    def tokenize_arguments(self, model: Any) -> dict[str, Any]:
         """Return the keyword arguments of `il.tokenize`."""
-        return {"template": self.prompt_template(), "prepend_bos": self.bos, "shared_prefix": self.shared_prefix}
+        return {"template": self.prompt_template(model), "prepend_bos": self.bos, "shared_prefix": self.shared_prefix}
 
     def tokenize(self, model: Any, prompts: "Sequence[Prompt]") -> "PromptBatch":
         """Format and tokenize prompts."""
         from icl_lens.prompts.tokenize import tokenize
 
-        return tokenize(model, prompts, **self.tokenize_arguments())
+        return tokenize(model, prompts, **self.tokenize_arguments(model))
 
 
 def _quoted(text: str) -> str:
@@ -299,7 +307,7 @@ class TaskOptions:
         prompts = replace(self, layout="random").prompts(n=N_PROMPTS, seed=seed)
         with progress(hidden=console.quiet) as report:
             run = Run(progress=report)
-            found = task_check(model, prompts, seed=seed, run=run, **tokens.tokenize_arguments())
+            found = task_check(model, prompts, seed=seed, run=run, **tokens.tokenize_arguments(model))
         console.print(f"{found}\n")
         return found
 
@@ -469,7 +477,7 @@ class RunOutput:
         self, task: TaskOptions, model: ModelOptions, tokens: TokenOptions, *, n: int, seed: int
     ) -> dict[str, Any]:
         """Return what the folder's manifest says about the model and the prompts."""
-        template = tokens.prompt_template()
+        template = replace(tokens, chat=False, system=None).prompt_template()  # that of a chat is the model's
         return {
             "model": model.model,
             "revision": model.revision,
@@ -490,5 +498,6 @@ class RunOutput:
             "prepend_bos": tokens.bos,
             # Stored only if they differ from the default, so that older folders stay valid.
             **({} if tokens.shared_prefix == "error" else {"shared_prefix": tokens.shared_prefix}),
+            **({"chat": tokens.system or True} if tokens.chat else {}),
             **({"pairs": True} if task.has_pairs else {}),
         }

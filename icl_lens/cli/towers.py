@@ -84,7 +84,7 @@ def towers(
             n_random=heads.random_sets,
             seed=seed,
             run=Run(progress=report),
-            **tokens.tokenize_arguments(),
+            **tokens.tokenize_arguments(loaded),
         )
     command = shlex.join(["icl-lens", *sys.argv[1:]])
     page = output.write(lambda: page_of(found, command=command, behavior=str(behavior or "")))
