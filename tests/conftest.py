@@ -34,7 +34,7 @@ CATEGORIES = {
 """Words that the tiny models know: those of the task sentiment-number in the file `words`."""
 
 QUICK_FAMILIES = {"gpt2", "gptj", "llama_gqa", "gemma2", "qwen3", "bloom"}
-ON_ALL_FAMILIES = {"test_families", "test_reference", "test_half_precision"}
+ON_ALL_FAMILIES = {"test_families", "test_sweep_half", "test_sweep_numbers"}
 
 os.environ["OMP_NUM_THREADS"] = "1"  # in the programs that tests start
 torch.set_num_threads(1)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from conftest import PROMPTS
-from family_tables import EXACT
 from tolerance import assert_close
 
 import icl_lens as il
@@ -67,29 +66,6 @@ def written(acts, sender, layer):
     )
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_an_edge_is_three_hooked_passes(load_tiny, name):
-    model = load_tiny(name)
-    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
-    acts = il.capture(model, batch, writers="all")
-    last = torch.arange(batch.tokens.shape[1]) == batch.last[:, None]
-    roles, largest = role_indices(batch), 0.0
-    places = {
-        "q": ("all", last),
-        "k": ("false label", roles == ROLES.index("false label")),
-        "v": ("all", roles >= 0),
-    }
-    for part, (at, where) in places.items():
-        found = il.head_to_head_effects(model, batch, [RECEIVER], part=part, senders=SENDERS, at=at)
-        assert found.senders == SENDERS
-        for number, sender in enumerate(SENDERS):
-            change = written(acts, sender, RECEIVER.layer)
-            expected = hooked_effect(model, batch, RECEIVER, part, change, where)
-            assert_close(found.log_prob[:, 0, number], expected, scale=8.0, msg=f"{sender} → {part}")
-            largest = max(largest, float(expected.abs().max()))
-    assert largest > 1e-2
-
-
 @pytest.fixture(scope="module")
 def grouped(load_tiny):
     """A model with grouped queries, its prompts, and activations with everything that senders wrote."""
@@ -126,41 +102,6 @@ EDGES = [
     il.Edge(il.Head(2, 1), "k", "embed", "label"),
     il.Edge(il.Head(2, 1), "v", "F1", "other"),
 ]
-
-
-def test_a_set_of_edges_removes_all_from_the_intact_models_inputs(grouped):
-    """Rebuild every part of either receiver in a pass of its own, then put both outputs in one last pass."""
-    model, batch, acts = grouped
-    roles, at_last, seen = role_indices(batch), torch.arange(batch.tokens.shape[1]) == batch.last[:, None], {}
-    for receiver in {edge.receiver for edge in EDGES}:
-        prefix, parts = f"blocks.{receiver.layer}.", []
-        for part in "qkv":
-            chosen = [edge for edge in EDGES if (edge.receiver, edge.part) == (receiver, part)]
-            change = sum(
-                written(acts, edge.sender, receiver.layer) * at_role(roles, edge.role)[..., None] for edge in chosen
-            )
-            if chosen:
-                hooks = [(f"{prefix}hook_resid_pre", lambda x, hook, change=change: x - change)]
-                log_probs(model, batch, [*hooks, (f"{prefix}attn.hook_{part}", recording(seen, part))])
-                where = at_last if part == "q" else roles >= 0
-                parts.append(writing(f"{prefix}attn.hook_{part}", where, seen[part]))
-        log_probs(model, batch, [*parts, (f"{prefix}attn.hook_z", recording(seen, receiver))])
-    outputs = [
-        writing(f"blocks.{layer}.attn.hook_z", at_last[..., None] & (torch.arange(4) == head), seen[layer, head])
-        for layer, head in {edge.receiver for edge in EDGES}
-    ]
-    found = il.score(model, batch, [[], [il.WithoutEdges(EDGES)]])
-    assert_close(found[:, 0], il.label_log_probs(model, batch))
-    assert_close(found[:, 1], log_probs(model, batch, outputs)[:, batch.label_tokens], scale=8.0)
-    assert (found[:, 1] - found[:, 0]).abs().max() > 1e-2
-
-
-def test_sets_without_edges_are_the_unedited_model(grouped):
-    model, batch, _ = grouped
-    unedited = il.label_log_probs(model, batch)[:, None].expand(-1, 2, -1)
-    assert_close(il.score(model, batch, [[], []]), unedited)
-    with pytest.raises(il.InputError, match="sets must contain"):
-        il.score(model, batch, [])
 
 
 def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(grouped):

@@ -6,8 +6,9 @@ the package. Where a function averages over prompts, the reference does so too.
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
+from itertools import product
 from typing import Any
 
 import against_hf
@@ -18,6 +19,7 @@ import reference_passes
 import sweep
 import tolerance
 import torch
+from conftest import SEVERAL
 from family_tables import EXACT
 from reference_passes import Edit, Pass, in_turn, replacing
 from sweep import CALLS, OTHERS, PROMPTS, STRENGTHS, Case, is_refused, trimmed
@@ -26,7 +28,7 @@ from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 CHECKS: dict[str, tuple[set[str], Callable[["Both"], None]]] = {}
 """Name of a check → the functions that it checks, and the check."""
@@ -67,8 +69,12 @@ class Both(Case):
         return [reference_passes.run(self.hf, ids) for ids in self.ids]
 
     @cached_property
-    def source(self) -> list[Pass]:
+    def others_passes(self) -> list[Pass]:
         return [reference_passes.run(self.hf, ids) for ids in trimmed(self.other)]
+
+    @cached_property
+    def stretched_passes(self) -> list[Pass]:
+        return [reference_passes.run(self.hf, ids) for ids in trimmed(self.stretched)]
 
     @cached_property
     def references(self) -> list[Any]:
@@ -486,9 +492,8 @@ def neurons(c: Both) -> None:
 
 @checks("layer_log_prob_increase", "head_log_prob_increase", "subhead_log_prob_increase")
 def increases(c: Both) -> None:
-    against_hf.check_increases(
-        c.acts, c.batch, c.hf, against=(None, c.against), conventions=[("frozen", True), ("own", False)]
-    )
+    """In all conventions, against no, one and several tokens."""
+    against_hf.check_increases(c.acts, c.batch, c.hf, against=(None, c.against, SEVERAL[[0, 2, 1]]))
 
 
 @checks("top_heads", "mean_head_increases", "locate_heads")
@@ -554,7 +559,10 @@ def label_similarity(c: Both) -> None:
 
 @checks("attention_score_parts")
 def score_parts(c: Both) -> None:
-    """Each writer's part is what a pass with frozen norms lacks when its writing is taken out of the query or a key."""
+    """Each writer's part is what a pass with frozen norms lacks when its writing is taken out of the query or a key.
+
+    Attention without it, norms frozen or recomputed, is that of the pass.
+    """
     head = c.receiver
     layer = head.layer
     parts = il.attention_score_parts(c.acts, head)
@@ -576,20 +584,25 @@ def score_parts(c: Both) -> None:
             q_less, k_less = without.q[layer][head.head, -1], without.k[layer][head.head, places]
             assert_close(parts.query_side[row, :n, number], factor * (k @ (q - q_less)), scale=size)
             assert_close(parts.key_side[row, :n, number], factor * ((k - k_less) @ q), scale=size)
-            without = reference_passes.rerun_attention(c.hf, c.ids[row], seen, layer, x, place=True)
             key = places[-1]
-
-            def one_key(what: str, where: int, k: Tensor, without: Pass = without, key: int = key) -> Tensor | None:
-                if (what, where) != ("last k", layer):
-                    return None
-                k = k.clone()
-                k[head.head, key] = without.k[layer][head.head, key]
-                return k
-
-            hooked = reference_passes.run(c.hf, c.ids[row], one_key).pattern[layer][head.head, -1]
             alone = il.attention_score_parts(c.acts[[row]], head, keys=[[key]])
-            found = alone.pattern_without("key", norm="recomputed")[0, number]
-            assert_close(found[: len(hooked)], hooked, scale=8.0)
+            for norm, side in product(("frozen", "recomputed"), ("query", "key")):
+                without = reference_passes.rerun_attention(
+                    c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=norm == "frozen"
+                )
+
+                def one_side(
+                    what: str, where: int, value: Tensor, without: Pass = without, key: int = key, side: str = side
+                ) -> Tensor | None:
+                    if (what, where) != ("q" if side == "query" else "last k", layer):
+                        return None
+                    value, at = value.clone(), -1 if side == "query" else key
+                    value[head.head, at] = (without.q if side == "query" else without.k)[layer][head.head, at]
+                    return value
+
+                hooked = reference_passes.run(c.hf, c.ids[row], one_side).pattern[layer][head.head, -1]
+                found = alone.pattern_without(side, norm=norm)[0, number]
+                assert_close(found[: len(hooked)], hooked, scale=8.0, msg=f"{writer}, {side}, {norm}")
 
 
 def score_factor(c: Both, seen: Pass, layer: int) -> float:
@@ -749,7 +762,7 @@ def ablation(c: Both) -> None:
         where = "last" if last else "all"
         edit = il.ablate_heads(c.model, c.heads, positions=where)
         c.same(edit, lambda row, last=last: c.removed(c.heads, last=last))
-        z = [{layer: z[-1:] if last else z for layer, z in one.z.items()} for one in c.source]
+        z = [{layer: z[-1:] if last else z for layer, z in one.z.items()} for one in c.others_passes]
         mean = {layer: torch.cat([one[layer] for one in z]).mean(0) for layer in z[0]}
         edit = il.ablate_heads(c.model, c.heads, mode="mean", reference=c.other, positions=where)
         c.same(edit, lambda row, last=last, mean=mean: c.removed(c.heads, last=last, value=mean))
@@ -770,6 +783,9 @@ def effects(c: Both) -> None:
     layers = sorted(c.clean[0].pattern)
     for where in ("all", "last"):
         found = il.head_effects(c.model, c.batch, positions=where, against=c.against)
+        # HunYuan norms keys after their rotation, so whole passes replace attention over recorded keys.
+        by_rows = where == "last" and c.hf.config.model_type != "hunyuan_v1_dense"
+        assert (found.algorithm == "prefix_cache", found.exact, found.positions) == (by_rows, True, where)
         mean = il.locate_effects(c.model, c.batch, positions=where, against=c.against).to_frame()
         for name, theirs in c.effects[where].items():
             assert_close(getattr(found, name)[:, layers], theirs, msg=f"{name}, {where}")
@@ -925,21 +941,37 @@ def strengths(c: Both) -> None:
 @checks("patch_heads", "Patch")
 def patched(c: Both) -> None:
     for name, options in sweep._patches(c):
-        edits = [patch_edit(c, row, **options) for row in range(len(c.batch))]
+        source, edits = c.source(**options), [patch_edit(c, row, **options) for row in range(len(c.batch))]
         aligned = {"batch": c.batch} if options.get("align") == "labels" else {}
-        c.same(il.patch_heads(c.model, c.heads, c.other, **options, **aligned), edits.__getitem__)
-        ours = il.score(c.model, c.batch, [[il.Patch(c.heads, c.other, **options)]])
+        c.same(il.patch_heads(c.model, c.heads, source, **options, **aligned), edits.__getitem__)
+        ours = il.score(c.model, c.batch, [[il.Patch(c.heads, source, **options)]])
         assert_close(ours[:, 0], c.log_probs(edits.__getitem__)[:, [FOO, BAR]], msg=name)
 
 
 def patch_edit(c: Both, row: int, activation: str, positions: str = "all", align: str = "positions") -> Edit:
-    """Return the edit that writes a source prompt's activations into the chosen heads; places are the same in both."""
-    source, clean = c.source[row], c.clean[row]
+    """Return the edit that writes a source prompt's activations into the chosen heads.
+
+    In a longer source, places come one token later. Queries, keys and values from there are those of the source's
+    layer inputs, put in our places.
+    """
+    is_longer = c.source(activation=activation, positions=positions, align=align) is c.stretched
+    source, clean = (c.stretched_passes if is_longer else c.others_passes)[row], c.clean[row]
     n = len(c.ids[row])
-    places = [*c.labels(row)] if align == "labels" else list(range(n))
     only_last_query = positions == "last" and activation in ("k", "v")
-    places = [*places, n - 1] if align == "labels" and not only_last_query else places
+    places = [*c.labels(row), n - 1] if align == "labels" else list(range(n))
+    places = (places[:-1] if align == "labels" else places) if only_last_query else places
     places = [n - 1] if positions == "last" and not only_last_query else places
+    theirs = [place + is_longer for place in places]
+    new: dict[int, Tensor] = {}
+    for layer in {layer for layer, _ in c.heads}:
+        if is_longer and activation != "z":
+            x = clean.resid[layer].clone()
+            x[places] = source.resid[layer][theirs]
+            moved = reference_passes.rerun_attention(c.hf, c.ids[row], clean, layer, x, place=True)
+            new[layer] = getattr(moved, activation)[layer][:, places]
+        else:
+            value = getattr(source, activation)[layer]
+            new[layer] = value[theirs] if activation == "z" else value[:, theirs]
 
     def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
         chosen = [head for where, head in c.heads if where == layer]
@@ -952,12 +984,12 @@ def patch_edit(c: Both, row: int, activation: str, positions: str = "all", align
             return value
         if what != wanted:
             return None
-        value, new = value.clone(), getattr(source, activation)[layer]
+        value = value.clone()
         for head in chosen:
             if activation == "z":
-                value[places, head] = new[places, head]
+                value[places, head] = new[layer][:, head]
             else:
-                value[head, places] = new[head, places]
+                value[head, places] = new[layer][head]
         return value
 
     return edit
@@ -1104,7 +1136,7 @@ def function_vector(c: Both) -> None:
 def indirect_effects(c: Both) -> None:
     ours = il.indirect_effects(c.model, c.batch, c.other)
     before = c.scored(torch.stack([one.log_probs for one in c.clean]))["log_prob"].exp()
-    mean = {layer: torch.stack([one.z[layer][-1] for one in c.source]).mean(0) for layer in c.source[0].z}
+    mean = {layer: torch.stack([one.z[layer][-1] for one in c.others_passes]).mean(0) for layer in c.others_passes[0].z}
     for layer, head in c.heads:
         log_probs = c.log_probs(lambda row, h=(layer, head): c.removed([h], last=True, value=mean))
         assert_close(ours[:, layer, head], c.scored(log_probs)["log_prob"].exp() - before)
@@ -1129,8 +1161,20 @@ def test_no_function_that_takes_a_model_is_forgotten() -> None:
     assert sweep.takes_a_model() == set().union(*(names for names, _ in CHECKS.values()))
 
 
-@pytest.mark.parametrize("family", EXACT)
-@pytest.mark.parametrize("check", sorted(CHECKS))
+IN_TURN = ("gemma2", "bloom", "gptj", "qwen3")
+"""Soft caps and windows, ALiBi, rotation of neighbors, norms of queries and keys."""
+
+
+def cases() -> Iterator[Any]:
+    """Yield every (check, family); quick are two families, one of `IN_TURN`, and increases of most."""
+    for number, check in enumerate(sorted(CHECKS)):
+        quick = {"gpt2", "llama_gqa", IN_TURN[number % len(IN_TURN)]}
+        quick |= families.CONFIGS.keys() - families.SLOW if check == "increases" else set()
+        for family in EXACT:
+            yield pytest.param(check, family, marks=() if family in quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("check", "family"), list(cases()))
 def test_numbers_are_hugging_faces(both, monkeypatch, family, check) -> None:
     case, (names, compare) = both(family), CHECKS[check]
     refused = [name for name in names if is_refused(name, family, lambda name=name: CALLS[name].function(case))]
