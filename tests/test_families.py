@@ -1,11 +1,13 @@
 """Searches in models with and without a soft cap; families that are refused by name. Numbers: the sweep."""
 
 import against_hf
+import families
 import pytest
 import torch
 from conftest import PROMPTS, SEVERAL
 from family_tables import REFUSED, SOFT_CAPPED
 from tolerance import assert_close
+from torch import nn
 
 import icl_lens as il
 from icl_lens.models.view import ModelView
@@ -13,7 +15,7 @@ from icl_lens.models.view import ModelView
 
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "gemma2"])
 def test_searches_find_what_trying_everything_finds(family_run, name):
-    """All parts are evaluated against one token or if logits are soft-capped, fewer otherwise; increases: see above."""
+    """All parts are evaluated against one token or if logits are soft-capped, fewer otherwise."""
     run = family_run(name)
     certified, one = name not in SOFT_CAPPED, run.batch.other_label_tokens
     for against in (None, one, SEVERAL):
@@ -51,3 +53,14 @@ def test_blocks_that_do_not_add_up_are_refused(load_tiny, monkeypatch):
             patch.setattr(ModelView, multiplier, 1.0)
             with pytest.raises(il.InputError, match=message):
                 il.capture(model, batch)
+
+
+def test_norms_of_queries_that_are_not_known_are_refused(load_tiny, monkeypatch):
+    model = load_tiny("qwen3")
+    acts = il.capture(model, il.tokenize(model, PROMPTS, prepend_bos=False))
+    gains = nn.Module()
+    gains.weight = nn.Parameter(torch.ones(families.N_HEADS, 12))
+    monkeypatch.setitem(model.blocks[1].attn._modules, "q_norm", gains)
+    with pytest.raises(il.InputError, match=r"norm of Qwen3ForCausalLM is not supported.*\(4, 12\).*in layer 1"):
+        il.last_query(acts, il.Head(1, 0))
+    il.last_query(acts, il.Head(2, 0))

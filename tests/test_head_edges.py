@@ -220,25 +220,6 @@ def test_prompts_without_a_token_of_the_role_have_no_effect(grouped):
         )
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"part": "z"}, "part must be"),
-        ({"receivers": []}, "receivers must name"),
-        ({"senders": []}, "senders must name"),
-        ({"senders": ["L2H0"]}, "in a layer before a receiver"),
-        ({"senders": ["F9"]}, "F9"),
-        ({"at": "labels"}, "labels"),
-        ({"at": 99}, "99"),
-    ],
-)
-def test_what_does_not_fit_is_refused(grouped, no_type_checks, change, message):
-    model, batch, _ = grouped
-    receivers = change.pop("receivers", [RECEIVER])
-    with pytest.raises(il.InputError, match=message):
-        il.head_to_head_effects(model, batch, receivers, **{"part": "q"} | change)
-
-
 def test_edges_that_a_model_lacks_are_refused(grouped):
     model, batch, _ = grouped
     for edge, message in (

@@ -6,7 +6,6 @@ import pytest
 import torch
 from conftest import PROMPTS
 from family_tables import SOFT_CAPPED
-from hf_scores import hf_score, hf_writers
 from tolerance import assert_close
 
 import icl_lens as il
@@ -27,27 +26,6 @@ def captured(load_tiny):
         return model, batch, il.capture(model, batch, writers=True)
 
     return get
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "qwen3"])
-def test_pairs_are_second_derivatives_of_hugging_faces_score(captured, family_run, name):
-    """S_cd = x_cᵀ (∂²S / ∂x_query ∂x_key) x_d with norms detached, for every pair of writers, from autograd."""
-    _, batch, acts = captured(name)
-    hf = family_run(name).hf
-    head, row, key = 3, 0, 2
-    parts = il.attention_score_parts(acts, il.Head(LAYER, head))
-    i, j = int(batch.last[row]), int(batch.label_positions[row, key])
-    at_query, states = hf_writers(hf, batch.tokens[row, : i + 1], i, LAYER)
-    at_key, _ = hf_writers(hf, batch.tokens[row, : i + 1], j, LAYER)
-    x = states[i].detach(), states[j].detach()
-    hessian = torch.autograd.functional.hessian(lambda a, b: hf_score(hf, LAYER, head, a, b, i, j), x)[0][1].detach()
-    pairs = torch.einsum("cd,kd->ck", parts.query_parts[row], parts.key_parts[row, key])
-    names = [writer for writer in parts.writers if writer != "bias"]  # the bias also includes constants of q and k
-    for number, writer in enumerate(names):
-        for other, source in enumerate(names):
-            expected = at_query[writer] @ hessian @ at_key[source]
-            assert_close(pairs[number, other], expected, scale=float(pairs.abs().max()), msg=f"{writer}, {source}")
-    assert_close(parts.scores[row, key], hf_score(hf, LAYER, head, *x, i, j), scale=float(pairs.abs().max()))
 
 
 def test_first_order_value_parts_are_the_derivative_of_the_increase(captured):

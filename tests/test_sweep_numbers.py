@@ -27,6 +27,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
+from icl_lens.locate.towers import EXCHANGES, tower_prompts
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
@@ -103,7 +104,7 @@ class Both(Case):
         if moves:
             assert (theirs - torch.stack([one.log_probs for one in self.clean])).abs().max() > 1e-3
 
-    def removed(self, heads: Where, *, last: bool = False, value: Tensor | float = 0.0) -> Edit:
+    def removed(self, heads: Where, *, last: bool = False, value: dict[int, Tensor] | float = 0.0) -> Edit:
         """Return the edit that sets heads' z to zero or a value."""
 
         def edit(what: str, layer: int, z: Tensor) -> Tensor | None:
@@ -115,6 +116,11 @@ class Both(Case):
             return z
 
         return edit
+
+    def mean_z(self, *, last: bool) -> dict[int, Tensor]:
+        """Return each layer's mean z [head d_head] over the other prompts' positions, or over their last ones."""
+        z = [{layer: z[-1:] if last else z for layer, z in one.z.items()} for one in self.others_passes]
+        return {layer: torch.cat([one[layer] for one in z]).mean(0) for layer in z[0]}
 
     def patterns(self, change: Callable[[int, Tensor], None]) -> Callable[[int], Edit]:
         """Return edits in which `change(row, pattern)` overwrites the pattern [query key] of each chosen head."""
@@ -571,6 +577,7 @@ def score_parts(c: Both) -> None:
         places = c.labels(row)
         n = len(places)
         clean = c.raw_scores(row, layer, place=True)[head.head, -1, places]
+        changes: dict[str, tuple[Tensor, Tensor]] = {}
         assert_close(parts.scores[row, :n], clean, scale=size)
         assert_close(parts.query_side[row, :n].sum(-1), parts.scores[row, :n], scale=size)
         assert_close(parts.key_side[row, :n].sum(-1), parts.scores[row, :n], scale=size)
@@ -584,6 +591,7 @@ def score_parts(c: Both) -> None:
             q_less, k_less = without.q[layer][head.head, -1], without.k[layer][head.head, places]
             assert_close(parts.query_side[row, :n, number], factor * (k @ (q - q_less)), scale=size)
             assert_close(parts.key_side[row, :n, number], factor * ((k - k_less) @ q), scale=size)
+            changes[writer] = q - q_less, k - k_less
             key = places[-1]
             alone = il.attention_score_parts(c.acts[[row]], head, keys=[[key]])
             for norm, side in product(("frozen", "recomputed"), ("query", "key")):
@@ -603,6 +611,10 @@ def score_parts(c: Both) -> None:
                 hooked = reference_passes.run(c.hf, c.ids[row], one_side).pattern[layer][head.head, -1]
                 found = alone.pattern_without(side, norm=norm)[0, number]
                 assert_close(found[: len(hooked)], hooked, scale=8.0, msg=f"{writer}, {side}, {norm}")
+        for one, other in product(changes, repeat=2):
+            numbers = parts.writers.index(one), parts.writers.index(other)
+            pairs = parts.key_parts[row, :n, numbers[1]] @ parts.query_parts[row, numbers[0]]
+            assert_close(pairs, factor * (changes[other][1] @ changes[one][0]), scale=size, msg=f"{one}, {other}")
 
 
 def score_factor(c: Both, seen: Pass, layer: int) -> float:
@@ -762,8 +774,7 @@ def ablation(c: Both) -> None:
         where = "last" if last else "all"
         edit = il.ablate_heads(c.model, c.heads, positions=where)
         c.same(edit, lambda row, last=last: c.removed(c.heads, last=last))
-        z = [{layer: z[-1:] if last else z for layer, z in one.z.items()} for one in c.others_passes]
-        mean = {layer: torch.cat([one[layer] for one in z]).mean(0) for layer in z[0]}
+        mean = c.mean_z(last=last)
         edit = il.ablate_heads(c.model, c.heads, mode="mean", reference=c.other, positions=where)
         c.same(edit, lambda row, last=last, mean=mean: c.removed(c.heads, last=last, value=mean))
 
@@ -771,10 +782,13 @@ def ablation(c: Both) -> None:
 @checks("Ablate")
 def ablated_sets(c: Both) -> None:
     sets = [[], c.heads[:1], c.heads]
-    for last in (False, True):
-        ours = il.score(c.model, c.batch, [[il.Ablate(heads, positions="last" if last else "all")] for heads in sets])
+    for last, mode in product((False, True), ("zero", "mean")):
+        options = {"positions": "last" if last else "all"}
+        options |= {} if mode == "zero" else {"mode": mode, "reference": c.other}
+        value = 0.0 if mode == "zero" else c.mean_z(last=last)
+        ours = il.score(c.model, c.batch, [[il.Ablate(heads, **options)] for heads in sets])
         for number, heads in enumerate(sets):
-            theirs = c.log_probs(lambda row, h=heads, last=last: c.removed(h, last=last))
+            theirs = c.log_probs(lambda row, h=heads, last=last, value=value: c.removed(h, last=last, value=value))
             assert_close(ours[:, number], theirs[:, [FOO, BAR]])
 
 
@@ -1058,37 +1072,51 @@ def circuit(c: Both) -> None:
 
 @checks("two_towers", "locate_towers")
 def towers(c: Both) -> None:
-    """Values and keys from the prompt with its two labels exchanged, read by the last position only.
+    """What the last position reads comes from other prompts: its query, and keys and values at labels.
 
-    Heads together and, on average over the prompts, one by one.
+    Every exchange in heads together and, on average over the prompts, the single ones in heads one by one.
     """
-    lost, single = sweep.exchanged(c), sweep.located_towers(c)["values"]
-    drops: dict[il.Head, list[Tensor]] = {head: [] for head in c.heads}
-    for row, prompt in enumerate(sweep.ONE_WORD):
-        ids = torch.tensor([families.WORDS.index(word) for word in sweep.words(prompt)])
-        is_label = (ids == FOO) | (ids == BAR)
-        donor = reference_passes.run(c.hf, torch.where(is_label, FOO + BAR - ids, ids))
-        target = families.WORDS.index(str(prompt.answer))
+    lost, single = sweep.exchanged(c), sweep.located_towers(c)
+    prompts = tower_prompts(c.model, sweep.tokenized(c.model, sweep.ONE_WORD))
+    clean = cache(lambda ids: reference_passes.run(c.hf, torch.tensor(ids)))
+    drops: dict[tuple[il.Head, str], list[Tensor]] = {}
+    for row, ids in enumerate(trimmed(prompts.batch)):
+        last, target = len(ids) - 1, int(prompts.batch.answer_tokens[row])
 
-        def odds(part: str = "", heads: Sequence[il.Head] = ()) -> Tensor:
+        def donated(part: str, name: str, row: int = row, last: int = last) -> list[tuple[int, Pass, int]]:
+            """Return (position, pass of a donor, position in it) of everything that is exchanged."""
+            donor = prompts.donors[name]
+            passes = [clean(tuple(ids.tolist())) for ids in trimmed(donor.batch)]
+            if part == "q":
+                return [(last, passes[row], len(passes[row].logits) - 1)]
+            places = prompts.batch.label_positions[row].tolist()
+            theirs = zip(donor.rows[row].tolist(), donor.places[row].tolist(), strict=True)
+            return [(at, passes[one], place) for at, (one, place) in zip(places, theirs, strict=True) if at >= 0]
+
+        def odds(one: Any = None, heads: Sequence[il.Head] = ()) -> Tensor:
+            names = {part: getattr(one, part) for part in "qkv"} if one is not None else {}
+            taken = {part: donated(part, name) for part, name in names.items() if name is not None}
+
             def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
+                part = what.removeprefix("last ")
                 chosen = [head for where, head in heads if where == layer]
-                if what != f"last {part}" or not chosen:
+                if part not in taken or (part == "q") != (what == part) or not chosen:
                     return None
-                new = value.clone()
-                for head in chosen:
-                    new[head, is_label] = getattr(donor, part)[layer][head, is_label]  # noqa: B023
-                return new
+                value = value.clone()
+                for at, donor, place in taken[part]:
+                    value[chosen, at] = getattr(donor, part)[layer][chosen, place]
+                return value
 
-            found = reference_passes.run(c.hf, ids, edit if part else None).log_probs  # noqa: B023
+            found = reference_passes.run(c.hf, ids, edit).log_probs  # noqa: B023
             return found[target] - found[FOO + BAR - target]  # noqa: B023
 
-        for name, part in (("values", "v"), ("keys: labels", "k")):
-            assert_close(lost[name][row], odds() - odds(part, c.heads), scale=8.0, msg=name)
-        for head, some in drops.items():
-            some.append(odds() - odds("v", [head]))
-    for head, some in drops.items():
-        assert_close(single[head], torch.stack(some).mean(), scale=8.0, msg=str(head))
+        for one in EXCHANGES:
+            assert_close(lost[one.name][row], odds() - odds(one, c.heads), scale=8.0, msg=one.name)
+        for one, head in product(EXCHANGES[:3], c.heads):
+            drops.setdefault((head, one.name), []).append(odds() - odds(one, [head]))
+    assert max(float(torch.stack(some).abs().max()) for some in drops.values()) > 1e-2
+    for (head, name), some in drops.items():
+        assert_close(single[name][head], torch.stack(some).mean(), scale=8.0, msg=f"{head}, {name}")
 
 
 # Gradients and vectors
@@ -1136,7 +1164,7 @@ def function_vector(c: Both) -> None:
 def indirect_effects(c: Both) -> None:
     ours = il.indirect_effects(c.model, c.batch, c.other)
     before = c.scored(torch.stack([one.log_probs for one in c.clean]))["log_prob"].exp()
-    mean = {layer: torch.stack([one.z[layer][-1] for one in c.others_passes]).mean(0) for layer in c.others_passes[0].z}
+    mean = c.mean_z(last=True)
     for layer, head in c.heads:
         log_probs = c.log_probs(lambda row, h=(layer, head): c.removed([h], last=True, value=mean))
         assert_close(ours[:, layer, head], c.scored(log_probs)["log_prob"].exp() - before)
