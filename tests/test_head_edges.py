@@ -171,29 +171,16 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped):
     assert compared >= 4
 
 
-def test_pieces_prompts_alone_and_full_passes_agree(grouped, monkeypatch):
-    from icl_lens.interventions import head_edges
-
+def test_full_passes_give_the_same_where_hooks_are_at_work(grouped):
     model, batch, _ = grouped
-    together = il.head_to_head_effects(model, batch, [RECEIVER, "L1H0"], part="k", senders=["embed", "L0H2", "L1H3"])
-    assert together.fallback_reason == ""
-    assert (together.log_prob[:, 1, 2] == 0).all()  # L1H3 is not before L1H0
-    for row in range(len(batch)):
-        alone = il.head_to_head_effects(
-            model, batch[[row]], [RECEIVER, "L1H0"], part="k", senders=["embed", "L0H2", "L1H3"]
-        )
-        assert_close(alone.log_prob[0], together.log_prob[row], scale=8.0)
-    estimates = head_edges.estimate_effects(model, batch, [RECEIVER], None)[RECEIVER]
-    with monkeypatch.context() as patched:
-        patched.setattr(head_edges, "WRITER_BYTES", 1)  # one prompt at a time, without padding
-        pieces = il.head_to_head_effects(model, batch, [RECEIVER], part="k", senders=["embed", "L0H2"])
-        of_pieces = head_edges.estimate_effects(model, batch, [RECEIVER], None)[RECEIVER]
-    assert_close(pieces.log_prob[:, 0], together.log_prob[:, 0, :2], scale=8.0)
-    assert_close(of_pieces, estimates, scale=8.0)
+    options = {"part": "k", "senders": ["embed", "L0H2", "L1H3"]}
+    found = il.head_to_head_effects(model, batch, [RECEIVER, "L1H0"], **options)
+    assert found.fallback_reason == ""
+    assert (found.log_prob[:, 1, 2] == 0).all()  # L1H3 is not before L1H0
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: x)]):  # the cache refuses hooked models
-        passes = il.head_to_head_effects(model, batch, [RECEIVER], part="k", senders=["embed", "L0H2"])
+        passes = il.head_to_head_effects(model, batch, [RECEIVER, "L1H0"], **options)
     assert "hooks" in passes.fallback_reason
-    assert_close(passes.log_prob[:, 0], together.log_prob[:, 0, :2], scale=8.0)
+    assert_close(passes.log_prob, found.log_prob, scale=8.0)
 
 
 def test_prompts_without_a_token_of_the_role_have_no_effect(grouped):

@@ -448,12 +448,6 @@ def test_attention_from_activations_is_the_pattern(gpt2_acts):
     assert [mark[:2] for mark in data["marks"]] == marked.tolist()
 
 
-def test_heads_to_draw_may_be_names(gpt2_acts, paper):
-    assert str(html.attention_to_labels(gpt2_acts, ["L1H2"])) == str(html.attention_to_labels(gpt2_acts, [(1, 2)]))
-    head = paper.heads[1].head
-    assert str(html.subhead_values(paper, [str(head)])) == str(html.subhead_values(paper, [head]))
-
-
 def test_strips_of_a_panel_show_the_labels_in_their_colors(paper):
     """Labels are filled under attention, and underlined under increases, whose fill shows the sign."""
     report, labels = paper.heads[0], {2: "l0", 5: "l0", 8: "l1", 11: "l1"}

@@ -187,9 +187,11 @@ def test_a_layer_that_is_not_understood_counts_where_it_is_edited(run, monkeypat
 def test_sets_are_patched_with_few_passes(run, what, options, n_passes):
     model, batch, other = run("gpt2")
     sets = [HEADS, HEADS[1:2], HEADS[::-1], [(2, 3), (0, 0)]]
+    sets = [[il.Patch(heads, other, activation=what, **options)] for heads in sets]
+    il.score(model, batch, sets)  # checks of heads run once per model
     passes = []
     handle = model.blocks[0].register_forward_pre_hook(lambda *_: passes.append(1))
-    il.score(model, batch, [[il.Patch(heads, other, activation=what, **options)] for heads in sets])
+    il.score(model, batch, sets)
     handle.remove()
     assert len(passes) == n_passes
 

@@ -148,13 +148,8 @@ def test_groups_partition_the_edges_and_random_sets_match_strata(small):
     assert not np.array_equal(small_set, space.random_like(ranked, [9], seed=4)[0])
 
 
-def test_estimates_rank_on_other_prompts_and_batches_do_not_matter(small):
+def test_estimates_rank_on_other_prompts(small):
     model, ranking, testing, heads, circuit = small
-    again = il.locate_circuit(model, ranking, testing, heads, n_edges=5, n_random=3, run=il.Run(batch_size=5))
-    assert again.to_frame()["edge"].tolist() == circuit.to_frame()["edge"].tolist()
-    for table in ("edges", "curve", "groups", "layers"):
-        ours, theirs = (one.to_frame(table).select_dtypes("number").to_numpy() for one in (again, circuit))
-        assert_close(ours, theirs, scale=64.0)
     other = il.locate_circuit(model, ranking, testing[:5], heads, n_edges=5, n_random=3)
     assert other.to_frame()["estimate"].tolist() == pytest.approx(circuit.to_frame()["estimate"].tolist(), abs=1e-5)
     assert circuit.to_frame()["estimate"].abs().is_monotonic_decreasing

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from launches import LAUNCHES, assert_shared, contents, launched, same_numbers, undisturbed
+from launches import contents, undisturbed
 from test_effects import one_by_one
 from tolerance import assert_close
 
@@ -110,13 +110,3 @@ def test_files_and_table_hold_the_effects(run, gpt2, many, inputs, unbroken, tmp
     assert sorted(chunks["prompt"].unique()) == list(range(N))
     every = expected[1][chunks["prompt"].to_numpy(), chunks["layer"].to_numpy(), chunks["head"].to_numpy()]
     assert_close(chunks["log_odds"], every)
-
-
-@pytest.mark.slow
-def test_two_processes_share_the_work(inputs, unbroken, tmp_path):
-    """Two processes compute different batches, half of them each, and together what one computes."""
-    out = tmp_path / "out"
-    (ran,), chunks = launched(LAUNCHES["torchrun"], [*inputs, "--out", out], tmp_path / "log")
-    assert ran.returncode == 0, ran.stderr
-    assert_shared(chunks, range(N // BATCH))
-    same_numbers(out, unbroken)

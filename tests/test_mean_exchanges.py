@@ -7,11 +7,7 @@ import families
 import pandas as pd
 import pytest
 from launches import (
-    LAUNCHES,
-    assert_shared,
     contents,
-    launched,
-    same_numbers,
     undisturbed,
 )
 from test_two_towers import planted  # noqa: F401
@@ -197,12 +193,3 @@ def test_prompts_are_refused_before_the_folder_is_initialized(run, tiny, tmp_pat
     assert (code, said.count("\n")) == (2, 1)
     assert "must demonstrate its answer and another label" in said
     assert contents(out) == {}
-
-
-@pytest.mark.slow
-def test_two_processes_share_the_work(inputs, unbroken, tmp_path):
-    out = tmp_path / "out"
-    (ran,), chunks = launched(LAUNCHES["torchrun"], [*inputs, "--no-check", "--out", out], tmp_path / "log")
-    assert ran.returncode == 0, ran.stderr
-    assert_shared(chunks, range(N // BATCH))
-    same_numbers(out, unbroken)

@@ -92,12 +92,8 @@ def test_models_with_a_soft_cap_have_scores_only(load_tiny, words):
     assert not found.to_frame()["value"].isna().any()
 
 
-def test_batches_do_not_matter_and_one_query_has_no_interval(gpt2, words):
-    many = sample(gpt2, words, 9)
-    one, other = (il.mean_score_parts(gpt2, many, ["L2H1"], run=il.Run(batch_size=size)).to_frame() for size in (2, 9))
-    one, other = (frame.set_index(["side", "writer"])["value"] for frame in (one, other))
-    assert_close(one, other[one.index], scale=float(one.abs().max()) * 8)
-    assert il.mean_score_parts(gpt2, many[:1], ["L2H1"]).to_frame()["low"].isna().all()
+def test_one_query_has_no_interval(gpt2, words):
+    assert il.mean_score_parts(gpt2, sample(gpt2, words, 1), ["L2H1"]).to_frame()["low"].isna().all()
 
 
 # Planted models

@@ -85,17 +85,6 @@ def test_contrasts_between_groups_of_keys(captured):
         parts.contrast(torch.ones_like(same))
 
 
-def test_a_prompt_alone_has_the_parts_it_has_in_a_batch(captured):
-    model, batch, acts = captured("qwen3")
-    parts = il.attention_score_parts(acts, "L2H1")
-    for row in range(len(batch)):
-        alone = il.attention_score_parts(il.capture(model, batch[row], writers=True), "L2H1")
-        picked = il.attention_score_parts(acts[row], "L2H1")
-        n = int((batch.label_positions[row] >= 0).sum())
-        for other in (alone, picked):
-            assert_close(other.key_side[0, :n], parts.key_side[row, :n], scale=float(parts.key_side.abs().max()))
-
-
 def test_writers_from_a_cache_and_for_chosen_positions(gpt2, gpt2_batch):
     _, cache = gpt2.run_with_cache(gpt2_batch.tokens, attention_mask=gpt2_batch.attention_mask)
     captured = il.capture(gpt2, gpt2_batch, writers=True)

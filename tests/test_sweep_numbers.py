@@ -1191,12 +1191,14 @@ def test_no_function_that_takes_a_model_is_forgotten() -> None:
 
 IN_TURN = ("gemma2", "bloom", "gptj", "qwen3")
 """Soft caps and windows, ALiBi, rotation of neighbors, norms of queries and keys."""
+READ_NORMS = {"last_query", "label_similarity", "metric", "score_parts"}
+"""Checks in which norms of queries and keys matter most."""
 
 
 def cases() -> Iterator[Any]:
     """Yield every (check, family); quick are two families, one of `IN_TURN`, and increases of most."""
     for number, check in enumerate(sorted(CHECKS)):
-        quick = {"gpt2", "llama_gqa", IN_TURN[number % len(IN_TURN)]}
+        quick = {"gpt2", "llama_gqa", "qwen3" if check in READ_NORMS else IN_TURN[number % len(IN_TURN)]}
         quick |= families.CONFIGS.keys() - families.SLOW if check == "increases" else set()
         for family in EXACT:
             yield pytest.param(check, family, marks=() if family in quick else pytest.mark.slow)
