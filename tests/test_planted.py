@@ -9,9 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import icl_lens as il
-from experiments.bundled_models.curriculum import Kind
-from experiments.planted import build
-from experiments.planted.build import Planted
+from experiments.planted import Kind, Planted, build
 from icl_lens.metrics import accuracy, label_log_odds
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
