@@ -173,16 +173,16 @@ COUNTS = ("k", "n", "n_tokens", "n_edges", "n_strongest", "demonstrations", "pas
 HEADS_AND_WORSE = ([(99, 0)], [(1.5, 0)], ["x"], "L0H1", il.Head(0, 1))
 WRONG = {
     **dict.fromkeys(CHOICES, ("x",)),
-    **dict.fromkeys(COUNTS, (0, -1)),
+    **dict.fromkeys(COUNTS, (0, -1, "2")),
     **dict.fromkeys(("n_ablated", "distance"), (-1, 10**6)),
     "n_tokens": (0, 10**6),
-    "heads": HEADS_AND_WORSE,
+    "heads": (None, *HEADS_AND_WORSE),
     "receivers": ([], *HEADS_AND_WORSE),
     "head": (None, "x", (99, 0), (1.5, 0)),
     "senders": ([], ["L2H0"], ["F9"], ["x"]),
     "at": ("labels", 99),
-    "n_random": (-1,),
-    "strength": (2, NAN),
+    "n_random": (-1, "2"),
+    "strength": ("x", NAN),
     "strengths": ([NAN], [2]),
     "recency": (2, NAN),
     "majority": (-1, NAN),
@@ -192,15 +192,17 @@ WRONG = {
     "vector": (torch.zeros(33), torch.full((32,), NAN), "x"),
     "layer": (3, -1, "1"),
     "layers": ([3],),
-    "targets": (torch.zeros(2, dtype=torch.long), torch.full((3,), 97), torch.ones(3, dtype=torch.bool)),
-    "against": (torch.zeros(2, dtype=torch.long), torch.full((3,), 97)),
-    "sets": ([], None, [il.Ablate(HEADS)], [["L0H1"]]),
-    "tokens": ([3, 3], [3, 10**6]),
+    "targets": ("foo", torch.zeros(2, dtype=torch.long), torch.full((3,), 97), torch.ones(3, dtype=torch.bool)),
+    "against": ("bar", torch.zeros(2, dtype=torch.long), torch.full((3,), 97)),
+    "sets": ([], [il.Ablate(HEADS)], [["L0H1"]]),
+    "tokens": ([3, 3], [3, 10**6], "x"),
+    **dict.fromkeys(("batch", "acts", "prompt", "prompts"), (3, [3])),
+    **dict.fromkeys(("favored", "unfavored", "reference"), ([3],)),
     "run": ("folder",),
 }
 """Wrong values of arguments, by name, for every public function that has them."""
 
-ELSEWHERE = {("explain", "against"), ("two_towers", "k"), ("two_towers", "demonstrations")}
+ELSEWHERE = {("explain", "against"), ("Text", "against"), ("two_towers", "k"), ("two_towers", "demonstrations")}
 """Arguments that are of another kind, or without effect, in the right call."""
 NEED_HEADS = {"ablate_with_controls", "label_similarity", "mean_score_parts", "two_towers"}
 """Functions that refuse an empty list of heads."""

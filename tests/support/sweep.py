@@ -456,7 +456,7 @@ CALLS: dict[str, Call] = {
     "debias_edits": _rows(
         lambda c: c.within(il.edited(c.model, *il.debias_edits(c.batch, c.heads, **STRENGTHS), batch=c.batch))
     ),
-    "score": _rows(lambda c: [il.score(c.model, c.batch), il.score(c.model, c.batch, c.sets_of_edits)]),
+    "score": _rows(lambda c: [il.score(c.model, c.batch, c.sets_of_edits), il.score(c.model, c.batch)]),
     "edited": _rows(lambda c: [c.within(il.edited(c.model, *edits, batch=c.batch)) for edits in c.sets_of_edits[3:]]),
     "choose_strength": _mean(_chosen),
     "patch_heads": _rows(_patched),
