@@ -14,15 +14,13 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import icl_lens as il
-from experiments.bundled_models.curriculum import Kind
 from experiments.framework import markdown
 from experiments.framework.finding import Finding, Measure, Row, rows_from_json
 from experiments.framework.locating import METHODS, best_heads
 from experiments.framework.run import Cell, load_cells
 from experiments.framework.study import Study
 from experiments.framework.tasks import Task
-from experiments.planted import build
-from experiments.planted.build import Planted
+from experiments.planted import Kind, Planted, build
 from icl_lens.files import write_text
 
 SEEDS = range(3)

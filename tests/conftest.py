@@ -34,7 +34,8 @@ CATEGORIES = {
 """Words that the tiny models know: those of the task sentiment-number in the file `words`."""
 
 QUICK_FAMILIES = {"gpt2", "gptj", "llama_gqa", "gemma2", "qwen3", "bloom"}
-ON_ALL_FAMILIES = {"test_families", "test_reference", "test_half_precision"}
+FEW_FAMILIES = {"test_processed_weights": {"gpt2", "llama_gqa", "gemma2"}}
+ON_ALL_FAMILIES = {"test_families", "test_sweep_half", "test_sweep_numbers"}
 
 os.environ["OMP_NUM_THREADS"] = "1"  # in the programs that tests start
 torch.set_num_threads(1)
@@ -44,14 +45,15 @@ torch.set_num_threads(1)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests as slow if none of their families is quick.
 
-    Quick are `QUICK_FAMILIES` and, in the files `ON_ALL_FAMILIES`, all but `families.SLOW`.
+    Quick are `QUICK_FAMILIES` or those of `FEW_FAMILIES`; in the files `ON_ALL_FAMILIES`, all but `families.SLOW`.
     """
     for item in items:
         values = getattr(item, "callspec", None)
         if values is None:
             continue
         used = {value for value in values.params.values() if isinstance(value, str)} & families.CONFIGS.keys()
-        quick = families.CONFIGS.keys() - families.SLOW if item.path.stem in ON_ALL_FAMILIES else QUICK_FAMILIES
+        quick = FEW_FAMILIES.get(item.path.stem, QUICK_FAMILIES)
+        quick = families.CONFIGS.keys() - families.SLOW if item.path.stem in ON_ALL_FAMILIES else quick
         if used and not used & quick:
             item.add_marker(pytest.mark.slow)
 

@@ -3,14 +3,13 @@
 import io
 import json
 import math
-import signal
 from dataclasses import replace
 from itertools import combinations
 
 import pandas as pd
 import pytest
 from faults import call
-from launches import LAUNCHES, contents, ended, forked, launched, stamps, undisturbed
+from launches import LAUNCHES, contents, launched, undisturbed
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from test_html import Page
 
@@ -96,20 +95,6 @@ def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, mo
     task[ranked] = 7  # 8 prompts rank edges as before, 7 test them
     code, _, said = call(monkeypatch, capsys, *task, "-k", 2, "--out", out)
     assert (code, "holds a run with n=8, got n=7 (and 1 more differ)" in said) == (2, True), said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["estimate", "removals"])
-def test_a_killed_run_resumes_and_writes_the_same_bytes(inputs, unbroken, tmp_path, kind):
-    """SIGKILL in the middle of writing the second chunk of either pass; finished chunks are not written again."""
-    out = tmp_path / "out"
-    assert sum(name.startswith(f"{kind}-") for name in unbroken) == 3
-    assert ended(forked(main, ["icl-lens", *inputs, "--out", out], dies_after=1, kind=kind)) == -signal.SIGKILL
-    kept = stamps(out, "*-*.parquet")
-    assert len(kept) == {"estimate": 1, "removals": 4}[kind]
-    assert ended(forked(main, ["icl-lens", *inputs, "--out", out])) == 0
-    assert contents(out) == unbroken
-    assert {name: stamp for name, stamp in stamps(out, "*-*.parquet").items() if name in kept} == kept
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Contrasts, log p(target) − log Σ p(against), and searches: memory and refusals; values: test_families."""
+"""Contrasts, log p(target) − log Σ p(against), and searches: memory and refusals; values: the sweep."""
 
 from itertools import product
 

@@ -272,6 +272,12 @@ RESUMED = {
         model, il.tokenize(model, prompts), ["L1H2"], n_random=2, run=run
     ),
     "mean_head_increases": lambda model, prompts, run: mean_head_increases(model, prompts, run=run),
+    "locate_effects": lambda model, prompts, run: il.locate_effects(model, prompts, run=run),
+    "locate_towers": lambda model, prompts, run: il.locate_towers(model, prompts, run=run),
+    "mean_score_parts": lambda model, prompts, run: il.mean_score_parts(model, prompts, ["L2H1"], run=run),
+    "locate_circuit": lambda model, prompts, run: il.locate_circuit(
+        model, prompts[:12], prompts[12:], ["L2H1"], n_edges=2, n_random=2, run=run
+    ),
 }
 
 

@@ -5,12 +5,9 @@ import sys
 import pytest
 import torch
 from conftest import PROMPTS
-from passes import watched
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.activations.passes import last_log_probs
-from icl_lens.engine import prefix_cache
 from icl_lens.measures.debias import balancing_weights
 
 HEADS = [il.Head(0, 1), il.Head(1, 3)]
@@ -34,20 +31,6 @@ def test_weights_by_hand(batch):
     torch.testing.assert_close(balancing_weights(batch, 0.5), expected.sqrt())
     with pytest.raises(il.InputError, match=r"got -1\.0"):
         balancing_weights(batch, -1.0)
-
-
-def test_both_fixes_are_the_two_interventions(model, batch):
-    with il.edited(model, *il.debias_edits(batch, HEADS, majority=1.0, recency=0.5), batch=batch):
-        together = last_log_probs(model, batch)
-    with (
-        il.edited(model, il.Reweight(HEADS, balancing_weights(batch), renormalize=True), batch=batch),
-        il.edited(model, il.RemovePosition(HEADS, strength=0.5, positions="last")),
-    ):
-        assert_close(last_log_probs(model, batch), together)
-    plain = last_log_probs(model, batch)
-    assert (plain - together).abs().max() > 1e-3
-    with il.edited(model, *il.debias_edits(batch, HEADS), batch=batch):
-        assert torch.equal(last_log_probs(model, batch), plain)
 
 
 @pytest.mark.parametrize(
@@ -94,52 +77,6 @@ def test_strength_is_measured_with_the_fix_at_work(model, batch):
         assert_close(value, 0.0)  # the same prompts on both sides
         own = scores[torch.arange(3), batch.answer] >= scores[torch.arange(3), 1 - batch.answer]
         assert found.accuracy[found.strengths.index(strength)] == pytest.approx(float(own.float().mean()))
-
-
-FIXES = [
-    ([], {}),
-    (HEADS, {"majority": 1.0}),
-    ([(2, 0), (1, 3)], {"majority": 0.5, "recency": 0.25}),
-    ([(2, head) for head in range(4)], {"recency": 1.0}),
-    ([(layer, head) for layer in range(3) for head in range(4)], {"recency": 0.5}),
-]
-
-
-def fixes(batch):
-    return [il.debias_edits(batch, heads, **strengths) for heads, strengths in FIXES]
-
-
-KINDS = "gpt2 gptj neox llama_gqa llama_bias gemma2 mistral qwen3 bloom falcon_alibi opt olmo2".split()
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_fixes_side_by_side_are_the_blocks_one_by_one(load_tiny, monkeypatch, name):
-    """Learned positions, every rotation, ALiBi, grouped queries, caps, windows; ragged prompts, in any pieces."""
-    model = load_tiny(name)
-    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
-    whole = []
-    for edits in fixes(batch):
-        with il.edited(model, *edits, batch=batch):
-            whole.append(il.score(model, batch))
-    whole = torch.stack(whole, dim=1)
-    # No pass is run for each fix: only the pass that computes the keys runs over full prompts.
-    widths = []
-    with watched(lambda _, x: widths.append(x.shape[1]), model.blocks[0]):
-        found = il.score(model, batch, fixes(batch))
-    assert_close(found, whole)
-    assert sorted(widths)[:-1] == [1] * (len(widths) - 1)
-    assert (found[:, 1:] - found[:, :1]).abs().amax((0, 2)).min() > 1e-4
-    monkeypatch.setattr(prefix_cache, "ROW_BYTES", 1)
-    monkeypatch.setattr(prefix_cache, "KEY_BYTES", 1)
-    assert_close(il.score(model, batch, fixes(batch)), whole)
-
-
-def test_within_another_intervention_each_fix_has_a_pass(model, batch):
-    with il.ablate_heads(model, [(0, 0)]):
-        nested = il.score(model, batch, fixes(batch))
-        for place, edits in enumerate(fixes(batch)):
-            with il.edited(model, *edits, batch=batch):
-                assert_close(nested[:, place], il.score(model, batch))
 
 
 def test_factors_of_demonstrations_that_are_not_there_do_nothing(model, batch):

@@ -1,10 +1,12 @@
 """Misuse raises InputError with one sentence in every function, and edits cannot go wrong silently."""
 
 import copy
+import inspect
 import threading
 
 import faults
 import pytest
+import sweep
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -110,26 +112,12 @@ MISUSE = {
     lambda m, b, o: il.capture(None, b): "expected a TransformerLens model, got NoneType",
     lambda m, b, o: il.capture(o, b): "another",
     lambda m, b, o: il.capture(m, b).readout.using(final_norm="x", bias=True): "final_norm must be one of",
-    lambda m, b, o: il.top_heads(il.capture(m, b), "foo", k=1): "targets must be integer token ids, got 'foo'",
-    lambda m, b, o: il.top_heads(il.capture(m, b), b.answer_tokens > 0, k=1): "torch.bool",
-    lambda m, b, o: il.top_heads(il.capture(m, b), b.answer_tokens, k="3"): "k must be an integer, got '3'",
     lambda m, b, o: il.top_subheads(il.capture(m, b), b.answer_tokens, k=121): "between 1 and 120",
-    lambda m, b, o: il.head_log_prob_increase(il.capture(m, b), b.answer_tokens, against="bar"): "got 'bar'",
-    lambda m, b, o: il.head_log_prob_increase(il.capture(m, b), b.answer_tokens[:2]): "one token id per prompt",
     lambda m, b, o: il.head_log_prob_increase(il.capture(m, b), b.answer_tokens - 9): "prompt without an answer",
-    lambda m, b, o: il.head_log_prob_increase(il.capture(m, b), b.answer_tokens + 96): "between 0 and 96",
-    lambda m, b, o: il.subhead_log_prob_increase(il.capture(m, b), b.answer_tokens, layers=[3]): "between 0 and 2",
-    lambda m, b, o: il.neuron_log_prob_increase(il.capture(m, b), -1, b.answer_tokens): "between 0 and 2",
-    lambda m, b, o: il.neuron_log_prob_increase(il.capture(m, b), "1", b.answer_tokens): "must be an integer, got '1'",
-    lambda m, b, o: il.capture(m, b).label_keys(il.Head(3, 0)): "got L3H0",
     lambda m, b, o: il.Run(batch_size=0): "batch_size must be at least 1",
     lambda m, b, o: il.Run(memory=0): "memory must be at least 1",
     lambda m, b, o: il.Run(batch_size=2.5): "batch_size must be an integer",
     lambda m, b, o: il.Run(processes=4): "start several with torchrun",
-    lambda m, b, o: il.locate_heads(m, b, k=3, run="folder"): "pass e.g. run=il.Run",
-    lambda m, b, o: il.locate_heads(m, b, k=0): "between 1 and 12",
-    lambda m, b, o: il.explain(m, PROMPT, k=0): "k must be at least 1, got 0",
-    lambda m, b, o: il.explain(m, PROMPT, n_ablated=7): "n_ablated must be between 1 and 6",
     lambda m, b, o: il.explain(m, PROMPT, against="baz"): "against must be one of the labels",
     lambda m, b, o: il.explain(
         m, il.Prompt.parse(PROMPT, answer="foo"), against="foo"
@@ -142,72 +130,35 @@ MISUSE = {
     lambda m, b, o: il.explain(m, b): "one row, got 3 rows",
     lambda m, b, o: il.explain(m, b[0], against="bar"): "against must be None for a tokenized prompt",
     lambda m, b, o: il.compare(il.explain(m, "love : foo one : bar two :"), 3): "expected an explanation, got 3",
-    lambda m, b, o: il.label_similarity(m, b, []): "heads must name at least one",
     lambda m, b, o: il.label_similarity(m, il.tokenize(m, il.Text("love like")), ["L0H0"]): "label position",
-    lambda m, b, o: il.head_copying(m, (0, 0), [3, 3]): "at least two different ids",
-    lambda m, b, o: il.head_copying(m, (0, 0), [3, 10**6]): "is out of range",
     lambda m, b, o: il.head_copying(m, (0, 0), [3, 4], inputs=torch.zeros(3, 32)): "one residual stream per token",
-    lambda m, b, o: il.repeated_token_scores(m, n=0): "at least 1",
-    lambda m, b, o: il.repeated_token_scores(m, n_tokens=10**6): "got 1000000",
     # edits
-    lambda m, b, o: enter(il.edited(m, il.AddVector(torch.zeros(33), 0), batch=b)): "vector must have shape",
-    lambda m, b, o: enter(il.edited(m, il.AddVector(torch.zeros(32), 3), batch=b)): "got 3",
-    lambda m, b, o: enter(il.edited(m, il.AddVector(torch.full((32,), NAN), 0), batch=b)): "must be finite",
     lambda m, b, o: il.function_vector(m, [], HEADS): "reference must contain at least one",
-    lambda m, b, o: il.head_effects(m, b, positions="first"): "positions must be one of",
-    lambda m, b, o: il.head_effects(m, b, against=b.answer_tokens): "must differ from the target",
-    lambda m, b, o: il.head_effects(m, b, against=b.answer_tokens[:2]): "shape (3,),",
-    lambda m, b, o: il.head_effects(m, b, pass_tokens=0): "pass_tokens must be at least 1",
-    lambda m, b, o: il.head_effects(m, b, mode="median"): "mode must be one of",
     lambda m, b, o: il.head_effects(m, b, mode="mean"): "reference must be given for mode='mean'",
     lambda m, b, o: il.head_effects(m, b, reference=b): "reference must be omitted for mode='zero'",
     lambda m, b, o: il.head_effects(m, b, positions="all", mode="mean", reference=b): "'mean' with positions='all'",
     lambda m, b, o: il.head_effects(m, b).top(1, outcome="odds"): "outcome must be one of 'log_odds', 'log_prob'",
     lambda m, b, o: il.head_effects(o, b): "another",
     lambda m, b, o: random_head_sets(ModelView.of(m), ModelView.of(m).heads(), draws=1, seed=0): "at most half",
-    lambda m, b, o: enter(il.ablate_heads(m, [il.Head(99, 0)])): "L99H0",
-    lambda m, b, o: enter(il.ablate_heads(m, None)): "heads must be an iterable of heads, got None",
-    lambda m, b, o: enter(il.ablate_heads(m, "L0H1")): "must be an iterable of heads, got 'L0H1'",
-    lambda m, b, o: il.ablate_with_controls(m, b, il.Head(0, 1)): "must be an iterable of heads, got L0H1",
     lambda m, b, o: enter(il.ablate_heads(m, il.locate_heads(m, b, k=1))): "iterable of heads, got TopHeads",
-    lambda m, b, o: enter(il.ablate_heads(m, [(1.5, 0)])): "invalid head (1.5, 0)",
     lambda m, b, o: enter(il.ablate_heads(m, [(INF, 0)])): "invalid head (inf, 0)",
-    lambda m, b, o: enter(il.ablate_heads(m, HEADS, positions="x")): "positions must be one of",
     lambda m, b, o: enter(il.ablate_heads(m, HEADS, mode="mean")): "reference must be given",
     lambda m, b, o: enter(il.ablate_heads(m, HEADS, reference=b)): "reference must be omitted",
     lambda m, b, o: enter(il.ablate_heads(o, HEADS, mode="mean", reference=b)): "reference was",
-    lambda m, b, o: enter(il.edited(m, il.Block(HEADS, None))): "edges must be a boolean tensor",
-    lambda m, b, o: enter(il.edited(m, il.Block(HEADS, torch.zeros(1, 9, 9)))): "got (1, 9, 9) torch.float32",
-    lambda m, b, o: enter(il.edited(m, il.Reweight(HEADS, "x", renormalize=True), batch=b)): "weights must be numbers",
-    lambda m, b, o: enter(il.edited(m, il.Reweight(HEADS, torch.ones(2, 4), renormalize=True), batch=b)): "(2, 4)",
-    lambda m, b, o: enter(il.edited(m, il.Reweight(HEADS, -torch.ones(3, 4), renormalize=True), batch=b)): "got -1",
     lambda m, b, o: enter(il.patch_heads(o, HEADS, b, activation="z")): "source was",
     lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="k", positions="last")): "positions must be 'all'",
     lambda m, b, o: enter(il.patch_heads(m, HEADS, b, activation="v", align="labels")): "batch must be the prompts",
     lambda m, b, o: enter(il.patch_heads(m, HEADS, b[[0, 2, 1]], activation="v", **labels(b))): "got 2 and 3 in row 1",
     lambda m, b, o: enter(il.patch_heads(m, HEADS, b[:2], activation="v", **labels(b))): "per row of the pass, 3, got",
-    lambda m, b, o: enter(il.edited(m, il.RemovePosition(HEADS, strength=2))): "between 0",
-    lambda m, b, o: enter(il.edited(m, il.RemovePosition(HEADS, positions="x"))): "positions must be one of",
-    lambda m, b, o: enter(il.edited(m, *il.debias_edits(b, HEADS, recency=NAN), batch=b)): "between 0",
-    lambda m, b, o: enter(
-        il.edited(m, *il.debias_edits(b, HEADS, majority=-1), batch=b)
-    ): "must be non-negative, got -1",
     lambda m, b, o: il.score(m, b, [il.debias_edits(b, [(9, 0)], recency=0.5)]): "L9H0",
-    lambda m, b, o: il.score(m, b, []): "sets must contain at least one",
-    lambda m, b, o: il.score(m, b, [il.Ablate(HEADS)]): "write [[Ablate(",
     lambda m, b, o: il.score(m, b, il.Ablate(HEADS)): "write [[Ablate(",
-    lambda m, b, o: il.score(m, b, [[HEADS]]): "edits must be values such as il.Ablate",
     lambda m, b, o: enter(il.edited(m, HEADS)): "edits must be values such as il.Ablate",
     lambda m, b, o: enter(il.edited(m, il.AddVector(torch.zeros(32), 0))): "batch must be the prompts",
-    lambda m, b, o: il.Ablate(HEADS, positions="x"): "positions must be one of",
     lambda m, b, o: il.Ablate(HEADS, mode="resample", reference=b): "positions must be 'last'",
     lambda m, b, o: il.score(m, b[:1], [[il.Ablate(HEADS, mode="resample", reference=b[:1], positions="last")]]): (
         "other than prompt 0"
     ),
     lambda m, b, o: il.score(m, il.tokenize(m, il.Text("love one")), [[]]): "no label",
-    lambda m, b, o: il.choose_strength(m, b, b, HEADS, fix="x"): "fix must be one of",
-    lambda m, b, o: il.choose_strength(m, b, b, HEADS, fix="majority", strengths=[NAN]): "must be finite",
-    lambda m, b, o: il.choose_strength(m, b, b, HEADS, fix="majority", max_accuracy_drop=-1): "non-negative, got -1",
     lambda m, b, o: il.choose_strength(m, b, b[[1, 0, 2]], HEADS, fix="majority"): "the same prompts",
 }
 
@@ -215,6 +166,83 @@ MISUSE = {
 @pytest.mark.parametrize(("misuse", "words"), MISUSE.items(), ids=range(len(MISUSE)))
 def test_misuse_is_refused_in_one_sentence(no_type_checks, gpt2, gpt2_batch, icl_mini, misuse, words):
     faults.assert_refused(words, misuse, *(gpt2, gpt2_batch, icl_mini)[: misuse.__code__.co_argcount])
+
+
+CHOICES = ("positions", "mode", "method", "by", "part", "activation", "align", "fix")
+COUNTS = ("k", "n", "n_tokens", "n_edges", "n_strongest", "demonstrations", "pass_tokens")
+HEADS_AND_WORSE = ([(99, 0)], [(1.5, 0)], ["x"], "L0H1", il.Head(0, 1))
+WRONG = {
+    **dict.fromkeys(CHOICES, ("x",)),
+    **dict.fromkeys(COUNTS, (0, -1, "2")),
+    **dict.fromkeys(("n_ablated", "distance"), (-1, 10**6)),
+    "n_tokens": (0, 10**6),
+    "heads": (None, *HEADS_AND_WORSE),
+    "receivers": ([], *HEADS_AND_WORSE),
+    "head": (None, "x", (99, 0), (1.5, 0)),
+    "senders": ([], ["L2H0"], ["F9"], ["x"]),
+    "at": ("labels", 99),
+    "n_random": (-1, "2"),
+    "strength": ("x", NAN),
+    "strengths": ([NAN], [2]),
+    "recency": (2, NAN),
+    "majority": (-1, NAN),
+    "max_accuracy_drop": (-1,),
+    "weights": ("x", torch.ones(2, 4), -torch.ones(3, 8)),
+    "edges": (None, "x", ["x"]),
+    "vector": (torch.zeros(33), torch.full((32,), NAN), "x"),
+    "layer": (3, -1, "1"),
+    "layers": ([3],),
+    "targets": ("foo", torch.zeros(2, dtype=torch.long), torch.full((3,), 97), torch.ones(3, dtype=torch.bool)),
+    "against": ("bar", torch.zeros(2, dtype=torch.long), torch.full((3,), 97)),
+    "sets": ([], [il.Ablate(HEADS)], [["L0H1"]]),
+    "tokens": ([3, 3], [3, 10**6], "x"),
+    **dict.fromkeys(("batch", "acts", "prompt", "prompts"), (3, [3])),
+    **dict.fromkeys(("favored", "unfavored", "reference"), ([3],)),
+    "run": ("folder",),
+}
+"""Wrong values of arguments, by name, for every public function that has them."""
+
+ELSEWHERE = {("explain", "against"), ("Text", "against"), ("two_towers", "k"), ("two_towers", "demonstrations")}
+"""Arguments that are of another kind, or without effect, in the right call."""
+NEED_HEADS = {"ablate_with_controls", "label_similarity", "mean_score_parts", "two_towers"}
+"""Functions that refuse an empty list of heads."""
+
+
+class _Called(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", sorted(name for name in sweep.CALLS if "." not in name))
+def test_a_wrong_argument_is_refused_in_one_sentence_that_names_it(no_type_checks, gpt2, monkeypatch, name):
+    """Every public function that takes a model × every argument with wrong values; the rest of its call is right."""
+    case, function, seen = sweep.Case(gpt2, sweep.PROMPTS, sweep.OTHERS), getattr(il, name), []
+
+    def called(*args, **kwargs):
+        seen.append(inspect.signature(function).bind(*args, **kwargs))
+        raise _Called
+
+    with monkeypatch.context() as patch:
+        patch.setattr(il, name, called)
+        with pytest.raises(_Called):
+            sweep.CALLS[name].function(case)
+    (right,) = seen
+    for argument in right.signature.parameters.keys() & WRONG.keys():
+        values = () if (name, argument) in ELSEWHERE else WRONG[argument]
+        for value in (*values, *([[]] if argument == "heads" and name in NEED_HEADS else [])):
+            wrong = copy.copy(right)
+            given = right.arguments | {argument: value}
+            wrong.arguments = {one: given[one] for one in right.signature.parameters if one in given}
+
+            def ask(wrong=wrong):
+                found = function(*wrong.args, **wrong.kwargs)
+                edits = found if isinstance(found, list) else [found]
+                enter(il.edited(gpt2, *edits, batch=case.batch) if isinstance(edits[0], il.Edit) else found)
+
+            with pytest.raises(il.InputError) as caught:
+                ask()
+            faults.assert_sentence(str(caught.value), "")
+            shown = (argument, argument.removesuffix("s"), repr(value).strip("[]"), "head must be in layers")
+            assert any(one in str(caught.value) for one in shown), (argument, value, str(caught.value))
 
 
 @pytest.mark.parametrize(

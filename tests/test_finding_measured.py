@@ -49,7 +49,7 @@ def measured(icl_mini: Any) -> Any:
     [
         ("majority-bias", 1),
         ("recency-bias", 1),
-        ("information-flow", 1),
+        pytest.param("information-flow", 1, marks=pytest.mark.slow),
         ("shared-heads", 2),  # and the color bar
         pytest.param("location", 2, marks=pytest.mark.slow),
     ],

@@ -10,10 +10,9 @@ import pytest
 
 import icl_lens as il
 from experiments import ground_truth as truth
-from experiments.bundled_models.curriculum import Kind
 from experiments.catalogue import IDS, find
 from experiments.framework.run import run
-from experiments.planted.build import Planted
+from experiments.planted import Kind, Planted
 
 QUICK = ("label-attention", "two-towers")
 FEW = {name: truth.SETTINGS[name] for name in ("two-tower", "compare-copy", "last-label", "majority")}

@@ -5,26 +5,22 @@ from itertools import permutations
 
 import pytest
 import torch
-from family_tables import EXACT
 from passes import watched
 from test_effects import ragged
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.activations.passes import last_log_probs
 from icl_lens.edits import kv_cache
 from icl_lens.engine import prefix_cache, restart
-from icl_lens.measures.controlled_ablation import score_answers
-from icl_lens.models.view import ModelView
 
 EVERY = [(layer, head) for layer in range(3) for head in range(4)]
 SETS = [[], [(2, 3)], [(0, 1), (0, 2), (2, 0)], [(1, 0), (2, 0)], [(1, 0)], [(1, 0), (2, 1)], EVERY]
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "bloom"])
 @pytest.mark.parametrize(("mode", "positions"), [("mean", "last"), ("mean", "all"), ("zero", "all")])
 def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
-    """Also in the smallest pieces, and if keys and values cannot be shared; test_effects covers zero at the last."""
+    """Also in the smallest pieces, and if keys and values cannot be shared; the sweep compares with Hugging Face."""
     model = load_tiny(name)
     batch = ragged(model)
     reference = batch if mode == "mean" else None
@@ -72,27 +68,3 @@ def test_at_all_positions_a_pass_begins_where_its_sets_do(gpt2, gpt2_batch):
     with attention_run(gpt2, ran):
         il.score(gpt2, gpt2_batch, [[il.Ablate([(1, 0)])], [], [il.Ablate([(1, 3), (2, 1)])]])
     assert ran[-5:] == [(0, 3), (1, 3), (2, 3), (1, 6), (2, 6)]
-
-
-def test_answers_are_those_of_each_edit(load_tiny):
-    model = load_tiny("llama_gqa")
-    batch = ragged(model)
-    for positions in ("last", "all"):
-        sets = [[il.Ablate(heads, positions=positions)] for heads in SETS]
-        for found, heads in zip(score_answers(ModelView.of(model), batch, sets), SETS, strict=True):
-            with il.ablate_heads(model, heads, positions=positions) if heads else nullcontext():
-                log_probs = last_log_probs(model, batch)
-            assert_close(found.label_log_probs, log_probs[:, batch.label_tokens])
-            assert found.top1_correct.tolist() == (log_probs.argmax(-1) == batch.answer_tokens).tolist()
-
-
-@pytest.mark.parametrize("positions", ["last", "all"])
-def test_within_another_intervention_prompts_are_run_whole(gpt2, gpt2_batch, positions):
-    with il.ablate_heads(gpt2, [(0, 0)], positions=positions):
-        nested = il.score(gpt2, gpt2_batch, [[], [il.Ablate([(1, 1)], positions=positions)]])
-    own = il.score(
-        gpt2,
-        gpt2_batch,
-        [[il.Ablate([(0, 0)], positions=positions)], [il.Ablate([(0, 0), (1, 1)], positions=positions)]],
-    )
-    assert_close(nested, own)

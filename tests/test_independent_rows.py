@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sweep
 import torch
 from families import N_CTX, VOCAB_SIZE, randomize, tokenizer
+from test_sweep_batches import assert_same
 from tolerance import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -97,10 +99,6 @@ def load(build) -> Callable[..., Any]:
     return new
 
 
-def _edge(part):
-    return lambda model, batch: il.head_to_head_effects(model, batch, [(2, 1)], part=part, senders=[(0, 2)]).log_prob
-
-
 def _in_block(block):
     """Return what a pass that the user runs in a block gives."""
 
@@ -112,26 +110,7 @@ def _in_block(block):
     return run
 
 
-FUNCTIONS: dict[str, Callable[[Any, il.PromptBatch], torch.Tensor]] = {
-    "log-probabilities": lambda model, batch: last_log_probs(model, batch),
-    "increases": lambda model, batch: il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens),
-    "attention to labels": lambda model, batch: il.capture(model, batch).attention_by_label(),
-    "score parts": lambda model, batch: il.attention_score_parts(il.capture(model, batch, writers=True), (1, 3)).scores[
-        :, ..., :2
-    ],
-    "effects": lambda model, batch: il.head_effects(model, batch, positions="all").log_prob,
-    "effects at the last position": lambda model, batch: il.head_effects(model, batch).log_prob,
-    "gradients": lambda model, batch: il.head_effects(model, batch, method="gradient").log_prob,
-    "ablated sets": lambda model, batch: il.score(model, batch, [[], [il.Ablate(HEADS)]]),
-    "patched": lambda model, batch: il.score(
-        model, batch, [[il.Patch(HEADS, batch, activation="k", align="labels", positions="last")]]
-    ),
-    "debiased": lambda model, batch: il.score(model, batch, [il.debias_edits(batch, HEADS, majority=1.0, recency=0.5)]),
-    "edges to queries": _edge("q"),
-    "edges to keys": _edge("k"),
-    "edges to values": _edge("v"),
-    "saliency": lambda model, batch: il.saliency_flow(model, batch).label_to_last,
-    "similarity": lambda model, batch: il.label_similarity(model, batch, [(1, 1)])[:, :, -1, :2],
+BLOCKS: dict[str, Callable[[Any, il.PromptBatch], torch.Tensor]] = {
     "a pass in ablate_heads": _in_block(lambda model, batch: il.ablate_heads(model, HEADS)),
     "a pass in remove_position": _in_block(
         lambda model, batch: il.edited(model, il.RemovePosition(HEADS, strength=0.5))
@@ -161,22 +140,28 @@ def test_log_probabilities_are_those_of_hugging_face_alone(build, load, name):
     assert (plain - want).abs().max() > 0.05, "a batch must change the numbers of plain Hugging Face here"
 
 
-QUICK = {"increases", "effects at the last position", "debiased", "edges to keys", "a pass in remove_position"}
+OF_PROMPTS = [name for name, call in sweep.CALLS.items() if call.of_prompts and name != "Activations.from_cache"]
+"""Functions that run a batch whose prompts have different rotations; caches of such a batch are refused, see below."""
+QUICK = {"head_log_prob_increase", "head_effects", "debias_edits", "head_to_head_effects", "a pass in remove_position"}
 
 
 @pytest.mark.parametrize(
-    "what", [*sorted(QUICK), *(pytest.param(one, marks=pytest.mark.slow) for one in FUNCTIONS if one not in QUICK)]
+    "what",
+    [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in (*sorted(OF_PROMPTS), *BLOCKS)],
 )
 @pytest.mark.parametrize("name", ["longrope", pytest.param("dynamic", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("no_type_checks")
 def test_every_function_gives_a_prompt_the_numbers_it_has_alone(load, name, what):
-    model, function = load(name), FUNCTIONS[what]
-    batch = _tokenize(model, PROMPTS)
-    together = function(model, batch)
-    for row in (0, 2):
-        alone = function(load(name), batch[[row]])
-        found = together[row]
-        assert_close(found[tuple(slice(size) for size in alone.shape[1:])], alone[0], msg=f"row {row}")
-        assert_close(function(model, batch[[row]]), alone, msg=f"row {row} after a longer prompt")
+    def found(model, rows):
+        case = sweep.Case(model, sweep.PROMPTS[rows], sweep.OTHERS[rows])
+        return BLOCKS[what](model, case.batch) if what in BLOCKS else sweep.CALLS[what].function(case)
+
+    model = load(name)
+    together = found(model, slice(None))
+    for row in range(2):  # shorter than the length from which rotations change; the third prompt is longer
+        alone = found(load(name), slice(row, row + 1))
+        assert_same(together, alone, row=row, msg=f"row {row}")
+        assert_same(found(model, slice(row, row + 1)), alone, msg=f"row {row} after a longer prompt")
 
 
 @pytest.mark.parametrize("name", ["longrope", "dynamic"])

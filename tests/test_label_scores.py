@@ -107,32 +107,3 @@ def test_appending_is_advised_where_it_works(labels, is_advised):
 )
 def test_commands_speak_the_words_of_the_shell(python, shell):
     assert shell_spelling(python) == shell
-
-
-def test_results_print_as_tables(gpt2):
-    batch = il.tokenize(gpt2, [one for one in prompts_of(SHOWN) for _ in range(2)], prepend_bos=False)
-    acts, head = il.capture(gpt2, batch, writers=True), il.Head(2, 1)
-    found = il.ablate_with_controls(gpt2, batch, [head], n_random=2, positions="last")
-    parts = il.attention_score_parts(acts, head)
-    results = [
-        found,
-        found.conditions["same layers"],
-        found.conditions["heads"].scores[0],
-        parts.contrast(parts.of_label(batch.answer)),
-        il.value_parts(acts, head, batch.answer_tokens),
-        il.head_copying(gpt2, head, batch.label_tokens),
-        il.choose_strength(gpt2, batch, batch, [head], fix="majority", strengths=[0.5]),
-        acts.readout.describe(acts.last_query(head), torch.full((len(batch),), -1)),
-    ]
-    for result in results:
-        title, header, *rows = repr(result).splitlines()
-        assert title.startswith(f"{type(result).__name__}(")
-        assert len(header.split()) > 1
-        assert 1 <= len(rows) <= 21
-        assert "tensor(" not in repr(result)
-        assert "<table>" in result._repr_html_()
-    accuracy = f"{found.interval('no ablation', 'accuracy').value:.1%}"
-    assert accuracy in repr(found).splitlines()[2]
-    unanswered = il.tokenize(gpt2, [il.Prompt(prompt.demonstrations, prompt.query) for prompt in batch.prompts])
-    shown = repr(il.ablate_with_controls(gpt2, unanswered, [head], n_random=2))
-    assert shown.splitlines()[2].split() == ["no", "ablation", "1"]

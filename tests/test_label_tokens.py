@@ -2,12 +2,13 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import families
 import pytest
-import reference_attention
+import reference_passes
 import torch
 from test_effects import hf_twin
 from test_saliency import hf_saliency, mean_over
@@ -98,9 +99,18 @@ def case(request: Any, load_tiny: Any, family_folder: Any, float64: None) -> Any
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def every_attention(hf: Any, row: Row) -> dict[int, reference_attention.HandAttention]:
-    everything = list(itertools.product(range(families.N_LAYERS), range(families.N_HEADS)))
-    return reference_attention.edited_run(hf, row.ids, everything, lambda hand: None)[1]
+def pattern_edit(change: Callable[[int, torch.Tensor, int], None]) -> reference_passes.Edit:
+    """Return the edit in which `change(layer, pattern, head)` overwrites the pattern [query key] of each of `HEADS`."""
+
+    def edit(what: str, layer: int, pattern: torch.Tensor) -> torch.Tensor | None:
+        if what != "pattern":
+            return None
+        pattern = pattern.clone()
+        for head in (head for where, head in HEADS if where == layer):
+            change(layer, pattern[head], head)
+        return pattern
+
+    return edit
 
 
 def W_O(hf: Any, head: il.Head) -> torch.Tensor:
@@ -160,15 +170,13 @@ def test_keys_and_values_are_those_of_the_scored_token(case: Any) -> None:
     model, batch, rows, hf = case
     acts = il.capture(model, batch, writers=True)
     for number, row in enumerate(rows):
-        by_layer, count = every_attention(hf, row), len(row.labels)
-        hidden = hf(row.ids[None], output_hidden_states=True).hidden_states
+        seen, count = reference_passes.run(hf, row.ids), len(row.labels)
         for head in HEADS:
-            own = by_layer[head.layer]
-            assert_close(acts.label_keys(head)[number, :count], hidden[head.layer][0, row.scored])
-            values = own.v[head.head][row.scored] @ W_O(hf, head)
+            assert_close(acts.label_keys(head)[number, :count], seen.resid[head.layer][row.scored])
+            values = seen.v[head.layer][head.head][row.scored] @ W_O(hf, head)
             assert_close(acts.label_values(head)[number, :count], values)
             parts = il.attention_score_parts(acts, head)
-            log_pattern = own.pattern(head.head)[-1].log()[row.scored]
+            log_pattern = seen.pattern[head.layer][head.head, -1].log()[row.scored]
             scores = parts.scores[number, :count]
             assert parts.positions[number, :count].tolist() == row.scored
             assert_close(scores - scores[0], log_pattern - log_pattern[0], scale=float(scores.abs().max()))
@@ -239,19 +247,13 @@ def test_a_weight_applies_to_all_tokens_of_its_label(case: Any, renormalize: boo
         ours, attention = last_log_probs(model, batch), il.capture(model, batch, check=False).attention_to_labels()
     for number, row in enumerate(rows):
 
-        def edit(hand: Any, row: Row = row) -> None:
-            def scaled(head: int, pattern: torch.Tensor) -> torch.Tensor:
-                pattern = pattern.clone()
-                for weight, one in zip(weights[0].tolist(), row.labels, strict=False):
-                    for place in one:
-                        pattern[-1, place] *= weight
-                if renormalize:
-                    pattern[-1] /= pattern[-1].sum()
-                return pattern
+        def scale(layer: int, pattern: torch.Tensor, head: int, row: Row = row) -> None:
+            for weight, one in zip(weights[0].tolist(), row.labels, strict=False):
+                pattern[-1, list(one)] *= weight
+            if renormalize:
+                pattern[-1] /= pattern[-1].sum()
 
-            hand.row_edits = scaled
-
-        assert_close(ours[number], reference_attention.edited_run(hf, row.ids, HEADS, edit)[0])
+        assert_close(ours[number], reference_passes.run(hf, row.ids, pattern_edit(scale)).log_probs)
     hidden = torch.stack([attention[:, layer, head, 0] for layer, head in HEADS])
     assert not hidden.any()
 
@@ -276,15 +278,10 @@ STRETCHED = [
 """Other texts than those of DIFFERENT; the labels have as many tokens, except those of the first prompt."""
 
 
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        pytest.param(name, what, marks=() if (name, what) in {("gpt2", "v"), ("gpt2", "pattern")} else pytest.mark.slow)
-        for name, what in itertools.product(NAMES, ("q", "k", "v", "z", "pattern"))
-    ],
-)
-def test_labels_are_patched_token_by_token(load_tiny: Any, family_folder: Any, name: str, what: Any) -> None:
-    model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
+@pytest.mark.parametrize("what", ["v", "z", "pattern"])
+def test_labels_are_patched_token_by_token(load_tiny: Any, family_folder: Any, what: Any) -> None:
+    """Attention to other positions keeps its proportions, and what is left of the sum."""
+    model, hf = load_tiny("llama_gqa", dtype=torch.float64), hf_twin(family_folder, "llama_gqa")
     batch, source = (
         il.tokenize(model, some[1:], prepend_bos=False, labels=(ONE, TWO, THREE)) for some in (DIFFERENT, STRETCHED)
     )
@@ -293,31 +290,28 @@ def test_labels_are_patched_token_by_token(load_tiny: Any, family_folder: Any, n
         ours = last_log_probs(model, batch)
     for number, (mine, theirs) in enumerate(zip(DIFFERENT[1:], STRETCHED[1:], strict=True)):
         row, other = counted(mine, 0), counted(theirs, 0)
-        from_source = every_attention(hf, other)
+        there = reference_passes.run(hf, other.ids)
         to, at = ([*(place for label in one.labels for place in label), one.n - 1] for one in (row, other))
 
-        def edit(hand: Any, from_source: Any = from_source, to: Any = to, at: Any = at) -> None:
-            there = from_source[hand.layer]
-            if what == "z":
-                hand.z = hand.own_z()
-                hand.z[to] = there.own_z()[at]
-            elif what == "pattern":
+        def put(layer: int, pattern: torch.Tensor, head: int, there: Any = there, to: Any = to, at: Any = at) -> None:
+            found = there.pattern[layer][head]
+            rest = [k for k in range(len(pattern)) if k not in to]
+            for q, q_there in zip(to, at, strict=True):
+                left = (1 - found[q_there, at].sum()).clamp(min=0)
+                pattern[q, rest] *= left / pattern[q, rest].sum()
+                pattern[q, to] = found[q_there, at]
 
-                def rows(head: int, pattern: torch.Tensor) -> torch.Tensor:
-                    pattern, found = pattern.clone(), there.pattern(head)
-                    for q, q_there in zip(to, at, strict=True):
-                        rest = [k for k in range(len(pattern)) if k not in to]
-                        left = (1 - found[q_there, at].sum()).clamp(min=0)
-                        pattern[q, rest] *= left / pattern[q, rest].sum()
-                        for k, k_there in zip(to, at, strict=True):
-                            pattern[q, k] = found[q_there, k_there]
-                    return pattern
+        def write(asked: str, layer: int, value: torch.Tensor, there: Any = there, to: Any = to, at: Any = at) -> Any:
+            if asked != what:
+                return None
+            value = value.clone()
+            for head in (head for where, head in HEADS if where == layer):
+                ours = (to, head) if what == "z" else (head, to)
+                value[ours] = getattr(there, what)[layer][(at, head) if what == "z" else (head, at)]
+            return value
 
-                hand.row_edits = rows
-            else:
-                getattr(hand, what)[:, to] = getattr(there, what)[:, at]
-
-        assert_close(ours[number], reference_attention.edited_run(hf, row.ids, HEADS, edit)[0])
+        edit = pattern_edit(put) if what == "pattern" else write
+        assert_close(ours[number], reference_passes.run(hf, row.ids, edit).log_probs)
 
 
 def test_labels_of_other_lengths_are_not_patched_from_each_other(load_tiny: Any) -> None:

@@ -70,7 +70,7 @@ def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, 
     truth = build(kind, tmp_path, seed=0)
     heads = truth.heads[role] or tuple(il.Head(layer, 2) for layer in (4, 5, 6))
     study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 40)
-    circuit = il.locate_circuit(study.model, *study.halves(), heads, n_edges=12, n_random=4)
+    circuit = il.locate_circuit(study.model, *study.halves(), heads, n_edges=4, n_random=2)
     groups = circuit.to_frame("groups").set_index("group")
     for name in (f"{third} third → {reader}" for third in THIRDS[:2] for reader in ("query", "keys at the labels")):
         assert groups.loc[name, "low"] < 0.05, name
@@ -148,13 +148,8 @@ def test_groups_partition_the_edges_and_random_sets_match_strata(small):
     assert not np.array_equal(small_set, space.random_like(ranked, [9], seed=4)[0])
 
 
-def test_estimates_rank_on_other_prompts_and_batches_do_not_matter(small):
+def test_estimates_rank_on_other_prompts(small):
     model, ranking, testing, heads, circuit = small
-    again = il.locate_circuit(model, ranking, testing, heads, n_edges=5, n_random=3, run=il.Run(batch_size=5))
-    assert again.to_frame()["edge"].tolist() == circuit.to_frame()["edge"].tolist()
-    for table in ("edges", "curve", "groups", "layers"):
-        ours, theirs = (one.to_frame(table).select_dtypes("number").to_numpy() for one in (again, circuit))
-        assert_close(ours, theirs, scale=64.0)
     other = il.locate_circuit(model, ranking, testing[:5], heads, n_edges=5, n_random=3)
     assert other.to_frame()["estimate"].tolist() == pytest.approx(circuit.to_frame()["estimate"].tolist(), abs=1e-5)
     assert circuit.to_frame()["estimate"].abs().is_monotonic_decreasing
@@ -185,21 +180,6 @@ def test_sentences_say_no_where_intervals_do(small):
     undefined = replace(circuit, scores=scores.assign(low=-0.5), curve=good, groups=groups)
     assert not undefined.is_defined
     assert "faithfulness is not defined" in " ".join(undefined.sentences())
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"receivers": []}, "at least one head"),
-        ({"receivers": ["L9H0"]}, "L9H0"),
-        ({"n_edges": 0}, "n_edges must be at least 1"),
-        ({"n_random": 1}, "n_random must be at least 2"),
-    ],
-)
-def test_wrong_arguments_are_named(small, options, says):
-    model, ranking, testing, heads, _ = small
-    with pytest.raises(il.InputError, match=says):
-        il.locate_circuit(model, ranking, testing, options.pop("receivers", heads), **options)
 
 
 def test_roles_of_tokens(load_tiny):

@@ -1,24 +1,13 @@
 """Heads ranked by what exchanging their query costs: over many prompts, resumed and distributed, and for one prompt."""
 
 import io
-import signal
 from dataclasses import replace
 
 import families
-import hf_exchange
-import numpy as np
 import pandas as pd
 import pytest
-import torch
 from launches import (
-    LAUNCHES,
-    assert_shared,
     contents,
-    ended,
-    forked,
-    launched,
-    same_numbers,
-    stamps,
     undisturbed,
 )
 from test_two_towers import planted  # noqa: F401
@@ -27,7 +16,8 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.cli import main
 from icl_lens.locate.locate import top_heads_by
-from icl_lens.prompts import donors
+from icl_lens.locate.towers import EXCHANGES, exchange_scores, tower_prompts
+from icl_lens.models.view import ModelView
 from icl_lens.prompts.tasks import load_task
 
 N, BATCH = 8, 2
@@ -40,44 +30,19 @@ def many(gpt2, words):
     return il.tokenize(gpt2, load_task(TASK, n=N, layout="random", path=words))
 
 
-def ids_of(model, prompt):
-    return torch.tensor(model.tokenizer(str(prompt), add_special_tokens=False)["input_ids"])
-
-
-def slow_exchanges(run, prompts):
-    """Log-odds lost [prompt part layer head], from plain Hugging Face passes for one prompt and one head at a time."""
-    n_heads, _ = hf_exchange.groups(run.hf)
-    lost = torch.zeros(len(prompts), len(PARTS), run.model.cfg.n_layers, n_heads, dtype=torch.float64)
-    for row, (prompt, queries) in enumerate(zip(prompts, donors.other_queries(prompts), strict=True)):
-        ids = ids_of(run.model, prompt)
-        (own,) = ids_of(run.model, prompt.answer)
-        (other,) = ids_of(run.model, donors.partner_label(prompt))
-        at = [i for i, token in enumerate(ids.tolist()) if token in (own, other)]
-        texts, labels = (
-            ids_of(run.model, change(prompt)) for change in (donors.exchange_texts, donors.exchange_labels)
-        )
-        query = ids_of(run.model, donors.with_query(prompt, queries.other, prompt.answer))
-        exchanges = (
-            {"q": query},
-            {"k": {place: (texts, place) for place in at}},
-            {"v": {place: (labels, place) for place in at}},
-        )
-        assert len(ids) == len(texts) == len(labels)
-        intact = hf_exchange.exchanged(run.hf, ids, {})
-        for part, taken in enumerate(exchanges):
-            for layer in range(lost.shape[2]):
-                for head in range(n_heads):
-                    edited = hf_exchange.exchanged(run.hf, ids, {layer: [head]}, **taken)
-                    lost[row, part, layer, head] = (intact[own] - intact[other]) - (edited[own] - edited[other])
-    return lost
-
-
 @pytest.fixture(scope="module")
-def expected(family_run, many):
-    return slow_exchanges(family_run("gpt2"), many.prompts)
+def expected(gpt2, many):
+    """Log-odds lost [prompt part layer head] in each exchange, which the sweep compares with Hugging Face."""
+    view = ModelView.of(gpt2)
+    parts = [next(one for one in EXCHANGES if one.name == part) for part in PARTS]
+    scores, _, _ = exchange_scores(
+        view, tower_prompts(gpt2, many), [(part, [head]) for part in parts for head in view.heads()]
+    )
+    lost = scores.log_odds[:, :1] - scores.log_odds[:, 1:]
+    return lost.double().unflatten(1, (len(parts), view.n_layers, view.n_heads))
 
 
-def test_means_and_intervals_are_those_of_single_exchanges_in_hugging_face(gpt2, many, expected):
+def test_means_and_intervals_are_those_of_single_exchanges(gpt2, many, expected):
     found = il.locate_towers(gpt2, many, run=il.Run(batch_size=5))
     assert (found.n_prompts, found.n_queries, found.fallback_reason) == (N, len(set(many.queries)), "")
     assert expected[:, 0, 1:].abs().mean(0).min() > 1e-3  # the first layer's queries are those of the same last token
@@ -102,17 +67,6 @@ def test_the_scan_of_two_towers_is_the_same_table(gpt2, many):
     assert scan["head"].tolist() == frame["name"].tolist()
 
 
-def test_planted_towers_lead(planted):  # noqa: F811
-    truth, model = planted("two-tower")
-    prompts = load_task(TASK, n=24, path=truth.words)
-    table = il.locate_towers(model, prompts).to_frame()
-    heads = {*truth.heads["two-tower"]}
-    assert {*map(tuple, table[["layer", "head"]].head(len(heads)).to_numpy().tolist())} == {*map(tuple, heads)}
-    assert table["low"][len(heads) - 1] > 20 * abs(table["query"][len(heads)])
-    explained = il.explain(model, prompts[0], by="towers", k=len(heads))
-    assert {report.head for report in explained.heads} == heads
-
-
 @pytest.mark.parametrize("prompt", ["love : bar like : bar one :", "love : bar one : foo two :"])
 def test_prompts_without_a_class_to_exchange_are_refused(gpt2, many, prompt):
     parsed = il.Prompt.parse(prompt, answer="bar" if "foo" not in prompt else None)
@@ -123,29 +77,14 @@ def test_prompts_without_a_class_to_exchange_are_refused(gpt2, many, prompt):
 # One prompt
 
 
-def slow_queries(run, prompt, other):
-    """The query's effects [layer head], with a query of the user's choice."""
-    ids, query = ids_of(run.model, prompt), ids_of(run.model, donors.with_query(prompt, other, None))
-    own, partner = (int(ids_of(run.model, label)) for label in (prompt.answer, donors.partner_label(prompt)))
-    lost = torch.zeros(run.model.cfg.n_layers, hf_exchange.groups(run.hf)[0], dtype=torch.float64)
-    for layer, head in np.ndindex(*lost.shape):
-        odds = [
-            found[own] - found[partner]
-            for found in (hf_exchange.exchanged(run.hf, ids, {layer: [head]}, **how) for how in ({}, {"q": query}))
-        ]
-        lost[layer, head] = odds[0] - odds[1]
-    return lost
-
-
-def test_explain_ranks_heads_by_the_exchange_of_their_query(family_run, run, tiny, tmp_path):
-    """The score is the slow one, in tables, figures, page, terminal and JSON; the other query is a demonstration's."""
-    slow, prompt = family_run("gpt2"), il.Prompt.parse(families.PROMPT, answer="foo")
-    found = il.explain(slow.model, prompt, by="towers", k=4)
+def test_explain_ranks_heads_by_the_exchange_of_their_query(gpt2, run, tiny, tmp_path):
+    """The score is in tables, figures, page, terminal and JSON; the other query is a demonstration's."""
+    prompt = il.Prompt.parse(families.PROMPT, answer="foo")
+    found = il.explain(gpt2, prompt, by="towers", k=4)
     others = {shown.text for shown in prompt.demonstrations if shown.label != "foo"}
     assert found.all_heads.other_query in others
-    expected = slow_queries(slow, prompt, found.all_heads.other_query)
+    expected = il.locate_towers(gpt2, [prompt]).query.mean
     assert_close(found.all_heads.towers, expected)
-    assert_close(found.all_heads.towers, il.locate_towers(slow.model, [prompt]).query.mean)
     best = [il.Head.from_index(i, 4) for i in expected.flatten().topk(4).indices.tolist()]
     assert [report.head for report in found.heads] == best
     assert_close([report.scores["towers"] for report in found.heads], [expected[head] for head in best])
@@ -162,10 +101,10 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(family_run, run, tin
     for text in (out, html.read_text()):
         assert found.all_heads.other_query in text.partition("Towers: ")[2][:250]
         assert f"{expected[best[0]]:+.3f}" in text
-    plain = il.explain(slow.model, str(prompt), by="towers", k=1)  # without an answer, the prediction is explained
-    answered = il.locate_towers(slow.model, [replace(prompt, answer=plain.target)])
+    plain = il.explain(gpt2, str(prompt), by="towers", k=1)  # without an answer, the prediction is explained
+    answered = il.locate_towers(gpt2, [replace(prompt, answer=plain.target)])
     assert_close(plain.all_heads.towers, answered.query.mean)
-    assert top_heads_by(slow.model, il.tokenize(slow.model, [str(prompt)]), 1, by="towers") == [plain.heads[0].head]
+    assert top_heads_by(gpt2, il.tokenize(gpt2, [str(prompt)]), 1, by="towers") == [plain.heads[0].head]
 
 
 @pytest.mark.parametrize(
@@ -200,17 +139,15 @@ def unbroken(inputs, tmp_path_factory):
     return undisturbed(main, ["icl-lens", *inputs, "--no-check", "--out", out], out)
 
 
-def test_a_killed_run_ends_in_the_same_files(run, inputs, unbroken, tmp_path):
-    """Two chunks were written before the run was killed within the third; these are kept."""
+def test_the_command_prints_the_table(run, inputs, unbroken, tmp_path):
+    """From the chunks that are there."""
     out = tmp_path / "out"
-    arguments = [*inputs, "--no-check", "--out", out]
-    assert ended(forked(main, ["icl-lens", *arguments], dies_after=2)) == -signal.SIGKILL
-    before = stamps(out, "part-*")
-    assert len(before) == 2
-    code, said, _ = run(*arguments)
+    out.mkdir()
+    for name, data in unbroken.items():
+        (out / name).write_bytes(data)
+    code, said, _ = run(*inputs, "--no-check", "--out", out)
     assert code == 0
     assert contents(out) == unbroken
-    assert before.items() <= stamps(out, "part-*").items()
     table = pd.read_csv(io.BytesIO(unbroken["heads.csv"]))
     assert all(
         f"{value:.4f}" in said for value in table.loc[:2, ["query", "low", "high", "keys", "values"]].to_numpy().flat
@@ -256,12 +193,3 @@ def test_prompts_are_refused_before_the_folder_is_initialized(run, tiny, tmp_pat
     assert (code, said.count("\n")) == (2, 1)
     assert "must demonstrate its answer and another label" in said
     assert contents(out) == {}
-
-
-@pytest.mark.slow
-def test_two_processes_share_the_work(inputs, unbroken, tmp_path):
-    out = tmp_path / "out"
-    (ran,), chunks = launched(LAUNCHES["torchrun"], [*inputs, "--no-check", "--out", out], tmp_path / "log")
-    assert ran.returncode == 0, ran.stderr
-    assert_shared(chunks, range(N // BATCH))
-    same_numbers(out, unbroken)

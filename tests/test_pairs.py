@@ -266,13 +266,12 @@ def test_prompts_without_labels_are_refused():
     assert prompt.has_own_answer
 
 
-@pytest.mark.parametrize("suffix", [".json", ".tsv"])
-def test_commands_read_pairs(run, tiny, tmp_path, suffix):
-    path = write(tmp_path / f"pairs{suffix}")
+def test_commands_read_pairs(run, tiny, tmp_path):
+    path = write(tmp_path / "pairs.tsv")
     options = ("--path", path, "--demonstrations", 3, "--model", tiny, "--no-check")
     code, out, err = run("locate", *options, "-n", 6, "--by", "increase")
     assert code == 0, err
-    named = write(tmp_path / f"named{suffix}", names=("word", "opposite"))
+    named = write(tmp_path / "named.tsv", names=("word", "opposite"))
     code, again, err = run("locate", "--pairs", "--columns", "word,opposite", "--path", named, *options[2:], "-n", 6)
     assert code == 0, err
     assert again.splitlines()[:3] == out.splitlines()[:3], "the same prompts"

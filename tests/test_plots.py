@@ -120,7 +120,7 @@ def test_scatter_draws_every_row_by_group():
     assert plain.get_legend() is None
 
 
-@pytest.mark.parametrize("width", [plots.COLUMN, plots.PAGE])
+@pytest.mark.parametrize("width", [plots.COLUMN, pytest.param(plots.PAGE, marks=pytest.mark.slow)])
 def test_an_explanation_has_three_figures_that_fit_and_are_legible(width, tmp_path):
     explanation = ex.made(layers=36, heads=20, k=10)
     figures = plots.explanation_figures(explanation, width=width)
@@ -195,7 +195,9 @@ def rgba(png):
     return matplotlib.image.imread(io.BytesIO(png), format="png")
 
 
-@pytest.mark.parametrize("name", ["layers", "top_heads", "heads", "attention"])
+@pytest.mark.parametrize(
+    "name", ["layers", "heads", *(pytest.param(name, marks=pytest.mark.slow) for name in ("top_heads", "attention"))]
+)
 def test_a_notebook_shows_figures_on_any_background(monkeypatch, name):
     """In a notebook, the background is transparent and no opaque ink is near black or white; files do not change."""
     explanation = ex.made()

@@ -5,44 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PROMPTS
-from family_tables import EXACT
-from hf_scores import hf_score
 from tolerance import assert_close
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.metrics import auroc, precision_at_1
-from icl_lens.models import attention_scores
-from icl_lens.models.view import ModelView
 
 LAST = -1
-
-
-# HunYuan norms queries and keys after their rotation, so its scores depend on more than the distance.
-@pytest.mark.parametrize("family", sorted(set(EXACT) - {"hunyuan"}))
-def test_scores_are_the_models_own_attention(family, load_tiny):
-    """Softmax over the scores at each key's own distance is the pattern of the pass."""
-    model = load_tiny(family)
-    view = ModelView.of(model)
-    batch = il.tokenize(model, PROMPTS)[2]
-    acts = il.capture(model, batch)
-    _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
-    n, layer, head = int(batch.last[0]) + 1, view.n_layers - 1, view.n_heads - 1
-    how, resid = attention_scores.attention_scoring(view, layer), cache[view.hook(layer, "hook_resid_pre")][0, :n]
-    if how.position == "rotary":
-        metrics = [il.query_key_metric(model, (layer, head), distance=n - 1 - key) for key in range(n)]
-        found = torch.cat([one.scores(resid[LAST:], resid[[key]])[0] for key, one in enumerate(metrics)])
-    else:
-        found = il.query_key_metric(model, (layer, head)).scores(resid[LAST:], resid)[0]
-    if how.position == "alibi":
-        found = found + attention_scores.alibi(view, layer, torch.ones(1, n, dtype=torch.bool))[0, head]
-    if how.soft_cap is not None:
-        found = how.soft_cap * torch.tanh(found / how.soft_cap)
-    if how.window is not None:
-        found[: max(0, n - how.window)] = -math.inf
-    sink = None if how.sinks is None else how.sinks[head]
-    assert_close(attention_scores.attention(found, sink), acts.pattern[0, layer, head, :n])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptj", "llama_gqa", "qwen2", "gemma2", "neox"])
@@ -56,22 +25,6 @@ def test_the_matrix_is_what_is_bilinear_in_the_scores(family, load_tiny):
     crossed = rest - rest.mean(0) - rest.mean(1, keepdim=True) + rest.mean()
     assert_close(crossed, torch.zeros_like(crossed))
     assert metric.scores(x, y).std() > 0.05
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama_gqa", "qwen2"])
-def test_scores_agree_with_hugging_face(family, family_run):
-    """At one position, where nothing is rotated."""
-    model, hf = family_run(family).model, family_run(family).hf
-    if family in ("gpt2", "qwen2"):
-        assert any("bias" in name and "attn" in name for name, _ in hf.named_parameters())
-    generator = torch.Generator().manual_seed(1)
-    x, y = (torch.randn(3, hf.config.hidden_size, generator=generator, dtype=torch.float64) for _ in range(2))
-    for head in ((0, 0), (2, 3)):
-        metric = il.query_key_metric(model, head)
-        assert_close(metric.queries(x.float()) @ metric.keys(y.float()).T, metric.scores(x.float(), y.float()))
-        with torch.no_grad():
-            expected = torch.stack([torch.stack([hf_score(hf, *head, query, key, 0, 0) for key in y]) for query in x])
-        assert_close(metric.scores(x.float(), y.float()), expected)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama_gqa"])
@@ -181,46 +134,15 @@ def test_a_head_that_likes_one_label_copies_nothing():
     assert copying.discrimination == 0.25  # label 0 is higher if it reads 1; label 1 is the same either way
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gptj", "llama_gqa"])
-def test_copying_agrees_with_hugging_face(family, load_tiny, family_folder):
-    hf: Any = AutoModelForCausalLM.from_pretrained(family_folder(family)).double().eval()
-    tokens, layer, head = [7, 11, 20], 1, 2
-    old = family in ("gpt2", "gptj")
-    block = (hf.transformer.h if old else hf.model.layers)[layer]
-    norm, final = (block.ln_1, hf.transformer.ln_f) if old else (block.input_layernorm, hf.model.norm)
-    d = hf.config.hidden_size // hf.config.num_attention_heads
-    expected = torch.zeros(3, 3, dtype=torch.float64)
-    with torch.no_grad():
-        x = hf.get_input_embeddings().weight[tokens]
-        normed = norm(x) - (norm.bias if old else 0.0)
-        if family == "gpt2":
-            W_V, W_O = block.attn.c_attn.weight[:, 2 * 32 :], block.attn.c_proj.weight
-            group = head
-        else:
-            attn = block.attn if old else block.self_attn
-            W_V, W_O = attn.v_proj.weight.T, (attn.out_proj if old else attn.o_proj).weight.T
-            group = head * (W_V.shape[1] // d) // hf.config.num_attention_heads
-        for i, row in enumerate(normed):
-            y = (row @ W_V[:, group * d : (group + 1) * d]) @ W_O[head * d : (head + 1) * d]
-            y = (y - y.mean() if old else y) * final.weight
-            for j, token in enumerate(tokens):
-                expected[i, j] = y @ hf.get_output_embeddings().weight[token]
-    found = il.head_copying(load_tiny(family), (layer, head), tokens)
-    assert_close(found.logits, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["bloom", "granite", "gemma2", "gpt2", "opt", "gptj"])
+@pytest.mark.parametrize("family", ["bloom", "gpt2"])
 def test_copying_reads_tokens_as_the_first_layer_does(family, load_tiny, family_folder):
-    """Normed in BLOOM, multiplied in Granite and Gemma; without learned positions."""
+    """Normed in BLOOM; without learned positions. Other families: the sweep."""
     hf: Any = AutoModelForCausalLM.from_pretrained(family_folder(family)).eval()
     model, tokens = load_tiny(family), [6, 12, 21, 30]
     with torch.no_grad():
         x = hf(torch.tensor(tokens)[:, None], output_hidden_states=True).hidden_states[0][:, 0]
         if family == "gpt2":
             x = x - hf.transformer.wpe.weight[0]
-        if family == "opt":
-            x = x - hf.model.decoder.embed_positions.weight[2]
     found, expected = il.head_copying(model, (0, 1), tokens), il.head_copying(model, (0, 1), tokens, inputs=x)
     assert_close(found.logits, expected.logits)
     if family == "bloom":

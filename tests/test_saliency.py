@@ -9,11 +9,8 @@ from test_effects import hf_twin, ragged, remains
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.engine import gradients
 from icl_lens.errors import InputError
 from icl_lens.measures.saliency import KINDS
-
-FAMILIES = ["gpt2", "gptj", "llama_bias"]
 
 
 def hf_saliency(hf, ids, label_ids, target):
@@ -33,43 +30,6 @@ def hf_saliency(hf, ids, label_ids, target):
 
 def mean_over(saliency, edges):
     return sum(float(saliency[i, j]) for i, j in edges) / len(edges)
-
-
-def flows(saliency, labels, n, shown):
-    """Return the published means by counting edges; the first `shown` of n tokens belong to demonstrations."""
-    every = [(i, j) for i in range(n) for j in range(i)]
-    to_label = [(i, j) for i, j in every if i in labels]
-    to_last = [(n - 1, j) for j in labels]
-    return {
-        "text_to_label": mean_over(saliency, to_label),
-        "label_to_last": mean_over(saliency, to_last),
-        "rest": mean_over(saliency, [edge for edge in every if edge not in to_label and edge not in to_last]),
-        "text_to_other": mean_over(saliency, [(i, j) for i, j in every if i < shown and i not in labels]),
-        "other_to_last": mean_over(saliency, [(n - 1, j) for j in range(n - 1) if j not in labels]),
-    }
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_saliency_is_hugging_faces_patterns_times_their_gradients(load_tiny, family_folder, float64, name, monkeypatch):
-    model, hf = load_tiny(name, dtype=torch.float64), hf_twin(family_folder, name)
-    batch = ragged(model)
-    saliency, flow = il.attention_saliency(model, batch), il.saliency_flow(model, batch)
-    for row in range(len(batch)):
-        n = int(batch.last[row]) + 1
-        ids, answer = batch.tokens[row : row + 1, :n], int(batch.answer_tokens[row])
-        theirs = hf_saliency(hf, ids, batch.label_tokens.tolist(), answer)
-        assert_close(saliency[row, :, :n, :n], theirs)
-        assert theirs.max() > 1e-2
-        assert not saliency[row, :, n:].any()
-        assert not saliency[row, :, :, n:].any()
-        labels = [place for place in batch.label_positions[row].tolist() if place >= 0]
-        for layer in range(len(theirs)):
-            by_hand = flows(theirs[layer], labels, n, int(batch.query_range[row, 0]))
-            for kind, value in by_hand.items():
-                expected = torch.tensor(value, dtype=torch.float64)
-                assert_close(getattr(flow, kind)[row, layer], expected, msg=f"{kind} in layer {layer}")
-    monkeypatch.setattr(gradients, "GRAPH_BYTES", 1)
-    assert_close(il.attention_saliency(model, batch), saliency)
 
 
 def test_heads_that_are_edited_are_refused(gpt2, gpt2_batch):

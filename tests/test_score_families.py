@@ -107,66 +107,6 @@ def test_scores_are_the_logarithm_of_transformers_attention(kind, tiny_of):
         assert_close(found - found.mean(), expected - expected.mean())
 
 
-def own_projection(hf: Any, layer: int, head: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return a head's unrotated queries and keys of all positions of x, and their scale, from transformers' modules."""
-    block = hf.model.layers[layer]
-    attn, config = block.self_attn, hf.config
-    with torch.no_grad():
-        y = block.input_layernorm(x)
-        q, k = attn.q_proj(y), attn.k_proj(y)
-        if config.model_type == "olmoe":
-            q, k = attn.q_norm(q), attn.k_norm(k)
-        if (clip := getattr(config, "clip_qkv", None)) is not None:
-            q, k = q.clamp(-clip, clip), k.clamp(-clip, clip)
-        d_head = attn.head_dim
-        q, k = q.unflatten(-1, (-1, d_head))[:, head], k.unflatten(-1, (-1, d_head))[:, head // 2]
-        if config.model_type == "qwen3":
-            q, k = attn.q_norm(q), attn.k_norm(k)
-        if config.model_type == "hunyuan_v1_dense":
-            q, k = attn.query_layernorm(q), attn.key_layernorm(k)
-        rotary = hf.model.rotary_emb
-    return q, k, attn.scaling * float(getattr(rotary, "attention_scaling", 1.0)) ** 2
-
-
-UNROTATED = [
-    "adjacent pairs",
-    "YaRN, angles of half a head's width, sinks",
-    "YaRN",
-    "clipped",
-    "normed jointly, then clipped",
-    "normed after rotation",
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", UNROTATED)
-def test_similarity_is_the_product_of_transformers_queries_and_keys(kind, tiny_of):
-    hf, model = tiny_of(kind)
-    batch = il.tokenize(model, [il.Prompt.parse(f"{TEXT} :", answer="no")], prepend_bos=False)
-    with torch.no_grad():
-        hidden = hf(batch.tokens, output_hidden_states=True).hidden_states
-    heads = [(0, 2), (1, 5)]
-    found = il.label_similarity(model, batch, heads)[0]
-    assert batch.prediction_positions is not None
-    rows = [*batch.prediction_positions[0].tolist(), int(batch.last[0])]
-    for (layer, head), scores in zip(heads, found, strict=True):
-        q, k, scale = own_projection(hf, layer, head, hidden[layer][0])
-        assert_close(scores, scale * q[rows] @ k[batch.label_positions[0]].T)
-
-
-@pytest.mark.skipif(tl_version() < (4, 0), reason="TransformerLens 3 computes other logits for HunYuan")
-def test_a_distance_is_refused_where_scores_depend_on_more_than_it(tiny_of):
-    hf, model = tiny_of("normed after rotation")
-    with pytest.raises(
-        il.InputError, match=r"distance must be None for HunYuan.* got 2; use il\.attention_score_parts"
-    ):
-        il.query_key_metric(model, (0, 1), distance=2)
-    out = own_run(hf)
-    x = out.hidden_states[1][0]
-    q, k, scale = own_projection(hf, 1, 4, x)
-    assert_close(il.query_key_metric(model, (1, 4)).scores(x, x), scale * q @ k.T)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["adjacent pairs", "YaRN, angles of half a head's width, sinks", "normed after rotation"]
@@ -207,7 +147,10 @@ def test_scores_that_differ_from_the_models_attention_are_refused(wrong, tiny_of
 
 
 @pytest.mark.skipif(tl_version() < (4, 0), reason="TransformerLens 3 cannot load these models")
-@pytest.mark.parametrize("kind", ["norms of every head, Cohere", "norms of every head, StableLM"])
+@pytest.mark.parametrize(
+    "kind",
+    ["norms of every head, Cohere", pytest.param("norms of every head, StableLM", marks=pytest.mark.slow)],
+)
 def test_a_section_that_a_family_does_not_support_is_left_out_and_named(kind, tiny_of, tmp_path):
     hf, model = tiny_of(kind)
     explanation = il.explain(

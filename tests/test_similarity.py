@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import PROMPTS
-from family_tables import EXACT
 from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.models import attention_scores
-from icl_lens.models.view import ModelView
 from icl_lens.report.html import heads
 
 SCORES = torch.tensor([[2.0, -1.0, 0.0], [0.5, 1.0, -2.0]])
@@ -54,33 +51,6 @@ def test_sizes_that_do_not_fit_are_refused(draw):
 
 
 # Of a prompt's own queries and keys
-
-
-OF_EACH_KIND = {"gpt2", "gptj", "neox", "llama_gqa", "llama_bias", "qwen3", "gemma2", "olmo2", "falcon_alibi"}
-"""Learned positions, the three rotations, grouped queries, biases, norms of queries and keys, soft caps, ALiBi."""
-
-
-@pytest.mark.parametrize("family", [name for name in EXACT if name in OF_EACH_KIND])
-def test_queries_meet_keys_as_the_metric_scores_them(family: str, load_tiny: Any) -> None:
-    """Each entry is computed alone, from the residual stream in a cache of the full pass."""
-    model = load_tiny(family)
-    view, batch = ModelView.of(model), il.tokenize(model, PROMPTS)
-    heads = [il.Head(0, 1), il.Head(view.n_layers - 1, view.n_heads - 1)]
-    found = il.label_similarity(model, batch, heads)
-    _, cache = model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask)
-    assert found.shape == (len(batch), 2, batch.label_positions.shape[1] + 1, batch.label_positions.shape[1])
-    for row in range(len(batch)):
-        labels = [place for place in batch.label_positions[row].tolist() if place >= 0]
-        asked = [place for place in batch.prediction_positions[row].tolist() if place >= 0]
-        for i, head in enumerate(heads):
-            resid = cache[view.hook(head.layer, "hook_resid_pre")][row]
-            metric = il.query_key_metric(model, head)
-            wanted = torch.zeros_like(found[row, i])
-            places = [*enumerate(asked), (wanted.shape[0] - 1, int(batch.last[row]))]
-            for at, query in places:
-                for column, key in enumerate(labels):
-                    wanted[at, column] = metric.scores(resid[query][None], resid[key][None])[0, 0]
-            assert_close(found[row, i], wanted, msg=f"{family}, row {row}, {head}")
 
 
 PROMPT = "love : bar like : bar eight : foo two : foo one :"

@@ -4,6 +4,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ import icl_lens as il
 from icl_lens.models import memory
 
 # Other tests check the types of what these calls pass around, which takes longer than the calls.
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 ALONE = 1
 """The prompt that is run alone, the shortest: in the batch it is padded most."""
@@ -64,8 +65,14 @@ def assert_same(found: Any, expected: Any, *, row: int | None = None, msg: str) 
         assert torch.equal(~x.isfinite(), infinite), msg
 
 
-@pytest.mark.parametrize("family", EXACT)
-@pytest.mark.parametrize("function", sorted(CALLS))
+QUICK = {"attention_score_parts", "head_effects", "head_to_head_effects", "locate_circuit", "mean_score_parts", "score"}
+CASES = [
+    pytest.param(*one, marks=() if one[0] in QUICK and one[1] == "llama_gqa" else pytest.mark.slow)
+    for one in product(sorted(CALLS), EXACT)
+]
+
+
+@pytest.mark.parametrize(("function", "family"), CASES)
 def test_neither_neighbors_nor_pieces_nor_earlier_runs_matter(results, monkeypatch, family, function) -> None:
     run, call = results(family), CALLS[function]
     if is_refused(function, family, lambda: call.function(run.case)):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from typing import Any
 
 import families
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from icl_lens.activations.passes import last_log_probs
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 ROUNDINGS = 40
@@ -30,8 +31,13 @@ def half(load_tiny) -> Callable[[str, str], Case]:
     return get
 
 
-@pytest.mark.parametrize("family", EXACT)
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
+QUICK = {("olmo2", "bfloat16"), ("olmo2", "float16"), ("gpt2", "float16")}
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow) for one in product(EXACT, sorted(DTYPES))],
+)
 def test_log_probabilities_are_hugging_faces_up_to_rounding(half, family_folder, family, dtype) -> None:
     case = half(family, dtype)
     hf = AutoModelForCausalLM.from_pretrained(family_folder(family), dtype=DTYPES[dtype], **families.EAGER).eval()
@@ -47,6 +53,7 @@ def test_log_probabilities_are_hugging_faces_up_to_rounding(half, family_folder,
         assert noise > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(NOT_HALF))
 def test_what_is_left_out_fails_without_the_package(half, family) -> None:
     case = half(family, "bfloat16")
@@ -65,6 +72,7 @@ def in_turn() -> list[tuple[str, str, str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "dtype", "family"), in_turn())
 def test_every_function_gives_finite_numbers(half, family, dtype, function) -> None:
     case = half(family, dtype)

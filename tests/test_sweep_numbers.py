@@ -6,8 +6,9 @@ the package. Where a function averages over prompts, the reference does so too.
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
+from itertools import product
 from typing import Any
 
 import against_hf
@@ -18,6 +19,7 @@ import reference_passes
 import sweep
 import tolerance
 import torch
+from conftest import SEVERAL
 from family_tables import EXACT
 from reference_passes import Edit, Pass, attention_of, in_turn, replacing
 from sweep import CALLS, OTHERS, PROMPTS, STRENGTHS, Case, is_refused, trimmed
@@ -27,8 +29,9 @@ from transformers import AutoModelForCausalLM
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.locate.locate import mean_head_increases
+from icl_lens.locate.towers import EXCHANGES, tower_prompts
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 CHECKS: dict[str, tuple[set[str], Callable[["Both"], None]]] = {}
 """Name of a check → the functions that it checks, and the check."""
@@ -69,8 +72,12 @@ class Both(Case):
         return [reference_passes.run(self.hf, ids) for ids in self.ids]
 
     @cached_property
-    def source(self) -> list[Pass]:
+    def others_passes(self) -> list[Pass]:
         return [reference_passes.run(self.hf, ids) for ids in trimmed(self.other)]
+
+    @cached_property
+    def stretched_passes(self) -> list[Pass]:
+        return [reference_passes.run(self.hf, ids) for ids in trimmed(self.stretched)]
 
     @cached_property
     def references(self) -> list[Any]:
@@ -99,7 +106,7 @@ class Both(Case):
         if moves:
             assert (theirs - torch.stack([one.log_probs for one in self.clean])).abs().max() > 1e-3
 
-    def removed(self, heads: Where, *, last: bool = False, value: Tensor | float = 0.0) -> Edit:
+    def removed(self, heads: Where, *, last: bool = False, value: dict[int, Tensor] | float = 0.0) -> Edit:
         """Return the edit that sets heads' z to zero or a value."""
 
         def edit(what: str, layer: int, z: Tensor) -> Tensor | None:
@@ -111,6 +118,11 @@ class Both(Case):
             return z
 
         return edit
+
+    def mean_z(self, *, last: bool) -> dict[int, Tensor]:
+        """Return each layer's mean z [head d_head] over the other prompts' positions, or over their last ones."""
+        z = [{layer: z[-1:] if last else z for layer, z in one.z.items()} for one in self.others_passes]
+        return {layer: torch.cat([one[layer] for one in z]).mean(0) for layer in z[0]}
 
     def patterns(self, change: Callable[[int, Tensor], None]) -> Callable[[int], Edit]:
         """Return edits in which `change(row, pattern)` overwrites the pattern [query key] of each chosen head."""
@@ -486,9 +498,8 @@ def neurons(c: Both) -> None:
 
 @checks("layer_log_prob_increase", "head_log_prob_increase", "subhead_log_prob_increase")
 def increases(c: Both) -> None:
-    against_hf.check_increases(
-        c.acts, c.batch, c.hf, against=(None, c.against), conventions=[("frozen", True), ("own", False)]
-    )
+    """In all conventions, against no, one and several tokens."""
+    against_hf.check_increases(c.acts, c.batch, c.hf, against=(None, c.against, SEVERAL[[0, 2, 1]]))
 
 
 @checks("top_heads", "locate_heads")
@@ -554,7 +565,10 @@ def label_similarity(c: Both) -> None:
 
 @checks("attention_score_parts")
 def score_parts(c: Both) -> None:
-    """Each writer's part is what a pass with frozen norms lacks when its writing is taken out of the query or a key."""
+    """Each writer's part is what a pass with frozen norms lacks when its writing is taken out of the query or a key.
+
+    Attention without it, norms frozen or recomputed, is that of the pass.
+    """
     head = c.receiver
     layer = head.layer
     parts = il.attention_score_parts(c.acts, head)
@@ -563,6 +577,7 @@ def score_parts(c: Both) -> None:
         places = c.labels(row)
         n = len(places)
         clean = c.raw_scores(row, layer, place=True)[head.head, -1, places]
+        changes: dict[str, tuple[Tensor, Tensor]] = {}
         assert_close(parts.scores[row, :n], clean, scale=size)
         assert_close(parts.query_side[row, :n].sum(-1), parts.scores[row, :n], scale=size)
         assert_close(parts.key_side[row, :n].sum(-1), parts.scores[row, :n], scale=size)
@@ -576,20 +591,30 @@ def score_parts(c: Both) -> None:
             q_less, k_less = without.q[layer][head.head, -1], without.k[layer][head.head, places]
             assert_close(parts.query_side[row, :n, number], factor * (k @ (q - q_less)), scale=size)
             assert_close(parts.key_side[row, :n, number], factor * ((k - k_less) @ q), scale=size)
-            without = reference_passes.rerun_attention(c.hf, c.ids[row], seen, layer, x, place=True)
+            changes[writer] = q - q_less, k - k_less
             key = places[-1]
-
-            def one_key(what: str, where: int, k: Tensor, without: Pass = without, key: int = key) -> Tensor | None:
-                if (what, where) != ("last k", layer):
-                    return None
-                k = k.clone()
-                k[head.head, key] = without.k[layer][head.head, key]
-                return k
-
-            hooked = reference_passes.run(c.hf, c.ids[row], one_key).pattern[layer][head.head, -1]
             alone = il.attention_score_parts(c.acts[[row]], head, keys=[[key]])
-            found = alone.pattern_without("key", norm="recomputed")[0, number]
-            assert_close(found[: len(hooked)], hooked, scale=8.0)
+            for norm, side in product(("frozen", "recomputed"), ("query", "key")):
+                without = reference_passes.rerun_attention(
+                    c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=norm == "frozen"
+                )
+
+                def one_side(
+                    what: str, where: int, value: Tensor, without: Pass = without, key: int = key, side: str = side
+                ) -> Tensor | None:
+                    if (what, where) != ("q" if side == "query" else "last k", layer):
+                        return None
+                    value, at = value.clone(), -1 if side == "query" else key
+                    value[head.head, at] = (without.q if side == "query" else without.k)[layer][head.head, at]
+                    return value
+
+                hooked = reference_passes.run(c.hf, c.ids[row], one_side).pattern[layer][head.head, -1]
+                found = alone.pattern_without(side, norm=norm)[0, number]
+                assert_close(found[: len(hooked)], hooked, scale=8.0, msg=f"{writer}, {side}, {norm}")
+        for one, other in product(changes, repeat=2):
+            numbers = parts.writers.index(one), parts.writers.index(other)
+            pairs = parts.key_parts[row, :n, numbers[1]] @ parts.query_parts[row, numbers[0]]
+            assert_close(pairs, factor * (changes[other][1] @ changes[one][0]), scale=size, msg=f"{one}, {other}")
 
 
 def score_factor(c: Both, seen: Pass, layer: int) -> float:
@@ -750,8 +775,7 @@ def ablation(c: Both) -> None:
         where = "last" if last else "all"
         edit = il.ablate_heads(c.model, c.heads, positions=where)
         c.same(edit, lambda row, last=last: c.removed(c.heads, last=last))
-        z = [{layer: z[-1:] if last else z for layer, z in one.z.items()} for one in c.source]
-        mean = {layer: torch.cat([one[layer] for one in z]).mean(0) for layer in z[0]}
+        mean = c.mean_z(last=last)
         edit = il.ablate_heads(c.model, c.heads, mode="mean", reference=c.other, positions=where)
         c.same(edit, lambda row, last=last, mean=mean: c.removed(c.heads, last=last, value=mean))
 
@@ -759,10 +783,13 @@ def ablation(c: Both) -> None:
 @checks("Ablate")
 def ablated_sets(c: Both) -> None:
     sets = [[], c.heads[:1], c.heads]
-    for last in (False, True):
-        ours = il.score(c.model, c.batch, [[il.Ablate(heads, positions="last" if last else "all")] for heads in sets])
+    for last, mode in product((False, True), ("zero", "mean")):
+        options = {"positions": "last" if last else "all"}
+        options |= {} if mode == "zero" else {"mode": mode, "reference": c.other}
+        value = 0.0 if mode == "zero" else c.mean_z(last=last)
+        ours = il.score(c.model, c.batch, [[il.Ablate(heads, **options)] for heads in sets])
         for number, heads in enumerate(sets):
-            theirs = c.log_probs(lambda row, h=heads, last=last: c.removed(h, last=last))
+            theirs = c.log_probs(lambda row, h=heads, last=last, value=value: c.removed(h, last=last, value=value))
             assert_close(ours[:, number], theirs[:, [FOO, BAR]])
         gates = {(head.layer, head.head): 0.25 * (1 + number) for number, head in enumerate(c.heads)}
 
@@ -784,6 +811,9 @@ def effects(c: Both) -> None:
     layers = sorted(c.clean[0].pattern)
     for where in ("all", "last"):
         found = il.head_effects(c.model, c.batch, positions=where, against=c.against)
+        # HunYuan norms keys after their rotation, so whole passes replace attention over recorded keys.
+        by_rows = where == "last" and c.hf.config.model_type != "hunyuan_v1_dense"
+        assert (found.algorithm == "prefix_cache", found.exact, found.positions) == (by_rows, True, where)
         mean = il.locate_effects(c.model, c.batch, positions=where, against=c.against).to_frame()
         for name, theirs in c.effects[where].items():
             assert_close(getattr(found, name)[:, layers], theirs, msg=f"{name}, {where}")
@@ -982,21 +1012,37 @@ def strengths(c: Both) -> None:
 @checks("patch_heads", "Patch")
 def patched(c: Both) -> None:
     for name, options in sweep._patches(c):
-        edits = [patch_edit(c, row, **options) for row in range(len(c.batch))]
+        source, edits = c.source(**options), [patch_edit(c, row, **options) for row in range(len(c.batch))]
         aligned = {"batch": c.batch} if options.get("align") == "labels" else {}
-        c.same(il.patch_heads(c.model, c.heads, c.other, **options, **aligned), edits.__getitem__)
-        ours = il.score(c.model, c.batch, [[il.Patch(c.heads, c.other, **options)]])
+        c.same(il.patch_heads(c.model, c.heads, source, **options, **aligned), edits.__getitem__)
+        ours = il.score(c.model, c.batch, [[il.Patch(c.heads, source, **options)]])
         assert_close(ours[:, 0], c.log_probs(edits.__getitem__)[:, [FOO, BAR]], msg=name)
 
 
 def patch_edit(c: Both, row: int, activation: str, positions: str = "all", align: str = "positions") -> Edit:
-    """Return the edit that writes a source prompt's activations into the chosen heads; places are the same in both."""
-    source, clean = c.source[row], c.clean[row]
+    """Return the edit that writes a source prompt's activations into the chosen heads.
+
+    In a longer source, places come one token later. Queries, keys and values from there are those of the source's
+    layer inputs, put in our places.
+    """
+    is_longer = c.source(activation=activation, positions=positions, align=align) is c.stretched
+    source, clean = (c.stretched_passes if is_longer else c.others_passes)[row], c.clean[row]
     n = len(c.ids[row])
-    places = [*c.labels(row)] if align == "labels" else list(range(n))
     only_last_query = positions == "last" and activation in ("k", "v")
-    places = [*places, n - 1] if align == "labels" and not only_last_query else places
+    places = [*c.labels(row), n - 1] if align == "labels" else list(range(n))
+    places = (places[:-1] if align == "labels" else places) if only_last_query else places
     places = [n - 1] if positions == "last" and not only_last_query else places
+    theirs = [place + is_longer for place in places]
+    new: dict[int, Tensor] = {}
+    for layer in {layer for layer, _ in c.heads}:
+        if is_longer and activation != "z":
+            x = clean.resid[layer].clone()
+            x[places] = source.resid[layer][theirs]
+            moved = reference_passes.rerun_attention(c.hf, c.ids[row], clean, layer, x, place=True)
+            new[layer] = getattr(moved, activation)[layer][:, places]
+        else:
+            value = getattr(source, activation)[layer]
+            new[layer] = value[theirs] if activation == "z" else value[:, theirs]
 
     def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
         chosen = [head for where, head in c.heads if where == layer]
@@ -1009,12 +1055,12 @@ def patch_edit(c: Both, row: int, activation: str, positions: str = "all", align
             return value
         if what != wanted:
             return None
-        value, new = value.clone(), getattr(source, activation)[layer]
+        value = value.clone()
         for head in chosen:
             if activation == "z":
-                value[places, head] = new[places, head]
+                value[places, head] = new[layer][:, head]
             else:
-                value[head, places] = new[head, places]
+                value[head, places] = new[layer][head]
         return value
 
     return edit
@@ -1083,37 +1129,51 @@ def circuit(c: Both) -> None:
 
 @checks("two_towers", "locate_towers")
 def towers(c: Both) -> None:
-    """Values and keys from the prompt with its two labels exchanged, read by the last position only.
+    """What the last position reads comes from other prompts: its query, and keys and values at labels.
 
-    Heads together and, on average over the prompts, one by one.
+    Every exchange in heads together and, on average over the prompts, the single ones in heads one by one.
     """
-    lost, single = sweep.exchanged(c), sweep.located_towers(c)["values"]
-    drops: dict[il.Head, list[Tensor]] = {head: [] for head in c.heads}
-    for row, prompt in enumerate(sweep.ONE_WORD):
-        ids = torch.tensor([families.WORDS.index(word) for word in sweep.words(prompt)])
-        is_label = (ids == FOO) | (ids == BAR)
-        donor = reference_passes.run(c.hf, torch.where(is_label, FOO + BAR - ids, ids))
-        target = families.WORDS.index(str(prompt.answer))
+    lost, single = sweep.exchanged(c), sweep.located_towers(c)
+    prompts = tower_prompts(c.model, sweep.tokenized(c.model, sweep.ONE_WORD))
+    clean = cache(lambda ids: reference_passes.run(c.hf, torch.tensor(ids)))
+    drops: dict[tuple[il.Head, str], list[Tensor]] = {}
+    for row, ids in enumerate(trimmed(prompts.batch)):
+        last, target = len(ids) - 1, int(prompts.batch.answer_tokens[row])
 
-        def odds(part: str = "", heads: Sequence[il.Head] = ()) -> Tensor:
+        def donated(part: str, name: str, row: int = row, last: int = last) -> list[tuple[int, Pass, int]]:
+            """Return (position, pass of a donor, position in it) of everything that is exchanged."""
+            donor = prompts.donors[name]
+            passes = [clean(tuple(ids.tolist())) for ids in trimmed(donor.batch)]
+            if part == "q":
+                return [(last, passes[row], len(passes[row].logits) - 1)]
+            places = prompts.batch.label_positions[row].tolist()
+            theirs = zip(donor.rows[row].tolist(), donor.places[row].tolist(), strict=True)
+            return [(at, passes[one], place) for at, (one, place) in zip(places, theirs, strict=True) if at >= 0]
+
+        def odds(one: Any = None, heads: Sequence[il.Head] = ()) -> Tensor:
+            names = {part: getattr(one, part) for part in "qkv"} if one is not None else {}
+            taken = {part: donated(part, name) for part, name in names.items() if name is not None}
+
             def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
+                part = what.removeprefix("last ")
                 chosen = [head for where, head in heads if where == layer]
-                if what != f"last {part}" or not chosen:
+                if part not in taken or (part == "q") != (what == part) or not chosen:
                     return None
-                new = value.clone()
-                for head in chosen:
-                    new[head, is_label] = getattr(donor, part)[layer][head, is_label]  # noqa: B023
-                return new
+                value = value.clone()
+                for at, donor, place in taken[part]:
+                    value[chosen, at] = getattr(donor, part)[layer][chosen, place]
+                return value
 
-            found = reference_passes.run(c.hf, ids, edit if part else None).log_probs  # noqa: B023
+            found = reference_passes.run(c.hf, ids, edit).log_probs  # noqa: B023
             return found[target] - found[FOO + BAR - target]  # noqa: B023
 
-        for name, part in (("values", "v"), ("keys: labels", "k")):
-            assert_close(lost[name][row], odds() - odds(part, c.heads), scale=8.0, msg=name)
-        for head, some in drops.items():
-            some.append(odds() - odds("v", [head]))
-    for head, some in drops.items():
-        assert_close(single[head], torch.stack(some).mean(), scale=8.0, msg=str(head))
+        for one in EXCHANGES:
+            assert_close(lost[one.name][row], odds() - odds(one, c.heads), scale=8.0, msg=one.name)
+        for one, head in product(EXCHANGES[:3], c.heads):
+            drops.setdefault((head, one.name), []).append(odds() - odds(one, [head]))
+    assert max(float(torch.stack(some).abs().max()) for some in drops.values()) > 1e-2
+    for (head, name), some in drops.items():
+        assert_close(single[name][head], torch.stack(some).mean(), scale=8.0, msg=f"{head}, {name}")
 
 
 # Gradients and vectors
@@ -1161,7 +1221,7 @@ def function_vector(c: Both) -> None:
 def indirect_effects(c: Both) -> None:
     ours = il.indirect_effects(c.model, c.batch, c.other)
     before = c.scored(torch.stack([one.log_probs for one in c.clean]))["log_prob"].exp()
-    mean = {layer: torch.stack([one.z[layer][-1] for one in c.source]).mean(0) for layer in c.source[0].z}
+    mean = c.mean_z(last=True)
     for layer, head in c.heads:
         log_probs = c.log_probs(lambda row, h=(layer, head): c.removed([h], last=True, value=mean))
         assert_close(ours[:, layer, head], c.scored(log_probs)["log_prob"].exp() - before)
@@ -1247,8 +1307,22 @@ def test_no_function_that_takes_a_model_is_forgotten() -> None:
     assert sweep.takes_a_model() == set().union(*(names for names, _ in CHECKS.values()))
 
 
-@pytest.mark.parametrize("family", EXACT)
-@pytest.mark.parametrize("check", sorted(CHECKS))
+IN_TURN = ("gemma2", "bloom", "gptj", "qwen3")
+"""Soft caps and windows, ALiBi, rotation of neighbors, norms of queries and keys."""
+READ_NORMS = {"last_query", "label_similarity", "metric", "score_parts"}
+"""Checks in which norms of queries and keys matter most."""
+
+
+def cases() -> Iterator[Any]:
+    """Yield every (check, family); quick are two families, one of `IN_TURN`, and increases of most."""
+    for number, check in enumerate(sorted(CHECKS)):
+        quick = {"gpt2", "llama_gqa", "qwen3" if check in READ_NORMS else IN_TURN[number % len(IN_TURN)]}
+        quick |= families.CONFIGS.keys() - families.SLOW if check == "increases" else set()
+        for family in EXACT:
+            yield pytest.param(check, family, marks=() if family in quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("check", "family"), list(cases()))
 def test_numbers_are_hugging_faces(both, monkeypatch, family, check) -> None:
     case, (names, compare) = both(family), CHECKS[check]
     refused = [name for name in names if is_refused(name, family, lambda name=name: CALLS[name].function(case))]

@@ -21,7 +21,7 @@ from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.errors import InputError
 from icl_lens.models.memory import LABEL_TOKENS
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, tokenize_texts
 
 Ids = Sequence[int]
@@ -61,6 +61,7 @@ def whole_label_log_probs(model: Any, batch: PromptBatch) -> LabelScores:
         >>> whole.shape, (whole - first).abs().max() < 1e-5
         (torch.Size([1, 2]), tensor(True))
     """
+    check_batch(batch)
     pairs = []
     for row in range(len(batch)):
         prompt, labels = tokenize_labels(model, batch, row)

@@ -13,7 +13,7 @@ from icl_lens.activations.writers import has_pos_embed
 from icl_lens.errors import InputError
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_vocabulary
+from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
 
 NO_LABELS_HINT = "il.score(model, batch, read=…) reads other log-probabilities"
 
@@ -35,6 +35,7 @@ def last_logits(
         return x[torch.arange(len(x), device=x.device), batch.last.to(x.device), None]
 
     view = ModelView.of(model)
+    check_batch(batch)
     check_vocabulary(model, batch, "batch")
     with (
         torch.no_grad(),

@@ -109,6 +109,8 @@ def explain(
         options = replace(options, target=prompt.answer, against=prompt.against)
     else:
         prompt = Prompt.parse(prompt) if isinstance(prompt, str) else prompt
+        if not isinstance(prompt, Prompt):
+            raise InputError(f"prompt must be a string, an il.Prompt, an il.Text or a batch of one row, got {prompt!r}")
         if not prompt.demonstrations:
             shown = template or Template()
             label, *others = (shown.gap + one for one in sorted(prompt.labels, key=lambda one: one != prompt.answer))

@@ -33,7 +33,7 @@ from icl_lens.attribution.search import top_subheads
 from icl_lens.attribution.similarity import similarity_in
 from icl_lens.edits.standard import Ablate
 from icl_lens.engine.score import score
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_integers
 from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
 from icl_lens.measures.controlled_ablation import random_head_sets
 from icl_lens.measures.demonstration_effects import demonstration_effects
@@ -70,6 +70,9 @@ class ScoredPrompt:
         """
         batch, device = acts.batch, acts.readout.W_U.device
         max_ablated = len(acts.view.heads()) // 2
+        check_integers(k=options.k, n_ablated=options.n_ablated, n_random=options.n_random)
+        if options.n_random < 0:
+            raise InputError(f"n_random must be at least 0, got {options.n_random}")
         if options.k < 1:
             raise InputError(f"k must be at least 1, got {options.k}")
         if not 1 <= options.n_ablated <= max_ablated:

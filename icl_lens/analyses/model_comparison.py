@@ -23,7 +23,7 @@ from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import percent
-from icl_lens.result.tables import format_signed, text_table
+from icl_lens.result.tables import format_signed, plural_prompts, text_table
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import plan_in_order, start
 from icl_lens.scores import DIRECT_SCORES, SCORES, Score, choose_score
@@ -155,8 +155,13 @@ def compare_models(
         [0.0, 0.0, 0.0]
     """
     by = choose_score(by, SCORES, comparable=True)
-    if len(prompts) < 2 or any(prompt.answer is None for prompt in prompts):
-        raise InputError("prompts must be at least two prompts with answers; use il.compare for a single prompt")
+    if (
+        not isinstance(prompts, Sequence)
+        or len(prompts) < 2
+        or any(getattr(prompt, "answer", None) is None for prompt in prompts)
+    ):
+        got = plural_prompts(len(prompts)) if isinstance(prompts, Sequence) else repr(prompts)
+        raise InputError(f"prompts must be at least two prompts with answers, got {got}; use il.compare for one prompt")
     tokenizing: dict[str, Any] = {"prepend_bos": prepend_bos, "shared_prefix": shared_prefix}
     options: dict[str, Any] = {"final_norm": final_norm, "bias": bias}
     sides = []

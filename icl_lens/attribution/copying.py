@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.passes import token_inputs
+from icl_lens.attribution.scored_tokens import token_ids
 from icl_lens.errors import InputError
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
@@ -111,11 +112,10 @@ def head_copying(
     """
     view = model if isinstance(model, ModelView) else ModelView.of(model)
     layer, index = view.check_head(head)
-    ids = torch.as_tensor(tokens)
+    ids = token_ids("tokens", tokens, view)
     check_ids(view.model, ids.flatten().tolist())
     if ids.ndim != 1 or len(ids) < 2 or len(ids.unique()) < len(ids):
         raise InputError(f"tokens must be at least two different ids, got {ids.tolist()}; pass each token once")
-    ids = ids.to(view.unembed_device)
     read = token_inputs(view, ids) if inputs is None else inputs
     if read.shape != (len(ids), view.d_model):
         raise InputError(

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.decompose import head_outputs, neuron_values, subhead_values
-from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_scoring, select_rows
+from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_activations, check_scoring, select_rows
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.head import Head
 from icl_lens.models.memory import PART_BYTES
@@ -245,6 +245,7 @@ def subhead_log_prob_increase(
         >>> il.subhead_log_prob_increase(acts, layers=[2, 3], against=batch.other_label_tokens).shape
         torch.Size([1, 2, 6, 19])
     """
+    check_activations(acts)
     chosen = [_check_layer(acts, layer) for layer in (range(acts.view.n_layers) if layers is None else layers)]
     heads = [Head(layer, head) for layer in chosen for head in range(acts.view.n_heads)]
     found = head_position_increases(acts, targets, heads, against=against, final_norm=final_norm, bias=bias)

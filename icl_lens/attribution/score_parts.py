@@ -34,6 +34,7 @@ from icl_lens.attribution.head_projection import (
     require_writers,
 )
 from icl_lens.attribution.projections import head_slice
+from icl_lens.attribution.scored_tokens import check_activations
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models import attention_scores
 from icl_lens.models.active_edits import edits_suffix
@@ -285,7 +286,7 @@ def attention_score_parts(acts: Activations, head: AnyHead, *, keys: TokenPositi
         >>> parts.scores.shape, parts.query_side.shape, len(parts.writers)
         (torch.Size([1, 4]), torch.Size([1, 4, 17]), 17)
     """
-    acts.check_device()
+    check_activations(acts)
     writers, head = require_writers(acts), acts.view.check_head(head)
     positions = key_positions(acts, keys, acts.batch.label_positions)
     last = acts.batch.last.to(positions)[:, None]

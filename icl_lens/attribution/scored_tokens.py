@@ -31,7 +31,7 @@ def check_targets(
 
     Raise InputError unless they are one valid token id per prompt.
     """
-    targets = _ids("targets", batch.answer_tokens if targets is None else targets, view)
+    targets = token_ids("targets", batch.answer_tokens if targets is None else targets, view)
     n, d_vocab = len(batch), view.model.W_U.shape[1]
     if targets.shape != (n,):
         raise InputError(f"targets must have shape ({n},), one token id per prompt, got {tuple(targets.shape)}")
@@ -43,7 +43,7 @@ def check_targets(
     return targets
 
 
-def _ids(what: str, ids: Any, view: ModelView) -> Tensor:
+def token_ids(what: str, ids: Any, view: ModelView) -> Tensor:
     """Return token ids as a tensor on the model's device; raise InputError for anything else."""
     try:
         tensor = torch.as_tensor(ids, device=view.unembed_device)
@@ -62,7 +62,7 @@ def check_against_ids(view: ModelView, targets: Int[Tensor, " batch"], against: 
     """
     if against is None:
         return None
-    against = _ids("against", against, view)
+    against = token_ids("against", against, view)
     n, d_vocab = len(targets), view.model.W_U.shape[1]
     if against.ndim not in (1, 2) or len(against) != n:
         raise InputError(
@@ -132,7 +132,7 @@ def check_scoring(
     bias: bool,
 ) -> tuple[Int[Tensor, " batch"], CheckedAgainst, Readout]:
     """Return checked `targets` and `against`, and the readout with these settings; raise InputError for invalid ids."""
-    _check_activations(acts)
+    check_activations(acts)
     targets = check_targets(acts.view, acts.batch, targets)
     others = check_against_ids(acts.view, targets, against)
     return targets, others, acts.readout.using(final_norm=final_norm, bias=bias)
@@ -147,12 +147,12 @@ def choose_ranking(
     bias: bool,
 ) -> tuple[DirectScore, Int[Tensor, " batch"], CheckedAgainst, Readout]:
     """Return the score, the checked tokens of `choose_tokens`, and the readout with these settings."""
-    _check_activations(acts)
+    check_activations(acts)
     chosen = choose_tokens(acts.view, acts.batch, by, targets, against)
     return *chosen, acts.readout.using(final_norm=final_norm, bias=bias)
 
 
-def _check_activations(acts: Activations) -> None:
+def check_activations(acts: Activations) -> None:
     """Raise InputError for anything but activations on their model's device."""
     if not isinstance(acts, Activations):
         raise InputError(f"acts must be Activations, got {type(acts).__name__}; pass il.capture(model, batch)")

@@ -10,9 +10,9 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.attribution.qk_metric import build_metric, check_metric, query_key_metric, rotation
 from icl_lens.errors import InputError
-from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.head import AnyHead, Head, head_tuple
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, check_batch
 
 
 def label_similarity(
@@ -35,7 +35,8 @@ def label_similarity(
         torch.Size([1, 2, 5, 4])
     """
     view = ModelView.of(model)
-    chosen = [view.check_head(head) for head in heads]
+    check_batch(batch)
+    chosen = [view.check_head(head) for head in head_tuple(heads)]
     if not chosen:
         raise InputError("heads must name at least one head, got none; e.g. ['L3H1']")
     batch.require_demonstrations(

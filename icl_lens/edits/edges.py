@@ -23,7 +23,7 @@ from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.models.memory import WRITER_BYTES
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import ROLES, PromptBatch
+from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
 from icl_lens.prompts.roles import EdgeRole, indices_in_roles
 from icl_lens.prompts.token_ids import TokenPositions
 
@@ -175,6 +175,7 @@ def sender_means(model: Any, batch: PromptBatch) -> Means:
 
     True and false labels have one mean, so that it does not reveal which labels equal the answer.
     """
+    check_batch(batch, "reference")
     view = ModelView.of(model)
     total = torch.zeros(len(ROLES), len(writer_names(view, view.n_layers)) - 1, view.d_model, dtype=torch.float64)
     count = torch.zeros(len(ROLES), dtype=torch.float64)

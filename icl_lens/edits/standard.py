@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
+from numbers import Real
 from typing import Any, Literal
 from zlib import crc32
 
@@ -68,7 +69,8 @@ class Ablate(Edit):
         super().__post_init__()
         n_heads, is_one = len(tuple(self.heads)), isinstance(self.strength, int | float)
         given = (self.strength,) if isinstance(self.strength, int | float) else tuple(self.strength)
-        if not all(map(math.isfinite, given)) or (not is_one and len(given) != n_heads):
+        is_finite = all(isinstance(one, Real | Tensor) and math.isfinite(one) for one in given)
+        if not is_finite or (not is_one and len(given) != n_heads):
             raise InputError(f"strength must be a finite number, or one per head, {n_heads}, got {self.strength!r}")
         object.__setattr__(self, "strength", float(given[0]) if is_one else tuple(map(float, given)))
         check_choice("positions", self.positions, ("all", "last"))
@@ -81,7 +83,7 @@ class Ablate(Edit):
         if self.mode == "resample" and self.positions != "last":
             raise InputError("positions must be 'last' for mode='resample', got 'all'; prompts differ in length")
         if self.reference is not None and not isinstance(self.reference, PromptBatch):
-            object.__setattr__(self, "reference", tuple(self.reference))
+            object.__setattr__(self, "reference", tuple(reference_batches(self.reference)))
 
     stages = (Stage.removal,)
 
@@ -260,7 +262,7 @@ class RemovePosition(Edit):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("positions", self.positions, ("all", "last"))
-        if not 0 <= self.strength <= 1:
+        if not isinstance(self.strength, Real) or not 0 <= self.strength <= 1:
             raise InputError(f"strength must be between 0 (no change) and 1, got {self.strength!r}")
 
     stages = (Stage.scores,)
@@ -434,11 +436,13 @@ class AddVector(Edit):
 
 def reference_batches(reference: PromptBatch | Iterable[PromptBatch]) -> list[PromptBatch]:
     """Return the batches of a reference; raise InputError if there are none."""
-    batches = [reference] if isinstance(reference, PromptBatch) else list(reference)
+    batches: list[Any] = [reference]
+    if isinstance(reference, Iterable) and not isinstance(reference, PromptBatch):
+        batches = list(reference)
     if not batches:
         raise InputError("reference must contain at least one batch, got none")
     for batch in batches:
-        check_batch(batch)
+        check_batch(batch, "reference")
     return batches
 
 

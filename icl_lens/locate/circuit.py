@@ -27,7 +27,7 @@ import pandas as pd
 from icl_lens.attribution.scored_tokens import check_targets
 from icl_lens.edits.edges import replaced_by_sets, sender_means
 from icl_lens.engine.score import read_labels, score_sets
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.locate.edge_sets import EdgeSets
 from icl_lens.locate.edge_space import EdgeSpace
 from icl_lens.measures.head_to_head_effects import estimate_effects
@@ -228,6 +228,7 @@ def locate_circuit(
     heads = view.check_heads(receivers)
     if not heads:
         raise InputError("receivers must name at least one head, got none; pass e.g. ['L2H1']")
+    check_integers(n_edges=n_edges, n_random=n_random)
     for name, value, minimum in (("n_edges", n_edges, 1), ("n_random", n_random, 2)):
         if value < minimum:
             raise InputError(f"{name} must be at least {minimum}, got {value}")

@@ -141,9 +141,9 @@ def _searching(
 ) -> Iterator[tuple["_Search", ChunkStream]]:
     """Yield the checked search of `locate_heads`, and the stream of its run."""
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
+    by, chosen, others = choose_tokens(ModelView.of(model), batch, by, targets, against)
     asked = tensors_digest(targets=targets, against=batch.against if against is None else against)
-    by, targets, others = choose_tokens(ModelView.of(model), batch, by, targets, against)
-    search = _Search(model, batch, targets, others, by=by, k=k, slack=slack, **readout)
+    search = _Search(model, batch, chosen, others, by=by, k=k, slack=slack, **readout)
     check_k(k, search.view.n_layers * search.view.n_heads, "heads")
     options = {"k": k, **readout, **({} if slack == SLACK else {"slack": slack})}
     with start(run, model, batch, by, options | asked) as stream:

@@ -166,12 +166,12 @@ def locate_effects(
     view = ModelView.of(model)
     check_choice("positions", positions, ("all", "last"))
     check_choice("method", method, ("exact", "gradient"))
+    chosen, others = outcome_tokens(view, batch, targets, against)
     options = {"positions": positions, "method": method, **tensors_digest(targets=targets, against=against)}
-    targets, others = outcome_tokens(view, batch, targets, against)
 
     def compute(number: int) -> dict[str, Any]:
         rows = stream.plan[number]
-        some = view, batch[rows], targets[rows], select_rows(others, rows)
+        some = view, batch[rows], chosen[rows], select_rows(others, rows)
         if method == "gradient":
             return effect_columns(rows, estimated_effects(*some, positions))
         return effect_columns(rows, exact_effects(*some, Ablate([], positions=positions)))

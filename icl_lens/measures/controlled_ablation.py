@@ -42,7 +42,7 @@ from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Displayed, Result
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, plural_prompts
 from icl_lens.runs.run import Run
@@ -337,6 +337,7 @@ def ablate_with_controls(
         True
     """
     view = ModelView.of(model)
+    check_batch(batch)
     check_integers(n_random=n_random)
     chosen = list(view.check_heads(heads))
     if not chosen:

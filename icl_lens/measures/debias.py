@@ -22,7 +22,7 @@ from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead, head_tuple
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
 from icl_lens.result.tables import format_signed
 
@@ -59,6 +59,7 @@ def debias_edits(
         raise InputError(f"majority must be non-negative, got {majority!r}; 0 is no change")
     if not 0 <= recency <= 1:
         raise InputError(f"recency must be between 0 (no change) and 1, got {recency!r}")
+    check_batch(batch)
     heads = head_tuple(heads)
     edits: list[Edit] = [RemovePosition(heads, strength=recency, positions="last")] if recency else []
     if majority:
@@ -165,6 +166,8 @@ def choose_strength(
         raise InputError(
             f"max_accuracy_drop must be non-negative, got {max_accuracy_drop!r}; e.g. 0.01 allows a drop of 1%"
         )
+    for name, batch in (("favored", favored), ("unfavored", unfavored)):
+        check_batch(batch, name)
     if len(favored) != len(unfavored):
         raise InputError(
             f"favored and unfavored must be the same prompts in two layouts, got {len(favored)} and {len(unfavored)}"

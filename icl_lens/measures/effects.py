@@ -154,8 +154,6 @@ def head_effects(
     check_choice("method", method, ("exact", "gradient"))
     ablation = Ablate([], mode=mode, reference=reference, positions=positions)
     check_batch(batch)
-    if pass_tokens < 1:
-        raise InputError(f"pass_tokens must be at least 1, got {pass_tokens!r}")
     if mode != "zero" and (positions != "last" or method != "exact"):
         raise InputError(
             f"mode must be 'zero' unless positions='last' and method='exact', got {mode!r} with "

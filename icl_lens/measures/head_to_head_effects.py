@@ -29,7 +29,7 @@ from icl_lens.measures.effects import answer_outcomes, log_odds, outcome_tokens
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import ROLES, PromptBatch
+from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
 from icl_lens.prompts.roles import EdgeRole, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
 from icl_lens.result.base import Result
@@ -117,6 +117,7 @@ def head_to_head_effects(
     """
     view = ModelView.of(model)
     check_choice("part", part, PARTS)
+    check_batch(batch)
     heads = view.check_heads(receivers)
     if not heads:
         raise InputError("receivers must name at least one head, got none; pass e.g. ['L2H1']")

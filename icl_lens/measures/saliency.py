@@ -21,7 +21,7 @@ from icl_lens.engine.gradients import prompts_at_once, z_gradients
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
 from icl_lens.result.tables import long_frame, plural_prompts
 
@@ -112,6 +112,7 @@ def saliency_flow(model: Any, batch: PromptBatch) -> SaliencyFlow:
         >>> bool((flow.label_to_last > 0).all()), float(flow.text_to_label[0, -1])
         (True, 0.0)
     """
+    check_batch(batch)
     batch.require_demonstrations("flow through labels", "use attention_saliency, which needs no labels")
     kinds = edge_kinds(batch)
 
@@ -155,6 +156,7 @@ def _by_layer(view: ModelView, batch: PromptBatch, reduce: Callable[[Tensor, sli
 
     Prompts are processed a few at a time, to bound memory.
     """
+    check_batch(batch)
     if bool((batch.answer_tokens < 0).any()):
         row = int((batch.answer_tokens < 0).nonzero()[0])
         raise InputError(f"batch must have an answer or target for every prompt, got none for prompt {row}")

@@ -465,11 +465,11 @@ class PromptBatch:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
-def check_batch(batch: Any) -> None:
-    """Raise InputError for anything but a batch, such as a list of prompts."""
+def check_batch(batch: Any, name: str = "batch") -> None:
+    """Raise InputError for anything but a batch, such as a list of prompts; `name` is that of the argument."""
     if not isinstance(batch, PromptBatch):
         raise InputError(
-            f"batch must be a PromptBatch of tokenized prompts, got {type(batch).__name__}; pass "
+            f"{name} must be a PromptBatch of tokenized prompts, got {type(batch).__name__}; pass "
             "il.tokenize(model, prompts)"
         )
 

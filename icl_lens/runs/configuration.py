@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from icl_lens.digest import json_digest, weights_digest
@@ -44,4 +45,5 @@ def configuration(
 
 def tensors_digest(**tensors: Tensor | None) -> dict[str, str]:
     """Return name -> digest of the tensors that are not None, as options of a configuration."""
-    return {name: json_digest(tensor.tolist()) for name, tensor in tensors.items() if tensor is not None}
+    given = {name: torch.as_tensor(tensor) for name, tensor in tensors.items() if tensor is not None}
+    return {name: json_digest(tensor.tolist()) for name, tensor in given.items()}

@@ -35,8 +35,6 @@ PROCESSED_EXACT = sorted(set(EXACT) - {"gpt_oss"})
 """Families whose processed weights are the same model. TransformerLens folds value biases into b_O as if attention
 summed to one, which it does not in gpt-oss."""
 SOFT_CAPPED = {"gemma2"}
-NORMED_QUERIES = {"qwen3", "gemma3", "olmo2", "olmo3", "apertus", "hunyuan", "olmoe", "qwen3_moe"}
-"""Families that norm queries and keys."""
 
 # Families that HookedTransformer does not support: TransformerLens' converters refuse them or change the model.
 _NO_CONVERTER = (

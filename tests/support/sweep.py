@@ -4,7 +4,7 @@ import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import astuple, dataclass, is_dataclass
+from dataclasses import astuple, dataclass, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -68,6 +68,19 @@ class Case:
     @cached_property
     def other(self) -> il.PromptBatch:
         return tokenized(self.model, self.others)
+
+    @cached_property
+    def stretched(self) -> il.PromptBatch:
+        """The prompts of `other` with one token more before the first text."""
+        shown = [prompt.demonstrations for prompt in self.others]
+        longer = [(il.Demonstration(f"the {one[0].text}", one[0].label), *one[1:]) for one in shown]
+        pairs = zip(self.others, longer, strict=True)
+        return tokenized(self.model, [replace(prompt, demonstrations=one) for prompt, one in pairs])
+
+    def source(self, *, activation: str, positions: str = "all", align: str = "positions") -> il.PromptBatch:
+        """Return what to patch from: prompts of another length wherever places need not be the same."""
+        last = positions == "last" and activation in ("q", "z")
+        return self.stretched if last or align == "labels" else self.other
 
     @cached_property
     def acts(self) -> il.Activations:
@@ -223,7 +236,11 @@ def _patches(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
     for activation in ("q", "k", "v", "pattern", "z"):
         yield activation, {"activation": activation}
     yield "q last", {"activation": "q", "positions": "last"}
-    yield "v labels last", {"activation": "v", "align": "labels", "positions": "last"}
+    yield "z last", {"activation": "z", "positions": "last"}
+    for activation in ("q", "k", "v", "z"):
+        yield f"{activation} labels", {"activation": activation, "align": "labels"}
+    for activation in ("k", "v"):
+        yield f"{activation} labels last", {"activation": activation, "align": "labels", "positions": "last"}
 
 
 def _patched(case: Case) -> dict[str, Tensor]:
@@ -232,7 +249,7 @@ def _patched(case: Case) -> dict[str, Tensor]:
             il.patch_heads(
                 case.model,
                 case.heads,
-                case.other,
+                case.source(**options),
                 **options,
                 **({"batch": case.batch} if options.get("align") == "labels" else {}),
             )
@@ -244,7 +261,7 @@ def _patched(case: Case) -> dict[str, Tensor]:
 def _patched_sets(case: Case) -> dict[str, Tensor]:
     sets = [case.heads[:1], case.heads]
     return {
-        name: il.score(case.model, case.batch, [[il.Patch(heads, case.other, **options)] for heads in sets])
+        name: il.score(case.model, case.batch, [[il.Patch(heads, case.source(**options), **options)] for heads in sets])
         for name, options in _patches(case)
     }
 
@@ -439,7 +456,7 @@ CALLS: dict[str, Call] = {
     "debias_edits": _rows(
         lambda c: c.within(il.edited(c.model, *il.debias_edits(c.batch, c.heads, **STRENGTHS), batch=c.batch))
     ),
-    "score": _rows(lambda c: [il.score(c.model, c.batch), il.score(c.model, c.batch, c.sets_of_edits)]),
+    "score": _rows(lambda c: [il.score(c.model, c.batch, c.sets_of_edits), il.score(c.model, c.batch)]),
     "edited": _rows(lambda c: [c.within(il.edited(c.model, *edits, batch=c.batch)) for edits in c.sets_of_edits[3:]]),
     "choose_strength": _mean(_chosen),
     "patch_heads": _rows(_patched),

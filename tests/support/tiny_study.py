@@ -9,11 +9,10 @@ import pytest
 import torch
 
 import icl_lens as il
-from experiments.bundled_models.curriculum import Kind
 from experiments.framework.study import Study
 from experiments.framework.tasks import Task
 from experiments.ground_truth import WRITING, task_of
-from experiments.planted import build
+from experiments.planted import Kind, build
 
 CATEGORIES = {
     "sentiment": "love like hate happy sad good bad yes".split(),
