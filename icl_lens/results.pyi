@@ -22,6 +22,7 @@ from .locate.circuit import Circuit as Circuit
 from .locate.mean_effects import MeanEffects as MeanEffects
 from .locate.mean_exchanges import MeanExchanges as MeanExchanges
 from .locate.mean_score_parts import MeanScoreParts as MeanScoreParts
+from .pair_behavior import PairCheck as PairCheck
 from .report.comparison import Comparison as Comparison
 from .report.explanation import Explanation as Explanation
 from .report.model_comparison import ModelComparison as ModelComparison

@@ -71,6 +71,9 @@ MAKE = {
         m.model, *il.split_by_query(il.load_task(TASK, n=24), 12), ["L5H0"], n_edges=4, n_random=2
     ),
     "TaskCheck": lambda m: il.task_check(m.model, TASK, n=20),
+    "PairCheck": lambda m: il.task_check(
+        m.model, [il.Prompt(p.demonstrations, p.query, "qux", ("foo", "bar", "qux")) for p in il.load_task(TASK, n=20)]
+    ),
 }
 """How each public result is made."""
 
@@ -98,6 +101,7 @@ FIRST = {
     "MeanScoreParts": ["name", "side", "writer", "value", "low", "high"],
     "Circuit": ["edge", "effect", "low", "high"],
     "TaskCheck": ["value", "low", "high"],
+    "PairCheck": ["value", "low", "high"],
 }
 """The first columns of each table."""
 
@@ -116,6 +120,7 @@ HEADLINE = {
     "ControlledAblation": lambda found: f"{found.interval('heads', 'accuracy').value:.1%}",
     "MeanScoreParts": lambda found: f"{found.writers['value'][0]:+.3f}",
     "TaskCheck": str,
+    "PairCheck": str,
 }
 """What `print` must say, where it is not the first value of the table."""
 

@@ -28,10 +28,10 @@ MEASURES = ("accuracy", "log p", "log-odds")
 class ModelComparison(Result):
     """Scores of the same prompts by two models, A and B, returned by `compare_models`.
 
-    `a` and `b` hold one value per prompt for "accuracy" (0 or 1, among the labels), "log p" of the answer and its
-    "log-odds" against the other labels (nats), and [prompt layer head] for the heads' "contrast", "increase" and, if
-    heads are ranked by it, "effect" or "towers" (nats). Intervals are paired 95% bootstrap intervals over `queries`,
-    because prompts with the same query are not independent; they are NaN for a single query.
+    `a` and `b` hold one value per prompt for "accuracy" (0 or 1, among the labels; see `compare_models`), "log p" of
+    the answer and its "log-odds" against the other labels (nats), and [prompt layer head] for the heads' "contrast",
+    "increase" and, if heads are ranked by it, "effect" or "towers" (nats). Intervals are paired 95% bootstrap intervals
+    over `queries`, because prompts with the same query are not independent; they are NaN for a single query.
 
     Example:
         >>> both = il.compare_models(model, model, il.load_task("sentiment-number", n=4))
