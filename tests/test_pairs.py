@@ -366,7 +366,7 @@ def test_task_check_reads_the_most_probable_token_of_the_vocabulary(family_run):
         demonstrations = [il.Demonstration(*pair) for pair in shown]
         text = il.tokenize(run.model, il.Prompt(demonstrations, query), prepend_bos=False)
         top = run.model.tokenizer.convert_ids_to_tokens(int(hf_log_probs(run, text, 0).argmax()))
-        is_word = top.isalpha() and top not in {label for _, label in shown} | {query}
+        is_word = top.isalnum() and top not in {label for _, label in shown} | {query}
         said = top if number % 2 and is_word else answer
         prompts.append(il.Prompt(demonstrations, query, said, (*(label for _, label in shown), said)))
     found = il.task_check(run.model, prompts, prepend_bos=False)
@@ -414,3 +414,112 @@ def test_commands_check_pairs_first(run, tiny, tmp_path):
     code, _, err = run("locate", "--task", "antonyms", "--columns", "a,b", *options)
     assert code == 2
     faults.assert_sentence(err.removesuffix("\n"), "--columns has no effect here: bundled pairs have no columns")
+
+
+HEAD = il.Head(1, 2)
+# What each function returns for every prompt; without `against`, contrasts compare with the outputs shown.
+BY_PROMPT = {
+    "layers": lambda m, b: il.layer_log_prob_increase(il.capture(m, b), against=b.other_label_tokens).attn,
+    "heads": lambda m, b: il.head_log_prob_increase(il.capture(m, b), against=b.other_label_tokens),
+    "subheads": lambda m, b: il.subhead_log_prob_increase(il.capture(m, b), against=b.other_label_tokens).sum(-1),
+    "neurons": lambda m, b: il.neuron_log_prob_increase(il.capture(m, b), 1, against=b.other_label_tokens),
+    "top subheads": lambda m, b: il.top_subheads(il.capture(m, b), k=3).value,
+    "value parts": lambda m, b: il.value_parts(il.capture(m, b, writers=True), HEAD).parts,
+    "score parts": lambda m, b: il.attention_score_parts(il.capture(m, b, writers=True), HEAD).key_side,
+    "head effects": lambda m, b: il.head_effects(m, b).log_odds,
+    "gradient estimates": lambda m, b: il.head_effects(m, b, method="gradient").log_odds,
+    "edges": lambda m, b: il.head_to_head_effects(m, b, receivers=[HEAD], part="q").log_odds,
+    "demonstrations": lambda m, b: il.demonstration_effects(m, b).log_odds,
+    "saliency": lambda m, b: il.saliency_flow(m, b).label_to_last,
+    "whole labels": lambda m, b: il.whole_label_log_probs(m, b).as_subclass(torch.Tensor).gather(1, b.answer[:, None]),
+    "ablation": lambda m, b: torch.tensor(
+        il.ablate_with_controls(m, b, [HEAD]).per_prompt("heads", "log_odds")[0].tolist()
+    ),
+    "explanation": lambda m, b: torch.tensor([il.explain(m, b[[row]]).all_heads.contrast for row in range(len(b))]),
+}
+
+
+@pytest.mark.parametrize("name", BY_PROMPT)
+def test_prompts_of_pairs_have_the_numbers_they_have_alone(gpt2, prompts, name):
+    """Other prompts of the batch have other choices, which change nothing."""
+    together = BY_PROMPT[name](gpt2, il.tokenize(gpt2, prompts, prepend_bos=False))
+    alone = [BY_PROMPT[name](gpt2, il.tokenize(gpt2, prompt, prepend_bos=False)) for prompt in prompts]
+    assert len(together) == len(prompts)
+    assert_close(together, torch.cat(alone))
+    assert together.abs().max() > 1e-5
+
+
+def test_means_over_pairs_are_those_of_their_prompts(family_run, prompts):
+    run = family_run("gpt2")
+    model, batch = run.model, il.tokenize(run.model, prompts, prepend_bos=False)
+    shown = torch.stack([batch.label_tokens[row] for row in batch.label_index])
+    contrast = il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens, against=shown)
+    best = il.locate_heads(model, batch, k=3)
+    assert_close(best.value, contrast.mean(0).flatten().topk(3).values)
+    lost = il.locate_effects(model, batch).log_odds.mean
+    assert_close(lost.float(), il.head_effects(model, batch, against=shown).log_odds.mean(0))
+    vector = il.function_vector(model, heads=[HEAD], reference=batch)
+    assert_close(
+        vector, torch.stack([il.function_vector(model, heads=[HEAD], reference=batch[[i]]) for i in range(5)]).mean(0)
+    )
+    recovered = il.indirect_effects(model, batch, reference=batch)
+    with il.edited(model, il.Ablate([HEAD], mode="mean", reference=batch, positions="last")):
+        edited = torch.stack(
+            [torch.tensor(float(il.capture(model, batch).token_log_probs(batch.answer_tokens)[i])) for i in range(5)]
+        )
+    before = torch.stack([hf_log_probs(run, batch, row)[batch.answer_tokens[row]] for row in range(5)])
+    assert_close(recovered[:, 1, 2], edited.exp() - before.float().exp())
+
+
+def test_pairs_are_correct_if_the_answer_is_the_top_token_of_the_vocabulary(family_run, prompts):
+    """One of two answers is the best of the prompt's words, the other what plain code says comes next."""
+    run = family_run("gpt2")
+    rows = []
+    for prompt in prompts:
+        shown, batch = shown_words(prompt), il.tokenize(run.model, prompt, prepend_bos=False)
+        top = run.model.tokenizer.convert_ids_to_tokens(int(hf_log_probs(run, batch, 0).argmax()))
+        labels = tuple(dict.fromkeys([*shown, prompt.answer, top]))
+        for answer in (prompt.answer, top):
+            if answer not in shown and answer.isalnum():
+                rows.append(il.Prompt(prompt.demonstrations, prompt.query, answer, labels))
+    found = il.compare_models(run.model, run.model, rows, prepend_bos=False)
+    batch = il.tokenize(run.model, rows, prepend_bos=False)
+    expected = [float(hf_log_probs(run, batch, row).argmax() == batch.answer_tokens[row]) for row in range(len(rows))]
+    assert found.a["accuracy"].tolist() == expected
+    assert 0 < sum(expected) < len(expected)
+    continued = il.generate(run.model, batch, max_new_tokens=1).tokens[0]
+    assert [float(one[0] == token) for one, token in zip(continued, batch.answer_tokens, strict=True)] == expected
+
+
+def test_circuits_of_pairs_are_tested_edge_by_edge(gpt2, tmp_path):
+    prompts = il.load_task("mine", write(tmp_path / "pairs.json"), n=33)
+    first, second = il.split_by_query(prompts, 8)
+    edges = il.locate_circuit(gpt2, first, second, [HEAD], n_edges=50, n_random=2).to_frame()
+    batch, reference = il.tokenize(gpt2, second), il.tokenize(gpt2, first)
+    some = [il.Edge(HEAD, *edges.loc[row, ["part", "sender", "role"]]) for row in (0, 1, len(edges) - 1)]
+    removed = [[], *([il.WithoutEdges([edge], reference=reference)] for edge in some)]
+    odds = [label_log_odds(one, batch) for one in il.score(gpt2, batch, removed).unbind(1)]
+    effects = [float((odds[0] - one).mean()) for one in odds[1:]]
+    assert edges["effect"].iloc[[0, 1, -1]].tolist() == pytest.approx(effects, abs=1e-5)
+    assert max(map(abs, effects)) > 1e-3
+
+
+def label_log_odds(scores, batch):
+    return il.metrics.label_log_odds(scores, batch.answer, choices=batch.label_mask)
+
+
+REFUSE = {
+    "two towers": lambda m, p: il.two_towers(m, p),
+    "located towers": lambda m, p: il.locate_towers(m, il.tokenize(m, p.prompts(4))),
+    "compared towers": lambda m, p: il.compare_models(m, m, p.prompts(4), by="towers"),
+    "explained towers": lambda m, p: il.explain(m, p.prompts(1)[0], by="towers"),
+    "score parts": lambda m, p: il.mean_score_parts(m, il.tokenize(m, p.prompts(4)), heads=[HEAD]),
+    "other query": lambda m, p: p.prompts(1)[0].with_other_query(),
+}
+
+
+@pytest.mark.parametrize("name", REFUSE)
+def test_what_exchanges_classes_is_refused_for_pairs(gpt2, tmp_path, name):
+    pairs = il.PairTask("mine", write(tmp_path / "pairs.json"))
+    words = "has no query of another class" if name == "other query" else "must demonstrate its answer"
+    faults.assert_refused(words, REFUSE[name], gpt2, pairs)
