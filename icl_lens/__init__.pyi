@@ -27,6 +27,7 @@ from .attribution.similarity import label_similarity as label_similarity
 from .attribution.value_parts import value_parts as value_parts
 from .errors import InputError as InputError
 from .explanation import explain as explain
+from .interventions.calibration import calibrated_scores as calibrated_scores
 from .interventions.controlled_ablation import ablate_with_controls as ablate_with_controls
 from .interventions.debias import balancing_weights as balancing_weights
 from .interventions.debias import choose_strength as choose_strength
@@ -54,6 +55,8 @@ from .interventions.head_edges import head_to_head_effects as head_to_head_effec
 from .interventions.patch import Patch as Patch
 from .interventions.saliency import attention_saliency as attention_saliency
 from .interventions.saliency import saliency_flow as saliency_flow
+from .interventions.vector_gains import task_vectors as task_vectors
+from .interventions.vector_gains import vector_gains as vector_gains
 from .locate.circuit import locate_circuit as locate_circuit
 from .locate.locate import locate_heads as locate_heads
 from .locate.locate import mean_head_increases as mean_head_increases

@@ -115,6 +115,8 @@ def decode(kind: Any, value: Any) -> Any:
             return value
         return decode((composed or simple)[0], value)
     if origin in (tuple, list, Sequence):
+        if not isinstance(value, list):
+            raise TypeError(f"{value!r} is not a list")
         of_each = [inner[0]] * len(value) if origin is not tuple or inner[1:] == (Ellipsis,) else inner
         entries = (decode(one, entry) for one, entry in zip(of_each, value, strict=True))
         return list(entries) if origin is list else tuple(entries)

@@ -18,6 +18,7 @@ from .interventions.effects import HeadEffects as HeadEffects
 from .interventions.generation import Generations as Generations
 from .interventions.head_edges import HeadToHeadEffects as HeadToHeadEffects
 from .interventions.saliency import SaliencyFlow as SaliencyFlow
+from .interventions.vector_gains import VectorGains as VectorGains
 from .locate.circuit import Circuit as Circuit
 from .locate.mean_effects import MeanEffects as MeanEffects
 from .locate.mean_exchanges import MeanExchanges as MeanExchanges

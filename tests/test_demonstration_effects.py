@@ -93,7 +93,7 @@ def test_removed_is_the_prompt_without_its_text(icl_mini, options):
             drop = (intact - left)[int(batch.answer[row])]
             assert_close(found.log_prob[row, place, 0], drop)
             assert_close(found.log_odds[row, place, 0], drop - (intact - left)[1 - int(batch.answer[row])])
-    with pytest.raises(il.InputError, match=r"'removed' requires a batch whose tokens"):
+    with pytest.raises(il.InputError, match="batch must have the tokens of its own prompts"):
         il.demonstration_effects(model, batch.at([7]), ways=["removed"])
 
 

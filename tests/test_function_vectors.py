@@ -164,3 +164,22 @@ def test_tests_of_heads_and_means_are_without_the_vector(load_tiny, monkeypatch,
     monkeypatch.setattr(edit_checks, "_TESTED", WeakKeyDictionary())
     with il.edited(model, il.AddVector(vector, 1), batch=batch), il.ablate_heads(model, HEADS, **options):
         assert_close(il.last_log_probs(model, batch), expected)
+
+
+def test_a_planted_vector_gains_where_it_is_read(gpt2, gpt2_batch):
+    """The unembedding of the answer, in place of the last layer's output, is the answer; `best` finds the layer."""
+    model, batch = gpt2, gpt2_batch[:1]
+    vectors = torch.zeros(model.cfg.n_layers, model.cfg.d_model)
+    vectors[-1] = 100 * model.W_U[:, int(batch.answer_tokens)].detach()
+    found = il.vector_gains(model, vectors, batch, replace=True)
+    assert found.best == model.cfg.n_layers - 1
+    table = found.to_frame().set_index("layer")
+    intact = float(il.last_log_probs(model, batch)[0, batch.answer_tokens])
+    assert_close(torch.tensor(table["gain"][found.best]), found.log_prob[0, -1] - intact)
+    assert table["gain"][found.best] > 0
+    assert table["accuracy"].tolist()[-1] == 1
+    for layers in ([], [99], [-1]):
+        with pytest.raises(il.InputError, match="layers must be between 0 and"):
+            il.vector_gains(model, vectors, batch, layers=layers)
+    with pytest.raises(il.InputError, match="vectors must have shape"):
+        il.vector_gains(model, vectors[:2], batch)

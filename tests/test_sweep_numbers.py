@@ -1184,6 +1184,61 @@ def vector_added(c: Both) -> None:
                 c.same(il.edited(c.model, ours, batch=c.batch), lambda row, edit=edit: edit, moves=moves)
 
 
+@checks("task_vectors", "vector_gains")
+def vector_gains(c: Both) -> None:
+    """At every layer, the mean of other prompts in place of the residual stream, and added to it."""
+    stream = []
+    for ids in trimmed(c.other):
+        seen: dict[int, Tensor] = {}
+        reference_passes.run(
+            c.hf, ids, lambda what, layer, x, seen=seen: seen.update({layer: x[-1]}) if what == "resid_post" else None
+        )
+        stream.append(torch.stack([seen[layer] for layer in range(c.n_layers)]))
+    means = torch.stack(stream).mean(0)
+    ours = il.task_vectors(c.model, c.other)
+    assert_close(ours, means, scale=float(means.abs().max()))
+    for replaced in (False, True):
+        found = il.vector_gains(c.model, ours, c.batch, replace=replaced)
+        for layer in range(c.n_layers):
+
+            def edit(what: str, where: int, x: Tensor, layer=layer, new=replaced) -> Tensor | None:
+                if (what, where) != ("resid_post", layer):
+                    return None
+                return torch.cat([x[:-1], means[layer].to(x)[None] + (0 if new else x[-1:])])
+
+            theirs = c.log_probs(lambda row, edit=edit: edit)
+            own = c.scored(theirs)["log_prob"]
+            assert_close(found.log_prob[:, layer], own)
+            top = theirs.gather(1, c.targets[:, None])[:, 0] >= theirs.max(1).values
+            assert found.top1[:, layer].tolist() == top.tolist()
+
+
+@checks("calibrated_scores")
+def calibrated(c: Both) -> None:
+    """Among two labels, the prior is the mean over two other queries."""
+
+    def p(query: str | None) -> Tensor:
+        prompts = c.prompts if query is None else [il.Prompt(x.demonstrations, query) for x in c.prompts]
+        batch = il.tokenize(c.model, prompts, prepend_bos=False, labels=("foo", "bar"))
+        log_probs = torch.stack([reference_passes.run(c.hf, ids).log_probs for ids in trimmed(batch)])
+        return torch.softmax(log_probs[:, [FOO, BAR]], dim=1)
+
+    ratio = p(None) / ((p("one") + p("red")) / 2)
+    ours = il.calibrated_scores(c.model, c.batch, inputs=["one", "red"])
+    assert_close(ours.exp(), ratio / ratio.sum(1, keepdim=True))
+
+
+@checks("generate")
+def generated(c: Both) -> None:
+    found = il.generate(c.model, c.batch, [[], [il.Ablate(c.heads)]], max_new_tokens=3)
+    for row in range(len(c.batch)):
+        for number, edit in enumerate((None, c.removed(c.heads))):
+            ids, n, end = c.ids[row], len(c.ids[row]), c.model.tokenizer.eos_token_id
+            while len(ids) < n + 3 and (len(ids) == n or int(ids[-1]) != end):
+                ids = torch.cat([ids, reference_passes.run(c.hf, ids, edit).log_probs.argmax()[None]])
+            assert list(found.tokens[number][row]) == ids[n:].tolist()
+
+
 # The sweep
 
 

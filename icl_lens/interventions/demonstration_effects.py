@@ -10,7 +10,6 @@ Demonstrations keep what later tokens have read of them, unless their text is le
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any, Literal, get_args
 
 import pandas as pd
@@ -35,7 +34,7 @@ from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.prompt import quoted_list
-from icl_lens.prompts.tokenize import tokenize
+from icl_lens.prompts.tokenize import tokenize_like
 
 Way = Literal["hidden", "keys", "values", "removed"]
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -168,6 +167,8 @@ class DemonstrationEffects(Result):
     """The answer of each prompt; "" if it has none."""
     queries: tuple[str, ...]
     """The query of each prompt; intervals resample them."""
+    begins_text: bool = False
+    """Whether the first demonstration begins a text, with the token that heads attend to when they look for nothing."""
     fallback_reason: str = ""
     """Why whole passes were run instead of one token per demonstration; empty if they were not."""
     edits: tuple[str, ...] = ()
@@ -234,6 +235,9 @@ class DemonstrationEffects(Result):
         outcome = "log p" if self.of()[0] is self.log_prob else "log-odds"
         title = f"DemonstrationEffects, nats of {outcome} that the answer loses without each demonstration"
         title += edits_suffix(self.edits)
+        title += "\nThe first one begins the text: its effect includes that of the first token, where heads rest" * (
+            self.begins_text and self.ways != ("values",)
+        )
         if len(self.queries) > 1:
             table = self.by_place()
             table = pd.DataFrame(table[table["way"] == self.ways[0]])
@@ -244,7 +248,7 @@ class DemonstrationEffects(Result):
                 "95% interval": interval_texts(table),
                 "prompts": table["n"].tolist(),
             }
-            return f"{title} ({self.ways[0]}): mean over {plural_prompts(len(self.queries))}", columns, len(table)
+            return f"{title}\nMean over {plural_prompts(len(self.queries))}, {self.ways[0]}:", columns, len(table)
         table, (effects, whole) = self.to_frame(), self.of()
         strongest = table[self.ways[0]].abs().argsort().iloc[::-1][: SHOWN_ROWS - 2].sort_values()
         shown = table.iloc[strongest]
@@ -279,6 +283,9 @@ def demonstration_effects(
     In each head, "keys" and "values" add up to "hidden"; through later layers, they need not. A demonstration is all
     its tokens up to the next one, or the query. Later demonstrations keep what they have read of it, unless its text is
     removed. `targets` and `against` are those of `head_effects`.
+
+    Heads that look for nothing attend to the first token of the text. Begin the text with something else than a
+    demonstration (`Template(prefix=…)`, `prepend_bos=True`), or the first demonstration has the effect of this token.
 
     The first three ways cost one pass over the prompts, and each a token per demonstration; "removed" costs a pass per
     demonstration. Raise InputError for prompts without demonstrations, unknown ways, and invalid targets.
@@ -327,6 +334,7 @@ def demonstration_effects(
         answers=tuple(prompt.answer or "" for prompt in batch.prompts),
         queries=batch.queries,
         fallback_reason=reason,
+        begins_text=bool((batch.demonstration_ranges[:, 0, 0] == 0).any()),
         edits=active_edits(view),
     )
 
@@ -335,7 +343,6 @@ def _removed_texts(
     model: Any, batch: PromptBatch, targets: Int[Tensor, " batch"], against: CheckedAgainst
 ) -> Float[Tensor, "batch demo outcome"]:
     """Return the outcomes of the prompts without the text of each demonstration; NaN where there is none."""
-    options = _tokenized_with(model, batch)
     found = torch.full((*batch.label_positions.shape, len(OUTCOMES)), torch.nan, dtype=torch.float64)
     for place in range(batch.label_positions.shape[1]):
         rows = [row for row, prompt in enumerate(batch.prompts) if place < len(prompt.demonstrations)]
@@ -344,27 +351,6 @@ def _removed_texts(
             replace(batch.prompts[row], demonstrations=own[:place] + own[place + 1 :])
             for row, own in zip(rows, shown, strict=True)
         ]
-        log_probs = last_log_probs(model, tokenize(model, prompts, **options))
+        log_probs = last_log_probs(model, tokenize_like(model, batch, prompts))
         found[rows, place] = answer_outcomes(log_probs, targets, against, torch.tensor(rows)).to(found)
     return found
-
-
-def _tokenized_with(model: Any, batch: PromptBatch) -> dict[str, Any]:
-    """Return the options with which `tokenize` gives the batch; raise InputError if none do."""
-    for shared_prefix, prepend_bos in product(("error", "append"), (None, True, False)):
-        options = {
-            "template": batch.template,
-            "labels": batch.labels,
-            "prepend_bos": prepend_bos,
-            "shared_prefix": shared_prefix,
-        }
-        try:
-            again = tokenize(model, batch.prompts, **options)
-        except InputError:
-            continue
-        if torch.equal(again.tokens, batch.tokens):
-            return options
-    raise InputError(
-        "'removed' requires a batch whose tokens are those of il.tokenize, which tokenizes its prompts without each "
-        "demonstration; pass il.tokenize(model, batch.prompts, template=batch.template)"
-    )

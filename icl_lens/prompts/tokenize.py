@@ -1,7 +1,7 @@
 """Tokenize prompts into a `PromptBatch`."""
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, Literal
 
 import torch
@@ -148,6 +148,26 @@ def tokenize(
     )
     device = getattr(model.cfg, "device", None)
     return batch if device is None else batch.to(device)
+
+
+def tokenize_like(model: Any, batch: PromptBatch, prompts: Sequence[Prompt]) -> PromptBatch:
+    """Return other prompts with the batch's template, labels, beginning of text and shared prefix.
+
+    Raise InputError unless `tokenize` gives the batch for its own prompts.
+    """
+    for shared_prefix, prepend_bos in product(("error", "append"), (None, True, False)):
+        given: dict[str, Any] = {"shared_prefix": shared_prefix, "prepend_bos": prepend_bos}
+        given |= {"template": batch.template, "labels": batch.labels}
+        try:
+            if not torch.equal(tokenize(model, batch.prompts[:1], **given).tokens, batch[:1].tokens):
+                continue
+        except InputError:
+            continue
+        return tokenize(model, prompts, **given)
+    raise InputError(
+        "batch must have the tokens of its own prompts, as il.tokenize returns it, so that other prompts can be "
+        "tokenized alike; pass il.tokenize(model, batch.prompts, template=batch.template)"
+    )
 
 
 def _every_label(prompts: tuple[Prompt, ...], labels: Sequence[str] | None) -> tuple[str, ...]:

@@ -429,6 +429,8 @@ CALLS: dict[str, Call] = {
     "Ablate": _rows(_ablated_sets),
     "head_effects": _rows(_effects),
     "demonstration_effects": _rows(_without_demonstrations),
+    "calibrated_scores": _rows(lambda c: il.calibrated_scores(c.model, c.batch, inputs=["one", "red"])),
+    "generate": _mean(lambda c: torch.tensor(il.generate(c.model, c.batch, max_new_tokens=2).tokens)),
     "ablate_with_controls": _rows(_controlled),
     "Block": _rows(lambda c: c.within(il.edited(c.model, il.Block(c.heads, c.edges)))),
     "Reweight": _rows(
@@ -454,6 +456,8 @@ CALLS: dict[str, Call] = {
     "saliency_flow": _rows(_saliency_flow),
     "function_vector": _mean(lambda c: il.function_vector(c.model, c.heads, c.batch)),
     "indirect_effects": _rows(lambda c: il.indirect_effects(c.model, c.other, tokenized(c.model, OTHERS[:2]))),
+    "task_vectors": _mean(lambda c: il.task_vectors(c.model, c.batch)),
+    "vector_gains": _rows(lambda c: il.vector_gains(c.model, c.vectors[0], c.batch).log_prob),
     "AddVector": _rows(
         lambda c: c.within(il.edited(c.model, il.AddVector(c.vectors, c.receiver.layer), batch=c.batch))
     ),
@@ -489,8 +493,8 @@ def takes_a_model() -> set[str]:
         else:
             members = {name: public}
         found |= {key for key, f in members.items() if callable(f) and _takes_a_model(f)}
-    # Prompts of tasks are those of `load_task`, and `debias_edits` returns values.
-    return found - {"PairTask.prompts"} | {"debias_edits"}
+    # Prompts of tasks are those of `load_task`, chats need a tokenizer only, and `debias_edits` returns values.
+    return found - {"PairTask.prompts", "Template.chat"} | {"debias_edits"}
 
 
 def _takes_a_model(function: Any) -> bool:

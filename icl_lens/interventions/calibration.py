@@ -1,0 +1,74 @@
+"""Calibrate label probabilities: divide them by what the model gives the labels whatever the text.
+
+Sources: contextual calibration, Zhao et al. (arXiv 2102.09690); batch calibration, Zhou et al. (arXiv 2309.17249).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.activations.activations import NO_LABELS_HINT, label_log_probs
+from icl_lens.activations.label_scores import LabelScores
+from icl_lens.errors import InputError, check_choice
+from icl_lens.models.locking import locks_model
+from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.tokenize import tokenize_like
+
+CalibrationMethod = Literal["contextual", "batch"]
+CONTENT_FREE = ("N/A", "[MASK]", "")
+"""Inputs without content, of contextual calibration."""
+
+
+@locks_model
+def calibrated_scores(
+    model: Any,
+    batch: PromptBatch,
+    method: CalibrationMethod = "contextual",
+    *,
+    inputs: Sequence[str] = CONTENT_FREE,
+) -> Float[Tensor, "batch label"]:
+    """Return each label's calibrated log-probability among its prompt's labels, as `LabelScores`, nats.
+
+    The probability of each label among the labels is divided by a prior and normalized. With "contextual", the prior
+    is the mean over the same prompt with queries without content, `inputs`, which costs a pass over the prompts for
+    each; with "batch", it is the mean over the prompts of the batch that offer the label. A preference for labels that
+    does not depend on the text cancels. Labels that a prompt does not offer have −∞.
+
+    `metrics.accuracy(scores, batch.answer, choices=batch.label_mask)` is the accuracy with calibration. Raise
+    InputError for prompts without labels, no `inputs`, and inputs that the tokenizer cannot write.
+
+    Example:
+        >>> calibrated = il.calibrated_scores(model, batch, inputs=["one", "two"])
+        >>> calibrated.labels, bool((calibrated.exp().sum(-1) - 1).abs().max() < 1e-5)
+        (('bar', 'foo'), True)
+    """
+    check_batch(batch)
+    check_choice("method", method, ("contextual", "batch"))
+    batch.require_labels("label to calibrate", NO_LABELS_HINT)
+    if isinstance(inputs, str) or not inputs:
+        raise InputError(f"inputs must be a list of at least one text, got {inputs!r}")
+    scores = _among_labels(label_log_probs(model, batch), batch)
+    if method == "batch":
+        offered = batch.label_mask.to(scores.device).sum(0, keepdim=True)
+        prior = (scores.exp().sum(0, keepdim=True) / offered.clamp(min=1)).log()
+    else:
+        priors = torch.zeros_like(scores)
+        for text in inputs:
+            prompts = [replace(prompt, query=text, answer=None, other_query=None) for prompt in batch.prompts]
+            priors += _among_labels(label_log_probs(model, tokenize_like(model, batch, prompts)), batch).exp()
+        prior = (priors / len(inputs)).log()
+    mask = batch.label_mask.to(scores.device)
+    return LabelScores.from_tensor(_masked_log_softmax(scores - prior, mask), batch.labels)
+
+
+def _among_labels(scores: Tensor, batch: PromptBatch) -> Float[Tensor, "batch label"]:
+    """Return the log-probabilities of labels among those of their prompt; −∞ for others."""
+    return _masked_log_softmax(scores.as_subclass(Tensor), batch.label_mask.to(scores.device))
+
+
+def _masked_log_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    return torch.log_softmax(scores.masked_fill(~mask, -torch.inf), dim=-1)

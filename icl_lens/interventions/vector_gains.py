@@ -1,0 +1,161 @@
+"""Measure what vectors do at each layer: task vectors in place of the residual stream, function vectors added to it.
+
+Sources: task vectors, Hendel et al. (arXiv 2310.15916); function vectors, Todd et al. (arXiv 2310.15213).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from icl_lens.activations.activations import capture
+from icl_lens.display import SHOWN_ROWS, Result, format_signed, plural_prompts
+from icl_lens.errors import InputError, check_integers
+from icl_lens.interventions.edits import AddVector, reference_batches
+from icl_lens.interventions.engine import score
+from icl_lens.metrics import mean_intervals
+from icl_lens.models.active_edits import active_edits, edits_suffix
+from icl_lens.models.locking import locks_model
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch, check_batch
+
+
+@dataclass(frozen=True, repr=False)
+class VectorGains(Result):
+    """What a vector after each layer does to the answer, on the same prompts without and with it.
+
+    Example:
+        >>> gains = il.vector_gains(model, il.task_vectors(model, batch), batch, replace=True)
+        >>> gains.to_frame().columns[:4].tolist()
+        ['layer', 'gain', 'low', 'high']
+    """
+
+    layers: tuple[int, ...]
+    intact: Float[Tensor, " batch"]
+    """log p(answer) without a vector, nats."""
+    log_prob: Float[Tensor, "batch layer"]
+    """log p(answer) with the vector, nats."""
+    top1_intact: Bool[Tensor, " batch"]
+    """Whether the answer is the most probable token of the vocabulary."""
+    top1: Bool[Tensor, "batch layer"]
+    replace: bool
+    queries: tuple[str, ...]
+    """The query of each prompt; intervals resample them."""
+    edits: tuple[str, ...] = ()
+    """What else edited the model throughout: open `with` blocks, and other hooks."""
+
+    @property
+    def best(self) -> int:
+        """The layer with the largest mean gain on these prompts; use it on others, since it was chosen by its gain."""
+        return self.layers[int((self.log_prob - self.intact[:, None]).double().mean(0).argmax())]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per layer: gain in log p(answer), nats, with its 95% interval, and accuracy with and without.
+
+        Accuracy is the share of prompts whose answer is the most probable token of the vocabulary, 0 to 1.
+        """
+        gains = (self.log_prob - self.intact[:, None]).double().cpu().numpy()
+        mean, low, high = mean_intervals(gains, self.queries)
+        accuracy = self.top1.double().mean(0).cpu().numpy()
+        intact = np.full_like(accuracy, float(self.top1_intact.double().mean()))
+        columns = {"layer": self.layers, "gain": mean, "low": low, "high": high}
+        return pd.DataFrame(columns | {"accuracy": accuracy, "accuracy_intact": intact})
+
+    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+        table = self.to_frame()
+        shown = table.nlargest(SHOWN_ROWS // 2, "gain").sort_values("layer")
+        done = "in place of the residual stream" if self.replace else "added to the residual stream"
+        title = (
+            f"VectorGains: a vector {done}, {plural_prompts(len(self.queries))}; without it, the answer is the top "
+            f"token in {float(self.top1_intact.double().mean()):.0%}{edits_suffix(self.edits)}"
+        )
+        columns: dict[str, list[Any]] = {
+            "after layer": shown["layer"].tolist(),
+            "log p(answer) gained": list(map(format_signed, shown["gain"])),
+            "low": list(map(format_signed, shown["low"])),
+            "high": list(map(format_signed, shown["high"])),
+            "answer is top token": [f"{one:.0%}" for one in shown["accuracy"]],
+        }
+        return title, columns, len(table)
+
+
+def task_vectors(model: Any, reference: PromptBatch | Iterable[PromptBatch]) -> Float[Tensor, "layer d_model"]:
+    """Return the mean residual stream after each layer at the last position of the `reference` prompts.
+
+    Written in place of the residual stream of other prompts (`vector_gains(..., replace=True)`), it carries the task.
+    Raise InputError for an empty reference.
+
+    Example:
+        >>> il.task_vectors(model, batch).shape == (model.cfg.n_layers, model.cfg.d_model)
+        True
+    """
+    batches = reference_batches(reference)
+    view = ModelView.of(model)
+    total = torch.zeros(view.n_layers, view.d_model, dtype=torch.float64)
+    for batch in batches:
+        acts = capture(model, batch)
+        total[:-1] += acts.resid_pre[:, 1:].double().sum(0).cpu()
+        total[-1] += acts.resid_final.double().sum(0).cpu()
+    return (total / sum(map(len, batches))).to(view.unembed_device, view.compute_dtype)
+
+
+@locks_model
+def vector_gains(
+    model: Any,
+    vectors: Float[Tensor, "*layer d_model"],
+    batch: PromptBatch,
+    *,
+    layers: Sequence[int] | None = None,
+    replace: bool = False,
+) -> VectorGains:
+    """Return what a vector after each layer, at the last position, does to the answer's log-probability and accuracy.
+
+    `vectors` is one vector for all layers, such as `function_vector(...)`, or one per layer of the model, such as
+    `task_vectors(...)`. It is added to the residual stream or, with `replace=True`, written in its place. `layers` are
+    all by default. `batch` are typically prompts without demonstrations, for which a random vector of the same norm is
+    a control. The prompts run once, and each layer re-runs one token per prompt.
+
+    Raise InputError for vectors of another shape, unknown layers, and prompts without answer or target.
+
+    Example:
+        >>> vector = il.function_vector(model, ["L2H0", "L3H1"], batch)
+        >>> il.vector_gains(model, vector, batch, layers=[1, 2]).log_prob.shape
+        torch.Size([1, 2])
+    """
+    view = ModelView.of(model)
+    check_batch(batch)
+    chosen = [*range(view.n_layers)] if layers is None else list(layers)
+    check_integers(**{f"layers[{number}]": layer for number, layer in enumerate(chosen)})
+    if not chosen or not all(0 <= layer < view.n_layers for layer in chosen):
+        raise InputError(f"layers must be between 0 and {view.n_layers - 1}, at least one, got {layers!r}")
+    if tuple(vectors.shape) not in ((view.d_model,), (view.n_layers, view.d_model)):
+        raise InputError(
+            f"vectors must have shape ({view.d_model},) or ({view.n_layers}, {view.d_model}), got "
+            f"{tuple(vectors.shape)}"
+        )
+    answers = batch.answer_tokens
+    if bool((answers < 0).any()):
+        raise InputError("every prompt must have an answer or a target, and some have none; drop these prompts")
+
+    def read(log_probs: Tensor, prompts: Tensor) -> Tensor:
+        own = log_probs.gather(1, answers.to(log_probs.device)[prompts.to(log_probs.device)][:, None])
+        return torch.cat([own, (own >= log_probs.max(1, keepdim=True).values).to(own)], dim=1)
+
+    each = vectors.expand(view.n_layers, -1)
+    edits = [AddVector(each[layer], layer, replace=replace) for layer in chosen]
+    found = score(model, batch, [[], *([edit] for edit in edits)], read)
+    return VectorGains(
+        layers=tuple(chosen),
+        intact=found[:, 0, 0],
+        log_prob=found[:, 1:, 0],
+        top1_intact=found[:, 0, 1].bool(),
+        top1=found[:, 1:, 1].bool(),
+        replace=replace,
+        queries=batch.queries,
+        edits=active_edits(view),
+    )
