@@ -474,14 +474,14 @@ def test_means_over_pairs_are_those_of_their_prompts(family_run, prompts):
 def test_pairs_are_correct_if_the_answer_is_the_top_token_of_the_vocabulary(family_run, prompts):
     """One of two answers is the best of the prompt's words, the other what plain code says comes next."""
     run = family_run("gpt2")
-    rows = []
+    rows, words = [], sorted({word for pair in PAIRS for word in pair})
     for prompt in prompts:
         shown, batch = shown_words(prompt), il.tokenize(run.model, prompt, prepend_bos=False)
-        top = run.model.tokenizer.convert_ids_to_tokens(int(hf_log_probs(run, batch, 0).argmax()))
-        labels = tuple(dict.fromkeys([*shown, prompt.answer, top]))
-        for answer in (prompt.answer, top):
-            if answer not in shown and answer.isalnum():
-                rows.append(il.Prompt(prompt.demonstrations, prompt.query, answer, labels))
+        scores = hf_log_probs(run, batch, 0)
+        top = run.model.tokenizer.convert_ids_to_tokens(int(scores.argmax()))
+        best = max(words, key=lambda word: float(scores[run.model.tokenizer.convert_tokens_to_ids(word)].detach()))
+        for answer in {best, top} - {*shown}:
+            rows.append(il.Prompt(prompt.demonstrations, prompt.query, answer, (*dict.fromkeys(shown), answer)))
     found = il.compare_models(run.model, run.model, rows, prepend_bos=False)
     batch = il.tokenize(run.model, rows, prepend_bos=False)
     expected = [float(hf_log_probs(run, batch, row).argmax() == batch.answer_tokens[row]) for row in range(len(rows))]
