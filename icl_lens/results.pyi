@@ -5,6 +5,7 @@ from .activations.label_scores import LabelScores as LabelScores
 from .analyses.comparison import Comparison as Comparison
 from .analyses.explanation import Explanation as Explanation
 from .analyses.model_comparison import ModelComparison as ModelComparison
+from .analyses.pair_behavior import PairCheck as PairCheck
 from .analyses.task_behavior import TaskCheck as TaskCheck
 from .analyses.two_towers import TwoTowers as TwoTowers
 from .attribution.copying import HeadCopying as HeadCopying

@@ -4,6 +4,7 @@ import json
 
 import faults
 import pytest
+import torch
 from small_tokenizers import model_of
 from tolerance import assert_close
 
@@ -51,6 +52,35 @@ def test_files_of_pairs_are_read(tmp_path, name):
         assert prompt.has_own_answer
     others = il.load_task("mine", path=path, n=22, demonstrations=5, seed=1)
     assert others != prompts
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_path_is_a_name(tmp_path, name):
+    path = write(tmp_path / name)
+    assert il.load_task(str(path), n=5) == il.load_task("mine", path, n=5)
+
+
+BUNDLED = ("antonyms", "country-capital", "present-past", "singular-plural", "english-french", "english-spanish")
+BUNDLED += ("next-item", "country-language", "capitalization", "verb-gerund", "adjective-comparative", "animal-class")
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_pairs_fill_ten_shots(name):
+    """At least 40 pairs, each the query once; only the classes of animals may be shown with other animals."""
+    pairs = il.PairTask(name).pairs()
+    assert len({source for source, _ in pairs}) == len(pairs) >= 40
+    assert all(word == " ".join(word.split()) for pair in pairs for word in pair)
+    prompts = il.load_task(name, n=len(pairs), demonstrations=10)
+    assert {(prompt.query, prompt.answer) for prompt in prompts} == {*pairs}
+    assert all(len({one.text for one in prompt.demonstrations} | {prompt.query}) == 11 for prompt in prompts)
+    assert all(prompt.has_own_answer for prompt in prompts) == (name != "animal-class")
+    assert f'"{name}"' in " ".join(str(il.PairTask.__doc__).split())
+
+
+def test_unknown_pairs_are_refused_with_the_names_of_all():
+    words = ", ".join(map(repr, BUNDLED))
+    faults.assert_refused(f"name must be one of {words}, got 'synonyms'", il.PairTask, "synonyms")
+    faults.assert_refused(", ".join(BUNDLED), il.load_task, "synonyms", n=1)
 
 
 def test_columns_with_other_names_are_pairs_if_the_task_says_so(tmp_path):
@@ -266,8 +296,101 @@ def test_prompts_without_labels_are_refused():
     assert prompt.has_own_answer
 
 
-def test_commands_read_pairs(run, tiny, tmp_path):
-    path = write(tmp_path / "pairs.tsv")
+def shown_words(prompt):
+    return [one.label for one in prompt.demonstrations]
+
+
+RULES = {
+    "knows": lambda prompt: prompt.answer,
+    "learns": lambda prompt: prompt.answer if prompt.demonstrations else "foo",
+    "maps": lambda prompt: prompt.answer if {(d.text, d.label) for d in prompt.demonstrations} & {*PAIRS} else "foo",
+    "copies": lambda prompt: shown_words(prompt)[-1] if prompt.demonstrations else "foo",
+    "first": lambda prompt: shown_words(prompt)[0] if prompt.demonstrations else "foo",
+}
+# Accuracy as given, mismatched and without demonstrations; copied, copied from the last; what the sentence begins with.
+FOUND = {
+    "knows": ((1, 1, 1), (0, 0), "The model does the task, but not clearly better than without demonstrations."),
+    "learns": ((1, 1, 0), (0, 0), "The model does the task from the demonstrations."),
+    "maps": ((1, 0, 0), (0, 0), "The model does the task from the demonstrations."),
+    "copies": ((0, 0, 0), (1, 1), "The model cannot do the task"),
+    "first": ((0, 0, 0), (1, 0), "The model cannot do the task"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_task_check_of_answers_by_a_rule(gpt2, tmp_path, monkeypatch, rule):
+    """Accuracy counts any token of the vocabulary; demonstrations and copying are its controls."""
+    pairs = il.PairTask("mine", write(tmp_path / "pairs.json", [pair for pair in PAIRS if "foo" not in pair]))
+
+    def top_token(model, batch, sets, *, read):
+        ids = [model.tokenizer.convert_tokens_to_ids(RULES[rule](prompt)) for prompt in batch.prompts]
+        log_probs = torch.eye(model.cfg.d_vocab)[ids].log()
+        return read(log_probs, torch.arange(len(batch)))[:, None]
+
+    monkeypatch.setattr("icl_lens.analyses.pair_behavior.score", top_token)
+    found = il.task_check(gpt2, pairs, n=30)
+    accuracies, copied, sentence = FOUND[rule]
+    assert tuple(one.value for one in found.accuracy.values()) == accuracies
+    assert list(found.accuracy) == ["given", "mismatched", "none"]
+    assert (found.copied, found.copied_last) == copied
+    assert (found.gain.value, found.mapping.value) == (accuracies[0] - accuracies[2], accuracies[0] - accuracies[1])
+    assert str(found).startswith(sentence)
+    assert found.does_task == (rule in ("learns", "maps"))
+    assert (found.shown, found.last_output, found.n_prompts, found.n_queries) == (0, 0, 30, 10)
+    assert found.accuracy["given"].low == pytest.approx(0.741 * accuracies[0], abs=1e-3), "of ten queries"
+
+
+def test_task_check_of_classes_that_are_not_always_shown(gpt2, tmp_path, monkeypatch):
+    """Answers may be shown, so repeating the last output is right where it is the answer."""
+    pairs = [(source, ("yes", "no", "foo")[i % 3]) for i, (source, _) in enumerate(PAIRS)]
+    prompts = il.load_task(str(write(tmp_path / "pairs.json", pairs)), n=44)
+    prompts = [prompt for prompt in prompts if len({*shown_words(prompt)}) > 1]
+    say_last = lambda model, batch, sets, *, read: torch.tensor(  # noqa: E731
+        [[model.tokenizer.convert_tokens_to_ids((shown_words(p) or ["the"])[-1])] for p in batch.prompts]
+    )
+    monkeypatch.setattr("icl_lens.analyses.pair_behavior.score", say_last)
+    found = il.task_check(gpt2, prompts)
+    share = sum(shown_words(p)[-1] == p.answer for p in prompts) / len(prompts)
+    assert found.accuracy["given"].value == found.last_output == share > 0
+    assert found.copied_last == pytest.approx(1 - share)
+    assert found.shown == sum(p.answer in shown_words(p) for p in prompts) / len(prompts)
+    assert 0 < found.shown < 1
+    assert not found.does_task
+
+
+def test_task_check_reads_the_most_probable_token_of_the_vocabulary(family_run):
+    """Half of the answers are what plain code says comes next."""
+    run = family_run("gpt2")
+    prompts = []
+    for number, (query, answer) in enumerate([*PAIRS, *PAIRS]):
+        shown = [pair for pair in PAIRS[number % 3 :: 3] if query not in pair][:3]
+        demonstrations = [il.Demonstration(*pair) for pair in shown]
+        text = il.tokenize(run.model, il.Prompt(demonstrations, query), prepend_bos=False)
+        top = run.model.tokenizer.convert_ids_to_tokens(int(hf_log_probs(run, text, 0).argmax()))
+        is_word = top.isalnum() and top not in {label for _, label in shown} | {query}
+        said = top if number % 2 and is_word else answer
+        prompts.append(il.Prompt(demonstrations, query, said, (*(label for _, label in shown), said)))
+    found = il.task_check(run.model, prompts, prepend_bos=False)
+    mismatched = []
+    for prompt in prompts:  # each demonstration has the output that is next in alphabetical order
+        words = sorted(shown_words(prompt))
+        after = dict(zip(words, [*words[1:], words[0]], strict=True))
+        shown = [il.Demonstration(one.text, after[one.label]) for one in prompt.demonstrations]
+        mismatched.append(il.Prompt(shown, prompt.query, prompt.answer, prompt.labels))
+    none = [il.Prompt([], prompt.query, prompt.answer, prompt.labels) for prompt in prompts]
+    for name, own in (("given", prompts), ("mismatched", mismatched), ("none", none)):
+        batch = il.tokenize(run.model, own, prepend_bos=False)
+        top = [int(hf_log_probs(run, batch, row).argmax()) for row in range(len(own))]
+        right = torch.tensor(top) == batch.answer_tokens
+        assert found.accuracy[name].value == float(right.double().mean())
+        if name == "given":
+            assert right.any()
+            assert not right.all()
+
+
+@pytest.mark.parametrize("suffix", [".json", ".tsv"])
+def test_commands_read_pairs(run, tiny, tmp_path, suffix):
+    path = write(tmp_path / f"pairs{suffix}")
     options = ("--path", path, "--demonstrations", 3, "--model", tiny, "--no-check")
     code, out, err = run("locate", *options, "-n", 6, "--by", "increase")
     assert code == 0, err
@@ -278,3 +401,126 @@ def test_commands_read_pairs(run, tiny, tmp_path):
     code, _, err = run("locate", *options, "-n", 6, "--labels", "a,b")
     assert code == 2
     faults.assert_sentence(err.removesuffix("\n"), "--labels has no effect here: pairs")
+
+
+def test_commands_check_pairs_first(run, tiny, tmp_path):
+    path = write(tmp_path / "antonyms.json")
+    options = ("--demonstrations", 3, "--model", tiny, "-n", 6, "--by", "increase")
+    code, out, err = run("locate", "--path", path, *options)
+    assert code == 0, err
+    prompts = il.load_task(str(path), n=60, demonstrations=3)
+    assert str(il.task_check(il.load_model(str(tiny)), prompts)) in " ".join(out.split())
+    code, same, err = run("locate", "--task", path, *options)
+    assert (code, same) == (0, out), err
+    code, _, err = run("locate", "--task", "antonyms", "--columns", "a,b", *options)
+    assert code == 2
+    faults.assert_sentence(err.removesuffix("\n"), "--columns has no effect here: bundled pairs have no columns")
+
+
+HEAD = il.Head(1, 2)
+# What each function returns for every prompt; without `against`, contrasts compare with the outputs shown.
+BY_PROMPT = {
+    "layers": lambda m, b: il.layer_log_prob_increase(il.capture(m, b), against=b.other_label_tokens).attn,
+    "heads": lambda m, b: il.head_log_prob_increase(il.capture(m, b), against=b.other_label_tokens),
+    "subheads": lambda m, b: il.subhead_log_prob_increase(il.capture(m, b), against=b.other_label_tokens).sum(-1),
+    "neurons": lambda m, b: il.neuron_log_prob_increase(il.capture(m, b), 1, against=b.other_label_tokens),
+    "top subheads": lambda m, b: il.top_subheads(il.capture(m, b), k=3).value,
+    "value parts": lambda m, b: il.value_parts(il.capture(m, b, writers=True), HEAD).parts,
+    "score parts": lambda m, b: il.attention_score_parts(il.capture(m, b, writers=True), HEAD).key_side,
+    "head effects": lambda m, b: il.head_effects(m, b).log_odds,
+    "gradient estimates": lambda m, b: il.head_effects(m, b, method="gradient").log_odds,
+    "edges": lambda m, b: il.head_to_head_effects(m, b, receivers=[HEAD], part="q").log_odds,
+    "demonstrations": lambda m, b: il.demonstration_effects(m, b).log_odds,
+    "saliency": lambda m, b: il.saliency_flow(m, b).label_to_last,
+    "whole labels": lambda m, b: il.whole_label_log_probs(m, b).as_subclass(torch.Tensor).gather(1, b.answer[:, None]),
+    "ablation": lambda m, b: torch.tensor(
+        il.ablate_with_controls(m, b, [HEAD]).per_prompt("heads", "log_odds")[0].tolist()
+    ),
+    "explanation": lambda m, b: torch.tensor([il.explain(m, b[[row]]).all_heads.contrast for row in range(len(b))]),
+}
+
+
+@pytest.mark.parametrize("name", BY_PROMPT)
+def test_prompts_of_pairs_have_the_numbers_they_have_alone(gpt2, prompts, name):
+    """Other prompts of the batch have other choices, which change nothing."""
+    together = BY_PROMPT[name](gpt2, il.tokenize(gpt2, prompts, prepend_bos=False))
+    alone = [BY_PROMPT[name](gpt2, il.tokenize(gpt2, prompt, prepend_bos=False)) for prompt in prompts]
+    assert len(together) == len(prompts)
+    assert_close(together, torch.cat(alone))
+    assert together.abs().max() > 1e-5
+
+
+def test_means_over_pairs_are_those_of_their_prompts(family_run, prompts):
+    run = family_run("gpt2")
+    model, batch = run.model, il.tokenize(run.model, prompts, prepend_bos=False)
+    shown = torch.stack([batch.label_tokens[row] for row in batch.label_index])
+    contrast = il.head_log_prob_increase(il.capture(model, batch), batch.answer_tokens, against=shown)
+    best = il.locate_heads(model, batch, k=3)
+    assert_close(best.value, contrast.mean(0).flatten().topk(3).values)
+    lost = il.locate_effects(model, batch).log_odds.mean
+    assert_close(lost.float(), il.head_effects(model, batch, against=shown).log_odds.mean(0))
+    vector = il.function_vector(model, heads=[HEAD], reference=batch)
+    assert_close(
+        vector, torch.stack([il.function_vector(model, heads=[HEAD], reference=batch[[i]]) for i in range(5)]).mean(0)
+    )
+    recovered = il.indirect_effects(model, batch, reference=batch)
+    with il.edited(model, il.Ablate([HEAD], mode="mean", reference=batch, positions="last")):
+        edited = torch.stack(
+            [torch.tensor(float(il.capture(model, batch).token_log_probs(batch.answer_tokens)[i])) for i in range(5)]
+        )
+    before = torch.stack([hf_log_probs(run, batch, row)[batch.answer_tokens[row]] for row in range(5)])
+    assert_close(recovered[:, 1, 2], edited.exp() - before.float().exp())
+
+
+def test_pairs_are_correct_if_the_answer_is_the_top_token_of_the_vocabulary(family_run, prompts):
+    """One of two answers is the best of the prompt's words, the other what plain code says comes next."""
+    run = family_run("gpt2")
+    rows, words = [], sorted({word for pair in PAIRS for word in pair})
+    for prompt in prompts:
+        shown, batch = shown_words(prompt), il.tokenize(run.model, prompt, prepend_bos=False)
+        scores = hf_log_probs(run, batch, 0)
+        top = run.model.tokenizer.convert_ids_to_tokens(int(scores.argmax()))
+        best = max(words, key=lambda word: float(scores[run.model.tokenizer.convert_tokens_to_ids(word)].detach()))
+        for answer in {best, top} - {*shown}:
+            rows.append(il.Prompt(prompt.demonstrations, prompt.query, answer, (*dict.fromkeys(shown), answer)))
+    found = il.compare_models(run.model, run.model, rows, prepend_bos=False)
+    batch = il.tokenize(run.model, rows, prepend_bos=False)
+    expected = [float(hf_log_probs(run, batch, row).argmax() == batch.answer_tokens[row]) for row in range(len(rows))]
+    assert found.a["accuracy"].tolist() == expected
+    assert 0 < sum(expected) < len(expected)
+    continued = il.generate(run.model, batch, max_new_tokens=1).tokens[0]
+    assert [float(one[0] == token) for one, token in zip(continued, batch.answer_tokens, strict=True)] == expected
+
+
+def test_circuits_of_pairs_are_tested_edge_by_edge(gpt2, tmp_path):
+    prompts = il.load_task("mine", write(tmp_path / "pairs.json"), n=33)
+    first, second = il.split_by_query(prompts, 8)
+    edges = il.locate_circuit(gpt2, first, second, [HEAD], n_edges=50, n_random=2).to_frame()
+    batch, reference = il.tokenize(gpt2, second), il.tokenize(gpt2, first)
+    some = [il.Edge(HEAD, *edges.loc[row, ["part", "sender", "role"]]) for row in (0, 1, len(edges) - 1)]
+    removed = [[], *([il.WithoutEdges([edge], reference=reference)] for edge in some)]
+    odds = [label_log_odds(one, batch) for one in il.score(gpt2, batch, removed).unbind(1)]
+    effects = [float((odds[0] - one).mean()) for one in odds[1:]]
+    assert edges["effect"].iloc[[0, 1, -1]].tolist() == pytest.approx(effects, abs=1e-5)
+    assert max(map(abs, effects)) > 1e-3
+
+
+def label_log_odds(scores, batch):
+    return il.metrics.label_log_odds(scores, batch.answer, choices=batch.label_mask)
+
+
+REFUSE = {
+    "two towers": lambda m, p: il.two_towers(m, p),
+    "located towers": lambda m, p: il.locate_towers(m, il.tokenize(m, p.prompts(4))),
+    "compared towers": lambda m, p: il.compare_models(m, m, p.prompts(4), by="towers"),
+    "explained towers": lambda m, p: il.explain(m, p.prompts(1)[0], by="towers"),
+    "score parts": lambda m, p: il.mean_score_parts(m, il.tokenize(m, p.prompts(4)), heads=[HEAD]),
+    "other query": lambda m, p: p.prompts(1)[0].with_other_query(),
+}
+
+
+@pytest.mark.parametrize("name", REFUSE)
+def test_what_exchanges_classes_is_refused_for_pairs(gpt2, tmp_path, name):
+    pairs = il.PairTask("mine", write(tmp_path / "pairs.json"))
+    words = "has no query of another class" if name == "other query" else "must demonstrate its answer"
+    faults.assert_refused(words, REFUSE[name], gpt2, pairs)

@@ -75,6 +75,9 @@ MAKE = {
     ),
     "RepeatedTokenScores": lambda m: il.repeated_token_scores(m.model, n=2),
     "TaskCheck": lambda m: il.task_check(m.model, TASK, n=20),
+    "PairCheck": lambda m: il.task_check(
+        m.model, [il.Prompt(p.demonstrations, p.query, "qux", ("foo", "bar", "qux")) for p in il.load_task(TASK, n=20)]
+    ),
 }
 """How each public result is made."""
 
@@ -106,6 +109,7 @@ FIRST = {
     "Circuit": ["edge", "effect", "low", "high"],
     "RepeatedTokenScores": ["name", "induction", "previous_token"],
     "TaskCheck": ["value", "low", "high"],
+    "PairCheck": ["value", "low", "high"],
 }
 """The first columns of each table."""
 
@@ -128,6 +132,7 @@ HEADLINE = {
     "MeanScoreParts": lambda found: f"{found.writers['value'][0]:+.3f}",
     "RepeatedTokenScores": lambda found: f"{found.induction.max():.3f}",
     "TaskCheck": str,
+    "PairCheck": str,
 }
 """What `print` must say, where it is not the first value of the table."""
 

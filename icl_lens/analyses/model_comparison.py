@@ -6,9 +6,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import torch
+from jaxtyping import Bool
 from torch import Tensor
 
-from icl_lens.activations.activations import capture
+from icl_lens.activations.activations import Activations, capture
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.errors import InputError
 from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
@@ -37,10 +39,10 @@ MEASURES = ("accuracy", "log p", "log-odds")
 class ModelComparison(Result):
     """Scores of the same prompts by two models, A and B, returned by `compare_models`.
 
-    `a` and `b` hold one value per prompt for "accuracy" (0 or 1, among the labels), "log p" of the answer and its
-    "log-odds" against the other labels (nats), and [prompt layer head] for the heads' "contrast", "increase" and, if
-    heads are ranked by it, "effect" or "towers" (nats). Intervals are paired 95% bootstrap intervals over `queries`,
-    because prompts with the same query are not independent; they are NaN for a single query.
+    `a` and `b` hold one value per prompt for "accuracy" (0 or 1, among the labels; see `compare_models`), "log p" of
+    the answer and its "log-odds" against the other labels (nats), and [prompt layer head] for the heads' "contrast",
+    "increase" and, if heads are ranked by it, "effect" or "towers" (nats). Intervals are paired 95% bootstrap intervals
+    over `queries`, because prompts with the same query are not independent; they are NaN for a single query.
 
     Example:
         >>> both = il.compare_models(model, model, il.load_task("sentiment-number", n=4))
@@ -135,13 +137,13 @@ def compare_models(
 ) -> ModelComparison:
     """Compare two models on the same prompts, for example a model before and after fine-tuning.
 
-    Both models score each prompt's answer: whether it is the most probable label, log p(answer), and
-    log p(answer) − log Σ p(other labels). The scores of each head are its contrast, its increase and, with
-    `by="effect"`, the log-odds that the answer loses if the head is zeroed at the last position, or, with
-    `by="towers"`, those that it loses if the head's query there is exchanged (`locate_towers`). `by` selects the score
-    whose mean change ranks heads. Intervals resample queries, because prompts with the same query are not independent.
-    `template`, `prepend_bos` and `shared_prefix` are those of `tokenize`. `run` says how the prompts run (see `Run`);
-    the chunks of each model are in a folder of its own, "a" and "b".
+    Both models score each prompt's answer: whether it is the most probable label or, if no demonstration shows it, the
+    most probable token of the vocabulary, log p(answer), and log p(answer) − log Σ p(other labels). The scores of each
+    head are its contrast, its increase and, with `by="effect"`, the log-odds that the answer loses if the head is
+    zeroed at the last position, or, with `by="towers"`, those that it loses if the head's query there is exchanged
+    (`locate_towers`). `by` selects the score whose mean change ranks heads. Intervals resample queries, because prompts
+    with the same query are not independent. `template`, `prepend_bos` and `shared_prefix` are those of `tokenize`.
+    `run` says how the prompts run (see `Run`); the chunks of each model are in a folder of its own, "a" and "b".
 
     Raise InputError for fewer than two prompts, prompts without an answer, or an unknown `by`; with `by="towers"`, also
     for prompts that do not demonstrate their answer and another label.
@@ -175,7 +177,7 @@ def compare_models(
             scores = acts.label_log_probs.cpu()
             others = rows.other_label_tokens
             found = {
-                "accuracy": is_correct(scores, rows.answer, choices=choices),
+                "accuracy": _is_correct(acts),
                 "log p": scores.gather(1, rows.answer.cpu()[:, None])[:, 0],
                 "log-odds": label_log_odds(scores, rows.answer, choices=choices),
                 "increase": head_log_prob_increase(acts, rows.answer_tokens, **options),
@@ -196,3 +198,11 @@ def compare_models(
     views = ModelView.of(a), ModelView.of(b)
     names, edits = (views[0].name, views[1].name), (active_edits(views[0]), active_edits(views[1]))
     return ModelComparison(names, by, *sides, queries=queries, edits=edits)
+
+
+def _is_correct(acts: Activations) -> Bool[Tensor, " batch"]:
+    """Return whether each answer is the most probable label or, if it is a word of its own, the most probable token."""
+    batch, readout = acts.batch, acts.readout.using(final_norm="frozen", bias=True)
+    among = is_correct(acts.label_log_probs.cpu(), batch.answer, choices=batch.label_mask)
+    over = readout.log_probs(acts.resid_final).argmax(-1).cpu() == batch.answer_tokens.cpu()
+    return torch.where(torch.tensor([prompt.has_own_answer for prompt in batch.prompts]), over, among)

@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, product
 from typing import Any, Literal, get_args
 
@@ -17,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from icl_lens.analyses.pair_behavior import PairCheck, check_pairs
 from icl_lens.engine.score import score
 from icl_lens.errors import InputError
 from icl_lens.metrics import (
@@ -215,12 +217,12 @@ def task_check(
     shared_prefix: Literal["error", "append"] = "error",
     seed: int = 0,
     run: Run | None = None,
-) -> TaskCheck:
+) -> TaskCheck | PairCheck:
     """Check whether a model learns a task from demonstrations, knows its labels, copies the last one or prefers one.
 
-    `task` is a task (`WordTask`, `TextTask`) or its name, of which `n` prompts (default: 60) are drawn, or prompts.
-    With two classes per prompt, each label of a task is the answer equally often. Your own prompts should be balanced
-    in the same way: if all answers are "foo", a model that prefers "foo" is always right.
+    `task` is a task (`WordTask`, `TextTask`, `PairTask`) or its name, of which `n` prompts (default: 60) are drawn, or
+    prompts. With two classes per prompt, each label of a task is the answer equally often. Your own prompts should be
+    balanced in the same way: if all answers are "foo", a model that prefers "foo" is always right.
 
     The model runs on the prompts as they are and on four arrangements of their demonstrations:
 
@@ -228,12 +230,13 @@ def task_check(
     - "exchanged": the same order, with each label, also the answer, replaced by the next one.
     - "order" and "reorder": the query's class last, and first.
 
-    See `TaskCheck` for what is computed from them. `template`, `prepend_bos` and `shared_prefix` are those of
+    See `TaskCheck` for what is computed from them. If any answer is a word of its own, which no demonstration shows, a
+    `PairCheck` is returned instead: the model answers with any token of its vocabulary, also with outputs exchanged
+    between demonstrations, and without demonstrations. `template`, `prepend_bos` and `shared_prefix` are those of
     `il.tokenize`; `run` says how the prompts run (see `Run`).
 
     The model runs on at most five texts per prompt. Raise InputError for fewer than 20 prompts, prompts without an
-    answer, prompts whose demonstrations all have the same label, and prompts whose answer no demonstration has, such as
-    words that are each the answer of one prompt: labels that are not shown cannot be exchanged or copied.
+    answer, and prompts whose demonstrations all have the same label.
 
     Example:
         >>> il.task_check(model, "animal-country", n=40).behaviors
@@ -250,12 +253,15 @@ def task_check(
     else:
         prompts = as_prompts(task)
     _check_prompts(prompts)
+    tokenized = partial(tokenize, model, template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
+    if any(prompt.has_own_answer for prompt in prompts):
+        return check_pairs(model, prompts, tokenized, run)
     arranged: dict[Arrangement, list[Prompt]] = {
         name: [arrange(prompt, seed) for prompt in prompts] for name, arrange in _ARRANGE.items()
     }
     # A prompt that is the same in two arrangements runs once.
     row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(chain.from_iterable(arranged.values())))}
-    batch = tokenize(model, [*row_of], template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
+    batch = tokenized([*row_of])
     plan = plan_in_order(batch, run, n_tokens=CHECK_TOKENS)
     with start(run, model, batch, "task check", {}, plan=plan) as stream:
         checked = stream.map("check", lambda rows: {"scores": score(model, batch[rows])})
@@ -407,12 +413,6 @@ def _check_prompts(prompts: tuple[Prompt, ...]) -> None:
         if len(shown) < 2:
             raise InputError(
                 f"prompt {row} must have demonstrations with at least two labels, got {quoted_list(shown)}; add some"
-            )
-        if prompt.answer not in shown:
-            raise InputError(
-                f"the answer of prompt {row} must be the label of a demonstration, got {prompt.answer!r} with "
-                f"{quoted_list(shown)}; task_check exchanges and reorders labels, so for answers that are not shown, "
-                "measure il.score(model, batch, read=lambda log_probs, _: log_probs.argmax(-1)) == batch.answer_tokens"
             )
 
 

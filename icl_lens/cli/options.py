@@ -24,6 +24,7 @@ from icl_lens.scores import SCORES, Score, choose_score
 if TYPE_CHECKING:
     import torch
 
+    from icl_lens.analyses.pair_behavior import PairCheck
     from icl_lens.analyses.task_behavior import TaskCheck
     from icl_lens.models.head import Head
     from icl_lens.prompts.batch import PromptBatch
@@ -232,7 +233,7 @@ class TaskOptions:
         Option(
             "--task",
             "-t",
-            help="Word task, e.g. animal-country, or sentence dataset.",
+            help="Word task, e.g. animal-country, pairs, e.g. antonyms, or sentences.",
             show_default="file name of --path",
         ),
     ] = None
@@ -258,11 +259,10 @@ class TaskOptions:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether the task's answers are words of their own."""
+        """Whether the task's prompts are pairs."""
         from icl_lens.prompts.pair_task import PairTask
-        from icl_lens.prompts.tasks import named_task
 
-        return self.pairs or (self.name is not None and isinstance(named_task(self.name, self.path), PairTask))
+        return self.name is not None and isinstance(self.find_task(), PairTask)
 
     def check_no_task(self) -> None:
         """Raise InputError for task options without a task."""
@@ -293,7 +293,9 @@ class TaskOptions:
         console.print(preview(batch))
         return loaded, batch
 
-    def print_behavior(self, console: Console, model: Any, tokens: TokenOptions, *, seed: int) -> "TaskCheck | None":
+    def print_behavior(
+        self, console: Console, model: Any, tokens: TokenOptions, *, seed: int
+    ) -> "TaskCheck | PairCheck | None":
         """Print one sentence about what the model does on the task; return its numbers.
 
         The prompts are in balanced random order regardless of --layout. Without a task or with --no-check, print
@@ -302,7 +304,7 @@ class TaskOptions:
         from icl_lens.analyses.task_behavior import N_PROMPTS, task_check
         from icl_lens.runs.run import Run
 
-        if self.name is None or not self.check or self.has_pairs:
+        if self.name is None or not self.check:
             return None
         prompts = replace(self, layout="random").prompts(n=N_PROMPTS, seed=seed)
         with progress(hidden=console.quiet) as report:
@@ -335,27 +337,28 @@ class TaskOptions:
         if not (text and label) or "," in label:
             raise InputError(f"--columns must name a text and a label column, e.g. review,stars, got {self.columns!r}")
         named, columns = named_task(self.name, self.path), (text.strip(), label.strip())
-        if self.has_pairs:
-            if self.path is None:
-                raise InputError("--pairs requires --path, a file with one pair per row")
+        name, path = named.name, named.path
+        if self.pairs or isinstance(named, PairTask):
             reason = "pairs have no classes and a single split"
             reject_options(self, "split", "max_words", "classes", "labels", "layout", reason=reason)
+            if path is None:
+                reject_options(self, "columns", reason="bundled pairs have no columns")
             is_default = columns == TextTask.columns
-            return PairTask(self.name, self.path, columns=PAIR_COLUMNS if is_default else columns)
+            return PairTask(name, path, columns=PAIR_COLUMNS if is_default else columns)
         if isinstance(named, TextTask):
-            if self.path is None:
+            if path is None:
                 reject_options(self, "columns", reason="the columns of Hub datasets are known")
-            elif self.path.is_file():
+            elif Path(path).is_file():
                 reject_options(self, "split", reason="a single file has no splits")
             return TextTask(
-                self.name,
-                self.path,
+                name,
+                path,
                 columns=columns,
                 split=self.split,
                 max_words=self.max_words,
                 classes=self.classes,
             )
-        if self.path is not None:
+        if path is not None:
             named.digest()  # report an unreadable file first
         reject_options(self, "columns", "split", "max_words", "classes", reason="it does not apply to word tasks")
         return named

@@ -175,6 +175,11 @@ def mean_score_parts(
     if n_strongest < 1:
         raise InputError(f"n_strongest must be at least 1, got {n_strongest}")
     batch.require_demonstrations("true label", "pass prompts with demonstrations")
+    if own := [prompt.answer for prompt in batch.prompts if prompt.has_own_answer]:
+        raise InputError(
+            f"every prompt must demonstrate its answer, got {own[0]!r}, which none shows; use prompts with classes, or "
+            "il.attention_score_parts(acts, head), which has the score of each demonstration"
+        )
     check_targets(view, batch)
     names = {head: writer_names(view, head.layer) for head in chosen}
 

@@ -26,7 +26,8 @@ def partner_label(prompt: Prompt) -> str:
     if prompt.answer not in shown or len(shown) < 2:
         raise InputError(
             f"every prompt must demonstrate its answer and another label, got the answer {prompt.answer!r} and the "
-            f"labels {sorted(shown)} with query {prompt.query!r}; add answers and demonstrations"
+            f"labels {sorted(shown)} with query {prompt.query!r}; add answers and demonstrations, or use prompts with "
+            "classes: pairs, whose answers are words of their own, have nothing to exchange"
         )
     start = prompt.labels.index(prompt.answer)
     following = (*prompt.labels[start + 1 :], *prompt.labels[:start])

@@ -1,9 +1,11 @@
 """Pairs: prompts whose demonstrations and query have answers of their own, such as country and capital."""
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,9 +38,11 @@ PAIR_COLUMNS = ("input", "output")
 class PairTask:
     """A task of pairs of an input and its own output.
 
-    `path` is a .json file with [{"input": …, "output": …}] or {"input": [...], "output": [...]}, or a .jsonl, .csv,
-    .tsv or .parquet file with two `columns`, the first line of a .csv or .tsv being their names. White space is
-    collapsed; duplicates and rows with an empty cell are skipped.
+    Without `path`, `name` is one of the bundled tasks: "antonyms", "country-capital", "present-past",
+    "singular-plural", "english-french", "english-spanish", "next-item", "country-language", "capitalization",
+    "verb-gerund", "adjective-comparative" and "animal-class". `path` is a .json file with [{"input": …, "output": …}]
+    or {"input": [...], "output": [...]}, or a .jsonl, .csv, .tsv or .parquet file with two `columns`, the first line of
+    a .csv or .tsv being their names. White space is collapsed; duplicates and rows with an empty cell are skipped.
 
     Every prompt shows different inputs. If the outputs are mostly words of their own (at least half as many different
     outputs as pairs), no demonstration contains the query or the answer; otherwise, as for classes, it may.
@@ -46,12 +50,14 @@ class PairTask:
     Raise InputError for invalid settings. Source: docs/howto/own_dataset.md.
 
     Example:
+        >>> print(il.PairTask("antonyms").prompts(1)[0])
+        male : female strong : weak friend :
         >>> capitals = il.PairTask("capitals", "capitals.csv", columns=("country", "capital"))  # doctest: +SKIP
         >>> prompts = capitals.prompts(100, demonstrations=10)  # doctest: +SKIP
     """
 
     name: str
-    path: str | Path
+    path: str | Path | None = None
     _: KW_ONLY
     columns: tuple[str, str] = PAIR_COLUMNS
 
@@ -61,6 +67,8 @@ class PairTask:
         names = [] if isinstance(self.columns, str) else list(self.columns)
         if [type(name) for name in names] != [str, str] or names[0] == names[1]:
             raise InputError(f"columns must be two different names, those of inputs and outputs, got {self.columns!r}")
+        if self.path is None and self.name not in bundled_pairs():
+            raise InputError(f"name must be one of {quoted_list([*bundled_pairs()])}, got {self.name!r}; or pass path=")
 
     def digest(self) -> str:
         """Return a 16-digit hexadecimal digest of the pairs."""
@@ -68,6 +76,8 @@ class PairTask:
 
     def pairs(self) -> Pairs:
         """Return the usable pairs in the order of the file; raise InputError if it cannot be read."""
+        if self.path is None:
+            return [*bundled_pairs()[self.name].items()]
         pairs = []
         for number, row in enumerate(read_files([Path(self.path)]).rows, 1):
             missing = [column for column in self.columns if column not in row]
@@ -132,3 +142,15 @@ class PairTask:
                     )
                 labels = in_order([*shown.values(), answer])
                 yield Prompt([Demonstration(*pair) for pair in shown.items()], query, answer, labels)
+
+
+@cache
+def bundled_pairs() -> dict[str, dict[str, str]]:
+    """Return the bundled pair tasks: by name, outputs by input.
+
+    Example:
+        >>> from icl_lens.prompts.pair_task import bundled_pairs
+        >>> bundled_pairs()["antonyms"]["hot"]
+        'cold'
+    """
+    return json.loads((files("icl_lens") / "bundled" / "pairs.json").read_text(encoding="utf-8"))

@@ -6,9 +6,9 @@ from typing import Any
 
 from icl_lens.errors import InputError
 from icl_lens.prompts.class_labels import Labels
-from icl_lens.prompts.datasets import DATASETS, column_names
+from icl_lens.prompts.datasets import DATASETS, SUFFIXES, column_names
 from icl_lens.prompts.labeled_task import Layout
-from icl_lens.prompts.pair_task import PAIR_COLUMNS, PairTask
+from icl_lens.prompts.pair_task import PAIR_COLUMNS, PairTask, bundled_pairs
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template
 from icl_lens.prompts.text_task import TextTask
 from icl_lens.prompts.word_task import WordTask
@@ -19,13 +19,16 @@ Task = WordTask | TextTask | PairTask
 def named_task(name: str, path: str | Path | None = None) -> Task:
     """Return the task of this name, read from `path` if given, with default settings.
 
-    A file with the columns input and output contains pairs; other .json files with rows or columns, and all other
-    files, contain labeled texts; a .json file with "categories" is a word list.
+    The name may itself be the path of a file: the task is named after it. A file with the columns input and output
+    contains pairs; other .json files with rows or columns, and all other files, contain labeled texts; a .json file
+    with "categories" is a word list.
     """
     if not isinstance(name, str):
         raise InputError(f"name must be the name of a task, got {name!r}; a task has its own method, task.prompts()")
+    if path is None and Path(name).suffix in SUFFIXES:
+        name, path = Path(name).stem, name
     if path is None:
-        return TextTask(name) if name in DATASETS else WordTask(name)
+        return TextTask(name) if name in DATASETS else PairTask(name) if name in bundled_pairs() else WordTask(name)
     columns = column_names(path)
     if {*PAIR_COLUMNS} <= {*columns} and not {*TextTask.columns} <= {*columns}:
         return PairTask(name, path)
@@ -48,10 +51,11 @@ def load_task(
     """Return prompts of the task with this name, each with its answer.
 
     Without `path`, the name is a word task "FALSE-TRUE" from any two categories of the word list ("sentiment-number",
-    `WordTask`) or one of "sst2", "trec", "agnews", "ethos" and "amazon", which are downloaded once from the Hub
-    (`TextTask`). To use your own data under any name, set `path` to a .jsonl, .csv, .tsv, .json or .parquet file or
-    folder of labeled texts, to a word list (.json, `WordTask`), or to a file with the columns input and output
-    (`PairTask`). A task with other settings is a value: `TextTask("reviews", "reviews.csv", max_words=40).prompts(n)`.
+    `WordTask`), a task of pairs such as "antonyms" (`PairTask` lists them), or one of "sst2", "trec", "agnews", "ethos"
+    and "amazon", which are downloaded once from the Hub (`TextTask`). To use your own data under any name, set `path`
+    to a .jsonl, .csv, .tsv, .json or .parquet file or folder of labeled texts, to a word list (.json, `WordTask`), or
+    to a file with the columns input and output (`PairTask`). The path of a file is a name, too. A task with other
+    settings is a value: `TextTask("reviews", "reviews.csv", max_words=40).prompts(n)`.
 
     The keywords are those of `WordTask.prompts`, `TextTask.prompts` and `PairTask.prompts`. Raise InputError like
     these.

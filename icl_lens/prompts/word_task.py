@@ -14,6 +14,7 @@ from icl_lens.errors import InputError
 from icl_lens.prompts.datasets import DATASETS, SUFFIXES
 from icl_lens.prompts.draw import SURROGATE, Draw, KeepTexts, check_path, unused_text
 from icl_lens.prompts.labeled_task import LabeledTask
+from icl_lens.prompts.pair_task import bundled_pairs
 from icl_lens.prompts.prompt import check_unicode, quoted_list
 
 WORD_TASKS = ("sentiment-number", "number-sentiment", "animal-country", "country-animal")
@@ -83,9 +84,9 @@ class WordTask(LabeledTask):
         false, _, true = self.name.partition("-")
         if false not in categories or true not in categories or false == true:
             raise InputError(
-                f"unknown task {self.name!r}; choose a sentence dataset ({', '.join(DATASETS)}), a word task such as "
-                f"{WORD_TASKS[0]!r} from two of the categories {', '.join(sorted(categories))}, or pass the path "
-                "of your own sentences"
+                f"unknown task {self.name!r}; choose a sentence dataset ({', '.join(DATASETS)}), pairs "
+                f"({', '.join(bundled_pairs())}), a word task such as {WORD_TASKS[0]!r} from two of the categories "
+                f"{', '.join(sorted(categories))}, or pass the path of your own sentences or pairs"
             )
         both = {*categories[false]} & {*categories[true]}
         only = [[word for word in dict.fromkeys(categories[c]) if word not in both] for c in (false, true)]
