@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import icl_lens as il
-from experiments.bundled_models.curriculum import Kind
-from experiments.planted import build
+from experiments.planted import Kind, build
 from icl_lens.analyses.task_behavior import N_PROMPTS, _lesser, _shuffle
 from icl_lens.cli.locate import locate
 from icl_lens.metrics import percentile_interval
