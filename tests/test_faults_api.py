@@ -154,6 +154,7 @@ MISUSE = {
     lambda m, b, o: il.score(m, b, il.Ablate(HEADS)): "write [[Ablate(",
     lambda m, b, o: enter(il.edited(m, HEADS)): "edits must be values such as il.Ablate",
     lambda m, b, o: enter(il.edited(m, il.AddVector(torch.zeros(32), 0))): "batch must be the prompts",
+    lambda: il.RemovePosition(HEADS, strength=2): "between 0 (no change) and 1, got 2",
     lambda m, b, o: il.Ablate(HEADS, mode="resample", reference=b): "positions must be 'last'",
     lambda m, b, o: il.score(m, b[:1], [[il.Ablate(HEADS, mode="resample", reference=b[:1], positions="last")]]): (
         "other than prompt 0"
