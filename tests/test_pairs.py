@@ -310,7 +310,7 @@ RULES = {
 # Accuracy as given, mismatched and without demonstrations; copied, copied from the last; what the sentence begins with.
 FOUND = {
     "knows": ((1, 1, 1), (0, 0), "The model does the task, but not clearly better than without demonstrations."),
-    "learns": ((1, 1, 0), (0, 0), "The model does the task from the demonstrations."),
+    "learns": ((1, 1, 0), (0, 0), "The model does the task from the demonstrations, but not clearly worse with their"),
     "maps": ((1, 0, 0), (0, 0), "The model does the task from the demonstrations."),
     "copies": ((0, 0, 0), (1, 1), "The model cannot do the task"),
     "first": ((0, 0, 0), (1, 0), "The model cannot do the task"),

@@ -42,9 +42,12 @@ class PairCheck(Result):
     in a share of the prompts, `shown`, and the last one, `last_output`.
 
     Example:
-        >>> check = il.task_check(model, "antonyms")  # doctest: +SKIP
-        >>> check.accuracy["given"].value, check.does_task  # doctest: +SKIP
-        (0.0, False)
+        >>> smollm2 = il.load_model("smollm2-135m")  # doctest: +SKIP
+        >>> arrows = il.Template("{text} -> {label}", "{text} ->", "\\n")  # doctest: +SKIP
+        >>> prompts = il.load_task("antonyms", n=25, demonstrations=10)  # doctest: +SKIP
+        >>> check = il.task_check(smollm2, prompts, template=arrows)  # doctest: +SKIP
+        >>> check.accuracy["given"].value, check.accuracy["none"].value, check.does_task  # doctest: +SKIP
+        (0.76, 0.0, True)
     """
 
     n_prompts: int
@@ -99,6 +102,7 @@ class PairCheck(Result):
             verdict = "No verdict, because all prompts have the same query"
         elif self.does_task:
             verdict = "The model does the task from the demonstrations"
+            verdict += "" if self.mapping.low > 0 else ", but not clearly worse with their outputs exchanged"
         elif none.low > self.last_output:
             verdict = "The model does the task, but not clearly better than without demonstrations"
         else:
