@@ -127,6 +127,7 @@ def test_a_model_that_hides_its_rotation_is_explained_without_it(
     assert [one.section for one in explanation.left_out] == [
         "attention scores without positions",
         "why heads attend where they do",
+        "effects of demonstrations",
     ]
     assert "<h4>Attention scores without positions" not in explanation.to_html()
     with pytest.raises(il.InputError, match="does not expose its rotary angles"):
