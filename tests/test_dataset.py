@@ -255,7 +255,7 @@ def answered(many: il.PromptBatch) -> il.PromptBatch:
             "n=None, got n=1",
         ),
         (lambda model, many, run: il.locate_effects(model, many, run=run), "by='contrast', got by='effect'"),
-        (lambda model, many, run: il.mean_score_parts(model, answered(many), ["L2H1"], run=run), "got by='score parts'"),
+        (lambda model, many, run: il.mean_score_parts(model, answered(many), ["L2H1"], run=run), "7 more differ"),
         (lambda model, many, run: mean_head_increases(model, many, run=run), "got by='all increases'"),
         (lambda model, many, run: il.ablate_with_controls(model, many, ["L2H1"], run=run), "got by='ablation'"),
     ],
