@@ -27,13 +27,13 @@ def terminal(explanation: Explanation) -> Group:
         _prompt(explanation),
         *([Text(explanation.edits_note, "bold")] if explanation.edits else []),
         _answer(explanation),
-        *_demonstrations(explanation),
         _layers(explanation),
         _heads(explanation),
         _subheads(explanation),
         _words(explanation),
         *_why(explanation),
         *[Text(str(one), QUIET) for one in explanation.left_out],
+        *_demonstrations(explanation),
         _ablation(explanation),
     )
 
