@@ -1,4 +1,4 @@
-"""Finding 5: shares, shifts and effects against plain loops."""
+"""Shares, shifts and effects against plain loops."""
 
 from pathlib import Path
 from typing import Any

@@ -1,1 +1,1 @@
-"""The fifteen findings, one module each: a question, the measurement that answers it, and what the paper says."""
+"""The findings, one module each: a question, the measurement that answers it, and what the paper says."""

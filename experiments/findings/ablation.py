@@ -1,4 +1,4 @@
-"""Finding 6: what is lost without the located heads, and how many heads does it take?"""
+"""What is lost without the located heads, and how many heads does it take?"""
 
 from collections.abc import Sequence
 from functools import partial

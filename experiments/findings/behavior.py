@@ -1,4 +1,4 @@
-"""Finding 1: does the model do the task, and does it learn it from the demonstrations?"""
+"""Does the model do the task, and does it learn it from the demonstrations?"""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Finding 15: which earlier components do located heads depend on, and do these edges alone carry the answer?
+"""Which earlier components do located heads depend on, and do these edges alone carry the answer?
 
 `il.locate_circuit` ranks every edge into the located heads (from a sender to the query, or to keys or values at tokens
 of one role) by its first-order effect on some prompts. On held-out prompts, only the first k edges are kept, and all

@@ -1,4 +1,4 @@
-"""Finding 11: do shallow layers collect texts at labels, and do deep layers read them there?
+"""Do shallow layers collect texts at labels, and do deep layers read them there?
 
 Attention is blocked along the edges of one flow in some layers, all heads at once, and what the answer's log-odds lose
 (nats) is measured. Text to label: from each label, and the tokens between text and label, to the demonstration's own

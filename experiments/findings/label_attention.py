@@ -1,4 +1,4 @@
-"""Finding 5: do located heads attend to labels of the query's class?
+"""Do located heads attend to labels of the query's class?
 
 1. a_same and a_other are a head's attention from the last position, summed over the labels of the answer's class and
    over those of the other one. The head's share is mean(a_same) / mean(a_same + a_other) over prompts: a ratio of

@@ -1,4 +1,4 @@
-"""Finding 5: which method finds the heads that matter at what cost, and where are they?
+"""Which method finds the heads that matter at what cost, and where are they?
 
 Every method ranks all heads on one half of the prompts, and its best heads are removed on the other half. The main
 measure is what the heads lose that the paper's own method finds, the increase.

@@ -1,4 +1,4 @@
-"""Finding 9: does the model prefer the label that more demonstrations have?
+"""Does the model prefer the label that more demonstrations have?
 
 Two prompts with the same query are compared: about three in four demonstrations have the answer's label in one prompt,
 and one in four in the other. All else that could favor a label is the same in the two prompts or balanced: the last

@@ -1,4 +1,4 @@
-"""Finding 10: does the model prefer the label shown last?
+"""Does the model prefer the label shown last?
 
 Each prompt is given in two orders: in one, the answer's label is last; in the other, the last demonstration has changed
 places with one of the other label, which is neither first nor last. The query and the demonstrations are the same in

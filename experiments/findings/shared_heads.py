@@ -1,4 +1,4 @@
-"""Finding 3: are the same heads used by different tasks?
+"""Are the same heads used by different tasks?
 
 Each task has a list of the k heads of largest mean contrast; the overlap of two lists is heads in common / k. Random
 lists with as many heads in each layer have Σ_layers a · b / H heads in common on average, where a layer of H heads has

@@ -1,4 +1,4 @@
-"""Finding 4: what do located heads write about a label?
+"""What do located heads write about a label?
 
 1. A head's value at a label position, carried through W_O, is projected into the vocabulary, where the label's own
    token has rank r. Means over the labels of a prompt: 1 / r, and the orders of magnitude log10(vocabulary size / r),

@@ -458,7 +458,7 @@ def capture(
 
     `check` (cheap) verifies that Σ heads + b_O = attention output, that x + attn + ffn = next x, that z = attention ·
     values (unless hooks are active, which may edit it), and that the readout gives the model's logits. It raises
-    InputError for a model family where one of these does not hold. Turn it off inside interventions that edit the
+    InputError for a model family where one of these does not hold. Turn it off inside blocks that edit the
     residual stream itself.
 
     Example:

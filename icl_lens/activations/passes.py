@@ -21,7 +21,7 @@ NO_LABELS_HINT = "il.score(model, batch, read=…) reads other log-probabilities
 def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_vocab"]:
     """Return the model's log-probabilities after each prompt, nats: one forward pass, logits at the last position only.
 
-    Inside interventions these are the edited model's. Computed in float32 (float64 for float64 models).
+    Inside blocks of edits these are the edited model's. Computed in float32 (float64 for float64 models).
     """
     return log_probs_of(last_logits(model, batch))
 

@@ -1,4 +1,4 @@
-"""The edits of heads that need no other prompts: ablation, and changes of attention; and a vector added to the stream.
+"""The standard edits: ablation of heads, changes of their attention, and a vector added to the residual stream.
 
 `patch` has the edit that writes activations of other prompts, `edges` the one that removes edges between heads.
 """

@@ -129,7 +129,7 @@ class PrefixCache:
         pass also fills `past`, an empty cache of Hugging Face.
         """
         if view.has_hooks:
-            raise PrefixCacheUnsupported("other hooks or interventions are active on the model")
+            raise PrefixCacheUnsupported("other hooks or edits are active on the model")
         values = {layer: LayerValues(view, layer) for layer in range(view.n_layers)}
         keys, z, inputs = {}, {}, BlockInputs(view)
         unembedded: list[Tensor] = []

@@ -126,7 +126,7 @@ def head_effects(
     `method="exact"` equals `ablate_heads(..., positions=positions)` for one head at a time, up to rounding.
     `positions="last"` costs one pass over the prompts and one single-token row per head and prompt, from the head's
     layer on: the rows of a prompt share its cached keys and values (`algorithm` is "prefix_cache"). If the cache is not
-    supported (other hooks or interventions are active, or the model's attention is unknown), heads are ablated in
+    supported (other hooks or edits are active, or the model's attention is unknown), heads are ablated in
     partial forward passes over the full prompts, as for all positions; `algorithm` is then "partial_forward", and
     `fallback_reason` says why. `positions="all"` costs about half a forward pass per head and prompt. It stores each
     layer's residual stream for as many prompts at a time as fit in 256 MiB (for all prompts if other hooks are active).

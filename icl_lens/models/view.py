@@ -137,7 +137,7 @@ class ModelView:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether interventions, or forward hooks of the user on hook points or modules, are active on the model."""
+        """Whether edits, or forward hooks of the user on hook points or modules, are active on the model."""
         # Permanent hooks belong to the model, such as TransformerLens' own in OPT's FFN.
         hooks = (hook for point in self.model.hook_dict.values() for hook in point.fwd_hooks)
         return not all(getattr(hook, "is_permanent", False) for hook in hooks) or bool(hooked_modules(self.model))
