@@ -97,7 +97,7 @@ def test_within_another_intervention_prompts_are_run_whole(load_tiny, positions)
         effects = il.head_effects(model, batch, positions=positions)
         assert_close(effects.log_prob, one_by_one(model, batch, positions=positions)[0])
     assert effects.algorithm == "partial_forward"
-    assert ("interventions are active" in effects.fallback_reason) == (positions == "last")
+    assert ("edits are active" in effects.fallback_reason) == (positions == "last")
 
 
 def test_prompts_with_nothing_to_compare_have_no_log_odds(load_tiny):
