@@ -200,9 +200,10 @@ class DemonstrationEffects(Result):
     def by_place(self, *, outcome: Outcome | None = None) -> pd.DataFrame:
         """Return the mean over prompts at each place, for demonstrations of the answer's class and of others.
 
-        One row per place, class ("answer", "other", "both") and way: mean, low and high (95% bootstrap interval over
-        queries, NaN for a single one) and n, the number of prompts. Places differ where order matters. Below them, the
-        rows of place "sum" and "all at once" add all demonstrations up, and leave all out together.
+        One row per place, class ("answer", "other", "both"; "other" alone if no answer is shown) and way: mean, low and
+        high (95% bootstrap interval over queries, NaN for a single one) and n, the number of prompts. Places differ
+        where order matters. Below them, the rows of place "sum" and "all at once" add all demonstrations up, and leave
+        all out together.
         """
         effects, whole = (one.double().cpu() for one in self.of(outcome))
         exists = ~effects.isnan().all(-1)
@@ -212,6 +213,8 @@ class DemonstrationEffects(Result):
         rows = []
         for place in range(effects.shape[1]):
             kinds = {"answer": is_answer[:, place], "other": ~is_answer[:, place], "both": exists[:, place]}
+            if not bool(is_answer.any()):  # answers of their own, such as capitals
+                kinds = {"other": exists[:, place]}
             for kind, chosen in kinds.items():
                 rows += self._means(effects[:, place], chosen & exists[:, place], place=place + 1, demonstrations=kind)
         every = torch.ones(len(effects), dtype=torch.bool)
@@ -248,7 +251,9 @@ class DemonstrationEffects(Result):
                 "95% interval": interval_texts(table),
                 "prompts": table["n"].tolist(),
             }
-            return f"{title}\nMean over {plural_prompts(len(self.queries))}, {self.ways[0]}:", columns, len(table)
+            title += f"\nMean over {plural_prompts(len(self.queries))}, {self.ways[0]}"
+            title += " (by_place() has all ways):" if len(self.ways) > 1 else ":"
+            return title, columns, len(table)
         table, (effects, whole) = self.to_frame(), self.of()
         strongest = table[self.ways[0]].abs().argsort().iloc[::-1][: SHOWN_ROWS - 2].sort_values()
         shown = table.iloc[strongest]

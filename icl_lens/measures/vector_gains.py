@@ -51,17 +51,21 @@ class VectorGains(Result):
     """What else edited the model throughout: open `with` blocks, and other hooks."""
 
     @property
+    def gain(self) -> Float[Tensor, "batch layer"]:
+        """What the vector adds to log p(answer), nats."""
+        return self.log_prob - self.intact[:, None]
+
+    @property
     def best(self) -> int:
         """The layer with the largest mean gain on these prompts; use it on others, since it was chosen by its gain."""
-        return self.layers[int((self.log_prob - self.intact[:, None]).double().mean(0).argmax())]
+        return self.layers[int(self.gain.double().mean(0).argmax())]
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per layer: gain in log p(answer), nats, with its 95% interval, and accuracy with and without.
 
         Accuracy is the share of prompts whose answer is the most probable token of the vocabulary, 0 to 1.
         """
-        gains = (self.log_prob - self.intact[:, None]).double().cpu().numpy()
-        mean, low, high = mean_intervals(gains, self.queries)
+        mean, low, high = mean_intervals(self.gain.double().cpu().numpy(), self.queries)
         accuracy = self.top1.double().mean(0).cpu().numpy()
         intact = np.full_like(accuracy, float(self.top1_intact.double().mean()))
         columns = {"layer": self.layers, "gain": mean, "low": low, "high": high}
@@ -75,6 +79,7 @@ class VectorGains(Result):
             f"VectorGains: a vector {done}, {plural_prompts(len(self.queries))}; without it, the answer is the top "
             f"token in {float(self.top1_intact.double().mean()):.0%}{edits_suffix(self.edits)}"
         )
+        title += "\nThe largest gains:" if len(shown) < len(table) else ""
         columns: dict[str, list[Any]] = {
             "after layer": shown["layer"].tolist(),
             "log p(answer) gained": list(map(format_signed, shown["gain"])),
@@ -118,8 +123,11 @@ def vector_gains(
 
     `vectors` is one vector for all layers, such as `function_vector(...)`, or one per layer of the model, such as
     `task_vectors(...)`. It is added to the residual stream or, with `replace=True`, written in its place. `layers` are
-    all by default. `batch` are typically prompts without demonstrations, for which a random vector of the same norm is
-    a control. The prompts run once, and each layer re-runs one token per prompt.
+    all by default. `batch` are typically prompts without demonstrations. The prompts run once, and each layer re-runs
+    one token per prompt.
+
+    Two controls are yours to run: random vectors of the same norm, and, because a vector may only make words of the
+    task's kind more probable, the same prompts with each other's answers (`Prompt(..., answer=)`).
 
     Raise InputError for vectors of another shape, unknown layers, and prompts without answer or target.
 

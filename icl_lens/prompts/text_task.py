@@ -143,7 +143,8 @@ def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) ->
         if missing:
             raise InputError(
                 f"row {number} has no column {quoted_list(missing)}, only {quoted_list(tuple(row)) or 'none'}; "
-                "set the text and label columns with columns=(text, label)"
+                "set the text and label columns with columns=(text, label), or, if outputs are words of their own, use "
+                "il.PairTask (--pairs)"
             )
         text, label = (plain_cell(row[column], number, column) for column in columns)
         if class_names and isinstance(label, int):
