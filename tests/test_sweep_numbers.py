@@ -340,7 +340,7 @@ def a_file_gives_the_same(c: Both) -> None:
     same_activations(c, sweep._loaded(c))
 
 
-@checks("score", "whole_label_log_probs")
+@checks("whole_label_log_probs")
 def log_probabilities(c: Both) -> None:
     with torch.no_grad():
         logits = torch.stack([c.hf(ids[None]).logits[0, -1] for ids in c.ids])
