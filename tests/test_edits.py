@@ -364,3 +364,14 @@ def test_earlier_positions_do_not_see_what_only_the_last_query_reads(load_tiny, 
         assert_close(patterns[1][row, :, :last], patterns[0][row, :, :last])
         assert (seen[1][row, last] - seen[0][row, last]).abs().amax(-1)[[1, 2]].min() > 1e-4
         assert (patterns[1][row, :, last] - patterns[0][row, :, last]).abs().max() > 1e-4
+
+
+def test_a_pass_shorter_than_the_prompts_of_blocked_edges_is_refused(load_tiny):
+    """With the prompts known, tokens may follow them, but none may be missing."""
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    with (
+        il.edited(model, il.Block(HEADS, last_edges(batch)), batch=batch),
+        pytest.raises(il.InputError, match=r"must have at least .* tokens like batch, got 5; run the same batch"),
+    ):
+        model(batch.tokens[:, :5])

@@ -3,6 +3,6 @@
 1. `explain` describes a model on one prompt (its sections are computed in `explain_sections`) and returns an
    `explanation`, made of typed `sections`; `comparison` compares two of them.
 2. `model_comparison` compares two models over many prompts.
-3. `task_behavior` says what a model does on a task.
+3. `task_behavior`, and `pair_behavior` for pairs, say what a model does on a task (a `check`).
 4. `towers` tests whether heads work as two towers and returns `two_towers`.
 """

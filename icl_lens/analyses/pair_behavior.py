@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from icl_lens.analyses.check import Check
 from icl_lens.engine.score import score
 from icl_lens.metrics import Interval, bootstrap_interval
 from icl_lens.models.active_edits import active_edits, edits_note
@@ -19,7 +20,6 @@ from icl_lens.models.memory import CHECK_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Demonstration, Prompt
-from icl_lens.result.base import Result
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 
@@ -27,7 +27,7 @@ PairArrangement = Literal["given", "mismatched", "none"]
 
 
 @dataclass(frozen=True, repr=False)
-class PairCheck(Result):
+class PairCheck(Check):
     """What a model does on prompts whose answers are words of their own; made by `task_check`.
 
     `accuracy` is the share of prompts after which the most probable token of the whole vocabulary is the answer's, 0 to
@@ -76,23 +76,6 @@ class PairCheck(Result):
         rows |= {name: Interval(share, float("nan"), float("nan")) for name, share in shares.items()}
         frames = {name: interval.to_frame() for name, interval in rows.items()}
         return pd.concat(frames, names=["measure"]).droplevel(1)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the value of each row of `to_frame` and, as "sentence", what `print` shows, for JSON."""
-        frame = self.to_frame()
-        rows = zip(map(str, frame.index), frame["value"].tolist(), strict=True)
-        return {**dict(rows), "edits": list(self.edits), "sentence": str(self)}
-
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
-        frame = self.to_frame()
-        columns: dict[str, list[object]] = {
-            "measure": list(map(str, frame.index)),
-            "value": [f"{value:.2f}" for value in frame["value"]],
-            "95% interval": [
-                "–" if low != low else f"{low:.2f} … {high:.2f}" for _, low, high in frame.to_numpy().tolist()
-            ],
-        }
-        return str(self), columns, len(frame)
 
     def __str__(self) -> str:
         """Return whether the model does the task, its accuracies, and how often it copies."""

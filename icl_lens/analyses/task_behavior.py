@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from icl_lens.analyses.check import Check
 from icl_lens.analyses.pair_behavior import PairCheck, check_pairs
 from icl_lens.engine.score import score
 from icl_lens.errors import InputError
@@ -36,7 +37,6 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list
 from icl_lens.prompts.tasks import Task, named_task
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.result.base import Result
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 
@@ -55,7 +55,7 @@ Draws = Float[np.ndarray, " draw"]
 
 
 @dataclass(frozen=True, repr=False)
-class TaskCheck(Result):
+class TaskCheck(Check):
     """What a model does on prompts of a task; made by `task_check`. `print` shows it in a few sentences.
 
     Each dictionary by arrangement has "given", the prompts as they are, "random", their demonstrations in a new random
@@ -135,24 +135,6 @@ class TaskCheck(Result):
         rows[f"preference for {self.favorite!r}, nats"] = self.preference
         frames = {name: interval.to_frame() for name, interval in (rows | self.effects).items()}
         return pd.concat(frames, names=["measure"]).droplevel(1)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the value of each row of `to_frame` and, as "sentence", what `print` shows, for JSON."""
-        frame = self.to_frame()
-        rows = zip(map(str, frame.index), frame["value"].tolist(), strict=True)
-        values = {name: None if math.isnan(value) else value for name, value in rows}
-        return {**values, "edits": list(self.edits), "sentence": str(self)}
-
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
-        frame = self.to_frame()
-        columns: dict[str, list[object]] = {
-            "measure": list(map(str, frame.index)),
-            "value": [f"{value:.2f}" for value in frame["value"]],
-            "95% interval": [
-                "–" if low != low else f"{low:.2f} … {high:.2f}" for _, low, high in frame.to_numpy().tolist()
-            ],
-        }
-        return str(self), columns, len(frame)
 
     def __str__(self) -> str:
         """Return what the model does, how well it tells the classes apart, what it prefers, accuracies, baselines."""

@@ -179,6 +179,17 @@ def recompute_pattern(
     return attention_scores.attention(logits.masked_fill(~allowed, -torch.inf), sinks).to(inputs.q.dtype)
 
 
+def without_keys(
+    pattern: Float[Tensor, "batch head *query key"], hidden: Bool[Tensor, "#batch 1 *query key"]
+) -> Float[Tensor, "batch head *query key"]:
+    """Return attention probabilities without hidden keys, whose share the other keys and an attention sink get."""
+    kept, eps = pattern.masked_fill(hidden, 0.0), torch.finfo(pattern.dtype).eps
+    # What positions do not get goes to the sink; less than rounding is none.
+    sink = 1 - pattern.sum(-1, keepdim=True)
+    sink = sink.masked_fill(sink < 64 * eps, 0.0)
+    return kept / (kept.sum(-1, keepdim=True) + sink).clamp(min=torch.finfo(kept.dtype).tiny)
+
+
 def rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tensor, Tensor]:
     """Return cosines and sines at all positions: those recorded or, if the model has no hooks for them, a table's.
 

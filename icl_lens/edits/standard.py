@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from icl_lens.edits.edit import Attention, Edit, Places, Positions, Stage, of_prompts
+from icl_lens.edits.pattern import without_keys
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead, Head
@@ -212,11 +213,7 @@ class Reweight(Edit):
         assert isinstance(self.weights, Tensor)
         batch, pattern, device = self._batch, attention.pattern, attention.pattern.device
         rows, n_keys = len(pattern), pattern.shape[-1]
-        n_tokens = int(of_prompts(batch.last, attention.prompt).max()) + 1
-        if n_tokens > n_keys:
-            raise InputError(
-                f"the forward pass must have at least {n_tokens} tokens like batch, got {n_keys}; run the same batch"
-            )
+        check_length(batch, attention.prompt, n_keys)
         tokens = of_prompts(batch.label_token_positions.to(device), attention.prompt)
         factors = of_prompts(self.weights.to(device), attention.prompt)[..., None].expand(tokens.shape).flatten(1)
         positions = tokens.flatten(1)
@@ -335,17 +332,13 @@ class Block(Edit):
             edges = of_prompts(edges, attention.prompt)[..., :n_keys]
             edges = edges[torch.arange(rows)[:, None], attention.queries.to(edges.device)]
         elif self._batch is not None:  # which the pass runs, or a part of it, and tokens may follow
+            check_length(self._batch, attention.prompt, n_keys)
             more = max(0, n_keys - edges.shape[-1])
             edges = functional.pad(of_prompts(edges, attention.prompt), (0, more, 0, more))[:, :n_queries, :n_keys]
         else:
             self._check_shape((rows, n_queries, n_keys))
         indices = attention.indices_of(heads)
-        intact = pattern[:, indices]
-        kept = intact.masked_fill(edges[:, None], 0.0)
-        # What positions do not get goes to an attention sink, which keeps its share; less than rounding is none.
-        sink = 1 - intact.sum(-1, keepdim=True)
-        sink = sink.masked_fill(sink < 64 * torch.finfo(kept.dtype).eps, 0.0)
-        pattern[:, indices] = kept / (kept.sum(-1, keepdim=True) + sink).clamp(min=torch.finfo(kept.dtype).tiny)
+        pattern[:, indices] = without_keys(pattern[:, indices], edges[:, None])
 
 
 @dataclass(frozen=True, eq=False)
@@ -432,6 +425,15 @@ class AddVector(Edit):
             places = [at.last + 1 + one if int(one) < 0 else torch.full_like(at.last, int(one)) for one in given]
         for place in places:
             x[at.row, place] = vector if self.replace else x[at.row, place] + vector
+
+
+def check_length(batch: PromptBatch, prompt: Int[Tensor, " row"], n_keys: int) -> None:
+    """Raise InputError for a pass that is shorter than the prompts of its rows."""
+    n_tokens = int(of_prompts(batch.last, prompt).max()) + 1
+    if n_tokens > n_keys:
+        raise InputError(
+            f"the forward pass must have at least {n_tokens} tokens like batch, got {n_keys}; run the same batch"
+        )
 
 
 def reference_batches(reference: PromptBatch | Iterable[PromptBatch]) -> list[PromptBatch]:

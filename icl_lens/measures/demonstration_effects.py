@@ -22,6 +22,7 @@ from icl_lens.activations.passes import last_log_probs
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst
 from icl_lens.edits.edit import Attention, Edit, Stage, of_prompts
 from icl_lens.edits.kv_cache import HiddenKeys, LayerRows, per_kv_head
+from icl_lens.edits.pattern import without_keys
 from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_choice
 from icl_lens.measures.effects import OUTCOMES, Outcome, answer_outcomes, outcome_tokens
@@ -102,13 +103,8 @@ class HideDemonstration(Edit):
         intact = pattern[at]  # row head key
         tokens = of_prompts(self._tokens.to(device), attention.prompt)[:, : pattern.shape[-1]]
         keys = functional.pad(tokens, (0, pattern.shape[-1] - tokens.shape[1]))[:, None]
-        # A pattern with an attention sink sums to less than 1; the sink keeps its share.
-        sink = (1 - intact.sum(-1, keepdim=True)).clamp(min=0)
-        sink = sink.masked_fill(sink < 64 * torch.finfo(intact.dtype).eps, 0.0)
-        kept = intact.masked_fill(keys, 0.0)
-        without = kept / (kept.sum(-1, keepdim=True) + sink).clamp(min=torch.finfo(kept.dtype).tiny)
         flags = (torch.tensor(flag, device=device) for flag in self.flags)
-        pattern[at] = HiddenKeys(keys, *flags).change(intact, without)
+        pattern[at] = HiddenKeys(keys, *flags).change(intact, without_keys(intact, keys))
 
     @staticmethod
     def write_rows(
