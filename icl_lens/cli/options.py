@@ -243,8 +243,9 @@ class TaskOptions:
     path: PathOption = None
     pairs: Annotated[bool, Option("--pairs", help="Read pairs, whose answers are words of their own.")] = False
     columns: Annotated[
-        str, Option(help="Columns of texts and labels, or of pairs.", show_default="text,label; pairs: input,output")
-    ] = "text,label"
+        str | None,
+        Option(help="Columns of texts and labels, or of pairs.", show_default="text,label; pairs: input,output"),
+    ] = None
     split: Annotated[str, Option(help="Split to draw queries from.")] = "test"
     max_words: Annotated[int | None, Option(min=1, help="Skip texts with more words.")] = None
     labels: Annotated[
@@ -333,18 +334,22 @@ class TaskOptions:
 
         if self.name is None:
             raise InputError("pass --task, e.g. --task sentiment-number, or your own sentences with --path")
-        text, _, label = self.columns.partition(",")
-        if not (text and label) or "," in label:
-            raise InputError(f"--columns must name a text and a label column, e.g. review,stars, got {self.columns!r}")
-        named, columns = named_task(self.name, self.path), (text.strip(), label.strip())
+        columns = None
+        if self.columns is not None:
+            text, _, label = self.columns.partition(",")
+            if not (text and label) or "," in label:
+                raise InputError(
+                    f"--columns must name a text and a label column, e.g. review,stars, got {self.columns!r}"
+                )
+            columns = text.strip(), label.strip()
+        named = named_task(self.name, self.path)
         name, path = named.name, named.path
         if self.pairs or isinstance(named, PairTask):
             reason = "pairs have no classes and a single split"
             reject_options(self, "split", "max_words", "classes", "labels", "layout", reason=reason)
             if path is None:
                 reject_options(self, "columns", reason="bundled pairs have no columns")
-            is_default = columns == TextTask.columns
-            return PairTask(name, path, columns=PAIR_COLUMNS if is_default else columns)
+            return PairTask(name, path, columns=columns or PAIR_COLUMNS)
         if isinstance(named, TextTask):
             if path is None:
                 reject_options(self, "columns", reason="the columns of Hub datasets are known")
@@ -353,7 +358,7 @@ class TaskOptions:
             return TextTask(
                 name,
                 path,
-                columns=columns,
+                columns=columns or TextTask.columns,
                 split=self.split,
                 max_words=self.max_words,
                 classes=self.classes,
@@ -491,7 +496,7 @@ class RunOutput:
             "layout": task.layout,
             "demonstrations": task.demonstrations,
             "path": None if task.path is None else str(task.path),
-            "columns": task.columns.replace(" ", ""),
+            "columns": None if task.columns is None else task.columns.replace(" ", ""),
             "split": task.split,
             "max_words": task.max_words,
             "classes": task.classes,

@@ -19,6 +19,7 @@ from torch import Tensor
 from icl_lens.edits.pattern import LayerValues, ScoreInputs, recompute_pattern, score_inputs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models.active_edits import some_of
+from icl_lens.models.attention_scores import attention_scoring
 from icl_lens.models.head import AnyHead, Head, head_tuple
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -96,6 +97,8 @@ class Attention:
     """Heads, by index in `edited_heads`, whose pattern must be recomputed."""
     pattern: Float[Tensor, "row head query key"] | None = None
     """Attention probabilities; None before the pattern stage."""
+    has_sink: bool = False
+    """Whether heads can attend to nothing, so that a pattern's rows sum to less than 1."""
 
     def indices_of(self, heads: Sequence[int]) -> list[int]:
         """Return where heads of the layer are on the head axes."""
@@ -268,7 +271,8 @@ def edited_attention(
         inputs = score_inputs(values, edited_heads, position_share=position_share)
     v = values.heads("v", edited_heads)
     weight = torch.ones(len(v), len(edited_heads), values.seen["q"].shape[1], device=v.device)
-    attention = Attention(edited_heads, inputs, v, weight, last, last, values.queries)
+    has_sink = attention_scoring(values.view, values.layer).sinks is not None
+    attention = Attention(edited_heads, inputs, v, weight, last, last, values.queries, has_sink=has_sink)
 
     def write(some: slice) -> None:
         for (stage, placed, heads), attention.prompt in zip(edits[some], prompts[some], strict=True):

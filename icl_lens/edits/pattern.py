@@ -180,14 +180,15 @@ def recompute_pattern(
 
 
 def without_keys(
-    pattern: Float[Tensor, "batch head *query key"], hidden: Bool[Tensor, "#batch 1 *query key"]
+    pattern: Float[Tensor, "batch head *query key"], hidden: Bool[Tensor, "#batch 1 *query key"], *, has_sink: bool
 ) -> Float[Tensor, "batch head *query key"]:
     """Return attention probabilities without hidden keys, whose share the other keys and an attention sink get."""
-    kept, eps = pattern.masked_fill(hidden, 0.0), torch.finfo(pattern.dtype).eps
-    # What positions do not get goes to the sink; less than rounding is none.
-    sink = 1 - pattern.sum(-1, keepdim=True)
-    sink = sink.masked_fill(sink < 64 * eps, 0.0)
-    return kept / (kept.sum(-1, keepdim=True) + sink).clamp(min=torch.finfo(kept.dtype).tiny)
+    x = pattern.to(torch.promote_types(pattern.dtype, torch.float32))
+    kept = x.masked_fill(hidden, 0.0)
+    shared = kept.sum(-1, keepdim=True)
+    if has_sink:  # which gets what positions do not
+        shared = shared + (1 - x.sum(-1, keepdim=True)).clamp(min=0)
+    return (kept / shared.clamp(min=torch.finfo(kept.dtype).tiny)).to(pattern.dtype)
 
 
 def rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from zlib import crc32
 
 import torch
@@ -68,8 +68,9 @@ class Ablate(Edit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        n_heads, is_one = len(tuple(self.heads)), isinstance(self.strength, int | float)
-        given = (self.strength,) if isinstance(self.strength, int | float) else tuple(self.strength)
+        n_heads = len(tuple(self.heads))
+        is_one = isinstance(self.strength, Real) or getattr(self.strength, "ndim", 1) == 0
+        given: tuple[Any, ...] = (self.strength,) if is_one else tuple(cast("Sequence[float]", self.strength))
         is_finite = all(isinstance(one, Real | Tensor) and math.isfinite(one) for one in given)
         if not is_finite or (not is_one and len(given) != n_heads):
             raise InputError(f"strength must be a finite number, or one per head, {n_heads}, got {self.strength!r}")
@@ -338,7 +339,7 @@ class Block(Edit):
         else:
             self._check_shape((rows, n_queries, n_keys))
         indices = attention.indices_of(heads)
-        pattern[:, indices] = without_keys(pattern[:, indices], edges[:, None])
+        pattern[:, indices] = without_keys(pattern[:, indices], edges[:, None], has_sink=attention.has_sink)
 
 
 @dataclass(frozen=True, eq=False)

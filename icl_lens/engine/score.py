@@ -360,7 +360,7 @@ def _check_own_edits(
         seen |= own
         whole = _read_whole(view, batch, placed, read).to(scores[number])
         tolerance = CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3)
-        if not torch.allclose(whole, scores[number], atol=tolerance, rtol=tolerance):
+        if not torch.allclose(whole, scores[number], atol=tolerance, rtol=tolerance, equal_nan=True):
             names = ", ".join(sorted(kind.__name__ for kind in own))
             raise InputError(
                 f"{names} must change and read only the last position, as positions='last' says, but passes over whole "

@@ -17,7 +17,7 @@ from icl_lens.engine.score import score
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models.locking import locks_model
 from icl_lens.prompts.batch import PromptBatch, check_batch
-from icl_lens.prompts.tokenize import tokenize_like
+from icl_lens.prompts.tokenize import tokenizer_like
 
 CalibrationMethod = Literal["contextual", "batch"]
 CONTENT_FREE = ("N/A", "[MASK]", "")
@@ -57,10 +57,10 @@ def calibrated_scores(
         offered = batch.label_mask.to(scores.device).sum(0, keepdim=True)
         prior = (scores.exp().sum(0, keepdim=True) / offered.clamp(min=1)).log()
     else:
-        priors = torch.zeros_like(scores)
+        priors, tokenized = torch.zeros_like(scores), tokenizer_like(model, batch)
         for text in inputs:
             prompts = [replace(prompt, query=text, answer=None, other_query=None) for prompt in batch.prompts]
-            priors += _among_labels(score(model, tokenize_like(model, batch, prompts)), batch).exp()
+            priors += _among_labels(score(model, tokenized(prompts)), batch).exp()
         prior = (priors / len(inputs)).log()
     mask = batch.label_mask.to(scores.device)
     return LabelScores.from_tensor(_masked_log_softmax(scores - prior, mask), batch.labels)

@@ -33,7 +33,7 @@ from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.prompt import quoted_list
-from icl_lens.prompts.tokenize import tokenize_like
+from icl_lens.prompts.tokenize import tokenizer_like
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, interval_texts, plural_prompts
 
@@ -104,7 +104,8 @@ class HideDemonstration(Edit):
         tokens = of_prompts(self._tokens.to(device), attention.prompt)[:, : pattern.shape[-1]]
         keys = functional.pad(tokens, (0, pattern.shape[-1] - tokens.shape[1]))[:, None]
         flags = (torch.tensor(flag, device=device) for flag in self.flags)
-        pattern[at] = HiddenKeys(keys, *flags).change(intact, without_keys(intact, keys))
+        without = without_keys(intact, keys, has_sink=attention.has_sink)
+        pattern[at] = HiddenKeys(keys, *flags).change(intact, without)
 
     @staticmethod
     def write_rows(
@@ -213,9 +214,9 @@ class DemonstrationEffects(Result):
                 kinds = {"other": exists[:, place]}
             for kind, chosen in kinds.items():
                 rows += self._means(effects[:, place], chosen & exists[:, place], place=place + 1, demonstrations=kind)
-        every = torch.ones(len(effects), dtype=torch.bool)
-        rows += self._means(effects.nansum(1), every, place="sum", demonstrations="both")
-        rows += self._means(whole, every, place="all at once", demonstrations="both")
+        is_defined = exists.any(1)  # a prompt without anything to compare with has no log-odds
+        for place, values in (("sum", effects.nansum(1)), ("all at once", whole)):
+            rows += self._means(values, is_defined, place=place, demonstrations="both")
         return pd.DataFrame(rows)
 
     def _means(self, values: Float[Tensor, "batch way"], chosen: Bool[Tensor, " batch"], **about: Any) -> list[Any]:
@@ -344,6 +345,7 @@ def _removed_texts(
     model: Any, batch: PromptBatch, targets: Int[Tensor, " batch"], against: CheckedAgainst
 ) -> Float[Tensor, "batch demo outcome"]:
     """Return the outcomes of the prompts without the text of each demonstration; NaN where there is none."""
+    tokenized = tokenizer_like(model, batch)
     found = torch.full((*batch.label_positions.shape, len(OUTCOMES)), torch.nan, dtype=torch.float64)
     for place in range(batch.label_positions.shape[1]):
         rows = [row for row, prompt in enumerate(batch.prompts) if place < len(prompt.demonstrations)]
@@ -352,6 +354,6 @@ def _removed_texts(
             replace(batch.prompts[row], demonstrations=own[:place] + own[place + 1 :])
             for row, own in zip(rows, shown, strict=True)
         ]
-        log_probs = last_log_probs(model, tokenize_like(model, batch, prompts))
+        log_probs = last_log_probs(model, tokenized(prompts))
         found[rows, place] = answer_outcomes(log_probs, targets, against, torch.tensor(rows)).to(found)
     return found

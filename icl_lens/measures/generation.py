@@ -90,6 +90,10 @@ def generate(
         )
     if not temperature >= 0:
         raise InputError(f"temperature must be non-negative, got {temperature!r}; 0 takes the most probable token")
+    if top_k is not None:
+        check_integers(top_k=top_k)
+    if (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
+        raise InputError(f"top_k must be at least 1 and top_p above 0 and at most 1, got {top_k!r} and {top_p!r}")
     if not all(stops):
         raise InputError("stop must not be an empty text; omit it")
     options = {

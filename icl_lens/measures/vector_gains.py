@@ -142,6 +142,8 @@ def vector_gains(
     check_integers(**{f"layers[{number}]": layer for number, layer in enumerate(chosen)})
     if not chosen or not all(0 <= layer < view.n_layers for layer in chosen):
         raise InputError(f"layers must be between 0 and {view.n_layers - 1}, at least one, got {layers!r}")
+    if not isinstance(vectors, Tensor):
+        raise InputError(f"vectors must be a tensor, got {type(vectors).__name__}; write torch.tensor(...)")
     if tuple(vectors.shape) not in ((view.d_model,), (view.n_layers, view.d_model)):
         raise InputError(
             f"vectors must have shape ({view.d_model},) or ({view.n_layers}, {view.d_model}), got "
@@ -152,8 +154,9 @@ def vector_gains(
         raise InputError("every prompt must have an answer or a target, and some have none; drop these prompts")
 
     def read(log_probs: Tensor, prompts: Tensor) -> Tensor:
-        own = log_probs.gather(1, answers.to(log_probs.device)[prompts.to(log_probs.device)][:, None])
-        return torch.cat([own, (own >= log_probs.max(1, keepdim=True).values).to(own)], dim=1)
+        answer = answers.to(log_probs.device)[prompts.to(log_probs.device)]
+        own = log_probs.gather(1, answer[:, None])[:, 0]
+        return torch.stack([own, (log_probs.argmax(1) == answer).to(own)], dim=1)
 
     each = vectors.expand(view.n_layers, -1)
     edits = [AddVector(each[layer], layer, replace=replace) for layer in chosen]

@@ -1,6 +1,6 @@
 """Tokenize prompts into a `PromptBatch`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise, product
 from typing import Any, Literal
 
@@ -150,24 +150,32 @@ def tokenize(
     return batch if device is None else batch.to(device)
 
 
-def tokenize_like(model: Any, batch: PromptBatch, prompts: Sequence[Prompt]) -> PromptBatch:
-    """Return other prompts with the batch's template, labels, beginning of text and shared prefix.
+def tokenizer_like(model: Any, batch: PromptBatch) -> Callable[[Sequence[Prompt]], PromptBatch]:
+    """Return a function that tokenizes prompts with the batch's template, labels, start of text and shared prefix.
 
-    Raise InputError unless `tokenize` gives the batch for its own prompts.
+    Labels that none of its prompts has are left out of a batch without shared prefix. Raise InputError unless
+    `tokenize` gives `batch` for its own prompts, which it does not if `at` has selected positions.
     """
     for shared_prefix, prepend_bos in product(("error", "append"), (None, True, False)):
-        given: dict[str, Any] = {"shared_prefix": shared_prefix, "prepend_bos": prepend_bos}
-        given |= {"template": batch.template, "labels": batch.labels}
+        given: dict[str, Any] = {"shared_prefix": shared_prefix, "prepend_bos": prepend_bos, "template": batch.template}
         try:
-            if not torch.equal(tokenize(model, batch.prompts[:1], **given).tokens, batch[:1].tokens):
-                continue
+            same = tokenize(model, batch.prompts, labels=batch.labels, **given)
         except InputError:
             continue
-        return tokenize(model, prompts, **given)
-    raise InputError(
-        "batch must have the tokens of its own prompts, as il.tokenize returns it, so that other prompts can be "
-        "tokenized alike; pass il.tokenize(model, batch.prompts, template=batch.template)"
-    )
+        if torch.equal(same.tokens, batch.tokens) and torch.equal(same.last, batch.last):
+            break
+    else:
+        raise InputError(
+            "batch must have the tokens of its own prompts, as il.tokenize returns it, so that other prompts can be "
+            "tokenized alike; pass il.tokenize(model, batch.prompts, template=batch.template)"
+        )
+
+    def tokenized(prompts: Sequence[Prompt]) -> PromptBatch:
+        used = {label for prompt in prompts for label in (*prompt.labels, *(d.label for d in prompt.demonstrations))}
+        labels = [label for label in batch.labels if label in used or shared_prefix == "append"]
+        return tokenize(model, prompts, labels=labels, **given)
+
+    return tokenized
 
 
 def _every_label(prompts: tuple[Prompt, ...], labels: Sequence[str] | None) -> tuple[str, ...]:
