@@ -28,30 +28,30 @@ Ids = Sequence[int]
 
 
 def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> tuple[Ids, tuple[Ids, ...]]:
-    """Return the tokens of a prompt, without appended label tokens, and the tokens of each label after it.
+    """Return the tokens of a prompt, without appended label tokens, and those of each whole label after it.
 
     Raise InputError for prompts without demonstrations, and for a batch that another tokenizer tokenized.
     """
     batch.require_labels("label to tokenize", "set the answer of an il.Text instead")
     tokenizer, prompt, template = require_fast_tokenizer(model), batch.prompts[row], batch.template
     (query,) = tokenize_texts(tokenizer, [template.render(prompt)])
-    continued = tokenize_texts(tokenizer, [template.continuation(prompt, label) for label in batch.labels])
+    continued = tokenize_texts(tokenizer, [template.continuation(prompt, label) for label in batch.whole_labels])
     labels = tuple(tuple(text.continuation_tokens(query, template.gap)) for text in continued)
-    tokens = batch.tokens[row, : int(batch.last[row]) + 1].tolist()
-    # `tokens` may end in tokens that all labels share (shared_prefix="append").
-    for n_shared in range(min(map(len, labels))):
-        own = tokens[: len(tokens) - n_shared]
-        scored = [ids[n_shared] for ids in labels]
-        if own[len(own) - len(query.ids) :] == query.ids and scored == batch.label_tokens.tolist():
-            return tuple(own), labels
-    raise InputError(
-        f"batch must be tokenized with the model's tokenizer, got other tokens for prompt {row} and its labels; "
-        "re-tokenize the prompts for this model"
-    )
+    n = 0 if batch.n_appended is None else int(batch.n_appended[row])
+    tokens = batch.tokens[row, : int(batch.last[row]) + 1 - n].tolist()
+    after = {label: ids[n : n + 1] for label, ids in zip(batch.whole_labels, labels, strict=True)}
+    columns = zip(batch.label_mask[row].tolist(), batch.label_groups, batch.label_tokens.tolist(), strict=True)
+    is_same = all(after[label] in ((), (token,)) for is_own, group, token in columns if is_own for label in group)
+    if tokens[len(tokens) - len(query.ids) :] != query.ids or not is_same:
+        raise InputError(
+            f"batch must be tokenized with the model's tokenizer, got other tokens for prompt {row} and its labels; "
+            "re-tokenize the prompts for this model"
+        )
+    return tuple(tokens), labels
 
 
 def whole_label_log_probs(model: Any, batch: PromptBatch) -> LabelScores:
-    """Return each full label's log-probability [batch label], summed over its tokens (teacher forcing), nats.
+    """Return each whole label's log-probability [batch whole_label], summed over its tokens (teacher forcing), nats.
 
     For single-token labels this equals `score`. Costs one row per token of each label. In the block
     of an intervention, the edited model is scored. Raise InputError for prompts without labels.
@@ -66,7 +66,7 @@ def whole_label_log_probs(model: Any, batch: PromptBatch) -> LabelScores:
     for row in range(len(batch)):
         prompt, labels = tokenize_labels(model, batch, row)
         pairs += [(prompt, ids) for ids in labels]
-    return LabelScores.from_tensor(continuation_log_probs(model, pairs).reshape(len(batch), -1), batch.labels)
+    return LabelScores.from_tensor(continuation_log_probs(model, pairs).reshape(len(batch), -1), batch.whole_labels)
 
 
 def continuation_log_probs(model: Any, pairs: Sequence[tuple[Ids, Ids]]) -> Float[Tensor, " pair"]:

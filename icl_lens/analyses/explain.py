@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from icl_lens.activations.activations import capture
 from icl_lens.analyses import explain_sections as sections
@@ -34,7 +34,6 @@ def explain(
     template: Template | None = None,
     labels: Sequence[str] | None = None,
     prepend_bos: bool | None = None,
-    shared_prefix: Literal["error", "append"] = "error",
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     by: Score | None = None,
@@ -64,8 +63,8 @@ def explain(
     `value_parts`). `why` names a head to describe even if it is not among the k.
 
     Plain text has no demonstrations, and its target is any token, the text's own answer, compared with its own
-    `against`; without an answer, the target is the model's most probable token. `template`, `labels`, `prepend_bos` and
-    `shared_prefix` are those of `tokenize`.
+    `against`; without an answer, the target is the model's most probable token. `template`, `labels` and `prepend_bos`
+    are those of `tokenize`.
 
     Inside `with` blocks that edit the model, such as `il.ablate_heads`, and under hooks of your own, the edited model
     is explained: `Explanation.edits` names the edits, as do its page, its JSON and the terminal.
@@ -92,7 +91,6 @@ def explain(
         seed=seed,
         prepend_bos=prepend_bos,
         against=_listed(against),
-        shared_prefix=shared_prefix,
     )
     if by is not None:
         check_choice("by", by, SCORES)
@@ -119,7 +117,7 @@ def explain(
                 f"il.explain(model, il.Text({shown.render(prompt).text!r}, answer={label!r}, against={others!r}))"
             )
     if not isinstance(prompt, PromptBatch):
-        given = {"labels": labels, "prepend_bos": prepend_bos, "shared_prefix": shared_prefix}
+        given = {"labels": labels, "prepend_bos": prepend_bos}
         batch = tokenize(model, prompt, template=template or Template(), **given)
 
     acts = capture(model, batch, writers=compared_positions(batch) if batch.has_demonstrations else False)

@@ -204,7 +204,7 @@ class Explanation(Result):
             if not token.strip("␣⏎⇥␍ "):
                 found.append(
                     f"Label {label!r} is scored by {token!r}, which is only white space; choose other labels or "
-                    'another template, or, if all labels start with it, shared_prefix="append".'
+                    "another template."
                 )
         return tuple(found)
 

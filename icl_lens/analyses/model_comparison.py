@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -130,7 +130,6 @@ def compare_models(
     by: Score = "contrast",
     template: Template | None = None,
     prepend_bos: bool | None = None,
-    shared_prefix: Literal["error", "append"] = "error",
     final_norm: FinalNorm = "frozen",
     bias: bool = True,
     run: Run | None = None,
@@ -142,7 +141,7 @@ def compare_models(
     head are its contrast, its increase and, with `by="effect"`, the log-odds that the answer loses if the head is
     zeroed at the last position, or, with `by="towers"`, those that it loses if the head's query there is exchanged
     (`locate_towers`). `by` selects the score whose mean change ranks heads. Intervals resample queries, because prompts
-    with the same query are not independent. `template`, `prepend_bos` and `shared_prefix` are those of `tokenize`.
+    with the same query are not independent. `template` and `prepend_bos` are those of `tokenize`.
     `run` says how the prompts run (see `Run`); the chunks of each model are in a folder of its own, "a" and "b".
 
     Raise InputError for fewer than two prompts, prompts without an answer, or an unknown `by`; with `by="towers"`, also
@@ -164,7 +163,7 @@ def compare_models(
     ):
         got = plural_prompts(len(prompts)) if isinstance(prompts, Sequence) else repr(prompts)
         raise InputError(f"prompts must be at least two prompts with answers, got {got}; use il.compare for one prompt")
-    tokenizing: dict[str, Any] = {"prepend_bos": prepend_bos, "shared_prefix": shared_prefix}
+    tokenizing: dict[str, Any] = {"prepend_bos": prepend_bos}
     options: dict[str, Any] = {"final_norm": final_norm, "bias": bias}
     sides = []
     for side, model in zip("ab", (a, b), strict=True):

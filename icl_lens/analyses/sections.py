@@ -50,7 +50,6 @@ class Settings:
     """Target of plain text as passed by the user; None means the model's most probable token."""
     against: tuple[str | int, ...] | None = None
     """What the target is compared with; None means a prompt's other labels, and nothing for plain text."""
-    shared_prefix: Literal["error", "append"] = "error"
     why: str | None = None
     """Name of a head to report even if it is not among the located ones."""
     by: Score = "contrast"
@@ -170,7 +169,7 @@ class InputReport:
     demonstration_labels: tuple[int, ...] = ()
     """Index of each demonstration's label in `ScoreReport.labels`."""
     n_shared_tokens: int = 0
-    """Number of leading tokens that all labels share, appended to the prompt (`shared_prefix="append"`)."""
+    """Number of label tokens appended to the prompt, up to which the compared labels agree."""
 
     @property
     def is_plain_text(self) -> bool:
@@ -179,7 +178,7 @@ class InputReport:
 
     @property
     def appended_text(self) -> str:
-        """The first tokens that all labels share, appended to the prompt (`shared_prefix="append"`); else empty."""
+        """The label tokens appended to the prompt, up to which the compared labels agree; else empty."""
         return "".join(self.token_names[len(self.tokens) - self.n_shared_tokens :]).replace("␣", " ")
 
     @property

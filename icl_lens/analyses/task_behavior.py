@@ -196,7 +196,6 @@ def task_check(
     n: int | None = None,
     template: Template = DEFAULT_TEMPLATE,
     prepend_bos: bool | None = None,
-    shared_prefix: Literal["error", "append"] = "error",
     seed: int = 0,
     run: Run | None = None,
 ) -> TaskCheck | PairCheck:
@@ -214,7 +213,7 @@ def task_check(
 
     See `TaskCheck` for what is computed from them. If any answer is a word of its own, which no demonstration shows, a
     `PairCheck` is returned instead: the model answers with any token of its vocabulary, also with outputs exchanged
-    between demonstrations, and without demonstrations. `template`, `prepend_bos` and `shared_prefix` are those of
+    between demonstrations, and without demonstrations. `template` and `prepend_bos` are those of
     `il.tokenize`; `run` says how the prompts run (see `Run`).
 
     The model runs on at most five texts per prompt. Raise InputError for fewer than 20 prompts, prompts without an
@@ -235,7 +234,7 @@ def task_check(
     else:
         prompts = as_prompts(task)
     _check_prompts(prompts)
-    tokenized = partial(tokenize, model, template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
+    tokenized = partial(tokenize, model, template=template, prepend_bos=prepend_bos)
     if any(prompt.has_own_answer for prompt in prompts):
         return check_pairs(model, prompts, tokenized, run)
     arranged: dict[Arrangement, list[Prompt]] = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +50,6 @@ def two_towers(
     layout: Layout = "random",
     template: Template = DEFAULT_TEMPLATE,
     prepend_bos: bool | None = None,
-    shared_prefix: Literal["error", "append"] = "error",
     n_random: int = N_RANDOM_SETS,
     seed: int = 0,
     run: Run | None = None,
@@ -86,7 +85,7 @@ def two_towers(
     your queries (`TwoTowers.scan`). The default of `k` is the paper's number of located heads.
 
     If the prefix cache is supported (see `head_effects`), an exchange of one set costs one token per prompt, from the
-    set's first layer on; otherwise, one full forward pass. `template`, `prepend_bos` and `shared_prefix` are those of
+    set's first layer on; otherwise, one full forward pass. `template` and `prepend_bos` are those of
     `il.tokenize`. `run` says how the prompts run (see `Run`); the chunks of the scan and of the exchanges are in
     folders of their own, "scan" and "exchanges".
 
@@ -120,7 +119,7 @@ def two_towers(
     scanned = list(scanned if scan_prompts is None else scan_prompts)
 
     def prepare(prompts: Sequence[Prompt]) -> PromptBatch:
-        return tokenize(model, prompts, template=template, prepend_bos=prepend_bos, shared_prefix=shared_prefix)
+        return tokenize(model, prompts, template=template, prepend_bos=prepend_bos)
 
     scan = None
     if heads is None:

@@ -37,7 +37,7 @@ class TextOptions:
         if self.text is not None:
             if prompt is not None:
                 raise InputError("pass either a prompt with demonstrations or --text, not both")
-            names = ("template", "separator", "prefix", "chat", "system", "shared_prefix")
+            names = ("template", "separator", "prefix", "chat", "system")
             reject_options(readout, *names, reason="--text has no demonstrations")
 
 

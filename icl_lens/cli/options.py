@@ -38,7 +38,6 @@ Layout = Literal["random", "last", "first", "order", "reorder", "imbalanced"]
 Classes = Literal["binary", "all"]
 FinalNorm = Literal["frozen", "own"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
-SharedPrefix = Literal["error", "append"]
 Positions = Literal["last", "all"]
 
 PAPER_PROMPT, PAPER_ANSWER = "love : bar like : bar eight : foo two : foo one :", "foo"
@@ -98,7 +97,6 @@ class TokenOptions:
     system: Annotated[
         str | None, Option(help="With --chat: system message.", show_default="the chat template's own")
     ] = None
-    shared_prefix: Annotated[SharedPrefix, Option(help="If labels share first tokens: fail, or append them.")] = "error"
     bos: Annotated[
         bool | None,
         Option("--bos/--no-bos", help="Add or omit a beginning-of-sequence token.", show_default="tokenizer's default"),
@@ -129,7 +127,7 @@ class TokenOptions:
 
     def tokenize_arguments(self, model: Any) -> dict[str, Any]:
         """Return the keyword arguments of `il.tokenize`."""
-        return {"template": self.prompt_template(model), "prepend_bos": self.bos, "shared_prefix": self.shared_prefix}
+        return {"template": self.prompt_template(model), "prepend_bos": self.bos}
 
     def tokenize(self, model: Any, prompts: "Sequence[Prompt]") -> "PromptBatch":
         """Format and tokenize prompts."""
@@ -505,7 +503,6 @@ class RunOutput:
             "prefix": template.prefix,
             "prepend_bos": tokens.bos,
             # Stored only if they differ from the default, so that older folders stay valid.
-            **({} if tokens.shared_prefix == "error" else {"shared_prefix": tokens.shared_prefix}),
             **({"chat": tokens.system or True} if tokens.chat else {}),
             **({"pairs": True} if task.has_pairs else {}),
         }

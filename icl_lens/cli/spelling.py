@@ -1,4 +1,4 @@
-"""Error messages of the library in the words of the shell: `--shared-prefix append` for `shared_prefix="append"`."""
+"""Error messages of the library in the words of the shell: `--max-words 20` for `max_words=20`."""
 
 import re
 
@@ -6,7 +6,7 @@ import re
 _OPTIONS = {
     name: f"--{name.replace('_', '-')}"
     for name in (
-        *("shared_prefix", "labels", "columns", "path", "split", "max_words", "classes", "layout", "demonstrations"),
+        *("labels", "columns", "path", "split", "max_words", "classes", "layout", "demonstrations"),
         *("answer", "against", "by", "template", "separator", "prefix", "device", "dtype", "revision", "seed"),
     )
 }
@@ -22,8 +22,8 @@ def shell_spelling(message: str) -> str:
 
     Example:
         >>> from icl_lens.cli.spelling import shell_spelling
-        >>> shell_spelling('choose labels that differ there, or pass shared_prefix="append"')
-        'choose labels that differ there, or pass --shared-prefix append'
+        >>> shell_spelling('no prompts are left; pass max_words=20')
+        'no prompts are left; pass --max-words 20'
         >>> shell_spelling("set the columns with columns=(text, label); pass prepend_bos=True (--bos)")
         'set the columns with --columns text,label; pass --bos'
     """

@@ -35,7 +35,7 @@ from icl_lens.prompts.donors import (
     with_query,
 )
 from icl_lens.prompts.prompt import Prompt
-from icl_lens.prompts.tokenize import tokenize
+from icl_lens.prompts.tokenize import TokenizeLike, tokenizer_like
 
 DonorName = Literal["query", "same class", "texts", "labels", "own text", "other texts"]
 Predicted = Literal["other", "same"]
@@ -117,7 +117,12 @@ def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> 
         raise InputError("batch must contain in-context prompts, got texts without demonstrations; use il.tokenize")
     partners = list(map(partner_label, prompts))
     queries = other_queries(prompts)
-    like = _TokenizeLike.of(model, batch)
+    if batch.decision_index is not None:
+        raise InputError(
+            "prompts must have labels that part at one token, got some that begin alike and others that do not; draw "
+            "two classes per prompt (classes='binary')"
+        )
+    like, every = tokenizer_like(model, batch), range(len(batch))
     whole: dict[str, list[Prompt]] = {
         "query": [with_query(p, q.other, other) for p, q, other in zip(prompts, queries, partners, strict=True)],
         "same class": [with_query(p, q.same, p.answer) for p, q in zip(prompts, queries, strict=True)],
@@ -127,7 +132,7 @@ def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> 
     donors: dict[str, Donor] = {}
     answers: dict[str, Tensor] = {}
     for name, some in whole.items():
-        donor = like.tokenize(some)
+        donor = like(some, every)
         n, n_demos = batch.label_positions.shape
         donors[name] = _align(batch, donor, torch.arange(n)[:, None].expand(n, n_demos))
         answers[name] = donor.answer.cpu()
@@ -144,49 +149,27 @@ def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> 
                     for prompt, query, partner in zip(prompts, queries, partners, strict=True)
                 ],
             )
-    partner = torch.tensor([batch.labels.index(label) for label in partners])
+    column = [
+        {label: i for i, labels in enumerate(batch.label_groups) if row[i] for label in labels}
+        for row in batch.label_mask.tolist()
+    ]
+    partner = torch.tensor([of[label] for of, label in zip(column, partners, strict=True)])
     tokens = batch.label_token_positions.cpu().flatten(1)
     return TowerPrompts(batch, tokens, partner, donors, answers)
 
 
-class _TokenizeLike(NamedTuple):
-    """Tokenizes prompts as a batch was tokenized."""
-
-    model: Any
-    batch: PromptBatch
-    prepend_bos: bool | None
-
-    @classmethod
-    def of(cls, model: Any, batch: PromptBatch) -> "_TokenizeLike":
-        """Find out whether the batch's rows begin with a beginning-of-sequence token that the text does not have."""
-        first = batch.tokens[0, : int(batch.last[0]) + 1].tolist()
-        for prepend_bos in (None, False, True):
-            like = cls(model, batch, prepend_bos)
-            if like.tokenize(batch.prompts[:1]).tokens[0].tolist() == first:
-                return like
-        raise InputError("batch must be made by il.tokenize from its prompts, got other tokens in its first row")
-
-    def tokenize(self, prompts: Sequence[Prompt]) -> PromptBatch:
-        return tokenize(
-            self.model,
-            prompts,
-            template=self.batch.template,
-            labels=self.batch.labels,
-            prepend_bos=self.prepend_bos,
-            shared_prefix="append",
-        )
-
-
-def _per_label(like: _TokenizeLike, batch: PromptBatch, prompts: Sequence[Sequence[Prompt | None]]) -> Donor:
+def _per_label(like: TokenizeLike, batch: PromptBatch, prompts: Sequence[Sequence[Prompt | None]]) -> Donor:
     """Return donors that end at the last label of each prompt; None: the label keeps its own keys and values."""
     rows = torch.full(batch.label_positions.shape, -1)
     some: list[Prompt] = []
+    of: list[int] = []
     for row, of_prompt in enumerate(prompts):
         for index, prompt in enumerate(of_prompt):
             if prompt is not None:
                 rows[row, index] = len(some)
                 some.append(prompt)
-    donor = like.tokenize(some)
+                of.append(row)
+    donor = like(some, of)
     ends = [[end - 1] for end in donor.label_ranges[..., 1].amax(1).tolist()]
     return _align(batch, donor.at(ends), rows, has_queries=False)
 

@@ -60,7 +60,7 @@ def calibrated_scores(
         priors, tokenized = torch.zeros_like(scores), tokenizer_like(model, batch)
         for text in inputs:
             prompts = [replace(prompt, query=text, answer=None, other_query=None) for prompt in batch.prompts]
-            priors += _among_labels(score(model, tokenized(prompts)), batch).exp()
+            priors += _among_labels(score(model, tokenized(prompts, range(len(batch)))), batch).exp()
         prior = (priors / len(inputs)).log()
     mask = batch.label_mask.to(scores.device)
     return LabelScores.from_tensor(_masked_log_softmax(scores - prior, mask), batch.labels)

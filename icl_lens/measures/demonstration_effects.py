@@ -354,6 +354,6 @@ def _removed_texts(
             replace(batch.prompts[row], demonstrations=own[:place] + own[place + 1 :])
             for row, own in zip(rows, shown, strict=True)
         ]
-        log_probs = last_log_probs(model, tokenized(prompts))
+        log_probs = last_log_probs(model, tokenized(prompts, rows))
         found[rows, place] = answer_outcomes(log_probs, targets, against, torch.tensor(rows)).to(found)
     return found

@@ -6,7 +6,7 @@ from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.digest import json_digest
@@ -68,7 +68,7 @@ class PromptBatch:
     label_mask: Bool[Tensor, "batch label"]
     """Which labels each row's prompt offers as choices."""
     label_tokens: Int[Tensor, " label"]
-    """The token each label is scored by: its first token after the query, or after an appended shared prefix."""
+    """The token each label is scored by: its first after the query, or the first that tells it from the others."""
     answer: Int[Tensor, " batch"]
     """The correct label, as an index into `labels`."""
     text_ranges: Int[Tensor, "batch demo 2"]
@@ -94,6 +94,14 @@ class PromptBatch:
     """Tokens to compare each row's target with, padded with -1; None for no comparison."""
     prompt_index: Int[Tensor, " batch"] | None = None
     """The index of each row's prompt, if several rows are prefixes of one prompt (see `at`)."""
+    whole_labels: tuple[str, ...] = ()
+    """The labels as they are written; in `labels`, those that agree up to a decision are one."""
+    label_groups: tuple[tuple[str, ...], ...] = ()
+    """The whole labels that each of `labels` stands for: several if they agree up to a decision."""
+    n_appended: Int[Tensor, " batch"] | None = None
+    """The number of label tokens at the end of each row, up to which its labels agree."""
+    decision_index: Int[Tensor, " batch"] | None = None
+    """The index of each row's prompt, if prompts have several rows because their labels begin alike (`tokenize`)."""
     vocabulary: str = ""
     """A digest of the tokenizer's vocabulary, to reject models with another one; empty if unknown."""
 
@@ -223,6 +231,29 @@ class PromptBatch:
         order = is_chosen.int().argsort(dim=1, descending=True, stable=True)[:, :width]  # the chosen ones come first
         return torch.where(is_chosen.gather(1, order), self.compared_label_tokens[order], -1)
 
+    def whole_scores(self, scores: Float[Tensor, "batch label"]) -> Float[Tensor, "prompt whole_label"]:
+        """Return each whole label's score: the sum over its decisions; one row per prompt.
+
+        Sums of log-probabilities (`il.score`) are exact up to the tokens that no decision needs, since the labels leave
+        no choice there. Labels that no row of a prompt offers have −∞. Tokenize prompts without answers to have the
+        decisions of all labels; with an answer, those of other labels that agree with each other are missing.
+
+        Example:
+            >>> bool((batch.whole_scores(il.score(model, batch)) == il.score(model, batch)).all())
+            True
+        """
+        self.require_labels("label to score", "score the answer of an il.Text instead")
+        scores, mask = scores.as_subclass(Tensor), self.label_mask.to(scores.device)
+        stands_for = torch.tensor([[label in group for label in self.whole_labels] for group in self.label_groups])
+        stands_for = stands_for.to(scores)
+        by_row = torch.stack([scores.masked_fill(~mask, 0.0) @ stands_for, mask.to(scores) @ stands_for], dim=-1)
+        prompts = torch.arange(len(self)) if self.decision_index is None else self.decision_index.cpu()
+        _, number = prompts.unique(return_inverse=True)
+        found = by_row.new_zeros(int(number.max()) + 1, *by_row.shape[1:]).index_add(
+            0, number.to(scores.device), by_row
+        )
+        return found[..., 0].masked_fill(found[..., 1] == 0, -torch.inf)
+
     @property
     def queries(self) -> tuple[str, ...]:
         """What each row asks: rows with the same query are not independent, so intervals resample queries.
@@ -266,10 +297,13 @@ class PromptBatch:
         """The number of prompts and tokens, such as "100 prompts × 14 tokens"."""
         lengths = (self.last + 1).tolist()
         tokens = f"{min(lengths)}–{max(lengths)}" if min(lengths) < max(lengths) else f"{max(lengths)}"
-        n = len(self) if self.prompt_index is None else len(self.prompt_index.unique())
+        index, what = self.prompt_index, "positions"
+        if index is None:
+            index, what = self.decision_index, "decisions"
+        n = len(self) if index is None else len(index.unique())
         prompts = f"{n} prompt" + "s" * (n != 1)
         if n < len(self):
-            prompts += f" at {len(self)} positions"
+            prompts += f" at {len(self)} {what}"
         return f"{prompts} × {tokens} token" + "s" * (tokens != "1")
 
     @classmethod
@@ -378,6 +412,25 @@ class PromptBatch:
             prompt_index=rows if self.prompt_index is None else full.prompt_index,
         )
 
+    def with_own_labels(self) -> "PromptBatch":
+        """Return the batch with only the `labels` that its prompts choose between or show."""
+        shown = self.label_index[self.label_index >= 0].unique()
+        used = self.label_mask.any(0).index_fill(0, shown, True).nonzero()[:, 0]
+        if len(used) == len(self.labels):
+            return self
+        index = torch.full((len(self.labels) + 1,), -1, device=used.device)  # the last: no label
+        index[used] = torch.arange(len(used), device=used.device)
+        kept = used.tolist()
+        return replace(
+            self,
+            labels=tuple(self.labels[label] for label in kept),
+            label_groups=tuple(self.label_groups[label] for label in kept),
+            label_tokens=self.label_tokens[used],
+            label_mask=self.label_mask[:, used],
+            label_index=index[self.label_index],
+            answer=index[self.answer],
+        )
+
     def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Tensor) -> "PromptBatch":
         """Return the selected rows as a batch; an integer selects a batch of one row.
 
@@ -435,7 +488,7 @@ class PromptBatch:
             [[[shown.text, shown.label] for shown in prompt.demonstrations], prompt.query, prompt.answer, prompt.labels]
             for prompt in self.prompts
         ]
-        names = ("labels", "token_strings", "token_names", "texts", "vocabulary")
+        names = ("labels", "token_strings", "token_names", "texts", "whole_labels", "label_groups", "vocabulary")
         values = {name: getattr(self, name) for name in names}
         return self._tensors(), {**values, "prompts": prompts, "template": asdict(self.template)}
 
@@ -454,6 +507,8 @@ class PromptBatch:
             token_strings=values["token_strings"],
             token_names=values["token_names"],
             texts=tuple(values["texts"]),
+            whole_labels=tuple(values.get("whole_labels", ())),
+            label_groups=tuple(map(tuple, values.get("label_groups", ()))),
             vocabulary=values.get("vocabulary", ""),
         )
 

@@ -33,7 +33,7 @@ def pairs_of_one_length(model: Any, template: Template, pairs: list[tuple[str, s
 
 def check_rows_align(prompts: list[Prompt], model: Any, template: Template) -> None:
     """Raise InputError for the first row whose labels or end are at other positions than those of row 0."""
-    batch = tokenize(model, prompts, template=template, shared_prefix="append")
+    batch = tokenize(model, prompts, template=template)
     ranges = torch.cat([batch.label_ranges.flatten(1), batch.last[:, None]], dim=1)
     positions = torch.cat([batch.label_ranges[..., 1] - 1, batch.last[:, None]], dim=1)
     differs = (ranges != ranges[0]).any(-1)

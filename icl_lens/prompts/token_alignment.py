@@ -5,17 +5,15 @@ A label tokenized alone may have other tokens than the same label in context ("f
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
 from typing import Any
 
 from transformers import AutoTokenizer
 
 from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Rendered, Span, quoted_list
-from icl_lens.prompts.token_ids import decode_tokens
 
 
 def require_fast_tokenizer(model: Any) -> Any:
@@ -145,90 +143,6 @@ def word_around(text: str, start: int, end: int) -> str:
         return piece
     before, after = re.findall(r"\S*\Z", text[:start])[0], re.findall(r"\A\S*", text[end:])[0]
     return f"{before}{piece}{after}" if len(before) + len(after) <= 30 else piece
-
-
-class LabelTokens:
-    """The tokens of each label, which must be the same in every context."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.seen: dict[str, tuple[list[int], str]] = {}
-
-    def add(self, label: str, ids: list[int], where: str) -> None:
-        """Record a label's tokens in the context that `where` names; raise InputError if they differ from others."""
-        known, first_place = self.seen.setdefault(label, (ids, where))
-        if ids != known:
-            raise InputError(
-                f"the label {label!r} is {self._shown(known)} {first_place} but {self._shown(ids)} {where}; "
-                "choose a template with the same text before every label"
-            )
-
-    def scored(
-        self,
-        labels: tuple[str, ...],
-        choices: Collection[tuple[str, ...]],
-        shared_prefix: str,
-        uncompared: Collection[tuple[str, ...]] = (),
-    ) -> tuple[list[int], list[int]]:
-        """Return the tokens to append to every row, and the token that scores each label after them.
-
-        Raise InputError if two labels of the same `choices` are scored by the same token. `uncompared` are choices
-        that may share tokens, unless tokens are appended.
-        """
-        common = self._common(labels)
-        appends = shared_prefix == "append"
-        shared = common if appends else []
-        every = {*choices, *uncompared}
-        if shared and (prefix := self._prefix(labels, shared)) is not None:
-            raise InputError(
-                f"all labels ({quoted_list(labels)}) begin with the tokens of {prefix!r}, "
-                f"{self._shown(self.seen[prefix][0])}; choose labels that are not prefixes of others"
-            )
-        for own in every if appends else choices:
-            if (clash := self._clash(own, shared)) is None:
-                continue
-            other, label = clash
-            ids, other_ids = self.seen[label][0], self.seen[other][0]
-            if other_ids == ids:
-                raise InputError(
-                    f"labels {other!r} and {label!r} have the same tokens {self._shown(ids)}; "
-                    "choose labels that differ in more than white space"
-                )
-            which = f"token {len(shared) + 1}," if shared else "first token"
-            remedy = "choose labels that differ there"
-            can_append = common and self._prefix(labels, common) is None
-            if label[0].isspace() or other[0].isspace():
-                remedy = "remove the white space before the labels, which the template adds"
-            elif not appends and can_append and not any(self._clash(one, common) for one in every):
-                remedy += ', or pass shared_prefix="append"'
-            elif appends:
-                remedy += f" (not all of {quoted_list(labels)} begin with it)"
-            token = ids[len(shared)]
-            raise InputError(
-                f"labels {other!r} and {label!r} share their {which} {self._shown([token])} (id {token}); {remedy}"
-            )
-        return shared, [self.seen[label][0][len(shared)] for label in labels]
-
-    def _common(self, labels: tuple[str, ...]) -> list[int]:
-        """Return the tokens that all labels begin with; none for a single label."""
-        columns = zip(*(self.seen[label][0] for label in labels), strict=False) if len(labels) > 1 else ()
-        return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns)]
-
-    def _prefix(self, labels: tuple[str, ...], shared: list[int]) -> str | None:
-        """Return a label without a token after the `shared` ones, if there is one."""
-        return next((label for label in labels if len(self.seen[label][0]) == len(shared)), None)
-
-    def _clash(self, labels: tuple[str, ...], shared: list[int]) -> tuple[str, str] | None:
-        """Return two labels with the same token after the `shared` ones, if there are any."""
-        first: dict[int, str] = {}
-        for label in labels:
-            other = first.setdefault(self.seen[label][0][len(shared)], label)
-            if other != label:
-                return other, label
-        return None
-
-    def _shown(self, ids: list[int]) -> str:
-        return " + ".join(repr(string) for string in decode_tokens(self.tokenizer, [ids])[0])
 
 
 def special_prefixes(tokenizer: Any, texts: Sequence[TokenizedText], prepend_bos: bool | None) -> list[list[int]]:

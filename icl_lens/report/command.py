@@ -20,7 +20,6 @@ def command(explanation: Explanation) -> str:
             words = ["icl-lens", "explain", str(prompt), "--model", model]
             words += ["--answer", prompt.answer] if prompt.answer is not None else []
         words += [word for other in settings.against or () for word in ("--against", str(other))]
-        words += ["--shared-prefix", settings.shared_prefix] if settings.shared_prefix != "error" else []
         default_by = "contrast" if explanation.scores.compared_with else "increase"
         words += ["--by", settings.by] if settings.by != default_by else []
         words += ["--why", settings.why] if settings.why is not None else []
@@ -48,14 +47,13 @@ def _prompt_code(explanation: Explanation, prompt: Prompt) -> str:
     demonstrations = ",\n         ".join(
         f"il.Demonstration({shown.text!r}, {shown.label!r})" for shown in prompt.demonstrations
     )
-    template, shared = explanation.input.template, explanation.settings.shared_prefix
+    template = explanation.input.template
     parts = (template.demonstration, template.query, template.separator, template.prefix)
     return (
         f"    il.Prompt(\n        [{demonstrations}],\n        query={prompt.query!r},\n"
         f"        answer={prompt.answer!r},\n        labels={list(prompt.labels)!r},\n    ),\n"
         f"    template=il.Template({', '.join(map(repr, parts))}),\n"
         f"    labels={list(explanation.labels)!r},\n    prepend_bos={explanation.settings.prepend_bos},\n"
-        + (f"    shared_prefix={shared!r},\n" if shared != "error" else "")
     )
 
 
