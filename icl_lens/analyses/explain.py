@@ -118,7 +118,9 @@ def explain(
             )
     if not isinstance(prompt, PromptBatch):
         given = {"labels": labels, "prepend_bos": prepend_bos}
-        batch = tokenize(model, prompt, template=template or Template(), **given)
+        decisions = tokenize(model, prompt, template=template or Template(), **given)
+        # The answer's last decision, against the labels that are most like it; without an answer, the first.
+        batch = decisions[0 if prompt.answer is None else len(decisions) - 1].with_own_labels()
 
     acts = capture(model, batch, writers=compared_positions(batch) if batch.has_demonstrations else False)
     why = None if why is None else acts.view.check_head(why)

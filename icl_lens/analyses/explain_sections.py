@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any
 
 import torch
@@ -190,11 +190,21 @@ def scores(scored: ScoredPrompt, found: InputReport) -> ScoreReport:
 
 
 def _label_answers(scored: ScoredPrompt, found: InputReport) -> tuple[list[list[int]], Sequence[float]]:
-    """Return the labels' token ids in context, and log p of full labels unless each is a single token."""
-    labels = [list(ids) for ids in tokenize_labels(scored.model, scored.acts.batch)[1]]
-    if not any(len(ids) > 1 for ids in labels):
+    """Return the labels' token ids in context, and log p of whole labels unless each is a single token.
+
+    Those of labels that agree up to the decision are the tokens in which they agree, and log of the summed p.
+    """
+    batch = scored.acts.batch
+    ids = dict(zip(batch.whole_labels, tokenize_labels(scored.model, batch)[1], strict=True))
+    labels = []
+    for group in batch.label_groups:
+        columns = zip(*(ids[label] for label in group), strict=False)
+        labels.append([tokens[0] for tokens in takewhile(lambda tokens: len({*tokens}) == 1, columns)])
+    if not any(len(one) > 1 for one in ids.values()):
         return labels, ()
-    return labels, whole_label_log_probs(scored.model, scored.acts.batch)[0].tolist()
+    whole = whole_label_log_probs(scored.model, batch)[0]
+    groups = [[batch.whole_labels.index(label) for label in group] for group in batch.label_groups]
+    return labels, [float(whole[group].logsumexp(0)) for group in groups]
 
 
 def _token_answers(scored: ScoredPrompt, found: InputReport) -> tuple[list[list[int]], Sequence[float]]:

@@ -111,7 +111,7 @@ def check_pairs(
     }
     # A prompt that is the same in two arrangements runs once.
     row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(chain.from_iterable(arranged.values())))}
-    batch = tokenized([*row_of])
+    batch = tokenized([*row_of]).first_decisions()
     plan = plan_in_order(batch, run, n_tokens=CHECK_TOKENS)
 
     def top_tokens(rows: list[int]) -> dict[str, Tensor]:

@@ -28,7 +28,6 @@ from icl_lens.metrics import (
     label_aurocs,
     mean_aurocs,
     percentile_interval,
-    recent_label,
     weights_with_data,
 )
 from icl_lens.models.active_edits import active_edits, edits_note
@@ -242,19 +241,22 @@ def task_check(
     }
     # A prompt that is the same in two arrangements runs once.
     row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(chain.from_iterable(arranged.values())))}
-    batch = tokenized([*row_of])
+    batch = tokenized([replace(prompt, answer=None) for prompt in row_of])  # with all decisions between labels
+    labels = batch.whole_labels
     plan = plan_in_order(batch, run, n_tokens=CHECK_TOKENS)
     with start(run, model, batch, "task check", {}, plan=plan) as stream:
         checked = stream.map("check", lambda rows: {"scores": score(model, batch[rows])})
-    found = torch.from_numpy(checked["scores"])
+    found = batch.whole_scores(torch.from_numpy(checked["scores"]))
     rows: dict[Arrangement, list[int]] = {
         name: [row_of[prompt] for prompt in prompts_of] for name, prompts_of in arranged.items()
     }
     scores: dict[Arrangement, _Scores] = {
-        name: _Scores(found[own], batch.answer.cpu()[own], batch.label_mask.cpu()[own]) for name, own in rows.items()
+        name: _Scores(found[own], torch.tensor([labels.index(prompt.answer) for prompt in arranged[name]]))
+        for name, own in rows.items()
     }
     last_shown: dict[Arrangement, Tensor] = {
-        name: recent_label(batch.label_index).cpu()[own] for name, own in rows.items()
+        name: torch.tensor([labels.index(prompt.demonstrations[-1].label) for prompt in prompts_of])
+        for name, prompts_of in arranged.items()
     }
     queries = [prompt.query for prompt in prompts]
     weights = weights_with_data(queries)
@@ -296,12 +298,10 @@ def task_check(
             name: bootstrap_interval(one.correct, clusters=queries, bounds=(0.0, 1.0)) for name, one in scores.items()
         },
         auroc={name: interval(mean_aurocs(aurocs([name], answers)), bounds=(0.0, 1.0)) for name in scores},
-        label_auroc={
-            label: interval(of_labels[:, index], bounds=(0.0, 1.0)) for index, label in enumerate(batch.labels)
-        },
+        label_auroc={label: interval(of_labels[:, index], bounds=(0.0, 1.0)) for index, label in enumerate(labels)},
         effects=intervals,
         lesser=_lesser({name: effects[name] for name, one in intervals.items() if one.low > 0}, interval),
-        favorite=batch.labels[favorite],
+        favorite=labels[favorite],
         preference=interval(preferences[:, favorite]),
         last_label=float((last_shown["given"] == answers["given"]).double().mean()),
         one_label=float((answers["given"] == favorite).double().mean()),
@@ -315,12 +315,16 @@ class _Scores:
 
     log_probs: Float[Tensor, "batch label"]
     answer: Int[Tensor, " batch"]
-    choices: Bool[Tensor, "batch label"]
+
+    @property
+    def choices(self) -> Bool[Tensor, "batch label"]:
+        """Which labels each prompt offers."""
+        return self.log_probs > -torch.inf
 
     @classmethod
     def joint(cls, parts: Sequence["_Scores"]) -> "_Scores":
         """Return the scores of several arrangements, one after the other."""
-        return cls(*(torch.cat([getattr(one, name) for one in parts]) for name in ("log_probs", "answer", "choices")))
+        return cls(*(torch.cat([getattr(one, name) for one in parts]) for name in ("log_probs", "answer")))
 
     @property
     def predicted(self) -> Int[Tensor, " batch"]:

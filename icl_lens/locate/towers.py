@@ -149,11 +149,7 @@ def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> 
                     for prompt, query, partner in zip(prompts, queries, partners, strict=True)
                 ],
             )
-    column = [
-        {label: i for i, labels in enumerate(batch.label_groups) if row[i] for label in labels}
-        for row in batch.label_mask.tolist()
-    ]
-    partner = torch.tensor([of[label] for of, label in zip(column, partners, strict=True)])
+    partner = batch.label_columns(partners).cpu()
     tokens = batch.label_token_positions.cpu().flatten(1)
     return TowerPrompts(batch, tokens, partner, donors, answers)
 

@@ -187,6 +187,19 @@ class PromptBatch:
         others = self._label_tokens_where(self.label_tokens != targets.to(self.label_tokens.device)[:, None])
         return others if bool((others >= 0).any()) else None
 
+    def label_columns(self, names: Sequence[str]) -> Int[Tensor, " batch"]:
+        """Return the index in `labels` of what stands for a whole label in each row, which must be one of its choices.
+
+        Example:
+            >>> batch.label_columns(["foo"])
+            tensor([1])
+        """
+        found = [
+            next(i for i, group in enumerate(self.label_groups) if mask[i] and name in group)
+            for mask, name in zip(self.label_mask.tolist(), names, strict=True)
+        ]
+        return torch.tensor(found, device=self.answer.device)
+
     @property
     def has_several_labels(self) -> bool:
         """Whether any prompt has several labels to choose from."""
@@ -249,10 +262,9 @@ class PromptBatch:
         by_row = torch.stack([scores.masked_fill(~mask, 0.0) @ stands_for, mask.to(scores) @ stands_for], dim=-1)
         prompts = torch.arange(len(self)) if self.decision_index is None else self.decision_index.cpu()
         _, number = prompts.unique(return_inverse=True)
-        found = by_row.new_zeros(int(number.max()) + 1, *by_row.shape[1:]).index_add(
-            0, number.to(scores.device), by_row
-        )
-        return found[..., 0].masked_fill(found[..., 1] == 0, -torch.inf)
+        found = by_row.new_zeros(int(number.max()) + 1, *by_row.shape[1:])
+        total, n_choices = found.index_add(0, number.to(scores.device), by_row).unbind(-1)
+        return total.masked_fill(n_choices == 0, -torch.inf)
 
     @property
     def queries(self) -> tuple[str, ...]:
@@ -430,6 +442,13 @@ class PromptBatch:
             label_index=index[self.label_index],
             answer=index[self.answer],
         )
+
+    def first_decisions(self) -> "PromptBatch":
+        """Return one row per prompt, the one that ends with the prompt."""
+        if self.decision_index is None:
+            return self
+        before = torch.cat([self.decision_index.new_full((1,), -1), self.decision_index[:-1]])
+        return replace(self[self.decision_index != before], decision_index=None)
 
     def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Tensor) -> "PromptBatch":
         """Return the selected rows as a batch; an integer selects a batch of one row.
