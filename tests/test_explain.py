@@ -235,11 +235,9 @@ def test_labels_of_several_tokens_are_scored_by_one_and_shown_whole(pair):  # no
 def test_labels_that_begin_alike_are_explained(pair):  # noqa: F811
     model, _ = pair
     text = "John : zoo store : zed went :"
-    with pytest.raises(il.InputError, match="shared_prefix"):
-        il.explain(model, text, k=2)
-    explanation = il.explain(model, text, k=2, shared_prefix="append")
+    explanation = il.explain(model, text, k=2)
     assert explanation.input.n_shared_tokens >= 2
-    assert len(explanation.input.tokens) == il.tokenize(model, text, shared_prefix="append").tokens.shape[1]
+    assert len(explanation.input.tokens) == il.tokenize(model, text).tokens.shape[1]
     assert set(explanation.scores.scored_tokens) == {"o", "e"}
     assert f"{text} z" in ex.terminal_text(explanation)
     assert "".join(piece for piece, _ in prompt_pieces(explanation)) == f"{text} z"

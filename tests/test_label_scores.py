@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from small_tokenizers import model_of
 from tolerance import assert_close
 
 import icl_lens as il
@@ -70,29 +69,6 @@ def test_every_function_that_scores_labels_names_them(gpt2):
     ):
         assert scores.labels == ("no", "yes")
         assert len(scores.to_frame()) == 2
-
-
-ADVICE = [  # labels, and whether appending is advised
-    (("food", "foot"), True),
-    (("fooda", "foodb", "foot"), False),  # not all differ after the shared token
-    (("foo", "food"), False),  # one has no token after it
-    (("food", "foot", "bar"), False),
-]
-
-
-@pytest.mark.parametrize(("labels", "is_advised"), ADVICE, ids=range(len(ADVICE)))
-def test_appending_is_advised_where_it_works(labels, is_advised):
-    prompt = il.Prompt([il.Demonstration("a", label) for label in labels], "b")
-    with pytest.raises(InputError) as refused:
-        il.tokenize(model_of("byte"), prompt)
-    assert ("shared_prefix=" in str(refused.value)) == is_advised
-    assert ("--shared-prefix append" in shell_spelling(str(refused.value))) == is_advised
-    try:
-        il.tokenize(model_of("byte"), prompt, shared_prefix="append")
-    except InputError:
-        assert not is_advised
-    else:
-        assert is_advised
 
 
 @pytest.mark.parametrize(

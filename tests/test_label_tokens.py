@@ -92,7 +92,7 @@ def case(request: Any, load_tiny: Any, family_folder: Any, float64: None) -> Any
     name, which = request.param
     prompts, n_shared = SETS[which]
     model = load_tiny(name, dtype=torch.float64)
-    batch = il.tokenize(model, prompts, prepend_bos=False, shared_prefix="append" if n_shared else "error")
+    batch = il.tokenize(model, prompts, prepend_bos=False)
     return model, batch, [counted(prompt, n_shared) for prompt in prompts], hf_twin(family_folder, name)
 
 

@@ -125,7 +125,7 @@ def test_a_space_too_many_is_the_first_token_of_its_label(kind):
 def test_appending_what_the_labels_share(kind):
     prompt = prompt_of(("love", "food"), ("two", "foot"), answer="foot")
     longer = prompt_of(("happy", "foot"), ("sad", "food"), ("nine", "foot"), answer="food")
-    batch = tokenize(model_of(kind), [prompt, longer], shared_prefix="append", prepend_bos=False)
+    batch = tokenize(model_of(kind), [prompt, longer], prepend_bos=False)
     assert strings(kind, batch.tokens[0, :11])[1:] == "_: _foo d _two _: _foo t _one _: _foo".split()
     assert batch.label_positions[0].tolist() == [3, 7, -1]
     assert batch.last.tolist() == [10, 14]
@@ -134,7 +134,6 @@ def test_appending_what_the_labels_share(kind):
     assert strings(kind, batch.answer_tokens) == ["t", "d"]
     assert batch.attention_mask.sum(-1).tolist() == [11, 15]
     assert batch.query_range[0].tolist() == [8, 9]
-    assert_same(*(tokenize(model_of(kind), PAPER, shared_prefix=how) for how in ("append", "error")))  # nothing shared
 
 
 @pytest.mark.parametrize("kind", ["byte", "byte-trimmed", "byte-prefixed", "metaspace"])
@@ -165,7 +164,7 @@ def test_a_label_of_bytes_ends_with_its_last_byte():
     assert batch.label_ranges.tolist() == [[[2, 5], [10, 11]]]
     assert strings("metaspace", batch.label_tokens) == ["_foo", "_"]
     assert batch.text_ranges.tolist() == [[[0, 1], [6, 9]]]
-    batch = tokenize(model_of("metaspace"), prompt_of(("a", "é"), ("two", "è")), shared_prefix="append")
+    batch = tokenize(model_of("metaspace"), prompt_of(("a", "é"), ("two", "è")))
     assert strings("metaspace", batch.tokens[0, -2:]) == ["_", "<0xC3>"]
     assert strings("metaspace", batch.label_tokens) == ["<0xA8>", "<0xA9>"]
     assert (batch.label_positions[:, None] - batch.label_ranges[..., 0]).tolist() == [[[1, 1]]]
@@ -285,13 +284,9 @@ REFUSED = [
     ("word", [], {}, "at least one prompt"),
     ("word", PAPER, {"labels": ["bar"]}, "add 'foo'"),
     ("word", prompt_of(("love", " foo"), ("two", "foo")), {}, "' foo' and 'foo' have the same tokens 'foo'"),
-    ("byte", labeled(" foo", " bar"), {}, "' foo' and ' bar' share their first token ' ' .*remove the white space"),
-    ("byte", labeled("food", "foot"), {}, "'food' and 'foot' share their first token ' foo' .*shared_prefix="),
-    # appending does not help, and is not offered
-    ("byte", labeled("food", "foot", "bar"), {}, r"share their first token ' foo' \(id \d+\); choose [^,]*$"),
-    ("byte", labeled("food", "foot", "bar"), {"shared_prefix": "append"}, "share their first token ' foo'.*not all of"),
-    ("byte", labeled("foo", "food"), {"shared_prefix": "append"}, "begin with the tokens of 'foo', ' foo'"),
-    ("byte", labeled("fooda", "foodb", "foot"), {"shared_prefix": "append"}, "share their token 2, 'd' .*not all of"),
+    # one begins with the tokens of another, and a text follows it
+    ("byte", labeled("foo", "food"), {}, "'foo' begin those of another label, and the template has no token"),
+    ("byte", Prompt([], "a", "food", ("foo", "food")), {}, "'foo' begin those of another label"),
     # words that the tokenizer does not know
     ("word", prompt_of(("love", "foo"), ("zebra", "bar"), ("love yak", "bar")), {}, "got 'zebra', 'yak';"),
     ("word", prompt_of(*[(f"w{i}", "foo") for i in range(12)]), {}, "'w9' and 2 more"),

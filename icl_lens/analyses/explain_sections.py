@@ -184,7 +184,7 @@ def scores(scored: ScoredPrompt, found: InputReport) -> ScoreReport:
         compared_with=tuple(scored.names[i] for i in scored.others),
         contrast_adds_up=len(scored.others) == 1 and readout.using(**scored.readout_options).is_affine,
         spellings=spellings,
-        scored_tokens=tuple(spelling[found.n_shared_tokens] for spelling in spellings),
+        scored_tokens=tuple(name for (name,) in name_tokens(tokenizer, [[token] for token in scored.tokens.tolist()])),
         whole_log_probs=tuple(whole),
     )
 

@@ -241,7 +241,9 @@ def task_check(
     }
     # A prompt that is the same in two arrangements runs once.
     row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(chain.from_iterable(arranged.values())))}
-    batch = tokenized([replace(prompt, answer=None) for prompt in row_of])  # with all decisions between labels
+    batch = tokenized([*row_of])
+    if batch.decision_index is not None:  # run all decisions between labels, not the answer's alone
+        batch = tokenized([replace(prompt, answer=None) for prompt in row_of])
     labels = batch.whole_labels
     plan = plan_in_order(batch, run, n_tokens=CHECK_TOKENS)
     with start(run, model, batch, "task check", {}, plan=plan) as stream:

@@ -14,6 +14,7 @@ from icl_lens.prompts.label_tokens import Ids, LabelColumns, LabelTokens
 from icl_lens.prompts.plain_text import Text, tokenize_plain
 from icl_lens.prompts.prompt import (
     DEFAULT_TEMPLATE,
+    Demonstration,
     Prompt,
     Span,
     Template,
@@ -111,16 +112,19 @@ def _tokenize(
     label_tokens = LabelTokens(tokenizer)
     for (row, label), text in zip(pairs, continuations, strict=True):
         label_tokens.add(label, text.continuation_tokens(texts[row], template.gap), f"after the query of prompt {row}")
-    following: dict[str, set[int]] = {}  # the tokens that follow each label in demonstrations
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         for demonstration, (start, stop) in zip(prompt.demonstrations, label_ranges[row], strict=True):
             label_tokens.add(demonstration.label, text.ids[start:stop], f"in a demonstration of prompt {row}")
-            following.setdefault(demonstration.label, set()).update(text.ids[stop : stop + 1])
     compared = {own: None for prompt, own in zip(prompts, own_labels, strict=True) if not _is_own_word(prompt)}
     unfinished = {label: None for own in compared for label in label_tokens.check_different(own)}
     n_tokens = {label: len(ids) for label, (ids, _) in label_tokens.seen.items()}
-    for label in unfinished:
-        label_tokens.end_with(following.get(label, set()), label)
+    if unfinished:  # another label begins with the tokens of these, which end with the template's next token
+        query = next((prompt.query for prompt in prompts if prompt.query), "1")
+        shown = [template.render(Prompt([Demonstration(query, label)], query, label)) for label in unfinished]
+        for label, text in zip(unfinished, tokenize_texts(tokenizer, shown), strict=True):
+            _, stop = text.label_range(text.rendered.label_spans[0], template.gap)
+            is_own = text.ends[stop] <= text.rendered.starts[1]  # and not the next text's
+            label_tokens.end_with(text.ids[stop] if is_own else None, label)
 
     if starts is None:
         found = [

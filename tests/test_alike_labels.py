@@ -1,0 +1,185 @@
+"""Labels that begin alike: where they part, by hand; numbers at each decision, against the same text written out."""
+
+import json
+
+import pytest
+import torch
+from small_tokenizers import model_of
+from tolerance import assert_close
+
+import icl_lens as il
+from icl_lens.prompts.batch import PromptBatch
+
+LINES = il.Template("{text} : {label}", "{text} :", " the ")
+# In the tiny models' vocabulary, each word is a token.
+SHOWN = [("love", "cat dog"), ("sad", "cat bar"), ("nine", "foo"), ("two", "cat"), ("red", "cat dog foo")]
+DEMONSTRATIONS = [il.Demonstration(text, label) for text, label in SHOWN]
+ANSWERS = ["cat dog foo", "foo", "cat", "cat bar"]
+PROMPTS = [il.Prompt(DEMONSTRATIONS, query, answer) for query, answer in zip("one like happy eight".split(), ANSWERS, strict=True)]
+# Rows by hand: the prompt, what is appended, the answer's token, and the tokens of what it is compared with.
+ROWS = [
+    (0, "", "cat", {"foo"}),
+    (0, "cat", "dog", {"bar", "the"}),
+    (0, "cat dog", "foo", {"the"}),
+    (1, "", "foo", {"cat"}),
+    (2, "", "cat", {"foo"}),
+    (2, "cat", "the", {"dog", "bar"}),
+    (3, "", "cat", {"foo"}),
+    (3, "cat", "bar", {"dog", "the"}),
+]
+
+
+def token_of(model, word: str) -> int:
+    (token,) = model.tokenizer(word, add_special_tokens=False)["input_ids"]
+    return token
+
+
+@pytest.fixture(scope="module")
+def batch(gpt2):
+    return il.tokenize(gpt2, PROMPTS, template=LINES, prepend_bos=False)
+
+
+def written_out(model, batch) -> PromptBatch:
+    """The rows as plain token ids: text and appended words, with target and comparisons."""
+    texts = [f"{LINES.render(PROMPTS[number]).text} {start}".strip() for number, start, _, _ in ROWS]
+    rows = [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    against = [sorted(token_of(model, word) for word in others) for *_, others in ROWS]
+    targets = [token_of(model, answer) for _, _, answer, _ in ROWS]
+    return PromptBatch.from_tokens(rows, model=model, targets=targets, against=against)
+
+
+def test_each_decision_has_a_row(gpt2, batch):
+    plain = written_out(gpt2, batch)
+    assert torch.equal(batch.tokens, plain.tokens)
+    assert batch.decision_index.tolist() == [number for number, *_ in ROWS]
+    assert torch.equal(batch.answer_tokens, plain.answer_tokens)
+    compared = [{token for token in row if token >= 0} for row in batch.other_label_tokens.tolist()]
+    assert compared == [{token_of(gpt2, word) for word in others} for *_, others in ROWS]
+    assert batch.labels == ("cat…", "cat", "cat bar", "cat dog…", "cat dog", "cat dog foo", "foo")
+    assert [batch.labels[index] for index in batch.answer] == [
+        *("cat…", "cat dog…", "cat dog foo", "foo", "cat…", "cat", "cat…", "cat bar")
+    ]
+    # Each demonstration's label is read where it parts from what is appended.
+    read = [[batch.token_strings[row][at] for at in batch.label_positions[row]] for row in (0, 1, 2)]
+    assert [[word.strip() for word in row] for row in read] == [
+        ["cat", "cat", "foo", "cat", "cat"],
+        ["dog", "bar", "foo", "the", "dog"],
+        ["the", "bar", "foo", "the", "foo"],
+    ]
+    assert "4 prompts at 8 decisions" in repr(batch)
+    assert batch.queries == tuple(PROMPTS[number].query for number, *_ in ROWS)
+    assert PromptBatch.from_state(*json_copy(batch)).labels == batch.labels
+
+
+def json_copy(batch):
+    tensors, values = batch.to_state()
+    return tensors, json.loads(json.dumps(values))
+
+
+def test_without_answer_all_decisions_are_made_and_batches_have_the_same_labels(gpt2, batch):
+    asked = il.tokenize(gpt2, il.Prompt(DEMONSTRATIONS, "one"), template=LINES, prepend_bos=False)
+    assert asked.tokens.shape[0] == 3
+    assert asked.labels == batch.labels == il.tokenize(gpt2, PROMPTS[1:2], template=LINES).labels
+    assert il.tokenize(gpt2, il.Prompt(DEMONSTRATIONS[2:4], "one", "foo")).decision_index is None
+
+
+def test_numbers_of_a_decision_are_those_of_the_text_written_out(gpt2, batch):
+    """Increases, contrasts, effects and log-odds; `from_tokens` knows nothing of labels."""
+    plain = written_out(gpt2, batch)
+    ours, theirs = il.capture(gpt2, batch), il.capture(gpt2, plain)
+    contrasts = [
+        il.head_log_prob_increase(one, b.answer_tokens, against=against)
+        for one, b, against in ((ours, batch, batch.other_label_tokens), (theirs, plain, plain.against))
+    ]
+    assert_close(*contrasts)
+    assert contrasts[0].abs().max() > 1e-3
+    effects = [il.head_effects(gpt2, one) for one in (batch, plain)]
+    assert_close(effects[0].log_odds, effects[1].log_odds)
+    assert_close(effects[0].log_prob, effects[1].log_prob)
+    ablated = [il.Ablate(["L1H0"], positions="last")]
+    alone = torch.cat([il.score(gpt2, batch[row], [ablated]) for row in range(len(batch))])
+    assert_close(il.score(gpt2, batch, [ablated]), alone)
+
+
+def test_whole_scores_are_sums_over_the_labels_tokens(gpt2, family_run):
+    """Here every token of a label decides, so the sum is log p of the label and, after "cat", of what follows it."""
+    hf, batch = family_run("gpt2").hf.float(), None
+    prompts = [il.Prompt(DEMONSTRATIONS[:4], query) for query in ("one", "like")]
+    batch = il.tokenize(gpt2, prompts, template=LINES, prepend_bos=False)
+    found = batch.whole_scores(il.score(gpt2, batch))
+    assert batch.whole_labels == ("cat", "cat bar", "cat dog", "foo")
+    for row, prompt in enumerate(prompts):
+        text = LINES.render(prompt).text
+        for column, label in enumerate(("cat the", "cat bar", "cat dog", "foo")):
+            ids = gpt2.tokenizer(f"{text} {label}", add_special_tokens=False, return_tensors="pt")["input_ids"]
+            n = len(label.split())
+            with torch.no_grad():
+                log_probs = hf(ids).logits[0].log_softmax(-1)
+            theirs = sum(float(log_probs[-1 - n + i, ids[0, len(ids[0]) - n + i]]) for i in range(n))
+            assert_close(found[row, column], theirs)
+    hf.double()
+    pairs = [label for label in batch.whole_labels if " " in label]
+    whole = il.whole_label_log_probs(gpt2, batch)
+    assert whole.labels == batch.whole_labels
+    for label in pairs:
+        column = batch.whole_labels.index(label)
+        assert_close(whole[[0, 2], column], found[:, column])
+
+
+def test_calibration_demonstrations_and_towers_take_decisions(gpt2, batch):
+    """Row by row what they are for the row alone; texts removed from a prompt keep what is appended."""
+    one = [il.calibrated_scores(gpt2, batch[row], inputs=["nine", "red"]) for row in range(len(batch))]
+    assert_close(il.calibrated_scores(gpt2, batch, inputs=["nine", "red"]), torch.cat(one))
+    removed = il.demonstration_effects(gpt2, batch, ways=["removed"]).log_odds[..., 0]
+    row = 2  # "cat dog foo" against "cat dog"
+    shown = [d for place, d in enumerate(DEMONSTRATIONS) if place != 1]
+    text = f"{LINES.render(il.Prompt(shown, 'one')).text} cat dog"
+    ids = [gpt2.tokenizer(text, add_special_tokens=False)["input_ids"]]
+    foo, end = token_of(gpt2, "foo"), token_of(gpt2, "the")
+    without = il.score(gpt2, PromptBatch.from_tokens(ids, model=gpt2), read=lambda log_probs, _: log_probs)[0]
+    intact = il.score(gpt2, written_out(gpt2, batch)[row], read=lambda log_probs, _: log_probs)[0]
+    assert_close(removed[row, 1], (intact[foo] - intact[end]) - (without[foo] - without[end]), scale=10)
+    with pytest.raises(il.InputError, match="classes='binary'"):
+        il.two_towers(gpt2, PROMPTS * 5, template=LINES)
+    two = [d for d in DEMONSTRATIONS if d.label in ("cat dog", "cat bar")]
+    more = [il.Demonstration("happy", "cat bar"), il.Demonstration("like", "cat dog")]
+    prompts = [il.Prompt([*two, *more], q, a) for q, a in (("love", "cat dog"), ("sad", "cat bar"))] * 6
+    assert il.tokenize(gpt2, prompts, template=LINES).n_appended.tolist() == [1] * 12
+    towers = il.two_towers(gpt2, prompts, ["L1H0"], template=LINES, n_random=2)
+    assert bool(torch.tensor(towers.lost["query"].value).isfinite())
+
+
+def test_a_check_compares_whole_labels(gpt2):
+    """The accuracy is that of the largest of the whole labels' scores, in prompts with all decisions."""
+    queries = "one like happy eight love sad red nine two".split()
+    labels = ("cat dog", "cat bar", "foo")
+    prompts = [
+        il.Prompt([il.Demonstration(t, labels[(i + n) % 3]) for n, t in enumerate(queries[:4])], q, labels[i % 3])
+        for i, q in enumerate(queries * 3)
+    ]
+    check = il.task_check(gpt2, prompts, template=LINES)
+    asked = il.tokenize(gpt2, [il.Prompt(p.demonstrations, p.query, labels=p.labels) for p in prompts], template=LINES)
+    best = asked.whole_scores(il.score(gpt2, asked)).argmax(1).tolist()
+    right = [asked.whole_labels[index] == prompt.answer for index, prompt in zip(best, prompts, strict=True)]
+    assert check.accuracy["given"].value == pytest.approx(sum(right) / len(right))
+    assert set(check.label_auroc) == {*labels}
+
+
+def test_the_last_decision_is_explained(gpt2):
+    explanation = il.explain(gpt2, PROMPTS[3], template=LINES, k=2)
+    assert explanation.target == "cat bar"
+    assert set(explanation.scores.compared_with) == {"cat dog…", "cat"}
+    assert explanation.input.n_shared_tokens == 1
+    first = il.explain(gpt2, il.tokenize(gpt2, PROMPTS[3], template=LINES)[0], k=2)
+    assert first.target == "cat…"
+    assert first.scores.compared_with == ("foo",)
+
+
+def test_numbers_from_ten_on_are_labels():
+    """After "1", "10" goes on with a digit and "1" with the line break."""
+    model, lines = model_of("metaspace"), il.Template("{text} : {label}", "{text} :", "\n")
+    shown = [il.Demonstration(f"t{n}", str(n)) for n in (1, 2, 10, 12)]
+    batch = il.tokenize(model, il.Prompt(shown, "t", "1"), template=lines)
+    names = [[batch.token_names[row][at] for at in batch.label_positions[row]] for row in range(2)]
+    assert names == [["1", "2", "1", "1"], ["⏎", "2", "0", "2"]]
+    assert batch.label_ranges[1, 0].diff().item() == 2
