@@ -15,7 +15,10 @@ LINES = il.Template("{text} : {label}", "{text} :", " the ")
 SHOWN = [("love", "cat dog"), ("sad", "cat bar"), ("nine", "foo"), ("two", "cat"), ("red", "cat dog foo")]
 DEMONSTRATIONS = [il.Demonstration(text, label) for text, label in SHOWN]
 ANSWERS = ["cat dog foo", "foo", "cat", "cat bar"]
-PROMPTS = [il.Prompt(DEMONSTRATIONS, query, answer) for query, answer in zip("one like happy eight".split(), ANSWERS, strict=True)]
+PROMPTS = [
+    il.Prompt(DEMONSTRATIONS, query, answer)
+    for query, answer in zip("one like happy eight".split(), ANSWERS, strict=True)
+]
 # Rows by hand: the prompt, what is appended, the answer's token, and the tokens of what it is compared with.
 ROWS = [
     (0, "", "cat", {"foo"}),
