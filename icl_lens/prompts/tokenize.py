@@ -123,7 +123,8 @@ def _tokenize(
         shown = [template.render(Prompt([Demonstration(query, label)], query, label)) for label in unfinished]
         for label, text in zip(unfinished, tokenize_texts(tokenizer, shown), strict=True):
             _, stop = text.label_range(text.rendered.label_spans[0], template.gap)
-            is_own = text.ends[stop] <= text.rendered.starts[1]  # and not the next text's
+            span, texts_begin = text.rendered.label_spans[0], (text.rendered.text_spans[0][0], text.rendered.starts[1])
+            is_own = text.ends[stop] <= min(start for start in texts_begin if start >= span[1])  # and no text's
             label_tokens.end_with(text.ids[stop] if is_own else None, label)
 
     if starts is None:
