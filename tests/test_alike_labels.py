@@ -8,6 +8,7 @@ from small_tokenizers import model_of
 from tolerance import assert_close
 
 import icl_lens as il
+from icl_lens.analyses import task_behavior
 from icl_lens.prompts.batch import PromptBatch
 
 LINES = il.Template("{text} : {label}", "{text} :", " the ")
@@ -152,8 +153,14 @@ def test_calibration_demonstrations_and_towers_take_decisions(gpt2, batch):
     assert bool(torch.tensor(towers.lost["query"].value).isfinite())
 
 
-def test_a_check_compares_whole_labels(gpt2):
-    """The accuracy is that of the largest of the whole labels' scores, in prompts with all decisions."""
+def test_a_check_compares_whole_labels(gpt2, monkeypatch):
+    """The model says "cat" (60 %) rather than "foo", but "foo" (40 %) rather than "cat dog" or "cat bar" (30 %)."""
+    probability = {"cat…": 0.6, "foo": 0.4, "cat dog": 0.5, "cat bar": 0.5}
+
+    def score(model, batch):
+        return torch.tensor([[probability[label] for label in batch.labels]] * len(batch)).log()
+
+    monkeypatch.setattr(task_behavior, "score", score)
     queries = "one like happy eight love sad red nine two".split()
     labels = ("cat dog", "cat bar", "foo")
     prompts = [
@@ -161,10 +168,8 @@ def test_a_check_compares_whole_labels(gpt2):
         for i, q in enumerate(queries * 3)
     ]
     check = il.task_check(gpt2, prompts, template=LINES)
-    asked = il.tokenize(gpt2, [il.Prompt(p.demonstrations, p.query, labels=p.labels) for p in prompts], template=LINES)
-    best = asked.whole_scores(il.score(gpt2, asked)).argmax(1).tolist()
-    right = [asked.whole_labels[index] == prompt.answer for index, prompt in zip(best, prompts, strict=True)]
-    assert check.accuracy["given"].value == pytest.approx(sum(right) / len(right))
+    assert check.accuracy["given"].value == pytest.approx(1 / 3)
+    assert check.favorite == "foo"
     assert set(check.label_auroc) == {*labels}
 
 
