@@ -11,6 +11,9 @@ from tolerance import assert_close
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
+from experiments import vectors
+from icl_lens.models.gguf_header import cached_parser
+from icl_lens.models.installed import SMOLLM2
 
 SHOWN = ["love", "like", "hate", "happy", "sad", "eight", "two", "one", "nine", "three"]
 ARROWS = il.Template("{text} : {label}", "{text} :", separator=" ")
@@ -79,3 +82,41 @@ def test_the_recipe_with_kept_keys_is_the_recipe(pair):
     means = recipe.mean_outputs(pair.hf, rows(batch))
     given = pair.hf, rows(batch), batch.answer_tokens.tolist(), means
     assert_close(recipe.indirect_effects(*given, cached=True), recipe.indirect_effects(*given))
+
+
+@pytest.mark.real_model
+@pytest.mark.slow
+@pytest.mark.skipif(SMOLLM2.status != "installed", reason=f"{SMOLLM2.name} is not installed: {SMOLLM2.command}")
+def test_on_smollm2_the_recipe_gives_the_heads_and_gains_of_the_page():
+    """Ten demonstrations, in float32: effects of all heads, the ten largest, and what their vector gains zero-shot."""
+    model = il.load_model("smollm2-135m", device="cpu")
+    with cached_parser("the file"):
+        hf = AutoModelForCausalLM.from_pretrained(
+            SMOLLM2.path.parent, gguf_file=SMOLLM2.path.name, dtype=torch.float32, **families.EAGER
+        ).eval()
+    tasks = [vectors.draw(name) for name in vectors.TASKS]
+    means, theirs, ours = [], [], []
+    for task in tasks:
+        clean, corrupted = (vectors.tokenized(model, some) for some in (task.clean, task.shuffled))
+        means.append(recipe.mean_outputs(hf, rows(clean)))
+        answers = corrupted.answer_tokens.tolist()
+        theirs.append(recipe.indirect_effects(hf, rows(corrupted), answers, means[-1], cached=True))
+        ours.append(vectors.indirect_effects(model, task).double())
+        print(f"effects differ by up to {(ours[-1] - theirs[-1]).abs().max():.1e}")
+        torch.testing.assert_close(ours[-1], theirs[-1], atol=1e-4, rtol=0)
+        assert theirs[-1].mean(0).max() > 0.02
+    heads = recipe.top_heads(torch.cat(theirs), vectors.N_HEADS)
+    assert [tuple(head) for head in vectors.top(torch.cat(ours).mean(0))] == heads
+    for task, outputs in zip(tasks, means, strict=True):
+        asked, test = (vectors.tokenized(model, some) for some in (task.asked, task.test))
+        vector = recipe.function_vector(outputs, heads)
+        mine = il.function_vector(model, vectors.tokenized(model, task.clean), [il.Head(*head) for head in heads])
+        torch.testing.assert_close(mine.double(), vector.double(), atol=1e-4, rtol=0)
+        before = recipe.log_probs_with(hf, rows(test))
+        layer = il.vector_gains(model, mine, asked).best
+        after = recipe.log_probs_with(hf, rows(test), vector, layer)
+        found = il.vector_gains(model, mine, test, layers=[layer])
+        gain = (after - before)[torch.arange(len(test)), test.answer_tokens]
+        print(f"after layer {layer}: {gain.mean():+.3f}, and {(found.gain[:, 0] - gain).abs().max():.1e} apart")
+        torch.testing.assert_close(found.gain[:, 0], gain, atol=1e-3, rtol=0)
+        assert found.top1[:, 0].tolist() == (after.argmax(1) == test.answer_tokens).tolist()

@@ -43,7 +43,7 @@ def mean_outputs(hf: Any, prompts: Iterable[Ids]) -> Tensor:
         z: dict[int, Tensor] = {}
         with ExitStack() as stack:
             for layer, module in enumerate(_projections(hf)):
-                hook = module.register_forward_pre_hook(lambda _, x, layer=layer: z.update({layer: x[0][0, -1]}))
+                hook = module.register_forward_pre_hook(lambda _, x, layer=layer, z=z: z.update({layer: x[0][0, -1]}))
                 stack.callback(hook.remove)
             _run(hf, [ids])
         own = [torch.einsum("hd,hdm->hm", z[i].reshape(W.shape[:2]), W) for i, W in enumerate(_weights(hf))]
@@ -91,8 +91,8 @@ def indirect_effects(
 def top_heads(effects: Tensor, n: int) -> list[tuple[int, int]]:
     """Return the n heads (layer, head) with the largest average of effects [prompt layer head]."""
     mean = effects.mean(0)
-    order = sorted(((float(mean[i, j]), i, j) for i in range(mean.shape[0]) for j in range(mean.shape[1])), reverse=True)
-    return [(layer, head) for _, layer, head in order[:n]]
+    heads = [(i, j) for i in range(mean.shape[0]) for j in range(mean.shape[1])]
+    return sorted(heads, key=lambda head: float(mean[head]), reverse=True)[:n]
 
 
 def function_vector(means: Tensor, heads: Iterable[tuple[int, int]]) -> Tensor:
@@ -101,7 +101,7 @@ def function_vector(means: Tensor, heads: Iterable[tuple[int, int]]) -> Tensor:
 
 
 def log_probs_with(hf: Any, prompts: Iterable[Ids], vector: Tensor | None = None, layer: int = 0) -> Tensor:
-    """Return log-probabilities after each prompt [prompt vocab], with a vector added after a layer at the last token."""
+    """Return log-probabilities after each prompt [prompt vocab], with a vector added after a layer at the last one."""
     found = []
     for ids in prompts:
         with ExitStack() as stack:
