@@ -1,4 +1,4 @@
-"""`python -m experiments list | run FINDING… | docs | tasks | ground-truth`: measure the findings on any model."""
+"""`python -m experiments list | run FINDING… | docs | tasks | vectors | ground-truth`: the findings on any model."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 TASK_ROWS = Path(__file__).parent / "task_table.jsonl"
+VECTOR_ROWS = Path(__file__).parent / "vectors.jsonl"
 COMMAND = "python -m experiments run"
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder of results.")]
 HalvesOption = Annotated[
@@ -132,6 +133,20 @@ def tasks(
     measured = task_table.read(rows)
     write_text(rows.with_suffix(".md"), task_table.tables(measured, SMOLLM2))
     write_text(rows.with_name("task_comparison.md"), task_table.comparison(measured))
+
+
+@app.command("vectors")
+@grouped
+def vectors_(
+    model: ModelOptions,
+    rows: Annotated[Path, typer.Option(help="File of measured rows; the tables are written next to it.")] = VECTOR_ROWS,
+) -> None:
+    """Measure what function vectors and task vectors add without demonstrations, beside controls."""
+    from experiments import vectors
+    from icl_lens.files import write_text
+
+    found = vectors.run(model.load(), rows, report=PlainConsole().print)
+    write_text(rows.with_suffix(".md"), vectors.page(found))
 
 
 @app.command("ground-truth")

@@ -104,12 +104,34 @@ def test_a_continuation_is_the_prompt_and_then_a_demonstration(template):
     assert rendered.label_spans == continued.label_spans
 
 
+def test_labels_before_texts_are_asked_at_the_end():
+    """Each label follows the same words and spaces, in a demonstration and after the query."""
+    prompt = Prompt([Demonstration("love", "bar"), Demonstration("a two", "foo")], "one", "foo")
+    for template, text, gap in (
+        (Template("{label}: {text}", "{text} ->", ", ", prefix=" "), " bar: love, foo: a two, one ->", " "),
+        (Template("L: {label}|T: {text}", "T: {text}|L:", "\n"), "L: bar|T: love\nL: foo|T: a two\nT: one|L:", " "),
+        (Template("{label}|{text}", "{text}|", "\n"), "bar|love\nfoo|a two\none|", ""),
+    ):
+        for found, answer in ((template.render(prompt), ()), (template.continuation(prompt, "foo"), ("foo",))):
+            assert found.text == text + "".join(gap + one for one in answer)
+            read = [found.text[slice(*span)] for span in (*found.label_spans, *found.text_spans, found.query_span)]
+            assert read == ["bar", "foo", *answer, "love", "a two", "one"]
+            assert [found.text[start:].split(template.separator)[0] for start in found.starts][:2] == [
+                template.demonstration.format(text=one.text, label=one.label).split(template.separator)[0]
+                for one in prompt.demonstrations
+            ]
+        assert template.gap == gap
+
+
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
         ({"demonstration": "{text} : foo"}, "must contain {label} once"),
         ({"demonstration": "{text} {text} : {label}"}, "must contain {text} once"),
-        ({"demonstration": "{label} : {text}"}, "{text} before {label}"),
+        ({"demonstration": "Label: {label} Text: {text}"}, "query must contain {text} once and then end in 'Label:'"),
+        ({"demonstration": "{label} : {text}", "query": "Label:"}, "query must contain {text} once"),
+        ({"demonstration": "A: {label} {text}", "query": "{text} A: "}, "once and then end in 'A:'"),
+        ({"demonstration": "{label} {text}", "query": "{text} : "}, "query='{text} :'"),
         ({"query": "{text} ->"}, "write query='{text} :'"),
         ({"demonstration": "{text} ->  {label}"}, "write query='{text} ->'"),
         ({"demonstration": "{text}\n{label}", "query": "{text}"}, "write query='{text}\\n'"),

@@ -116,6 +116,11 @@ class TokenOptions:
         reject_options(self, "system", reason="only --chat has a system message")
         demonstration = unescape(self.template)
         before, _, after = demonstration.partition("{label}")
+        if "{label}" in demonstration and "{text}" in after:
+            raise InputError(
+                f"--template must have {{text}} before {{label}}, got {_quoted(demonstration)}; in Python, "
+                "il.Template(demonstration, query) takes labels before texts"
+            )
         gap = after[len(after.rstrip()) :]
         if self.separator is None and gap:
             raise InputError(

@@ -272,7 +272,11 @@ class Template:
     one token, so a query that ends in a space would be followed by a token that no demonstration contains.
     `prefix=" "` likewise puts a space before the first word, which such tokenizers may otherwise split differently.
 
-    Raise InputError for a field that is missing, repeated or out of order, and for a query that differs from this cut.
+    A demonstration may have its label before its text. The query then has words of its own, and ends as the
+    demonstration does before its label: "label: {label}, text: {text}" and "text: {text}, label:". Since a token reads
+    only what comes before it, such a label knows nothing of its own text.
+
+    Raise InputError for a field that is missing or repeated, and for a query that differs from this cut or end.
 
     Example:
         >>> template = il.Template("{text} -> {label}", "{text} ->", separator="; ")
@@ -293,12 +297,21 @@ class Template:
                     f"demonstration must contain {name} once, got {self.demonstration!r} with {count}; "
                     "write e.g. '{text} : {label}'"
                 )
-        if self.demonstration.index("{label}") < self.demonstration.index("{text}"):
-            raise InputError(
-                f"demonstration must have {{text}} before {{label}}, got {self.demonstration!r}; the model predicts "
-                "the label after the text"
-            )
         before, between, _ = self._pieces
+        if self._is_label_first:
+            end = before.rstrip(" ")
+            example = "{text}\n" + (end or "Label:")
+            if self.query.count("{text}") != 1 or not self.query.partition("{text}")[2].endswith(end):
+                raise InputError(
+                    f"query must contain {{text}} once and then end in {end!r}, as {self.demonstration!r} has before "
+                    f"its label, got {self.query!r}; write e.g. query={example!r}"
+                )
+            if self.query.endswith(" "):
+                raise InputError(
+                    f"query must not end in a space, got {self.query!r}; the label is written after the spaces that "
+                    f"demonstrations have before it, query={self.query.rstrip(' ')!r}"
+                )
+            return
         wanted = f"{before}{{text}}{between.rstrip(' ')}"
         if self.query != wanted:
             raise InputError(
@@ -372,14 +385,19 @@ class Template:
     @property
     def gap(self) -> str:
         """The spaces before a demonstration's label; the query ends before them."""
-        between = self._pieces[1]
-        return between[len(between.rstrip(" ")) :]
+        before, between, _ = self._pieces
+        lead = self.separator + before if self._is_label_first else between
+        return lead[len(lead.rstrip(" ")) :]
+
+    @property
+    def _is_label_first(self) -> bool:
+        """Whether a demonstration has its label before its text."""
+        return self.demonstration.index("{label}") < self.demonstration.index("{text}")
 
     @property
     def _pieces(self) -> tuple[str, str, str]:
-        """What a demonstration has before its text, between text and label, and after its label."""
-        before, _, rest = self.demonstration.partition("{text}")
-        between, _, after = rest.partition("{label}")
+        """What a demonstration has before, between and after its text and label, in whichever order."""
+        before, between, after = re.split(r"{text}|{label}", self.demonstration)
         return before, between, after
 
     def render(self, prompt: Prompt) -> Rendered:
@@ -396,6 +414,8 @@ class Template:
     def _write(self, prompt: Prompt, answer: str | None) -> Rendered:
         """Render the prompt up to its answer or, if that is None, up to where it is predicted."""
         before, between, after = self._pieces
+        before_query, _, after_query = self.query.partition("{text}")
+        label_first = self._is_label_first
         parts: list[str] = []
         length = 0
 
@@ -409,16 +429,19 @@ class Template:
         add(self.prefix)
         for demonstration in prompt.demonstrations:
             starts.append(add(before)[0])
-            text_spans.append(add(demonstration.text))
+            shown = [(text_spans, demonstration.text), (label_spans, demonstration.label)]
+            first, second = reversed(shown) if label_first else shown
+            first[0].append(add(first[1]))
             add(between)
-            label_spans.append(add(demonstration.label))
+            second[0].append(add(second[1]))
             add(after + self.separator)
-        starts.append(add(before)[0])
+        starts.append(add(before_query)[0])
         query_span = add(prompt.query)
-        add(between.rstrip(" ") if answer is None else between)
+        add(after_query)
         if answer is not None:
+            add(self.gap)
             label_spans.append(add(answer))
-            add(after)
+            add("" if label_first else after)
         return Rendered("".join(parts), tuple(label_spans), tuple(text_spans), query_span, tuple(starts))
 
 

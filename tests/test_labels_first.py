@@ -1,0 +1,161 @@
+"""Demonstrations with their label before their text: places, and every measure against plain Hugging Face passes."""
+
+from functools import cached_property
+
+import families
+import pytest
+import sweep
+import test_sweep_numbers
+import torch
+from small_tokenizers import model_of
+from sweep import trimmed
+from test_sweep_numbers import CHECKS, Both
+from tolerance import assert_close
+from transformers import AutoModelForCausalLM
+
+import icl_lens as il
+
+LABEL_FIRST = il.Template("{label} : {text}", "{text} :", prefix="the ")
+"""With a word in front, so that the first label is predicted somewhere."""
+LINES = il.Template("A: {label}\nQ: {text}", "Q: {text}\nA:", "\n\n", prefix="Classify.\n\n")
+OTHERWISE = {
+    "tokens_are_the_words": "its reference writes the words down",
+    "words_of_a_task_have_one_length": "its reference counts on labels after texts",
+    **dict.fromkeys(["calibrated", "compared", "explained"], "it tokenizes with the default template"),
+    "demonstrations": "its reference ends a demonstration with the label; the test below does not",
+}
+"""Checks that do not apply, and why."""
+QUICK = {"captured", "attention_reweighted", "without_edges", "saliency", "patched", "label_similarity"}
+
+
+class Case(Both):
+    """Prompts with labels before texts; longer ones to patch from have one more word in front."""
+
+    @cached_property
+    def stretched(self):
+        longer = il.Template(LABEL_FIRST.demonstration, LABEL_FIRST.query, prefix="the the ")
+        return il.tokenize(self.model, self.others, prepend_bos=False, labels=("foo", "bar"), template=longer)
+
+
+def at_role(c, row, sender, role):
+    """Return what a sender writes at the tokens of a role, zero elsewhere; roles are counted word by word."""
+    prompt, roles = c.prompts[row], ["other"]
+    for shown in prompt.demonstrations:
+        roles += ["label", "other", *["text"] * len(shown.text.split())]
+    roles += [*["query"] * len(prompt.query.split()), "last"]
+    assert len(roles) == len(c.ids[row])
+    return c.written(row, sender) * torch.tensor([role == "all" or one == role for one in roles])[:, None]
+
+
+@pytest.fixture(scope="module")
+def cases(load_tiny, family_folder):
+    found = {}
+
+    def get(family):
+        if family not in found:
+            hf = AutoModelForCausalLM.from_pretrained(family_folder(family), dtype=torch.float64, **families.EAGER)
+            found[family] = Case(load_tiny(family), hf.eval())
+        return found[family]
+
+    return get
+
+
+@pytest.fixture
+def label_first(monkeypatch):
+    """Write the prompts of the sweep with labels before texts."""
+    options = {"prepend_bos": False, "labels": ("foo", "bar"), "template": LABEL_FIRST}
+    monkeypatch.setattr(sweep, "tokenized", lambda model, prompts: il.tokenize(model, prompts, **options))
+    monkeypatch.setattr(test_sweep_numbers, "at_role", at_role)
+
+    def exchanged(case):
+        found = il.two_towers(
+            case.model, sweep.ONE_WORD, case.heads, n_random=1, prepend_bos=False, template=LABEL_FIRST
+        )
+        return {one.name: one.lost for one in found.exchanges}
+
+    monkeypatch.setattr(sweep, "exchanged", exchanged)
+
+
+@pytest.mark.parametrize(
+    ("check", "family"),
+    [
+        pytest.param(check, family, marks=() if check in QUICK and family == "gpt2" else pytest.mark.slow)
+        for check in sorted(CHECKS.keys() - OTHERWISE.keys())
+        for family in ("gpt2", "llama_gqa", "gemma2")
+    ],
+)
+@pytest.mark.usefixtures("no_type_checks", "label_first")
+def test_numbers_are_hugging_faces(cases, family, check):
+    CHECKS[check][1](cases(family))
+
+
+@pytest.mark.parametrize("kind", ["byte", "byte-trimmed", "metaspace"])
+@pytest.mark.parametrize("bos", [False, True])
+def test_every_range_is_read_back(kind, bos):
+    model = model_of(kind)
+    prompts = [
+        il.Prompt.parse("love : bar a sad eight : foo one :", answer="foo"),
+        il.Prompt.parse("two : foo sad : bar three the nine :", answer="foo"),
+    ]
+    batch = il.tokenize(model, prompts, template=LINES, prepend_bos=bos)
+    for row, prompt in enumerate(prompts):
+        tokens = batch.tokens[row].tolist()
+
+        def read(span, tokens=tokens):
+            return model.tokenizer.decode(tokens[slice(*span)])
+
+        for number, shown in enumerate(prompt.demonstrations):
+            assert read(batch.label_ranges[row, number].tolist()).strip() == shown.label
+            assert read(batch.text_ranges[row, number].tolist()).strip() == shown.text
+            assert read(batch.demonstration_ranges[row, number].tolist()) == f"A: {shown.label}\nQ: {shown.text}\n\n"
+            assert tokens[batch.label_positions[row, number]] == batch.label_tokens[batch.labels.index(shown.label)]
+        assert read(batch.query_range[row].tolist()).strip() == prompt.query
+        _, end = batch.demonstration_ranges[row, -1].tolist()
+        assert read((end, int(batch.last[row]) + 1)) == f"Q: {prompt.query}\nA:"
+        roles = batch.token_roles[row]
+        assert roles[-1] == "last"
+        assert roles.count("query") == len(prompt.query.split())
+        assert roles.count("text") == sum(len(shown.text.split()) for shown in prompt.demonstrations)
+        kinds = [role for role in roles if "label" in role]
+        assert kinds == ["true label" if one.label == "foo" else "false label" for one in prompt.demonstrations]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama_gqa"])
+@pytest.mark.usefixtures("label_first")
+def test_a_hidden_demonstration_is_a_mask_in_hugging_faces_model(cases, family):
+    """The last query does not see a demonstration: its label, and the text after it."""
+    case = cases(family)
+    found = il.demonstration_effects(case.model, case.batch)
+    for row, prompt in enumerate(case.prompts):
+        ids, n = case.ids[row][None], len(case.ids[row])
+        start = 1
+        ends = []
+        for shown in prompt.demonstrations:
+            ends.append((start, start := start + 2 + len(shown.text.split())))
+
+        def odds(hidden, ids=ids, n=n, row=row):
+            mask = torch.full((n, n), -torch.inf, dtype=torch.float64).triu(1)
+            for one in hidden:
+                mask[-1, slice(*one)] = -torch.inf
+            with torch.no_grad():
+                log_probs = torch.log_softmax(case.hf(ids, attention_mask=mask[None, None]).logits[0, -1], dim=-1)
+            answer = int(case.targets[row])
+            (other,) = case.rivals(row)
+            return log_probs[answer] - log_probs[other]
+
+        which = found.ways.index("hidden")
+        for number, one in enumerate(ends):
+            assert_close(found.log_odds[row, number, which], odds([]) - odds([one]), msg=f"{row}, {number}")
+        assert_close(found.whole_log_odds[row, which], odds([]) - odds(ends))
+
+
+def test_an_explanation_takes_the_template(cases):
+    case = cases("gpt2")
+    prompt = case.prompts[0]
+    batch = il.tokenize(case.model, prompt, template=LABEL_FIRST, prepend_bos=False)
+    explained = il.explain(case.model, prompt, template=LABEL_FIRST, prepend_bos=False)
+    with torch.no_grad():
+        log_probs = torch.log_softmax(case.hf(trimmed(batch)[0][None]).logits[0, -1], dim=-1)
+    assert_close(torch.tensor(explained.scores.log_probs), log_probs[batch.label_tokens])
+    assert explained.input.label_positions == (1, 4, 7)
+    assert "happy" in explained.to_html()
