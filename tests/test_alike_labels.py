@@ -105,17 +105,24 @@ def test_numbers_of_a_decision_are_those_of_the_text_written_out(gpt2, batch):
     assert_close(il.score(gpt2, batch, [ablated]), alone)
 
 
-def test_whole_scores_are_sums_over_the_labels_tokens(gpt2, family_run):
+FAMILIES = [
+    "gpt2",
+    *(pytest.param(one, marks=pytest.mark.slow) for one in ("gptj", "neox", "llama_gqa", "qwen3", "opt")),
+]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_whole_scores_are_sums_over_the_labels_tokens(load_tiny, family_run, name):
     """Here every token of a label decides, so the sum is log p of the label and, after "cat", of what follows it."""
-    hf, batch = family_run("gpt2").hf.float(), None
+    model, hf = load_tiny(name), family_run(name).hf.float()
     prompts = [il.Prompt(DEMONSTRATIONS[:4], query) for query in ("one", "like")]
-    batch = il.tokenize(gpt2, prompts, template=LINES, prepend_bos=False)
-    found = batch.whole_scores(il.score(gpt2, batch))
+    batch = il.tokenize(model, prompts, template=LINES, prepend_bos=False)
+    found = batch.whole_scores(il.score(model, batch))
     assert batch.whole_labels == ("cat", "cat bar", "cat dog", "foo")
     for row, prompt in enumerate(prompts):
         text = LINES.render(prompt).text
         for column, label in enumerate(("cat the", "cat bar", "cat dog", "foo")):
-            ids = gpt2.tokenizer(f"{text} {label}", add_special_tokens=False, return_tensors="pt")["input_ids"]
+            ids = model.tokenizer(f"{text} {label}", add_special_tokens=False, return_tensors="pt")["input_ids"]
             n = len(label.split())
             with torch.no_grad():
                 log_probs = hf(ids).logits[0].log_softmax(-1)
@@ -123,8 +130,10 @@ def test_whole_scores_are_sums_over_the_labels_tokens(gpt2, family_run):
             assert_close(found[row, column], theirs)
     hf.double()
     pairs = [label for label in batch.whole_labels if " " in label]
-    whole = il.whole_label_log_probs(gpt2, batch)
+    whole = il.whole_label_log_probs(model, batch)
     assert whole.labels == batch.whole_labels
+    n_tokens = torch.tensor([len(label.split()) for label in batch.whole_labels])
+    assert_close(il.whole_label_log_probs(model, batch, per_token=True), whole / n_tokens)
     for label in pairs:
         column = batch.whole_labels.index(label)
         assert_close(whole[[0, 2], column], found[:, column])

@@ -202,20 +202,18 @@ def test_the_query_without_content_has_no_tokens(family_run):
     assert "query" not in batch.token_roles[0]
 
 
-def test_labels_that_look_alike_are_refused_only_where_they_are_compared(family_run):
-    """Two choices of one prompt share their first token; the answer alone can be scored."""
+def test_labels_that_look_alike_are_compared_where_they_part_or_once(family_run):
+    """Two choices of one prompt share their first token; next to an answer of its own, they are one choice."""
     model = model_of("byte")
     shown = [il.Demonstration("to", "food"), il.Demonstration("do", "foot"), il.Demonstration("go", "gone")]
     clash = il.Prompt(shown, "see", "seen", ("food", "foot", "gone", "seen"))
     clear = il.Prompt([il.Demonstration("be", "foot")], "see", "seen", ("foot", "seen"))
     batch = il.tokenize(model, [clear, clash])
     assert batch.answer_tokens.tolist() == [model.tokenizer(" s")["input_ids"][0]] * 2
-    assert not batch.has_comparable_labels
-    assert batch[:1].has_comparable_labels
-    assert batch[:1].other_label_tokens.shape == (1, 1)
-    for ask in (lambda: batch.other_label_tokens, lambda: batch.compared_label_tokens):
-        with pytest.raises(InputError, match="labels 'food' and 'foot' of prompt 1 share their first token"):
-            ask()
+    assert batch.has_comparable_labels
+    assert [sum(token >= 0 for token in row) for row in batch.other_label_tokens.tolist()] == [1, 1]
+    # "gone" begins with the answer's first token, a space, and "foot" with that of "food".
+    assert batch.label_mask[1].tolist() == [label in ("food", "seen") for label in batch.labels]
     # Labels of a prompt that shows its answer are compared, so they are told apart where they part.
     assert il.tokenize(model, il.Prompt(shown, "see", "foot")).labels == ("foo…", "food", "foot", "gone")
     # Two prompts may share tokens with each other.

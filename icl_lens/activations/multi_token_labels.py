@@ -50,9 +50,10 @@ def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> tuple[Ids, 
     return tuple(tokens), labels
 
 
-def whole_label_log_probs(model: Any, batch: PromptBatch) -> LabelScores:
+def whole_label_log_probs(model: Any, batch: PromptBatch, *, per_token: bool = False) -> LabelScores:
     """Return each whole label's log-probability [batch whole_label], summed over its tokens (teacher forcing), nats.
 
+    With `per_token=True`, it is divided by the label's number of tokens, since long labels have small probabilities.
     For single-token labels this equals `score`. Costs one row per token of each label. In the block
     of an intervention, the edited model is scored. Raise InputError for prompts without labels.
 
@@ -66,7 +67,10 @@ def whole_label_log_probs(model: Any, batch: PromptBatch) -> LabelScores:
     for row in range(len(batch)):
         prompt, labels = tokenize_labels(model, batch, row)
         pairs += [(prompt, ids) for ids in labels]
-    return LabelScores.from_tensor(continuation_log_probs(model, pairs).reshape(len(batch), -1), batch.whole_labels)
+    found = continuation_log_probs(model, pairs)
+    if per_token:
+        found = found / found.new_tensor([len(ids) for _, ids in pairs])
+    return LabelScores.from_tensor(found.reshape(len(batch), -1), batch.whole_labels)
 
 
 def continuation_log_probs(model: Any, pairs: Sequence[tuple[Ids, Ids]]) -> Float[Tensor, " pair"]:

@@ -117,10 +117,14 @@ class LabelColumns:
         return len(self.names)
 
     def of_row(self, labels: Sequence[str], choices: Sequence[str], start: Ids | None) -> LabelRow:
-        """Return the columns of labels after a start; None if each is scored by its first token."""
+        """Return the columns of labels after a start; None if each is scored by its first token.
+
+        In the latter case, the first of `choices` with the same token is the choice, so that all choices differ.
+        """
         if start is None:
             of = {label: self._index[(label,), 0] for label in labels}
-            return LabelRow(of, {of[label] for label in choices})
+            first = {self.tokens[of[label]]: of[label] for label in reversed(choices)}
+            return LabelRow(of, {*first.values()})
         keys = self._keys(labels, start)
         of = {label: self._index[key] for label, key in keys.items()}
         return LabelRow(of, {of[label] for label in choices if keys[label][1] == len(start)})

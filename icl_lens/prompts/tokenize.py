@@ -56,8 +56,8 @@ def tokenize(
     one row for each such decision between its answer and other labels: "very good" is compared with "bad" at "very",
     and with "very bad" in another row, to which "very" is appended. In the first, "very good" and "very bad" are one
     label, "very…" (`PromptBatch.labels`, `whole_labels`). A prompt without answer has a row for every decision between
-    its labels. If its answer is a word of its own, which no demonstration shows, it is scored by its first token alone,
-    and InputError is raised where labels with the same token are compared.
+    its labels. If its answer is a word of its own, which no demonstration shows, it has one row: the answer's first
+    token is compared with those of the other labels that differ from it.
 
     Raise InputError if prompts are empty or mixed with `Text`, a prompt is longer than the context, the tokenizer is
     slow or lacks a word, a label or text has no separate tokens, a label's token does not directly follow the query or
@@ -142,10 +142,11 @@ def _tokenize(
     )
     columns = LabelColumns(labels, label_tokens, compared, alone)
     rows = [(prompts[number], texts[number], label_ranges[number]) for number in numbers]
-    at = [
-        columns.of_row(own_labels[number], prompts[number].labels, None if _is_own_word(prompts[number]) else start)
-        for number, start in zip(numbers, starts, strict=True)
-    ]
+    at = []
+    for number, start in zip(numbers, starts, strict=True):
+        prompt = prompts[number]
+        own = sorted(prompt.labels, key=lambda label: label != prompt.answer)  # the answer first
+        at.append(columns.of_row(own_labels[number], own, None if _is_own_word(prompt) else start))
 
     fronts = special_prefixes(tokenizer, texts, prepend_bos)
     ids = [[*fronts[number], *texts[number].ids, *start] for number, start in zip(numbers, starts, strict=True)]
