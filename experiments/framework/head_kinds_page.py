@@ -1,0 +1,224 @@
+"""The page about heads located on several kinds of tasks: its sentences, tables and figure, from stored details."""
+
+import math
+from collections.abc import Sequence
+from itertools import combinations_with_replacement, product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.framework import markdown
+from experiments.framework.head_kinds import DRAWS, KINDS, LABEL_KINDS
+from experiments.framework.models import REAL_MODELS
+from experiments.framework.other_tasks import PAIR_PROMPTS, PAIRS_SHOWN
+from experiments.framework.plotting import cell_rows
+from experiments.framework.sentences import TITLES, number
+from icl_lens.prompts.pair_task import bundled_pairs
+
+OWN = "own"
+"""Stands for the heads of the task itself where heads are removed."""
+IN_COMMON, COST, COST_LOG_PROB, LAST = "overlap of kinds", "cost", "cost in log p", "overlap with last"
+"""Parts of the details, in the column "what", that compare two kinds."""
+ARBITRARY, NATURAL, CHAT, PAIRS = LABEL_KINDS
+NAMED_HEADS, HEADS_OF_TASK = 3, 5
+"""Most shared heads that a sentence names for each model, and heads of a task in the table of pairs."""
+
+
+# Figure
+
+
+def draw(details: pd.DataFrame) -> Figure:
+    """Draw heads in common and what removing them costs by kind of task, a row of two heat maps per model."""
+    figure, rows = cell_rows(details[details["what"].isin([IN_COMMON, COST])], 2)
+    figure.set_size_inches(7.2, 0.2 + 3.1 * len(rows))
+    for (left, right), title, part in rows:
+        in_common, cost = (part[part["what"] == what] for what in (IN_COMMON, COST))
+        mirrored = in_common.rename(columns={"first": "second", "second": "first"})
+        left.set_title(f"{title}\nheads in common, %", fontsize=8)
+        both = pd.concat([in_common, mirrored]).drop_duplicates(["first", "second"])
+        _heat_map(left, both, KINDS, KINDS, scale=100.0, digits=0)
+        right.set_title("log-odds lost, nats", fontsize=8)
+        _heat_map(right, cost, (OWN, *KINDS), LABEL_KINDS, scale=1.0, digits=1)
+        right.set_ylabel("heads of", fontsize=8)
+        right.set_xlabel("answers of", fontsize=8)
+    return figure
+
+
+def _heat_map(
+    axes: Axes, part: pd.DataFrame, rows: Sequence[str], columns: Sequence[str], *, scale: float, digits: int
+) -> None:
+    """Draw the quantity of each pair in numbers and shade, its control in parentheses; empty without a pair."""
+    found = {(one.first, one.second): one for one in part.itertuples(index=False)}
+    shades = np.full((len(rows), len(columns)), np.nan)
+    for (y, first), (x, second) in product(enumerate(rows), enumerate(columns)):
+        if one := found.get((first, second)):
+            quantity, control = (number(value, scale=scale, digits=digits) for value in (one.quantity, one.control))
+            shades[y, x] = max(one.quantity - one.control, 0)
+            axes.text(x, y, f"{quantity}\n({control})", ha="center", va="center", fontsize=6.5)
+    largest = max(float(np.nanmax(shades, initial=0)), 1e-9)
+    axes.imshow(shades, vmin=0, vmax=2 * largest, cmap="Blues", aspect="auto")  # light enough for black numbers
+    axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right", rotation_mode="anchor", fontsize=7)
+    axes.set_yticks(range(len(rows)), rows, fontsize=7)
+    axes.spines[:].set_visible(False)
+
+
+# Numbers of a cell
+
+
+def _details(cell: Any, what: str) -> list[Any]:
+    """Return the rows of one part of a cell's details."""
+    return [*cell.details[cell.details["what"] == what].itertuples(index=False)]
+
+
+def _find(cell: Any, what: str, first: str, second: str) -> Any | None:
+    return next((one for one in _details(cell, what) if (one.first, one.second) == (first, second)), None)
+
+
+def _numbers(one: Any | None, *, percent: bool = False) -> str:
+    """Return quantity, control, and the interval of their difference: "41.7 (20.4) [15.7, 26.9]"."""
+    if one is None or math.isnan(one.low):
+        return "–"
+    scale, digits = (100.0, 0) if percent else (1.0, 2)
+    values = (one.quantity, one.control, one.low, one.high)
+    quantity, control, low, high = (number(value, scale=scale, digits=digits) for value in values)
+    return f"{quantity}{'%' * percent} ({control}) [{low}, {high}]"
+
+
+def _real(cells: Sequence[Any]) -> list[Any]:
+    """Return the real models' cells that have kinds of tasks, in the order of the models."""
+    found = [cell for cell in cells if cell.model in REAL_MODELS and len(cell.details)]
+    return sorted(found, key=lambda cell: list(REAL_MODELS).index(cell.model))
+
+
+# Sentences
+
+
+def answer(cells: Sequence[Any]) -> str:
+    """Return three sentences: what kinds of tasks share, what removing heads costs, and the most shared heads."""
+    real = _real(cells)
+    if not real:
+        return "Not measured on a real model."
+    k = real[0].row("overlap").n_heads
+    others = (ARBITRARY, CHAT, PAIRS, NATURAL)
+    in_common = [
+        f"with {'each other' if kind == ARBITRARY else kind} {numbers}"
+        for kind in others
+        if (numbers := _in_models(real, IN_COMMON, *_in_order(ARBITRARY, kind), percent=True))
+    ]
+    lost = [
+        f"on {'each other' if kind == ARBITRARY else kind} {numbers}"
+        for kind in others
+        if (numbers := _in_models(real, COST, ARBITRARY, kind))
+    ]
+    return (
+        f"Of {k} located heads, tasks with arbitrary labels have in common (random lists) [95% interval of the "
+        f"difference]: {'; '.join(in_common)}. Removing their heads costs answers, in nats of log-odds (random heads): "
+        f"{'; '.join(lost)}; removing the heads of pairs costs tasks with arbitrary labels "
+        f"{_in_models(real, COST, PAIRS, ARBITRARY)}. {' and '.join(map(_most, real))} are on more lists than any head "
+        f"in {DRAWS:,} draws of random lists. {' '.join(map(_not_above, real))}"
+    ).rstrip()
+
+
+def _in_models(real: Sequence[Any], what: str, first: str, second: str, *, percent: bool = False) -> str:
+    """Return the numbers of two kinds in every model; empty where there are none."""
+    found = [(TITLES[cell.model], _find(cell, what, first, second)) for cell in real]
+    return ", ".join(f"{_numbers(one, percent=percent)} in {title}" for title, one in found if one is not None)
+
+
+def _in_order(first: str, second: str) -> tuple[str, str]:
+    """Return two kinds in the order in which details name them."""
+    low, high = sorted((first, second), key=[*KINDS].index)
+    return low, high
+
+
+def _most(cell: Any) -> str:
+    """Return how many heads are on more lists than by chance, and the first of them."""
+    heads = [one for one in _details(cell, "head") if one.quantity > one.control]
+    named = [f"{one.first} on {one.quantity:.0f} of {one.high:.0f}" for one in heads[:NAMED_HEADS]]
+    return f"{len(heads)} heads in {TITLES[cell.model]}" + f" ({', '.join(named)})" * bool(named)
+
+
+def _not_above(cell: Any) -> str:
+    """Return which kinds share no more than random lists, and whose heads cost no more than random heads."""
+    pairs = [_find(cell, IN_COMMON, *kinds) for kinds in combinations_with_replacement(LABEL_KINDS, 2)]
+    costs = [_find(cell, COST, *kinds) for kinds in product(LABEL_KINDS, repeat=2)]
+    shared = [f"{one.first} and {one.second}" for one in pairs if one is not None and not one.low > 0]
+    removed = [f"{one.first} from {one.second}" for one in costs if one is not None and not one.low > 0]
+    said = [f"no more in common: {'; '.join(shared)}"] * bool(shared)
+    said += [f"no more lost without heads of {'; '.join(removed)}"] * bool(removed)
+    return f"Not above the control in {TITLES[cell.model]} – {', '.join(said)}." if said else ""
+
+
+# Tables
+
+
+def tables(cells: Sequence[Any]) -> str:
+    """Return tables of the real models: heads in common, what removing them costs, pairs, and most shared heads."""
+    real = _real(cells)
+    if not real:
+        return ""
+    names = [TITLES[cell.model] for cell in real]
+    in_common = [
+        [f"{first} / {second}", *(_numbers(_find(cell, IN_COMMON, first, second), percent=True) for cell in real)]
+        for first, second in combinations_with_replacement(KINDS, 2)
+    ]
+    last = [
+        [f"{kind} / writing the last output", *(_numbers(_find(cell, LAST, kind, ""), percent=True) for cell in real)]
+        for kind in LABEL_KINDS
+    ]
+    lost = [
+        [title, source, *(_numbers(_find(cell, COST, source, target)) for target in LABEL_KINDS)]
+        for title, cell in zip(names, real, strict=True)
+        for source in (OWN, *KINDS)
+    ]
+    pairs = [[name, *(text for cell in real for text in _pair(cell, name))] for name in bundled_pairs()]
+    columns = [f"{title}: {what}" for title in names for what in ("accuracy, %", "no demonstrations", "heads")]
+    heads = [
+        [title, one.first, f"{one.quantity:.0f} of {one.high:.0f}", f"{one.control:.0f}", one.text]
+        for title, cell in zip(names, real, strict=True)
+        for one in _details(cell, "head")
+        if one.quantity > one.control
+    ]
+    tasks = [
+        f"{title}: {'; '.join(f'{kind}: {names}' for kind in LABEL_KINDS if (names := _tasks(cell, kind)))}"
+        for title, cell in zip(names, real, strict=True)
+    ]
+    return "\n\n".join(
+        [
+            "## Heads in common, by kind of task",
+            "Mean over pairs of different tasks, % of the located heads (random lists) [95% interval of the "
+            "difference]. “Writing the last output”: as many heads, those that most favor the output shown last.",
+            markdown.table(["kinds", *names], [*in_common, *last]),
+            "Tasks that a model does, by kind (“this task”: the one in the next section's table):",
+            markdown.bullets(tasks),
+            "## What removing heads costs",
+            "Log-odds that answers lose, nats (without random heads of the same layers) [95% interval of the "
+            "difference]. A row is the kind of task on which heads are located, a column the kind of the other tasks, "
+            f"whose answers are scored; “{OWN}”: heads of the task itself.",
+            markdown.table(["model", "heads of", *LABEL_KINDS], lost, align="ll"),
+            "## The twelve bundled tasks of word pairs",
+            f"{PAIRS_SHOWN} demonstrations, {PAIR_PROMPTS} prompts at most; an answer is right if its first token is "
+            f"the most probable of the whole vocabulary [95% interval]. The first {HEADS_OF_TASK} located heads; “–”: "
+            "the model does not clearly do the task (see `il.task_check`), so it is in no other table.",
+            markdown.table(["task", *columns], pairs, align="l" + "lrl" * len(real)),
+            f"## Heads on more lists than any head in {DRAWS:,} draws of random lists",
+            markdown.table(["model", "head", "on lists", "most by chance", "tasks"], heads, align="llrrl"),
+            "## This task and other classification tasks",
+        ]
+    )
+
+
+def _tasks(cell: Any, kind: str) -> str:
+    return ", ".join(one.first for one in _details(cell, "task") if one.second == kind and one.heads)
+
+
+def _pair(cell: Any, name: str) -> list[str]:
+    """Return a task's accuracy with its interval, that without demonstrations, and its first heads."""
+    one = _find(cell, "task", name, PAIRS)
+    if one is None or math.isnan(one.quantity):
+        return ["–"] * 3
+    quantity, control, low, high = (f"{100 * value:.0f}" for value in (one.quantity, one.control, one.low, one.high))
+    return [f"{quantity} [{low}, {high}]", control, " ".join(one.heads.split()[:HEADS_OF_TASK]) or "–"]
