@@ -337,8 +337,8 @@ FINDING = Finding(
     "further above the control.",
     method="Every task has its own prompts, answers are scored against another label or all other outputs of the "
     "prompt, and as many heads are listed as are located on this task. For the interval of heads in common, prompts "
-    "of both tasks are resampled (by query or answer), and heads are ranked again in each sample. Word pairs show ten pairs on "
-    "lines such as “France -> Paris” after the line “Words:”; outputs of a prompt begin with different tokens. In "
+    "of both tasks are resampled (by query or answer), and heads are ranked again in each sample. Word pairs show ten "
+    "pairs on lines such as “France -> Paris” after the line “Words:”; outputs of a prompt begin with different tokens. In "
     "two-class tasks, each label is the answer and the last label half the time, so a head that writes the last label, "
     "or always the same one, has no contrast on average; the last output of word pairs is not the answer (except in "
     "animal-class). Heads are set to zero at the last position, on "
