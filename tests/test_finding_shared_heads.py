@@ -16,7 +16,7 @@ from experiments.framework.head_kinds import Located, Removals, losses, shared, 
 from experiments.framework.other_tasks import Split
 from experiments.framework.overlap import drawn_lists, expected_overlap, most_shared_by_chance, overlap
 from experiments.framework.run import measure
-from experiments.framework.study import Study
+from experiments.framework.study import Study, contrasts
 from experiments.framework.tasks import Task
 from experiments.planted import build
 from experiments.planted.heads import D_HEAD, N_HEADS
@@ -157,7 +157,11 @@ def test_a_model_that_copies_the_last_output_has_no_lists(tmp_path):
     planted = build("last-label", tmp_path / "model", seed=0)
     model = il.load_model(str(planted.folder), device="cpu")
     study = Study(model, Task("first", "animal-country", path=str(planted.words)), 24)
-    mean = study.map(study.halves()[0], last_contrasts).mean(0)
+    batch = study.halves()[0]
+    last = study.map(batch, last_contrasts)
+    is_answer = torch.tensor([prompt.demonstrations[-1].label == prompt.answer for prompt in batch.prompts])
+    torch.testing.assert_close(last, study.map(batch, contrasts) * torch.where(is_answer, 1, -1)[:, None, None])
+    mean = last.mean(0)
     best = [il.Head.from_index(index, N_HEADS) for index in mean.flatten().topk(4).indices.tolist()]
     assert {*best} == {*planted.heads["last-label"]}
 

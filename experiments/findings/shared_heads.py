@@ -335,17 +335,17 @@ FINDING = Finding(
     measure=measure,
     look_for="Heads in common (random lists), and what answers lose without heads (without random heads). Darker: "
     "further above the control.",
-    method="Every task has its own prompts, answers are scored against another label or all other outputs of the "
-    "prompt, and as many heads are listed as are located on this task. For the interval of heads in common, prompts "
-    "of both tasks are resampled (by query or answer), and heads are ranked again in each sample. Word pairs show ten "
-    "pairs on lines such as “France -> Paris” after the line “Words:”; outputs of a prompt begin with different tokens. "
-    "In two-class tasks, each label is the answer and the last label half the time, so a head that writes the last label, "
-    "or always the same one, has no contrast on average; the last output of word pairs is not the answer (except in "
-    "animal-class). Heads are set to zero at the last position, on "
-    f"at most {N_TESTED} held-out prompts of a task, and compared with at least {RANDOM_SETS} random sets for each "
-    "kind; the interval resamples queries. “Copying” is repeating a word, and induction. Each other task has at most "
-    f"{MAX_PROMPTS} prompts, pairs {other_tasks.PAIR_PROMPTS}, chat half as many as this task; by increase, at most "
-    f"{INCREASE_PROMPTS} are used. The loss of log p instead of log-odds is in the file with every number.",
+    method="Every task has its own prompts, answers are scored against another label or all other outputs of the prompt, "
+    "and as many heads are listed as are located on this task. For the interval of heads in common, prompts of both "
+    "tasks are resampled (by query or answer), and heads are ranked again in each sample. Word pairs show ten pairs "
+    "on lines such as “France -> Paris” after the line “Words:”; outputs of a prompt begin with different tokens. "
+    "In two-class tasks, each label is the answer and the last label half the time, so a head that writes the last "
+    "label, or always the same one, has no contrast on average; the last output of word pairs is not the answer "
+    f"(except in animal-class). Heads are set to zero at the last position, on at most {N_TESTED} held-out prompts "
+    f"of a task, and compared with at least {RANDOM_SETS} random sets for each kind; the interval resamples queries. "
+    f"“Copying” is repeating a word, and induction. Each other task has at most {MAX_PROMPTS} prompts, pairs "
+    f"{other_tasks.PAIR_PROMPTS}, chat half as many as this task; by increase, at most {INCREASE_PROMPTS} are used. "
+    "The loss of log p instead of log-odds is in the file with every number.",
     caveats=(
         "A task counts only if the model does it: the interval of its accuracy is above guessing or, for pairs, "
         "`il.task_check` finds more right answers than without demonstrations and than the last output gives.",
