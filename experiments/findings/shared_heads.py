@@ -335,8 +335,9 @@ FINDING = Finding(
     measure=measure,
     look_for="Heads in common (random lists), and what answers lose without heads (without random heads). Darker: "
     "further above the control.",
-    method="Every task has its own prompts, answers are scored against another label or all other outputs of the prompt, "
-    "and as many heads are listed as are located on this task. For the interval of heads in common, prompts of both "
+    method="Every task has its own prompts, answers are scored against another label or all other outputs of the "
+    "prompt, and as many heads are listed as are located on this task. For the interval of heads in common, prompts of "
+    "both "
     "tasks are resampled (by query or answer), and heads are ranked again in each sample. Word pairs show ten pairs "
     "on lines such as “France -> Paris” after the line “Words:”; outputs of a prompt begin with different tokens. "
     "In two-class tasks, each label is the answer and the last label half the time, so a head that writes the last "
