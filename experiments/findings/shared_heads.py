@@ -105,7 +105,7 @@ SHARED = {
     (first, second): replace(MEAN, name=f"{first} / {second}", quantity=f"{first} and {second}", tabled=True)
     for first, second in combinations_with_replacement(KINDS, 2)
 }
-LAST = {
+LAST: dict[Kind, Measure] = {
     kind: replace(
         MEAN,
         name=f"last output: {kind}",
@@ -114,7 +114,7 @@ LAST = {
     )
     for kind in LABEL_KINDS
 }
-COST = {
+COST: dict[tuple[Kind | None, Kind], Measure] = {
     (source, target): Measure(
         f"cost: {source or 'own'} → {target}",
         f"lost by {target} without the heads of {source or 'the same task'}",

@@ -32,10 +32,12 @@ NAMED_HEADS, HEADS_OF_TASK = 3, 5
 
 def draw(details: pd.DataFrame) -> Figure:
     """Draw heads in common and what removing them costs by kind of task, a row of two heat maps per model."""
-    figure, rows = cell_rows(details[details["what"].isin([IN_COMMON, COST])], 2)
+    shown: Any = details[details["what"].isin([IN_COMMON, COST])]
+    figure, rows = cell_rows(shown, 2)
     figure.set_size_inches(7.2, 0.2 + 3.1 * len(rows))
     for (left, right), title, part in rows:
-        in_common, cost = (part[part["what"] == what] for what in (IN_COMMON, COST))
+        in_common: Any = part[part["what"] == IN_COMMON]
+        cost: Any = part[part["what"] == COST]
         mirrored = in_common.rename(columns={"first": "second", "second": "first"})
         left.set_title(f"{title}\nheads in common, %", fontsize=8)
         both = pd.concat([in_common, mirrored]).drop_duplicates(["first", "second"])
@@ -51,7 +53,8 @@ def _heat_map(
     axes: Axes, part: pd.DataFrame, rows: Sequence[str], columns: Sequence[str], *, scale: float, digits: int
 ) -> None:
     """Draw the quantity of each pair in numbers and shade, its control in parentheses; empty without a pair."""
-    found = {(one.first, one.second): one for one in part.itertuples(index=False)}
+    named: list[Any] = [*part.itertuples(index=False)]
+    found = {(one.first, one.second): one for one in named}
     shades = np.full((len(rows), len(columns)), np.nan)
     for (y, first), (x, second) in product(enumerate(rows), enumerate(columns)):
         if one := found.get((first, second)):
