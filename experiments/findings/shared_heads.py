@@ -350,7 +350,8 @@ FINDING = Finding(
     caveats=(
         "A task counts only if the model does it: the interval of its accuracy is above guessing or, for pairs, "
         "`il.task_check` finds more right answers than without demonstrations and than the last output gives.",
-        "Heads in common need not do the same thing on both tasks.",
+        "Heads in common need not do the same thing on both tasks. Heads that write the answer may also favor the "
+        "output shown last: then tasks share heads that copy outputs, however these choose one.",
         "Two tasks with few heads per list can only agree in large steps.",
         "Removing heads costs more where log-odds are large: compare numbers of one column.",
         "Intervals resample queries, not tasks or random sets; they do not speak of other tasks of the same kind.",

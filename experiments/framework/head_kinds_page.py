@@ -105,30 +105,60 @@ def answer(cells: Sequence[Any]) -> str:
     if not real:
         return "Not measured on a real model."
     k = real[0].row("overlap").n_heads
-    others = (ARBITRARY, CHAT, PAIRS, NATURAL)
-    in_common = [
-        f"with {'each other' if kind == ARBITRARY else kind} {numbers}"
-        for kind in others
-        if (numbers := _in_models(real, IN_COMMON, *_in_order(ARBITRARY, kind), percent=True))
-    ]
-    lost = [
-        f"on {'each other' if kind == ARBITRARY else kind} {numbers}"
-        for kind in others
-        if (numbers := _in_models(real, COST, ARBITRARY, kind))
-    ]
+    cannot = [cannot for cell in real if (cannot := _cannot_chat(cell))]
     return (
-        f"Of {k} located heads, tasks with arbitrary labels have in common (random lists) [95% interval of the "
-        f"difference]: {'; '.join(in_common)}. Removing their heads costs answers, in nats of log-odds (random heads): "
-        f"{'; '.join(lost)}; removing the heads of pairs costs tasks with arbitrary labels "
-        f"{_in_models(real, COST, PAIRS, ARBITRARY)}. {' and '.join(map(_most, real))} are on more lists than any head "
-        f"in {DRAWS:,} draws of random lists. {' '.join(map(_not_above, real))}"
-    ).rstrip()
+        f"Of {k} heads located on a task with arbitrary labels, {'; '.join(map(_in_common, real))}. Removing these "
+        f"heads at the last position costs answers, in nats of log-odds, {'; '.join(map(_lost, real))}. On more lists "
+        f"than any head in {DRAWS:,} draws of random lists {'; '.join(map(_most, real))}"
+        f"{'; '.join(['', *cannot, *filter(None, map(_not_above, real))])}."
+    )
 
 
-def _in_models(real: Sequence[Any], what: str, first: str, second: str, *, percent: bool = False) -> str:
-    """Return the numbers of two kinds in every model; empty where there are none."""
-    found = [(TITLES[cell.model], _find(cell, what, first, second)) for cell in real]
-    return ", ".join(f"{_numbers(one, percent=percent)} in {title}" for title, one in found if one is not None)
+def _in_common(cell: Any) -> str:
+    """Return how many heads located on arbitrary labels are also located on other kinds, or write the last output."""
+    said = [
+        (words, _find(cell, IN_COMMON, *_in_order(ARBITRARY, kind)))
+        for words, kind in (
+            ("are located on another such task", ARBITRARY),
+            ("on the task as chat", CHAT),
+            ("on pairs", PAIRS),
+            ("on natural labels", NATURAL),
+        )
+    ]
+    said.append(("among those that most favor the output shown last", _find(cell, LAST, ARBITRARY, "")))
+    numbers = _with_controls(said, "random lists of the same layers", percent=True)
+    return f"in {TITLES[cell.model]}, {numbers}"
+
+
+def _lost(cell: Any) -> str:
+    """Return what removing the heads of arbitrary labels costs other kinds, and what those of other kinds cost it."""
+    said = [
+        (words, _find(cell, COST, first, second))
+        for words, first, second in (
+            ("on other such tasks", ARBITRARY, ARBITRARY),
+            ("on chat", ARBITRARY, CHAT),
+            ("on pairs", ARBITRARY, PAIRS),
+            ("on natural labels", ARBITRARY, NATURAL),
+            ("and removing heads of pairs costs arbitrary labels", PAIRS, ARBITRARY),
+        )
+    ]
+    return f"in {TITLES[cell.model]} {_with_controls(said, 'random heads')}"
+
+
+def _with_controls(said: Sequence[tuple[str, Any | None]], control: str, *, percent: bool = False) -> str:
+    """Return numbers in words, the control named once: "56% on pairs (random lists 21%; difference 24 to 45), …"."""
+    scale, digits, unit = (100.0, 0, "%") if percent else (1.0, 2, "")
+    parts = []
+    for words, one in said:
+        if one is None or math.isnan(one.low):
+            continue
+        values = (one.quantity, one.control, one.low, one.high)
+        quantity, other, low, high = (number(value, scale=scale, digits=digits) for value in values)
+        names = ("", "") if parts else (f"{control} ", "difference ")
+        numbers = f"({names[0]}{other}{unit}; {names[1]}{low} to {high})"
+        leads = words.startswith("and")
+        parts.append(f"{words} {quantity}{unit} {numbers}" if leads else f"{quantity}{unit} {words} {numbers}")
+    return ", ".join(parts)
 
 
 def _in_order(first: str, second: str) -> tuple[str, str]:
@@ -141,7 +171,16 @@ def _most(cell: Any) -> str:
     """Return how many heads are on more lists than by chance, and the first of them."""
     heads = [one for one in _details(cell, "head") if one.quantity > one.control]
     named = [f"{one.first} on {one.quantity:.0f} of {one.high:.0f}" for one in heads[:NAMED_HEADS]]
-    return f"{len(heads)} heads in {TITLES[cell.model]}" + f" ({', '.join(named)})" * bool(named)
+    many = "is 1 head" if len(heads) == 1 else f"are {len(heads) or 'no'} heads"
+    return f"{many} in {TITLES[cell.model]}" + f" ({', '.join(named)})" * bool(named)
+
+
+def _cannot_chat(cell: Any) -> str:
+    """Return why there are no heads of the task as chat; empty if there are, or if there is no chat template."""
+    one = next((one for one in _details(cell, "task") if one.first == CHAT), None)
+    if one is None or one.heads or "does not do" not in one.text:
+        return ""
+    return f"{TITLES[cell.model]} does not do its task as chat ({one.text.partition(': ')[2]})"
 
 
 def _not_above(cell: Any) -> str:
@@ -150,9 +189,9 @@ def _not_above(cell: Any) -> str:
     costs = [_find(cell, COST, *kinds) for kinds in product(LABEL_KINDS, repeat=2)]
     shared = [f"{one.first} and {one.second}" for one in pairs if one is not None and not one.low > 0]
     removed = [f"{one.first} from {one.second}" for one in costs if one is not None and not one.low > 0]
-    said = [f"no more in common: {'; '.join(shared)}"] * bool(shared)
-    said += [f"no more lost without heads of {'; '.join(removed)}"] * bool(removed)
-    return f"Not above the control in {TITLES[cell.model]} – {', '.join(said)}." if said else ""
+    said = [f"no more heads in common for {', '.join(shared)}"] * bool(shared)
+    said += [f"no more lost by removing heads of {', '.join(removed)}"] * bool(removed)
+    return f"in {TITLES[cell.model]}, there are {' and '.join(said)} than with random heads" if said else ""
 
 
 # Tables
@@ -185,10 +224,7 @@ def tables(cells: Sequence[Any]) -> str:
         for one in _details(cell, "head")
         if one.quantity > one.control
     ]
-    tasks = [
-        f"{title}: {'; '.join(f'{kind}: {names}' for kind in LABEL_KINDS if (names := _tasks(cell, kind)))}"
-        for title, cell in zip(names, real, strict=True)
-    ]
+    tasks = [f"{title}: {_tasks(cell)}" for title, cell in zip(names, real, strict=True)]
     return "\n\n".join(
         [
             "## Heads in common, by kind of task",
@@ -203,9 +239,10 @@ def tables(cells: Sequence[Any]) -> str:
             f"whose answers are scored; “{OWN}”: heads of the task itself.",
             markdown.table(["model", "heads of", *LABEL_KINDS], lost, align="ll"),
             "## The twelve bundled tasks of word pairs",
-            f"{PAIRS_SHOWN} demonstrations, {PAIR_PROMPTS} prompts at most; an answer is right if its first token is "
-            f"the most probable of the whole vocabulary [95% interval]. The first {HEADS_OF_TASK} located heads; “–”: "
-            "the model does not clearly do the task (see `il.task_check`), so it is in no other table.",
+            f"{PAIRS_SHOWN} demonstrations, at most {PAIR_PROMPTS} held-out prompts; an answer is right if its first "
+            "token is the most probable of the whole vocabulary [95% interval]. Heads: the first "
+            f"{HEADS_OF_TASK} located ones; “–”: the model does not clearly do better than without demonstrations (see "
+            "`il.task_check`), so the task is in no other table.",
             markdown.table(["task", *columns], pairs, align="l" + "lrl" * len(real)),
             f"## Heads on more lists than any head in {DRAWS:,} draws of random lists",
             markdown.table(["model", "head", "on lists", "most by chance", "tasks"], heads, align="llrrl"),
@@ -214,8 +251,11 @@ def tables(cells: Sequence[Any]) -> str:
     )
 
 
-def _tasks(cell: Any, kind: str) -> str:
-    return ", ".join(one.first for one in _details(cell, "task") if one.second == kind and one.heads)
+def _tasks(cell: Any) -> str:
+    """Return the tasks that the model does, by kind."""
+    done = [one for one in _details(cell, "task") if one.heads]
+    by_kind = {kind: [one.first.replace(", ", " with ") for one in done if one.second == kind] for kind in LABEL_KINDS}
+    return "; ".join(f"{kind} – {', '.join(some)}" for kind, some in by_kind.items() if some)
 
 
 def _pair(cell: Any, name: str) -> list[str]:
