@@ -236,8 +236,9 @@ def test_the_page_says_its_numbers_in_three_sentences():
         "favor the output shown last (22%; 27 to 62). Removing these heads at the last position costs answers, in nats "
         "of log-odds, in SmolLM2 2.62 on pairs (random heads 0.72; difference 1.57 to 2.22), and removing heads of "
         "pairs costs arbitrary labels 0.15 (0.18; −0.30 to 0.25). On more lists than any head in 2,000 draws of "
-        "random lists is 1 head in SmolLM2 (L29H1 on 16 of 16); in SmolLM2, there are no more heads in common for arbitrary labels "
-        "and pairs and no more lost by removing heads of pairs from arbitrary labels than with random heads."
+        "random lists is 1 head in SmolLM2 (L29H1 on 16 of 16); in SmolLM2, there are no more heads in common "
+        "for arbitrary labels and pairs and no more lost by removing heads of pairs from arbitrary labels than with "
+        "random heads."
     )
     assert FINDING.tables is not None
     lines = FINDING.tables([cell]).splitlines()
