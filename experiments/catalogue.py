@@ -48,6 +48,8 @@ SENTENCE_FINDINGS = ("behavior", "two-towers", "ablation")
 """The findings on sentences, whose prompts are several times as long."""
 N_REAL, N_SMALL = 100, 200
 """Prompts per half, of real and of small models."""
+SHARED, N_SHARED = "shared-heads", 40
+"""A finding on many tasks at once, which is measured with each real model's first task, and its prompts per half."""
 SMALL_MODELS = ("icl-mini", "icl-mini-llama", "icl-mini-gptj")
 
 
@@ -64,7 +66,8 @@ def published_cells(findings: Sequence[Finding], *, data: Path | None = None) ->
     `data` is a folder with copies of the sentence datasets; without it, they come from the Hub.
     """
     for name, source in REAL_MODELS.items():
-        chosen = [one for one in findings if name == SMOLLM2 or one.id in LEADING]
+        chosen = [one for one in findings if one.id != SHARED and (name == SMOLLM2 or one.id in LEADING)]
+        yield from (Cell(one, source, WORD_TASKS[name][0], N_SHARED, name) for one in findings if one.id == SHARED)
         tasks = [(task, chosen) for task in WORD_TASKS[name]]
         on_sentences = [one for one in findings if one.id in SENTENCE_FINDINGS]
         path = None if data is None else str(data)

@@ -50,7 +50,7 @@ def measured(icl_mini: Any) -> Any:
         ("majority-bias", 1),
         ("recency-bias", 1),
         pytest.param("information-flow", 1, marks=pytest.mark.slow),
-        ("shared-heads", 2),  # and the color bar
+        ("shared-heads", 2),  # heads in common, and log-odds lost
         pytest.param("location", 2, marks=pytest.mark.slow),
     ],
 )
@@ -87,9 +87,14 @@ def test_tasks_share_heads_more_than_by_chance(measured: Any) -> None:
     main = rows["overlap", "contrast"]
     assert 0 < main.low <= main.quantity - main.control < main.high
     assert rows["overlap_same", ""].quantity >= main.quantity
-    assert "'->'" in rows["overlap_plural", ""].note
+    assert "'->'" in rows["overlap_antonyms", ""].note
     assert "does not do the task" in rows["overlap_induction", ""].note
     assert "(guessing: 33%)" in rows["overlap_three_classes", ""].note
+    arbitrary = "arbitrary labels"
+    assert rows[f"{arbitrary} / {arbitrary}", ""].low > 0
+    assert rows[f"cost: {arbitrary} → {arbitrary}", ""].low > 0
+    assert rows[f"cost: natural labels → {arbitrary}", ""].high < 0  # other heads, in this model
+    assert "no two different tasks" in rows[f"cost: pairs → {arbitrary}", ""].note
 
 
 @pytest.mark.slow

@@ -7,13 +7,20 @@ import numpy as np
 import pytest
 import torch
 from tiny_study import tiny_study
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import icl_lens as il
 from experiments.framework import other_tasks
 from experiments.framework.study import Study, compared_tokens, contrasts
 from experiments.framework.tasks import PAPER_TASKS
+from icl_lens.prompts.pair_task import bundled_pairs
 
 NUMBERS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }} ; {% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
 WORDS = [
     *("<pad> <unk> : -> foo bar baz a the When and went to store, gave drink After had lunch, handed keys".split()),
     *("While were at office, sent letter Then park, passed ball Yesterday met school, where showed book".split()),
@@ -48,17 +55,81 @@ def test_every_label_is_the_answer_to_every_class(icl_mini):
     assert 0 < last_is_first_shown < len(asked.batch)
 
 
-def test_mappings_and_names_are_what_they_say(study):
-    asked = other_tasks.mapping(study, "number-next", seed=0)
-    words = np.array(WORDS)
-    for text, answer, other in zip(
-        asked.batch.texts, words[asked.batch.answer_tokens], words[compared_tokens(asked.batch)[:, 0]], strict=True
+def pair_study(folder) -> Study:
+    """A tiny random model that knows the words of a task of pairs, some of them as the same token."""
+    words = [word for pair in bundled_pairs()["verb-gerund"].items() for word in pair]
+    words = ["<pad>", "<unk>", "Words:", "->", "a", *dict.fromkeys(words)]
+    ids = {word: i for i, word in enumerate(words)}
+    backend = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", pad_token="<pad>")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=len(words), n_positions=64, n_embd=16, n_layer=2, n_head=2))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return Study(il.load_model(str(folder), device="cpu"), PAPER_TASKS[0], 24)
+
+
+def test_word_pairs_are_answered_with_any_word(tmp_path):
+    """The accuracy is that of plain Hugging Face passes; halves share no query, and answers beat all outputs shown."""
+    study = pair_study(tmp_path)
+    pairs = bundled_pairs()["verb-gerund"]
+    split, check = other_tasks.word_pairs(study, "verb-gerund", seed=0)
+    halves = [half.batch.prompts for half in (split.locating, split.held_out)]
+    assert [len(half) for half in halves] == [23, 23]
+    assert {p.query for half in halves for p in half} == {*pairs}
+    assert len({*split.held_out.clusters}) == 23
+    model = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
+    right = 0
+    for prompt, text, others in zip(
+        halves[1], split.held_out.batch.texts, compared_tokens(split.held_out.batch), strict=True
     ):
-        *shown, query = [line.split(" ->") for line in text.split("\n")]
-        assert NUMBERS.index(answer) == NUMBERS.index(query[0]) + 1
-        assert len(shown) == 6
-        assert not {query[0], answer} & {word.strip() for pair in shown for word in pair}
-        assert other in {second.strip() for _, second in shown}
+        lines = [f"{one.text} -> {one.label}" for one in prompt.demonstrations]
+        assert text == "\n".join(["Words:", *lines, f"{prompt.query} ->"])
+        assert all(pairs[one.text] == one.label for one in prompt.demonstrations)
+        shown = study.model.tokenizer.decode(others).split()
+        assert sorted(shown) == sorted(one.label for one in prompt.demonstrations)
+        with torch.no_grad():
+            logits = model(torch.tensor([study.model.tokenizer.encode(text)])).logits
+        right += study.model.tokenizer.decode(logits[0, -1].argmax()) == pairs[prompt.query]
+    assert check.accuracy["given"].value == pytest.approx(right / 23)
+    assert not check.does_task
+
+
+@pytest.mark.parametrize("n_alike", [8, 45])
+def test_no_two_outputs_of_word_pairs_begin_alike(tmp_path, monkeypatch, n_alike):
+    pairs = [*bundled_pairs()["verb-gerund"].items()]
+    pairs = [(source, f"a {target}" if i < n_alike else target) for i, (source, target) in enumerate(pairs)]
+    monkeypatch.setattr(il.PairTask, "pairs", lambda self: pairs)
+    study = pair_study(tmp_path)
+    if n_alike == 8:
+        split, _ = other_tasks.word_pairs(study, "verb-gerund", seed=0)
+        shown = [sum(label.startswith("a ") for label in one.labels) for one in split.locating.batch.prompts]
+        assert {*shown} == {0, 1}
+        assert len(shown) == 23
+    else:
+        with pytest.raises(il.InputError, match="0 prompts per half have outputs that begin with different tokens"):
+            other_tasks.word_pairs(study, "verb-gerund", seed=0)
+
+
+def test_chat_is_the_same_task_in_the_words_of_the_tokenizer(icl_mini, study):
+    with pytest.raises(il.InputError, match="chat template"):
+        other_tasks.chat(Study(icl_mini, PAPER_TASKS[0], 8))
+    tokenizer = study.model.tokenizer
+    tokenizer.chat_template = CHAT
+    try:
+        task = other_tasks.chat(study)
+    finally:
+        tokenizer.chat_template = None
+    assert (task.data, task.labels, task.name) == (study.task.data, study.task.labels, "chat")
+    prompt = task.prompts(1)[0]
+    shown = " ".join(f"<user> {one.text} ; <assistant> {one.label} ;" for one in prompt.demonstrations)
+    assert task.template.render(prompt).text == f"{shown} <user> {prompt.query} ; <assistant>"
+
+
+def test_names_and_sequences_are_what_they_say(study):
+    words = np.array(WORDS)
     asked = other_tasks.ioi(study, seed=0)
     first = 0
     for text, answer, other in zip(
@@ -72,8 +143,15 @@ def test_mappings_and_names_are_what_they_say(study):
     for row, last, answer in zip(asked.batch.tokens, asked.batch.last, asked.batch.answer_tokens, strict=True):
         tokens = row[: last + 1].tolist()
         assert tokens[tokens.index(tokens[-1]) + 1] == answer
-    with pytest.raises(il.InputError, match="0 of the answers are one token"):
-        other_tasks.mapping(study, "plural", seed=0)
+    asked = other_tasks.copying(study, seed=0)
+    for text, answer, other in zip(
+        asked.batch.texts, words[asked.batch.answer_tokens], words[compared_tokens(asked.batch)[:, 0]], strict=True
+    ):
+        *shown, query = [line.split(" ->") for line in text.split("\n")]
+        assert query[0] == answer
+        assert all(first == second.strip() for first, second in shown)
+        assert other in {first for first, _ in shown} - {answer}
+        assert len(shown) == 6
 
 
 def test_text_prompts_are_scored_against_their_own_token(study):
@@ -107,4 +185,6 @@ def test_labels_and_classes_of_other_tasks(icl_mini, study):
     with pytest.raises(il.InputError, match="labels that name its classes"):
         other_tasks.natural_labels(Study(icl_mini, natural, 8))
     assert other_tasks.other_classes(Study(icl_mini, natural, 8)).labels == ("Animal", "Country")
+    others = other_tasks.other_natural_labels(own)
+    assert (others.data, others.labels) == ("animal-country", ("Animal", "Country"))
     assert other_tasks.one_token_words(study, ["Mary", "Zoe", "one"], after="a :") == ["Mary", "one"]

@@ -33,6 +33,8 @@ class Measure:
     """Digits after the decimal point."""
     paper: Mapping[str, int | float] = field(default_factory=dict)
     """The paper's numbers by model, as shown (multiplied by `scale`)."""
+    tabled: bool = False
+    """Whether the finding's own tables show it, so that the table of other measures does not."""
 
 
 def percent(
@@ -124,6 +126,8 @@ class Finding:
     measure: Callable[[Study], Measured]
     answer: Callable[[Sequence[Any]], str]
     """Returns the answer in one or two sentences, with numbers from the stored cells of all models."""
+    tables: Callable[[Sequence[Any]], str] | None = None
+    """Returns tables of the finding's own, in Markdown, from the stored cells of all models."""
     look_for: str
     """What the figure shows."""
     method: str

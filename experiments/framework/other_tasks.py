@@ -1,10 +1,9 @@
-"""Tasks to compare with a study's own: other labels and classes, mappings, copying, IOI and induction.
+"""Tasks to compare with a study's own: other labels and classes, chat, word pairs, copying, IOI and induction.
 
 Each function returns a two-class task, or tokenized prompts with a token to compare each answer with and a cluster for
 the bootstrap. It raises InputError if the words are not in the model's vocabulary.
 """
 
-import json
 import random
 import warnings
 from collections import Counter
@@ -20,7 +19,8 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.framework.study import Study, clusters_of, compared_tokens
-from experiments.framework.tasks import ARROWS, PAPER_TASKS, WORDS, Task
+from experiments.framework.tasks import ARROWS, PAPER_TASKS, Task
+from icl_lens.analyses.pair_behavior import PairCheck, check_pairs
 from icl_lens.attribution.repeated_tokens import prefix_tokens, random_tokens
 from icl_lens.errors import InputError
 from icl_lens.prompts.word_task import word_list
@@ -29,12 +29,15 @@ LABELS = ("foo", "bar", "baz", "qux")
 CATEGORIES = ("sentiment", "number", "animal", "country")
 OTHER_LABELS = (("baz", "qux"), ("alpha", "beta"), ("foo", "bar"))
 """Labels that say nothing about words."""
-MAPPINGS = ("country-capital", "antonym", "plural", "past-tense", "number-next")
-DEMONSTRATIONS = 6
-"""Number of demonstrations of a mapping per prompt."""
-MIN_PAIRS = 2 * DEMONSTRATIONS
-"""Fewest pairs that a mapping needs."""
+COPIED = 6
+"""Number of demonstrations per prompt that repeats words."""
 MAX_PROMPTS = 100
+PAIRS_SHOWN, PAIR_PROMPTS, MIN_PAIR_PROMPTS = 10, 25, 20
+"""Demonstrations per prompt of word pairs, and the number of prompts per half: the most and the fewest."""
+PAIR_DRAWS = 40
+"""Prompts drawn per query of word pairs; the first one whose outputs begin with different tokens is used."""
+PAIR_LINES = replace(ARROWS, prefix="Words:\n")
+"""How word pairs are written; after the first line, a query without demonstrations does not begin the text."""
 RANDOM_TOKENS = 24
 """Number of distinct tokens in a sequence for induction."""
 
@@ -59,6 +62,19 @@ class TaskPrompts:
     batch: il.PromptBatch
     clusters: Int[np.ndarray, " row"]
     chance: float = 0.5
+
+
+@dataclass(frozen=True)
+class Split:
+    """A task's prompts to locate heads on, and prompts with other queries to test them on."""
+
+    locating: TaskPrompts
+    held_out: TaskPrompts
+
+    @classmethod
+    def of(cls, halves: Sequence[il.PromptBatch]) -> "Split":
+        """Return (locating, held-out) prompts with two choices each; the clusters are queries."""
+        return cls(*(TaskPrompts(half, clusters_of(half)) for half in halves))
 
 
 def n_prompts(study: Study) -> int:
@@ -126,19 +142,59 @@ def classes(study: Study, categories: Sequence[str], *, seed: int) -> TaskPrompt
     return TaskPrompts(batch, clusters_of(batch), 1 / count)
 
 
-def mapping(study: Study, name: str, *, seed: int) -> TaskPrompts:
-    """Return prompts that continue a list of word pairs.
+def other_natural_labels(study: Study) -> Task:
+    """Return two other categories with their own names as labels."""
+    return other_classes(replace(study, task=natural_labels(study)))
 
-    Each answer is compared with the second word of one of the demonstrations.
+
+def chat(study: Study) -> Task:
+    """Return the study's task as a conversation; raise InputError for a model without a chat template."""
+    return replace(study.task, name="chat", template=il.Template.chat(study.model))
+
+
+def word_pairs(study: Study, name: str, *, seed: int) -> tuple[Split, PairCheck]:
+    """Return prompts of a bundled task of word pairs, and what the model does on those held out.
+
+    Each prompt has another query. Each answer is compared with all other outputs of its prompt, so prompts are used
+    whose outputs begin with different tokens. Raise InputError if too few are left.
     """
-    pairs = [tuple(pair) for pair in json.loads(WORDS.read_text(encoding="utf-8"))["pairs"][name]]
-    return _pairs(study, pairs, seed=seed)
+    task = il.PairTask(name)
+    words = sorted({output for _, output in task.pairs()})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about words of several tokens: the first one is scored
+        texts = [il.Text("a ->", answer=f" {word}") for word in words]
+        token_of = dict(zip(words, il.tokenize(study.model, texts).answer_tokens.tolist(), strict=True))
+    found: dict[str, il.Prompt] = {}
+    for prompt in task.prompts(PAIR_DRAWS * len(task.pairs()), seed=seed, demonstrations=PAIRS_SHOWN):
+        if len({token_of[label] for label in prompt.labels}) == len(prompt.labels):
+            found.setdefault(prompt.query, prompt)
+    prompts, half = [*found.values()], min(len(found) // 2, PAIR_PROMPTS)
+    halves = prompts[:half], prompts[half : 2 * half]
+    if half < MIN_PAIR_PROMPTS:
+        raise InputError(
+            f"{half} prompts per half have outputs that begin with different tokens, and {MIN_PAIR_PROMPTS} are needed"
+        )
+
+    def tokenize(some: Sequence[il.Prompt]) -> il.PromptBatch:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return il.tokenize(study.model, some, template=PAIR_LINES)
+
+    return Split.of([*map(tokenize, halves)]), check_pairs(study.model, tuple(halves[1]), tokenize, None)
 
 
 def copying(study: Study, *, seed: int) -> TaskPrompts:
     """Return prompts that repeat a word, as in "cat -> cat"."""
     words = [word for name in CATEGORIES for word in word_list()[name]]
-    return _pairs(study, [(word, word) for word in dict.fromkeys(words)], seed=seed)
+    words, rng = one_token_words(study, [*dict.fromkeys(words)], after="a ->"), random.Random(seed)
+    _check_enough(words, 2 * COPIED, "words")
+    texts, others = [], []
+    answers = [*islice(cycle(rng.sample(words, len(words))), n_prompts(study))]
+    for answer in answers:
+        shown = rng.sample([word for word in words if word != answer], COPIED)
+        texts.append(ARROWS.render(il.Prompt([il.Demonstration(word, word) for word in shown], answer)).text)
+        others.append(rng.choice(shown))
+    return _tokenized(study, texts, answers, others)
 
 
 def ioi(study: Study, *, seed: int) -> TaskPrompts:
@@ -192,22 +248,6 @@ def one_token_words(study: Study, words: Sequence[str], *, after: str) -> list[s
             if decode([token]).strip() == word:
                 found.append(word)
     return found
-
-
-def _pairs(study: Study, pairs: Sequence[tuple[str, str]], *, seed: int) -> TaskPrompts:
-    """Return prompts with one pair per line; no demonstration contains the query or its answer."""
-    rng = random.Random(seed)
-    usable = {*one_token_words(study, [second for _, second in pairs], after="a ->")}
-    pairs = [pair for pair in pairs if pair[1] in usable]
-    _check_enough(pairs, MIN_PAIRS, "answers")
-    texts, answers, others = [], [], []
-    for query, answer in islice(cycle(rng.sample(pairs, len(pairs))), n_prompts(study)):
-        shown = rng.sample([pair for pair in pairs if not {query, answer} & {*pair}], DEMONSTRATIONS)
-        prompt = il.Prompt([il.Demonstration(*pair) for pair in shown], query)
-        texts.append(ARROWS.render(prompt).text)
-        answers.append(answer)
-        others.append(rng.choice(shown)[1])
-    return _tokenized(study, texts, answers, others)
 
 
 def _tokenized(study: Study, texts: list[str], answers: list[str], others: list[str]) -> TaskPrompts:

@@ -1,4 +1,4 @@
-"""Overlap of two lists of heads, next to that of random lists with the same number of heads in each layer."""
+"""Overlap of lists of heads, next to that of random lists with the same number of heads in each layer."""
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -35,3 +35,18 @@ def expected_overlap(first: Lists, second: Lists) -> Float[np.ndarray, " draw"]:
     """
     in_common = (first.sum(2) * second.sum(2)).sum(1) / first.shape[2]
     return in_common / first.sum((1, 2))
+
+
+def most_shared_by_chance(
+    lists: Bool[np.ndarray, "task layer head"], draws: int, *, seed: int
+) -> Int[np.ndarray, " draw"]:
+    """Return, for each draw of random lists, the largest number of lists that one head is on.
+
+    In each draw, every list is replaced by a random one with the same number of heads in each layer.
+    """
+    rng = np.random.default_rng(seed)
+    counts = np.zeros((draws, *lists.shape[1:]), dtype=int)
+    for one in lists:
+        places = rng.random(counts.shape).argsort(axis=2).argsort(axis=2)
+        counts += places < one.sum(1)[:, None]
+    return counts.max((1, 2))

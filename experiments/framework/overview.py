@@ -45,9 +45,10 @@ def text(numbered: Numbered) -> str:
     rows = [row for cell in real for row in cell.rows if row.applies]
     n_real, n_above = len(rows), sum(row.outcome == "above" for row in rows)
     main = [row for cell in real for row in cell.all_rows(cell.finding.main.name)]
+    counts = [str(n) for n in sorted({row.n_prompts for row in main if row.n_prompts})]
     parts = [
         "# What we found",
-        MODELS.format(n=" or ".join(map(str, sorted({row.n_prompts for row in main if row.n_prompts})))),
+        MODELS.format(n=" or ".join(filter(None, (", ".join(counts[:-1]), *counts[-1:])))),
         *(f"{i}. {sentence}" for i, sentence in enumerate(_findings(numbered), start=1)),
         *_exchange_table(_tower_cells([cell for cell in every if cell.finding.id == "two-towers"])),
         "![Exchanges of queries, keys and values in both models](figures/overview.svg)",

@@ -179,7 +179,7 @@ def other_measures(finding: Finding, cells: Sequence[Stored]) -> str:
     main = finding.main
     real, small, _ = groups(cells)
     lines, notes = [], []
-    for measure in finding.measures[1:]:
+    for measure in (one for one in finding.measures[1:] if not one.tabled):
         control = f", vs. {measure.control}" if measure.control != main.control else ""
         said = f"{measure.quantity}{control}" + (f" ({measure.unit})" if measure.unit != main.unit else "")
         for cell in real:
@@ -249,6 +249,7 @@ def page(number: int, finding: Finding, cells: Sequence[Stored]) -> str:
         f"**{finding.answer(cells)}**",
         f"![{finding.title}](figures/{finding.id}.svg)",
         f"*{finding.look_for}*",
+        *([] if finding.tables is None else [finding.tables(cells)]),
         table(finding.main, cells),
         f"**The paper** ({finding.covers}). {finding.claim}",
         *_folded("Other measures", other_measures(finding, cells)),

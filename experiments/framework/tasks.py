@@ -9,7 +9,7 @@ from icl_lens.prompts.prompt import Demonstration, Prompt, Template
 from icl_lens.prompts.tasks import load_task
 
 WORDS = Path(__file__).with_name("words.json")
-"""Word categories and word pairs in addition to the library's own word list."""
+"""Word categories in addition to the library's own word list."""
 
 LINES = Template(separator="\n")
 PAPER = Template()
