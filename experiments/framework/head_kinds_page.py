@@ -100,79 +100,62 @@ def _real(cells: Sequence[Any]) -> list[Any]:
 
 
 def answer(cells: Sequence[Any]) -> str:
-    """Return three sentences: what kinds of tasks share, what removing heads costs, and the most shared heads."""
+    """Return three sentences: what kinds of tasks share, what removing heads costs, and which heads these are."""
     real = _real(cells)
     if not real:
         return "Not measured on a real model."
     k = real[0].row("overlap").n_heads
-    cannot = [cannot for cell in real if (cannot := _cannot_chat(cell))]
+    lists = "random lists of the same layers"
+    among = _each(real, IN_COMMON, ARBITRARY, ARBITRARY, lists, percent=True)
+    with_chat, with_pairs = (_each(real, IN_COMMON, ARBITRARY, kind, percent=True) for kind in (CHAT, PAIRS))
+    parts = [f"{among} with each other", f"{with_chat} with the task as chat", f"{with_pairs} with pairs"]
+    shared = [part for part in parts if not part.startswith(" ")]
+    costs = [(kind, _each(real, COST, ARBITRARY, kind, "random heads" if kind == PAIRS else "")) for kind in COSTLY]
+    lost = [f"{kind} {numbers}" for kind, numbers in costs if numbers]
+    last = _each(real, LAST, ARBITRARY, "", "random lists", percent=True)
     return (
-        f"Of {k} heads located on a task with arbitrary labels, {'; '.join(map(_in_common, real))}. Removing these "
-        f"heads at the last position costs answers, in nats of log-odds, {'; '.join(map(_lost, real))}. On more lists "
-        f"than any head in {DRAWS:,} draws of random lists {'; '.join(map(_most, real))}"
-        f"{'; '.join(['', *cannot, *filter(None, map(_not_above, real))])}."
+        f"Of {k} located heads, tasks with arbitrary labels share {'; '.join(shared)}. Removing the heads of arbitrary "
+        f"labels at the last position costs, in nats of log-odds, {'; '.join(lost)}. Of these heads, {last} are among "
+        f"those that most favor the output shown last; on more lists than any head in {DRAWS:,} draws of random "
+        f"lists: {' and '.join(map(_most, real))}."
     )
 
 
-def _in_common(cell: Any) -> str:
-    """Return how many heads located on arbitrary labels are also located on other kinds, or write the last output."""
-    said = [
-        (words, _find(cell, IN_COMMON, *_in_order(ARBITRARY, kind)))
-        for words, kind in (
-            ("are located on another such task", ARBITRARY),
-            ("on the task as chat", CHAT),
-            ("on pairs", PAIRS),
-            ("on natural labels", NATURAL),
-        )
-    ]
-    said.append(("among those that most favor the output shown last", _find(cell, LAST, ARBITRARY, "")))
-    numbers = _with_controls(said, "random lists of the same layers", percent=True)
-    return f"in {TITLES[cell.model]}, {numbers}"
+COSTLY = (PAIRS, NATURAL, CHAT)
+"""Kinds for which a sentence says what removing the heads of arbitrary labels costs them."""
 
 
-def _lost(cell: Any) -> str:
-    """Return what removing the heads of arbitrary labels costs other kinds, and what those of other kinds cost it."""
-    said = [
-        (words, _find(cell, COST, first, second))
-        for words, first, second in (
-            ("on other such tasks", ARBITRARY, ARBITRARY),
-            ("on chat", ARBITRARY, CHAT),
-            ("on pairs", ARBITRARY, PAIRS),
-            ("on natural labels", ARBITRARY, NATURAL),
-            ("and removing heads of pairs costs arbitrary labels", PAIRS, ARBITRARY),
-        )
-    ]
-    return f"in {TITLES[cell.model]} {_with_controls(said, 'random heads')}"
-
-
-def _with_controls(said: Sequence[tuple[str, Any | None]], control: str, *, percent: bool = False) -> str:
-    """Return numbers in words, the control named once: "56% on pairs (random lists 21%; difference 24 to 45), …"."""
+def _each(real: Sequence[Any], what: str, first: str, second: str, control: str = "", *, percent: bool = False) -> str:
+    """Return a number in every model: "56% in SmolLM2 (random lists 21%, difference 24 to 45) and 72% in Qwen (…)"."""
     scale, digits, unit = (100.0, 0, "%") if percent else (1.0, 2, "")
     parts = []
-    for words, one in said:
+    for cell in real:
+        one = _find(cell, what, first, second)
         if one is None or math.isnan(one.low):
             continue
         values = (one.quantity, one.control, one.low, one.high)
         quantity, other, low, high = (number(value, scale=scale, digits=digits) for value in values)
-        names = ("", "") if parts else (f"{control} ", "difference ")
-        numbers = f"({names[0]}{other}{unit}; {names[1]}{low} to {high})"
-        leads = words.startswith("and")
-        parts.append(f"{words} {quantity}{unit} {numbers}" if leads else f"{quantity}{unit} {words} {numbers}")
-    return ", ".join(parts)
-
-
-def _in_order(first: str, second: str) -> tuple[str, str]:
-    """Return two kinds in the order in which details name them."""
-    low, high = sorted((first, second), key=[*KINDS].index)
-    return low, high
+        names = (f"{control} ", "difference ") if control and not parts else ("", "")
+        parts.append(f"{quantity}{unit} in {TITLES[cell.model]} ({names[0]}{other}{unit}, {names[1]}{low} to {high})")
+    return " and ".join(parts)
 
 
 def _most(cell: Any) -> str:
     """Return how many heads are on more lists than by chance, and the first of them."""
     heads = [one for one in _details(cell, "head") if one.quantity > one.control]
-    named = [f"{one.first} on {one.quantity:.0f} of {one.high:.0f}" for one in heads[:NAMED_HEADS]]
-    many = "is 1 head" if len(heads) == 1 else f"are {len(heads) or 'no'} heads"
-    return f"{many} in {TITLES[cell.model]}" + f" ({', '.join(named)})" * bool(named)
+    named = [f"{one.first}, on {one.quantity:.0f} of {one.high:.0f}" for one in heads[:NAMED_HEADS]]
+    many = f"{len(heads) or 'no'} head{'s' * (len(heads) != 1)} in {TITLES[cell.model]}"
+    return many + f" ({'; '.join(named)})" * bool(named)
+
+
+def _not_above(real: Sequence[Any], what: str, words: str, kinds: Sequence[tuple[str, str]]) -> str:
+    """Return which pairs of kinds are not above their control in which model."""
+    said = []
+    for cell in real:
+        found = [_find(cell, what, first, second) for first, second in kinds]
+        names = [words.format(one.first, one.second) for one in found if one is not None and not one.low > 0]
+        said += [f"in {TITLES[cell.model]} {', '.join(names)}"] * bool(names)
+    return f"Not above the control: {'; '.join(said)}." if said else "All are above the control."
 
 
 def _cannot_chat(cell: Any) -> str:
@@ -180,18 +163,7 @@ def _cannot_chat(cell: Any) -> str:
     one = next((one for one in _details(cell, "task") if one.first == CHAT), None)
     if one is None or one.heads or "does not do" not in one.text:
         return ""
-    return f"{TITLES[cell.model]} does not do its task as chat ({one.text.partition(': ')[2]})"
-
-
-def _not_above(cell: Any) -> str:
-    """Return which kinds share no more than random lists, and whose heads cost no more than random heads."""
-    pairs = [_find(cell, IN_COMMON, *kinds) for kinds in combinations_with_replacement(LABEL_KINDS, 2)]
-    costs = [_find(cell, COST, *kinds) for kinds in product(LABEL_KINDS, repeat=2)]
-    shared = [f"{one.first} and {one.second}" for one in pairs if one is not None and not one.low > 0]
-    removed = [f"{one.first} from {one.second}" for one in costs if one is not None and not one.low > 0]
-    said = [f"no more heads in common for {', '.join(shared)}"] * bool(shared)
-    said += [f"no more lost by removing heads of {', '.join(removed)}"] * bool(removed)
-    return f"in {TITLES[cell.model]}, there are {' and '.join(said)} than with random heads" if said else ""
+    return f"; not its task as chat ({one.text.partition(': ')[2]})"
 
 
 # Tables
@@ -224,13 +196,14 @@ def tables(cells: Sequence[Any]) -> str:
         for one in _details(cell, "head")
         if one.quantity > one.control
     ]
-    tasks = [f"{title}: {_tasks(cell)}" for title, cell in zip(names, real, strict=True)]
+    tasks = [f"{title}: {_tasks(cell)}{_cannot_chat(cell)}" for title, cell in zip(names, real, strict=True)]
     return "\n\n".join(
         [
             "## Heads in common, by kind of task",
             "Mean over pairs of different tasks, % of the located heads (random lists) [95% interval of the "
             "difference]. “Writing the last output”: as many heads, those that most favor the output shown last.",
             markdown.table(["kinds", *names], [*in_common, *last]),
+            _not_above(real, IN_COMMON, "{} / {}", [*combinations_with_replacement(LABEL_KINDS, 2)]),
             "Tasks that a model does, by kind (“this task”: the one in the next section's table):",
             markdown.bullets(tasks),
             "## What removing heads costs",
@@ -238,6 +211,7 @@ def tables(cells: Sequence[Any]) -> str:
             "difference]. A row is the kind of task on which heads are located, a column the kind of the other tasks, "
             f"whose answers are scored; “{OWN}”: heads of the task itself.",
             markdown.table(["model", "heads of", *LABEL_KINDS], lost, align="ll"),
+            _not_above(real, COST, "{} → {}", [*product((OWN, *LABEL_KINDS), LABEL_KINDS)]),
             "## The twelve bundled tasks of word pairs",
             f"{PAIRS_SHOWN} demonstrations, at most {PAIR_PROMPTS} held-out prompts; an answer is right if its first "
             "token is the most probable of the whole vocabulary [95% interval]. Heads: the first "

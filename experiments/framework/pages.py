@@ -206,7 +206,7 @@ def _by(row: Row) -> str:
 
 
 def _not_applicable(notes: Sequence[str]) -> list[str]:
-    return [f"\nNot applicable: {'; '.join(dict.fromkeys(notes))}."] * bool(notes)
+    return [f"\nNot applicable: {'; '.join(dict.fromkeys(notes)).rstrip('.')}."] * bool(notes)
 
 
 def every_row(finding: Finding, cells: Sequence[Stored]) -> pd.DataFrame:
