@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from explanations import terminal_text
 from small_tokenizers import model_of
 from tolerance import assert_close
 
@@ -200,3 +201,27 @@ def test_numbers_from_ten_on_are_labels():
     names = [[batch.token_names[row][at] for at in batch.label_positions[row]] for row in range(2)]
     assert names == [["1", "2", "1", "1"], ["⏎", "2", "0", "2"]]
     assert batch.label_ranges[1, 0].diff().item() == 2
+
+
+@pytest.mark.parametrize("row", range(len(ROWS)))
+def test_every_decision_is_shown(gpt2, batch, row):
+    """In the terminal and on the page, demonstrations have their whole labels, in the color of what stands for them."""
+    explanation = il.explain(gpt2, batch[row], k=2)
+    text, page = terminal_text(explanation), explanation.to_html()
+    for _, label in SHOWN:
+        assert label in text
+        assert f">{label}<" in page
+    assert explanation.answer == explanation.target
+    column = {
+        label: index
+        for index, group in enumerate(batch.label_groups)
+        for label in group
+        if batch.label_mask[row, index]
+    }
+    shown = [name for _, name in SHOWN if name in column]
+    own = [
+        explanation.labels[index]
+        for (_, name), index in zip(SHOWN, explanation.input.demonstration_labels, strict=True)
+        if name in column
+    ]
+    assert own == [batch.labels[column[name]] for name in shown]

@@ -96,7 +96,7 @@ def explain(
         check_choice("by", by, SCORES)
     if isinstance(prompt, PromptBatch):
         _check_single_row(prompt, against=against, template=template, labels=labels, prepend_bos=prepend_bos)
-        batch = prompt
+        batch = prompt if prompt.decision_index is None else prompt.with_own_labels()
         if batch.targets is not None:
             others = None if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
             target = int(batch.answer_tokens[0])

@@ -123,8 +123,12 @@ class Explanation(Result):
 
     @property
     def answer(self) -> str | None:
-        """The correct label; None if the prompt has none, and for plain text."""
-        return None if self.input.prompt is None else self.input.prompt.answer
+        """The correct label; None if the prompt has none, and for plain text.
+
+        If labels that begin alike are one label in this decision, such as "very…", it is theirs.
+        """
+        answer = None if self.input.prompt is None else self.input.prompt.answer
+        return answer if answer is None or answer in self.labels else self.scores.target
 
     @property
     def predicted(self) -> str:

@@ -150,7 +150,11 @@ def _quoted(text: str) -> str:
 
 def preview(batch: "PromptBatch", *, n: int | None = None) -> Text:
     """Return the first of n prompts (by default those of the batch) as the model reads it, to print before a run."""
-    return Text(f"First of {len(batch) if n is None else n:,} prompts:\n{batch.texts[0]}\n", "dim")
+    n_rows = len(batch) if n is None else n
+    what = f"{n_rows:,} prompts"
+    if batch.decision_index is not None:  # labels begin alike
+        what = f"{len(batch.decision_index.unique()):,} prompts at {n_rows:,} decisions between labels"
+    return Text(f"First of {what}:\n{batch.texts[0]}\n", "dim")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,8 @@ def calibrated_scores(
     The probability of each label among the labels is divided by a prior and normalized. With "contextual", the prior
     is the mean over the same prompt with queries without content, `inputs`, which costs a pass over the prompts for
     each; with "batch", it is the mean over the prompts of the batch that offer the label. A preference for labels that
-    does not depend on the text cancels. Labels that a prompt does not offer have −∞.
+    does not depend on the text cancels. Labels that a prompt does not offer have −∞. If labels begin alike, each row
+    is a decision between them (`tokenize`) and is calibrated by itself; `batch.whole_scores` adds decisions up.
 
     `metrics.accuracy(scores, batch.answer, choices=batch.label_mask)` is the accuracy with calibration. Raise
     InputError for prompts without labels, no `inputs`, and inputs that the tokenizer cannot write.

@@ -245,7 +245,7 @@ class PromptBatch:
         return torch.where(is_chosen.gather(1, order), self.compared_label_tokens[order], -1)
 
     def whole_scores(self, scores: Float[Tensor, "batch label"]) -> Float[Tensor, "prompt whole_label"]:
-        """Return each whole label's score: the sum over its decisions; one row per prompt.
+        """Return each whole label's score: the sum over its decisions; one row per prompt, columns `whole_labels`.
 
         Sums of log-probabilities (`il.score`) are exact up to the tokens that no decision needs, since the labels leave
         no choice there. Labels that no row of a prompt offers have −∞. Tokenize prompts without answers to have the

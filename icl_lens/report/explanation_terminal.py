@@ -94,7 +94,7 @@ def _demonstrations(explanation: Explanation) -> list[RenderableType]:
     title = f"{what} of {explanation.target} lost without each demonstration, nats"
     table = new_table("demonstration", "label", "hidden", "keys", "values", left=(0, 1), title=title)
     for row in explanation.shown_demonstrations:
-        style = _label_style(explanation.labels.index(row["label"])) if row["label"] else ""
+        style = _label_style(explanation.input.demonstration_labels[row["place"] - 1]) if row["label"] else ""
         text = Text(row["text"], overflow="ellipsis", no_wrap=True)
         table.add_row(text, Text(row["label"], style), *(f"{row[way]:+.2f}" for way in ("hidden", "keys", "values")))
     return [Group(table, Text(explanation.demonstrations_note, QUIET))]

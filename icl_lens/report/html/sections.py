@@ -37,11 +37,12 @@ def prompt_pieces(e: Explanation) -> list[tuple[str, Chip | None]]:
     """Return the text the model continues in pieces, each with its chip if it is a label."""
     if e.input.prompt is None:
         return [(e.input.text, None)]
-    rendered, chips = e.input.template.render(e.input.prompt), label_chips(e)
+    rendered = e.input.template.render(e.input.prompt)
     pieces: list[tuple[str, Chip | None]] = []
     at = 0
-    for (start, stop), demonstration in zip(rendered.label_spans, e.input.prompt.demonstrations, strict=True):
-        pieces += [(rendered.text[at:start], None), (rendered.text[start:stop], chips[demonstration.label])]
+    for (start, stop), label in zip(rendered.label_spans, e.input.demonstration_labels, strict=True):
+        text = rendered.text[start:stop]
+        pieces += [(rendered.text[at:start], None), (text, Chip(text, label))]
         at = stop
     return [*pieces, (rendered.text[at:] + e.input.appended_text, None)]
 
@@ -65,7 +66,7 @@ def answer(e: Explanation) -> dict[str, Any]:
         if has_long_labels:
             spelling = list(map(Chip, e.scores.spellings[i]))
             among = [" of ", *join_runs(spelling, " ")] if len(spelling) > 1 else []
-            whole = [[spelling[e.input.n_shared_tokens], *among], _log_prob_text(e.scores.whole_log_probs[i])]
+            whole = [[e.scores.scored_tokens[i], *among], _log_prob_text(e.scores.whole_log_probs[i])]
         rows.append(
             [
                 Chip(label, i),
@@ -87,12 +88,12 @@ def demonstrations_table(e: Explanation) -> Table | None:
     """Return what the explained label loses without each demonstration; None if it is not known."""
     if e.demonstrations is None:
         return None
-    chips, shown = label_chips(e), e.shown_demonstrations
+    shown = e.shown_demonstrations
     reach = largest([row["hidden"] for row in shown])
     rows: list[list[Cell]] = [
         [
             row["text"],
-            chips[row["label"]] if row["label"] else "",
+            Chip(row["label"], e.input.demonstration_labels[row["place"] - 1]) if row["label"] else "",
             Bar.signed(row["hidden"], reach),
             signed(row["keys"]),
             signed(row["values"]),
@@ -166,7 +167,9 @@ def configuration(e: Explanation) -> dict[str, str]:
     additive = "additive over parts" if e.scores.contrast_adds_up else "not additive over parts"
     layout = f"{template.demonstration!r}, then {template.query!r}, joined by {template.separator!r}"
     layout += f", after {template.prefix!r}" if template.prefix else ""
-    layout += f"; then the {e.input.n_shared_tokens} tokens that all labels share" if e.input.n_shared_tokens else ""
+    layout += (
+        f"; then the {e.input.n_shared_tokens} tokens that the compared labels share" if e.input.n_shared_tokens else ""
+    )
     explained = (
         e.target
         if e.is_plain_text
