@@ -82,6 +82,7 @@ def label_first(monkeypatch):
         pytest.param(check, family, marks=() if check in QUICK and family == "gpt2" else pytest.mark.slow)
         for check in sorted(CHECKS.keys() - OTHERWISE.keys())
         for family in ("gpt2", "llama_gqa", "gemma2")
+        if (check, family) != ("value_parts", "gemma2")  # refused: its readout has a soft-cap
     ],
 )
 @pytest.mark.usefixtures("no_type_checks", "label_first")
