@@ -194,7 +194,7 @@ def test_the_last_decision_is_explained(gpt2):
 
 
 def test_numbers_from_ten_on_are_labels():
-    """After "1", "10" goes on with a digit and "1" with the line break."""
+    """After "1", "10" continues with a digit and "1" with the line break."""
     model, lines = model_of("metaspace"), il.Template("{text} : {label}", "{text} :", "\n")
     shown = [il.Demonstration(f"t{n}", str(n)) for n in (1, 2, 10, 12)]
     batch = il.tokenize(model, il.Prompt(shown, "t", "1"), template=lines)

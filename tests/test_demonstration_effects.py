@@ -122,6 +122,43 @@ def test_means_by_place_and_class_by_hand(load_tiny):
     assert found.to_frame()["is_answer"].tolist() == [False, False, True, True, False] * 2
 
 
+def test_prompts_without_anything_to_compare_are_in_no_mean(load_tiny):
+    """The second prompt has one label, so no log-odds; its effects on log p count."""
+    model = load_tiny("gpt2")
+    alone = il.Prompt.parse("love : bar like : bar two :", answer="bar")
+    batch = il.tokenize(model, [PROMPTS[0], alone], labels=("foo", "bar"), prepend_bos=False)
+    found = il.demonstration_effects(model, batch, ways=["hidden"])
+    table = found.by_place().set_index(["place", "demonstrations"])
+    for place, effects in (("sum", found.log_odds[0].sum()), ("all at once", found.whole_log_odds[0])):
+        assert table.loc[(place, "both"), "n"] == 1
+        assert_close(table.loc[(place, "both"), "mean"], float(effects))
+    table = found.by_place(outcome="log_prob").set_index(["place", "demonstrations"])
+    assert table.loc[("sum", "both"), "n"] == 2
+
+
+def test_texts_are_removed_from_pairs_and_not_from_rows_that_end_early(load_tiny):
+    """Answers of two prompts may share their first token. A row that `at` has cut does not end where prompts do."""
+    model = load_tiny("gpt2")
+    shown = [il.Demonstration("love", "yes"), il.Demonstration("sad", "red")]
+    prompts = [il.Prompt(shown, "one", answer, ("yes", "red", answer)) for answer in ("cat dog", "cat bar")]
+    batch = il.tokenize(model, prompts, prepend_bos=False)
+    found = il.demonstration_effects(model, batch, ways=["removed"]).log_prob
+    for row, prompt in enumerate(prompts):
+        scores = [
+            il.score(model, il.tokenize(model, replace(prompt, demonstrations=some), prepend_bos=False))
+            for some in (shown, shown[1:])
+        ]
+        lost = [one[0, one.labels.index(prompt.answer)] for one in scores]
+        assert_close(found[row, 0, 0], lost[0] - lost[1])
+    early = batch.at([3])
+    for call in (
+        lambda: il.demonstration_effects(model, early, ways=["removed"]),
+        lambda: il.calibrated_scores(model, early, inputs=["nine"]),
+    ):
+        with pytest.raises(il.InputError, match="batch must have the tokens of its own prompts"):
+            call()
+
+
 def test_it_says_what_is_wrong(load_tiny):
     model = load_tiny("gpt2")
     batch = ragged(model)

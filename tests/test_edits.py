@@ -12,6 +12,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
+from icl_lens.edits.pattern import without_keys
 from icl_lens.models.view import ModelView
 
 HEADS = [(0, 1), (1, 0), (2, 2)]
@@ -79,7 +80,7 @@ def edits_of(model, batch):
     }
     everywhere = {
         "zero everywhere": il.Ablate(HEADS),
-        "gates everywhere": il.Ablate(HEADS, strength=[0.3, 1.0, -0.5]),
+        "gates everywhere": il.Ablate(HEADS, strength=torch.tensor([0.3, 1.0, -0.5])),
         "vector everywhere": il.AddVector(vector, 1, positions="all"),
         "vector in places": il.AddVector(vector, 1, replace=True, positions=[1, -2]),
         "position everywhere": il.RemovePosition(HEADS),
@@ -248,6 +249,22 @@ def test_a_prepared_mean_does_not_leave_another_edit_without_one(load_tiny):
     (prepared,) = il.Ablate.prepare(ModelView.of(model), fresh[:1], None)
     mixed = il.score(model, batch, [[prepared], *([one] for one in fresh[1:])])
     assert_close(mixed, il.score(model, batch, [[one] for one in fresh]))
+
+
+@pytest.mark.parametrize("has_sink", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_keys_are_hidden_as_if_they_had_never_been_there(dtype, has_sink):
+    """The softmax of the other scores, and of the sink's, in float64: a pattern in half precision does not sum to 1."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(20, 3, 41, generator=generator, dtype=torch.float64)
+    scores[..., -1] = scores[..., -1] + 2 if has_sink else -torch.inf
+    hidden = torch.zeros(20, 1, 40, dtype=torch.bool)
+    hidden[..., :20] = True
+    pattern = scores.softmax(-1)[..., :-1].to(dtype)
+    kept = scores.masked_fill(torch.nn.functional.pad(hidden, (0, 1)), -torch.inf).softmax(-1)[..., :-1]
+    found = without_keys(pattern, hidden, has_sink=has_sink).double()
+    assert (found - kept).abs().max() < 2 * torch.finfo(dtype).eps
+    assert (found[..., :20] == 0).all()
 
 
 def test_blocking_no_edge_of_a_model_with_sinks_changes_nothing(load_tiny):

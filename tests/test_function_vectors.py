@@ -96,3 +96,20 @@ def test_a_planted_vector_gains_where_it_is_read(gpt2, gpt2_batch):
             il.vector_gains(model, vectors, batch, layers=layers)
     with pytest.raises(il.InputError, match="vectors must have shape"):
         il.vector_gains(model, vectors[:2], batch)
+
+
+def test_of_equally_probable_tokens_one_is_on_top(load_tiny):
+    """With an unembedding of zeros, all tokens are equally probable, and the answer is not the first."""
+    model = load_tiny("gpt2")
+    batch = il.tokenize(model, il.Prompt.parse("love : bar eight : foo one :", answer="foo"))
+    before = model.unembed.weight.detach().clone(), model.unembed.bias.detach().clone()
+    with torch.no_grad():
+        model.unembed.weight.zero_()
+        model.unembed.bias.zero_()
+        try:
+            found = il.vector_gains(model, torch.ones(model.cfg.d_model), batch, layers=[0])
+        finally:
+            model.unembed.weight.copy_(before[0])
+            model.unembed.bias.copy_(before[1])
+    assert int(batch.answer_tokens) > 0
+    assert not bool(found.top1.any() or found.top1_intact.any())

@@ -163,6 +163,8 @@ def test_generations_stop_and_are_shown_side_by_side(load_tiny):
         ({"max_new_tokens": 10_000}, "max_new_tokens must be between 1 and"),
         ({"temperature": -1.0}, "temperature must be non-negative"),
         ({"stop": ""}, "stop must not be an empty text"),
+        ({"top_k": 0}, "top_k must be at least 1"),
+        ({"top_p": 1.5}, "top_p above 0 and at most 1"),
         ({"sets": []}, "sets must contain at least one set"),
     ],
 )

@@ -210,43 +210,35 @@ def test_labels_that_look_alike_are_compared_where_they_part_or_once(family_run)
     clear = il.Prompt([il.Demonstration("be", "foot")], "see", "seen", ("foot", "seen"))
     batch = il.tokenize(model, [clear, clash])
     assert batch.answer_tokens.tolist() == [model.tokenizer(" s")["input_ids"][0]] * 2
-    assert batch.has_comparable_labels
     assert [sum(token >= 0 for token in row) for row in batch.other_label_tokens.tolist()] == [1, 1]
     # "gone" begins with the answer's first token, a space, and "foot" with that of "food".
     assert batch.label_mask[1].tolist() == [label in ("food", "seen") for label in batch.labels]
-    # Labels of a prompt that shows its answer are compared, so they are told apart where they part.
+    # Labels of a prompt that shows its answer are compared, where they part.
     assert il.tokenize(model, il.Prompt(shown, "see", "foot")).labels == ("foo…", "food", "foot", "gone")
     # Two prompts may share tokens with each other.
     other = il.Prompt([il.Demonstration("be", "food")], "see", "seen", ("food", "seen"))
     pair = il.tokenize(model, [clear, other])
-    assert pair.has_comparable_labels
     assert int(pair.label_tokens[pair.labels.index("food")]) == int(pair.label_tokens[pair.labels.index("foot")])
 
 
-def test_comparisons_name_labels_that_look_alike(gpt2):
-    """Every function that compares labels raises the same error; increases of the answer do not."""
-    prompt = il.Prompt(
-        [il.Demonstration("love", "cat"), il.Demonstration("sad", "dog")], "one", "no", ("cat", "dog", "no")
-    )
+def test_an_answer_of_its_own_is_compared_with_what_differs_from_it(gpt2):
+    """Contrast, effects and log-odds are those of the text with these tokens; "cat" is compared once."""
+    shown = [("love", "cat dog"), ("sad", "cat bar"), ("nine", "no yes"), ("two", "red")]
+    prompt = il.Prompt([il.Demonstration(*one) for one in shown], "one", "no", (*(label for _, label in shown), "no"))
     batch = il.tokenize(gpt2, [prompt], prepend_bos=False)
-    batch.label_tokens[batch.labels.index("dog")] = batch.label_tokens[batch.labels.index("cat")]
-    acts, head = il.capture(gpt2, batch), il.Head(1, 2)
-    assert il.head_log_prob_increase(acts, batch.answer_tokens).isfinite().all()
-    assert il.head_effects(gpt2, batch).log_odds.isnan().all()
-    for compare in (
-        lambda: il.score(gpt2, batch),
-        lambda: acts.label_log_probs,
-        lambda: acts.predicted,
-        lambda: il.score(gpt2, batch, [[il.Ablate([head])]]),
-        lambda: il.score(gpt2, batch, [[il.Patch([head], batch, activation="z")]]),
-        lambda: il.score(gpt2, batch, [[]]),
-        lambda: il.score(gpt2, batch, [il.debias_edits(batch, [head], majority=1.0)]),
-        lambda: il.ablate_with_controls(gpt2, batch, [head], n_random=2),
-        lambda: il.attention_saliency(gpt2, batch),
-        lambda: il.explain(gpt2, batch),
-    ):
-        with pytest.raises(InputError, match=r"share their first token .* cannot be compared"):
-            compare()
+    plain = il.PromptBatch.from_tokens(
+        batch.tokens.tolist(),
+        model=gpt2,
+        targets=int(batch.answer_tokens),
+        against=[[gpt2.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in ("cat", "red")]],
+    )
+    acts, theirs = il.capture(gpt2, batch), il.capture(gpt2, plain)
+    contrast = il.head_log_prob_increase(acts, batch.answer_tokens, against=batch.other_label_tokens)
+    assert_close(contrast, il.head_log_prob_increase(theirs, plain.answer_tokens, against=plain.against))
+    ours, same = il.head_effects(gpt2, batch), il.head_effects(gpt2, plain)
+    assert_close(ours.log_odds, same.log_odds)
+    assert ours.log_odds.abs().max() > 1e-3
+    assert il.explain(gpt2, batch, k=2).scores.compared_with in (("cat dog", "red"), ("cat bar", "red"))
 
 
 def test_prompts_without_demonstrations_have_no_labels_to_look_at(gpt2, zero_shot):
@@ -395,6 +387,12 @@ def test_commands_read_pairs(run, tiny, tmp_path, suffix):
     code, again, err = run("locate", "--pairs", "--columns", "word,opposite", "--path", named, *options[2:], "-n", 6)
     assert code == 0, err
     assert again.splitlines()[:3] == out.splitlines()[:3], "the same prompts"
+    code, again, err = run(
+        *("locate", "--pairs", "--columns", "text,label", *options[2:], "-n", 6),
+        *("--path", write(tmp_path / "usual.tsv", names=("text", "label"))),
+    )
+    assert code == 0, "the default columns of texts can be those of pairs: " + err
+    assert again.splitlines()[:3] == out.splitlines()[:3]
     code, _, err = run("locate", *options, "-n", 6, "--labels", "a,b")
     assert code == 2
     faults.assert_sentence(err.removesuffix("\n"), "--labels has no effect here: pairs")

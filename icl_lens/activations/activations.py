@@ -166,7 +166,7 @@ class Activations:
         self.batch.require_labels("label to score", NO_LABELS_HINT)
         self.check_device()
         log_probs = self.readout.using(final_norm="frozen", bias=True).log_probs(self.resid_final)
-        tokens = self.batch.compared_label_tokens.to(log_probs.device)
+        tokens = self.batch.label_tokens.to(log_probs.device)
         return LabelScores.from_tensor(log_probs[:, tokens], self.batch.labels)
 
     @property

@@ -86,7 +86,7 @@ class ScoredPrompt:
                 others = [i for i in range(len(batch.labels)) if i != target and bool(batch.label_mask[0, i])]
             else:
                 others = [_label(batch, name, batch.labels[target]) for name in dict.fromkeys(options.against)]
-            tokens = batch.compared_label_tokens.to(device)
+            tokens = batch.label_tokens.to(device)
             return cls(model, acts, options, tokens, batch.labels, target, tuple(others))
         target_id = int(batch.answer_tokens[0])
         if target_id < 0:

@@ -56,7 +56,7 @@ class Ablate(Edit):
     reference: Reference = None
     positions: Positions = "all"
     seed: int = 0
-    strength: float | Sequence[float] = 1.0
+    strength: float | Sequence[float] | Float[Tensor, "*head"] = 1.0
     recorded_z: LayerZ | None = field(default=None, repr=False)
     """What takes the place of z, once recorded."""
     _tokens: tuple[tuple[int, ...], ...] = field(default=(), repr=False)

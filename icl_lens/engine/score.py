@@ -159,11 +159,8 @@ def score(model: Any, batch: PromptBatch, sets: Sets | None = None, *, read: Rea
 
 
 def read_labels(batch: PromptBatch) -> Read:
-    """Return a function that selects the labels' log-probabilities from those of the vocabulary.
-
-    Raise InputError if two labels of a prompt are scored by the same token.
-    """
-    tokens = batch.compared_label_tokens
+    """Return a function that selects the labels' log-probabilities from those of the vocabulary."""
+    tokens = batch.label_tokens
     return lambda log_probs, prompt: log_probs[:, tokens.to(log_probs.device)]
 
 

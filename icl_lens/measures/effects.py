@@ -198,7 +198,7 @@ def outcome_tokens(
     targets = check_targets(view, batch, targets)
     if against is not None:
         return targets, check_against_ids(view, targets, against)
-    others = batch.tokens_to_compare(targets) if batch.has_comparable_labels else None
+    others = batch.tokens_to_compare(targets)
     return targets, None if others is None else others.to(targets.device)
 
 

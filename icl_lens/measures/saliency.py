@@ -195,7 +195,7 @@ def _losses(log_probs: Float[Tensor, "batch d_vocab"], batch: PromptBatch) -> Fl
     if not batch.labels:
         return -answer[:, None]
     mask = batch.label_mask.clone().to(log_probs.device)
-    labels = log_probs[:, batch.compared_label_tokens.clone().to(log_probs.device)].masked_fill(~mask, -torch.inf)
+    labels = log_probs[:, batch.label_tokens.clone().to(log_probs.device)].masked_fill(~mask, -torch.inf)
     return (labels.logsumexp(-1) - answer)[:, None]
 
 

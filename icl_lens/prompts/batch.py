@@ -66,7 +66,7 @@ class PromptBatch:
     label_index: Int[Tensor, "batch demo"]
     """Each demonstration's label, as an index into `labels`."""
     label_mask: Bool[Tensor, "batch label"]
-    """Which labels each row's prompt offers as choices."""
+    """Which labels each row chooses between; they are scored by different tokens."""
     label_tokens: Int[Tensor, " label"]
     """The token each label is scored by: its first after the query, or the first that tells it from the others."""
     answer: Int[Tensor, " batch"]
@@ -170,8 +170,7 @@ class PromptBatch:
     def other_label_tokens(self) -> Int[Tensor, "batch other"]:
         """The tokens of each prompt's labels except its answer, padded with -1; all -1 without an answer.
 
-        As `against`, they give the components that favor the answer over the other labels. Raise InputError if two
-        labels of a prompt are scored by the same token.
+        As `against`, they give the components that favor the answer over the other labels.
         """
         is_other = torch.arange(len(self.labels), device=self.answer.device) != self.answer[:, None]
         return self._label_tokens_where(is_other & (self.answer >= 0)[:, None])
@@ -180,7 +179,7 @@ class PromptBatch:
         """Return what targets are compared with by default: the tokens of each prompt's other labels, or `against`.
 
         Rows are padded with -1; None if no row has such tokens. Rows with `targets` of their own have no labels to
-        compare with, only `against`. Raise InputError if two labels of a prompt are scored by the same token.
+        compare with, only `against`.
         """
         if self.targets is not None:
             return self.against
@@ -205,44 +204,12 @@ class PromptBatch:
         """Whether any prompt has several labels to choose from."""
         return bool((self.label_mask.sum(1) > 1).any())
 
-    @property
-    def has_comparable_labels(self) -> bool:
-        """Whether the labels of each prompt are scored by different tokens."""
-        return self._equal_labels() is None
-
-    @property
-    def compared_label_tokens(self) -> Int[Tensor, " label"]:
-        """`label_tokens`, to compare the labels of each prompt.
-
-        Raise InputError if two labels of a prompt are scored by the same token, which `tokenize` allows for prompts
-        whose answers are words of their own.
-        """
-        if (equal := self._equal_labels()) is not None:
-            row, label, other = equal
-            raise InputError(
-                f"labels {self.labels[label]!r} and {self.labels[other]!r} of prompt {row} share their first token "
-                f"(id {int(self.label_tokens[label])}), so they cannot be compared; drop this prompt, choose labels "
-                "that differ there, or score the answer alone, with by='increase'"
-            )
-        return self.label_tokens
-
-    def _equal_labels(self) -> tuple[int, int, int] | None:
-        """Return the first row with two labels that are scored by the same token, and these labels, if there is one."""
-        same = (self.label_tokens[:, None] == self.label_tokens).fill_diagonal_(False)
-        if not bool(same.any()):
-            return None
-        rows = ((self.label_mask.float() @ same.float() > 0) & self.label_mask).nonzero()
-        if not len(rows):
-            return None
-        row, label = rows[0].tolist()
-        return row, label, int((same[label] & self.label_mask[row]).nonzero()[0])
-
     def _label_tokens_where(self, is_chosen: Bool[Tensor, "batch label"]) -> Int[Tensor, "batch chosen"]:
         """Return the tokens of chosen labels of each prompt, padded with -1 on the right; at least one column."""
         is_chosen = is_chosen & self.label_mask
         width = max(1, int(is_chosen.sum(1).max()))
         order = is_chosen.int().argsort(dim=1, descending=True, stable=True)[:, :width]  # the chosen ones come first
-        return torch.where(is_chosen.gather(1, order), self.compared_label_tokens[order], -1)
+        return torch.where(is_chosen.gather(1, order), self.label_tokens[order], -1)
 
     def whole_scores(self, scores: Float[Tensor, "batch label"]) -> Float[Tensor, "prompt whole_label"]:
         """Return each whole label's score: the sum over its decisions; one row per prompt, columns `whole_labels`.

@@ -27,7 +27,7 @@ class LabelTokens:
             )
 
     def end_with(self, token: int | None, label: str) -> None:
-        """Let a label end with the token that follows it, because another label goes on with other tokens.
+        """Let a label end with the token that follows it, because another label continues with other tokens.
 
         Raise InputError if there is none, since the token also covers a text.
         """

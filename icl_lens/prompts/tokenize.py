@@ -52,7 +52,7 @@ def tokenize(
     Llama), even if TransformerLens loaded it with `add_bos_token=True`; nothing is appended, and
     nothing is prepended to a text that already begins with it, such as chat text.
 
-    Labels may begin with the same tokens. They are told apart by the first token in which they differ, and a prompt has
+    Labels may begin with the same tokens. They are compared at the first token in which they differ, and a prompt has
     one row for each such decision between its answer and other labels: "very good" is compared with "bad" at "very",
     and with "very bad" in another row, to which "very" is appended. In the first, "very good" and "very bad" are one
     label, "very…" (`PromptBatch.labels`, `whole_labels`). A prompt without answer has a row for every decision between
