@@ -212,6 +212,9 @@ def test_every_decision_is_shown(gpt2, batch, row):
         assert label in text
         assert f">{label}<" in page
     assert explanation.answer == explanation.target
+    choices = {batch.labels[index] for index in batch.label_mask[row].nonzero()[:, 0].tolist()}
+    assert {*explanation.shown_only} == {*explanation.labels} - choices
+    assert text.count("no choice here") == page.count("no choice here") == len(explanation.shown_only)
     column = {
         label: index
         for index, group in enumerate(batch.label_groups)

@@ -213,6 +213,13 @@ class Explanation(Result):
         return tuple(found)
 
     @property
+    def shown_only(self) -> tuple[str, ...]:
+        """Labels between which this decision does not choose, such as "bad" after "very", or those of no prompt."""
+        if self.is_plain_text or self.settings.against is not None:
+            return ()
+        return tuple(label for label in self.labels if label not in (self.target, *self.scores.compared_with))
+
+    @property
     def verdict(self) -> str:
         """Which located heads support the target, the tokens it is compared with, or both; empty without contrasts."""
         if not self.scores.compared_with:

@@ -5,6 +5,8 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from icl_lens.errors import InputError
+from icl_lens.prompts.prompt import Span
+from icl_lens.prompts.token_alignment import TokenizedText
 from icl_lens.prompts.token_ids import decode_tokens
 
 Ids = tuple[int, ...]
@@ -16,6 +18,8 @@ class LabelTokens:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.seen: dict[str, tuple[list[int], str]] = {}
+        self.ended: set[str] = set()
+        """Labels that end with a token of the template."""
 
     def add(self, label: str, ids: list[int], where: str) -> None:
         """Record a label's tokens in the context that `where` names; raise InputError if they differ from others."""
@@ -38,6 +42,7 @@ class LabelTokens:
             )
         known, where = self.seen[label]
         self.seen[label] = [*known, token], where
+        self.ended.add(label)
 
     def decisions(self, labels: Sequence[str], answer: str | None) -> list[Ids]:
         """Return the starts after which these labels go on with different tokens, the shortest first.
@@ -65,6 +70,11 @@ class LabelTokens:
         shared = next((i for i, (own, other) in enumerate(zip(ids, start, strict=False)) if own != other), len(start))
         return shared, ids[shared]
 
+    def parted(self, label: str, start: Ids) -> tuple[int, bool]:
+        """Return the number of tokens that a label shares with a start, and whether its end is then scored."""
+        shared, _ = self.parting(label, start)
+        return shared, label in self.ended and shared == len(self.seen[label][0]) - 1
+
     def check_different(self, labels: Sequence[str]) -> list[str]:
         """Return the labels whose tokens begin those of another; raise InputError for labels with the same tokens."""
         first: dict[Ids, str] = {}
@@ -79,6 +89,20 @@ class LabelTokens:
 
     def _shown(self, ids: list[int]) -> str:
         return " + ".join(repr(string) for string in decode_tokens(self.tokenizer, [ids])[0])
+
+
+class LabelPlace(NamedTuple):
+    """Where a demonstration's label is, in tokens of its text."""
+
+    scored: int
+    range: tuple[int, int]
+    """White space before the label belongs to it only if it is scored, as does what follows it."""
+
+    @classmethod
+    def of(cls, text: TokenizedText, span: Span, gap: str, shared: int, is_ended: bool) -> "LabelPlace":
+        """Return the place of a label after `shared` tokens; if it `is_ended`, the token after it is scored."""
+        start, stop = text.label_range(span, gap)
+        return cls(start + shared, (min(start + shared, text.range_of(span)[0]), stop + is_ended))
 
 
 class LabelRow(NamedTuple):

@@ -175,6 +175,11 @@ class Prompt:
         """Whether the answer is a word that no demonstration shows, such as a capital."""
         return self.answer is not None and self.answer not in {shown.label for shown in self.demonstrations}
 
+    @property
+    def every_label(self) -> tuple[str, ...]:
+        """The labels of the demonstrations and the choices, in the order in which they appear."""
+        return tuple(dict.fromkeys([*(shown.label for shown in self.demonstrations), *self.labels]))
+
     def with_other_query(self) -> "Prompt":
         """Return the same demonstrations with the query of another class, `other_query`, and its label as the answer.
 

@@ -78,6 +78,13 @@ class TokenizedText:
             )
         return start, stop
 
+    def token_after_label(self, gap: str) -> int | None:
+        """Return the token after the first demonstration's label; None if it is also a text's, or there is none."""
+        span, (text, *_) = self.rendered.label_spans[0], self.rendered.text_spans
+        _, stop = self.label_range(span, gap)
+        texts_begin = min(start for start in (text[0], self.rendered.starts[1]) if start >= span[1])
+        return self.ids[stop] if stop < len(self.ids) and self.ends[stop] <= texts_begin else None
+
     def continuation_tokens(self, query: "TokenizedText", gap: str) -> list[int]:
         """Return the tokens of the label with which this text continues `query`.
 

@@ -1,6 +1,7 @@
 """Tokenize prompts into a `PromptBatch`."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.prompts.batch import PromptBatch, row_fields
-from icl_lens.prompts.label_tokens import Ids, LabelColumns, LabelTokens
+from icl_lens.prompts.label_tokens import Ids, LabelColumns, LabelPlace, LabelRow, LabelTokens
 from icl_lens.prompts.plain_text import Text, tokenize_plain
 from icl_lens.prompts.prompt import (
     DEFAULT_TEMPLATE,
@@ -62,7 +63,7 @@ def tokenize(
     Raise InputError if prompts are empty or mixed with `Text`, a prompt is longer than the context, the tokenizer is
     slow or lacks a word, a label or text has no separate tokens, a label's token does not directly follow the query or
     differs between contexts, the answer of a `Text` does not begin where it ends or equals a comparison, two labels
-    of a prompt have the same tokens, or those of one begin another and different tokens follow it.
+    of a prompt have the same tokens, or those of one begin another and the template has no token of its own after it.
     Source: docs/howto/own_dataset.md.
 
     Example:
@@ -89,6 +90,28 @@ def tokenize(
     return _tokenize(model, prompts, template=template, labels=_every_label(prompts, labels), prepend_bos=prepend_bos)
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A prompt and the label tokens that are appended to it, up to a decision between its labels."""
+
+    prompt: Prompt
+    text: TokenizedText
+    front: list[int]
+    """The special tokens before the text."""
+    start: Ids
+    columns: LabelRow
+    labels: list[LabelPlace]
+    """Where each demonstration's label is, in tokens of the text."""
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.front, *self.text.ids, *self.start]
+
+    def ranges(self, spans: Iterable[Span]) -> list[tuple[int, int]]:
+        """Return the token ranges of spans in the row."""
+        return [self.text.range_of(span, len(self.front)) for span in spans]
+
+
 def _tokenize(
     model: Any,
     prompts: tuple[Prompt, ...],
@@ -101,126 +124,94 @@ def _tokenize(
     """Return one row per prompt and decision between its labels or, with `starts`, one row per prompt and start."""
     tokenizer = require_fast_tokenizer(model)
     texts = tokenize_texts(tokenizer, [template.render(prompt) for prompt in prompts])
-    # Tokenize each label after each query that has it as a choice, and a label of no prompt after the first query.
-    own_labels = [tuple(dict.fromkeys([*(d.label for d in p.demonstrations), *p.labels])) for p in prompts]
-    pairs = [(row, label) for row, labels_of_row in enumerate(own_labels) for label in labels_of_row]
-    choices = {label for _, label in pairs}
-    pairs += [(0, label) for label in labels if label not in choices]
-    continuations = tokenize_texts(tokenizer, [template.continuation(prompts[row], label) for row, label in pairs])
-
-    label_ranges = [[text.label_range(span, template.gap) for span in text.rendered.label_spans] for text in texts]
-    label_tokens = LabelTokens(tokenizer)
-    for (row, label), text in zip(pairs, continuations, strict=True):
-        label_tokens.add(label, text.continuation_tokens(texts[row], template.gap), f"after the query of prompt {row}")
-    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        for demonstration, (start, stop) in zip(prompt.demonstrations, label_ranges[row], strict=True):
-            label_tokens.add(demonstration.label, text.ids[start:stop], f"in a demonstration of prompt {row}")
-    compared = {own: None for prompt, own in zip(prompts, own_labels, strict=True) if not _is_own_word(prompt)}
-    unfinished = {label: None for own in compared for label in label_tokens.check_different(own)}
-    n_tokens = {label: len(ids) for label, (ids, _) in label_tokens.seen.items()}
-    if unfinished:  # another label begins with the tokens of these, which end with the template's next token
-        query = next((prompt.query for prompt in prompts if prompt.query), "1")
-        shown = [template.render(Prompt([Demonstration(query, label)], query, label)) for label in unfinished]
-        for label, text in zip(unfinished, tokenize_texts(tokenizer, shown), strict=True):
-            _, stop = text.label_range(text.rendered.label_spans[0], template.gap)
-            span, texts_begin = text.rendered.label_spans[0], (text.rendered.text_spans[0][0], text.rendered.starts[1])
-            is_own = text.ends[stop] <= min(start for start in texts_begin if start >= span[1])  # and no text's
-            label_tokens.end_with(text.ids[stop] if is_own else None, label)
-
-    if starts is None:
-        found = [
-            [()] if _is_own_word(prompt) else label_tokens.decisions(own, prompt.answer)
-            for prompt, own in zip(prompts, own_labels, strict=True)
-        ]
-        numbers = [number for number, own in enumerate(found) for _ in own]
-        starts = [start for own in found for start in own]
-    else:
-        numbers = [*range(len(prompts))]
-    own_words = [own for prompt, own in zip(prompts, own_labels, strict=True) if _is_own_word(prompt)]
-    alone = {label: None for own in own_words for label in own} | dict.fromkeys(
-        label for label in labels if label not in choices
-    )
-    columns = LabelColumns(labels, label_tokens, compared, alone)
-    rows = [(prompts[number], texts[number], label_ranges[number]) for number in numbers]
-    at = []
-    for number, start in zip(numbers, starts, strict=True):
-        prompt = prompts[number]
-        own = sorted(prompt.labels, key=lambda label: label != prompt.answer)  # the answer first
-        at.append(columns.of_row(own_labels[number], own, None if _is_own_word(prompt) else start))
+    tokens = _label_tokens(tokenizer, template, prompts, texts, labels)
+    alone = {label: None for prompt in prompts if _is_own_word(prompt) for label in prompt.every_label}
+    compared = {prompt.every_label: None for prompt in prompts if not _is_own_word(prompt)}
+    used = {label for prompt in prompts for label in prompt.every_label}
+    columns = LabelColumns(labels, tokens, compared, [*alone, *(label for label in labels if label not in used)])
 
     fronts = special_prefixes(tokenizer, texts, prepend_bos)
-    ids = [[*fronts[number], *texts[number].ids, *start] for number, start in zip(numbers, starts, strict=True)]
-    check_context_length(model, ids)
-    shifts = [len(fronts[number]) for number in numbers]
+    rows: list[_Row] = []
+    numbers: list[int] = []
+    for number, (prompt, text, front) in enumerate(zip(prompts, texts, fronts, strict=True)):
+        own = prompt.every_label
+        if starts is not None:
+            decisions = [starts[number]]
+        else:
+            decisions = [()] if _is_own_word(prompt) else tokens.decisions(own, prompt.answer)
+        for start in decisions:
+            choices = sorted(prompt.labels, key=lambda label, prompt=prompt: label != prompt.answer)  # the answer first
+            row_columns = columns.of_row(own, choices, None if _is_own_word(prompt) else start)
+            rendered = text.rendered.label_spans
+            places = [
+                LabelPlace.of(text, span, template.gap, *tokens.parted(shown.label, start))
+                for span, shown in zip(rendered, prompt.demonstrations, strict=True)
+            ]
+            rows.append(_Row(prompt, text, front, start, row_columns, places))
+            numbers.append(number)
+    check_context_length(model, [row.ids for row in rows])
     demos = max(len(prompt.demonstrations) for prompt in prompts)
 
-    def by_demo(values: list[list[Any]], missing: Any) -> Tensor:
+    def by_demo(values: Iterable[list[Any]], missing: Any) -> Tensor:
         """Return values [batch demo], with `missing` for demonstrations that a prompt lacks."""
         padded = [[*row, *[missing] * (demos - len(row))] for row in values]
-        return torch.tensor(padded, dtype=torch.long).reshape(len(values), demos, *torch.tensor(missing).shape)
+        return torch.tensor(padded, dtype=torch.long).reshape(len(padded), demos, *torch.tensor(missing).shape)
 
-    def label_range(text: TokenizedText, span: Span, tokens: tuple[int, int], label: str, shared: int) -> list[int]:
-        """Return the range of a label; white space before it belongs to it only if it is scored by this token."""
-        start, stop = tokens
-        is_ended = shared == n_tokens[label]  # it is scored by the token that follows it
-        return [min(start + shared, text.range_of(span)[0]), stop + is_ended]
-
-    parted = [
-        [label_tokens.parting(d.label, start)[0] for d in prompt.demonstrations]
-        for (prompt, _, _), start in zip(rows, starts, strict=True)
-    ]
-    each = list(zip(rows, shifts, parted, strict=True))
     batch = PromptBatch(
-        **row_fields(tokenizer, ids),
-        label_positions=by_demo(
-            [
-                [shift + start + n for (start, _), n in zip(ranges, shared, strict=True)]
-                for (_, _, ranges), shift, shared in each
-            ],
-            -1,
-        ),
+        **row_fields(tokenizer, [row.ids for row in rows]),
+        label_positions=by_demo(([len(row.front) + one.scored for one in row.labels] for row in rows), -1),
         label_ranges=by_demo(
-            [
-                [
-                    tuple(shift + one for one in label_range(text, span, tokens, shown.label, n))
-                    for span, tokens, shown, n in zip(
-                        text.rendered.label_spans, ranges, prompt.demonstrations, shared, strict=True
-                    )
-                ]
-                for (prompt, text, ranges), shift, shared in each
-            ],
-            (-1, -1),
+            ([tuple(len(row.front) + end for end in one.range) for one in row.labels] for row in rows), (-1, -1)
         ),
-        label_index=by_demo(
-            [[one.of[d.label] for d in row[0].demonstrations] for row, one in zip(rows, at, strict=True)], -1
-        ),
-        label_mask=torch.tensor([[column in one.choices for column in range(len(columns))] for one in at]),
+        label_index=by_demo(([row.columns.of[d.label] for d in row.prompt.demonstrations] for row in rows), -1),
+        label_mask=torch.tensor([[column in row.columns.choices for column in range(len(columns))] for row in rows]),
         label_tokens=torch.tensor(columns.tokens),
-        answer=torch.tensor(
-            [
-                -1 if prompt.answer is None else one.of[prompt.answer]
-                for (prompt, _, _), one in zip(rows, at, strict=True)
-            ]
-        ),
-        text_ranges=by_demo(
-            [[text.range_of(span, shift) for span in text.rendered.text_spans] for (_, text, _), shift, _ in each],
-            (-1, -1),
-        ),
+        answer=torch.tensor([-1 if (name := row.prompt.answer) is None else row.columns.of[name] for row in rows]),
+        text_ranges=by_demo((row.ranges(row.text.rendered.text_spans) for row in rows), (-1, -1)),
         demonstration_ranges=by_demo(
-            [list(pairwise(text.starts_of_parts(shift))) for (_, text, _), shift, _ in each], (-1, -1)
+            (list(pairwise(row.text.starts_of_parts(len(row.front)))) for row in rows), (-1, -1)
         ),
-        query_range=torch.tensor([text.range_of(text.rendered.query_span, shift) for (_, text, _), shift, _ in each]),
+        query_range=torch.tensor([row.ranges([row.text.rendered.query_span])[0] for row in rows]),
         labels=columns.names,
-        prompts=tuple(prompt for prompt, _, _ in rows),
+        prompts=tuple(row.prompt for row in rows),
         template=template,
-        texts=tuple(text.rendered.text for _, text, _ in rows),
+        texts=tuple(row.text.rendered.text for row in rows),
         whole_labels=labels,
         label_groups=columns.groups,
-        n_appended=torch.tensor(list(map(len, starts))),
-        decision_index=None if numbers == [*range(len(prompts))] else torch.tensor(numbers),
+        n_appended=torch.tensor([len(row.start) for row in rows]),
+        decision_index=None if len(rows) == len(prompts) else torch.tensor(numbers),
     )
     device = getattr(model.cfg, "device", None)
     return batch if device is None else batch.to(device)
+
+
+def _label_tokens(
+    tokenizer: Any,
+    template: Template,
+    prompts: Sequence[Prompt],
+    texts: Sequence[TokenizedText],
+    labels: Sequence[str],
+) -> LabelTokens:
+    """Return the tokens of each label, which must be the same after every query and in every demonstration."""
+    found = LabelTokens(tokenizer)
+    pairs = [(row, label) for row, prompt in enumerate(prompts) for label in prompt.every_label]
+    choices = {label for _, label in pairs}
+    pairs += [(0, label) for label in labels if label not in choices]  # of no prompt: after the first query
+    continuations = tokenize_texts(tokenizer, [template.continuation(prompts[row], label) for row, label in pairs])
+    for (row, label), text in zip(pairs, continuations, strict=True):
+        found.add(label, text.continuation_tokens(texts[row], template.gap), f"after the query of prompt {row}")
+    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        for shown, span in zip(prompt.demonstrations, text.rendered.label_spans, strict=True):
+            start, stop = text.label_range(span, template.gap)
+            found.add(shown.label, text.ids[start:stop], f"in a demonstration of prompt {row}")
+    compared = dict.fromkeys(prompt.every_label for prompt in prompts if not _is_own_word(prompt))
+    unfinished = list({label: None for own in compared for label in found.check_different(own)})
+    if unfinished:  # another label begins with the tokens of these, which end with the template's next token
+        query = next((prompt.query for prompt in prompts if prompt.query), "1")
+        shown_alone = [template.render(Prompt([Demonstration(query, label)], query, label)) for label in unfinished]
+        for label, text in zip(unfinished, tokenize_texts(tokenizer, shown_alone), strict=True):
+            found.end_with(text.token_after_label(template.gap), label)
+    return found
 
 
 def _is_own_word(prompt: Prompt) -> bool:
@@ -243,7 +234,7 @@ def tokenizer_like(model: Any, batch: PromptBatch) -> TokenizeLike:
     starts = [tuple(row[last + 1 - n : last + 1]) for row, last, n in ends]
 
     def tokenized(prompts: Sequence[Prompt], rows: Sequence[int], prepend_bos: bool | None) -> PromptBatch:
-        used = {label for prompt in prompts for label in (*prompt.labels, *(d.label for d in prompt.demonstrations))}
+        used = {label for prompt in prompts for label in prompt.every_label}
         labels = tuple(label for label in batch.whole_labels if label in used)
         given: dict[str, Any] = {"template": batch.template, "labels": labels, "prepend_bos": prepend_bos}
         return _tokenize(model, tuple(prompts), starts=[starts[row] for row in rows], **given)

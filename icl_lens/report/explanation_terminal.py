@@ -74,13 +74,17 @@ def _answer(explanation: Explanation) -> RenderableType:
             long_label_cells = [Text(f"{explanation.scores.scored_tokens[i]!r}{of_tokens}")]
             long_label_cells += [f"{explanation.scores.whole_log_probs[i]:.2f}"]
         predicted = "predicted" if explanation.scores.predicts_label else "most probable label"
-        notes = {predicted: None if is_plain else explanation.predicted, "explained": explanation.target}
+        notes = {
+            predicted: label == explanation.predicted and not is_plain,
+            "explained": label == explanation.target,
+            "no choice here": label in explanation.shown_only,
+        }
         table.add_row(
             Text(label, _label_style(i)),
             percent(math.exp(explanation.scores.log_probs[i])),
             f"{explanation.scores.log_probs[i]:.2f}",
             *long_label_cells,
-            ", ".join(note for note, which in notes.items() if which == label),
+            ", ".join(note for note, is_so in notes.items() if is_so),
         )
     token, probability = explanation.scores.next_tokens[0]
     remarks = [Text(remark) for remark in explanation.remarks]

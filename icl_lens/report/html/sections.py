@@ -61,6 +61,7 @@ def answer(e: Explanation) -> dict[str, Any]:
             "correct answer": e.answer == label,
             "explained": e.target == label,
             "compared with": e.is_plain_text and label in e.scores.compared_with,
+            "no choice here": label in e.shown_only,
         }
         whole: list[Cell] = []
         if has_long_labels:
