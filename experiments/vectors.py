@@ -232,4 +232,4 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
 def _shown(values: Sequence[float], form: str) -> str:
     """Return a mean with its interval."""
     mean, low, high = (form.format(value).replace("-", "−") for value in values)
-    return f"{mean} ({low} to {high})"
+    return f"{mean} ({low}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{high})"

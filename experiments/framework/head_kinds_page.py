@@ -188,8 +188,11 @@ def tables(cells: Sequence[Any]) -> str:
         for title, cell in zip(names, real, strict=True)
         for source in (OWN, *KINDS)
     ]
-    pairs = [[name, *(text for cell in real for text in _pair(cell, name))] for name in bundled_pairs()]
-    columns = [f"{title}: {what}" for title in names for what in ("accuracy, %", "no demonstrations", "heads")]
+    columns = ["accuracy, %", "without demonstrations", "heads"]
+    pairs = [
+        markdown.table([title, *columns], [[name, *_pair(cell, name)] for name in bundled_pairs()], align="lrrl")
+        for title, cell in zip(names, real, strict=True)
+    ]
     heads = [
         [title, one.first, f"{one.quantity:.0f} of {one.high:.0f}", f"{one.control:.0f}", one.text]
         for title, cell in zip(names, real, strict=True)
@@ -217,7 +220,7 @@ def tables(cells: Sequence[Any]) -> str:
             "token is the most probable of the whole vocabulary [95% interval]. Heads: the first "
             f"{HEADS_OF_TASK} located ones; “–”: the model does not clearly do better than without demonstrations (see "
             "`il.task_check`), so the task is in no other table.",
-            markdown.table(["task", *columns], pairs, align="l" + "lrl" * len(real)),
+            *pairs,
             f"## Heads on more lists than any head in {DRAWS:,} draws of random lists",
             markdown.table(["model", "head", "on lists", "most by chance", "tasks"], heads, align="llrrl"),
             "## This task and other classification tasks",
@@ -238,4 +241,4 @@ def _pair(cell: Any, name: str) -> list[str]:
     if one is None or math.isnan(one.quantity):
         return ["–"] * 3
     quantity, control, low, high = (f"{100 * value:.0f}" for value in (one.quantity, one.control, one.low, one.high))
-    return [f"{quantity} [{low}, {high}]", control, " ".join(one.heads.split()[:HEADS_OF_TASK]) or "–"]
+    return [f"{quantity} [{low},\N{NO-BREAK SPACE}{high}]", control, " ".join(one.heads.split()[:HEADS_OF_TASK]) or "–"]
