@@ -106,6 +106,7 @@ def test_a_continuation_is_the_prompt_and_then_a_demonstration(template):
 
 def test_labels_before_texts_are_asked_at_the_end():
     """Each label follows the same words and spaces, in a demonstration and after the query."""
+    assert Template("Label: {label} -{text}", "{text} Label:").gap == " ", "before the label, not before the text"
     prompt = Prompt([Demonstration("love", "bar"), Demonstration("a two", "foo")], "one", "foo")
     for template, text, gap in (
         (Template("{label}: {text}", "{text} ->", ", ", prefix=" "), " bar: love, foo: a two, one ->", " "),
