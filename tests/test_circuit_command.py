@@ -17,7 +17,7 @@ import icl_lens as il
 from icl_lens.cli import main
 from icl_lens.cli.circuit import CircuitTask
 from icl_lens.prompts.roles import EDGE_ROLES
-from icl_lens.report import plots, views
+from icl_lens.report import palette, plots, views
 from icl_lens.result.number_format import signed
 
 TASK = "sentiment-number"
@@ -189,7 +189,7 @@ def test_the_graph_has_widths_signs_and_intervals():
 
     (ax,) = plots.circuit(made(FEW)).axes
     drawn = edges_drawn(ax)
-    blue, orange = to_rgb(plots.BLUE), to_rgb(plots.ORANGE)
+    blue, orange = to_rgb(palette.BLUE), to_rgb(palette.ORANGE)
     assert [color for _, color, _ in drawn] == [blue, orange, blue, blue]
     assert [style for *_, style in drawn] == ["-", "-", "--", "-"] or [s for *_, s in drawn] == [
         *("solid", "solid", "dashed", "solid")

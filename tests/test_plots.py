@@ -16,7 +16,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import icl_lens as il
-from icl_lens.report import plots
+from icl_lens.report import palette, plots
 
 NAMES = ["L3H1", "L0H2"]
 
@@ -35,7 +35,7 @@ def test_layer_bars_average_prompts_and_color_by_sign():
     attn, ffn = figure.axes
     assert heights(attn) == [1.5, -1.0]
     assert heights(ffn) == [0.5, 0.25]
-    assert colors(attn) == [plots.BLUE, plots.ORANGE]
+    assert colors(attn) == [palette.BLUE, palette.ORANGE]
     assert attn.get_ylim() == ffn.get_ylim()  # one scale
     assert ffn.get_xlabel() == "layer"
     assert "nats" in figure.get_supylabel()
@@ -49,7 +49,7 @@ def test_heatmap_has_layers_across_and_zero_in_the_middle():
     )
     for source in (frame.sample(frac=1, random_state=0), torch.tensor(grid), grid):
         ax, bar = plots.head_heatmap(source).axes
-        image = ax.images[0]
+        image = ax.collections[0]
         assert image.get_array().tolist() == grid.T.tolist()
         assert image.get_clim() == (-2.0, 2.0)
         assert (ax.get_xlabel(), ax.get_ylabel()) == ("layer", "head")
@@ -74,7 +74,7 @@ def test_the_caller_names_what_a_heatmap_shows():
     )
     heads, top = (plots.explanation_figures(ranked)[name] for name in ("heads", "top_heads"))
     assert heads.axes[1].get_ylabel() == top.axes[0].get_xlabel() == "contrast (nats)"
-    assert heads.axes[0].images[0].get_array().tolist() == np.transpose(ranked.all_heads.contrast).tolist()
+    assert heads.axes[0].collections[0].get_array().tolist() == np.transpose(ranked.all_heads.contrast).tolist()
 
 
 def test_top_heads_are_ordered_with_their_intervals():
@@ -165,11 +165,11 @@ def test_writers_stand_left_and_right_with_their_strongest_pairs_between(interva
         assert [bar.get_width() for bar in ax.patches] == values
         assert bool(ax.collections) == intervals  # error bars
     assert left.get_xlim() == right.get_xlim()[::-1]  # one scale, mirrored
-    assert colors(left) == [plots.BLUE, plots.ORANGE]
+    assert colors(left) == [palette.BLUE, palette.ORANGE]
     lines = {tuple(line.get_ydata()): (line.get_color(), line.get_linewidth()) for line in middle.lines}
     assert lines.keys() == {(0, 0), (1, 1)}  # no line to a writer that is not shown
-    assert lines[0, 0][0] == plots.BLUE
-    assert lines[1, 1][0] == plots.ORANGE
+    assert lines[0, 0][0] == palette.BLUE
+    assert lines[1, 1][0] == palette.ORANGE
     assert lines[0, 0][1] > 2 * lines[1, 1][1]
     assert "L4H0" in figure.get_supxlabel()
     figure.savefig(tmp_path / "why.pdf")

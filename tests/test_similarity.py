@@ -20,7 +20,7 @@ QUERIES, KEYS = ["love", "a$b$"], ["foo", "<i>bar", "one"]
 
 def test_the_figure_shows_every_score_where_it_belongs():
     figure = il.plots.similarity_matrix(SCORES, QUERIES, KEYS)
-    image = figure.axes[0].images[0]
+    image = figure.axes[0].collections[0]
     assert image.get_array().tolist() == SCORES.tolist()
     assert image.get_clim() == (-2.0, 2.0)
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == KEYS

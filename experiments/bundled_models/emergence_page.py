@@ -15,7 +15,6 @@ from experiments.framework.estimate import compare
 from experiments.framework.plotting import STYLE
 from icl_lens.errors import InputError
 from icl_lens.files import write_text
-from icl_lens.report.notebook_figure import PAGE
 from icl_lens.report.palette import BLUE, GRAY, GREEN, ORANGE
 
 
@@ -31,7 +30,7 @@ def _curve(ax: Axes, table: Any, value: str, color: str, label: str) -> None:
 
 def figure(run: Emergence) -> Figure:
     """Plot accuracy, located heads' contrast and attention to labels, and scores on repeated tokens, by step."""
-    drawn = Figure(figsize=(PAGE, 4.2), layout="constrained")
+    drawn = Figure(figsize=(6.8, 4.2), layout="constrained")
     axes = drawn.subplots(2, 2, sharex=True)
     _curve(axes[0, 0], run.prompts.assign(correct=run.prompts["correct"].astype(float)), "correct", BLUE, "accuracy")
     axes[0, 0].axhline(0.5, color="0.5", linewidth=0.6, linestyle=":")

@@ -6,7 +6,6 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -240,8 +239,7 @@ def _legend(largest: float) -> list[Line2D]:
 
 
 def svg(figure: Figure) -> bytes:
-    """Return a figure as SVG, the same bytes for the same figure."""
+    """Return a figure as SVG."""
     written = io.BytesIO()
-    with rc_context({"svg.hashsalt": "icl_lens"}):
-        figure.savefig(written, format="svg", metadata={"Date": None})
+    figure.savefig(written, format="svg")
     return written.getvalue()
