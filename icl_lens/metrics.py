@@ -6,7 +6,7 @@ independent, so a draw contains all prompts of a query or none.
 Axes named `batch` or `prompt` have one entry per prompt; `n`, `query` and `key` count any items.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -400,6 +400,39 @@ def mean_intervals(
         some = slice(start, start + N_COLUMNS_PER_CHUNK)
         ends[:, some] = percentile_ends(resampled_means(rows[:, some], clusters), level=level)
     return mean, ends[0], ends[1]
+
+
+def interval_table(
+    values: Float[Tensor, "prompt *axes"] | Float[np.ndarray, "prompt *axes"],
+    axes: Mapping[str, Sequence[object]],
+    clusters: Sequence[str],
+    *,
+    value: str = "value",
+) -> pd.DataFrame:
+    """Return means over prompts with their 95% intervals as a table, which figures take: one row per entry.
+
+    `axes` names the axes after the first and their entries, in order, and `clusters` is the query of each prompt
+    (`PromptBatch.queries`). Columns: one for each axis, `value`, low and high, in the unit of `values`; the ends are
+    NaN for a single query. Raise InputError if the entries or the clusters do not match the shape of `values`.
+
+    Example:
+        >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
+        >>> effects = il.head_effects(model, many).log_odds  # [batch layer head]
+        >>> axes = {"layer": range(8), "head": range(6)}
+        >>> table = il.metrics.interval_table(effects, axes, many.queries, value="effect")
+        >>> table.columns.tolist(), len(table)
+        (['layer', 'head', 'effect', 'low', 'high'], 48)
+    """
+    rows = np.asarray(values.detach().cpu().double() if isinstance(values, Tensor) else values, dtype=float)
+    shape = [len(clusters), *map(len, axes.values())]
+    if list(rows.shape) != shape:
+        raise InputError(
+            f"values must have shape [prompt {' '.join(axes)}] = {shape}, got {list(rows.shape)}; pass one cluster per "
+            "prompt and the entries of every other axis"
+        )
+    mean, low, high = mean_intervals(rows.reshape(len(rows), -1), clusters)
+    index = pd.MultiIndex.from_product([list(entries) for entries in axes.values()], names=list(axes))
+    return index.to_frame(index=False).assign(**{value: mean}, low=low, high=high)
 
 
 def resampled_means(

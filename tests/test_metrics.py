@@ -11,6 +11,7 @@ from icl_lens.metrics import (
     accuracy,
     bias_gap,
     bootstrap_interval,
+    interval_table,
     is_correct,
     label_log_odds,
     majority_label,
@@ -89,6 +90,19 @@ def test_clusters_are_drawn_whole():
     assert value == pytest.approx(values.mean())
     assert (low, high) == pytest.approx((value - 1.96 * error, value + 1.96 * error), abs=0.2 * error)
     assert math.isnan(bootstrap_interval([0.0, 1.0], clusters=["one", "one"]).low)
+
+
+def test_a_table_has_the_interval_of_every_entry():
+    values = torch.randn(12, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    clusters = [f"query {i % 5}" for i in range(12)]
+    table = interval_table(values, {"kind": ["x", "y"], "layer": range(3)}, clusters, value="effect")
+    assert table.columns.tolist() == ["kind", "layer", "effect", "low", "high"]
+    for kind, layer, *interval in table.itertuples(index=False):
+        assert interval == pytest.approx([*bootstrap_interval(values[:, "xy".index(kind), layer], clusters=clusters)])
+    assert interval_table(values.numpy(), {"kind": "xy", "layer": range(3)}, clusters)["value"].equals(table["effect"])
+    for axes, queries in (({"kind": "xy", "layer": range(4)}, clusters), ({"kind": "xy", "layer": range(3)}, ["one"])):
+        with pytest.raises(InputError, match=r"shape \[prompt kind layer\] = "):
+            interval_table(values, axes, queries)
 
 
 def test_all_correct_is_not_certainty():

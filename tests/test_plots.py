@@ -2,7 +2,8 @@
 
 import base64
 import io
-from itertools import pairwise
+from dataclasses import replace
+from itertools import combinations, pairwise
 
 import explanations as ex
 import matplotlib.image
@@ -120,6 +121,81 @@ def test_scatter_draws_every_row_by_group():
     assert plain.get_legend() is None
 
 
+def test_layers_have_intervals():
+    rows = [(0, "attn", 1.0, 0.5, 2.0), (1, "attn", -1.0, -1.25, -0.5), (0, "ffn", 0.5, 0.25, 0.75)]
+    table = pd.DataFrame(rows, columns=["layer", "component", "contrast", "low", "high"])
+    figure = plots.layer_bars(table, value="contrast")
+    bars = next(c for c in figure.axes[0].collections if hasattr(c, "get_segments"))
+    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[0.5, 2.0], [-1.25, -0.5]]
+    assert figure.get_supylabel() == "contrast (nats)"
+
+
+def test_models_are_compared_on_one_scale_with_intervals_and_labels_apart():
+    a, b = [0.0, 1.0, 1.01, 1.0], [0.0, 0.1, 0.1, 0.12]
+    change = np.subtract(b, a)
+    heads = pd.DataFrame({"name": ["L0H0", "L1H1", "L2H2", "L3H3"], "a": a, "b": b})
+    figure = plots.head_scatter(heads.assign(low=change - 0.25, high=change + 0.5), k=3, names=("x", "y"), label="z")
+    (ax,) = figure.axes
+    assert ax.get_xlim() == ax.get_ylim()
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("x: z", "y: z")
+    bars = next(c for c in ax.collections if hasattr(c, "get_segments"))
+    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
+    assert ends == [pytest.approx([value - 0.25, value + 0.5]) for value in b]
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    assert {text.get_text() for text in ax.texts} == {"L1H1", "L2H2", "L3H3"}
+    boxes = [text.get_window_extent(canvas.get_renderer()) for text in ax.texts]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+def test_curves_have_bands_where_the_table_has_their_ends():
+    table = pd.DataFrame({"step": [1, 2], "a": [0.5, 0.75], "b": [0.2, 0.1], "a_low": [0.4, 0.5], "a_high": [0.6, 1.0]})
+    (ax,) = plots.curves(table, {"a": "first", "b": "second"}, x="step", label="share").axes
+    assert [line.get_xydata().tolist() for line in ax.lines] == [[[1, 0.5], [2, 0.75]], [[1, 0.2], [2, 0.1]]]
+    assert len({line.get_marker() for line in ax.lines}) == len({line.get_color() for line in ax.lines}) == 2
+    (band,) = ax.collections
+    corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
+    assert corners == {(1, 0.4), (1, 0.6), (2, 0.5), (2, 1.0)}
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["first", "second"]
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_ylim()[0]) == ("step", "share", 0)
+
+
+@pytest.fixture(scope="module")
+def ablations(gpt2, gpt2_batch):
+    return [il.ablate_with_controls(gpt2, gpt2_batch, ["L0H1", "L2H3"][:k], n_random=3) for k in (2, 1)]
+
+
+@pytest.mark.parametrize("measure", ["log_odds", "accuracy", "auroc"])
+def test_the_ablation_curve_begins_without_ablation_and_has_a_band_of_random_sets(ablations, measure):
+    (ax,) = plots.ablation_curve(ablations, measure=measure).axes
+    located, random = (line.get_xydata() for line in ax.lines[:2])
+    assert located[:, 0].tolist() == random[:, 0].tolist() == [0, 1, 2]
+    assert located[0, 1] == random[0, 1]
+    for i, found in ((1, ablations[1]), (2, ablations[0])):
+        assert located[i, 1] == pytest.approx(found.interval("heads", measure).value)
+        if measure != "auroc":
+            means = found.per_prompt("same layers", measure).mean(1)
+            assert random[i, 1] == pytest.approx(means.mean())
+            assert means.min() <= random[i, 1] <= means.max()
+            heights = [y for x, y in ax.collections[1].get_paths()[0].vertices if x == i]
+            assert [min(heights), max(heights)] == pytest.approx([means.min(), means.max()])
+    assert ax.get_xlabel() == "heads zeroed"
+    assert "3 random sets" in ax.get_legend().get_texts()[1].get_text()
+
+
+def test_ablations_of_other_prompts_are_not_one_curve(ablations):
+    other = replace(ablations[0], queries=("a", "b", "c"))
+    no_random = {name: replace(one, sets=(), scores=()) for name, one in ablations[0].conditions.items()}
+    no_random |= {name: ablations[0].conditions[name] for name in ("no ablation", "heads")}
+    for found, message in (
+        ([], "at least one result"),
+        ([ablations[0], other], "of the same prompts"),
+        ([replace(ablations[0], conditions=no_random)], "n_random of at least 1"),
+    ):
+        with pytest.raises(il.InputError, match=message):
+            plots.ablation_curve(found)
+
+
 @pytest.mark.parametrize("width", [plots.COLUMN, pytest.param(plots.PAGE, marks=pytest.mark.slow)])
 def test_an_explanation_has_three_figures_that_fit_and_are_legible(width, tmp_path):
     explanation = ex.made(layers=36, heads=20, k=10)
@@ -182,6 +258,7 @@ def test_writers_stand_left_and_right_with_their_strongest_pairs_between(interva
         (lambda: plots.layer_bars(pd.DataFrame({"layer": [0]})), "columns 'component', 'increase', got"),
         (lambda: plots.writer_pairs(writer_rows(False), name="L5H1"), "query and key parts of 'L5H1'"),
         (lambda: plots.top_head_bars(pd.DataFrame({"name": [], "increase": []})), "at least one row"),
+        (lambda: plots.curves(pd.DataFrame({"a": [1.0]}), {}, x="a"), "at least one column"),
         (lambda: plots.head_heatmap(np.ones(3)), r"\[layer head\], got \[3\]"),
         (lambda: plots.attention_scatter(pd.DataFrame({"attention": [1.0], "increase": [1.0]}), hue="x"), "'x', got"),
     ],

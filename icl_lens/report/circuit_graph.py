@@ -209,7 +209,7 @@ def _draw_nodes(
     for nodes, fontsize, weight, shape in (
         (senders, 6.5, 400, "round,pad=0.25"),
         (receivers, 6.5, 700, "square,pad=0.3"),
-        (ports, 5.5, 400, "circle,pad=0.12"),
+        (ports, 6, 400, "circle,pad=0.1"),
     ):
         nx.draw_networkx_labels(
             graph,

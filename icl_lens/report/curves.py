@@ -43,6 +43,8 @@ def curves(
         _draw_line(ax, table[x], table[column], band, color=color, marker=marker, label=name)
     ax.set_xlabel(x)
     ax.set_ylabel(label)
+    if ax.dataLim.y0 >= 0:
+        ax.set_ylim(bottom=0)
     legend(ax, ncols=1)
     tidy(ax)
     return figure

@@ -49,32 +49,36 @@ _LABELS = {
 }
 
 
-def layer_bars(layers: pd.DataFrame, *, value: str = "increase", width: float = COLUMN) -> Figure:
-    """Plot attention and FFN increases by layer (nats) in two panels with a shared scale.
+def layer_bars(
+    layers: pd.DataFrame, *, value: str = "increase", label: str | None = None, width: float = COLUMN
+) -> Figure:
+    """Plot what attention and FFNs add by layer (nats) in two panels with a shared scale, with intervals if given.
 
-    `layers` has columns layer, component ("attn" | "ffn") and `value`; rows of several prompts are averaged. Raise
-    InputError for missing columns or an empty table.
+    `layers` has columns layer, component ("attn" | "ffn") and `value`, optionally low and high; rows of several prompts
+    are averaged. `label` is by default the name of the column. Raise InputError for missing columns or an empty table.
     """
     require(layers, "layer", "component", value)
     figure = new_figure(width, 0.75 * width)
     axes = figure.subplots(2, 1, sharex=True, sharey=True)
+    columns = [column for column in (value, "low", "high") if column in layers]
     for ax, (component, name) in zip(axes, (("attn", "attention"), ("ffn", "FFN")), strict=True):
-        mean: Any = layers[layers["component"] == component].groupby("layer")[value].mean()
-        values = mean.to_numpy(dtype=float)
-        ax.bar(mean.index.to_numpy(), values, width=0.75, color=by_sign(values))
+        means: Any = layers[layers["component"] == component].groupby("layer")[columns].mean()
+        values = means[value].to_numpy(dtype=float)
+        errors = error_lengths(means, values)
+        ax.bar(means.index.to_numpy(), values, width=0.75, color=by_sign(values), yerr=errors, **ERROR_BARS)
         ax.axhline(0, color=GRAY, linewidth=0.6)
         ax.set_title(name, loc="left", fontsize=8)
         tidy(ax)
     axes[1].set_xlabel("layer")
     axes[1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.supylabel(_INCREASE, fontsize=8)
+    figure.supylabel(_LABELS.get(value, value) if label is None else label, fontsize=8)
     return figure
 
 
 def head_heatmap(
     heads: pd.DataFrame | Any, *, value: str = "increase", label: str | None = None, width: float = COLUMN
 ) -> Figure:
-    """Plot values by layer and head on a symmetric scale, orange below zero and blue above.
+    """Plot values by layer and head on a symmetric scale, orange below zero and blue above (alike in gray prints).
 
     `heads` is a [layer head] array, or a table with columns layer, head and `value` (rows of several prompts are
     averaged). `label` says what the values are, with their unit; by default, the scale has the name of the table's
@@ -221,21 +225,45 @@ def head_scatter(
 ) -> Figure:
     """Plot each head's score in B over its score in A, with the line of equal scores; label the `k` that differ most.
 
-    A and B are two prompts or two models. Columns: name (L22H0), a, b. Raise InputError for missing columns or an empty
-    table.
+    A and B are two prompts or two models. Columns: name (L22H0), a, b, optionally low and high, the interval of b − a,
+    which is drawn around b. Both axes have one scale. Raise InputError for missing columns or an empty table.
     """
     require(heads, "name", "a", "b")
     figure, ax = new_axes(width, width)
-    ax.axline((0, 0), slope=1, color=GRAY, linewidth=0.6)
-    ax.scatter(heads["a"], heads["b"], s=10, color=BLUE, alpha=0.6, linewidths=0)
-    rows = sorted(zip(heads["name"], heads["a"], heads["b"], strict=True), key=lambda row: -abs(row[2] - row[1]))
-    for name, x, y in rows[:k]:
-        ax.annotate(name, (x, y), xytext=(3, 3), textcoords="offset points", fontsize=6)
+    a, b = (heads[name].to_numpy(dtype=float) for name in ("a", "b"))
+    errors = error_lengths(heads, b - a)
+    shown = [a, b] if errors is None else [a, b - errors[0], b + errors[1]]
+    low, high = float(np.nanmin(shown)), float(np.nanmax(shown))
+    margin = 0.1 * (high - low) or 1.0
+    low, high = low - margin, high + margin
+    ax.axline((low, low), slope=1, color=GRAY, linewidth=0.6)
+    ax.errorbar(a, b, yerr=errors, fmt="none", elinewidth=0.8, ecolor=BLUE, alpha=0.6)
+    ax.scatter(a, b, s=10, color=BLUE, alpha=0.6, linewidths=0)
+    most = np.argsort(-np.abs(b - a), kind="stable")[:k]
+    points_per_unit = 0.8 * 72 * width / (high - low)
+    for i, place in zip(most, _label_places(points_per_unit * np.stack([a, b], axis=1), most), strict=True):
+        style: dict[str, Any] = {"ha": "left" if place[0] > 0 else "right", "va": "center"}
+        ax.annotate(heads["name"].iloc[i], (a[i], b[i]), place, textcoords="offset points", fontsize=6, **style)
+    ax.set(xlim=(low, high), ylim=(low, high), aspect="equal")
     ax.set_xlabel(f"{plain(names[0])}: {label}")
     ax.set_ylabel(f"{plain(names[1])}: {label}")
-    ax.margins(0.1)
     tidy(ax)
     return figure
+
+
+def _label_places(points: np.ndarray, labeled: np.ndarray) -> list[tuple[float, float]]:
+    """Return where each label is, next to its point, in points: where it covers the fewest points and labels."""
+    size = np.array([20.0, 6.0])  # of a name in small print
+    taken = [*points]
+    places = []
+    for i in labeled:
+        options = [(x, y) for y in (0.0, 5.0, -5.0, 10.0, -10.0) for x in (4.0, -4.0)]
+        centers = [points[i] + (x + np.sign(x) * size[0] / 2, y) for x, y in options]
+        covered = [sum((np.abs(one - center) < size).all() for one in taken) for center in centers]
+        best = int(np.argmin(covered))
+        taken += [centers[best] + (shift, 0) for shift in (-size[0] / 2, 0, size[0] / 2)]
+        places.append(options[best])
+    return places
 
 
 def writer_pairs(
@@ -310,7 +338,7 @@ def exchanges(table: pd.DataFrame, *, width: float = COLUMN) -> Figure:
     at = np.arange(len(table))
     values, low, high = (table[name].to_numpy(dtype=float) for name in ("log_odds_lost", "random_low", "random_high"))
     errors = error_lengths(table, values)
-    ax.barh(at, high - low, 0.55, left=low, color=GRAY, alpha=0.45, linewidth=0, label="random heads")
+    ax.barh(at, high - low, 0.55, left=low, color=GRAY, edgecolor=GRAY, alpha=0.45, linewidth=0.8, label="random heads")
     is_other = (table["predicted"] == "other").to_numpy()
     for chosen, name, face in (
         (is_other, "predicted: other label", BLUE),
