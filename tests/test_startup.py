@@ -21,8 +21,9 @@ COMMAND = "sys.argv = ['icl-lens', *{}]\nfrom icl_lens.cli import main\ntry: mai
         ("import icl_lens, icl_lens.cli; dir(icl_lens)", ""),
         (COMMAND.format(["locate", "--help"]), "Usage: icl-lens locate"),
         (COMMAND.format(["--version"]), f"icl-lens {il.__version__}"),
+        (COMMAND.format(["--examples"]), "il.load_model("),
     ],
-    ids=["imports", "help", "version"],
+    ids=["imports", "help", "version", "examples"],
 )
 def test_nothing_heavy_is_imported(code, printed):
     code = f"import sys\n{code}\nprint('HEAVY', *[name for name in {HEAVY} if name in sys.modules])"

@@ -7,6 +7,7 @@ import typer
 from icl_lens.cli.ablate import ablate
 from icl_lens.cli.circuit import circuit
 from icl_lens.cli.compare import compare
+from icl_lens.cli.examples import as_text, cheat_sheet
 from icl_lens.cli.explain import explain
 from icl_lens.cli.locate import locate
 from icl_lens.cli.models import models
@@ -23,12 +24,16 @@ app = new_app(
 @app.callback()
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    examples: Annotated[bool, typer.Option("--examples", help="Print the cheat sheet: Python and commands.")] = False,
 ) -> None:
     """Find and explain the attention heads behind in-context learning."""
     if version:
         from icl_lens import __version__
 
         print(f"icl-lens {__version__}")
+        raise typer.Exit
+    if examples:
+        print(as_text(cheat_sheet()))
         raise typer.Exit
 
 

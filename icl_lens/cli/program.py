@@ -32,7 +32,7 @@ def run_program(app: typer.Typer, program: str, *, default: str | None = None) -
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # escape what the terminal cannot encode
                 stream.reconfigure(errors="backslashreplace")
-        if not {"-h", "--help", "--version"} & set(sys.argv[1:]):
+        if not {"-h", "--help", "--version", "--examples"} & set(sys.argv[1:]):
             quiet_libraries()
         app(args=sys.argv[1:] or ([] if default is None else [default]), prog_name=program)
 
