@@ -72,6 +72,7 @@ def test_every_figure_is_saved_and_shown_once():
     assert len(SAVED) == len(BLOCKS) == 8
     for block in BLOCKS:
         assert block.rstrip().count("\n") < 8, "a figure needs about five lines"
+        assert max(map(len, block.splitlines())) <= 84, "the page cuts longer lines"
 
 
 def test_stored_figures_are_of_the_pages_code():
