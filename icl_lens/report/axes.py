@@ -69,7 +69,7 @@ def signed_image(figure: Figure, ax: Axes, grid: np.ndarray, label: str) -> None
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     bar = figure.colorbar(mesh, ax=ax, shrink=0.9, pad=0.03)
-    bar.solids.set(rasterized=False, edgecolor="face")
+    bar.solids.set(rasterized=False, edgecolor="face")  # pyright: ignore[reportOptionalMemberAccess]
     bar.set_label(label, fontsize=7)
     bar.ax.tick_params(labelsize=7)
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
