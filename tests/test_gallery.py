@@ -157,6 +157,7 @@ def test_saved_figures_embed_fonts_and_have_the_same_bytes(kind, tmp_path):
     if kind == "pdf":
         assert b"/FontFile2" in one  # TrueType
         assert b"/Type3" not in one
+        assert b"/CreationDate" not in one
         assert b"/Subtype /Image" not in one
     else:
         assert b"<text" not in one
