@@ -14,10 +14,13 @@ import faults
 import jaxtyping
 import pytest
 import torch
+from annotations import lighter
 from tolerance import Float64
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-import icl_lens as il
+jaxtyping.jaxtyped = lighter(jaxtyping.jaxtyped)  # before the package is imported
+
+import icl_lens as il  # noqa: E402
 
 PROMPTS = [
     il.Prompt.parse(families.PROMPT, answer="foo"),
