@@ -1,13 +1,16 @@
-"""Every family × every public function that takes a model: a prompt alone = in a batch = in pieces = after others."""
+"""Every public function that takes a model, on a family of each kind: alone = in a batch = in pieces = after others.
+
+Within a kind, families take turns; `test_sweep_numbers` runs every function on every family, in a batch.
+"""
 
 import inspect
 import sys
 from collections.abc import Iterator
 from functools import cache
-from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
+import families
 import pytest
 import sweep
 import torch
@@ -66,10 +69,17 @@ def assert_same(found: Any, expected: Any, *, row: int | None = None, msg: str) 
 
 
 QUICK = {"attention_score_parts", "head_effects", "head_to_head_effects", "locate_circuit", "mean_score_parts", "score"}
+QUICK_FAMILIES = ("llama_gqa",)
 CASES = [
-    pytest.param(*one, marks=() if one[0] in QUICK and one[1] == "llama_gqa" else pytest.mark.slow)
-    for one in product(sorted(CALLS), EXACT)
+    pytest.param(name, family, marks=() if name in QUICK and family in QUICK_FAMILIES else pytest.mark.slow)
+    for number, name in enumerate(sorted(CALLS))
+    for family in dict.fromkeys([*families.in_turn(number, EXACT), *(QUICK_FAMILIES if name in QUICK else ())])
 ]
+
+
+def test_every_family_has_one_kind_and_a_turn() -> None:
+    assert sorted(family for kind in families.KINDS.values() for family in kind) == sorted(families.CONFIGS)
+    assert {family for _, family in (case.values for case in CASES)} == set(EXACT)
 
 
 @pytest.mark.parametrize(("function", "family"), CASES)

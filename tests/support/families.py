@@ -8,7 +8,7 @@ This module imports neither the package nor TransformerLens, so that references 
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +228,31 @@ MIXTURES = {"qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granite_moe", "gpt_os
 
 OTHER_LAYOUTS = {"gemma3n", "gemma4", "lfm2", "qwen3_5", "deepseek_v3", "mamba"}
 """Families whose layers are not all attention and FFN, of one size, on one residual stream; no reference reads them."""
+
+KINDS = {
+    "learned positions": ("gpt2", "opt", "opt_post_norm"),
+    "bias by distance": ("bloom", "falcon_alibi", "mpt"),
+    "rotation of neighbors": ("gptj", "codegen", "cohere", "glm", "glm4"),
+    "rotation of a part": ("neox", "neox_sequential", "phi", "stablelm", "nemotron"),
+    "rotation": ("llama", "llama3", "phi3", "granite"),
+    "biases": ("qwen2", "llama_bias", "starcoder2", "arcee", "seed_oss"),
+    "few keys": ("llama_gqa", "falcon", "falcon_new", "gemma1"),
+    "norms of queries and keys": ("qwen3", "olmo2", "apertus", "hunyuan", "gemma3"),
+    "windows": ("mistral", "gpt_neo", "cohere2", "olmo3"),
+    "layers without positions": ("smollm3",),
+    "soft caps": ("gemma2",),
+    "sinks": ("gpt_oss",),
+    "mixtures of experts": ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granite_moe"),
+    "other layouts": tuple(sorted(OTHER_LAYOUTS)),
+}
+"""Families by what is special about their attention or, if nothing is, about their other layers; each has one kind."""
+
+
+def in_turn(number: int, among: Collection[str]) -> list[str]:
+    """Return one family of each kind, the next ones for the next number; all of them after five numbers."""
+    some = [[family for family in kind if family in among] for kind in KINDS.values()]
+    return [kind[number % len(kind)] for kind in some if kind]
+
 
 _FIRST_SLOW = list(CONFIGS).index("cohere2")
 SLOW = set(list(CONFIGS)[_FIRST_SLOW:])
