@@ -1,6 +1,7 @@
 """Labels that begin alike: where they part, by hand; numbers at each decision, against the same text written out."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -228,3 +229,20 @@ def test_every_decision_is_shown(gpt2, batch, row):
         if name in column
     ]
     assert own == [batch.labels[column[name]] for name in shown]
+
+
+@pytest.mark.parametrize("by", ["contrast", "effect"])
+def test_the_command_counts_prompts(run, tiny, tmp_path, by):
+    """Eight prompts at more decisions: the sentence under the table counts both."""
+    labels = ["cat dog", "cat bar", "foo"]
+    words = ["love", "like", "eight", "two", "one", "hate", "nine", "three", "happy", "sad", "good", "bad"]
+    rows = [{"text": word, "label": labels[number % 3]} for number, word in enumerate(words)]
+    (tmp_path / "mine.json").write_text(json.dumps(rows))
+    options = ("--path", tmp_path / "mine.json", "--classes", "all", "--demonstrations", 1, "-n", 8, "-m", tiny)
+    names = ("--labels", "cat bar=cat bar,cat dog=cat dog,foo=foo", "--no-check", "--by", by)
+    code, out, err = run("locate", *options, *names)
+    assert code == 0, err
+    text = " ".join(out.split())
+    n_decisions = re.search(r"First of 8 prompts at (\d+) decisions", text)[1]
+    assert int(n_decisions) > 8
+    assert f"evaluated on all 8 prompts at {n_decisions} decisions" in text or "last position of 8 prompts;" in text

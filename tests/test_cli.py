@@ -17,7 +17,7 @@ from typer import rich_utils
 from typer.testing import CliRunner
 
 import icl_lens as il
-from icl_lens.cli import app
+from icl_lens.cli import app, console
 from icl_lens.cli.options import unescape
 
 
@@ -267,3 +267,19 @@ def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_
     code, _, err = run(*arguments, "--by", "increase", "--out", tmp_path / "run")
     assert code == 2
     assert "--by contrast" in err
+
+
+def test_a_long_check_is_announced_with_its_duration(run, monkeypatch, capsys):
+    for seconds, said in ((2.0, ""), (30.0, "300 passes, about 2 min; --no-check omits this.")):
+        seen, times = [], iter([0.0, 0.0, seconds, 2 * seconds])
+        report = console.with_duration(lambda *stage, seen=seen: seen.append(stage), clock=times.__next__)
+        stages = [("check", 0, 300), ("check", 60, 300), ("check", 120, 300)]
+        for stage in stages:
+            report(*stage)
+        assert seen == stages
+        assert said in capsys.readouterr().err
+    arguments = ("locate", "-t", "sentiment-number", "-n", 4, "-k", 2)
+    assert "--no-check" not in run(*arguments)[2]
+    monkeypatch.setattr(console, "LONG", 0.0)
+    assert run(*arguments)[2].count("--no-check") == 1
+    assert "--no-check" not in run(*arguments, "--no-check")[2]

@@ -73,6 +73,24 @@ def shown(prompt, label):
     return [demonstration.text for demonstration in prompt.demonstrations if demonstration.label == label]
 
 
+def test_columns_of_a_file_are_those_of_the_tasks_with_settings(tmp_path):
+    rows = rows_of("train")
+    renamed = write(tmp_path / "mine.jsonl", [{"note": row["text"], "kind": row["label"]} for row in rows])
+    expected = TextTask("mine", renamed, columns=("note", "kind")).prompts(5)
+    assert load_task("mine", renamed, columns=("note", "kind"), n=5) == expected
+    pairs = [{"input": f"a{i}", "output": f"b{i}", "other": f"c{i}"} for i in range(9)]
+    file = write(tmp_path / "pairs.jsonl", pairs)
+    assert load_task("pairs", file, columns=("input", "other"), n=1)[0].answer.startswith("c")
+    with pytest.raises(InputError, match=r"must have the columns 'a' and 'b'|'a'"):
+        load_task("mine", renamed, columns=("a", "b"), n=1)
+
+
+@pytest.mark.parametrize("name", ["sst2", "antonyms", "sentiment-number"])
+def test_columns_without_a_file_are_refused(name):
+    with pytest.raises(InputError, match=rf"columns must be None for the task '{name}'.*; pass the file .* as path="):
+        load_task(name, columns=("note", "kind"))
+
+
 # Words
 
 

@@ -1,7 +1,8 @@
 """Console output that shows user text verbatim, without markup, emoji codes or control characters."""
 
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,36 @@ def progress(*, hidden: bool = False) -> "AbstractContextManager[Progress]":
     from icl_lens.runs.progress import progress_bar
 
     return progress_bar(hidden=hidden or not PlainConsole(stderr=True).is_terminal)
+
+
+LONG = 10.0
+"""Seconds from which a check that nobody asked for is announced."""
+
+
+def with_duration(report: "Progress", *, clock: Callable[[], float] = time.monotonic) -> "Progress":
+    """Return a progress callback that, after its first batch, says on standard error how long a check will take.
+
+    It says nothing if less than `LONG` seconds are left.
+    """
+    start = clock()
+    is_first = True
+
+    def announce(what: str, done: int, total: int) -> None:
+        nonlocal start, is_first
+        if not done:
+            start = clock()
+        elif is_first:
+            is_first = False
+            left = (clock() - start) * (total - done) / done
+            if left >= LONG:
+                duration = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
+                PlainConsole(stderr=True, soft_wrap=True, highlight=False).print(
+                    f"First checking what the model does on the task: {total:,} passes, about {duration}; "
+                    "--no-check omits this."
+                )
+        report(what, done, total)
+
+    return announce
 
 
 def report_error(program: str, message: object) -> None:

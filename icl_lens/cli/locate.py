@@ -89,7 +89,7 @@ def locate(
                 table, sentence = found.to_frame(), found.summary()
             else:
                 top, table = locate_with_effects(loaded, batch, k=k, by=by, **readout.readout_arguments(), run=run)
-                sentence = summary(top)
+                sentence = summary(top, batch)
                 if "low" in table:
                     sentence += f" 95% intervals over {len(set(batch.queries)):,} distinct queries."
                 sentence += " Last column: exact, when this head alone is zeroed at the last position."

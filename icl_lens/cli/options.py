@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 from typer import Option
 
-from icl_lens.cli.console import PlainConsole, progress
+from icl_lens.cli.console import PlainConsole, progress, with_duration
 from icl_lens.cli.option_groups import reject_options
 from icl_lens.errors import InputError
 from icl_lens.scores import SCORES, Score, choose_score
@@ -150,10 +150,7 @@ def _quoted(text: str) -> str:
 
 def preview(batch: "PromptBatch", *, n: int | None = None) -> Text:
     """Return the first of n prompts (by default those of the batch) as the model reads it, to print before a run."""
-    n_rows = len(batch) if n is None else n
-    what = f"{n_rows:,} prompts"
-    if batch.decision_index is not None:  # labels begin alike
-        what = f"{len(batch.decision_index.unique()):,} prompts at {n_rows:,} decisions between labels"
+    what = batch.count_summary if n is None else f"{n:,} prompts"
     return Text(f"First of {what}:\n{batch.texts[0]}\n", "dim")
 
 
@@ -306,8 +303,8 @@ class TaskOptions:
     ) -> "TaskCheck | PairCheck | None":
         """Print one sentence about what the model does on the task; return its numbers.
 
-        The prompts are in balanced random order regardless of --layout. Without a task or with --no-check, print
-        nothing and return None.
+        The prompts are in balanced random order regardless of --layout. A check that takes long is announced with its
+        duration, on standard error. Without a task or with --no-check, print nothing and return None.
         """
         from icl_lens.analyses.task_behavior import N_PROMPTS, task_check
         from icl_lens.runs.run import Run
@@ -316,7 +313,7 @@ class TaskOptions:
             return None
         prompts = replace(self, layout="random").prompts(n=N_PROMPTS, seed=seed)
         with progress(hidden=console.quiet) as report:
-            run = Run(progress=report)
+            run = Run(progress=report if console.quiet else with_duration(report))
             found = task_check(model, prompts, seed=seed, run=run, **tokens.tokenize_arguments(model))
         console.print(f"{found}\n")
         return found

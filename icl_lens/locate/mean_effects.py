@@ -186,7 +186,7 @@ def locate_effects(
             fallback_reason = fallback_reason or reason
 
     def mean_effects() -> MeanEffects:
-        found, sizes = means.means(), (len(batch), means.n_queries("log_prob"))
+        found, sizes = means.means(), (batch.n_prompts, means.n_queries("log_prob"))
         scores = found["log_prob"], found["log_odds"]
         result = MeanEffects(*scores, positions, algorithms, fallback_reason, *sizes, edits=active_edits(view))
         stream.write_result({"heads": result.to_frame()}, _counts(result))

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from icl_lens.attribution.search import TopHeads
+from icl_lens.prompts.batch import PromptBatch
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,15 +19,15 @@ def heads_table(top: TopHeads) -> "pd.DataFrame":
     return table
 
 
-def summary(top: TopHeads) -> str:
+def summary(top: TopHeads, batch: PromptBatch) -> str:
     """Return one or two sentences on the share of exact evaluations and the largest unevaluated bound."""
     if not top.certified:
         return (
-            f"All {top.n_parts} heads were evaluated exactly on all {top.n_prompts:,} prompts, because this readout "
+            f"All {top.n_parts} heads were evaluated exactly on all {batch.count_summary}, because this readout "
             "(own norm or soft-cap) has no bounds."
         )
     text = (
-        f"Exact, certified: {top.n_exact} of {top.n_parts} heads evaluated on all {top.n_prompts:,} prompts, "
+        f"Exact, certified: {top.n_exact} of {top.n_parts} heads evaluated on all {batch.count_summary}, "
         f"{100 * top.share_evaluated:.1f}% of all evaluations."
     )
     if top.n_exact < top.n_parts:

@@ -276,14 +276,22 @@ class PromptBatch:
         """The number of prompts and tokens, such as "100 prompts × 14 tokens"."""
         lengths = (self.last + 1).tolist()
         tokens = f"{min(lengths)}–{max(lengths)}" if min(lengths) < max(lengths) else f"{max(lengths)}"
-        index, what = self.prompt_index, "positions"
-        if index is None:
-            index, what = self.decision_index, "decisions"
-        n = len(self) if index is None else len(index.unique())
-        prompts = f"{n} prompt" + "s" * (n != 1)
-        if n < len(self):
-            prompts += f" at {len(self)} {what}"
-        return f"{prompts} × {tokens} token" + "s" * (tokens != "1")
+        return f"{self.count_summary} × {tokens} token" + "s" * (tokens != "1")
+
+    @property
+    def n_prompts(self) -> int:
+        """The number of prompts, which is smaller than that of rows if these are several positions or decisions."""
+        index = self.decision_index if self.prompt_index is None else self.prompt_index
+        return len(self) if index is None else len(index.unique())
+
+    @property
+    def count_summary(self) -> str:
+        """The number of prompts and, if it is another, that of rows, such as "20 prompts at 35 decisions"."""
+        n = self.n_prompts
+        prompts = f"{n:,} prompt" + "s" * (n != 1)
+        if n == len(self):
+            return prompts
+        return f"{prompts} at {len(self):,} {'decisions' if self.prompt_index is None else 'positions'}"
 
     @classmethod
     def from_tokens(

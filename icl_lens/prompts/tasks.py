@@ -1,6 +1,7 @@
 """Find a task by name, and split prompts by their queries."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def load_task(
     layout: Layout = "random",
     demonstrations: int = 2,
     labels: Labels | None = None,
+    columns: tuple[str, str] | None = None,
     same_length_for: Any = None,
     template: Template = DEFAULT_TEMPLATE,
 ) -> list[Prompt]:
@@ -54,18 +56,27 @@ def load_task(
     `WordTask`), a task of pairs such as "antonyms" (`PairTask` lists them), or one of "sst2", "trec", "agnews", "ethos"
     and "amazon", which are downloaded once from the Hub (`TextTask`). To use your own data under any name, set `path`
     to a .jsonl, .csv, .tsv, .json or .parquet file or folder of labeled texts, to a word list (.json, `WordTask`), or
-    to a file with the columns input and output (`PairTask`). The path of a file is a name, too. A task with other
-    settings is a value: `TextTask("reviews", "reviews.csv", max_words=40).prompts(n)`.
+    to a file with the columns input and output (`PairTask`). The path of a file is a name, too. `columns` are the two
+    columns of your texts and labels, or of pairs, by default text and label, or input and output. A task with other
+    settings, or of pairs in other columns, is a value: `TextTask("reviews", "reviews.csv", max_words=40).prompts(n)`.
 
-    The keywords are those of `WordTask.prompts`, `TextTask.prompts` and `PairTask.prompts`. Raise InputError like
-    these.
+    The other keywords are those of `WordTask.prompts`, `TextTask.prompts` and `PairTask.prompts`. Raise InputError like
+    these, and for `columns` of a task that reads no columns of a file.
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=3)
         >>> prompts == il.WordTask("sentiment-number").prompts(3)
         True
     """
-    return named_task(name, path).prompts(
+    task = named_task(name, path)
+    if columns is not None:
+        if isinstance(task, WordTask) or task.path is None:
+            raise InputError(
+                f"columns must be None for the task {task.name!r}, which has no columns to choose, got {columns!r}; "
+                "pass the file of your own texts as path="
+            )
+        task = replace(task, columns=columns)
+    return task.prompts(
         n,
         seed=seed,
         layout=layout,
