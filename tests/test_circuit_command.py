@@ -1,6 +1,5 @@
 """`icl-lens circuit` and its figures: tables equal Python's; resumed and distributed runs write the same bytes."""
 
-import io
 import json
 import math
 from dataclasses import replace
@@ -44,18 +43,18 @@ def found(gpt2, words):
     return il.locate_circuit(gpt2, *halves, HEADS, n_edges=5, n_random=2)
 
 
-def test_files_and_text_are_what_python_finds(inputs, unbroken, found, tmp_path, monkeypatch, capsys):
-    page, numbers = tmp_path / "page.html", tmp_path / "circuit.json"
-    code, said, _ = call(monkeypatch, capsys, *inputs, "--html", page, "--json", numbers)
+def test_files_and_text_are_what_python_finds(inputs, found, tmp_path, monkeypatch, capsys):
+    out, page, numbers = tmp_path / "out", tmp_path / "page.html", tmp_path / "circuit.json"
+    code, said, _ = call(monkeypatch, capsys, *inputs, "--out", out, "--html", page, "--json", numbers)
     assert code == 0
     for name in TABLES:
-        table = pd.read_parquet(io.BytesIO(unbroken[f"{name}.parquet"]))
-        pd.testing.assert_frame_equal(table, pd.read_csv(io.BytesIO(unbroken[f"{name}.csv"])))
+        table = pd.read_parquet(out / f"{name}.parquet")
+        pd.testing.assert_frame_equal(table, pd.read_csv(out / f"{name}.csv"))
         pd.testing.assert_frame_equal(table, getattr(found, name), rtol=1e-4, atol=1e-5)
-    graph, drawn = unbroken["circuit.svg"].decode(), found.edges.to_dict("records")
+    graph, drawn = (out / "circuit.svg").read_text(), found.edges.to_dict("records")
     assert len(drawn) == 5
     assert all(f"<!-- {edge['sender']} -->" in graph for edge in drawn)
-    result, written = json.loads(unbroken["result.json"]), json.loads(numbers.read_text())["summary"]
+    result, written = json.loads((out / "result.json").read_text()), json.loads(numbers.read_text())["summary"]
     assert written["sentences"] == result["sentences"] == found.sentences()
     assert (written["model"], written["chosen"], written["task_check"]) == ("gpt2", "selected", None)
     assert written["edges"] == result["edges"]

@@ -49,9 +49,9 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
     ("options", "by", "layout"),
     [
         ({}, "contrast", "random"),
-        ({"by": "increase", "layout": "last", "check": False}, "increase", "last"),
-        ({"by": "effect", "check": False}, "effect", "random"),
-        ({"by": "towers", "check": False}, "towers", "random"),
+        pytest.param({"by": "increase", "layout": "last", "check": False}, "increase", "last", marks=pytest.mark.slow),
+        pytest.param({"by": "effect", "check": False}, "effect", "random", marks=pytest.mark.slow),
+        pytest.param({"by": "towers", "check": False}, "towers", "random", marks=pytest.mark.slow),
         ({"mode": "mean", "check": False}, "contrast", "random"),
     ],
 )

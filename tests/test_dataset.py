@@ -292,7 +292,7 @@ def test_what_is_stored_is_not_computed_again(gpt2, words, tmp_path, monkeypatch
     prompts = il.load_task("sentiment-number", n=24, path=words)
 
     def table(folder):
-        found = RESUMED[function](gpt2, prompts, il.Run(folder, batch_size=5))
+        found = RESUMED[function](gpt2, prompts, il.Run(folder, batch_size=12))
         return pd.DataFrame(found.numpy()) if isinstance(found, torch.Tensor) else found.to_frame()
 
     first = table(tmp_path / "run")

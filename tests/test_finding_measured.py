@@ -48,9 +48,9 @@ def measured(icl_mini: Any) -> Any:
     ("name", "n_axes"),
     [
         ("majority-bias", 1),
-        ("recency-bias", 1),
+        pytest.param("recency-bias", 1, marks=pytest.mark.slow),
         pytest.param("information-flow", 1, marks=pytest.mark.slow),
-        ("shared-heads", 2),  # heads in common, and log-odds lost
+        pytest.param("shared-heads", 2, marks=pytest.mark.slow),  # heads in common, and log-odds lost
         pytest.param("location", 2, marks=pytest.mark.slow),
     ],
 )
@@ -64,7 +64,7 @@ def test_every_measure_has_rows_and_is_drawn(measured: Any, name: str, n_axes: i
     assert len(finding.draw(details).axes) == n_axes
 
 
-@pytest.mark.parametrize("name", ["majority-bias", "recency-bias"])
+@pytest.mark.parametrize("name", ["majority-bias", pytest.param("recency-bias", marks=pytest.mark.slow)])
 def test_the_gap_is_the_bias_gap_of_all_prompts_together(icl_mini: Any, measured: Any, name: str) -> None:
     study, found = measured(name)
     if name == "majority-bias":
@@ -82,6 +82,7 @@ def test_the_gap_is_the_bias_gap_of_all_prompts_together(icl_mini: Any, measured
     assert quantities["bias"] == pytest.approx(float((odds[0] - odds[1]).mean()), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_tasks_share_heads_more_than_by_chance(measured: Any) -> None:
     rows = {(row.measure, row.ranking): row for row in measured("shared-heads")[1].rows}
     main = rows["overlap", "contrast"]

@@ -115,16 +115,32 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-def test_generate_is_a_loop_of_whole_passes_under_every_edit(load_tiny, sampled):
-    """Prompts one after the other, each with its own weights, vectors, sources and edges."""
+def test_generate_is_a_loop_of_whole_passes_under_every_edit(load_tiny):
+    """Prompts in one batch, each with its own weights, vectors, sources and edges."""
     model = load_tiny("llama_gqa")
     batch = il.tokenize(model, SAME, prepend_bos=False)
     last, every = edits_of(model, batch)
     sets = [[], *([edit] for edit in last.values()), *([edit] for edit in every.values())]
-    options = {"temperature": 1.5, "seed": 3} if sampled else {}
-    found = il.generate(model, batch, sets, max_new_tokens=N_NEW, **options)
+    found = il.generate(model, batch, sets, max_new_tokens=3)
     differ = 0
+    for edits, ours in zip(sets, found.tokens, strict=True):
+        tokens = batch.tokens
+        for _ in range(3):
+            with il.edited(model, *edits, batch=batch):
+                new = model(tokens, return_type="logits")[:, -1].argmax(-1, keepdim=True)
+            tokens = torch.cat([tokens, new], dim=1)
+        assert [list(row) for row in ours] == tokens[:, -3:].tolist(), edits
+        differ += ours != found.tokens[0]
+    assert differ > len(sets) / 3
+
+
+def test_each_prompt_draws_its_tokens_as_alone(load_tiny):
+    """With the same seed for every prompt, from logits divided by the temperature."""
+    model = load_tiny("llama_gqa")
+    batch = il.tokenize(model, SAME, prepend_bos=False)
+    weights = torch.full(batch.label_positions.shape, 0.25)
+    sets = [[], [il.Ablate(HEADS)], [il.Reweight(HEADS, weights, renormalize=True)]]
+    found = il.generate(model, batch, sets, max_new_tokens=N_NEW, temperature=1.5, seed=3)
     for edits, ours in zip(sets, found.tokens, strict=True):
         for row in range(len(batch)):
             tokens = batch.tokens
@@ -132,12 +148,11 @@ def test_generate_is_a_loop_of_whole_passes_under_every_edit(load_tiny, sampled)
             for _ in range(N_NEW):
                 with il.edited(model, *edits, batch=batch):
                     logits = model(tokens, return_type="logits")[row, -1]
-                drawn = torch.distributions.Categorical(logits=logits / 1.5).sample() if sampled else logits.argmax()
+                drawn = torch.distributions.Categorical(logits=logits / 1.5).sample()
                 new = torch.zeros(len(batch), 1, dtype=tokens.dtype).fill_(drawn)
                 tokens = torch.cat([tokens, new], dim=1)
             assert list(ours[row]) == tokens[row, -N_NEW:].tolist(), edits
-        differ += ours != found.tokens[0]
-    assert differ > len(sets) / 3
+    assert found.tokens[1] != found.tokens[0]
 
 
 def test_generations_stop_and_are_shown_side_by_side(load_tiny):

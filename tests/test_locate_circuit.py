@@ -60,7 +60,7 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
 @pytest.mark.parametrize(
     ("kind", "role"),
     [
-        ("last-label", "last-label"),
+        pytest.param("last-label", "last-label", marks=pytest.mark.slow),
         pytest.param("majority", "majority", marks=pytest.mark.slow),
         pytest.param("untrained", "decoy", marks=pytest.mark.slow),
     ],
