@@ -29,6 +29,7 @@ and "z" [pos head d_head] is the input of the output projection.
 
 _PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm}
 _ADDED_PRODUCTS = {torch.baddbmm, torch.Tensor.baddbmm}
+_ALL_PRODUCTS = _PRODUCTS | _ADDED_PRODUCTS
 _SOFTMAXES = {torch.nn.functional.softmax, torch.softmax, torch.Tensor.softmax}
 _ROOTS = {torch.rsqrt, torch.Tensor.rsqrt}
 _POWERS = {torch.pow, torch.Tensor.pow, torch.Tensor.__pow__}
@@ -66,8 +67,12 @@ class _Watch(TorchFunctionMode):
         self.layer: int | None = None  # the layer whose attention is running
         self.stage = "before"
         self.sinks: Tensor | None = None
+        self.is_watching = False
 
     def enter_layer(self, layer: int) -> None:
+        """Watch all operations from here to the end of the layer's attention."""
+        self.__enter__()
+        self.is_watching = True
         self.normed = layer
         self.seen.norm_scales[layer] = []
 
@@ -77,6 +82,13 @@ class _Watch(TorchFunctionMode):
     def leave_attention(self) -> None:
         assert self.stage == "done", f"layer {self.layer}: attention without {self.stage}"
         self.layer = self.normed = None
+        self.close()
+
+    def close(self) -> None:
+        """Watch no longer, also after an error."""
+        if self.is_watching:
+            self.is_watching = False
+            self.__exit__(None, None, None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -86,7 +98,7 @@ class _Watch(TorchFunctionMode):
                 return scaled
         if self.layer is None:
             return func(*args, **kwargs)
-        if self.stage == "product" and func in _ADDED_PRODUCTS | _PRODUCTS and all(x.ndim > 2 for x in args[:2]):
+        if self.stage == "product" and func in _ALL_PRODUCTS and all(x.ndim > 2 for x in args[:2]):
             return self._product(func, args, kwargs)
         if self.stage == "softmax" and func in _SOFTMAXES:
             return self._softmax(func, args, kwargs)
@@ -229,6 +241,7 @@ def run(
 
     out = reference_hf._WIRING[hf.config.model_type].out
     with ExitStack() as stack:
+        stack.callback(watch.close)
         for layer, block in enumerate(reference_hf._layers(hf)):
             hooks = [
                 block.register_forward_pre_hook(
@@ -247,7 +260,7 @@ def run(
                 ]
             for hook in hooks:
                 stack.callback(hook.remove)
-        with watch, torch.enable_grad() if grad else torch.no_grad():
+        with torch.enable_grad() if grad else torch.no_grad():
             seen.logits = hf(ids[None], use_cache=False, **inputs).logits[0]
     return seen
 
