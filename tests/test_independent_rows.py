@@ -146,10 +146,13 @@ QUICK = {"head_log_prob_increase", "head_effects", "debias_edits", "head_to_head
 
 
 @pytest.mark.parametrize(
-    "what",
-    [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in (*sorted(OF_PROMPTS), *BLOCKS)],
+    ("name", "what"),
+    [
+        pytest.param(name, what, marks=() if what in QUICK and name == "longrope" else pytest.mark.slow)
+        for number, what in enumerate((*sorted(OF_PROMPTS), *BLOCKS))
+        for name in dict.fromkeys([*(["longrope"] if what in QUICK else []), ("longrope", "dynamic")[number % 2]])
+    ],
 )
-@pytest.mark.parametrize("name", ["longrope", pytest.param("dynamic", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("no_type_checks")
 def test_every_function_gives_a_prompt_the_numbers_it_has_alone(load, name, what):
     def found(model, rows):
