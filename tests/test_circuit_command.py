@@ -54,7 +54,7 @@ def test_files_and_text_are_what_python_finds(inputs, unbroken, found, tmp_path,
         pd.testing.assert_frame_equal(table, getattr(found, name), rtol=1e-4, atol=1e-5)
     graph, drawn = unbroken["circuit.svg"].decode(), found.edges.to_dict("records")
     assert len(drawn) == 5
-    assert all(f"<!-- {edge['sender']} -->" in graph for edge in drawn)
+    assert all(f"<!-- {edge['writer']} -->" in graph for edge in drawn)
     result, written = json.loads(unbroken["result.json"]), json.loads(numbers.read_text())["summary"]
     assert written["sentences"] == result["sentences"] == found.sentences()
     assert (written["model"], written["chosen"], written["task_check"]) == ("gpt2", "selected", None)
@@ -67,7 +67,7 @@ def test_files_and_text_are_what_python_finds(inputs, unbroken, found, tmp_path,
         for row in found.edges.to_dict("records"):
             assert row["edge"] in shown
             assert f"{signed(row['low'])} … {signed(row['high'])}" in shown
-        assert "replaces what the sender wrote by its mean over tokens of the same role in 64 prompts" in shown
+        assert "replaces what the writer wrote by its mean over tokens of the same role in 64 prompts" in shown
     links = [a[k] for _, a in Page(page.read_text()).elements for k in ("src", "href") if a.get(k)]
     assert links[0] == "data:,"
     assert len(links) == 2 + found.is_defined
@@ -84,7 +84,7 @@ def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, mo
     from icl_lens.locate.locate import top_heads_by
 
     heads = list(map(str, top_heads_by(icl_mini, il.tokenize(icl_mini, locating), 2, by="contrast")))
-    assert json.loads(numbers.read_text())["receivers"] == heads
+    assert json.loads(numbers.read_text())["readers"] == heads
     assert f"{', '.join(heads)}, located by contrast on 8 other prompts (with other queries)" in said
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["by"], manifest["heads"], manifest["n_edges"], manifest["n_random"]) == ("circuit", heads, 2, 2)
@@ -135,14 +135,14 @@ def test_a_task_is_required(monkeypatch, capsys):
 
 
 def made(rows):
-    """Return a circuit with these edges: receiver, part, sender, role, effect, and half the width of its interval."""
+    """Return a circuit with these edges: reader, part, writer, role, effect, and half the width of its interval."""
     edges = pd.DataFrame(
         [
             {
-                "edge": str(il.Edge(il.Head.parse(receiver), part, sender, role)),
-                "receiver": receiver,
+                "edge": str(il.Edge(il.Head.parse(reader), part, writer, role)),
+                "reader": reader,
                 "part": part,
-                "sender": sender,
+                "writer": writer,
                 "role": role,
                 "estimate": effect,
                 "effect": effect,
@@ -152,7 +152,7 @@ def made(rows):
                 "needed_low": effect - half,
                 "needed_high": effect + half,
             }
-            for receiver, part, sender, role, effect, half in rows
+            for reader, part, writer, role, effect, half in rows
         ]
     )
     curve = {"kept": [1, len(rows)], "share": [0.01, 0.1], "faithfulness": [0.4, 0.9], "low": [0.3, 0.8]}
@@ -160,7 +160,7 @@ def made(rows):
     curve |= {name: [0.1, 0.1] for name in ("difference", "difference_low", "difference_high")}
     groups = {"group": ["first third → query"], "control": [0.0]}
     groups |= {name: [0.5] for name in ("effect", "low", "high", "difference", "difference_low", "difference_high")}
-    layers = {"reader": ["query"], "layer": [2], "effect": [0.5], "low": [0.4], "high": [0.6]}
+    layers = {"input": ["query"], "layer": [2], "effect": [0.5], "low": [0.4], "high": [0.6]}
     names = ["all", "none", "all − none", "largest estimate left out"]
     scores = {
         "name": names,
@@ -168,8 +168,8 @@ def made(rows):
         "low": [1.0, 0, 1, math.nan],
         "high": [3.0, 1, 2, math.nan],
     }
-    receivers = tuple(il.Head.parse(name) for name in dict.fromkeys(edges["receiver"]))
-    return il.results.Circuit(receivers, 100, 3, 8, 8, 4, edges, *map(pd.DataFrame, (curve, groups, layers, scores)))
+    readers = tuple(il.Head.parse(name) for name in dict.fromkeys(edges["reader"]))
+    return il.results.Circuit(readers, 100, 3, 8, 8, 4, edges, *map(pd.DataFrame, (curve, groups, layers, scores)))
 
 
 FEW = [
@@ -198,7 +198,7 @@ def test_the_graph_has_widths_signs_and_intervals():
     assert widths == sorted(widths, reverse=True)
     assert widths[0] - widths[1] == pytest.approx(2 * (widths[1] - widths[2]))  # 2, 1 and 0.5 nats
     names = [text.get_text() for text in ax.texts]
-    assert names.count("L1H0") == 1  # one node, although it is a sender and a receiver
+    assert names.count("L1H0") == 1  # one node, although it is a writer and a reader
     assert names.count("F0") == 1
     places = {text.get_text(): text.get_position() for text in ax.texts}
     assert places["embed"][1] < places["F0"][1] < places["L1H0"][1] < places["L3H1"][1]
@@ -207,15 +207,15 @@ def test_the_graph_has_widths_signs_and_intervals():
 
 
 def many():
-    """Yield edges into more heads than fit next to each other, and from five senders of one role and layer."""
+    """Yield edges into more heads than fit next to each other, and from five writers of one role and layer."""
     for i in range(5):
         yield "L29H1", "k", f"L17H1{i}", "label", 0.1, 0.2
     for i in range(40):
-        receiver = f"L{(29, 29, 28, 27, 23, 20)[i % 6]}H{i % 6 + 8}"
+        reader = f"L{(29, 29, 28, 27, 23, 20)[i % 6]}H{i % 6 + 8}"
         part = "qkv"[i % 3]
         role = "last" if part == "q" else EDGE_ROLES[i // 6 % len(EDGE_ROLES)]
-        sender = f"F{i % 4}" if i % 5 else f"L{i % 3 + 17}H{10 + i % 4}"
-        yield receiver, part, sender, role, 1 / (1 + i), 0.1
+        writer = f"F{i % 4}" if i % 5 else f"L{i % 3 + 17}H{10 + i % 4}"
+        yield reader, part, writer, role, 1 / (1 + i), 0.1
 
 
 @pytest.mark.parametrize("rows", [FEW, list(many())], ids=["few", "many"])

@@ -166,12 +166,12 @@ class Both(Case):
         assert edit is not None
         return edit
 
-    def written(self, row: int, sender: str) -> Tensor:
+    def written(self, row: int, writer: str) -> Tensor:
         """Return what a head, an FFN or an embedding writes at every position [pos d_model]."""
         learned = reference_passes.learned_positions(self.hf, len(self.ids[row]))
-        if sender == "embed":
+        if writer == "embed":
             return self.clean[row].resid[0] - (0 if learned is None else learned)
-        return learned if sender == "pos_embed" else self._captured(row)[sender]
+        return learned if writer == "pos_embed" else self._captured(row)[writer]
 
     @cached_property
     def _written(self) -> dict[int, dict[str, Tensor]]:
@@ -372,7 +372,7 @@ def attention_to_labels(c: Both) -> None:
         tokens = c.ids[row][c.labels(row)]
         for column, token in enumerate((FOO, BAR)):
             assert_close(by_label[row, ..., column], (theirs[row, ..., : len(tokens)] * (tokens == token)).sum(-1))
-    head, shown = c.receiver, numbers_of(str(il.html.attention_to_labels(c.acts, [c.receiver], row=2)))
+    head, shown = c.reader, numbers_of(str(il.html.attention_to_labels(c.acts, [c.reader], row=2)))
     shares = c.clean[2].pattern[head.layer][head.head, -1].tolist()
     assert all(any(abs(share - number) < 1e-3 for number in shown) for share in shares)
 
@@ -569,7 +569,7 @@ def score_parts(c: Both) -> None:
 
     Attention without it, norms frozen or recomputed, is that of the pass.
     """
-    head = c.receiver
+    head = c.reader
     layer = head.layer
     parts = il.attention_score_parts(c.acts, head)
     size = float(parts.query_parts.norm(dim=-1).amax() * parts.key_parts.norm(dim=-1).amax())
@@ -582,7 +582,7 @@ def score_parts(c: Both) -> None:
         assert_close(parts.query_side[row, :n].sum(-1), parts.scores[row, :n], scale=size)
         assert_close(parts.key_side[row, :n].sum(-1), parts.scores[row, :n], scale=size)
         assert_close(parts.pattern[row, : len(c.ids[row])], seen.pattern[layer][head.head, -1])
-        for writer in c.senders:
+        for writer in c.writers:
             number = parts.writers.index(writer)
             x = seen.resid[layer] - c.written(row, writer)
             without = reference_passes.rerun_attention(c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=True)
@@ -628,7 +628,7 @@ def score_factor(c: Both, seen: Pass, layer: int) -> float:
 @checks("value_parts")
 def value_parts(c: Both) -> None:
     """Each writer's part is what the subhead's contrast loses with its writing, norms frozen."""
-    head = c.receiver
+    head = c.reader
     layer = head.layer
     parts = il.value_parts(c.acts, head, c.targets, against=c.against)
     size = float(parts.parts.abs().max())
@@ -636,7 +636,7 @@ def value_parts(c: Both) -> None:
         places = c.labels(row)
         contrasts = theirs.increase("subheads", int(c.targets[row]), c.rivals(row))[layer, head.head, places]
         assert_close(parts.value[row, : len(places)], contrasts, scale=size)
-        for writer in c.senders:
+        for writer in c.writers:
             x = seen.resid[layer] - c.written(row, writer)
             without = reference_passes.rerun_attention(c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=True)
             change = without.v[layer][head.head] - seen.v[layer][head.head]
@@ -658,7 +658,7 @@ def value_parts(c: Both) -> None:
 @checks("mean_score_parts")
 def mean_score_parts(c: Both) -> None:
     """The totals, from Hugging Face's scores and contrasts; parts are those of each prompt, checked above."""
-    head, layer = c.receiver, c.receiver.layer
+    head, layer = c.reader, c.reader.layer
     found = il.mean_score_parts(c.model, c.batch, [head])
     scores, values = [], {"true": [], "false": []}
     for row, theirs in enumerate(c.references):
@@ -1071,20 +1071,20 @@ def patch_edit(c: Both, row: int, activation: str, positions: str = "all", align
 
 @checks("head_to_head_effects")
 def edges(c: Both) -> None:
-    head = c.receiver
+    head = c.reader
     for part, at in (("q", "last"), ("k", "all"), ("v", "label")):
         found = il.head_to_head_effects(
-            c.model, c.batch, [head], part=part, senders=c.senders, at=at, against=c.against
+            c.model, c.batch, [head], part=part, writers=c.writers, at=at, against=c.against
         )
-        for number, sender in enumerate(c.senders):
-            theirs = c.drops(lambda row, s=sender, p=part, at=at: c.rebuilt(row, head, {p: at_role(c, row, s, at)}))
+        for number, writer in enumerate(c.writers):
+            theirs = c.drops(lambda row, s=writer, p=part, at=at: c.rebuilt(row, head, {p: at_role(c, row, s, at)}))
             for name, values in theirs.items():
                 ours = getattr(found, name)[:, 0, number]
-                assert_close(ours, values, scale=8.0, msg=f"{sender} → {part}, {name}")
+                assert_close(ours, values, scale=8.0, msg=f"{writer} → {part}, {name}")
 
 
-def at_role(c: Both, row: int, sender: str, role: str) -> Tensor:
-    """Return what a sender writes at the tokens of a role, zero elsewhere."""
+def at_role(c: Both, row: int, writer: str, role: str) -> Tensor:
+    """Return what a writer writes at the tokens of a role, zero elsewhere."""
     ids, labels = c.ids[row].tolist(), c.labels(row)
     last = len(ids) - 1
     colon = families.WORDS.index(":")
@@ -1093,7 +1093,7 @@ def at_role(c: Both, row: int, sender: str, role: str) -> Tensor:
     roles = ["label" if i in labels else role for i, role in enumerate(roles)]
     roles[last] = "last"
     chosen = torch.tensor([role == "all" or one == role for one in roles])
-    return c.written(row, sender) * chosen[:, None]
+    return c.written(row, writer) * chosen[:, None]
 
 
 @checks("WithoutEdges")
@@ -1104,25 +1104,25 @@ def without_edges(c: Both) -> None:
         def edit(row: int, edges: list[il.Edge] = edges) -> Edit:
             changed: dict[str, Tensor] = {}
             for edge in edges:
-                changed[edge.part] = changed.get(edge.part, 0) + at_role(c, row, edge.sender, edge.role)
-            return c.rebuilt(row, c.receiver, changed)
+                changed[edge.part] = changed.get(edge.part, 0) + at_role(c, row, edge.writer, edge.role)
+            return c.rebuilt(row, c.reader, changed)
 
         assert_close(ours[:, number], c.log_probs(edit)[:, [FOO, BAR]], scale=8.0)
 
 
 @checks("locate_circuit")
 def circuit(c: Both) -> None:
-    """The log-odds with all edges, and the effects of single edges, with means of what senders write in each role."""
-    found = il.locate_circuit(c.model, c.batch, c.batch, [c.receiver], n_edges=4, n_random=2)
+    """The log-odds with all edges, and the effects of single edges, with means of what writers write in each role."""
+    found = il.locate_circuit(c.model, c.batch, c.batch, [c.reader], n_edges=4, n_random=2)
     scored = c.scored(torch.stack([one.log_probs for one in c.clean]))
     assert_close(found.score("all")[0], scored["log_odds"].mean())
     for one in found.to_frame("edges").itertuples():
 
         def edit(row: int, one: Any = one) -> Edit:
-            parts = [at_role(c, i, one.sender, one.role) for i in range(len(c.batch))]
+            parts = [at_role(c, i, one.writer, one.role) for i in range(len(c.batch))]
             masks = [part.abs().sum(-1) > 0 for part in parts]
             mean = torch.cat([part[mask] for part, mask in zip(parts, masks, strict=True)]).mean(0)
-            return c.rebuilt(row, c.receiver, {one.part: parts[row] - mean * masks[row][:, None]})
+            return c.rebuilt(row, c.reader, {one.part: parts[row] - mean * masks[row][:, None]})
 
         assert_close(one.effect, c.drops(edit)["log_odds"].mean(), scale=8.0, msg=one.edge)
 

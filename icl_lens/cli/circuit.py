@@ -91,7 +91,7 @@ def circuit(
         shown = {"text": tested.texts[0], "chosen": f"{how.capitalize()}.", "behavior": str(behavior or "")}
         page = output.write(lambda: page_of(found, **shown, **about))
         output.write_json(lambda: found.to_json(**about, chosen=how, task_check=behavior and behavior.to_dict()))
-        console.print(f"{about['model']}: {', '.join(map(str, found.receivers))}, {how}")
+        console.print(f"{about['model']}: {', '.join(map(str, found.readers))}, {how}")
         console.print(found)
         output.show(page, console)
         if folder is not None:

@@ -1,8 +1,8 @@
-"""Remove edges between heads: what earlier components (*senders*) wrote, as read by one head (the *receiver*).
+"""Remove edges between heads: what earlier components (*writers*) wrote, as read by one head (the *reader*).
 
-One pass over the prompts records what every sender wrote, and each head's queries, keys and values. The receiver's
-query, keys or values are rebuilt without some senders, and its z is computed from them (see `receiver`). This z
-replaces the receiver's own at the last position; all later components run as usual.
+One pass over the prompts records what every writer wrote, and each head's queries, keys and values. The reader's
+query, keys or values are rebuilt without some writers, and its z is computed from them (see `reader`). This z
+replaces the reader's own at the last position; all later components run as usual.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from icl_lens.activations.activations import Activations, capture
 from icl_lens.activations.writers import vector_bytes, writer_names
 from icl_lens.attribution.head_projection import require_writers
 from icl_lens.edits.edit import PARTS, Edit, Part, Places
-from icl_lens.edits.receiver import Means, Receiver
+from icl_lens.edits.reader import Means, Reader
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead, Head, as_head
@@ -30,28 +30,28 @@ from icl_lens.prompts.token_ids import TokenPositions
 
 @dataclass(frozen=True, order=True)
 class Edge:
-    """What a sender wrote to tokens of one role, as read by a receiver's query, keys or values.
+    """What a writer adds to a reader's query, or to its keys or values at tokens of one role.
 
     Example:
         >>> print(il.Edge("L5H1", "k", "L2H0", "true label"))
         L2H0 → L5H1.k (true label)
     """
 
-    receiver: AnyHead
+    reader: AnyHead
     part: Part
     """The query ("q"), keys ("k") or values ("v")."""
-    sender: str
+    writer: str
     """A head ("L2H0"), an FFN ("F3") or an embedding ("embed", "pos_embed")."""
     role: EdgeRole = "last"
     """Role of the tokens whose keys or values are read (see `batch.token_roles`; "label" for both kinds of labels). For
     a query, which is read at the last token, it must be "last"."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "receiver", as_head(self.receiver))
+        object.__setattr__(self, "reader", as_head(self.reader))
 
     def __str__(self) -> str:
         where = "" if self.part == "q" else f" ({self.role})"
-        return f"{self.sender} → {self.receiver}.{self.part}{where}"
+        return f"{self.writer} → {self.reader}.{self.part}{where}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,13 +75,13 @@ class ReplaceZ(Edit):
 
 @dataclass(frozen=True, eq=False)
 class WithoutEdges(Edit):
-    """All of some edges removed jointly: what senders wrote, as read by receivers' queries, keys or values.
+    """All of some edges removed jointly: what writers add to readers' queries, keys or values.
 
-    Each receiver's z at the last position is rebuilt from a pass without edits, so a change in one receiver does not
-    reach another. With `reference` prompts, removed senders are replaced by their means over tokens of the same role
+    Each reader's z at the last position is rebuilt from a pass without edits, so a change in one reader does not
+    reach another. With `reference` prompts, removed writers are replaced by their means over tokens of the same role
     instead of zero. It needs the prompts that are run, as `Reweight` does. For one edge, the drop equals that of
-    `head_to_head_effects`. Raise InputError for unknown heads or senders, and senders that are not in a layer before
-    the receiver.
+    `head_to_head_effects`. Raise InputError for unknown heads or writers, and writers that are not in a layer before
+    the reader.
 
     Example:
         >>> edges = [il.Edge("L5H0", "k", "L2H0", "true label"), il.Edge("L5H0", "q", "F3")]
@@ -99,7 +99,7 @@ class WithoutEdges(Edit):
         object.__setattr__(self, "edges", tuple(edges))
         if wrong := [edge for edge in self.edges if not isinstance(edge, Edge)]:
             raise InputError(f"edges must be a list of il.Edge, got {wrong[0]!r}")
-        object.__setattr__(self, "heads", tuple(dict.fromkeys(edge.receiver for edge in self.edges)))
+        object.__setattr__(self, "heads", tuple(dict.fromkeys(edge.reader for edge in self.edges)))
 
     what = "without some of their inputs"
     needs_batch = True
@@ -113,20 +113,20 @@ class WithoutEdges(Edit):
             some = [edit for edit in edits if edit.reference is reference]
             removed = removal_masks(view, [edit.edges for edit in some])
             with edits_disabled(view):
-                means = None if reference is None else sender_means(view.model, reference)
+                means = None if reference is None else writer_means(view.model, reference)
                 replaced = replaced_by_sets(view.model, batch, removed, means, n_sets=len(some))
             found |= {id(edit): one for edit, one in zip(some, replaced, strict=True)}
         return [found[id(edit)] for edit in edits]
 
 
 RemovalMasks = dict[Head, Bool[Tensor, "set part role _"]]
-"""For each receiver, the senders (last axis) that each set of edges removes from its query, keys and values."""
+"""For each reader, the writers (last axis) that each set of edges removes from its query, keys and values."""
 
 
 def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> RemovalMasks:
     """Return sets of edges as masks; raise InputError for edges that the model does not have."""
     sets = [list(edges) for edges in edge_sets]
-    heads = sorted({view.check_head(edge.receiver) for edges in sets for edge in edges})
+    heads = sorted({view.check_head(edge.reader) for edges in sets for edge in edges})
     names = {head: writer_names(view, head.layer)[:-1] for head in heads}
     removed = {
         head: torch.zeros(len(sets), len(PARTS), len(ROLES), len(names[head]), dtype=torch.bool) for head in heads
@@ -135,13 +135,13 @@ def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> Remov
         for edge in edges:
             check_choice("part", edge.part, PARTS)
             check_choice("role", edge.role, (*ROLES, "label"))
-            receiver = view.check_head(edge.receiver)
-            check_choice("sender", edge.sender, names[receiver])
+            reader = view.check_head(edge.reader)
+            check_choice("writer", edge.writer, names[reader])
             if edge.part == "q" and edge.role != "last":
                 raise InputError(f"role must be 'last' for a query, got {edge.role!r}")
-            sender = names[receiver].index(edge.sender)
+            writer = names[reader].index(edge.writer)
             for role in indices_in_roles(edge.role):
-                removed[receiver][number, PARTS.index(edge.part), role, sender] = True
+                removed[reader][number, PARTS.index(edge.part), role, writer] = True
     return removed
 
 
@@ -163,15 +163,15 @@ def replaced_by_sets(
         found = list[Tensor]()
         for head, numbers in sets_of_head.items():
             q, k, v = removed[head][numbers].to(acts.z.device).unbind(1)
-            found.append(Receiver(acts, head, means).z_without_sets({"q": q, "k": k, "v": v}))
+            found.append(Reader(acts, head, means).z_without_sets({"q": q, "k": k, "v": v}))
         return torch.cat(found, dim=1) if found else acts.z.new_empty(len(prompts), 0, view.d_head)
 
     new_z = torch.cat([rebuild_z(*piece) for piece in capture_pieces(model, batch, "all")])
     return [ReplaceZ(list(one), new_z, one) for one in index]
 
 
-def sender_means(model: Any, batch: PromptBatch) -> Means:
-    """Return the mean of what each sender wrote to tokens of each role; 0 for roles that do not occur.
+def writer_means(model: Any, batch: PromptBatch) -> Means:
+    """Return the mean of what each writer wrote to tokens of each role; 0 for roles that do not occur.
 
     True and false labels have one mean, so that it does not reveal which labels equal the answer.
     """

@@ -93,13 +93,13 @@ class Case:
         return [il.Head(layers[0], 1), il.Head(layers[len(layers) // 2], 2), il.Head(layers[-1], 3)]
 
     @property
-    def receiver(self) -> il.Head:
+    def reader(self) -> il.Head:
         return self.heads[-1]
 
     @cached_property
-    def senders(self) -> list[str]:
+    def writers(self) -> list[str]:
         """An earlier head, FFN and the embedding."""
-        return [str(self.heads[0]), f"F{self.receiver.layer - 1}", "embed"]
+        return [str(self.heads[0]), f"F{self.reader.layer - 1}", "embed"]
 
     @cached_property
     def weights(self) -> Tensor:
@@ -129,7 +129,7 @@ class Case:
     @cached_property
     def edge_sets(self) -> list[list[il.Edge]]:
         parts = [("q", "last"), ("k", "label"), ("v", "text")]
-        edges = [il.Edge(self.receiver, part, sender, role) for part, role in parts for sender in self.senders]
+        edges = [il.Edge(self.reader, part, writer, role) for part, role in parts for writer in self.writers]
         return [[], edges[:1], edges]
 
     @property
@@ -205,7 +205,7 @@ def _edges(case: Case) -> dict[str, Tensor]:
     found = {}
     for part, at in (("q", "last"), ("k", "all"), ("v", "label")):
         effects = il.head_to_head_effects(
-            case.model, case.batch, [case.receiver], part=part, senders=case.senders, at=at, against=case.against
+            case.model, case.batch, [case.reader], part=part, writers=case.writers, at=at, against=case.against
         )
         found |= {f"{part} {name}": getattr(effects, name) for name in ("log_prob", "log_odds")}
     return found
@@ -275,7 +275,7 @@ def _ablated_sets(case: Case) -> dict[str, Tensor]:
 
 
 def _score_parts(case: Case) -> dict[str, Any]:
-    parts = il.attention_score_parts(case.acts, case.receiver)
+    parts = il.attention_score_parts(case.acts, case.reader)
     return {
         "scores": parts.scores,
         "query": parts.query_side,
@@ -287,14 +287,14 @@ def _score_parts(case: Case) -> dict[str, Any]:
 
 
 def _value_parts(case: Case) -> dict[str, Any]:
-    parts = il.value_parts(case.acts, case.receiver, case.targets, against=case.against)
+    parts = il.value_parts(case.acts, case.reader, case.targets, against=case.against)
     return {"parts": parts.parts, "by position": parts.by_position(case.heads[0])}
 
 
 def _metric_scores(case: Case) -> Tensor:
-    layer = case.receiver.layer
+    layer = case.reader.layer
     x = case.acts.resid_pre[:, layer].float(), case.acts.label_resid_pre[:, layer].float()
-    return il.query_key_metric(case.model, case.receiver).scores(x[0][:, None], x[1])
+    return il.query_key_metric(case.model, case.reader).scores(x[0][:, None], x[1])
 
 
 def _similarity(case: Case) -> dict[str, Tensor]:
@@ -324,14 +324,14 @@ def _located(case: Case, **options: Any) -> Any:
 
 
 def _mean_parts(case: Case, **options: Any) -> Any:
-    found = il.mean_score_parts(case.model, case.batch, [case.receiver], **options)
+    found = il.mean_score_parts(case.model, case.batch, [case.reader], **options)
     frame = found.to_frame("writers").query("side != 'pair'").dropna(subset="value")
     return frame.sort_values(["side", "writer"])["value"]
 
 
 def _circuit(case: Case, **options: Any) -> Any:
     ranking, testing = case.batch[[0, 2]], case.batch[[1]]
-    found = il.locate_circuit(case.model, ranking, testing, [case.receiver], n_edges=3, n_random=2, **options)
+    found = il.locate_circuit(case.model, ranking, testing, [case.reader], n_edges=3, n_random=2, **options)
     return found.to_frame("edges").set_index("edge").sort_index()[["estimate", "effect"]]
 
 
@@ -414,15 +414,15 @@ CALLS: dict[str, Call] = {
     "whole_label_log_probs": _rows(lambda c: il.whole_label_log_probs(c.model, c.batch)),
     "Activations.attention_by_label": _rows(lambda c: c.acts.attention_by_label()),
     "Activations.attention_to_labels": _rows(lambda c: c.acts.attention_to_labels()),
-    "Activations.label_keys": _rows(lambda c: [c.acts.label_keys(c.receiver, source=one) for one in ("resid", "attn")]),
-    "Activations.label_values": _rows(lambda c: c.acts.label_values(c.receiver)),
-    "Activations.last_query": _rows(lambda c: c.acts.last_query(c.receiver)),
-    "Activations.own_label_ranks": _rows(lambda c: c.acts.own_label_ranks(c.receiver)),
+    "Activations.label_keys": _rows(lambda c: [c.acts.label_keys(c.reader, source=one) for one in ("resid", "attn")]),
+    "Activations.label_values": _rows(lambda c: c.acts.label_values(c.reader)),
+    "Activations.last_query": _rows(lambda c: c.acts.last_query(c.reader)),
+    "Activations.own_label_ranks": _rows(lambda c: c.acts.own_label_ranks(c.reader)),
     "head_copying": _mean(_copying),
     "layer_log_prob_increase": _rows(lambda c: list(astuple(il.layer_log_prob_increase(c.acts, c.targets))[:2])),
     "head_log_prob_increase": _rows(lambda c: il.head_log_prob_increase(c.acts, c.targets)),
     "subhead_log_prob_increase": _rows(lambda c: il.subhead_log_prob_increase(c.acts, c.targets, against=c.against)),
-    "neuron_log_prob_increase": _rows(lambda c: il.neuron_log_prob_increase(c.acts, c.receiver.layer, c.targets)),
+    "neuron_log_prob_increase": _rows(lambda c: il.neuron_log_prob_increase(c.acts, c.reader.layer, c.targets)),
     "top_heads": _mean(lambda c: il.top_heads(c.acts, c.targets, k=12, by="increase").value),
     "top_subheads": _rows(_top_subheads),
     "html.attention_to_labels": _mean(lambda c: len(repr(il.html.attention_to_labels(c.acts, c.heads))) > 100),
@@ -469,9 +469,7 @@ CALLS: dict[str, Call] = {
     "indirect_effects": _rows(lambda c: il.indirect_effects(c.model, c.other, tokenized(c.model, OTHERS[:2]))),
     "task_vectors": _mean(lambda c: il.task_vectors(c.model, c.batch)),
     "vector_gains": _rows(lambda c: il.vector_gains(c.model, c.vectors[0], c.batch).log_prob),
-    "AddVector": _rows(
-        lambda c: c.within(il.edited(c.model, il.AddVector(c.vectors, c.receiver.layer), batch=c.batch))
-    ),
+    "AddVector": _rows(lambda c: c.within(il.edited(c.model, il.AddVector(c.vectors, c.reader.layer), batch=c.batch))),
     "locate_heads": _mean(_located),
     "locate_effects": _mean(_mean_effects),
     "mean_score_parts": _mean(_mean_parts),

@@ -1,11 +1,11 @@
 """Rebuild one head's z at the last position when earlier components are removed from its query, keys or values.
 
-1. The input x of the head's layer is the sum of what *senders* (embeddings, earlier heads and FFNs) and biases wrote.
-2. To remove sender s from the query, keys or values, they are recomputed from x − u_s, norms included. u_s is what s
-   wrote at that position. If s is replaced by its mean instead of zero, they are recomputed from x − (u_s − mean u_s).
+1. The input x of the head's layer is the sum of what *writers* (embeddings, earlier heads and FFNs) and biases wrote.
+2. To remove writer w from the query, keys or values, they are recomputed from x − u_w, norms included. u_w is what w
+   wrote at that position. If w is replaced by its mean instead of zero, they are recomputed from x − (u_w − mean u_w).
 3. Attention and z follow as in the model: rotation, mask, soft-cap and softmax.
 
-Heads that share keys and values with the receiver keep theirs.
+Heads that share keys and values with the reader keep theirs.
 """
 
 import torch
@@ -19,22 +19,22 @@ from icl_lens.edits.edit import PARTS, Part
 from icl_lens.models.head import Head
 from icl_lens.models.memory import PIECE_BYTES
 
-Means = Float[Tensor, "role sender d_model"]
-"""Mean of what each sender wrote to tokens of each role."""
+Means = Float[Tensor, "role writer d_model"]
+"""Mean of what each writer wrote to tokens of each role."""
 
 
-class Receiver:
-    """A head in captured passes, whose z at the last position can be rebuilt without some senders.
+class Reader:
+    """A head in captured passes, whose z at the last position can be rebuilt without some writers.
 
-    A removed sender's output is replaced by its mean in `means`, or by zero if that is None. A *variant* is one version
-    of the query, keys or values: without one sender, or without a set of senders.
+    A removed writer's output is replaced by its mean in `means`, or by zero if that is None. A *variant* is one version
+    of the query, keys or values: without one writer, or without a set of writers.
     """
 
     def __init__(self, acts: Activations, head: Head, means: Means | None = None) -> None:
         """Read the head's query, keys and values; raise InputError if its attention cannot be reproduced from them."""
         self.acts, self.view, self.head, self.means = acts, acts.view, head, means
         self.writers = require_writers(acts)
-        self.n_senders = len(self.writers.names(head.layer)) - 1  # without biases
+        self.n_writers = len(self.writers.names(head.layer)) - 1  # without biases
         self.last = acts.batch.last.to(acts.z.device)[:, None]
         positions = torch.arange(acts.pattern.shape[-1], device=self.last.device).expand(len(self.last), -1)
         self.key_positions = positions.masked_fill(positions > self.last, -1)
@@ -69,29 +69,29 @@ class Receiver:
         return einsum(pattern, v, "batch variant pos, batch pos variant d -> batch variant d")
 
     def rebuild(
-        self, part: Part, removed: Bool[Tensor, "role variant sender"] | None = None
+        self, part: Part, removed: Bool[Tensor, "role variant writer"] | None = None
     ) -> Float[Tensor, "batch n variant d_head"]:
-        """Return the query (n is 1), or the keys or values at all n positions, when senders are removed.
+        """Return the query (n is 1), or the keys or values at all n positions, when writers are removed.
 
-        `removed` says which senders each variant lacks at tokens of each role. By default, there is one variant per
-        sender, which lacks this sender at all tokens.
+        `removed` says which writers each variant lacks at tokens of each role. By default, there is one variant per
+        writer, which lacks this writer at all tokens.
         """
         projection = HeadProjection(self.acts, self.head, part, self.last if part == "q" else self.key_positions)
         rows, positions = projection.rows.flatten(), projection.positions
         roles = self.acts.batch.role_indices.to(rows.device).gather(1, positions.clamp(min=0))
         roles = roles.masked_fill(positions < 0, -1).flatten()
-        n_variants = self.n_senders if removed is None else removed.shape[1]
+        n_variants = self.n_writers if removed is None else removed.shape[1]
         found = self.q.new_zeros(len(rows), n_variants, self.view.d_head)
         for role in roles[roles >= 0].unique().tolist():
             distinct, index_of_variant = None, slice(None)
-            if removed is not None:  # for most roles, many variants lack the same senders
+            if removed is not None:  # for most roles, many variants lack the same writers
                 distinct, index_of_variant = removed[role].to(rows.device).unique(dim=0, return_inverse=True)
             n_distinct = n_variants if distinct is None else len(distinct)
-            bytes_per_row = 4 * self.view.d_model * (self.n_senders + 2 * n_distinct)
+            bytes_per_row = 4 * self.view.d_model * (self.n_writers + 2 * n_distinct)
             for piece in (roles == role).nonzero()[:, 0].split(max(1, PIECE_BYTES // bytes_per_row)):
                 u = self.writers.vectors(rows[piece], self.head.layer)[:, :-1]
                 if self.means is not None:
-                    u = u - self.means[role, : self.n_senders].to(u)
+                    u = u - self.means[role, : self.n_writers].to(u)
                 if distinct is not None:
                     u = distinct.to(u) @ u
                 x = self.writers.resid_pre[rows[piece], self.head.layer, None].to(u)
@@ -102,8 +102,8 @@ class Receiver:
 
     def z_without_each(
         self, part: Part, groups: Bool[Tensor, "batch group pos"]
-    ) -> Float[Tensor, "batch group sender d_head"]:
-        """Return z without each sender in the query, keys or values at the tokens of each group."""
+    ) -> Float[Tensor, "batch group writer d_head"]:
+        """Return z without each writer in the query, keys or values at the tokens of each group."""
         new = self.rebuild(part)
         groups = groups[..., : self.key_positions.shape[1]]  # the captured prompts may be shorter
         if part == "q":
@@ -112,19 +112,19 @@ class Receiver:
         groups = groups.to(new)
         if part == "v":
             weight = self.attention[:, None] * groups
-            change = einsum(weight, new - self.v, "batch group pos, batch pos sender d -> batch group sender d")
+            change = einsum(weight, new - self.v, "batch group pos, batch pos writer d -> batch group writer d")
             return self.z[:, None, None] + change
-        change = einsum(self.q[:, 0], new - self.k, "batch d, batch pos sender d -> batch sender pos")
+        change = einsum(self.q[:, 0], new - self.k, "batch d, batch pos writer d -> batch writer pos")
         patterns = [self.row.pattern(change * group[:, None]) for group in groups.unbind(1)]
         values = self.v[:, :, 0]
-        equation = "batch sender pos, batch pos d -> batch sender d"
+        equation = "batch writer pos, batch pos d -> batch writer d"
         return torch.stack([einsum(pattern, values, equation) for pattern in patterns], dim=1)
 
-    def z_without_sets(self, removed: dict[Part, Bool[Tensor, "set role sender"]]) -> Float[Tensor, "batch set d_head"]:
-        """Return z for each set, with its senders removed jointly from the query, keys and values."""
+    def z_without_sets(self, removed: dict[Part, Bool[Tensor, "set role writer"]]) -> Float[Tensor, "batch set d_head"]:
+        """Return z for each set, with its writers removed jointly from the query, keys and values."""
 
         def rebuild_if_removed(part: Part) -> Tensor | None:
-            mask = removed[part][..., : self.n_senders]
+            mask = removed[part][..., : self.n_writers]
             return self.rebuild(part, mask.transpose(0, 1)) if bool(mask.any()) else None
 
         q, k, v = (rebuild_if_removed(part) for part in PARTS)
