@@ -92,9 +92,24 @@ def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, mo
     for others, named in (([*task, "--heads", heads[0]], "heads="), ([*task, "-k", 2, *tested], "--seed 0")):
         code, _, said = call(monkeypatch, capsys, *others, "--out", out)
         assert (code, f"holds a run with {named}" in said) == (2, True), said
+    code, _, said = call(monkeypatch, capsys, *task, "--reader-at", "label")
+    assert (code, "--reader-at label needs --heads" in said) == (2, True), said
     task[ranked] = 7  # 8 prompts rank edges as before, 7 test them
     code, _, said = call(monkeypatch, capsys, *task, "-k", 2, "--out", out)
     assert (code, "holds a run with n=8, got n=7 (and 1 more differ)" in said) == (2, True), said
+
+
+def test_heads_act_where_reader_at_says(inputs, gpt2, words, tmp_path, monkeypatch, capsys):
+    page, numbers = tmp_path / "page.html", tmp_path / "circuit.json"
+    options = ["--reader-at", "label", "--edges", 2, "--html", page, "--json", numbers]
+    code, said, _ = call(monkeypatch, capsys, *inputs, *options)
+    halves = CircuitTask(task=TASK, path=words, n=N).split_prompts(0)
+    found = il.locate_circuit(gpt2, *halves, HEADS, reader_at="label", n_edges=2, n_random=2)
+    assert code == 0
+    pd.testing.assert_frame_equal(il.results.Circuit.load(numbers).edges, found.edges, rtol=1e-4, atol=1e-5)
+    assert found.edges["edge"].str.endswith(" at label").all()
+    for shown in (" ".join(said.split()), Page(page.read_text()).text):
+        assert f"With all {found.n_edges} edges into {len(HEADS)} heads at label tokens" in shown
 
 
 @pytest.mark.slow
@@ -204,6 +219,13 @@ def test_the_graph_has_widths_signs_and_intervals():
     assert places["embed"][1] < places["F0"][1] < places["L1H0"][1] < places["L3H1"][1]
     assert places["labels"][0] == places["F0"][0] < places["last\ntoken"][0]
     assert len(edges_drawn(plots.circuit(made(FEW), n=2).axes[0])) == 2
+
+
+def test_the_graph_has_readers_in_the_column_of_the_tokens_where_they_act():
+    (ax,) = plots.circuit(replace(made(FEW[:2]), reader_at="label")).axes
+    places = {text.get_text(): text.get_position()[0] for text in ax.texts}
+    assert "last\ntoken" not in places
+    assert places["F0"] < places["labels"] < places["L3H1"]  # the writer at labels is in the same column
 
 
 def many():

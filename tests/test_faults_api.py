@@ -181,7 +181,7 @@ WRONG = {
     "readers": ([], *HEADS_AND_WORSE),
     "head": (None, "x", (99, 0), (1.5, 0)),
     "writers": ([], ["L2H0"], ["F9"], ["x"]),
-    "at": ("labels", 99),
+    **dict.fromkeys(("at", "reader_at"), ("labels", 99)),
     "n_random": (-1, "2"),
     "strength": ("x", NAN),
     "strengths": ([NAN], [2]),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import PROMPTS
+from passes import watched
 from tolerance import assert_close
 
 import icl_lens as il
@@ -36,18 +37,22 @@ def log_probs(model, batch, hooks=()):
     return logits[torch.arange(len(batch)), batch.last].float().log_softmax(-1)
 
 
-def hooked_effect(model, batch, reader, part, change, where):
+def last_of(batch):
+    return torch.arange(batch.tokens.shape[1]) == batch.last[:, None]
+
+
+def hooked_effect(model, batch, reader, part, change, where, places=None):
     """The drop in log p(answer) when a reader's part is rebuilt from its input minus `change`, by three passes.
 
     1. With `change` subtracted from the layer's input, read the queries, keys or values. 2. With those at `where`, read
-    the reader's z. 3. With that z at the last position alone, read the answer.
+    the reader's z. 3. With that z at `places` alone, by default the last position, read the answer.
     """
     layer, seen = reader.layer, {}
-    at_last = torch.arange(batch.tokens.shape[1]) == batch.last[:, None]
+    places = last_of(batch) if places is None else places
     resid, inputs, z = (f"blocks.{layer}.{name}" for name in ("hook_resid_pre", f"attn.hook_{part}", "attn.hook_z"))
     log_probs(model, batch, [(resid, lambda x, hook: x - change.to(x)), (inputs, recording(seen, "part"))])
     log_probs(model, batch, [writing(inputs, where, seen["part"]), (z, recording(seen, "z"))])
-    mask = at_last[..., None] & (torch.arange(seen["z"].shape[2]) == reader.head)
+    mask = places[..., None] & (torch.arange(seen["z"].shape[2]) == reader.head)
     final = log_probs(model, batch, [writing(z, mask, seen["z"])])
     answer = batch.answer_tokens[:, None]
     return (log_probs(model, batch).gather(1, answer) - final.gather(1, answer))[:, 0]
@@ -94,6 +99,49 @@ def test_means_replace_writers_and_roles_align_prompts_of_any_length(grouped):
             assert_close(found.log_prob[:, 0, 0], expected, msg=f"{writer}, {at}")
 
 
+PLACES = ("last", "label", "true label", "text", "query", "other", "all", [1, 3])
+
+
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+def test_readers_at_any_tokens_are_hooked_passes(grouped, part):
+    model, batch, acts = grouped
+    reader, roles, found, everywhere = il.Head(1, 2), batch.role_indices, [], batch.role_indices >= 0
+    for number, reader_at in enumerate(PLACES):
+        places = everywhere if reader_at == "all" else torch.zeros_like(everywhere)
+        if isinstance(reader_at, list):
+            places[:, reader_at] = True
+        elif reader_at != "all":
+            places = at_role(roles, reader_at) > 0
+        at = "all" if part == "q" else ("text", "all", "label")[number % 3]
+        where = everywhere if at == "all" else at_role(roles, at) > 0
+        options = {"part": part, "writers": ["L0H2"], "at": at, "reader_at": reader_at}
+        ours = il.head_to_head_effects(model, batch, [reader], **options).log_prob[:, 0, 0]
+        theirs = hooked_effect(model, batch, reader, part, written(acts, "L0H2", 1), where, places)
+        assert_close(ours, theirs, msg=f"{at} at {reader_at}")
+        found.append(theirs)
+    assert (torch.stack(found).abs().amax(1) > 1e-3).sum() > len(found) // 2
+
+
+def test_sets_of_edges_at_several_tokens_are_one_pass_from_the_first_reader_on(grouped):
+    """One head reads at labels, at true labels and at the last token, another at labels; blocks give the same."""
+    model, batch, _ = grouped
+    first = [il.Edge("L1H2", "v", "embed", "text", "label"), il.Edge("L1H2", "q", "L0H1", reader_at="true label")]
+    more = [il.Edge("L1H2", "k", "F0", "label"), il.Edge("L2H1", "v", "L0H1", "text", "label")]
+    passes: list[int] = []
+    with watched(lambda layer, _: passes.append(layer), *model.blocks):
+        scored = il.score(model, batch, [[], [il.WithoutEdges(first)], [il.WithoutEdges([*first, *more])]])
+    assert passes.count(0) < passes.count(1) == passes.count(2)  # no set runs the first layer again
+    for number, edges in enumerate((first, [*first, *more]), start=1):
+        with il.edited(model, il.WithoutEdges(edges), batch=batch):
+            assert_close(scored[:, number], il.score(model, batch), scale=8.0)
+        apart = [il.WithoutEdges([edge for edge in edges if edge.reader == head]) for head in ((1, 2), (2, 1))]
+        assert_close(scored[:, number], il.score(model, batch, [apart])[:, 0], scale=8.0)
+    assert (scored[:, 1:] - scored[:, :1]).abs().max() > 1e-2
+    by_role = [il.Edge("L1H2", "v", "embed", "text", role) for role in ("true label", "false label")]
+    joint, each = il.score(model, batch, [[il.WithoutEdges(first[:1])], [il.WithoutEdges(by_role)]]).unbind(1)
+    assert_close(joint, each, scale=8.0)
+
+
 EDGES = [
     il.Edge("L1H2", "v", "L0H1", "label"),
     il.Edge((2, 1), "q", "L1H2"),
@@ -134,27 +182,37 @@ def acts_names(layer):
     return ["embed", *(name for block in heads for name in block)]
 
 
-def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped):
+AT_LABELS = [
+    il.Edge("L1H2", "q", "L0H1", reader_at="label"),
+    il.Edge("L1H2", "k", "embed", "text", "label"),
+    il.Edge("L1H2", "v", "F0", "text", "label"),
+    il.Edge("L1H2", "v", "embed", "label", "label"),
+]
+
+
+@pytest.mark.parametrize(("edges", "layer"), [(EDGES[1:], 2), (AT_LABELS, 1)])
+def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped, edges, layer):
     from icl_lens.measures.head_to_head_effects import estimate_effects
 
     model, batch, acts = grouped
-    estimates = estimate_effects(model, batch, [READER], None)[READER]
-    roles, last = batch.role_indices, EDGE_ROLES.index("last")
-    assert estimates.shape == (3, 3, len(EDGE_ROLES), len(acts_names(2)))
-    assert (estimates[:, 0, [role for role in range(len(EDGE_ROLES)) if role != last]] == 0).all()
-    at_last = torch.arange(batch.tokens.shape[1]) == batch.last[:, None]
-    mask, z_hook = at_last[..., None] & (torch.arange(4) == READER.head), "blocks.2.attn.hook_z"
+    head, reader_at = edges[0].reader, edges[0].reader_at
+    estimates = estimate_effects(model, batch, [head], None, reader_at)[head]
+    roles, own = batch.role_indices, EDGE_ROLES.index(reader_at)
+    assert estimates.shape == (3, 3, len(EDGE_ROLES), len(acts_names(layer)))
+    assert (estimates[:, 0, [role for role in range(len(EDGE_ROLES)) if role != own]] == 0).all()
+    places = at_role(roles, reader_at) > 0
+    mask, z_hook = places[..., None] & (torch.arange(4) == head.head), f"blocks.{layer}.attn.hook_z"
     compared = 0
-    for edge in EDGES[1:]:
+    for edge in edges:
         seen, role = {}, EDGE_ROLES.index(edge.role)
-        change = written(acts, edge.writer, 2) * at_role(roles, edge.role)[..., None]
-        inputs = f"blocks.2.attn.hook_{edge.part}"
+        change = written(acts, edge.writer, layer) * at_role(roles, edge.role)[..., None]
+        inputs = f"blocks.{layer}.attn.hook_{edge.part}"
         log_probs(
             model,
             batch,
-            [("blocks.2.hook_resid_pre", lambda x, hook, u=change: x - u), (inputs, recording(seen, "part"))],
+            [(f"blocks.{layer}.hook_resid_pre", lambda x, hook, u=change: x - u), (inputs, recording(seen, "part"))],
         )
-        where = at_last if edge.part == "q" else roles >= 0
+        where = places if edge.part == "q" else roles >= 0
         log_probs(model, batch, [writing(inputs, where, seen["part"]), (z_hook, recording(seen, "new"))])
         log_probs(model, batch, [(z_hook, recording(seen, "z"))])
 
@@ -164,7 +222,7 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped):
             return (found.gather(1, batch.answer_tokens[:, None]) - found.gather(1, batch.other_label_tokens))[:, 0]
 
         slope = (odds(-0.1) - odds(0.1)) / 0.2
-        ours = estimates[:, "qkv".index(edge.part), role, acts_names(2).index(edge.writer)]
+        ours = estimates[:, "qkv".index(edge.part), role, acts_names(layer).index(edge.writer)]
         torch.testing.assert_close(ours, slope, rtol=0.05, atol=2e-4, msg=str(edge))
         compared += int((slope.abs() > 2e-3).sum())
     assert compared >= 4
@@ -211,6 +269,17 @@ def test_edges_that_a_model_lacks_are_refused(grouped):
     for edge, message in (
         (il.Edge(il.Head(1, 0), "k", "L1H2", "text"), "writer must be"),
         (il.Edge(il.Head(1, 0), "q", "L0H2", "text"), "role must be 'last'"),
+        (il.Edge(il.Head(1, 0), "q", "L0H2", "text", "label"), "role must be 'label' like reader_at"),
     ):
         with pytest.raises(il.InputError, match=message):
             il.score(model, batch, [[il.WithoutEdges([edge])]])
+    for options, message in (
+        ({"part": "q", "at": "text"}, "at must be 'all' or 'last' like reader_at"),
+        ({"part": "q", "at": "text", "reader_at": "label"}, "at must be 'all' or 'label' like reader_at"),
+        ({"part": "k", "reader_at": [99]}, "out of range"),
+    ):
+        with pytest.raises(il.InputError, match=message):
+            il.head_to_head_effects(model, batch, ["L1H0"], **options)
+    plain = il.tokenize(model, il.Text("love like one", answer=" two"))
+    with pytest.raises(il.InputError, match="reader_at must be a role that a prompt has, got 'label'"):
+        il.head_to_head_effects(model, plain, ["L1H0"], part="v", reader_at="label")

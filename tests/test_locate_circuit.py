@@ -57,6 +57,26 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
     assert "not better" not in " ".join(circuit.sentences())
 
 
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_planted_edges_into_labels_come_first(tmp_path, seed):
+    """The mover finds the nearest text by position, and copies its category, to labels and to the last token."""
+    truth = build("two-tower", tmp_path, seed=seed)
+    study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 12)
+    (mover,), decoy = truth.heads["mover"], truth.heads["decoy"][0]
+    heads = [mover, il.Head(mover.layer, (mover.head + 1) % 8), decoy]  # which reads the same labels, for nothing
+    for reader_at, expected in (
+        ("label", {("q", "pos_embed", "label"), ("k", "pos_embed", "text"), ("v", "embed", "text")}),
+        ("last", {("v", "embed", "query")}),  # of all tokens near the last one, the query alone is a text
+    ):
+        edges = {str(il.Edge(mover, *edge, reader_at)) for edge in expected}
+        circuit = il.locate_circuit(study.model, *study.halves(), heads, reader_at=reader_at, n_edges=6, n_random=2)
+        table = circuit.to_frame()
+        assert set(table["edge"][: len(edges)]) == edges  # precision and recall are 1
+        assert table["effect"][len(edges) :].abs().max() < 0.4 < table["low"][: len(edges)].min()
+        where = " at label tokens" if reader_at == "label" else ","
+        assert f"edges into 3 heads{where}" in circuit.sentences()[0]
+
+
 @pytest.mark.parametrize(
     ("kind", "role"),
     [

@@ -199,8 +199,12 @@ class Both(Case):
             self._written[row] = found
         return self._written[row]
 
-    def rebuilt(self, row: int, head: il.Head, changed: dict[str, Tensor]) -> Edit:
-        """Return the edit in which, for the last position, a head reads q, k or v of other layer inputs."""
+    def rebuilt(self, row: int, head: il.Head, changed: dict[str, Tensor], places: Sequence[int] | None = None) -> Edit:
+        """Return the edit in which a head writes at places what it would from q, k or v of other layer inputs.
+
+        In one pass, the head has them at all positions; its z at the places is put into a pass that is clean otherwise.
+        """
+        places = [len(self.ids[row]) - 1] if places is None else places
         seen = {
             part: reference_passes.rerun_attention(
                 self.hf, self.ids[row], self.clean[row], head.layer, self.clean[row].resid[head.layer] - x, place=True
@@ -208,14 +212,20 @@ class Both(Case):
             for part, x in changed.items()
         }
 
-        def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
-            part = what.removeprefix("last ")
-            if layer != head.layer or part not in seen or (part != "q" and what == part):
+        def read(what: str, layer: int, value: Tensor) -> Tensor | None:
+            if layer != head.layer or what not in seen:
                 return None
-            new = getattr(seen[part], part)[layer]
             value = value.clone()
-            rows = slice(-1, None) if part == "q" else slice(None)
-            value[head.head, rows] = new[head.head, rows]
+            value[head.head] = getattr(seen[what], what)[layer][head.head]
+            return value
+
+        z = reference_passes.run(self.hf, self.ids[row], read).z[head.layer][places, head.head]
+
+        def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
+            if (what, layer) != ("z", head.layer):
+                return None
+            value = value.clone()
+            value[places, head.head] = z
             return value
 
         return edit
@@ -1071,20 +1081,27 @@ def patch_edit(c: Both, row: int, activation: str, positions: str = "all", align
 
 @checks("head_to_head_effects")
 def edges(c: Both) -> None:
-    head = c.reader
-    for part, at in (("q", "last"), ("k", "all"), ("v", "label")):
-        found = il.head_to_head_effects(
-            c.model, c.batch, [head], part=part, writers=c.writers, at=at, against=c.against
-        )
-        for number, writer in enumerate(c.writers):
-            theirs = c.drops(lambda row, s=writer, p=part, at=at: c.rebuilt(row, head, {p: at_role(c, row, s, at)}))
-            for name, values in theirs.items():
+    moved = 0.0
+    for part, at, reader_at in sweep.READINGS:
+        head = c.reader if reader_at == "last" else c.heads[1]
+        writers = c.writers_before(head)
+        options = {"writers": writers, "at": at, "reader_at": reader_at, "against": c.against}
+        found = il.head_to_head_effects(c.model, c.batch, [head], part=part, **options)
+        for number, writer in enumerate(writers):
+
+            def edit(row: int, s=writer, p=part, at=at, reader_at=reader_at, head=head) -> Edit:
+                where = places(c, row, reader_at)
+                return c.rebuilt(row, head, {p: at_role(c, row, s, "all" if p == "q" else at)}, where)
+
+            for name, values in c.drops(edit).items():
                 ours = getattr(found, name)[:, 0, number]
-                assert_close(ours, values, scale=8.0, msg=f"{writer} → {part}, {name}")
+                assert_close(ours, values, scale=8.0, msg=f"{writer} → {part} ({at}) at {reader_at}, {name}")
+                moved = max(moved, 0.0 if reader_at == "last" else float(values.abs().max()))
+    assert moved > 1e-3
 
 
-def at_role(c: Both, row: int, writer: str, role: str) -> Tensor:
-    """Return what a writer writes at the tokens of a role, zero elsewhere."""
+def places(c: Both, row: int, role: str) -> list[int]:
+    """Return the positions of a prompt's tokens of a role."""
     ids, labels = c.ids[row].tolist(), c.labels(row)
     last = len(ids) - 1
     colon = families.WORDS.index(":")
@@ -1092,8 +1109,14 @@ def at_role(c: Both, row: int, writer: str, role: str) -> Tensor:
     roles = ["other" if token == colon else role for role, token in zip(roles, ids, strict=True)]
     roles = ["label" if i in labels else role for i, role in enumerate(roles)]
     roles[last] = "last"
-    chosen = torch.tensor([role == "all" or one == role for one in roles])
-    return c.written(row, writer) * chosen[:, None]
+    return [i for i, one in enumerate(roles) if role in ("all", one)]
+
+
+def at_role(c: Both, row: int, writer: str, role: str) -> Tensor:
+    """Return what a writer writes at the tokens of a role, zero elsewhere."""
+    chosen = torch.zeros(len(c.ids[row]), 1)
+    chosen[places(c, row, role)] = 1.0
+    return c.written(row, writer) * chosen
 
 
 @checks("WithoutEdges")
@@ -1102,10 +1125,12 @@ def without_edges(c: Both) -> None:
     for number, edges in enumerate(c.edge_sets):
 
         def edit(row: int, edges: list[il.Edge] = edges) -> Edit:
-            changed: dict[str, Tensor] = {}
+            changed: dict[tuple[il.Head, str], dict[str, Tensor]] = {}
             for edge in edges:
-                changed[edge.part] = changed.get(edge.part, 0) + at_role(c, row, edge.writer, edge.role)
-            return c.rebuilt(row, c.reader, changed)
+                of_reader = changed.setdefault((il.Head(*edge.reader), edge.reader_at), {})
+                of_reader[edge.part] = of_reader.get(edge.part, 0) + at_role(c, row, edge.writer, edge.role)
+            each = [c.rebuilt(row, head, parts, places(c, row, at)) for (head, at), parts in changed.items()]
+            return in_turn(*each)
 
         assert_close(ours[:, number], c.log_probs(edit)[:, [FOO, BAR]], scale=8.0)
 
@@ -1113,18 +1138,20 @@ def without_edges(c: Both) -> None:
 @checks("locate_circuit")
 def circuit(c: Both) -> None:
     """The log-odds with all edges, and the effects of single edges, with means of what writers write in each role."""
-    found = il.locate_circuit(c.model, c.batch, c.batch, [c.reader], n_edges=4, n_random=2)
     scored = c.scored(torch.stack([one.log_probs for one in c.clean]))
-    assert_close(found.score("all")[0], scored["log_odds"].mean())
-    for one in found.to_frame("edges").itertuples():
+    for reader_at, head in (("last", c.reader), ("label", c.heads[1])):
+        found = il.locate_circuit(c.model, c.batch, c.batch, [head], reader_at=reader_at, n_edges=4, n_random=2)
+        assert_close(found.score("all")[0], scored["log_odds"].mean())
+        for one in found.to_frame("edges").itertuples():
 
-        def edit(row: int, one: Any = one) -> Edit:
-            parts = [at_role(c, i, one.writer, one.role) for i in range(len(c.batch))]
-            masks = [part.abs().sum(-1) > 0 for part in parts]
-            mean = torch.cat([part[mask] for part, mask in zip(parts, masks, strict=True)]).mean(0)
-            return c.rebuilt(row, c.reader, {one.part: parts[row] - mean * masks[row][:, None]})
+            def edit(row: int, one: Any = one, head=head, reader_at=reader_at) -> Edit:
+                parts = [at_role(c, i, one.writer, one.role) for i in range(len(c.batch))]
+                masks = [part.abs().sum(-1) > 0 for part in parts]
+                mean = torch.cat([part[mask] for part, mask in zip(parts, masks, strict=True)]).mean(0)
+                changed = {one.part: parts[row] - mean * masks[row][:, None]}
+                return c.rebuilt(row, head, changed, places(c, row, reader_at))
 
-        assert_close(one.effect, c.drops(edit)["log_odds"].mean(), scale=8.0, msg=one.edge)
+            assert_close(one.effect, c.drops(edit)["log_odds"].mean(), scale=8.0, msg=one.edge)
 
 
 @checks("two_towers", "locate_towers")

@@ -1,8 +1,12 @@
 """Remove edges between heads: what earlier components (*writers*) wrote, as read by one head (the *reader*).
 
-One pass over the prompts records what every writer wrote, and each head's queries, keys and values. The reader's
-query, keys or values are rebuilt without some writers, and its z is computed from them (see `reader`). This z
-replaces the reader's own at the last position; all later components run as usual.
+1. One pass over the prompts records what every writer wrote, and each head's queries, keys and values.
+2. `reader_at` says at which tokens the reader acts: the last one, or those of a role, such as labels. These are its
+   queries. Its keys and values are at the tokens that an edge's `role` names, among those up to each query.
+3. The reader's queries, keys or values are rebuilt without some writers, and its z is computed from them, see `reader`.
+4. This z replaces the reader's own at the tokens of `reader_at`; elsewhere, the reader keeps its z.
+5. All later components run as usual, at all positions from there on: only the last position changes if the reader acts
+   there, and otherwise also every later token that attends to what it wrote.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
@@ -24,8 +28,8 @@ from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.models.memory import WRITER_BYTES
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
-from icl_lens.prompts.roles import EdgeRole, indices_in_roles
-from icl_lens.prompts.token_ids import TokenPositions
+from icl_lens.prompts.roles import EdgeRole, indices_in_roles, role_masks
+from icl_lens.prompts.token_ids import TokenPositions, padded_ids
 
 
 @dataclass(frozen=True, order=True)
@@ -35,6 +39,8 @@ class Edge:
     Example:
         >>> print(il.Edge("L5H1", "k", "L2H0", "true label"))
         L2H0 → L5H1.k (true label)
+        >>> print(il.Edge("L2H0", "v", "embed", "text", reader_at="label"))
+        embed → L2H0.v (text) at label
     """
 
     reader: AnyHead
@@ -43,45 +49,58 @@ class Edge:
     writer: str
     """A head ("L2H0"), an FFN ("F3") or an embedding ("embed", "pos_embed")."""
     role: EdgeRole = "last"
-    """Role of the tokens whose keys or values are read (see `batch.token_roles`; "label" for both kinds of labels). For
-    a query, which is read at the last token, it must be "last"."""
+    """Role of the tokens whose keys or values are read (see `batch.token_roles`; "label" for both kinds of labels). A
+    query is read where the reader is, so its role is `reader_at`."""
+    reader_at: EdgeRole = "last"
+    """Role of the tokens at which the reader acts: those that attend, and whose residual stream it writes to."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reader", as_head(self.reader))
+        if self.part == "q" and self.role == "last":
+            object.__setattr__(self, "role", self.reader_at)
 
     def __str__(self) -> str:
-        where = "" if self.part == "q" else f" ({self.role})"
-        return f"{self.writer} → {self.reader}.{self.part}{where}"
+        role = "" if self.part == "q" else f" ({self.role})"
+        where = "" if self.reader_at == "last" else f" at {self.reader_at}"
+        return f"{self.writer} → {self.reader}.{self.part}{role}{where}"
 
 
 @dataclass(frozen=True, eq=False)
 class ReplaceZ(Edit):
-    """Another z of heads at the last position, for each prompt."""
+    """Another z of heads at some positions, for each prompt."""
 
     heads: Iterable[AnyHead]
     z: Float[Tensor, "batch z d_head"]
-    index: Mapping[Head, int]
-    """Where each head's z is in `z`."""
+    back: Int[Tensor, "batch z"]
+    """Where each z belongs, in tokens before the prompt's last one; -1 for nowhere."""
+    index: Mapping[Head, Sequence[int]]
+    """Where each head's z are in `z`."""
 
     what = "with other inputs"
     needs_batch = True
     at_prompt_end = True
-    positions = "last"
+
+    def is_only_last(self, batch: PromptBatch) -> bool:
+        return not any(bool((self.back[:, some] > 0).any()) for some in self.index.values())
 
     def write_z(self, z: Tensor, at: Places, layer: int) -> None:
-        index = torch.tensor([self.index[Head(layer, head)] for head in at.head.tolist()], device=self.z.device)
-        z[at.row, at.last, at.head] = self.z[at.prompt.to(self.z.device), index].to(z)
+        pairs = [(i, one) for i, head in enumerate(at.head.tolist()) for one in self.index[Head(layer, head)]]
+        place, number = torch.tensor(pairs, device=self.z.device).reshape(-1, 2).T
+        row, head, prompt, last = (x.to(self.z.device)[place] for x in at)
+        back = self.back[prompt, number]
+        new, kept = self.z[prompt, number].to(z), back >= 0
+        z[row[kept].to(z.device), (last - back)[kept].to(z.device), head[kept].to(z.device)] = new[kept.to(z.device)]
 
 
 @dataclass(frozen=True, eq=False)
 class WithoutEdges(Edit):
     """All of some edges removed jointly: what writers add to readers' queries, keys or values.
 
-    Each reader's z at the last position is rebuilt from a pass without edits, so a change in one reader does not
-    reach another. With `reference` prompts, removed writers are replaced by their means over tokens of the same role
-    instead of zero. It needs the prompts that are run, as `Reweight` does. For one edge, the drop equals that of
-    `head_to_head_effects`. Raise InputError for unknown heads or writers, and writers that are not in a layer before
-    the reader.
+    Each reader's z, at the tokens where an edge has it act, is rebuilt from a pass without edits, so a change in one
+    reader does not reach another. With `reference` prompts, removed writers are replaced by their means over tokens of
+    the same role instead of zero. It needs the prompts that are run, as `Reweight` does. For one edge, the drop equals
+    that of `head_to_head_effects`. Raise InputError for unknown heads or writers, and writers that are not in a layer
+    before the reader.
 
     Example:
         >>> edges = [il.Edge("L5H0", "k", "L2H0", "true label"), il.Edge("L5H0", "q", "F3")]
@@ -103,7 +122,9 @@ class WithoutEdges(Edit):
 
     what = "without some of their inputs"
     needs_batch = True
-    positions = "last"
+
+    def is_only_last(self, batch: PromptBatch) -> bool:
+        return all(edge.reader_at == "last" for edge in self.edges)
 
     @classmethod
     def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
@@ -119,8 +140,9 @@ class WithoutEdges(Edit):
         return [found[id(edit)] for edit in edits]
 
 
-RemovalMasks = dict[Head, Bool[Tensor, "set part role _"]]
-"""For each reader, the writers (last axis) that each set of edges removes from its query, keys and values."""
+RemovalMasks = dict[tuple[Head, EdgeRole], Bool[Tensor, "set part role _"]]
+"""For each reader and role of the tokens at which it acts, the writers (last axis) that each set of edges removes from
+its queries, keys and values. The roles at which one reader acts have no tokens in common."""
 
 
 def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> RemovalMasks:
@@ -128,20 +150,22 @@ def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> Remov
     sets = [list(edges) for edges in edge_sets]
     heads = sorted({view.check_head(edge.reader) for edges in sets for edge in edges})
     names = {head: writer_names(view, head.layer)[:-1] for head in heads}
-    removed = {
-        head: torch.zeros(len(sets), len(PARTS), len(ROLES), len(names[head]), dtype=torch.bool) for head in heads
-    }
+    removed: RemovalMasks = {}
     for number, edges in enumerate(sets):
         for edge in edges:
             check_choice("part", edge.part, PARTS)
-            check_choice("role", edge.role, (*ROLES, "label"))
+            for name in ("role", "reader_at"):
+                check_choice(name, getattr(edge, name), (*ROLES, "label"))
             reader = view.check_head(edge.reader)
             check_choice("writer", edge.writer, names[reader])
-            if edge.part == "q" and edge.role != "last":
-                raise InputError(f"role must be 'last' for a query, got {edge.role!r}")
-            writer = names[reader].index(edge.writer)
-            for role in indices_in_roles(edge.role):
-                removed[reader][number, PARTS.index(edge.part), role, writer] = True
+            if edge.part == "q" and edge.role != edge.reader_at:
+                raise InputError(f"role must be {edge.reader_at!r} like reader_at for a query, got {edge.role!r}")
+            writer, part = names[reader].index(edge.writer), PARTS.index(edge.part)
+            shape = len(sets), len(PARTS), len(ROLES), len(names[reader])
+            for at in indices_in_roles(edge.reader_at):
+                mask = removed.setdefault((reader, ROLES[at]), torch.zeros(shape, dtype=torch.bool))
+                for role in (at,) if edge.part == "q" else indices_in_roles(edge.role):
+                    mask[number, part, role, writer] = True
     return removed
 
 
@@ -150,24 +174,39 @@ def replaced_by_sets(
 ) -> list[ReplaceZ]:
     """Return for each of `n_sets` sets of edges the edit that removes it."""
     view = ModelView.of(model)
-    index: list[dict[Head, int]] = [{} for _ in range(n_sets)]
-    sets_of_head: dict[Head, Tensor] = {}
+    index: list[dict[Head, list[int]]] = [{} for _ in range(n_sets)]
+    back = [batch.last.new_empty(len(batch), 0)]
+    found = list[tuple[Head, Int[Tensor, "batch place"], Bool[Tensor, "set part role _"]]]()
     n_indices = 0
-    for head, mask in sorted(removed.items()):
-        sets_of_head[head] = mask.flatten(1).any(1).nonzero()[:, 0]
-        for number in sets_of_head[head].tolist():
-            index[number][head] = n_indices
-            n_indices += 1
+    for (head, role), mask in sorted(removed.items(), key=lambda one: one[0]):
+        places = positions_in(role_masks(batch, [role])[:, 0])
+        sets = mask.flatten(1).any(1).nonzero()[:, 0]
+        for number in sets.tolist():
+            index[number].setdefault(head, []).extend(range(n_indices, n_indices + places.shape[1]))
+            n_indices += places.shape[1]
+        back.append(tokens_back(batch, places).repeat(1, len(sets)))
+        found.append((head, places, mask[sets]))
 
     def rebuild_z(acts: Activations, prompts: list[int]) -> Tensor:
-        found = list[Tensor]()
-        for head, numbers in sets_of_head.items():
-            q, k, v = removed[head][numbers].to(acts.z.device).unbind(1)
-            found.append(Reader(acts, head, means).z_without_sets({"q": q, "k": k, "v": v}))
-        return torch.cat(found, dim=1) if found else acts.z.new_empty(len(prompts), 0, view.d_head)
+        pieces = [acts.z.new_empty(len(prompts), 0, view.d_head, dtype=view.compute_dtype)]
+        for head, places, mask in found:
+            q, k, v = mask.to(acts.z.device).unbind(1)
+            z = Reader(acts, head, means, places[prompts]).z_without_sets({"q": q, "k": k, "v": v})
+            pieces.append(z.flatten(1, 2))
+        return torch.cat(pieces, dim=1)
 
     new_z = torch.cat([rebuild_z(*piece) for piece in capture_pieces(model, batch, "all")])
-    return [ReplaceZ(list(one), new_z, one) for one in index]
+    return [ReplaceZ(list(one), new_z, torch.cat(back, dim=1).to(new_z.device), one) for one in index]
+
+
+def positions_in(mask: Bool[Tensor, "batch pos"]) -> Int[Tensor, "batch place"]:
+    """Return the positions of each prompt at which a mask is true, padded with -1."""
+    return padded_ids([row.nonzero()[:, 0].tolist() for row in mask.cpu()])
+
+
+def tokens_back(batch: PromptBatch, places: Int[Tensor, "batch place"]) -> Int[Tensor, "batch place"]:
+    """Return how many tokens before a prompt's last one each place is; -1 where there is none."""
+    return (batch.last[:, None].to(places) - places).masked_fill(places < 0, -1)
 
 
 def writer_means(model: Any, batch: PromptBatch) -> Means:

@@ -37,6 +37,7 @@ from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
 from icl_lens.prompts.prompt import Prompt
+from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
 from icl_lens.result.tables import (
@@ -90,6 +91,8 @@ class Circuit(Result):
     layers: pd.DataFrame = field(repr=False)
     scores: pd.DataFrame = field(repr=False)
     """See `score`."""
+    reader_at: EdgeRole = "last"
+    """Role of the tokens at which the readers act."""
     edits: tuple[str, ...] = ()
     """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
 
@@ -139,11 +142,17 @@ class Circuit(Result):
         """
         return [*self._sentences(), *([edits_note(self.edits)] if self.edits else [])]
 
+    @property
+    def readers_in_words(self) -> str:
+        """The readers by number and, unless they act at the last token, by role, such as "2 heads at label tokens"."""
+        n, where = len(self.readers), "" if self.reader_at == "last" else f" at {self.reader_at} tokens"
+        return f"{n} {'head' if n == 1 else 'heads'}{where}"
+
     def _sentences(self) -> list[str]:
         all_edges, none = (self.score(name)[0] for name in ("all", "none"))
         value, low, high = self.score("all − none")
         carried = (
-            f"With all {self.n_edges:,} edges into {len(self.readers)} heads, the answer's log-odds are "
+            f"With all {self.n_edges:,} edges into {self.readers_in_words}, the answer's log-odds are "
             f"{all_edges:+.2f}; with none, {none:+.2f}: the edges carry {value:+.2f} nats{interval_suffix(low, high)}"
         )
         if not self.is_defined:
@@ -174,6 +183,7 @@ class Circuit(Result):
             "sentences": self.sentences(),
             "edits": list(self.edits),
             "readers": [str(head) for head in self.readers],
+            "reader_at": self.reader_at,
             **{name: getattr(self, name) for name in ("n_edges", "n_random", "n_located", "n_prompts", "n_queries")},
             **{name: json_records(table) for name, table in self.tables.items()},
         }
@@ -198,6 +208,7 @@ def locate_circuit(
     held_out: PromptBatch | Sequence[Prompt],
     readers: Sequence[AnyHead],
     *,
+    reader_at: EdgeRole = "last",
     n_edges: int = 30,
     n_random: int = 20,
     seed: int = 0,
@@ -205,10 +216,11 @@ def locate_circuit(
 ) -> Circuit:
     """Rank all edges into some heads on `prompts`, and test on `held_out` how much of the answer the top ones carry.
 
-    An edge leads from an earlier head, FFN or embedding to a reader's query at the last position, or to its keys or
-    values at tokens of one role. Labels that equal the answer and other labels are one role, because a set of edges
-    that kept only the former would reveal the answer. The readers are rebuilt independently from an unedited pass, so
-    a change in one does not reach another.
+    An edge leads from an earlier head, FFN or embedding to a reader's queries at the tokens of the role `reader_at`, or
+    to its keys or values at tokens of one role up to there. By default, readers act at the last token; with "label",
+    the edges are those through which heads write to labels. Labels that equal the answer and other labels are one role,
+    because a set of edges that kept only the former would reveal the answer. The readers are rebuilt independently from
+    an unedited pass, so a change in one does not reach another.
 
     The first `n_edges` edges, the circuit, are tested one by one, and `n_random` random rankings are the control.
     `held_out` should have other queries than `prompts` (see `il.split_by_query`). `run` is that of `locate_effects`;
@@ -229,6 +241,7 @@ def locate_circuit(
     heads = view.check_heads(readers)
     if not heads:
         raise InputError("readers must name at least one head, got none; pass e.g. ['L2H1']")
+    check_choice("reader_at", reader_at, EDGE_ROLES)
     check_integers(n_edges=n_edges, n_random=n_random)
     for name, value, minimum in (("n_edges", n_edges, 1), ("n_random", n_random, 2)):
         if value < minimum:
@@ -238,8 +251,11 @@ def locate_circuit(
         check_targets(view, batch)
         if bool((batch.label_mask.sum(1) < 2).any()):
             raise InputError("prompts must have at least two labels to compare, got one")
+        if not bool(role_masks(batch, [reader_at]).any()):
+            raise InputError(f"reader_at must be a role that a prompt has, got {reader_at!r}; see batch.token_roles")
     options = {
         "heads": list(map(str, heads)),
+        "reader_at": reader_at,
         "n_edges": n_edges,
         "n_random": n_random,
         "seed": seed,
@@ -248,12 +264,12 @@ def locate_circuit(
     # Evenly spaced, because prompts may be sorted by label.
     mean_prompts = np.linspace(0, len(ranking) - 1, min(len(ranking), MEAN_PROMPTS)).round().astype(int)
     means = writer_means(model, ranking[mean_prompts.tolist()])
-    space = EdgeSpace.of(view, heads)
+    space = EdgeSpace.of(view, heads, reader_at)
 
     with start(run, model, ranking, "circuit", options) as stream:
 
         def estimate(number: int) -> dict[str, Any]:
-            found = estimate_effects(model, ranking[stream.plan[number]], heads, means)
+            found = estimate_effects(model, ranking[stream.plan[number]], heads, means, reader_at)
             return {"estimate": space.flatten(found).double().sum(0).numpy()}
 
         total = np.zeros(len(space))
@@ -292,6 +308,7 @@ def locate_circuit(
             n_located=len(ranking),
             n_prompts=len(testing),
             n_queries=len(set(queries)),
+            reader_at=reader_at,
             edits=active_edits(view),
             **sets.tables(log_odds, queries, total / len(ranking)),
         )

@@ -92,13 +92,13 @@ class EdgeSets:
         removed = self.space.removal_masks(np.stack(self.masks))
         randoms = random_head_sets(view, self.space.readers, draws=N_RANDOM_READERS, seed=seed, same_layers=True)
         for number, heads in enumerate(randoms):
-            space = EdgeSpace.of(view, heads)
+            space = EdgeSpace.of(view, heads, self.space.reader_at)
             masks = np.zeros((len(self), len(space)), dtype=bool)
             for name, chosen in space.groups.items():
                 if ("control", name, number) in self.names:
                     masks[self.names.index(("control", name, number))] = chosen
-            for head, mask in space.removal_masks(masks).items():
-                removed[head] = removed[head] | mask if head in removed else mask
+            for reader, mask in space.removal_masks(masks).items():
+                removed[reader] = removed[reader] | mask if reader in removed else mask
         return removed
 
     def tables(

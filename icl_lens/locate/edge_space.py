@@ -20,7 +20,7 @@ from icl_lens.edits.edit import PARTS
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES
-from icl_lens.prompts.roles import EDGE_ROLES, indices_in_roles
+from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, indices_in_roles
 
 TOKEN_GROUPS = {
     "the labels": ("label",),
@@ -28,6 +28,12 @@ TOKEN_GROUPS = {
     "other tokens": ("query", "last", "other"),
 }
 """Roles of the tokens whose keys or values are read, by the words that name them in groups of edges."""
+LATER_ROLES: dict[EdgeRole, tuple[EdgeRole, ...]] = {
+    "last": (),
+    "text": ("query", "last"),
+    "label": ("query", "last"),
+}
+"""Roles whose tokens come after all tokens of a role; for roles that are not listed, this is the last token."""
 THIRDS = ("first", "middle", "last")
 CURVE_INPUTS = ("query", "keys at the labels", "keys at demonstrations' texts", "values at the labels")
 """The inputs whose edges are shown layer by layer."""
@@ -43,20 +49,24 @@ class EdgeSpace:
     """Names of each reader's writers."""
     index: Int[np.ndarray, "edge 4"]
     """Reader, part, role and writer of each edge, as indices."""
+    reader_at: EdgeRole = "last"
+    """Role of the tokens at which the readers act."""
 
     @classmethod
-    def of(cls, view: ModelView, readers: Sequence[Head]) -> "EdgeSpace":
-        """Return all edges into the readers."""
+    def of(cls, view: ModelView, readers: Sequence[Head], reader_at: EdgeRole = "last") -> "EdgeSpace":
+        """Return all edges into the readers, without those from tokens that never come before them."""
         writers = tuple(writer_names(view, head.layer)[:-1] for head in readers)
-        last = EDGE_ROLES.index("last")
+        own, later = EDGE_ROLES.index(reader_at), LATER_ROLES.get(reader_at, ("last",))
+        read = [role for role, name in enumerate(EDGE_ROLES) if name not in later]
         rows = [
             (reader, part, role, writer)
             for reader, names in enumerate(writers)
             for part, name in enumerate(PARTS)
-            for role in ([last] if name == "q" else range(len(EDGE_ROLES)))
+            for role in ([own] if name == "q" else read)
             for writer in range(len(names))
         ]
-        return cls(tuple(readers), view.n_layers, writers, np.array(rows, dtype=np.int64).reshape(-1, 4))
+        index = np.array(rows, dtype=np.int64).reshape(-1, 4)
+        return cls(tuple(readers), view.n_layers, writers, index, reader_at)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -64,7 +74,7 @@ class EdgeSpace:
     def edge(self, number: int) -> Edge:
         """Return an edge by its position in the order."""
         reader, part, role, writer = self.index[number]
-        return Edge(self.readers[reader], PARTS[part], self.writers[reader][writer], EDGE_ROLES[role])
+        return Edge(self.readers[reader], PARTS[part], self.writers[reader][writer], EDGE_ROLES[role], self.reader_at)
 
     @cached_property
     def writer_layer(self) -> Int[np.ndarray, " edge"]:
@@ -96,7 +106,7 @@ class EdgeSpace:
                 edges = (self.index[:, 0] == number) & (self.index[:, 2] == role)
                 for i in indices_in_roles(name):
                     mask[:, self.index[edges, 1], i, self.index[edges, 3]] = removed[:, edges]
-            masks[head] = torch.from_numpy(mask)
+            masks[head, self.reader_at] = torch.from_numpy(mask)
         return masks
 
     def random_like(self, ranked: Int[np.ndarray, " edge"], sizes: Sequence[int], seed: int) -> list[np.ndarray]:

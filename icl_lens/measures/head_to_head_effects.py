@@ -19,7 +19,7 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.writers import writer_names
 from icl_lens.attribution.scored_tokens import Against
-from icl_lens.edits.edges import ReplaceZ, capture_pieces, writer_means
+from icl_lens.edits.edges import ReplaceZ, capture_pieces, positions_in, tokens_back, writer_means
 from icl_lens.edits.edit import PARTS, Part
 from icl_lens.edits.reader import Means, Reader
 from icl_lens.engine.gradients import z_gradients
@@ -57,7 +57,7 @@ class HeadToHeadEffects(Result):
     log_prob: Float[Tensor, "batch reader writer"]
     log_odds: Float[Tensor, "batch reader writer"]
     fallback_reason: str = ""
-    """Why full forward passes were used instead of the prefix cache; empty if it was used."""
+    """Why readers at the last token took full forward passes instead of the prefix cache; empty if they did not."""
     edits: tuple[str, ...] = ()
     """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
 
@@ -92,29 +92,40 @@ def head_to_head_effects(
     part: Part,
     writers: Sequence[AnyHead] | None = None,
     at: EdgeRole | TokenPositions = "all",
+    reader_at: EdgeRole | TokenPositions = "last",
     targets: Int[Tensor, " batch"] | None = None,
     against: Against = None,
     reference: PromptBatch | None = None,
 ) -> HeadToHeadEffects:
     """Return the exact effect of each writer on the answer through each reader's query, keys or values.
 
-    `part` is "q", "k" or "v". The reader's query at the last position, or its keys or values at the tokens `at`, are
-    rebuilt without what the writer wrote there, with norms recomputed. `at` is a role (see `batch.token_roles`; "label"
-    for true and false labels), positions, or "all". Only this reader's output at the last position changes; all later
-    components run as usual. The effects of a prompt without a token of the role are NaN: nothing was removed there.
+    1. `reader_at` are the tokens at which the reader acts: it attends from them and writes to them. They are the last
+       token, those of a role (see `batch.token_roles`; "label" for true and false labels), positions, or "all".
+    2. `part` is "q", "k" or "v". The reader's queries at `reader_at`, or its keys or values at the tokens `at`, are
+       rebuilt without what the writer wrote there, with norms recomputed. `at` takes what `reader_at` takes.
+    3. The reader's output at `reader_at` is computed from them. Elsewhere, and in other heads, nothing changes here.
+    4. All later components run as usual on what has changed, at all later positions.
+
+    The effects of a prompt without such tokens are NaN: nothing was removed there.
 
     `writers` are heads, FFNs ("F3") or embeddings ("embed", "pos_embed"); by default, all heads in layers before the
     last reader. With `reference` prompts, a writer's output is replaced by its mean over their tokens of the same
     role instead of zero. `targets` and `against` are those of `head_effects`.
 
-    If the prefix cache is supported (see `head_effects`), each pair of reader and writer costs a pass over one token
-    per prompt, from the reader's layer on; otherwise, one full forward pass. Raise InputError for unknown heads or
-    writers, invalid targets, a role that no prompt has, and model families whose attention cannot be reproduced.
+    Each pair of reader and writer costs a pass from the reader's layer on: over one token per prompt, if readers act at
+    the last one and the prefix cache is supported (see `head_effects`), otherwise over whole prompts. Raise InputError
+    for unknown heads or writers, invalid targets, a role that no prompt has, and model families whose attention cannot
+    be reproduced.
 
     Example:
         >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="q", writers=["L2H0", "F3"])
         >>> edges.log_prob.shape, edges.fallback_reason
         (torch.Size([1, 1, 2]), '')
+        >>> moved = il.head_to_head_effects(
+        ...     model, batch, ["L2H0"], part="v", writers=["embed"], at="text", reader_at="label"
+        ... )
+        >>> moved.log_prob.shape
+        torch.Size([1, 1, 1])
     """
     view = ModelView.of(model)
     check_choice("part", part, PARTS)
@@ -122,15 +133,18 @@ def head_to_head_effects(
     heads = view.check_heads(readers)
     if not heads:
         raise InputError("readers must name at least one head, got none; pass e.g. ['L2H1']")
-    if part == "q" and at not in ("all", "last"):
-        raise InputError(f"at must be 'all' or 'last' for queries, got {at!r}")
+    if part == "q" and at != "all" and at != reader_at:
+        raise InputError(f"at must be 'all' or {reader_at!r} like reader_at for queries, got {at!r}")
     names = chosen_writers(view, heads, writers)
     targets, others = outcome_tokens(view, batch, targets, against)
     means = None if reference is None else writer_means(model, reference)
-    masks = _token_masks(batch, at)
-    has_tokens = masks.flatten(1).any(1)
-    if not bool(has_tokens.any()):
-        raise InputError(f"at must be a role that a prompt has, got {at!r}; see batch.token_roles")
+    masks, read_by = _token_masks(batch, at), _token_masks(batch, reader_at)
+    has_tokens = masks.flatten(1).any(1) & read_by.flatten(1).any(1)
+    for name, value, mask in (("at", at, masks), ("reader_at", reader_at, read_by)):
+        if not bool(mask.any()):
+            raise InputError(f"{name} must be a role that a prompt has, got {value!r}; see batch.token_roles")
+    places = positions_in(read_by[:, 0])
+    n_places = places.shape[1]
     all_names = writer_names(view, view.n_layers)
     writer_index = torch.tensor([all_names.index(name) for name in names])
     # Indices into `heads` and `names` of each reader and earlier writer, in the order of `new_z`.
@@ -147,12 +161,17 @@ def head_to_head_effects(
         found = list[Tensor]()
         for i, head in enumerate(heads):
             if earlier := [j for reader, j in pairs if reader == i]:
-                z = Reader(acts, head, means).z_without_each(part, masks[prompts])[:, 0]
-                found.append(z[:, writer_index[earlier].to(z.device)])
+                z = Reader(acts, head, means, places[prompts]).z_without_each(part, masks[prompts])[:, 0]
+                found.append(z[:, writer_index[earlier].to(z.device)].flatten(1, 2))
         return torch.cat(found, dim=1)
 
-    new_z = torch.cat([rebuild_z(*piece) for piece in capture_pieces(model, batch, "last" if part == "q" else "all")])
-    replaced = [ReplaceZ([heads[i]], new_z, {heads[i]: row}) for row, (i, _) in enumerate(pairs)]
+    kept = "last" if part == "q" and reader_at == "last" else "all"
+    new_z = torch.cat([rebuild_z(*piece) for piece in capture_pieces(model, batch, kept)])
+    back = tokens_back(batch, places).repeat(1, len(pairs)).to(new_z.device)
+    replaced = [
+        ReplaceZ([heads[i]], new_z, back, {heads[i]: range(row * n_places, (row + 1) * n_places)})
+        for row, (i, _) in enumerate(pairs)
+    ]
     scores, reason = score_sets(
         view,
         batch,
@@ -166,24 +185,28 @@ def head_to_head_effects(
 
 
 def estimate_effects(
-    model: Any, batch: PromptBatch, readers: Sequence[Head], means: Means | None
+    model: Any, batch: PromptBatch, readers: Sequence[Head], means: Means | None, reader_at: EdgeRole = "last"
 ) -> dict[Head, Float[Tensor, "batch part edge_role _"]]:
     """Estimate the effects of single edges on the answer's log-odds, by reader; the last axis has its writers.
 
     The reader's z without the writer is exact; its effect on the log-odds is linearized. Roles are `EDGE_ROLES`.
     """
     view, masks = ModelView.of(model), role_masks(batch)
+    places = positions_in(role_masks(batch, [reader_at])[:, 0])
     found: dict[Head, list[Tensor]] = {head: [] for head in readers}
     for acts, prompts in capture_pieces(model, batch, "all"):
         gradients = _log_odds_gradients(view, acts.batch)
         for head in readers:
-            reader = Reader(acts, head, means)
+            reader = Reader(acts, head, means, places[prompts])
+            at = torch.arange(len(prompts), device=reader.places.device)[:, None], reader.places.clamp(min=0)
+            gradient = gradients[head.layer].to(reader.z)[*at, head.head]
+            gradient = gradient.masked_fill(reader.places[..., None] < 0, 0)
             drops = []
             for part in PARTS:
                 rebuilt = reader.z_without_each(part, masks[prompts].to(reader.z.device))
                 change = reader.z[:, None, None] - rebuilt
-                gradient = gradients[head.layer][:, head.head].to(change)
-                drops.append(einsum(gradient, change, "batch d, batch role writer d -> batch role writer"))
+                equation = "batch place d, batch role writer place d -> batch role writer"
+                drops.append(einsum(gradient, change, equation))
             found[head].append(torch.stack(drops, dim=1))
     return {head: torch.cat(pieces) for head, pieces in found.items()}
 
@@ -212,13 +235,12 @@ def _token_masks(batch: PromptBatch, at: EdgeRole | TokenPositions) -> Bool[Tens
     return mask[:, None]
 
 
-def _log_odds_gradients(view: ModelView, batch: PromptBatch) -> dict[int, Float[Tensor, "batch head d_head"]]:
-    """Return each layer's gradient of the answer's log-odds with respect to z at the last position."""
+def _log_odds_gradients(view: ModelView, batch: PromptBatch) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
+    """Return each layer's gradient of the answer's log-odds with respect to z."""
 
     def of_answer(log_probs: Tensor) -> Float[Tensor, "batch 1"]:
         own = log_probs.gather(1, batch.answer_tokens.clone().to(log_probs.device)[:, None])
         return log_odds(log_probs, own, batch.other_label_tokens, torch.arange(len(batch)))
 
     _, (gradients,) = z_gradients(view, batch, of_answer)
-    prompts, last = torch.arange(len(batch)), batch.last.cpu()
-    return {layer: gradient[prompts, last] for layer, gradient in enumerate(gradients)}
+    return gradients

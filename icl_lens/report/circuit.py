@@ -102,9 +102,8 @@ def page(found: Circuit) -> tuple[str, dict[str, Any]]:
     from icl_lens.report import plots  # imports matplotlib
 
     curve, graph = curve_rows(found), plots.circuit(found)
-    n = len(found.readers)
     return "circuit.html.j2", {
-        "title": f"circuit of {n} head{'s' * (n > 1)}",
+        "title": f"circuit of {found.readers_in_words}",
         "found": found,
         "sentences": found.sentences(),
         "graph": _image(graph),

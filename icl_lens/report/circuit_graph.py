@@ -41,7 +41,7 @@ PORTS_HEIGHT, NODE_HEIGHT, LINE_STEP, LAYER_HEIGHT = 0.65, 0.5, 1.3, 1.1
 READER_STEP = 1.4
 
 Node = tuple[str, str]
-"""A component, and the role of the tokens to which it writes: "last" for readers."""
+"""A component, and the role of the tokens to which it writes."""
 Port = tuple[str, str, str]
 """A reader's query ("q"), keys ("k") or values ("v"): its node and the part."""
 
@@ -50,19 +50,19 @@ def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
     """Draw the first `n` edges of `il.locate_circuit` from writers on the left to readers on the right.
 
     Layers go upward, and writers are in the column of the role of the tokens to which they write. Each reader is in
-    the column of the last token, above its query (q), keys (k) and values (v). The width of an edge is the size of its
-    effect. Removing a blue edge lowers the answer's log-odds, removing an orange one raises them, and the effect of a
-    dashed one has a 95% interval that includes 0. Layers without a node are omitted. The figure is wider than `width`
-    if names need it. Raise InputError if `n` is below 1.
+    the last column, that of the tokens at which it acts, above its query (q), keys (k) and values (v). The width of an
+    edge is the size of its effect. Removing a blue edge lowers the answer's log-odds, removing an orange one raises
+    them, and the effect of a dashed one has a 95% interval that includes 0. Layers without a node are omitted. The
+    figure is wider than `width` if names need it. Raise InputError if `n` is below 1.
     """
     if n < 1:
         raise InputError(f"n must be at least 1, got {n}")
     edges = circuit.edges.head(n).to_dict("records")
     graph = nx.DiGraph()
     for row in edges:
-        graph.add_edge((row["writer"], row["role"]), (row["reader"], "last", row["part"]), **row)
+        graph.add_edge((row["writer"], row["role"]), (row["reader"], circuit.reader_at, row["part"]), **row)
     readers = sorted({node[:2] for node in graph if len(node) == 3}, key=lambda node: (-layer_of(node[0]), node))
-    place, layers, columns, size = _place_nodes(graph, readers)
+    place, layers, columns, size = _place_nodes(graph, readers, circuit.reader_at)
     for reader in readers:
         x, y = place[reader]
         for number, part in enumerate(PARTS):  # each lower than the one on its left, because edges come from the left
@@ -89,7 +89,7 @@ def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
 
 
 def _place_nodes(
-    graph: nx.DiGraph, readers: list[Node]
+    graph: nx.DiGraph, readers: list[Node], reader_at: str
 ) -> tuple[
     dict[Node | Port, tuple[float, float]], dict[int, float], list[tuple[float, float, str]], tuple[float, float]
 ]:
@@ -128,12 +128,12 @@ def _place_nodes(
     place: dict[Node | Port, tuple[float, float]] = {}
     columns: list[tuple[float, float, str]] = []
     left = 0.0
-    for role, title in TITLES.items():
+    for role, title in sorted(TITLES.items(), key=lambda item: item[0] == reader_at):
         by_layer = {layer: nodes for (of, layer), nodes in cells.items() if of == role}
-        if not by_layer and role != "last":
+        if not by_layer and role != reader_at:
             continue
         width = max([min(WRITERS_PER_LINE, len(nodes)) for nodes in by_layer.values()], default=0) + 0.3
-        if role != "last":
+        if role != reader_at:
             width = max(width, 0.3 + 0.12 * max(map(len, title.split("\n"))))
         for layer, nodes in by_layer.items():
             for number, node in enumerate(nodes):
@@ -142,7 +142,7 @@ def _place_nodes(
                 x = left + width / 2 + i - (n_in_line - 1) / 2
                 place[node] = (x, bottom[layer] + LINE_STEP * line + NODE_HEIGHT)
         right = left + width
-        if role == "last":
+        if role == reader_at:
             for reader, slot in slot_of.items():
                 y = bottom[layer_of(reader[0])] + LINE_STEP * line_of[reader] + NODE_HEIGHT
                 place[reader] = (right + READER_STEP * slot + 0.8, y)

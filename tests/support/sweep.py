@@ -44,6 +44,12 @@ ONE_WORD = [
     il.Prompt.parse("two : foo cat : bar red : bar dog :", answer="bar"),
 ]
 """Texts of one token, so that texts can change places without moving labels."""
+READINGS = [
+    *(("q", "last", "last"), ("k", "all", "last"), ("v", "label", "last")),
+    *(("q", "label", "label"), ("k", "text", "label"), ("v", "all", "label")),
+    *(("q", "all", "all"), ("k", "other", "text"), ("v", "label", "query")),
+]
+"""What a reader reads, at which tokens, and at which tokens it acts."""
 DRAWN = {"n": 3, "n_tokens": 6}
 """Size of the random sequences on which induction is measured."""
 
@@ -98,8 +104,12 @@ class Case:
 
     @cached_property
     def writers(self) -> list[str]:
-        """An earlier head, FFN and the embedding."""
-        return [str(self.heads[0]), f"F{self.reader.layer - 1}", "embed"]
+        """Writers before the last of the heads."""
+        return self.writers_before(self.reader)
+
+    def writers_before(self, head: il.Head) -> list[str]:
+        """Return an earlier head, FFN and the embedding."""
+        return [str(self.heads[0]), f"F{head.layer - 1}", "embed"]
 
     @cached_property
     def weights(self) -> Tensor:
@@ -130,7 +140,13 @@ class Case:
     def edge_sets(self) -> list[list[il.Edge]]:
         parts = [("q", "last"), ("k", "label"), ("v", "text")]
         edges = [il.Edge(self.reader, part, writer, role) for part, role in parts for writer in self.writers]
-        return [[], edges[:1], edges]
+        between, readings = self.heads[1], [("v", "text", "label"), ("q", "query", "query"), ("k", "label", "last")]
+        early = [
+            il.Edge(between, part, writer, role, at)
+            for part, role, at in readings
+            for writer in self.writers_before(between)
+        ]
+        return [[], edges[:1], edges, early, [*early, *edges]]
 
     @property
     def targets(self) -> Tensor:
@@ -203,11 +219,11 @@ def many(prompts: Sequence[il.Prompt]) -> list[il.Prompt]:
 
 def _edges(case: Case) -> dict[str, Tensor]:
     found = {}
-    for part, at in (("q", "last"), ("k", "all"), ("v", "label")):
-        effects = il.head_to_head_effects(
-            case.model, case.batch, [case.reader], part=part, writers=case.writers, at=at, against=case.against
-        )
-        found |= {f"{part} {name}": getattr(effects, name) for name in ("log_prob", "log_odds")}
+    for part, at, reader_at in READINGS:
+        head = case.reader if reader_at == "last" else case.heads[1]
+        options = {"writers": case.writers_before(head), "at": at, "reader_at": reader_at, "against": case.against}
+        effects = il.head_to_head_effects(case.model, case.batch, [head], part=part, **options)
+        found |= {f"{part} at {reader_at} {name}": getattr(effects, name) for name in ("log_prob", "log_odds")}
     return found
 
 
