@@ -270,6 +270,9 @@ def test_edges_that_a_model_lacks_are_refused(grouped):
         (il.Edge(il.Head(1, 0), "k", "L1H2", "text"), "writer must be"),
         (il.Edge(il.Head(1, 0), "q", "L0H2", "text"), "role must be 'last'"),
         (il.Edge(il.Head(1, 0), "q", "L0H2", "text", "label"), "role must be 'label' like reader_at"),
+        (il.Edge("L2H1", "k", il.Edge("L1H2", "v", "embed", "text"), "label"), "role must be 'last' like reader_at of"),
+        (il.Edge("L1H1", "k", il.Edge("L1H2", "v", "embed", "text", "label"), "label"), "in a layer before L1H1"),
+        (il.Edge("L2H1", "k", il.Edge("L1H2", "v", "L1H0", "text", "label"), "label"), "in a layer before L1H2"),
     ):
         with pytest.raises(il.InputError, match=message):
             il.score(model, batch, [[il.WithoutEdges([edge])]])
@@ -277,9 +280,18 @@ def test_edges_that_a_model_lacks_are_refused(grouped):
         ({"part": "q", "at": "text"}, "at must be 'all' or 'last' like reader_at"),
         ({"part": "q", "at": "text", "reader_at": "label"}, "at must be 'all' or 'label' like reader_at"),
         ({"part": "k", "reader_at": [99]}, "out of range"),
+        (
+            {"part": "k", "at": "text", "writers": [il.Edge("L0H0", "v", "embed", "text", "label")]},
+            "at must be 'label'",
+        ),
+        ({"part": "q", "writers": [il.Edge("L0H0", "v", "embed", "text", "label")]}, "reader_at must be 'label'"),
     ):
         with pytest.raises(il.InputError, match=message):
             il.head_to_head_effects(model, batch, ["L1H0"], **options)
+    one, other = il.Edge("L0H0", "v", "embed", "text", "label"), il.Edge("L0H0", "v", "embed", "text", "query")
+    for writer, message in (((one, other), "into one head at the same tokens"), ((), "name such as 'L2H0', an edge")):
+        with pytest.raises(il.InputError, match=message):
+            il.Edge("L1H0", "k", writer, "label")
     plain = il.tokenize(model, il.Text("love like one", answer=" two"))
     with pytest.raises(il.InputError, match="reader_at must be a role that a prompt has, got 'label'"):
         il.head_to_head_effects(model, plain, ["L1H0"], part="v", reader_at="label")

@@ -77,6 +77,30 @@ def test_planted_edges_into_labels_come_first(tmp_path, seed):
         assert f"edges into 3 heads{where}" in circuit.sentences()[0]
 
 
+def test_planted_chains_carry_what_their_edges_do(tmp_path):
+    """Labels get the category of the text before them from its embedding, through the mover's values, to keys."""
+    truth = build("two-tower", tmp_path, seed=0)
+    study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 12)
+    (mover,), decoy, (ranking, testing) = truth.heads["mover"], truth.heads["decoy"][0], study.halves()
+    chain = il.Edge(mover, "v", "embed", "text", reader_at="label")
+    finds = il.Edge(mover, "k", "pos_embed", "text", reader_at="label")
+    others = [
+        replace(chain, writer="F0"),
+        replace(chain, role="label"),
+        il.Edge(decoy, "v", str(mover), "label", "label"),
+    ]
+    writers = [str(mover), chain, finds, (chain, finds), *others]
+    options = {"part": "k", "at": "label", "reference": ranking}
+    found = il.head_to_head_effects(study.model, testing, truth.heads["two-tower"], writers=writers, **options)
+    whole, moved, looked, both, *rest = found.log_odds.mean(0).sum(0).tolist()
+    assert whole > 2
+    assert moved == pytest.approx(whole, rel=0.05)
+    assert both == pytest.approx(whole, rel=0.05)
+    assert looked > 0.5 * whole  # without positions, the mover copies other texts
+    assert max(map(abs, rest)) < 0.02 * whole
+    assert found.writers[1:4:2] == (f"embed → {mover}.v (text) at label", f"2 edges → {mover} at label")
+
+
 @pytest.mark.parametrize(
     ("kind", "role"),
     [

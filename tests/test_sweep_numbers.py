@@ -166,8 +166,10 @@ class Both(Case):
         assert edit is not None
         return edit
 
-    def written(self, row: int, writer: str) -> Tensor:
-        """Return what a head, an FFN or an embedding writes at every position [pos d_model]."""
+    def written(self, row: int, writer: Any) -> Tensor:
+        """Return what a head, an FFN, an embedding or a chain writes at every position [pos d_model]."""
+        if not isinstance(writer, str):
+            return self.because_of(row, [writer] if isinstance(writer, il.Edge) else writer)
         learned = reference_passes.learned_positions(self.hf, len(self.ids[row]))
         if writer == "embed":
             return self.clean[row].resid[0] - (0 if learned is None else learned)
@@ -175,6 +177,11 @@ class Both(Case):
 
     @cached_property
     def _written(self) -> dict[int, dict[str, Tensor]]:
+        return {}
+
+    @cached_property
+    def _outputs(self) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
+        """Row and layer -> W_O by head, and the factor by which attention is scaled as it is added to the stream."""
         return {}
 
     def _captured(self, row: int) -> dict[str, Tensor]:
@@ -193,11 +200,23 @@ class Both(Case):
                         factor = factor * norm.scale(raw[layer]) * norm.gain
                     factors.append(factor)
                 found[f"F{layer}"] = seen.ffn_raw[layer] * factors[1]
-                weight = reference_hf._weight_in_out(block.get_submodule(wiring.out))
-                for head, W_O in enumerate(weight.unflatten(0, seen.z.shape[2:])):
+                weights = reference_hf._weight_in_out(block.get_submodule(wiring.out)).unflatten(0, seen.z.shape[2:])
+                self._outputs[row, layer] = weights, factors[0]
+                for head, W_O in enumerate(weights):
                     found[f"L{layer}H{head}"] = seen.z[layer, :, head] @ W_O * factors[0]
             self._written[row] = found
         return self._written[row]
+
+    def because_of(self, row: int, edges: Sequence[il.Edge]) -> Tensor:
+        """Return what a head writes because of edges into it: its own z minus that without them, through W_O."""
+        head, changed = il.Head(*edges[0].reader), dict[str, Tensor]()
+        for edge in edges:
+            changed[edge.part] = changed.get(edge.part, 0) + at_role(self, row, edge.writer, edge.role)
+        edit = self.rebuilt(row, head, changed, places(self, row, edges[0].reader_at))
+        without = reference_passes.run(self.hf, self.ids[row], edit)
+        self._captured(row)
+        W_O, factor = self._outputs[row, head.layer]
+        return (self.clean[row].z[head.layer] - without.z[head.layer])[:, head.head] @ W_O[head.head] * factor
 
     def rebuilt(self, row: int, head: il.Head, changed: dict[str, Tensor], places: Sequence[int] | None = None) -> Edit:
         """Return the edit in which a head writes at places what it would from q, k or v of other layer inputs.
@@ -1084,7 +1103,7 @@ def edges(c: Both) -> None:
     moved = 0.0
     for part, at, reader_at in sweep.READINGS:
         head = c.reader if reader_at == "last" else c.heads[1]
-        writers = c.writers_before(head)
+        writers = c.writers_to(head, part)
         options = {"writers": writers, "at": at, "reader_at": reader_at, "against": c.against}
         found = il.head_to_head_effects(c.model, c.batch, [head], part=part, **options)
         for number, writer in enumerate(writers):

@@ -7,6 +7,9 @@
 4. This z replaces the reader's own at the tokens of `reader_at`; elsewhere, the reader keeps its z.
 5. All later components run as usual, at all positions from there on: only the last position changes if the reader acts
    there, and otherwise also every later token that attends to what it wrote.
+6. In a *chain*, the writer is itself an edge, or several into one head. This head's z without them is rebuilt as in 3.
+   The difference from its own z is, after W_O, what the head writes because of them: the last reader of the chain, and
+   nothing else, reads the residual stream without it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,13 +44,16 @@ class Edge:
         L2H0 → L5H1.k (true label)
         >>> print(il.Edge("L2H0", "v", "embed", "text", reader_at="label"))
         embed → L2H0.v (text) at label
+        >>> print(il.Edge("L5H1", "k", il.Edge("L2H0", "v", "embed", "text", reader_at="label"), "label"))
+        embed → L2H0.v (text) at label → L5H1.k (label)
     """
 
     reader: AnyHead
     part: Part
     """The query ("q"), keys ("k") or values ("v")."""
-    writer: str
-    """A head ("L2H0"), an FFN ("F3") or an embedding ("embed", "pos_embed")."""
+    writer: "str | Edge | tuple[Edge, ...]"
+    """A head ("L2H0"), an FFN ("F3") or an embedding ("embed", "pos_embed"). With another edge, or several into one
+    head, the edge is a *chain*: from what this head writes because of them."""
     role: EdgeRole = "last"
     """Role of the tokens whose keys or values are read (see `batch.token_roles`; "label" for both kinds of labels). A
     query is read where the reader is, so its role is `reader_at`."""
@@ -56,13 +62,40 @@ class Edge:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reader", as_head(self.reader))
+        if not isinstance(self.writer, str):
+            object.__setattr__(self, "writer", chain_of(self.writer))
         if self.part == "q" and self.role == "last":
             object.__setattr__(self, "role", self.reader_at)
 
     def __str__(self) -> str:
         role = "" if self.part == "q" else f" ({self.role})"
         where = "" if self.reader_at == "last" else f" at {self.reader_at}"
-        return f"{self.writer} → {self.reader}.{self.part}{role}{where}"
+        return f"{writer_text(self.writer)} → {self.reader}.{self.part}{role}{where}"
+
+
+Chain = tuple[Edge, ...]
+"""Edges into one head at the same tokens, which are together the writer of another edge."""
+Writer = str | Edge | Chain
+"""A component by its name, or a chain; an edge has its chain as a tuple."""
+
+
+def chain_of(edges: object) -> Chain:
+    """Return one or several edges as a tuple; raise InputError unless they end in one head at the same tokens."""
+    chain = (edges,) if isinstance(edges, Edge) else tuple(edges) if isinstance(edges, Iterable) else ()
+    if not chain or not all(isinstance(edge, Edge) for edge in chain):
+        raise InputError(f"writer must be a name such as 'L2H0', an edge or edges, got {edges!r}")
+    if len({(edge.reader, edge.reader_at) for edge in chain}) > 1:
+        raise InputError(f"writer must have edges into one head at the same tokens, got {', '.join(map(str, chain))}")
+    return chain
+
+
+def writer_text(writer: Writer) -> str:
+    """Return a writer in words, such as "L2H0", "embed → L2H0.v (text) at label" or "12 edges → L2H0 at label"."""
+    if isinstance(writer, str):
+        return writer
+    first, *others = chain_of(writer)
+    where = "" if first.reader_at == "last" else f" at {first.reader_at}"
+    return f"{1 + len(others)} edges → {first.reader}{where}" if others else str(first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,10 +165,10 @@ class WithoutEdges(Edit):
         found: dict[int, Edit] = {}
         for reference in {id(edit.reference): edit.reference for edit in edits}.values():
             some = [edit for edit in edits if edit.reference is reference]
-            removed = removal_masks(view, [edit.edges for edit in some])
+            removed, chains = removal_masks(view, [edit.edges for edit in some])
             with edits_disabled(view):
                 means = None if reference is None else writer_means(view.model, reference)
-                replaced = replaced_by_sets(view.model, batch, removed, means, n_sets=len(some))
+                replaced = replaced_by_sets(view.model, batch, removed, means, n_sets=len(some), chains=chains)
             found |= {id(edit): one for edit, one in zip(some, replaced, strict=True)}
         return [found[id(edit)] for edit in edits]
 
@@ -145,11 +178,13 @@ RemovalMasks = dict[tuple[Head, EdgeRole], Bool[Tensor, "set part role _"]]
 its queries, keys and values. The roles at which one reader acts have no tokens in common."""
 
 
-def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> RemovalMasks:
-    """Return sets of edges as masks; raise InputError for edges that the model does not have."""
+def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> tuple[RemovalMasks, tuple[Chain, ...]]:
+    """Return sets of edges as masks, whose last axis ends with chains, and these chains.
+
+    Raise InputError for edges that the model does not have.
+    """
     sets = [list(edges) for edges in edge_sets]
-    heads = sorted({view.check_head(edge.reader) for edges in sets for edge in edges})
-    names = {head: writer_names(view, head.layer)[:-1] for head in heads}
+    chains = tuple(dict.fromkeys(edge.writer for edges in sets for edge in edges if isinstance(edge.writer, tuple)))
     removed: RemovalMasks = {}
     for number, edges in enumerate(sets):
         for edge in edges:
@@ -157,22 +192,74 @@ def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> Remov
             for name in ("role", "reader_at"):
                 check_choice(name, getattr(edge, name), (*ROLES, "label"))
             reader = view.check_head(edge.reader)
-            check_choice("writer", edge.writer, names[reader])
+            writer = writer_index(view, edge.writer, reader, chains)
+            if writer is None:
+                raise InputError(
+                    "writer must be a head, FFN, embedding or edge into a head in a layer before "
+                    f"{reader}, got {writer_text(edge.writer)!r}"
+                )
+            if isinstance(edge.writer, tuple):
+                own = edge.writer[0].reader_at
+                if not {*indices_in_roles(edge.role)} & {*indices_in_roles(own)}:
+                    raise InputError(
+                        f"role must be {own!r} like reader_at of the writer, got {edge.role!r} in '{edge}'"
+                    )
             if edge.part == "q" and edge.role != edge.reader_at:
                 raise InputError(f"role must be {edge.reader_at!r} like reader_at for a query, got {edge.role!r}")
-            writer, part = names[reader].index(edge.writer), PARTS.index(edge.part)
-            shape = len(sets), len(PARTS), len(ROLES), len(names[reader])
+            part, n_writers = PARTS.index(edge.part), len(writer_names(view, reader.layer)) - 1 + len(chains)
+            shape = len(sets), len(PARTS), len(ROLES), n_writers
             for at in indices_in_roles(edge.reader_at):
                 mask = removed.setdefault((reader, ROLES[at]), torch.zeros(shape, dtype=torch.bool))
                 for role in (at,) if edge.part == "q" else indices_in_roles(edge.role):
                     mask[number, part, role, writer] = True
-    return removed
+    return removed, chains
+
+
+def writer_index(view: ModelView, writer: Writer, reader: Head, chains: Sequence[Chain]) -> int | None:
+    """Return where a writer is on a reader's axis of writers, which ends with chains; None if it is not before it."""
+    names = writer_names(view, reader.layer)[:-1]
+    if isinstance(writer, str):
+        return names.index(writer) if writer in names else None
+    chain = chain_of(writer)
+    return len(names) + chains.index(chain) if view.check_head(chain[0].reader).layer < reader.layer else None
+
+
+def chain_vectors(
+    acts: Activations, chains: Sequence[Chain], means: Means | None
+) -> Float[Tensor, "row chain d_model"] | None:
+    """Return what each chain's head writes because of its edges, in rows of captured writers; None without chains.
+
+    The scale of a norm after attention is the model's own.
+    """
+    if not chains:
+        return None
+    view, writers = acts.view, require_writers(acts)
+    removed, inner = removal_masks(view, chains)
+    more = chain_vectors(acts, inner, means)
+    found = writers.z.new_zeros(len(writers.z), len(chains), view.d_model, dtype=view.compute_dtype)
+    for (head, role), mask in removed.items():
+        places = positions_in(role_masks(acts.batch, [role])[:, 0]).to(writers.row.device)
+        rows = writers.rows_at(places)
+        some = mask.flatten(1).any(1).nonzero()[:, 0].to(rows.device)
+        reader = Reader(acts, head, means, places, more)
+        q, k, v = mask[some.cpu()].to(rows.device).unbind(1)
+        change = (reader.z[:, None] - reader.z_without_sets({"q": q, "k": k, "v": v})).transpose(1, 2)[rows >= 0]
+        rows = rows[rows >= 0]
+        _, scale = writers.scaled_z(rows, head.layer)
+        found[rows[:, None], some] += change @ view.W_O(head.layer)[head.head].to(change) * scale
+    return found
 
 
 def replaced_by_sets(
-    model: Any, batch: PromptBatch, removed: RemovalMasks, means: Means | None, *, n_sets: int
+    model: Any,
+    batch: PromptBatch,
+    removed: RemovalMasks,
+    means: Means | None,
+    *,
+    n_sets: int,
+    chains: Sequence[Chain] = (),
 ) -> list[ReplaceZ]:
-    """Return for each of `n_sets` sets of edges the edit that removes it."""
+    """Return for each of `n_sets` sets of edges the edit that removes it; masks end with `chains`."""
     view = ModelView.of(model)
     index: list[dict[Head, list[int]]] = [{} for _ in range(n_sets)]
     back = [batch.last.new_empty(len(batch), 0)]
@@ -189,9 +276,10 @@ def replaced_by_sets(
 
     def rebuild_z(acts: Activations, prompts: list[int]) -> Tensor:
         pieces = [acts.z.new_empty(len(prompts), 0, view.d_head, dtype=view.compute_dtype)]
+        more = chain_vectors(acts, chains, means)
         for head, places, mask in found:
             q, k, v = mask.to(acts.z.device).unbind(1)
-            z = Reader(acts, head, means, places[prompts]).z_without_sets({"q": q, "k": k, "v": v})
+            z = Reader(acts, head, means, places[prompts], more).z_without_sets({"q": q, "k": k, "v": v})
             pieces.append(z.flatten(1, 2))
         return torch.cat(pieces, dim=1)
 

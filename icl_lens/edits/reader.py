@@ -12,6 +12,7 @@ Heads that share keys and values with the reader keep theirs, and so does the re
 |---|---|
 | place | positions at which z is rebuilt, -1 where a prompt has fewer |
 | pos | positions of keys and values |
+| writer | writers before the head's layer, then `more`: parts of what some of them wrote |
 | variant | versions of queries, keys or values: without one writer, or without a set of writers |
 """
 
@@ -41,7 +42,8 @@ Means = Float[Tensor, "role writer d_model"]
 class Reader:
     """A head in captured passes, whose z at some places can be rebuilt without some writers.
 
-    A removed writer's output is replaced by its mean in `means`, or by zero if that is None.
+    A removed writer's output is replaced by its mean in `means`, or by zero if that is None; what is in `more` is
+    subtracted as it is.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Reader:
         head: Head,
         means: Means | None = None,
         places: Int[Tensor, "batch place"] | None = None,
+        more: Float[Tensor, "row more d_model"] | None = None,
     ) -> None:
         """Read the head's query at places, by default the last position, and its keys and values at all positions.
 
@@ -57,7 +60,9 @@ class Reader:
         """
         self.acts, self.view, self.head, self.means = acts, acts.view, head, means
         self.writers = require_writers(acts)
-        self.n_writers = len(self.writers.names(head.layer)) - 1  # without biases
+        self.more = self.writers.resid_pre[:, :0] if more is None else more
+        self.n_components = len(self.writers.names(head.layer)) - 1  # without biases
+        self.n_writers = self.n_components + self.more.shape[1]
         last = acts.batch.last.to(acts.z.device)[:, None]
         self.places = last if places is None else places.to(last)
         positions = torch.arange(acts.pattern.shape[-1], device=last.device).expand(len(last), -1)
@@ -122,7 +127,8 @@ class Reader:
             for piece in (roles == role).nonzero()[:, 0].split(max(1, PIECE_BYTES // bytes_per_row)):
                 u = self.writers.vectors(rows[piece], self.head.layer)[:, :-1]
                 if self.means is not None:
-                    u = u - self.means[role, : self.n_writers].to(u)
+                    u = u - self.means[role, : self.n_components].to(u)
+                u = torch.cat([u, self.more[rows[piece]].to(u)], dim=1)
                 if distinct is not None:
                     u = distinct.to(u) @ u
                 x = self.writers.resid_pre[rows[piece], self.head.layer, None].to(u)
@@ -157,8 +163,7 @@ class Reader:
         """Return z for each set, with its writers removed jointly from the queries, keys and values."""
 
         def rebuild_if_removed(part: Part) -> Tensor | None:
-            mask = removed[part][..., : self.n_writers]
-            return self.rebuild(part, mask.transpose(0, 1)) if bool(mask.any()) else None
+            return self.rebuild(part, removed[part].transpose(0, 1)) if bool(removed[part].any()) else None
 
         q, k, v = (rebuild_if_removed(part) for part in PARTS)
         return self.z_from(q=q, k=k, v=v)

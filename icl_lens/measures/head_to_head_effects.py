@@ -19,7 +19,19 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.writers import writer_names
 from icl_lens.attribution.scored_tokens import Against
-from icl_lens.edits.edges import ReplaceZ, capture_pieces, positions_in, tokens_back, writer_means
+from icl_lens.edits.edges import (
+    Chain,
+    Edge,
+    ReplaceZ,
+    capture_pieces,
+    chain_of,
+    chain_vectors,
+    positions_in,
+    tokens_back,
+    writer_index,
+    writer_means,
+    writer_text,
+)
 from icl_lens.edits.edit import PARTS, Part
 from icl_lens.edits.reader import Means, Reader
 from icl_lens.engine.gradients import z_gradients
@@ -90,7 +102,7 @@ def head_to_head_effects(
     readers: Sequence[AnyHead],
     *,
     part: Part,
-    writers: Sequence[AnyHead] | None = None,
+    writers: Sequence[AnyHead | Edge | Chain] | None = None,
     at: EdgeRole | TokenPositions = "all",
     reader_at: EdgeRole | TokenPositions = "last",
     targets: Int[Tensor, " batch"] | None = None,
@@ -108,9 +120,10 @@ def head_to_head_effects(
 
     The effects of a prompt without such tokens are NaN: nothing was removed there.
 
-    `writers` are heads, FFNs ("F3") or embeddings ("embed", "pos_embed"); by default, all heads in layers before the
-    last reader. With `reference` prompts, a writer's output is replaced by its mean over their tokens of the same
-    role instead of zero. `targets` and `against` are those of `head_effects`.
+    `writers` are heads, FFNs ("F3"), embeddings ("embed", "pos_embed") or edges into earlier heads, for *chains* (see
+    `Edge`); by default, all heads in layers before the last reader. With `reference` prompts, a writer's output is
+    replaced by its mean over their tokens of the same role instead of zero. `targets` and `against` are those of
+    `head_effects`.
 
     Each pair of reader and writer costs a pass from the reader's layer on: over one token per prompt, if readers act at
     the last one and the prefix cache is supported (see `head_effects`), otherwise over whole prompts. Raise InputError
@@ -136,6 +149,7 @@ def head_to_head_effects(
     if part == "q" and at != "all" and at != reader_at:
         raise InputError(f"at must be 'all' or {reader_at!r} like reader_at for queries, got {at!r}")
     names = chosen_writers(view, heads, writers)
+    texts = tuple(map(writer_text, names))
     targets, others = outcome_tokens(view, batch, targets, against)
     means = None if reference is None else writer_means(model, reference)
     masks, read_by = _token_masks(batch, at), _token_masks(batch, reader_at)
@@ -145,27 +159,26 @@ def head_to_head_effects(
             raise InputError(f"{name} must be a role that a prompt has, got {value!r}; see batch.token_roles")
     places = positions_in(read_by[:, 0])
     n_places = places.shape[1]
-    all_names = writer_names(view, view.n_layers)
-    writer_index = torch.tensor([all_names.index(name) for name in names])
+    chains = tuple(name for name in names if isinstance(name, tuple))
+    for chain in chains:
+        if not bool((role_masks(batch, [chain[0].reader_at]) & (read_by if part == "q" else masks)).any()):
+            name, got = ("reader_at", reader_at) if part == "q" else ("at", at)
+            raise InputError(f"{name} must be {chain[0].reader_at!r} like reader_at of the writer, got {got!r}")
+    index = [[writer_index(view, name, head, chains) for name in names] for head in heads]
     # Indices into `heads` and `names` of each reader and earlier writer, in the order of `new_z`.
-    pairs = [
-        (i, j)
-        for i, head in enumerate(heads)
-        for j, index in enumerate(writer_index)
-        if index < len(writer_names(view, head.layer)) - 1
-    ]
+    pairs = [(i, j) for i in range(len(heads)) for j in range(len(names)) if index[i][j] is not None]
     if not pairs:
-        raise InputError(f"writers must include one in a layer before a reader, got {', '.join(names)}")
+        raise InputError(f"writers must include one in a layer before a reader, got {', '.join(texts)}")
 
     def rebuild_z(acts: Activations, prompts: list[int]) -> Tensor:
-        found = list[Tensor]()
-        for i, head in enumerate(heads):
-            if earlier := [j for reader, j in pairs if reader == i]:
-                z = Reader(acts, head, means, places[prompts]).z_without_each(part, masks[prompts])[:, 0]
-                found.append(z[:, writer_index[earlier].to(z.device)].flatten(1, 2))
+        found, more = list[Tensor](), chain_vectors(acts, chains, means)
+        for head, columns in zip(heads, index, strict=True):
+            if earlier := [column for column in columns if column is not None]:
+                z = Reader(acts, head, means, places[prompts], more).z_without_each(part, masks[prompts])[:, 0]
+                found.append(z[:, earlier].flatten(1, 2))
         return torch.cat(found, dim=1)
 
-    kept = "last" if part == "q" and reader_at == "last" else "all"
+    kept = "last" if part == "q" and reader_at == "last" and not chains else "all"
     new_z = torch.cat([rebuild_z(*piece) for piece in capture_pieces(model, batch, kept)])
     back = tokens_back(batch, places).repeat(1, len(pairs)).to(new_z.device)
     replaced = [
@@ -181,7 +194,7 @@ def head_to_head_effects(
     drops = scores.new_zeros(len(batch), len(heads), len(names), scores.shape[-1])
     drops[:, [i for i, _ in pairs], [j for _, j in pairs]] = scores[:, :1] - scores[:, 1:]
     drops[~has_tokens.to(drops.device)] = torch.nan
-    return HeadToHeadEffects(heads, names, part, drops[..., 0], drops[..., 1], reason, active_edits(view))
+    return HeadToHeadEffects(heads, texts, part, drops[..., 0], drops[..., 1], reason, active_edits(view))
 
 
 def estimate_effects(
@@ -211,15 +224,22 @@ def estimate_effects(
     return {head: torch.cat(pieces) for head, pieces in found.items()}
 
 
-def chosen_writers(view: ModelView, readers: Sequence[Head], writers: Sequence[AnyHead] | None) -> tuple[str, ...]:
-    """Return the names of writers; by default, all heads in layers before the last reader."""
+def chosen_writers(
+    view: ModelView, readers: Sequence[Head], writers: Sequence[AnyHead | Edge | Chain] | None
+) -> tuple[str | Chain, ...]:
+    """Return the names of writers, and chains; by default, all heads in layers before the last reader."""
     if writers is None:
         last_layer = max(head.layer for head in readers)
         return tuple(str(head) for head in view.heads() if head.layer < last_layer)
     known = writer_names(view, view.n_layers)[:-1]
-    names = [
-        writer if isinstance(writer, str) and writer in known else str(view.check_head(writer)) for writer in writers
-    ]
+
+    def named(writer: AnyHead | Edge | Chain) -> str | Chain:
+        if isinstance(writer, str):
+            return writer if writer in known else str(view.check_head(writer))
+        is_head = isinstance(writer, tuple) and not any(isinstance(one, Edge) for one in writer)
+        return str(view.check_head(cast(Any, writer))) if is_head else chain_of(writer)
+
+    names = list(map(named, writers))
     if not names:
         raise InputError("writers must name at least one head, FFN or embedding, got none; omit it for all heads")
     return tuple(dict.fromkeys(names))

@@ -111,6 +111,17 @@ class Case:
         """Return an earlier head, FFN and the embedding."""
         return [str(self.heads[0]), f"F{head.layer - 1}", "embed"]
 
+    def writers_to(self, head: il.Head, part: str) -> list[Any]:
+        """Return writers before a head and, for the last of the heads, chains."""
+        return [*self.writers_before(head), *(self.chains(part) if head == self.reader else [])]
+
+    def chains(self, part: str) -> list[il.Edge | tuple[il.Edge, ...]]:
+        """Return what the head between writes because of one edge, and of several, to where the reader reads a part."""
+        between, at = self.heads[1], "last" if part == "q" else "label"
+        parts = [("v", str(self.heads[0]), "text"), ("q", "embed", at), ("k", "embed", "other")]
+        edges = tuple(il.Edge(between, part, writer, role, at) for part, writer, role in parts)
+        return [edges[0], edges]
+
     @cached_property
     def weights(self) -> Tensor:
         return WEIGHTS[: self.batch.label_positions.shape[1]].expand(len(self.batch), -1).clone()
@@ -146,7 +157,8 @@ class Case:
             for part, role, at in readings
             for writer in self.writers_before(between)
         ]
-        return [[], edges[:1], edges, early, [*early, *edges]]
+        through = [il.Edge(self.reader, part, chain, role) for part, role in parts[:2] for chain in self.chains(part)]
+        return [[], edges[:1], edges, early, [*early, *edges], [*through, edges[0]]]
 
     @property
     def targets(self) -> Tensor:
@@ -221,7 +233,7 @@ def _edges(case: Case) -> dict[str, Tensor]:
     found = {}
     for part, at, reader_at in READINGS:
         head = case.reader if reader_at == "last" else case.heads[1]
-        options = {"writers": case.writers_before(head), "at": at, "reader_at": reader_at, "against": case.against}
+        options = {"writers": case.writers_to(head, part), "at": at, "reader_at": reader_at, "against": case.against}
         effects = il.head_to_head_effects(case.model, case.batch, [head], part=part, **options)
         found |= {f"{part} at {reader_at} {name}": getattr(effects, name) for name in ("log_prob", "log_odds")}
     return found
