@@ -128,7 +128,8 @@ class Reader:
                 u = self.writers.vectors(rows[piece], self.head.layer)[:, :-1]
                 if self.means is not None:
                     u = u - self.means[role, : self.n_components].to(u)
-                u = torch.cat([u, self.more[rows[piece]].to(u)], dim=1)
+                if self.more.shape[1]:
+                    u = torch.cat([u, self.more[rows[piece]].to(u)], dim=1)
                 if distinct is not None:
                     u = distinct.to(u) @ u
                 x = self.writers.resid_pre[rows[piece], self.head.layer, None].to(u)
