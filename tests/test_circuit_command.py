@@ -53,7 +53,7 @@ def test_files_and_text_are_what_python_finds(inputs, found, tmp_path, monkeypat
         pd.testing.assert_frame_equal(table, getattr(found, name), rtol=1e-4, atol=1e-5)
     graph, drawn = (out / "circuit.svg").read_text(), found.edges.to_dict("records")
     assert len(drawn) == 5
-    assert all(f"<!-- {edge['sender']} -->" in graph for edge in drawn)
+    assert all(f"<!-- {edge['writer']} -->" in graph for edge in drawn)
     result, written = json.loads((out / "result.json").read_text()), json.loads(numbers.read_text())["summary"]
     assert written["sentences"] == result["sentences"] == found.sentences()
     assert (written["model"], written["chosen"], written["task_check"]) == ("gpt2", "selected", None)
@@ -66,7 +66,7 @@ def test_files_and_text_are_what_python_finds(inputs, found, tmp_path, monkeypat
         for row in found.edges.to_dict("records"):
             assert row["edge"] in shown
             assert f"{signed(row['low'])} … {signed(row['high'])}" in shown
-        assert "replaces what the sender wrote by its mean over tokens of the same role in 64 prompts" in shown
+        assert "replaces what the writer wrote by its mean over tokens of the same role in 64 prompts" in shown
     links = [a[k] for _, a in Page(page.read_text()).elements for k in ("src", "href") if a.get(k)]
     assert links[0] == "data:,"
     assert len(links) == 2 + found.is_defined
@@ -83,7 +83,7 @@ def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, mo
     from icl_lens.locate.locate import top_heads_by
 
     heads = list(map(str, top_heads_by(icl_mini, il.tokenize(icl_mini, locating), 2, by="contrast")))
-    assert json.loads(numbers.read_text())["receivers"] == heads
+    assert json.loads(numbers.read_text())["readers"] == heads
     assert f"{', '.join(heads)}, located by contrast on 8 other prompts (with other queries)" in said
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["by"], manifest["heads"], manifest["n_edges"], manifest["n_random"]) == ("circuit", heads, 2, 2)
@@ -91,9 +91,24 @@ def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, mo
     for others, named in (([*task, "--heads", heads[0]], "heads="), ([*task, "-k", 2, *tested], "--seed 0")):
         code, _, said = call(monkeypatch, capsys, *others, "--out", out)
         assert (code, f"holds a run with {named}" in said) == (2, True), said
+    code, _, said = call(monkeypatch, capsys, *task, "--reader-at", "label")
+    assert (code, "--reader-at label needs --heads" in said) == (2, True), said
     task[ranked] = 7  # 8 prompts rank edges as before, 7 test them
     code, _, said = call(monkeypatch, capsys, *task, "-k", 2, "--out", out)
     assert (code, "holds a run with n=8, got n=7 (and 1 more differ)" in said) == (2, True), said
+
+
+def test_heads_act_where_reader_at_says(inputs, gpt2, words, tmp_path, monkeypatch, capsys):
+    page, numbers = tmp_path / "page.html", tmp_path / "circuit.json"
+    options = ["--reader-at", "label", "--edges", 2, "--html", page, "--json", numbers]
+    code, said, _ = call(monkeypatch, capsys, *inputs, *options)
+    halves = CircuitTask(task=TASK, path=words, n=N).split_prompts(0)
+    found = il.locate_circuit(gpt2, *halves, HEADS, reader_at="label", n_edges=2, n_random=2)
+    assert code == 0
+    pd.testing.assert_frame_equal(il.results.Circuit.load(numbers).edges, found.edges, rtol=1e-4, atol=1e-5)
+    assert found.edges["edge"].str.endswith(" at label").all()
+    for shown in (" ".join(said.split()), Page(page.read_text()).text):
+        assert f"With all {found.n_edges} edges into {len(HEADS)} heads at label tokens" in shown
 
 
 @pytest.mark.slow
@@ -134,14 +149,14 @@ def test_a_task_is_required(monkeypatch, capsys):
 
 
 def made(rows):
-    """Return a circuit with these edges: receiver, part, sender, role, effect, and half the width of its interval."""
+    """Return a circuit with these edges: reader, part, writer, role, effect, and half the width of its interval."""
     edges = pd.DataFrame(
         [
             {
-                "edge": str(il.Edge(il.Head.parse(receiver), part, sender, role)),
-                "receiver": receiver,
+                "edge": str(il.Edge(il.Head.parse(reader), part, writer, role)),
+                "reader": reader,
                 "part": part,
-                "sender": sender,
+                "writer": writer,
                 "role": role,
                 "estimate": effect,
                 "effect": effect,
@@ -151,7 +166,7 @@ def made(rows):
                 "needed_low": effect - half,
                 "needed_high": effect + half,
             }
-            for receiver, part, sender, role, effect, half in rows
+            for reader, part, writer, role, effect, half in rows
         ]
     )
     curve = {"kept": [1, len(rows)], "share": [0.01, 0.1], "faithfulness": [0.4, 0.9], "low": [0.3, 0.8]}
@@ -159,7 +174,7 @@ def made(rows):
     curve |= {name: [0.1, 0.1] for name in ("difference", "difference_low", "difference_high")}
     groups = {"group": ["first third → query"], "control": [0.0]}
     groups |= {name: [0.5] for name in ("effect", "low", "high", "difference", "difference_low", "difference_high")}
-    layers = {"reader": ["query"], "layer": [2], "effect": [0.5], "low": [0.4], "high": [0.6]}
+    layers = {"input": ["query"], "layer": [2], "effect": [0.5], "low": [0.4], "high": [0.6]}
     names = ["all", "none", "all − none", "largest estimate left out"]
     scores = {
         "name": names,
@@ -167,8 +182,8 @@ def made(rows):
         "low": [1.0, 0, 1, math.nan],
         "high": [3.0, 1, 2, math.nan],
     }
-    receivers = tuple(il.Head.parse(name) for name in dict.fromkeys(edges["receiver"]))
-    return il.results.Circuit(receivers, 100, 3, 8, 8, 4, edges, *map(pd.DataFrame, (curve, groups, layers, scores)))
+    readers = tuple(il.Head.parse(name) for name in dict.fromkeys(edges["reader"]))
+    return il.results.Circuit(readers, 100, 3, 8, 8, 4, edges, *map(pd.DataFrame, (curve, groups, layers, scores)))
 
 
 FEW = [
@@ -197,7 +212,7 @@ def test_the_graph_has_widths_signs_and_intervals():
     assert widths == sorted(widths, reverse=True)
     assert widths[0] - widths[1] == pytest.approx(2 * (widths[1] - widths[2]))  # 2, 1 and 0.5 nats
     names = [text.get_text() for text in ax.texts]
-    assert names.count("L1H0") == 1  # one node, although it is a sender and a receiver
+    assert names.count("L1H0") == 1  # one node, although it is a writer and a reader
     assert names.count("F0") == 1
     places = {text.get_text(): text.get_position() for text in ax.texts}
     assert places["embed"][1] < places["F0"][1] < places["L1H0"][1] < places["L3H1"][1]
@@ -205,16 +220,23 @@ def test_the_graph_has_widths_signs_and_intervals():
     assert len(edges_drawn(plots.circuit(made(FEW), n=2).axes[0])) == 2
 
 
+def test_the_graph_has_readers_in_the_column_of_the_tokens_where_they_act():
+    (ax,) = plots.circuit(replace(made(FEW[:2]), reader_at="label")).axes
+    places = {text.get_text(): text.get_position()[0] for text in ax.texts}
+    assert "last\ntoken" not in places
+    assert places["F0"] < places["labels"] < places["L3H1"]  # the writer at labels is in the same column
+
+
 def many():
-    """Yield edges into more heads than fit next to each other, and from five senders of one role and layer."""
+    """Yield edges into more heads than fit next to each other, and from five writers of one role and layer."""
     for i in range(5):
         yield "L29H1", "k", f"L17H1{i}", "label", 0.1, 0.2
     for i in range(40):
-        receiver = f"L{(29, 29, 28, 27, 23, 20)[i % 6]}H{i % 6 + 8}"
+        reader = f"L{(29, 29, 28, 27, 23, 20)[i % 6]}H{i % 6 + 8}"
         part = "qkv"[i % 3]
         role = "last" if part == "q" else EDGE_ROLES[i // 6 % len(EDGE_ROLES)]
-        sender = f"F{i % 4}" if i % 5 else f"L{i % 3 + 17}H{10 + i % 4}"
-        yield receiver, part, sender, role, 1 / (1 + i), 0.1
+        writer = f"F{i % 4}" if i % 5 else f"L{i % 3 + 17}H{10 + i % 4}"
+        yield reader, part, writer, role, 1 / (1 + i), 0.1
 
 
 @pytest.mark.parametrize("rows", [FEW, list(many())], ids=["few", "many"])

@@ -3,14 +3,15 @@
 import pytest
 import torch
 from conftest import PROMPTS
+from passes import watched
 from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.prompts.batch import ROLES
 from icl_lens.prompts.roles import EDGE_ROLES
 
-RECEIVER = il.Head(2, 1)
-SENDERS = ("embed", "L0H2", "F0", "L1H3", "F1")
+READER = il.Head(2, 1)
+WRITERS = ("embed", "L0H2", "F0", "L1H3", "F1")
 
 
 def recording(store, name):
@@ -36,18 +37,22 @@ def log_probs(model, batch, hooks=()):
     return logits[torch.arange(len(batch)), batch.last].float().log_softmax(-1)
 
 
-def hooked_effect(model, batch, receiver, part, change, where):
-    """The drop in log p(answer) when a receiver's part is rebuilt from its input minus `change`, by three passes.
+def last_of(batch):
+    return torch.arange(batch.tokens.shape[1]) == batch.last[:, None]
+
+
+def hooked_effect(model, batch, reader, part, change, where, places=None):
+    """The drop in log p(answer) when a reader's part is rebuilt from its input minus `change`, by three passes.
 
     1. With `change` subtracted from the layer's input, read the queries, keys or values. 2. With those at `where`, read
-    the receiver's z. 3. With that z at the last position alone, read the answer.
+    the reader's z. 3. With that z at `places` alone, by default the last position, read the answer.
     """
-    layer, seen = receiver.layer, {}
-    at_last = torch.arange(batch.tokens.shape[1]) == batch.last[:, None]
+    layer, seen = reader.layer, {}
+    places = last_of(batch) if places is None else places
     resid, inputs, z = (f"blocks.{layer}.{name}" for name in ("hook_resid_pre", f"attn.hook_{part}", "attn.hook_z"))
     log_probs(model, batch, [(resid, lambda x, hook: x - change.to(x)), (inputs, recording(seen, "part"))])
     log_probs(model, batch, [writing(inputs, where, seen["part"]), (z, recording(seen, "z"))])
-    mask = at_last[..., None] & (torch.arange(seen["z"].shape[2]) == receiver.head)
+    mask = places[..., None] & (torch.arange(seen["z"].shape[2]) == reader.head)
     final = log_probs(model, batch, [writing(z, mask, seen["z"])])
     answer = batch.answer_tokens[:, None]
     return (log_probs(model, batch).gather(1, answer) - final.gather(1, answer))[:, 0]
@@ -58,42 +63,83 @@ def at_role(roles, role):
     return sum(roles == ROLES.index(kind) for kind in kinds)
 
 
-def written(acts, sender, layer):
-    """What a sender wrote at every position, [batch pos d_model], from the activations of a plain pass."""
+def written(acts, writer, layer):
+    """What a writer wrote at every position, [batch pos d_model], from the activations of a plain pass."""
     rows = acts.writers.row
     return (
-        acts.writers.written(rows.clamp(min=0).flatten(), layer, sender).unflatten(0, rows.shape)
+        acts.writers.written(rows.clamp(min=0).flatten(), layer, writer).unflatten(0, rows.shape)
         * (rows >= 0)[..., None]
     )
 
 
 @pytest.fixture(scope="module")
 def grouped(load_tiny):
-    """A model with grouped queries, its prompts, and activations with everything that senders wrote."""
+    """A model with grouped queries, its prompts, and activations with everything that writers wrote."""
     model = load_tiny("llama_gqa")
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     return model, batch, il.capture(model, batch, writers="all")
 
 
-def test_means_replace_senders_and_roles_align_prompts_of_any_length(grouped):
+def test_means_replace_writers_and_roles_align_prompts_of_any_length(grouped):
     model, batch, acts = grouped
     other = il.tokenize(model, [il.Prompt.parse("love : bar two : foo sad happy :", answer="bar")], prepend_bos=False)
     reference = il.capture(model, other, writers="all")
     roles, of_reference = batch.role_indices, other.role_indices
     assert set(of_reference.flatten().tolist()) == set(range(len(ROLES)))
-    for sender in SENDERS:
-        u, mean = written(acts, sender, 2), torch.zeros(len(ROLES), acts.view.d_model)
+    for writer in WRITERS:
+        u, mean = written(acts, writer, 2), torch.zeros(len(ROLES), acts.view.d_model)
         for role, name in enumerate(ROLES):  # labels of either kind have one mean
-            mean[role] = written(reference, sender, 2)[
+            mean[role] = written(reference, writer, 2)[
                 at_role(of_reference, "label" if "label" in name else name) > 0
             ].mean(0)
         change = (u - mean[roles.clamp(min=0)]) * (roles >= 0)[..., None]
-        for receiver, part, at in ((RECEIVER, "k", "text"), (il.Head(2, 0), "v", "true label")):  # which it attends to
-            found = il.head_to_head_effects(
-                model, batch, [receiver], part=part, senders=[sender], at=at, reference=other
-            )
-            expected = hooked_effect(model, batch, receiver, part, change, roles == ROLES.index(at))
-            assert_close(found.log_prob[:, 0, 0], expected, msg=f"{sender}, {at}")
+        for reader, part, at in ((READER, "k", "text"), (il.Head(2, 0), "v", "true label")):  # which it attends to
+            found = il.head_to_head_effects(model, batch, [reader], part=part, writers=[writer], at=at, reference=other)
+            expected = hooked_effect(model, batch, reader, part, change, roles == ROLES.index(at))
+            assert_close(found.log_prob[:, 0, 0], expected, msg=f"{writer}, {at}")
+
+
+PLACES = ("last", "label", "true label", "text", "query", "other", "all", [1, 3])
+
+
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+def test_readers_at_any_tokens_are_hooked_passes(grouped, part):
+    model, batch, acts = grouped
+    reader, roles, found, everywhere = il.Head(1, 2), batch.role_indices, [], batch.role_indices >= 0
+    for number, reader_at in enumerate(PLACES):
+        places = everywhere if reader_at == "all" else torch.zeros_like(everywhere)
+        if isinstance(reader_at, list):
+            places[:, reader_at] = True
+        elif reader_at != "all":
+            places = at_role(roles, reader_at) > 0
+        at = "all" if part == "q" else ("text", "all", "label")[number % 3]
+        where = everywhere if at == "all" else at_role(roles, at) > 0
+        options = {"part": part, "writers": ["L0H2"], "at": at, "reader_at": reader_at}
+        ours = il.head_to_head_effects(model, batch, [reader], **options).log_prob[:, 0, 0]
+        theirs = hooked_effect(model, batch, reader, part, written(acts, "L0H2", 1), where, places)
+        assert_close(ours, theirs, msg=f"{at} at {reader_at}")
+        found.append(theirs)
+    assert (torch.stack(found).abs().amax(1) > 1e-3).sum() > len(found) // 2
+
+
+def test_sets_of_edges_at_several_tokens_are_one_pass_from_the_first_reader_on(grouped):
+    """One head reads at labels, at true labels and at the last token, another at labels; blocks give the same."""
+    model, batch, _ = grouped
+    first = [il.Edge("L1H2", "v", "embed", "text", "label"), il.Edge("L1H2", "q", "L0H1", reader_at="true label")]
+    more = [il.Edge("L1H2", "k", "F0", "label"), il.Edge("L2H1", "v", "L0H1", "text", "label")]
+    passes: list[int] = []
+    with watched(lambda layer, _: passes.append(layer), *model.blocks):
+        scored = il.score(model, batch, [[], [il.WithoutEdges(first)], [il.WithoutEdges([*first, *more])]])
+    assert passes.count(0) < passes.count(1) == passes.count(2)  # no set runs the first layer again
+    for number, edges in enumerate((first, [*first, *more]), start=1):
+        with il.edited(model, il.WithoutEdges(edges), batch=batch):
+            assert_close(scored[:, number], il.score(model, batch), scale=8.0)
+        apart = [il.WithoutEdges([edge for edge in edges if edge.reader == head]) for head in ((1, 2), (2, 1))]
+        assert_close(scored[:, number], il.score(model, batch, [apart])[:, 0], scale=8.0)
+    assert (scored[:, 1:] - scored[:, :1]).abs().max() > 1e-2
+    by_role = [il.Edge("L1H2", "v", "embed", "text", role) for role in ("true label", "false label")]
+    joint, each = il.score(model, batch, [[il.WithoutEdges(first[:1])], [il.WithoutEdges(by_role)]]).unbind(1)
+    assert_close(joint, each, scale=8.0)
 
 
 EDGES = [
@@ -118,15 +164,15 @@ def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(g
         found = il.head_to_head_effects(
             model,
             batch,
-            [edge.receiver],
+            [edge.reader],
             part=edge.part,
-            senders=[edge.sender],
+            writers=[edge.writer],
             at="all" if edge.part == "q" else edge.role,
         )
         assert_close(found.log_prob[:, 0, 0], log_prob[:, 0] - log_prob[:, number], scale=8.0, msg=str(edge))
         exact.append(found.log_odds[:, 0, 0])
-        at = "qkv".index(edge.part), EDGE_ROLES.index(edge.role), (*acts_names(2),).index(edge.sender)
-        estimated.append(estimates[edge.receiver][:, *at])
+        at = "qkv".index(edge.part), EDGE_ROLES.index(edge.role), (*acts_names(2),).index(edge.writer)
+        estimated.append(estimates[edge.reader][:, *at])
     exact, estimated = torch.stack(exact).flatten(), torch.stack(estimated).flatten()
     assert torch.corrcoef(torch.stack([exact, estimated]))[0, 1] > 0.9
 
@@ -136,27 +182,37 @@ def acts_names(layer):
     return ["embed", *(name for block in heads for name in block)]
 
 
-def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped):
+AT_LABELS = [
+    il.Edge("L1H2", "q", "L0H1", reader_at="label"),
+    il.Edge("L1H2", "k", "embed", "text", "label"),
+    il.Edge("L1H2", "v", "F0", "text", "label"),
+    il.Edge("L1H2", "v", "embed", "label", "label"),
+]
+
+
+@pytest.mark.parametrize(("edges", "layer"), [(EDGES[1:], 2), (AT_LABELS, 1)])
+def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped, edges, layer):
     from icl_lens.measures.head_to_head_effects import estimate_effects
 
     model, batch, acts = grouped
-    estimates = estimate_effects(model, batch, [RECEIVER], None)[RECEIVER]
-    roles, last = batch.role_indices, EDGE_ROLES.index("last")
-    assert estimates.shape == (3, 3, len(EDGE_ROLES), len(acts_names(2)))
-    assert (estimates[:, 0, [role for role in range(len(EDGE_ROLES)) if role != last]] == 0).all()
-    at_last = torch.arange(batch.tokens.shape[1]) == batch.last[:, None]
-    mask, z_hook = at_last[..., None] & (torch.arange(4) == RECEIVER.head), "blocks.2.attn.hook_z"
+    head, reader_at = edges[0].reader, edges[0].reader_at
+    estimates = estimate_effects(model, batch, [head], None, reader_at)[head]
+    roles, own = batch.role_indices, EDGE_ROLES.index(reader_at)
+    assert estimates.shape == (3, 3, len(EDGE_ROLES), len(acts_names(layer)))
+    assert (estimates[:, 0, [role for role in range(len(EDGE_ROLES)) if role != own]] == 0).all()
+    places = at_role(roles, reader_at) > 0
+    mask, z_hook = places[..., None] & (torch.arange(4) == head.head), f"blocks.{layer}.attn.hook_z"
     compared = 0
-    for edge in EDGES[1:]:
+    for edge in edges:
         seen, role = {}, EDGE_ROLES.index(edge.role)
-        change = written(acts, edge.sender, 2) * at_role(roles, edge.role)[..., None]
-        inputs = f"blocks.2.attn.hook_{edge.part}"
+        change = written(acts, edge.writer, layer) * at_role(roles, edge.role)[..., None]
+        inputs = f"blocks.{layer}.attn.hook_{edge.part}"
         log_probs(
             model,
             batch,
-            [("blocks.2.hook_resid_pre", lambda x, hook, u=change: x - u), (inputs, recording(seen, "part"))],
+            [(f"blocks.{layer}.hook_resid_pre", lambda x, hook, u=change: x - u), (inputs, recording(seen, "part"))],
         )
-        where = at_last if edge.part == "q" else roles >= 0
+        where = places if edge.part == "q" else roles >= 0
         log_probs(model, batch, [writing(inputs, where, seen["part"]), (z_hook, recording(seen, "new"))])
         log_probs(model, batch, [(z_hook, recording(seen, "z"))])
 
@@ -166,7 +222,7 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped):
             return (found.gather(1, batch.answer_tokens[:, None]) - found.gather(1, batch.other_label_tokens))[:, 0]
 
         slope = (odds(-0.1) - odds(0.1)) / 0.2
-        ours = estimates[:, "qkv".index(edge.part), role, acts_names(2).index(edge.sender)]
+        ours = estimates[:, "qkv".index(edge.part), role, acts_names(layer).index(edge.writer)]
         torch.testing.assert_close(ours, slope, rtol=0.05, atol=2e-4, msg=str(edge))
         compared += int((slope.abs() > 2e-3).sum())
     assert compared >= 4
@@ -174,12 +230,12 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped):
 
 def test_full_passes_give_the_same_where_hooks_are_at_work(grouped):
     model, batch, _ = grouped
-    options = {"part": "k", "senders": ["embed", "L0H2", "L1H3"]}
-    found = il.head_to_head_effects(model, batch, [RECEIVER, "L1H0"], **options)
+    options = {"part": "k", "writers": ["embed", "L0H2", "L1H3"]}
+    found = il.head_to_head_effects(model, batch, [READER, "L1H0"], **options)
     assert found.fallback_reason == ""
     assert (found.log_prob[:, 1, 2] == 0).all()  # L1H3 is not before L1H0
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: x)]):  # the cache refuses hooked models
-        passes = il.head_to_head_effects(model, batch, [RECEIVER, "L1H0"], **options)
+        passes = il.head_to_head_effects(model, batch, [READER, "L1H0"], **options)
     assert "hooks" in passes.fallback_reason
     assert_close(passes.log_prob, found.log_prob, scale=8.0)
 
@@ -190,10 +246,10 @@ def test_prompts_without_a_token_of_the_role_have_no_effect(grouped):
     labels = ("bar", "foo")
     shown = [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
     prompts = [il.Prompt(shown, "one", "foo", labels), il.Prompt(shown[:1], "one", "foo", labels)]
-    options = {"part": "k", "senders": ["embed", "L0H2"], "at": "true label"}
+    options = {"part": "k", "writers": ["embed", "L0H2"], "at": "true label"}
     first, both, second = (
         il.head_to_head_effects(
-            model, il.tokenize(model, some, labels=labels, prepend_bos=False), [RECEIVER], **(options | more)
+            model, il.tokenize(model, some, labels=labels, prepend_bos=False), [READER], **(options | more)
         )
         for some, more in ((prompts[:1], {}), (prompts, {}), (prompts[1:], {"at": "false label"}))
     )
@@ -204,15 +260,38 @@ def test_prompts_without_a_token_of_the_role_have_no_effect(grouped):
     assert bool(second.log_prob.isfinite().all())
     with pytest.raises(il.InputError, match="at must be a role that a prompt has, got 'true label'"):
         il.head_to_head_effects(
-            model, il.tokenize(model, prompts[1:], labels=labels, prepend_bos=False), [RECEIVER], **options
+            model, il.tokenize(model, prompts[1:], labels=labels, prepend_bos=False), [READER], **options
         )
 
 
 def test_edges_that_a_model_lacks_are_refused(grouped):
     model, batch, _ = grouped
     for edge, message in (
-        (il.Edge(il.Head(1, 0), "k", "L1H2", "text"), "sender must be"),
+        (il.Edge(il.Head(1, 0), "k", "L1H2", "text"), "writer must be"),
         (il.Edge(il.Head(1, 0), "q", "L0H2", "text"), "role must be 'last'"),
+        (il.Edge(il.Head(1, 0), "q", "L0H2", "text", "label"), "role must be 'label' like reader_at"),
+        (il.Edge("L2H1", "k", il.Edge("L1H2", "v", "embed", "text"), "label"), "role must be 'last' like reader_at of"),
+        (il.Edge("L1H1", "k", il.Edge("L1H2", "v", "embed", "text", "label"), "label"), "in a layer before L1H1"),
+        (il.Edge("L2H1", "k", il.Edge("L1H2", "v", "L1H0", "text", "label"), "label"), "in a layer before L1H2"),
     ):
         with pytest.raises(il.InputError, match=message):
             il.score(model, batch, [[il.WithoutEdges([edge])]])
+    for options, message in (
+        ({"part": "q", "at": "text"}, "at must be 'all' or 'last' like reader_at"),
+        ({"part": "q", "at": "text", "reader_at": "label"}, "at must be 'all' or 'label' like reader_at"),
+        ({"part": "k", "reader_at": [99]}, "out of range"),
+        (
+            {"part": "k", "at": "text", "writers": [il.Edge("L0H0", "v", "embed", "text", "label")]},
+            "at must be 'label'",
+        ),
+        ({"part": "q", "writers": [il.Edge("L0H0", "v", "embed", "text", "label")]}, "reader_at must be 'label'"),
+    ):
+        with pytest.raises(il.InputError, match=message):
+            il.head_to_head_effects(model, batch, ["L1H0"], **options)
+    one, other = il.Edge("L0H0", "v", "embed", "text", "label"), il.Edge("L0H0", "v", "embed", "text", "query")
+    for writer, message in (((one, other), "into one head at the same tokens"), ((), "name such as 'L2H0', an edge")):
+        with pytest.raises(il.InputError, match=message):
+            il.Edge("L1H0", "k", writer, "label")
+    plain = il.tokenize(model, il.Text("love like one", answer=" two"))
+    with pytest.raises(il.InputError, match="reader_at must be a role that a prompt has, got 'label'"):
+        il.head_to_head_effects(model, plain, ["L1H0"], part="v", reader_at="label")

@@ -41,7 +41,7 @@ CALLS = {
     "head_copying": lambda run, head: il.head_copying(run.model, head, [40, 50, 60]),
     "head_to_head_effects": lambda run, head: (
         il.head_to_head_effects(
-            run.model, run.batch, [head], part="q", senders=[(0, 1) if isinstance(head, tuple) else "L0H1"]
+            run.model, run.batch, [head], part="q", writers=[(0, 1) if isinstance(head, tuple) else "L0H1"]
         ).log_prob
     ),
     "html.attention_patterns": lambda run, head: str(

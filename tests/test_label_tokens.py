@@ -260,7 +260,7 @@ def test_a_weight_applies_to_all_tokens_of_its_label(case: Any, renormalize: boo
 
 def test_edges_at_labels_are_edges_at_all_their_tokens(case: Any) -> None:
     model, batch, rows, _ = case
-    options: dict[str, Any] = {"part": "v", "senders": ["embed", "L0H2", "F1"]}
+    options: dict[str, Any] = {"part": "v", "writers": ["embed", "L0H2", "F1"]}
     true = [[place for one, is_true in zip(r.labels, r.is_true, strict=True) if is_true for place in one] for r in rows]
     kept = [number for number, places in enumerate(true) if places]
     places = [true[number] for number in kept]

@@ -37,14 +37,14 @@ class Case(Both):
         return il.tokenize(self.model, self.others, prepend_bos=False, labels=("foo", "bar"), template=longer)
 
 
-def at_role(c, row, sender, role):
-    """Return what a sender writes at the tokens of a role, zero elsewhere; roles are counted word by word."""
+def at_role(c, row, writer, role):
+    """Return what a writer writes at the tokens of a role, zero elsewhere; roles are counted word by word."""
     prompt, roles = c.prompts[row], ["other"]
     for shown in prompt.demonstrations:
         roles += ["label", "other", *["text"] * len(shown.text.split())]
     roles += [*["query"] * len(prompt.query.split()), "last"]
     assert len(roles) == len(c.ids[row])
-    return c.written(row, sender) * torch.tensor([role == "all" or one == role for one in roles])[:, None]
+    return c.written(row, writer) * torch.tensor([role == "all" or one == role for one in roles])[:, None]
 
 
 @pytest.fixture(scope="module")

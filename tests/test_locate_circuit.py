@@ -14,7 +14,7 @@ from experiments.framework.study import Study
 from experiments.ground_truth import task_of
 from experiments.planted import build
 from icl_lens.attribution.writer_groups import layer_of
-from icl_lens.locate.edge_space import CURVE_READERS, THIRDS, EdgeSpace
+from icl_lens.locate.edge_space import CURVE_INPUTS, THIRDS, EdgeSpace
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES
 
@@ -35,7 +35,7 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
     (mover,), heads = truth.heads["mover"], truth.heads["two-tower"]
     expected = {il.Edge(head, "q", str(mover)) for head in heads}
     expected |= {
-        il.Edge(head, part, sender, "label") for head in heads for part, sender in (("k", str(mover)), ("v", "embed"))
+        il.Edge(head, part, writer, "label") for head in heads for part, writer in (("k", str(mover)), ("v", "embed"))
     }
     table = circuit.to_frame()
     assert set(table["edge"][: len(expected)]) == set(map(str, expected))  # precision and recall are 1
@@ -47,14 +47,58 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
     assert first["difference_low"] > 0.3
     groups = circuit.to_frame("groups").set_index("group")
     carrying = groups[groups["effect"] > 1]
-    readers = ("query", "keys at the labels", "values at the labels")
-    assert set(carrying.index) == {f"first third → {reader}" for reader in readers}
+    inputs = ("query", "keys at the labels", "values at the labels")
+    assert set(carrying.index) == {f"first third → {end}" for end in inputs}
     assert (carrying["difference_low"] > 1).all()
     assert groups["control"].abs().max() < 0.1
-    layers = circuit.to_frame("layers").set_index("reader")
-    writes = {reader: set(layers.loc[reader].query("effect > 1")["layer"]) for reader in CURVE_READERS}
-    assert writes == dict(zip(CURVE_READERS, ({mover.layer}, {mover.layer}, set(), {-1}), strict=True))
+    layers = circuit.to_frame("layers").set_index("input")
+    writes = {end: set(layers.loc[end].query("effect > 1")["layer"]) for end in CURVE_INPUTS}
+    assert writes == dict(zip(CURVE_INPUTS, ({mover.layer}, {mover.layer}, set(), {-1}), strict=True))
     assert "not better" not in " ".join(circuit.sentences())
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_planted_edges_into_labels_come_first(tmp_path, seed):
+    """The mover finds the nearest text by position, and copies its category, to labels and to the last token."""
+    truth = build("two-tower", tmp_path, seed=seed)
+    study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 12)
+    (mover,), decoy = truth.heads["mover"], truth.heads["decoy"][0]
+    heads = [mover, il.Head(mover.layer, (mover.head + 1) % 8), decoy]  # which reads the same labels, for nothing
+    for reader_at, expected in (
+        ("label", {("q", "pos_embed", "label"), ("k", "pos_embed", "text"), ("v", "embed", "text")}),
+        ("last", {("v", "embed", "query")}),  # of all tokens near the last one, the query alone is a text
+    ):
+        edges = {str(il.Edge(mover, *edge, reader_at)) for edge in expected}
+        circuit = il.locate_circuit(study.model, *study.halves(), heads, reader_at=reader_at, n_edges=6, n_random=2)
+        table = circuit.to_frame()
+        assert set(table["edge"][: len(edges)]) == edges  # precision and recall are 1
+        assert table["effect"][len(edges) :].abs().max() < 0.4 < table["low"][: len(edges)].min()
+        where = " at label tokens" if reader_at == "label" else ","
+        assert f"edges into 3 heads{where}" in circuit.sentences()[0]
+
+
+def test_planted_chains_carry_what_their_edges_do(tmp_path):
+    """Labels get the category of the text before them from its embedding, through the mover's values, to keys."""
+    truth = build("two-tower", tmp_path, seed=0)
+    study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 12)
+    (mover,), decoy, (ranking, testing) = truth.heads["mover"], truth.heads["decoy"][0], study.halves()
+    chain = il.Edge(mover, "v", "embed", "text", reader_at="label")
+    finds = il.Edge(mover, "k", "pos_embed", "text", reader_at="label")
+    others = [
+        replace(chain, writer="F0"),
+        replace(chain, role="label"),
+        il.Edge(decoy, "v", str(mover), "label", "label"),
+    ]
+    writers = [str(mover), chain, finds, (chain, finds), *others]
+    options = {"part": "k", "at": "label", "reference": ranking}
+    found = il.head_to_head_effects(study.model, testing, truth.heads["two-tower"], writers=writers, **options)
+    whole, moved, looked, both, *rest = found.log_odds.mean(0).sum(0).tolist()
+    assert whole > 2
+    assert moved == pytest.approx(whole, rel=0.05)
+    assert both == pytest.approx(whole, rel=0.05)
+    assert looked > 0.5 * whole  # without positions, the mover copies other texts
+    assert max(map(abs, rest)) < 0.02 * whole
+    assert found.writers[1:4:2] == (f"embed → {mover}.v (text) at label", f"2 edges → {mover} at label")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +116,7 @@ def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, 
     study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 40)
     circuit = il.locate_circuit(study.model, *study.halves(), heads, n_edges=4, n_random=2)
     groups = circuit.to_frame("groups").set_index("group")
-    for name in (f"{third} third → {reader}" for third in THIRDS[:2] for reader in ("query", "keys at the labels")):
+    for name in (f"{third} third → {end}" for third in THIRDS[:2] for end in ("query", "keys at the labels")):
         assert groups.loc[name, "low"] < 0.05, name
     assert not circuit.is_defined
     assert len(circuit.sentences()) == 1
@@ -140,7 +184,7 @@ def test_groups_partition_the_edges_and_random_sets_match_strata(small):
     assert set(small_set) <= set(large_set)
     for size, chosen in ((9, small_set), (60, large_set)):
         strata = [
-            sorted((edge.part, edge.role, layer_of(edge.sender)) for edge in map(space.edge, some.tolist()))
+            sorted((edge.part, edge.role, layer_of(edge.writer)) for edge in map(space.edge, some.tolist()))
             for some in (chosen, ranked[:size])
         ]
         assert strata[0] == strata[1]
@@ -154,7 +198,7 @@ def test_estimates_rank_on_other_prompts(small):
     assert other.to_frame()["estimate"].tolist() == pytest.approx(circuit.to_frame()["estimate"].tolist(), abs=1e-5)
     assert circuit.to_frame()["estimate"].abs().is_monotonic_decreasing
     assert "Circuit: mean over 12 prompts" in repr(circuit)
-    assert json.loads(json.dumps(circuit.to_dict()))["receivers"] == ["L2H1", "L1H3"]
+    assert json.loads(json.dumps(circuit.to_dict()))["readers"] == ["L2H1", "L1H3"]
 
 
 def test_sentences_say_no_where_intervals_do(small):

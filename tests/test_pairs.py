@@ -424,7 +424,7 @@ BY_PROMPT = {
     "score parts": lambda m, b: il.attention_score_parts(il.capture(m, b, writers=True), HEAD).key_side,
     "head effects": lambda m, b: il.head_effects(m, b).log_odds,
     "gradient estimates": lambda m, b: il.head_effects(m, b, method="gradient").log_odds,
-    "edges": lambda m, b: il.head_to_head_effects(m, b, receivers=[HEAD], part="q").log_odds,
+    "edges": lambda m, b: il.head_to_head_effects(m, b, readers=[HEAD], part="q").log_odds,
     "demonstrations": lambda m, b: il.demonstration_effects(m, b).log_odds,
     "saliency": lambda m, b: il.saliency_flow(m, b).label_to_last,
     "whole labels": lambda m, b: il.whole_label_log_probs(m, b).as_subclass(torch.Tensor).gather(1, b.answer[:, None]),
@@ -492,7 +492,7 @@ def test_circuits_of_pairs_are_tested_edge_by_edge(gpt2, tmp_path):
     first, second = il.split_by_query(prompts, 8)
     edges = il.locate_circuit(gpt2, first, second, [HEAD], n_edges=50, n_random=2).to_frame()
     batch, reference = il.tokenize(gpt2, second), il.tokenize(gpt2, first)
-    some = [il.Edge(HEAD, *edges.loc[row, ["part", "sender", "role"]]) for row in (0, 1, len(edges) - 1)]
+    some = [il.Edge(HEAD, *edges.loc[row, ["part", "writer", "role"]]) for row in (0, 1, len(edges) - 1)]
     removed = [[], *([il.WithoutEdges([edge], reference=reference)] for edge in some)]
     odds = [label_log_odds(one, batch) for one in il.score(gpt2, batch, removed).unbind(1)]
     effects = [float((odds[0] - one).mean()) for one in odds[1:]]

@@ -99,7 +99,7 @@ FIRST = {
     "Generations": ["prompt", "no edits", "L5H0 zeroed"],
     "VectorGains": ["layer", "gain", "low", "high"],
     "Agreement": ["spearman", "k", "overlap", "expected_overlap"],
-    "HeadToHeadEffects": ["receiver", "part", "sender", "log_odds", "log_prob"],
+    "HeadToHeadEffects": ["reader", "part", "writer", "log_odds", "log_prob"],
     "SaliencyFlow": ["prompt", "layer", "text_to_label", "label_to_last"],
     "StrengthSearch": ["strength", "bias", "accuracy"],
     "ControlledAblation": ["accuracy", "log_odds", "auroc", "over_vocabulary"],

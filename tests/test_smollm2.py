@@ -112,8 +112,8 @@ def test_the_keys_of_induction_heads_come_from_a_previous_token_head(model):
     found = il.head_to_head_effects(model, batch, heads, part="k", at=6)
     for number, head in enumerate(heads):
         effects = found.log_prob[:, number].mean(0)
-        sender = il.Head.parse(found.senders[int(effects.argmax())])
-        assert previous[sender] > 0.5, f"{sender} → {head}"
+        writer = il.Head.parse(found.writers[int(effects.argmax())])
+        assert previous[writer] > 0.5, f"{writer} → {head}"
         assert effects.max() > 0.1
 
 
@@ -140,6 +140,6 @@ def test_the_queries_of_name_movers_come_from_heads_that_attend_to_the_second_su
     found = il.head_to_head_effects(model, batch, movers, part="q", against=batch.against)
     for number, mover in enumerate(movers):
         effects = found.log_odds[:, number].mean(0)
-        sender = il.Head.parse(found.senders[int(effects.argmax())])
+        writer = il.Head.parse(found.writers[int(effects.argmax())])
         assert effects.max() > 0.1, mover
-        assert attention["subject"][sender] > 0.4, f"{sender} → {mover}"
+        assert attention["subject"][writer] > 0.4, f"{writer} → {mover}"

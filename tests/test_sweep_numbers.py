@@ -167,15 +167,22 @@ class Both(Case):
         assert edit is not None
         return edit
 
-    def written(self, row: int, sender: str) -> Tensor:
-        """Return what a head, an FFN or an embedding writes at every position [pos d_model]."""
+    def written(self, row: int, writer: Any) -> Tensor:
+        """Return what a head, an FFN, an embedding or a chain writes at every position [pos d_model]."""
+        if not isinstance(writer, str):
+            return self.because_of(row, [writer] if isinstance(writer, il.Edge) else writer)
         learned = reference_passes.learned_positions(self.hf, len(self.ids[row]))
-        if sender == "embed":
+        if writer == "embed":
             return self.clean[row].resid[0] - (0 if learned is None else learned)
-        return learned if sender == "pos_embed" else self._captured(row)[sender]
+        return learned if writer == "pos_embed" else self._captured(row)[writer]
 
     @cached_property
     def _written(self) -> dict[int, dict[str, Tensor]]:
+        return {}
+
+    @cached_property
+    def _outputs(self) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
+        """Row and layer -> W_O by head, and the factor by which attention is scaled as it is added to the stream."""
         return {}
 
     def _captured(self, row: int) -> dict[str, Tensor]:
@@ -194,14 +201,30 @@ class Both(Case):
                         factor = factor * norm.scale(raw[layer]) * norm.gain
                     factors.append(factor)
                 found[f"F{layer}"] = seen.ffn_raw[layer] * factors[1]
-                weight = reference_hf._weight_in_out(block.get_submodule(wiring.out))
-                for head, W_O in enumerate(weight.unflatten(0, seen.z.shape[2:])):
+                weights = reference_hf._weight_in_out(block.get_submodule(wiring.out)).unflatten(0, seen.z.shape[2:])
+                self._outputs[row, layer] = weights, factors[0]
+                for head, W_O in enumerate(weights):
                     found[f"L{layer}H{head}"] = seen.z[layer, :, head] @ W_O * factors[0]
             self._written[row] = found
         return self._written[row]
 
-    def rebuilt(self, row: int, head: il.Head, changed: dict[str, Tensor]) -> Edit:
-        """Return the edit in which, for the last position, a head reads q, k or v of other layer inputs."""
+    def because_of(self, row: int, edges: Sequence[il.Edge]) -> Tensor:
+        """Return what a head writes because of edges into it: its own z minus that without them, through W_O."""
+        head, changed = il.Head(*edges[0].reader), dict[str, Tensor]()
+        for edge in edges:
+            changed[edge.part] = changed.get(edge.part, 0) + at_role(self, row, edge.writer, edge.role)
+        edit = self.rebuilt(row, head, changed, places(self, row, edges[0].reader_at))
+        without = reference_passes.run(self.hf, self.ids[row], edit)
+        self._captured(row)
+        W_O, factor = self._outputs[row, head.layer]
+        return (self.clean[row].z[head.layer] - without.z[head.layer])[:, head.head] @ W_O[head.head] * factor
+
+    def rebuilt(self, row: int, head: il.Head, changed: dict[str, Tensor], places: Sequence[int] | None = None) -> Edit:
+        """Return the edit in which a head writes at places what it would from q, k or v of other layer inputs.
+
+        In one pass, the head has them at all positions; its z at the places is put into a pass that is clean otherwise.
+        """
+        places = [len(self.ids[row]) - 1] if places is None else places
         seen = {
             part: reference_passes.rerun_attention(
                 self.hf, self.ids[row], self.clean[row], head.layer, self.clean[row].resid[head.layer] - x, place=True
@@ -209,14 +232,20 @@ class Both(Case):
             for part, x in changed.items()
         }
 
-        def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
-            part = what.removeprefix("last ")
-            if layer != head.layer or part not in seen or (part != "q" and what == part):
+        def read(what: str, layer: int, value: Tensor) -> Tensor | None:
+            if layer != head.layer or what not in seen:
                 return None
-            new = getattr(seen[part], part)[layer]
             value = value.clone()
-            rows = slice(-1, None) if part == "q" else slice(None)
-            value[head.head, rows] = new[head.head, rows]
+            value[head.head] = getattr(seen[what], what)[layer][head.head]
+            return value
+
+        z = reference_passes.run(self.hf, self.ids[row], read).z[head.layer][places, head.head]
+
+        def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
+            if (what, layer) != ("z", head.layer):
+                return None
+            value = value.clone()
+            value[places, head.head] = z
             return value
 
         return edit
@@ -373,7 +402,7 @@ def attention_to_labels(c: Both) -> None:
         tokens = c.ids[row][c.labels(row)]
         for column, token in enumerate((FOO, BAR)):
             assert_close(by_label[row, ..., column], (theirs[row, ..., : len(tokens)] * (tokens == token)).sum(-1))
-    head, shown = c.receiver, numbers_of(str(il.html.attention_to_labels(c.acts, [c.receiver], row=2)))
+    head, shown = c.reader, numbers_of(str(il.html.attention_to_labels(c.acts, [c.reader], row=2)))
     shares = c.clean[2].pattern[head.layer][head.head, -1].tolist()
     assert all(any(abs(share - number) < 1e-3 for number in shown) for share in shares)
 
@@ -571,7 +600,7 @@ def score_parts(c: Both) -> None:
 
     Attention without it, norms frozen or recomputed, is that of the pass.
     """
-    head = c.receiver
+    head = c.reader
     layer = head.layer
     parts = il.attention_score_parts(c.acts, head)
     size = float(parts.query_parts.norm(dim=-1).amax() * parts.key_parts.norm(dim=-1).amax())
@@ -584,7 +613,7 @@ def score_parts(c: Both) -> None:
         assert_close(parts.query_side[row, :n].sum(-1), parts.scores[row, :n], scale=size)
         assert_close(parts.key_side[row, :n].sum(-1), parts.scores[row, :n], scale=size)
         assert_close(parts.pattern[row, : len(c.ids[row])], seen.pattern[layer][head.head, -1])
-        for writer in c.senders:
+        for writer in c.writers:
             number = parts.writers.index(writer)
             x = seen.resid[layer] - c.written(row, writer)
             without = reference_passes.rerun_attention(c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=True)
@@ -630,7 +659,7 @@ def score_factor(c: Both, seen: Pass, layer: int) -> float:
 @checks("value_parts")
 def value_parts(c: Both) -> None:
     """Each writer's part is what the subhead's contrast loses with its writing, norms frozen."""
-    head = c.receiver
+    head = c.reader
     layer = head.layer
     parts = il.value_parts(c.acts, head, c.targets, against=c.against)
     size = float(parts.parts.abs().max())
@@ -638,7 +667,7 @@ def value_parts(c: Both) -> None:
         places = c.labels(row)
         contrasts = theirs.increase("subheads", int(c.targets[row]), c.rivals(row))[layer, head.head, places]
         assert_close(parts.value[row, : len(places)], contrasts, scale=size)
-        for writer in c.senders:
+        for writer in c.writers:
             x = seen.resid[layer] - c.written(row, writer)
             without = reference_passes.rerun_attention(c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=True)
             change = without.v[layer][head.head] - seen.v[layer][head.head]
@@ -660,7 +689,7 @@ def value_parts(c: Both) -> None:
 @checks("mean_score_parts")
 def mean_score_parts(c: Both) -> None:
     """The totals, from Hugging Face's scores and contrasts; parts are those of each prompt, checked above."""
-    head, layer = c.receiver, c.receiver.layer
+    head, layer = c.reader, c.reader.layer
     found = il.mean_score_parts(c.model, c.batch, [head])
     scores, values = [], {"true": [], "false": []}
     for row, theirs in enumerate(c.references):
@@ -1074,20 +1103,27 @@ def patch_edit(c: Both, row: int, activation: str, positions: str = "all", align
 
 @checks("head_to_head_effects")
 def edges(c: Both) -> None:
-    head = c.receiver
-    for part, at in (("q", "last"), ("k", "all"), ("v", "label")):
-        found = il.head_to_head_effects(
-            c.model, c.batch, [head], part=part, senders=c.senders, at=at, against=c.against
-        )
-        for number, sender in enumerate(c.senders):
-            theirs = c.drops(lambda row, s=sender, p=part, at=at: c.rebuilt(row, head, {p: at_role(c, row, s, at)}))
-            for name, values in theirs.items():
+    moved = 0.0
+    for part, at, reader_at in sweep.READINGS:
+        head = c.reader if reader_at == "last" else c.heads[1]
+        writers = c.writers_to(head, part)
+        options = {"writers": writers, "at": at, "reader_at": reader_at, "against": c.against}
+        found = il.head_to_head_effects(c.model, c.batch, [head], part=part, **options)
+        for number, writer in enumerate(writers):
+
+            def edit(row: int, s=writer, p=part, at=at, reader_at=reader_at, head=head) -> Edit:
+                where = places(c, row, reader_at)
+                return c.rebuilt(row, head, {p: at_role(c, row, s, "all" if p == "q" else at)}, where)
+
+            for name, values in c.drops(edit).items():
                 ours = getattr(found, name)[:, 0, number]
-                assert_close(ours, values, scale=8.0, msg=f"{sender} → {part}, {name}")
+                assert_close(ours, values, scale=8.0, msg=f"{writer} → {part} ({at}) at {reader_at}, {name}")
+                moved = max(moved, 0.0 if reader_at == "last" else float(values.abs().max()))
+    assert moved > 1e-3
 
 
-def at_role(c: Both, row: int, sender: str, role: str) -> Tensor:
-    """Return what a sender writes at the tokens of a role, zero elsewhere."""
+def places(c: Both, row: int, role: str) -> list[int]:
+    """Return the positions of a prompt's tokens of a role."""
     ids, labels = c.ids[row].tolist(), c.labels(row)
     last = len(ids) - 1
     colon = families.WORDS.index(":")
@@ -1095,8 +1131,14 @@ def at_role(c: Both, row: int, sender: str, role: str) -> Tensor:
     roles = ["other" if token == colon else role for role, token in zip(roles, ids, strict=True)]
     roles = ["label" if i in labels else role for i, role in enumerate(roles)]
     roles[last] = "last"
-    chosen = torch.tensor([role == "all" or one == role for one in roles])
-    return c.written(row, sender) * chosen[:, None]
+    return [i for i, one in enumerate(roles) if role in ("all", one)]
+
+
+def at_role(c: Both, row: int, writer: str, role: str) -> Tensor:
+    """Return what a writer writes at the tokens of a role, zero elsewhere."""
+    chosen = torch.zeros(len(c.ids[row]), 1)
+    chosen[places(c, row, role)] = 1.0
+    return c.written(row, writer) * chosen
 
 
 @checks("WithoutEdges")
@@ -1105,29 +1147,33 @@ def without_edges(c: Both) -> None:
     for number, edges in enumerate(c.edge_sets):
 
         def edit(row: int, edges: list[il.Edge] = edges) -> Edit:
-            changed: dict[str, Tensor] = {}
+            changed: dict[tuple[il.Head, str], dict[str, Tensor]] = {}
             for edge in edges:
-                changed[edge.part] = changed.get(edge.part, 0) + at_role(c, row, edge.sender, edge.role)
-            return c.rebuilt(row, c.receiver, changed)
+                of_reader = changed.setdefault((il.Head(*edge.reader), edge.reader_at), {})
+                of_reader[edge.part] = of_reader.get(edge.part, 0) + at_role(c, row, edge.writer, edge.role)
+            each = [c.rebuilt(row, head, parts, places(c, row, at)) for (head, at), parts in changed.items()]
+            return in_turn(*each)
 
         assert_close(ours[:, number], c.log_probs(edit)[:, [FOO, BAR]], scale=8.0)
 
 
 @checks("locate_circuit")
 def circuit(c: Both) -> None:
-    """The log-odds with all edges, and the effects of single edges, with means of what senders write in each role."""
-    found = il.locate_circuit(c.model, c.batch, c.batch, [c.receiver], n_edges=4, n_random=2)
+    """The log-odds with all edges, and the effects of single edges, with means of what writers write in each role."""
     scored = c.scored(torch.stack([one.log_probs for one in c.clean]))
-    assert_close(found.score("all")[0], scored["log_odds"].mean())
-    for one in found.to_frame("edges").itertuples():
+    for reader_at, head in (("last", c.reader), ("label", c.heads[1])):
+        found = il.locate_circuit(c.model, c.batch, c.batch, [head], reader_at=reader_at, n_edges=4, n_random=2)
+        assert_close(found.score("all")[0], scored["log_odds"].mean())
+        for one in found.to_frame("edges").itertuples():
 
-        def edit(row: int, one: Any = one) -> Edit:
-            parts = [at_role(c, i, one.sender, one.role) for i in range(len(c.batch))]
-            masks = [part.abs().sum(-1) > 0 for part in parts]
-            mean = torch.cat([part[mask] for part, mask in zip(parts, masks, strict=True)]).mean(0)
-            return c.rebuilt(row, c.receiver, {one.part: parts[row] - mean * masks[row][:, None]})
+            def edit(row: int, one: Any = one, head=head, reader_at=reader_at) -> Edit:
+                parts = [at_role(c, i, one.writer, one.role) for i in range(len(c.batch))]
+                masks = [part.abs().sum(-1) > 0 for part in parts]
+                mean = torch.cat([part[mask] for part, mask in zip(parts, masks, strict=True)]).mean(0)
+                changed = {one.part: parts[row] - mean * masks[row][:, None]}
+                return c.rebuilt(row, head, changed, places(c, row, reader_at))
 
-        assert_close(one.effect, c.drops(edit)["log_odds"].mean(), scale=8.0, msg=one.edge)
+            assert_close(one.effect, c.drops(edit)["log_odds"].mean(), scale=8.0, msg=one.edge)
 
 
 @checks("two_towers", "locate_towers")

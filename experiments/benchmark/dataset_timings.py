@@ -178,25 +178,25 @@ def removing_at_last(model: Any, name: str, batch: il.PromptBatch, *, repeats: i
         yield Row(name, prompts, label, seconds, seconds / forward, repeats, heads, note)
 
 
-N_RECEIVERS = 20
+N_READERS = 20
 
 
 def edges(model: Any, name: str, batch: il.PromptBatch, *, repeats: int) -> Iterator[Row]:
     """Time exact edges from all earlier heads into up to 20 heads of the last quarter of the layers."""
     view = ModelView.of(model)
     late = [head for head in view.heads() if 4 * head.layer >= 3 * view.n_layers]
-    receivers = late[:: max(1, len(late) // N_RECEIVERS)][:N_RECEIVERS]
-    n_pairs = view.n_heads * sum(head.layer for head in receivers)
+    readers = late[:: max(1, len(late) // N_READERS)][:N_READERS]
+    n_pairs = view.n_heads * sum(head.layer for head in readers)
     forward_only(model, batch)
     for part, what in zip(PARTS, ("queries", "keys", "values"), strict=True):
         forward, seconds, _, found = time_in_alternation(
             repeats,
             lambda: forward_only(model, batch),
-            lambda part=part: il.head_to_head_effects(model, batch, receivers, part=part),
+            lambda part=part: il.head_to_head_effects(model, batch, readers, part=part),
         )
         note = f"one forward pass per pair takes {n_pairs * forward / seconds:.0f} times as long"
         if found.fallback_reason:
             note += f"; full passes: {found.fallback_reason}"
-        label = f"exact edges from all earlier heads to the {what} of {len(receivers)} heads"
+        label = f"exact edges from all earlier heads to the {what} of {len(readers)} heads"
         prompts = f"{len(batch):,} × {batch.tokens.shape[1]}"
         yield Row(name, prompts, label, seconds, seconds / forward, repeats, f"{n_pairs} pairs", note)

@@ -1,9 +1,9 @@
 """Which earlier components do located heads depend on, and do these edges alone carry the answer?
 
-`il.locate_circuit` ranks every edge into the located heads (from a sender to the query, or to keys or values at tokens
+`il.locate_circuit` ranks every edge into the located heads (from a writer to the query, or to keys or values at tokens
 of one role) by its first-order effect on some prompts. On held-out prompts, only the first k edges are kept, and all
 others are replaced by means. The controls are random rankings with the same number of edges of each part, role and
-sender's layer. The information flow that the paper describes corresponds to groups of edges: each group is removed
+writer's layer. The information flow that the paper describes corresponds to groups of edges: each group is removed
 jointly, and the control is the same group into random heads of the same layers.
 """
 
@@ -30,15 +30,15 @@ NATS = "log-odds of the answer, nats"
 
 CPR = Measure("cpr", "share of the answer that the first k edges keep, averaged over k", RANDOM, "CPR, 0–1")
 KEPT = percent("kept", "kept by the first 1% of edges", RANDOM, "% of what all edges carry")
-READERS = {
+INPUTS = {
     "query": "queries",
     "keys at the labels": "keys at labels",
     "keys at demonstrations' texts": "keys at texts",
     "values at the labels": "values at labels",
 }
 GROUPS = {
-    f"{third} third → {reader}": f"lost without edges from the {third} third of the layers to {words}"
-    for reader, words in READERS.items()
+    f"{third} third → {end}": f"lost without edges from the {third} third of the layers to {words}"
+    for end, words in INPUTS.items()
     for third in THIRDS
 }
 MEASURES = [CPR, KEPT, *(Measure(group, words, HEADS, NATS) for group, words in GROUPS.items())]
@@ -81,8 +81,8 @@ def draw(details: pd.DataFrame) -> Figure:
     figure, cells = cell_rows(details, 2, width_ratios=(3, 2))
     for (left, right), title, part in cells:
         layers = part[part["table"] == "layers"]
-        for color, (reader, words) in zip(COLORS, READERS.items(), strict=False):
-            line = layers[layers["reader"] == reader]
+        for color, (end, words) in zip(COLORS, INPUTS.items(), strict=False):
+            line = layers[layers["input"] == end]
             left.fill_between(line["layer"], line["low"], line["high"], color=color, alpha=0.2, lw=0)
             left.plot(line["layer"], line["effect"], "o-", ms=2.5, lw=1, color=color, label=words)
         left.axhline(0, color="#bbbbbb", lw=0.8)
@@ -110,9 +110,9 @@ def answer(cells: Sequence[Any]) -> str:
     """Return the answer in one or two sentences."""
     kept = each(cells, "kept", "{q}% (random edges: {c}%)", "contrast")
     parts = []
-    for reader, words in READERS.items():
+    for end, words in INPUTS.items():
         totals = [
-            (third, sum(row.quantity for _, row in real_rows(cells, f"{third} third → {reader}", "contrast")))
+            (third, sum(row.quantity for _, row in real_rows(cells, f"{third} third → {end}", "contrast")))
             for third in THIRDS
         ]
         if any(total for _, total in totals):
@@ -139,7 +139,7 @@ FINDING = Finding(
     look_for="Left: log-odds lost when what one layer wrote is removed from what the located heads read there "
     "(bands: 95%). Right: faithfulness when only the first edges are kept, and random edges instead.",
     method="An edge leads from an earlier head, FFN or embedding to a located head's query at the last position, or to "
-    "its keys or values at tokens of one role. To remove an edge is to replace what the sender wrote there by its mean "
+    "its keys or values at tokens of one role. To remove an edge is to replace what the writer wrote there by its mean "
     "over other prompts' tokens of the same role, with norms recomputed; the head's output changes at the last "
     "position, and later components run as usual. Each head is rebuilt from the intact model's activations without the "
     "removed edges. Faithfulness is (m − m(none)) / (m(all) − m(none)), where m is the mean log-odds; CPR is the area "

@@ -253,12 +253,14 @@ class AttentionRow:
         sink = None if scoring.sinks is None else float(scoring.sinks[keys.head.head])
         return cls(scores, rotated, bias.masked_fill(masked, -torch.inf), scoring.soft_cap, sink)
 
-    def pattern(self, change: Float[Tensor, "batch n pos"] | float = 0.0) -> Float[Tensor, "batch n pos"]:
+    def pattern(self, change: Float[Tensor, "batch *m n pos"] | float = 0.0) -> Float[Tensor, "batch *m n pos"]:
         """Return the attention to all positions when `change` is added to the scores."""
-        scores = self.scores + change
+        n_more = change.ndim - self.scores.ndim if isinstance(change, Tensor) else 0
+        scores, bias = (x.reshape(len(x), *[1] * n_more, *x.shape[1:]) for x in (self.scores, self.bias))
+        scores = scores + change
         if self.soft_cap is not None:
             scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
-        return attention_scores.attention(scores + self.bias, self.sink)
+        return attention_scores.attention(scores + bias, self.sink)
 
 
 def attention_row(acts: Activations, head: Head, positions: Int[Tensor, "batch n"]) -> AttentionRow:

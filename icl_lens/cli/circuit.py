@@ -13,6 +13,7 @@ from icl_lens.cli.options import (
     HeadChoice,
     ModelOptions,
     OutputOptions,
+    ReaderAt,
     RunOutput,
     SeedOption,
     SplitTask,
@@ -36,6 +37,7 @@ class EdgeOptions(HeadChoice):
 
     edges: Annotated[int, Option(min=1, help="Number of edges to test one by one.")] = 30
     random_sets: Annotated[int, Option(min=2, max=1000, help="Random rankings to compare with.")] = 20
+    reader_at: Annotated[ReaderAt, Option(help="Tokens at which the heads act.")] = "last"
 
 
 @grouped
@@ -64,6 +66,8 @@ def circuit(
     from icl_lens.report.circuit_graph import svg
     from icl_lens.report.views import page as page_of
 
+    if heads.heads is None and heads.reader_at != "last":
+        raise InputError(f"--reader-at {heads.reader_at} needs --heads: heads are located at the last token")
     if heads.heads is not None and heads.k is not None:
         raise InputError("pass either --heads, or --top to locate them, not both")
     output.check()
@@ -77,7 +81,7 @@ def circuit(
         if heads.heads is None:
             how += located_on(ranked, tested)
         behavior = task.print_behavior(console, loaded, tokens, seed=seed)
-        options = {"n_edges": heads.edges, "n_random": heads.random_sets, "seed": seed}
+        options = {"n_edges": heads.edges, "n_random": heads.random_sets, "seed": seed, "reader_at": heads.reader_at}
         with progress(hidden=console.quiet) as report:
             about = output_folder.about(task, model, tokens, n=task.n, seed=seed)
             run = replace(run, progress=report, about=about)
@@ -91,7 +95,7 @@ def circuit(
         shown = {"text": tested.texts[0], "chosen": f"{how.capitalize()}.", "behavior": str(behavior or "")}
         page = output.write(lambda: page_of(found, **shown, **about))
         output.write_json(lambda: found.to_json(**about, chosen=how, task_check=behavior and behavior.to_dict()))
-        console.print(f"{about['model']}: {', '.join(map(str, found.receivers))}, {how}")
+        console.print(f"{about['model']}: {', '.join(map(str, found.readers))}, {how}")
         console.print(found)
         output.show(page, console)
         if folder is not None:

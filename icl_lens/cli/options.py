@@ -39,6 +39,7 @@ Classes = Literal["binary", "all"]
 FinalNorm = Literal["frozen", "own"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 Positions = Literal["last", "all"]
+ReaderAt = Literal["last", "label", "text", "query", "other"]
 
 PAPER_PROMPT, PAPER_ANSWER = "love : bar like : bar eight : foo two : foo one :", "foo"
 

@@ -1,8 +1,15 @@
-"""Remove edges between heads: what earlier components (*senders*) wrote, as read by one head (the *receiver*).
+"""Remove edges between heads: what earlier components (*writers*) wrote, as read by one head (the *reader*).
 
-One pass over the prompts records what every sender wrote, and each head's queries, keys and values. The receiver's
-query, keys or values are rebuilt without some senders, and its z is computed from them (see `receiver`). This z
-replaces the receiver's own at the last position; all later components run as usual.
+1. One pass over the prompts records what every writer wrote, and each head's queries, keys and values.
+2. `reader_at` says at which tokens the reader acts: the last one, or those of a role, such as labels. These are its
+   queries. Its keys and values are at the tokens that an edge's `role` names, among those up to each query.
+3. The reader's queries, keys or values are rebuilt without some writers, and its z is computed from them, see `reader`.
+4. This z replaces the reader's own at the tokens of `reader_at`; elsewhere, the reader keeps its z.
+5. All later components run as usual, at all positions from there on: only the last position changes if the reader acts
+   there, and otherwise also every later token that attends to what it wrote.
+6. In a *chain*, the writer is itself an edge, or several into one head. This head's z without them is rebuilt as in 3.
+   The difference from its own z is, after W_O, what the head writes because of them: the last reader of the chain, and
+   nothing else, reads the residual stream without it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,78 +17,123 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.activations.writers import vector_bytes, writer_names
 from icl_lens.attribution.head_projection import require_writers
 from icl_lens.edits.edit import PARTS, Edit, Part, Places
-from icl_lens.edits.receiver import Means, Receiver
+from icl_lens.edits.reader import Means, Reader
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.models.memory import WRITER_BYTES
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
-from icl_lens.prompts.roles import EdgeRole, indices_in_roles
-from icl_lens.prompts.token_ids import TokenPositions
+from icl_lens.prompts.roles import EdgeRole, indices_in_roles, role_masks
+from icl_lens.prompts.token_ids import TokenPositions, padded_ids
 
 
 @dataclass(frozen=True, order=True)
 class Edge:
-    """What a sender wrote to tokens of one role, as read by a receiver's query, keys or values.
+    """What a writer adds to a reader's query, or to its keys or values at tokens of one role.
 
     Example:
         >>> print(il.Edge("L5H1", "k", "L2H0", "true label"))
         L2H0 → L5H1.k (true label)
+        >>> print(il.Edge("L2H0", "v", "embed", "text", reader_at="label"))
+        embed → L2H0.v (text) at label
+        >>> print(il.Edge("L5H1", "k", il.Edge("L2H0", "v", "embed", "text", reader_at="label"), "label"))
+        embed → L2H0.v (text) at label → L5H1.k (label)
     """
 
-    receiver: AnyHead
+    reader: AnyHead
     part: Part
     """The query ("q"), keys ("k") or values ("v")."""
-    sender: str
-    """A head ("L2H0"), an FFN ("F3") or an embedding ("embed", "pos_embed")."""
+    writer: "str | Edge | tuple[Edge, ...]"
+    """A head ("L2H0"), an FFN ("F3") or an embedding ("embed", "pos_embed"). With another edge, or several into one
+    head, the edge is a *chain*: from what this head writes because of them."""
     role: EdgeRole = "last"
-    """Role of the tokens whose keys or values are read (see `batch.token_roles`; "label" for both kinds of labels). For
-    a query, which is read at the last token, it must be "last"."""
+    """Role of the tokens whose keys or values are read (see `batch.token_roles`; "label" for both kinds of labels). A
+    query is read where the reader is, so its role is `reader_at`."""
+    reader_at: EdgeRole = "last"
+    """Role of the tokens at which the reader acts: those that attend, and whose residual stream it writes to."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "receiver", as_head(self.receiver))
+        object.__setattr__(self, "reader", as_head(self.reader))
+        if not isinstance(self.writer, str):
+            object.__setattr__(self, "writer", chain_of(self.writer))
+        if self.part == "q" and self.role == "last":
+            object.__setattr__(self, "role", self.reader_at)
 
     def __str__(self) -> str:
-        where = "" if self.part == "q" else f" ({self.role})"
-        return f"{self.sender} → {self.receiver}.{self.part}{where}"
+        role = "" if self.part == "q" else f" ({self.role})"
+        where = "" if self.reader_at == "last" else f" at {self.reader_at}"
+        return f"{writer_text(self.writer)} → {self.reader}.{self.part}{role}{where}"
+
+
+Chain = tuple[Edge, ...]
+"""Edges into one head at the same tokens, which are together the writer of another edge."""
+Writer = str | Edge | Chain
+"""A component by its name, or a chain; an edge has its chain as a tuple."""
+
+
+def chain_of(edges: object) -> Chain:
+    """Return one or several edges as a tuple; raise InputError unless they end in one head at the same tokens."""
+    chain = (edges,) if isinstance(edges, Edge) else tuple(edges) if isinstance(edges, Iterable) else ()
+    if not chain or not all(isinstance(edge, Edge) for edge in chain):
+        raise InputError(f"writer must be a name such as 'L2H0', an edge or edges, got {edges!r}")
+    if len({(edge.reader, edge.reader_at) for edge in chain}) > 1:
+        raise InputError(f"writer must have edges into one head at the same tokens, got {', '.join(map(str, chain))}")
+    return chain
+
+
+def writer_text(writer: Writer) -> str:
+    """Return a writer in words, such as "L2H0", "embed → L2H0.v (text) at label" or "12 edges → L2H0 at label"."""
+    if isinstance(writer, str):
+        return writer
+    first, *others = chain_of(writer)
+    where = "" if first.reader_at == "last" else f" at {first.reader_at}"
+    return f"{1 + len(others)} edges → {first.reader}{where}" if others else str(first)
 
 
 @dataclass(frozen=True, eq=False)
 class ReplaceZ(Edit):
-    """Another z of heads at the last position, for each prompt."""
+    """Another z of heads at some positions, for each prompt."""
 
     heads: Iterable[AnyHead]
     z: Float[Tensor, "batch z d_head"]
-    index: Mapping[Head, int]
-    """Where each head's z is in `z`."""
+    back: Int[Tensor, "batch z"]
+    """Where each z belongs, in tokens before the prompt's last one; -1 for nowhere."""
+    index: Mapping[Head, Sequence[int]]
+    """Where each head's z are in `z`."""
 
     what = "with other inputs"
     needs_batch = True
     at_prompt_end = True
-    positions = "last"
+
+    def is_only_last(self, batch: PromptBatch) -> bool:
+        return not any(bool((self.back[:, some] > 0).any()) for some in self.index.values())
 
     def write_z(self, z: Tensor, at: Places, layer: int) -> None:
-        index = torch.tensor([self.index[Head(layer, head)] for head in at.head.tolist()], device=self.z.device)
-        z[at.row, at.last, at.head] = self.z[at.prompt.to(self.z.device), index].to(z)
+        pairs = [(i, one) for i, head in enumerate(at.head.tolist()) for one in self.index[Head(layer, head)]]
+        place, number = torch.tensor(pairs, device=self.z.device).reshape(-1, 2).T
+        row, head, prompt, last = (x.to(self.z.device)[place] for x in at)
+        back = self.back[prompt, number]
+        new, kept = self.z[prompt, number].to(z), back >= 0
+        z[row[kept].to(z.device), (last - back)[kept].to(z.device), head[kept].to(z.device)] = new[kept.to(z.device)]
 
 
 @dataclass(frozen=True, eq=False)
 class WithoutEdges(Edit):
-    """All of some edges removed jointly: what senders wrote, as read by receivers' queries, keys or values.
+    """All of some edges removed jointly: what writers add to readers' queries, keys or values.
 
-    Each receiver's z at the last position is rebuilt from a pass without edits, so a change in one receiver does not
-    reach another. With `reference` prompts, removed senders are replaced by their means over tokens of the same role
-    instead of zero. It needs the prompts that are run, as `Reweight` does. For one edge, the drop equals that of
-    `head_to_head_effects`. Raise InputError for unknown heads or senders, and senders that are not in a layer before
-    the receiver.
+    Each reader's z, at the tokens where an edge has it act, is rebuilt from a pass without edits, so a change in one
+    reader does not reach another. With `reference` prompts, removed writers are replaced by their means over tokens of
+    the same role instead of zero. It needs the prompts that are run, as `Reweight` does. For one edge, the drop equals
+    that of `head_to_head_effects`. Raise InputError for unknown heads or writers, and writers that are not in a layer
+    before the reader.
 
     Example:
         >>> edges = [il.Edge("L5H0", "k", "L2H0", "true label"), il.Edge("L5H0", "q", "F3")]
@@ -99,11 +151,13 @@ class WithoutEdges(Edit):
         object.__setattr__(self, "edges", tuple(edges))
         if wrong := [edge for edge in self.edges if not isinstance(edge, Edge)]:
             raise InputError(f"edges must be a list of il.Edge, got {wrong[0]!r}")
-        object.__setattr__(self, "heads", tuple(dict.fromkeys(edge.receiver for edge in self.edges)))
+        object.__setattr__(self, "heads", tuple(dict.fromkeys(edge.reader for edge in self.edges)))
 
     what = "without some of their inputs"
     needs_batch = True
-    positions = "last"
+
+    def is_only_last(self, batch: PromptBatch) -> bool:
+        return all(edge.reader_at == "last" for edge in self.edges)
 
     @classmethod
     def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
@@ -111,67 +165,140 @@ class WithoutEdges(Edit):
         found: dict[int, Edit] = {}
         for reference in {id(edit.reference): edit.reference for edit in edits}.values():
             some = [edit for edit in edits if edit.reference is reference]
-            removed = removal_masks(view, [edit.edges for edit in some])
+            removed, chains = removal_masks(view, [edit.edges for edit in some])
             with edits_disabled(view):
-                means = None if reference is None else sender_means(view.model, reference)
-                replaced = replaced_by_sets(view.model, batch, removed, means, n_sets=len(some))
+                means = None if reference is None else writer_means(view.model, reference)
+                replaced = replaced_by_sets(view.model, batch, removed, means, n_sets=len(some), chains=chains)
             found |= {id(edit): one for edit, one in zip(some, replaced, strict=True)}
         return [found[id(edit)] for edit in edits]
 
 
-RemovalMasks = dict[Head, Bool[Tensor, "set part role _"]]
-"""For each receiver, the senders (last axis) that each set of edges removes from its query, keys and values."""
+RemovalMasks = dict[tuple[Head, EdgeRole], Bool[Tensor, "set part role _"]]
+"""For each reader and role of the tokens at which it acts, the writers (last axis) that each set of edges removes from
+its queries, keys and values. The roles at which one reader acts have no tokens in common."""
 
 
-def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> RemovalMasks:
-    """Return sets of edges as masks; raise InputError for edges that the model does not have."""
+def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> tuple[RemovalMasks, tuple[Chain, ...]]:
+    """Return sets of edges as masks, whose last axis ends with chains, and these chains.
+
+    Raise InputError for edges that the model does not have.
+    """
     sets = [list(edges) for edges in edge_sets]
-    heads = sorted({view.check_head(edge.receiver) for edges in sets for edge in edges})
-    names = {head: writer_names(view, head.layer)[:-1] for head in heads}
-    removed = {
-        head: torch.zeros(len(sets), len(PARTS), len(ROLES), len(names[head]), dtype=torch.bool) for head in heads
-    }
+    chains = tuple(dict.fromkeys(edge.writer for edges in sets for edge in edges if isinstance(edge.writer, tuple)))
+    removed: RemovalMasks = {}
     for number, edges in enumerate(sets):
         for edge in edges:
             check_choice("part", edge.part, PARTS)
-            check_choice("role", edge.role, (*ROLES, "label"))
-            receiver = view.check_head(edge.receiver)
-            check_choice("sender", edge.sender, names[receiver])
-            if edge.part == "q" and edge.role != "last":
-                raise InputError(f"role must be 'last' for a query, got {edge.role!r}")
-            sender = names[receiver].index(edge.sender)
-            for role in indices_in_roles(edge.role):
-                removed[receiver][number, PARTS.index(edge.part), role, sender] = True
-    return removed
+            for name in ("role", "reader_at"):
+                check_choice(name, getattr(edge, name), (*ROLES, "label"))
+            reader = view.check_head(edge.reader)
+            writer = writer_index(view, edge.writer, reader, chains)
+            if writer is None:
+                raise InputError(
+                    "writer must be a head, FFN, embedding or edge into a head in a layer before "
+                    f"{reader}, got {writer_text(edge.writer)!r}"
+                )
+            if isinstance(edge.writer, tuple):
+                own = edge.writer[0].reader_at
+                if not {*indices_in_roles(edge.role)} & {*indices_in_roles(own)}:
+                    raise InputError(
+                        f"role must be {own!r} like reader_at of the writer, got {edge.role!r} in '{edge}'"
+                    )
+            if edge.part == "q" and edge.role != edge.reader_at:
+                raise InputError(f"role must be {edge.reader_at!r} like reader_at for a query, got {edge.role!r}")
+            part, n_writers = PARTS.index(edge.part), len(writer_names(view, reader.layer)) - 1 + len(chains)
+            shape = len(sets), len(PARTS), len(ROLES), n_writers
+            for at in indices_in_roles(edge.reader_at):
+                mask = removed.setdefault((reader, ROLES[at]), torch.zeros(shape, dtype=torch.bool))
+                for role in (at,) if edge.part == "q" else indices_in_roles(edge.role):
+                    mask[number, part, role, writer] = True
+    return removed, chains
+
+
+def writer_index(view: ModelView, writer: Writer, reader: Head, chains: Sequence[Chain]) -> int | None:
+    """Return where a writer is on a reader's axis of writers, which ends with chains; None if it is not before it."""
+    names = writer_names(view, reader.layer)[:-1]
+    if isinstance(writer, str):
+        return names.index(writer) if writer in names else None
+    chain = chain_of(writer)
+    return len(names) + chains.index(chain) if view.check_head(chain[0].reader).layer < reader.layer else None
+
+
+def chain_vectors(
+    acts: Activations, chains: Sequence[Chain], means: Means | None
+) -> Float[Tensor, "row chain d_model"] | None:
+    """Return what each chain's head writes because of its edges, in rows of captured writers; None without chains.
+
+    The scale of a norm after attention is the model's own.
+    """
+    if not chains:
+        return None
+    view, writers = acts.view, require_writers(acts)
+    removed, inner = removal_masks(view, chains)
+    more = chain_vectors(acts, inner, means)
+    found = writers.z.new_zeros(len(writers.z), len(chains), view.d_model, dtype=view.compute_dtype)
+    for (head, role), mask in removed.items():
+        places = positions_in(role_masks(acts.batch, [role])[:, 0]).to(writers.row.device)
+        rows = writers.rows_at(places)
+        some = mask.flatten(1).any(1).nonzero()[:, 0].to(rows.device)
+        reader = Reader(acts, head, means, places, more)
+        q, k, v = mask[some.cpu()].to(rows.device).unbind(1)
+        change = (reader.z[:, None] - reader.z_without_sets({"q": q, "k": k, "v": v})).transpose(1, 2)[rows >= 0]
+        rows = rows[rows >= 0]
+        _, scale = writers.scaled_z(rows, head.layer)
+        found[rows[:, None], some] += change @ view.W_O(head.layer)[head.head].to(change) * scale
+    return found
 
 
 def replaced_by_sets(
-    model: Any, batch: PromptBatch, removed: RemovalMasks, means: Means | None, *, n_sets: int
+    model: Any,
+    batch: PromptBatch,
+    removed: RemovalMasks,
+    means: Means | None,
+    *,
+    n_sets: int,
+    chains: Sequence[Chain] = (),
 ) -> list[ReplaceZ]:
-    """Return for each of `n_sets` sets of edges the edit that removes it."""
+    """Return for each of `n_sets` sets of edges the edit that removes it; masks end with `chains`."""
     view = ModelView.of(model)
-    index: list[dict[Head, int]] = [{} for _ in range(n_sets)]
-    sets_of_head: dict[Head, Tensor] = {}
+    index: list[dict[Head, list[int]]] = [{} for _ in range(n_sets)]
+    back = [batch.last.new_empty(len(batch), 0)]
+    found = list[tuple[Head, Int[Tensor, "batch place"], Bool[Tensor, "set part role _"]]]()
     n_indices = 0
-    for head, mask in sorted(removed.items()):
-        sets_of_head[head] = mask.flatten(1).any(1).nonzero()[:, 0]
-        for number in sets_of_head[head].tolist():
-            index[number][head] = n_indices
-            n_indices += 1
+    for (head, role), mask in sorted(removed.items(), key=lambda one: one[0]):
+        places = positions_in(role_masks(batch, [role])[:, 0])
+        sets = mask.flatten(1).any(1).nonzero()[:, 0]
+        for number in sets.tolist():
+            index[number].setdefault(head, []).extend(range(n_indices, n_indices + places.shape[1]))
+            n_indices += places.shape[1]
+        back.append(tokens_back(batch, places).repeat(1, len(sets)))
+        found.append((head, places, mask[sets]))
 
     def rebuild_z(acts: Activations, prompts: list[int]) -> Tensor:
-        found = list[Tensor]()
-        for head, numbers in sets_of_head.items():
-            q, k, v = removed[head][numbers].to(acts.z.device).unbind(1)
-            found.append(Receiver(acts, head, means).z_without_sets({"q": q, "k": k, "v": v}))
-        return torch.cat(found, dim=1) if found else acts.z.new_empty(len(prompts), 0, view.d_head)
+        pieces = [acts.z.new_empty(len(prompts), 0, view.d_head, dtype=view.compute_dtype)]
+        more = chain_vectors(acts, chains, means)
+        for head, places, mask in found:
+            q, k, v = mask.to(acts.z.device).unbind(1)
+            z = Reader(acts, head, means, places[prompts], more).z_without_sets({"q": q, "k": k, "v": v})
+            pieces.append(z.flatten(1, 2))
+        return torch.cat(pieces, dim=1)
 
     new_z = torch.cat([rebuild_z(*piece) for piece in capture_pieces(model, batch, "all")])
-    return [ReplaceZ(list(one), new_z, one) for one in index]
+    return [ReplaceZ(list(one), new_z, torch.cat(back, dim=1).to(new_z.device), one) for one in index]
 
 
-def sender_means(model: Any, batch: PromptBatch) -> Means:
-    """Return the mean of what each sender wrote to tokens of each role; 0 for roles that do not occur.
+def positions_in(mask: Bool[Tensor, "batch pos"]) -> Int[Tensor, "batch place"]:
+    """Return the positions of each prompt at which a mask is true, padded with -1."""
+    return padded_ids([row.nonzero()[:, 0].tolist() for row in mask.cpu()])
+
+
+def tokens_back(batch: PromptBatch, places: Int[Tensor, "batch place"]) -> Int[Tensor, "batch place"]:
+    """Return how many tokens before a prompt's last one each place is; -1 where there is none."""
+    return (batch.last[:, None].to(places) - places).masked_fill(places < 0, -1)
+
+
+def writer_means(model: Any, batch: PromptBatch) -> Means:
+    """Return the mean of what each writer wrote to tokens of each role; 0 for roles that do not occur.
 
     True and false labels have one mean, so that it does not reveal which labels equal the answer.
     """

@@ -1,15 +1,15 @@
 """Rank the edges into some heads over a task, and test on held-out prompts how much of the answer the top ones carry.
 
-An edge is what an earlier component (the sender) wrote, as read by the query, keys or values of a head (the receiver).
+An edge is what an earlier component (the writer) wrote, as read by the query, keys or values of a head (the reader).
 
-1. Average what each sender writes to tokens of the same role, such as labels. Removing an edge means rebuilding the
-   receiver with this mean instead of what the sender wrote.
+1. Average what each writer writes to tokens of the same role, such as labels. Removing an edge means rebuilding the
+   reader with this mean instead of what the writer wrote.
 2. Rank all edges by the size of their mean first-order effect on the answer's log-odds.
 3. On held-out prompts, measure the exact effect of removing each of the first edges of this ranking, the *circuit*.
 4. Measure faithfulness F(k) = (m(k) − m(none)) / (m(all) − m(none)), where m(k) is the mean log-odds when only the
    first k edges are kept. CPR is the area under F, and CMD the area under |1 − F|, over the share of edges kept. The
    controls are random rankings with the same number of edges for each combination of part (query, keys or values),
-   role and sender's layer.
+   role and writer's layer.
 5. Remove groups of edges jointly, such as those from the first third of the layers to queries. The controls are the
    same groups into random heads of the same layers. The same is done layer by layer, without controls.
 
@@ -19,13 +19,13 @@ Source: F, CPR and CMD: Mueller et al., MIB (arXiv 2504.13151); minimality (`nee
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pandas as pd
 
 from icl_lens.attribution.scored_tokens import check_targets
-from icl_lens.edits.edges import replaced_by_sets, sender_means
+from icl_lens.edits.edges import replaced_by_sets, writer_means
 from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.locate.edge_sets import EdgeSets
@@ -37,6 +37,7 @@ from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
 from icl_lens.prompts.prompt import Prompt
+from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
 from icl_lens.result.tables import (
@@ -51,7 +52,7 @@ from icl_lens.result.tables import (
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_batches, start
 
-# Maximum number of prompts over which senders' means are taken.
+# Maximum number of prompts over which writers' means are taken.
 MEAN_PROMPTS = 64
 
 Table = Literal["edges", "curve", "groups", "layers"]
@@ -71,9 +72,10 @@ class Circuit(Result):
         (6, 407)
     """
 
-    receivers: tuple[Head, ...]
+    version: ClassVar[int] = 2
+    readers: tuple[Head, ...]
     n_edges: int
-    """Number of all edges into the receivers."""
+    """Number of all edges into the readers."""
     n_random: int
     """Number of random rankings."""
     n_located: int
@@ -89,6 +91,8 @@ class Circuit(Result):
     layers: pd.DataFrame = field(repr=False)
     scores: pd.DataFrame = field(repr=False)
     """See `score`."""
+    reader_at: EdgeRole = "last"
+    """Role of the tokens at which the readers act."""
     edits: tuple[str, ...] = ()
     """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
 
@@ -96,15 +100,15 @@ class Circuit(Result):
         """Return a table.
 
         - "edges", one row per edge of the circuit, strongest first: edge; effect, low, high (exact, held-out);
-          receiver, part, sender, role; estimate (the first-order effect, on the prompts that rank the edges); needed,
+          reader, part, writer, role; estimate (the first-order effect, on the prompts that rank the edges); needed,
           needed_low, needed_high (the drop when, with only the circuit kept, this edge is removed too).
         - "curve", one row per number of edges kept: kept, share (of all edges); faithfulness, low, high; random,
           random_low, random_high (mean, lowest and highest of the random rankings); difference, difference_low,
           difference_high (from the mean of the random rankings).
         - "groups", one row per group of edges, removed jointly: group; effect, low, high; control (for the same group
           into random heads of the same layers); difference, difference_low, difference_high (from the control).
-        - "layers", one row per reader and layer, whose edges are removed jointly: reader ("query", "keys at the
-          labels", "keys at demonstrations' texts", "values at the labels"); layer (of the senders; −1: embeddings);
+        - "layers", one row per input and layer, whose edges are removed jointly: input ("query", "keys at the
+          labels", "keys at demonstrations' texts", "values at the labels"); layer (of the writers; −1: embeddings);
           effect, low, high.
         """
         check_choice("table", table, get_args(Table))
@@ -138,11 +142,17 @@ class Circuit(Result):
         """
         return [*self._sentences(), *([edits_note(self.edits)] if self.edits else [])]
 
+    @property
+    def readers_in_words(self) -> str:
+        """The readers by number and, unless they act at the last token, by role, such as "2 heads at label tokens"."""
+        n, where = len(self.readers), "" if self.reader_at == "last" else f" at {self.reader_at} tokens"
+        return f"{n} {'head' if n == 1 else 'heads'}{where}"
+
     def _sentences(self) -> list[str]:
         all_edges, none = (self.score(name)[0] for name in ("all", "none"))
         value, low, high = self.score("all − none")
         carried = (
-            f"With all {self.n_edges:,} edges into {len(self.receivers)} heads, the answer's log-odds are "
+            f"With all {self.n_edges:,} edges into {self.readers_in_words}, the answer's log-odds are "
             f"{all_edges:+.2f}; with none, {none:+.2f}: the edges carry {value:+.2f} nats{interval_suffix(low, high)}"
         )
         if not self.is_defined:
@@ -168,11 +178,12 @@ class Circuit(Result):
         return [f"{carried}.", kept, f"{start}{', '.join(texts)}."]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return counts, receivers and tables as numbers and strings for JSON."""
+        """Return counts, readers and tables as numbers and strings for JSON."""
         return {
             "sentences": self.sentences(),
             "edits": list(self.edits),
-            "receivers": [str(head) for head in self.receivers],
+            "readers": [str(head) for head in self.readers],
+            "reader_at": self.reader_at,
             **{name: getattr(self, name) for name in ("n_edges", "n_random", "n_located", "n_prompts", "n_queries")},
             **{name: json_records(table) for name, table in self.tables.items()},
         }
@@ -195,8 +206,9 @@ def locate_circuit(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
     held_out: PromptBatch | Sequence[Prompt],
-    receivers: Sequence[AnyHead],
+    readers: Sequence[AnyHead],
     *,
+    reader_at: EdgeRole = "last",
     n_edges: int = 30,
     n_random: int = 20,
     seed: int = 0,
@@ -204,16 +216,17 @@ def locate_circuit(
 ) -> Circuit:
     """Rank all edges into some heads on `prompts`, and test on `held_out` how much of the answer the top ones carry.
 
-    An edge leads from an earlier head, FFN or embedding to a receiver's query at the last position, or to its keys or
-    values at tokens of one role. Labels that equal the answer and other labels are one role, because a set of edges
-    that kept only the former would reveal the answer. The receivers are rebuilt independently from an unedited pass, so
-    a change in one does not reach another.
+    An edge leads from an earlier head, FFN or embedding to a reader's queries at the tokens of the role `reader_at`, or
+    to its keys or values at tokens of one role up to there. By default, readers act at the last token; with "label",
+    the edges are those through which heads write to labels. Labels that equal the answer and other labels are one role,
+    because a set of edges that kept only the former would reveal the answer. The readers are rebuilt independently from
+    an unedited pass, so a change in one does not reach another.
 
     The first `n_edges` edges, the circuit, are tested one by one, and `n_random` random rankings are the control.
     `held_out` should have other queries than `prompts` (see `il.split_by_query`). `run` is that of `locate_effects`;
     its folder also holds all tables.
 
-    Raise InputError for unknown heads, more receivers than half of the model's heads, prompts without an answer or with
+    Raise InputError for unknown heads, more readers than half of the model's heads, prompts without an answer or with
     one label, an unsupported family, and like `Run`.
 
     Example:
@@ -225,9 +238,10 @@ def locate_circuit(
     ranking = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
     testing = held_out if isinstance(held_out, PromptBatch) else tokenize(model, held_out)
     view = ModelView.of(model)
-    heads = view.check_heads(receivers)
+    heads = view.check_heads(readers)
     if not heads:
-        raise InputError("receivers must name at least one head, got none; pass e.g. ['L2H1']")
+        raise InputError("readers must name at least one head, got none; pass e.g. ['L2H1']")
+    check_choice("reader_at", reader_at, EDGE_ROLES)
     check_integers(n_edges=n_edges, n_random=n_random)
     for name, value, minimum in (("n_edges", n_edges, 1), ("n_random", n_random, 2)):
         if value < minimum:
@@ -237,8 +251,11 @@ def locate_circuit(
         check_targets(view, batch)
         if bool((batch.label_mask.sum(1) < 2).any()):
             raise InputError("prompts must have at least two labels to compare, got one")
+        if not bool(role_masks(batch, [reader_at]).any()):
+            raise InputError(f"reader_at must be a role that a prompt has, got {reader_at!r}; see batch.token_roles")
     options = {
         "heads": list(map(str, heads)),
+        "reader_at": reader_at,
         "n_edges": n_edges,
         "n_random": n_random,
         "seed": seed,
@@ -246,13 +263,13 @@ def locate_circuit(
     }
     # Evenly spaced, because prompts may be sorted by label.
     mean_prompts = np.linspace(0, len(ranking) - 1, min(len(ranking), MEAN_PROMPTS)).round().astype(int)
-    means = sender_means(model, ranking[mean_prompts.tolist()])
-    space = EdgeSpace.of(view, heads)
+    means = writer_means(model, ranking[mean_prompts.tolist()])
+    space = EdgeSpace.of(view, heads, reader_at)
 
     with start(run, model, ranking, "circuit", options) as stream:
 
         def estimate(number: int) -> dict[str, Any]:
-            found = estimate_effects(model, ranking[stream.plan[number]], heads, means)
+            found = estimate_effects(model, ranking[stream.plan[number]], heads, means, reader_at)
             return {"estimate": space.flatten(found).double().sum(0).numpy()}
 
         total = np.zeros(len(space))
@@ -285,12 +302,13 @@ def locate_circuit(
     def make_circuit() -> Circuit:
         queries = testing.queries
         result = Circuit(
-            receivers=heads,
+            readers=heads,
             n_edges=len(space),
             n_random=n_random,
             n_located=len(ranking),
             n_prompts=len(testing),
             n_queries=len(set(queries)),
+            reader_at=reader_at,
             edits=active_edits(view),
             **sets.tables(log_odds, queries, total / len(ranking)),
         )

@@ -15,8 +15,8 @@ from icl_lens.models.view import ModelView
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Shares of all edges that are kept, as in MIB (arXiv 2504.13151)."""
-# Random halves of the circuit for completeness, and random sets of receivers for groups.
-N_SUBSETS, N_RANDOM_RECEIVERS = 10, 5
+# Random halves of the circuit for completeness, and random sets of readers for groups.
+N_SUBSETS, N_RANDOM_READERS = 10, 5
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class EdgeSets:
     - ("model without", j), ("circuit without", j): the j-th random half of the circuit is removed; all other edges are
       kept, or only the rest of the circuit.
     - ("group", name): a group is removed; ("control", name, number): the same group into random heads.
-    - ("layer", reader, layer): all edges from one layer to one kind of reader are removed.
+    - ("layer", input, layer): all edges from one layer to one kind of input are removed.
     """
 
     space: EdgeSpace
@@ -68,11 +68,11 @@ class EdgeSets:
             sets._add_kept("circuit without", number, chosen=np.setdiff1d(sets.circuit, subset))
         for name, chosen in space.groups.items():
             sets._add_removed("group", name, chosen=np.flatnonzero(chosen))
-            for number in range(N_RANDOM_RECEIVERS):
-                # No edges into the receivers; `removal_masks` adds those into random heads.
+            for number in range(N_RANDOM_READERS):
+                # No edges into the readers; `removal_masks` adds those into random heads.
                 sets._add_removed("control", name, number, chosen=np.array([], dtype=np.int64))
-        for (reader, layer), chosen in space.layers.items():
-            sets._add_removed("layer", reader, layer, chosen=np.flatnonzero(chosen))
+        for (end, layer), chosen in space.layers.items():
+            sets._add_removed("layer", end, layer, chosen=np.flatnonzero(chosen))
         return sets
 
     def _add_removed(self, *name: object, chosen: Int[np.ndarray, " edge"]) -> None:
@@ -88,17 +88,17 @@ class EdgeSets:
         return len(self.names)
 
     def removal_masks(self, view: ModelView, *, seed: int) -> RemovalMasks:
-        """Return what each set removes from the receivers and, in controls of groups, from random heads."""
+        """Return what each set removes from the readers and, in controls of groups, from random heads."""
         removed = self.space.removal_masks(np.stack(self.masks))
-        randoms = random_head_sets(view, self.space.receivers, draws=N_RANDOM_RECEIVERS, seed=seed, same_layers=True)
+        randoms = random_head_sets(view, self.space.readers, draws=N_RANDOM_READERS, seed=seed, same_layers=True)
         for number, heads in enumerate(randoms):
-            space = EdgeSpace.of(view, heads)
+            space = EdgeSpace.of(view, heads, self.space.reader_at)
             masks = np.zeros((len(self), len(space)), dtype=bool)
             for name, chosen in space.groups.items():
                 if ("control", name, number) in self.names:
                     masks[self.names.index(("control", name, number))] = chosen
-            for head, mask in space.removal_masks(masks).items():
-                removed[head] = removed[head] | mask if head in removed else mask
+            for reader, mask in space.removal_masks(masks).items():
+                removed[reader] = removed[reader] | mask if reader in removed else mask
         return removed
 
     def tables(
@@ -147,9 +147,9 @@ class _Tables:
             rows.append(
                 {
                     "edge": str(edge),
-                    "receiver": str(edge.receiver),
+                    "reader": str(edge.reader),
                     "part": edge.part,
-                    "sender": edge.sender,
+                    "writer": edge.writer,
                     "role": edge.role,
                     "estimate": float(estimates[index]),
                     **_interval("effect", "", self.mean("all") - self.mean("edge", number)),
@@ -179,7 +179,7 @@ class _Tables:
         rows = []
         for name in self.space.groups:
             effect = self.mean("all") - self.mean("group", name)
-            controls = [self.mean("control", name, number) for number in range(N_RANDOM_RECEIVERS)]
+            controls = [self.mean("control", name, number) for number in range(N_RANDOM_READERS)]
             control = self.mean("all") - np.mean(controls, axis=0)
             rows.append(
                 {
@@ -193,9 +193,8 @@ class _Tables:
 
     def layers(self) -> pd.DataFrame:
         return pd.DataFrame(
-            {"reader": reader, "layer": layer}
-            | _interval("effect", "", self.mean("all") - self.mean("layer", reader, layer))
-            for reader, layer in self.space.layers
+            {"input": end, "layer": layer} | _interval("effect", "", self.mean("all") - self.mean("layer", end, layer))
+            for end, layer in self.space.layers
         )
 
     def scores(self, estimates: Float[np.ndarray, " edge"]) -> pd.DataFrame:

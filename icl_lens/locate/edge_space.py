@@ -1,4 +1,4 @@
-"""All edges into some heads (the receivers), in a fixed order, and sets of them as masks.
+"""All edges into some heads (the readers), in a fixed order, and sets of them as masks.
 
 True and false labels are one role here: a set that kept edges at true labels but not at false ones would reveal the
 answer.
@@ -20,7 +20,7 @@ from icl_lens.edits.edit import PARTS
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES
-from icl_lens.prompts.roles import EDGE_ROLES, indices_in_roles
+from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, indices_in_roles
 
 TOKEN_GROUPS = {
     "the labels": ("label",),
@@ -28,75 +28,85 @@ TOKEN_GROUPS = {
     "other tokens": ("query", "last", "other"),
 }
 """Roles of the tokens whose keys or values are read, by the words that name them in groups of edges."""
+LATER_ROLES: dict[EdgeRole, tuple[EdgeRole, ...]] = {
+    "last": (),
+    "text": ("query", "last"),
+    "label": ("query", "last"),
+}
+"""Roles whose tokens come after all tokens of a role; for roles that are not listed, this is the last token."""
 THIRDS = ("first", "middle", "last")
-CURVE_READERS = ("query", "keys at the labels", "keys at demonstrations' texts", "values at the labels")
-"""What reads the edges whose effects are shown layer by layer."""
+CURVE_INPUTS = ("query", "keys at the labels", "keys at demonstrations' texts", "values at the labels")
+"""The inputs whose edges are shown layer by layer."""
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeSpace:
-    """Every edge from an earlier component to a receiver's query, or to its keys or values at tokens of one role."""
+    """Every edge from an earlier component to a reader's query, or to its keys or values at tokens of one role."""
 
-    receivers: tuple[Head, ...]
+    readers: tuple[Head, ...]
     n_layers: int
-    senders: tuple[tuple[str, ...], ...]
-    """Names of each receiver's senders."""
+    writers: tuple[tuple[str, ...], ...]
+    """Names of each reader's writers."""
     index: Int[np.ndarray, "edge 4"]
-    """Receiver, part, role and sender of each edge, as indices."""
+    """Reader, part, role and writer of each edge, as indices."""
+    reader_at: EdgeRole = "last"
+    """Role of the tokens at which the readers act."""
 
     @classmethod
-    def of(cls, view: ModelView, receivers: Sequence[Head]) -> "EdgeSpace":
-        """Return all edges into the receivers."""
-        senders = tuple(writer_names(view, head.layer)[:-1] for head in receivers)
-        last = EDGE_ROLES.index("last")
+    def of(cls, view: ModelView, readers: Sequence[Head], reader_at: EdgeRole = "last") -> "EdgeSpace":
+        """Return all edges into the readers, without those from tokens that never come before them."""
+        writers = tuple(writer_names(view, head.layer)[:-1] for head in readers)
+        own, later = EDGE_ROLES.index(reader_at), LATER_ROLES.get(reader_at, ("last",))
+        read = [role for role, name in enumerate(EDGE_ROLES) if name not in later]
         rows = [
-            (receiver, part, role, sender)
-            for receiver, names in enumerate(senders)
+            (reader, part, role, writer)
+            for reader, names in enumerate(writers)
             for part, name in enumerate(PARTS)
-            for role in ([last] if name == "q" else range(len(EDGE_ROLES)))
-            for sender in range(len(names))
+            for role in ([own] if name == "q" else read)
+            for writer in range(len(names))
         ]
-        return cls(tuple(receivers), view.n_layers, senders, np.array(rows, dtype=np.int64).reshape(-1, 4))
+        index = np.array(rows, dtype=np.int64).reshape(-1, 4)
+        return cls(tuple(readers), view.n_layers, writers, index, reader_at)
 
     def __len__(self) -> int:
         return len(self.index)
 
     def edge(self, number: int) -> Edge:
         """Return an edge by its position in the order."""
-        receiver, part, role, sender = self.index[number]
-        return Edge(self.receivers[receiver], PARTS[part], self.senders[receiver][sender], EDGE_ROLES[role])
+        reader, part, role, writer = self.index[number]
+        return Edge(self.readers[reader], PARTS[part], self.writers[reader][writer], EDGE_ROLES[role], self.reader_at)
 
     @cached_property
-    def sender_layer(self) -> Int[np.ndarray, " edge"]:
-        """The layer of each edge's sender; -1 for embeddings."""
-        all_senders = max(self.senders, key=len)  # those of other receivers are the first of these
-        return np.array([layer_of(name) for name in all_senders])[self.index[:, 3]]
+    def writer_layer(self) -> Int[np.ndarray, " edge"]:
+        """The layer of each edge's writer; -1 for embeddings."""
+        all_writers = max(self.writers, key=len)  # those of other readers are the first of these
+        return np.array([layer_of(name) for name in all_writers])[self.index[:, 3]]
 
     @cached_property
     def stratum(self) -> Int[np.ndarray, " edge"]:
-        """Number of each edge's stratum: edges with the same part, role and layer of the sender."""
-        keys = np.column_stack([self.index[:, 1:3], self.sender_layer])
+        """Number of each edge's stratum: edges with the same part, role and layer of the writer."""
+        keys = np.column_stack([self.index[:, 1:3], self.writer_layer])
         return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
 
     def flatten(self, values: dict[Head, Float[Tensor, "batch part edge_role _"]]) -> Float[Tensor, "batch edge"]:
-        """Return the value of each edge; the last axis of `values` is each receiver's senders."""
-        receiver, part, role, sender = torch.from_numpy(self.index).unbind(1)
+        """Return the value of each edge; the last axis of `values` is each reader's writers."""
+        reader, part, role, writer = torch.from_numpy(self.index).unbind(1)
         pieces = []
-        for number, head in enumerate(self.receivers):
-            own = receiver == number
-            pieces.append(values[head].cpu()[:, part[own], role[own], sender[own]])
+        for number, head in enumerate(self.readers):
+            own = reader == number
+            pieces.append(values[head].cpu()[:, part[own], role[own], writer[own]])
         return torch.cat(pieces, dim=1)
 
     def removal_masks(self, removed: Bool[np.ndarray, "set edge"]) -> RemovalMasks:
         """Return sets of removed edges in the form that `score_without_edges` needs."""
         masks = {}
-        for number, (head, names) in enumerate(zip(self.receivers, self.senders, strict=True)):
+        for number, (head, names) in enumerate(zip(self.readers, self.writers, strict=True)):
             mask = np.zeros((len(removed), len(PARTS), len(ROLES), len(names)), dtype=bool)
             for role, name in enumerate(EDGE_ROLES):
                 edges = (self.index[:, 0] == number) & (self.index[:, 2] == role)
                 for i in indices_in_roles(name):
                     mask[:, self.index[edges, 1], i, self.index[edges, 3]] = removed[:, edges]
-            masks[head] = torch.from_numpy(mask)
+            masks[head, self.reader_at] = torch.from_numpy(mask)
         return masks
 
     def random_like(self, ranked: Int[np.ndarray, " edge"], sizes: Sequence[int], seed: int) -> list[np.ndarray]:
@@ -116,14 +126,14 @@ class EdgeSpace:
         return sets
 
     @cached_property
-    def readers(self) -> dict[str, Bool[np.ndarray, " edge"]]:
-        """Edges by what reads them, such as "query" and "keys at the labels"."""
-        readers = {"query": self.index[:, 1] == PARTS.index("q")}
+    def inputs(self) -> dict[str, Bool[np.ndarray, " edge"]]:
+        """Edges by the input that they end in, such as "query" and "keys at the labels"."""
+        inputs = {"query": self.index[:, 1] == PARTS.index("q")}
         for part, name in (("k", "keys"), ("v", "values")):
             for tokens, roles in TOKEN_GROUPS.items():
                 has_role = np.isin(self.index[:, 2], [EDGE_ROLES.index(role) for role in roles])
-                readers[f"{name} at {tokens}"] = (self.index[:, 1] == PARTS.index(part)) & has_role
-        return readers
+                inputs[f"{name} at {tokens}"] = (self.index[:, 1] == PARTS.index(part)) & has_role
+        return inputs
 
     @cached_property
     def groups(self) -> dict[str, Bool[np.ndarray, " edge"]]:
@@ -131,19 +141,19 @@ class EdgeSpace:
 
         Embeddings are in the first third of the layers.
         """
-        third = np.clip(3 * self.sender_layer // self.n_layers, 0, 2)
+        third = np.clip(3 * self.writer_layer // self.n_layers, 0, 2)
         groups = {
-            f"{name} third → {reader}": (third == number) & is_read
-            for reader, is_read in self.readers.items()
+            f"{name} third → {end}": (third == number) & ends_here
+            for end, ends_here in self.inputs.items()
             for number, name in enumerate(THIRDS)
         }
         return {name: in_group for name, in_group in groups.items() if in_group.any()}
 
     @cached_property
     def layers(self) -> dict[tuple[str, int], Bool[np.ndarray, " edge"]]:
-        """Edges by reader and by the sender's layer (−1: embeddings), for the readers in `CURVE_READERS`."""
+        """Edges by the input that they end in and by the writer's layer (−1: embeddings), for `CURVE_INPUTS`."""
         return {
-            (reader, layer): self.readers[reader] & (self.sender_layer == layer)
-            for reader in CURVE_READERS
-            for layer in np.unique(self.sender_layer).tolist()
+            (end, layer): self.inputs[end] & (self.writer_layer == layer)
+            for end in CURVE_INPUTS
+            for layer in np.unique(self.writer_layer).tolist()
         }

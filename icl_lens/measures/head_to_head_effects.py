@@ -1,14 +1,14 @@
-"""Measure how an earlier component (the *sender*) affects the answer through one head (the *receiver*).
+"""Measure how an earlier component (the *writer*) affects the answer through one head (the *reader*).
 
-Each sender is removed from the receiver's query, keys or values (see `edits.edges`); the drop in the answer's score is
-the effect of the *edge* from the sender to this query, or to these keys or values.
+Each writer is removed from the reader's query, keys or values (see `edits.edges`); the drop in the answer's score is
+the effect of the *edge* from the writer to this query, or to these keys or values.
 
-Several receivers are rebuilt independently from the same unedited pass: a change in one does not reach another.
+Several readers are rebuilt independently from the same unedited pass: a change in one does not reach another.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pandas as pd
 import torch
@@ -19,9 +19,21 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations
 from icl_lens.activations.writers import writer_names
 from icl_lens.attribution.scored_tokens import Against
-from icl_lens.edits.edges import ReplaceZ, capture_pieces, sender_means
+from icl_lens.edits.edges import (
+    Chain,
+    Edge,
+    ReplaceZ,
+    capture_pieces,
+    chain_of,
+    chain_vectors,
+    positions_in,
+    tokens_back,
+    writer_index,
+    writer_means,
+    writer_text,
+)
 from icl_lens.edits.edit import PARTS, Part
-from icl_lens.edits.receiver import Means, Receiver
+from icl_lens.edits.reader import Means, Reader
 from icl_lens.engine.gradients import z_gradients
 from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_choice
@@ -38,35 +50,36 @@ from icl_lens.result.tables import SHOWN_ROWS, format_signed, plural_prompts
 
 @dataclass(frozen=True, repr=False)
 class HeadToHeadEffects(Result):
-    """What the answer loses when a sender is removed from a receiver's query, keys or values, nats.
+    """What the answer loses when a writer is removed from a reader's query, keys or values, nats.
 
     A positive value means that the edge helps the answer. `log_prob` is the drop in log p(target), and `log_odds` that
-    in log p(target) − log Σ p(against), NaN for prompts that have nothing to compare with. Both are 0 where the sender
-    is not in a layer before the receiver, and NaN for prompts that have no token of the chosen role.
+    in log p(target) − log Σ p(against), NaN for prompts that have nothing to compare with. Both are 0 where the writer
+    is not in a layer before the reader, and NaN for prompts that have no token of the chosen role.
 
     Example:
         >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="k")
-        >>> edges.log_prob.shape, edges.senders[:2]
+        >>> edges.log_prob.shape, edges.writers[:2]
         (torch.Size([1, 1, 30]), ('L0H0', 'L0H1'))
     """
 
-    receivers: tuple[Head, ...]
-    senders: tuple[str, ...]
+    version: ClassVar[int] = 2
+    readers: tuple[Head, ...]
+    writers: tuple[str, ...]
     part: Part
-    log_prob: Float[Tensor, "batch receiver sender"]
-    log_odds: Float[Tensor, "batch receiver sender"]
+    log_prob: Float[Tensor, "batch reader writer"]
+    log_odds: Float[Tensor, "batch reader writer"]
     fallback_reason: str = ""
-    """Why full forward passes were used instead of the prefix cache; empty if it was used."""
+    """Why readers at the last token took full forward passes instead of the prefix cache; empty if they did not."""
     edits: tuple[str, ...] = ()
     """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
 
     def to_frame(self) -> pd.DataFrame:
-        """Return receiver, part, sender, and mean log_odds and log_prob lost over the prompts that have them.
+        """Return reader, part, writer, and mean log_odds and log_prob lost over the prompts that have them.
 
         The largest effect on the log-odds comes first, or that on log p if no prompt has log-odds.
         """
-        receivers = [str(head) for head in self.receivers for _ in self.senders]
-        frame = pd.DataFrame({"receiver": receivers, "part": self.part, "sender": self.senders * len(self.receivers)})
+        readers = [str(head) for head in self.readers for _ in self.writers]
+        frame = pd.DataFrame({"reader": readers, "part": self.part, "writer": self.writers * len(self.readers)})
         for name in ("log_odds", "log_prob"):
             frame[name] = getattr(self, name).double().nanmean(0).flatten().cpu().numpy()
         order = ["log_odds", "log_prob"]  # all equal if no prompt has log-odds
@@ -75,7 +88,7 @@ class HeadToHeadEffects(Result):
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         frame = self.to_frame()
         shown = frame.head(SHOWN_ROWS // 2)
-        columns: dict[str, list[Any]] = {name: shown[name].tolist() for name in ("receiver", "part", "sender")}
+        columns: dict[str, list[Any]] = {name: shown[name].tolist() for name in ("reader", "part", "writer")}
         columns["log-odds lost"] = [format_signed(value) for value in shown["log_odds"]]
         columns["log p lost"] = [format_signed(value) for value in shown["log_prob"]]
         n = len(self.log_prob)
@@ -86,72 +99,92 @@ class HeadToHeadEffects(Result):
 def head_to_head_effects(
     model: Any,
     batch: PromptBatch,
-    receivers: Sequence[AnyHead],
+    readers: Sequence[AnyHead],
     *,
     part: Part,
-    senders: Sequence[AnyHead] | None = None,
+    writers: Sequence[AnyHead | Edge | Chain] | None = None,
     at: EdgeRole | TokenPositions = "all",
+    reader_at: EdgeRole | TokenPositions = "last",
     targets: Int[Tensor, " batch"] | None = None,
     against: Against = None,
     reference: PromptBatch | None = None,
 ) -> HeadToHeadEffects:
-    """Return the exact effect of each sender on the answer through each receiver's query, keys or values.
+    """Return the exact effect of each writer on the answer through each reader's query, keys or values.
 
-    `part` is "q", "k" or "v". The receiver's query at the last position, or its keys or values at the tokens `at`, are
-    rebuilt without what the sender wrote there, with norms recomputed. `at` is a role (see `batch.token_roles`; "label"
-    for true and false labels), positions, or "all". Only this receiver's output at the last position changes; all later
-    components run as usual. The effects of a prompt without a token of the role are NaN: nothing was removed there.
+    1. `reader_at` are the tokens at which the reader acts: it attends from them and writes to them. They are the last
+       token, those of a role (see `batch.token_roles`; "label" for true and false labels), positions, or "all".
+    2. `part` is "q", "k" or "v". The reader's queries at `reader_at`, or its keys or values at the tokens `at`, are
+       rebuilt without what the writer wrote there, with norms recomputed. `at` takes what `reader_at` takes.
+    3. The reader's output at `reader_at` is computed from them. Elsewhere, and in other heads, nothing changes here.
+    4. All later components run as usual on what has changed, at all later positions.
 
-    `senders` are heads, FFNs ("F3") or embeddings ("embed", "pos_embed"); by default, all heads in layers before the
-    last receiver. With `reference` prompts, a sender's output is replaced by its mean over their tokens of the same
-    role instead of zero. `targets` and `against` are those of `head_effects`.
+    The effects of a prompt without such tokens are NaN: nothing was removed there.
 
-    If the prefix cache is supported (see `head_effects`), each pair of receiver and sender costs a pass over one token
-    per prompt, from the receiver's layer on; otherwise, one full forward pass. Raise InputError for unknown heads or
-    senders, invalid targets, a role that no prompt has, and model families whose attention cannot be reproduced.
+    `writers` are heads, FFNs ("F3"), embeddings ("embed", "pos_embed") or edges into earlier heads, for *chains* (see
+    `Edge`); by default, all heads in layers before the last reader. With `reference` prompts, a writer's output is
+    replaced by its mean over their tokens of the same role instead of zero. `targets` and `against` are those of
+    `head_effects`.
+
+    Each pair of reader and writer costs a pass from the reader's layer on: over one token per prompt, if readers act at
+    the last one and the prefix cache is supported (see `head_effects`), otherwise over whole prompts. Raise InputError
+    for unknown heads or writers, invalid targets, a role that no prompt has, and model families whose attention cannot
+    be reproduced.
 
     Example:
-        >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="q", senders=["L2H0", "F3"])
+        >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="q", writers=["L2H0", "F3"])
         >>> edges.log_prob.shape, edges.fallback_reason
         (torch.Size([1, 1, 2]), '')
+        >>> moved = il.head_to_head_effects(
+        ...     model, batch, ["L2H0"], part="v", writers=["embed"], at="text", reader_at="label"
+        ... )
+        >>> moved.log_prob.shape
+        torch.Size([1, 1, 1])
     """
     view = ModelView.of(model)
     check_choice("part", part, PARTS)
     check_batch(batch)
-    heads = view.check_heads(receivers)
+    heads = view.check_heads(readers)
     if not heads:
-        raise InputError("receivers must name at least one head, got none; pass e.g. ['L2H1']")
-    if part == "q" and at not in ("all", "last"):
-        raise InputError(f"at must be 'all' or 'last' for queries, got {at!r}")
-    names = sender_names(view, heads, senders)
+        raise InputError("readers must name at least one head, got none; pass e.g. ['L2H1']")
+    if part == "q" and at != "all" and at != reader_at:
+        raise InputError(f"at must be 'all' or {reader_at!r} like reader_at for queries, got {at!r}")
+    names = chosen_writers(view, heads, writers)
+    texts = tuple(map(writer_text, names))
     targets, others = outcome_tokens(view, batch, targets, against)
-    means = None if reference is None else sender_means(model, reference)
-    masks = _token_masks(batch, at)
-    has_tokens = masks.flatten(1).any(1)
-    if not bool(has_tokens.any()):
-        raise InputError(f"at must be a role that a prompt has, got {at!r}; see batch.token_roles")
-    all_names = writer_names(view, view.n_layers)
-    writer_index = torch.tensor([all_names.index(name) for name in names])
-    # Indices into `heads` and `names` of each receiver and earlier sender, in the order of `new_z`.
-    pairs = [
-        (i, j)
-        for i, head in enumerate(heads)
-        for j, index in enumerate(writer_index)
-        if index < len(writer_names(view, head.layer)) - 1
-    ]
+    means = None if reference is None else writer_means(model, reference)
+    masks, read_by = _token_masks(batch, at), _token_masks(batch, reader_at)
+    has_tokens = masks.flatten(1).any(1) & read_by.flatten(1).any(1)
+    for name, value, mask in (("at", at, masks), ("reader_at", reader_at, read_by)):
+        if not bool(mask.any()):
+            raise InputError(f"{name} must be a role that a prompt has, got {value!r}; see batch.token_roles")
+    places = positions_in(read_by[:, 0])
+    n_places = places.shape[1]
+    chains = tuple(name for name in names if isinstance(name, tuple))
+    for chain in chains:
+        if not bool((role_masks(batch, [chain[0].reader_at]) & (read_by if part == "q" else masks)).any()):
+            name, got = ("reader_at", reader_at) if part == "q" else ("at", at)
+            raise InputError(f"{name} must be {chain[0].reader_at!r} like reader_at of the writer, got {got!r}")
+    index = [[writer_index(view, name, head, chains) for name in names] for head in heads]
+    # Indices into `heads` and `names` of each reader and earlier writer, in the order of `new_z`.
+    pairs = [(i, j) for i in range(len(heads)) for j in range(len(names)) if index[i][j] is not None]
     if not pairs:
-        raise InputError(f"senders must include one in a layer before a receiver, got {', '.join(names)}")
+        raise InputError(f"writers must include one in a layer before a reader, got {', '.join(texts)}")
 
     def rebuild_z(acts: Activations, prompts: list[int]) -> Tensor:
-        found = list[Tensor]()
-        for i, head in enumerate(heads):
-            if earlier := [j for receiver, j in pairs if receiver == i]:
-                z = Receiver(acts, head, means).z_without_each(part, masks[prompts])[:, 0]
-                found.append(z[:, writer_index[earlier].to(z.device)])
+        found, more = list[Tensor](), chain_vectors(acts, chains, means)
+        for head, columns in zip(heads, index, strict=True):
+            if earlier := [column for column in columns if column is not None]:
+                z = Reader(acts, head, means, places[prompts], more).z_without_each(part, masks[prompts])[:, 0]
+                found.append(z[:, earlier].flatten(1, 2))
         return torch.cat(found, dim=1)
 
-    new_z = torch.cat([rebuild_z(*piece) for piece in capture_pieces(model, batch, "last" if part == "q" else "all")])
-    replaced = [ReplaceZ([heads[i]], new_z, {heads[i]: row}) for row, (i, _) in enumerate(pairs)]
+    kept = "last" if part == "q" and reader_at == "last" and not chains else "all"
+    new_z = torch.cat([rebuild_z(*piece) for piece in capture_pieces(model, batch, kept)])
+    back = tokens_back(batch, places).repeat(1, len(pairs)).to(new_z.device)
+    replaced = [
+        ReplaceZ([heads[i]], new_z, back, {heads[i]: range(row * n_places, (row + 1) * n_places)})
+        for row, (i, _) in enumerate(pairs)
+    ]
     scores, reason = score_sets(
         view,
         batch,
@@ -161,43 +194,54 @@ def head_to_head_effects(
     drops = scores.new_zeros(len(batch), len(heads), len(names), scores.shape[-1])
     drops[:, [i for i, _ in pairs], [j for _, j in pairs]] = scores[:, :1] - scores[:, 1:]
     drops[~has_tokens.to(drops.device)] = torch.nan
-    return HeadToHeadEffects(heads, names, part, drops[..., 0], drops[..., 1], reason, active_edits(view))
+    return HeadToHeadEffects(heads, texts, part, drops[..., 0], drops[..., 1], reason, active_edits(view))
 
 
 def estimate_effects(
-    model: Any, batch: PromptBatch, receivers: Sequence[Head], means: Means | None
+    model: Any, batch: PromptBatch, readers: Sequence[Head], means: Means | None, reader_at: EdgeRole = "last"
 ) -> dict[Head, Float[Tensor, "batch part edge_role _"]]:
-    """Estimate the effects of single edges on the answer's log-odds, by receiver; the last axis has its senders.
+    """Estimate the effects of single edges on the answer's log-odds, by reader; the last axis has its writers.
 
-    The receiver's z without the sender is exact; its effect on the log-odds is linearized. Roles are `EDGE_ROLES`.
+    The reader's z without the writer is exact; its effect on the log-odds is linearized. Roles are `EDGE_ROLES`.
     """
     view, masks = ModelView.of(model), role_masks(batch)
-    found: dict[Head, list[Tensor]] = {head: [] for head in receivers}
+    places = positions_in(role_masks(batch, [reader_at])[:, 0])
+    found: dict[Head, list[Tensor]] = {head: [] for head in readers}
     for acts, prompts in capture_pieces(model, batch, "all"):
         gradients = _log_odds_gradients(view, acts.batch)
-        for head in receivers:
-            receiver = Receiver(acts, head, means)
+        for head in readers:
+            reader = Reader(acts, head, means, places[prompts])
+            at = torch.arange(len(prompts), device=reader.places.device)[:, None], reader.places.clamp(min=0)
+            gradient = gradients[head.layer].to(reader.z)[*at, head.head]
+            gradient = gradient.masked_fill(reader.places[..., None] < 0, 0)
             drops = []
             for part in PARTS:
-                rebuilt = receiver.z_without_each(part, masks[prompts].to(receiver.z.device))
-                change = receiver.z[:, None, None] - rebuilt
-                gradient = gradients[head.layer][:, head.head].to(change)
-                drops.append(einsum(gradient, change, "batch d, batch role sender d -> batch role sender"))
+                rebuilt = reader.z_without_each(part, masks[prompts].to(reader.z.device))
+                change = reader.z[:, None, None] - rebuilt
+                equation = "batch place d, batch role writer place d -> batch role writer"
+                drops.append(einsum(gradient, change, equation))
             found[head].append(torch.stack(drops, dim=1))
     return {head: torch.cat(pieces) for head, pieces in found.items()}
 
 
-def sender_names(view: ModelView, receivers: Sequence[Head], senders: Sequence[AnyHead] | None) -> tuple[str, ...]:
-    """Return the names of senders; by default, all heads in layers before the last receiver."""
-    if senders is None:
-        last_layer = max(head.layer for head in receivers)
+def chosen_writers(
+    view: ModelView, readers: Sequence[Head], writers: Sequence[AnyHead | Edge | Chain] | None
+) -> tuple[str | Chain, ...]:
+    """Return the names of writers, and chains; by default, all heads in layers before the last reader."""
+    if writers is None:
+        last_layer = max(head.layer for head in readers)
         return tuple(str(head) for head in view.heads() if head.layer < last_layer)
     known = writer_names(view, view.n_layers)[:-1]
-    names = [
-        sender if isinstance(sender, str) and sender in known else str(view.check_head(sender)) for sender in senders
-    ]
+
+    def named(writer: AnyHead | Edge | Chain) -> str | Chain:
+        if isinstance(writer, str):
+            return writer if writer in known else str(view.check_head(writer))
+        is_head = isinstance(writer, tuple) and not any(isinstance(one, Edge) for one in writer)
+        return str(view.check_head(cast(Any, writer))) if is_head else chain_of(writer)
+
+    names = list(map(named, writers))
     if not names:
-        raise InputError("senders must name at least one head, FFN or embedding, got none; omit it for all heads")
+        raise InputError("writers must name at least one head, FFN or embedding, got none; omit it for all heads")
     return tuple(dict.fromkeys(names))
 
 
@@ -211,13 +255,12 @@ def _token_masks(batch: PromptBatch, at: EdgeRole | TokenPositions) -> Bool[Tens
     return mask[:, None]
 
 
-def _log_odds_gradients(view: ModelView, batch: PromptBatch) -> dict[int, Float[Tensor, "batch head d_head"]]:
-    """Return each layer's gradient of the answer's log-odds with respect to z at the last position."""
+def _log_odds_gradients(view: ModelView, batch: PromptBatch) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
+    """Return each layer's gradient of the answer's log-odds with respect to z."""
 
     def of_answer(log_probs: Tensor) -> Float[Tensor, "batch 1"]:
         own = log_probs.gather(1, batch.answer_tokens.clone().to(log_probs.device)[:, None])
         return log_odds(log_probs, own, batch.other_label_tokens, torch.arange(len(batch)))
 
     _, (gradients,) = z_gradients(view, batch, of_answer)
-    prompts, last = torch.arange(len(batch)), batch.last.cpu()
-    return {layer: gradient[prompts, last] for layer, gradient in enumerate(gradients)}
+    return gradients

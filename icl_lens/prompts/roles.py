@@ -9,7 +9,7 @@ from torch import Tensor
 
 from icl_lens.prompts.batch import ROLES, PromptBatch, Role
 
-EdgeRole = Role | Literal["label"]
+EdgeRole = Literal[Role, "label"]
 """A role, or "label" for both true and false labels."""
 EDGE_ROLES: tuple[EdgeRole, ...] = ("text", "label", "query", "last", "other")
 """The roles that do not depend on the answer."""

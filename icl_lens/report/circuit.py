@@ -64,10 +64,10 @@ def notes(found: Circuit) -> list[str]:
     """Return notes that explain the tables' terms and numbers."""
     n_edges, n_mean = len(found.edges), min(found.n_located, MEAN_PROMPTS)
     lines = [
-        "An edge, such as F0 → L4H1.k (label), is what a sender wrote to tokens of one role, as read by a head's "
+        "An edge, such as F0 → L4H1.k (label), is what a writer wrote to tokens of one role, as read by a head's "
         "query (q), keys (k) or values (v). F0 is the FFN of layer 0, L4H1 head 1 of layer 4. Labels are taken "
         "together, whether they equal the answer or not.",
-        "Removing an edge replaces what the sender wrote by its mean over tokens of the same role in "
+        "Removing an edge replaces what the writer wrote by its mean over tokens of the same role in "
         f"{n_mean} prompts. Edges are ranked on {found.n_located} prompts and tested on {found.n_prompts} others with "
         f"{found.n_queries} queries, which the 95% intervals resample. The largest first-order effect of the other "
         f"{found.n_edges - n_edges:,} edges is {found.score('largest estimate left out')[0]:.3f} nats.",
@@ -80,7 +80,7 @@ def notes(found: Circuit) -> list[str]:
         lines.insert(
             3,
             "Faithfulness: the log-odds with only the first edges kept, on a scale from no edge (0%) to all (100%). "
-            f"Random: {found.n_random} rankings with the same number of edges for each part, role and sender's layer.",
+            f"Random: {found.n_random} rankings with the same number of edges for each part, role and writer's layer.",
         )
     return lines
 
@@ -102,9 +102,8 @@ def page(found: Circuit) -> tuple[str, dict[str, Any]]:
     from icl_lens.report import plots  # imports matplotlib
 
     curve, graph = curve_rows(found), plots.circuit(found)
-    n = len(found.receivers)
     return "circuit.html.j2", {
-        "title": f"circuit of {n} head{'s' * (n > 1)}",
+        "title": f"circuit of {found.readers_in_words}",
         "found": found,
         "sentences": found.sentences(),
         "graph": _image(graph),

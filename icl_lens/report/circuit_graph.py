@@ -1,4 +1,4 @@
-"""Draw a circuit as a graph: layers upward, senders in one column per token role, receivers on the right."""
+"""Draw a circuit as a graph: layers upward, writers in one column per token role, readers on the right."""
 
 import io
 from collections import Counter, defaultdict
@@ -25,8 +25,8 @@ TITLES = {
     "query": "query",
     "last": "last\ntoken",
 }
-# Maximum number of senders of one role and layer, and of receivers, side by side; further ones begin a new line.
-SENDERS_PER_LINE, RECEIVERS_PER_LINE = 3, 6
+# Maximum number of writers of one role and layer, and of readers, side by side; further ones begin a new line.
+WRITERS_PER_LINE, READERS_PER_LINE = 3, 6
 # In inches: height of a line of nodes, height of titles and legend, minimum width of a node, width of layer names.
 LINE_HEIGHT, FRAME_HEIGHT, MIN_NODE_WIDTH, LAYER_NAME_WIDTH = 0.42, 1.15, 0.42, 0.6
 MIN_LINE_WIDTH, MAX_LINE_WIDTH = 0.8, 4.0
@@ -36,43 +36,43 @@ CURVATURES = (0.0, 0.05, -0.05, 0.1, -0.1, 0.15, -0.15, 0.2, -0.2)
 HALF_SIZES = {2: (0.5, 0.22), 3: (0.16, 0.13)}
 """Half the width and height of a `Node` (a tuple of length 2) and of a `Port` (3)."""
 PORTS_HEIGHT, NODE_HEIGHT, LINE_STEP, LAYER_HEIGHT = 0.65, 0.5, 1.3, 1.1
-"""Height of a receiver's ports, height of a node's center above its ports, and heights of further lines and layers."""
-RECEIVER_STEP = 1.4
+"""Height of a reader's ports, height of a node's center above its ports, and heights of further lines and layers."""
+READER_STEP = 1.4
 
 Node = tuple[str, str]
-"""A component, and the role of the tokens to which it writes: "last" for receivers."""
+"""A component, and the role of the tokens to which it writes."""
 Port = tuple[str, str, str]
-"""A receiver's query ("q"), keys ("k") or values ("v"): its node and the part."""
+"""A reader's query ("q"), keys ("k") or values ("v"): its node and the part."""
 
 
 def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
-    """Draw the first `n` edges of `il.locate_circuit` from senders on the left to receivers on the right.
+    """Draw the first `n` edges of `il.locate_circuit` from writers on the left to readers on the right.
 
-    Layers go upward, and senders are in the column of the role of the tokens to which they write. Each receiver is in
-    the column of the last token, above its query (q), keys (k) and values (v). The width of an edge is the size of its
-    effect. Removing a blue edge lowers the answer's log-odds, removing an orange one raises them, and the effect of a
-    dashed one has a 95% interval that includes 0. Layers without a node are omitted. The figure is wider than `width`
-    if names need it. Raise InputError if `n` is below 1.
+    Layers go upward, and writers are in the column of the role of the tokens to which they write. Each reader is in
+    the last column, that of the tokens at which it acts, above its query (q), keys (k) and values (v). The width of an
+    edge is the size of its effect. Removing a blue edge lowers the answer's log-odds, removing an orange one raises
+    them, and the effect of a dashed one has a 95% interval that includes 0. Layers without a node are omitted. The
+    figure is wider than `width` if names need it. Raise InputError if `n` is below 1.
     """
     if n < 1:
         raise InputError(f"n must be at least 1, got {n}")
     edges = circuit.edges.head(n).to_dict("records")
     graph = nx.DiGraph()
     for row in edges:
-        graph.add_edge((row["sender"], row["role"]), (row["receiver"], "last", row["part"]), **row)
-    receivers = sorted({node[:2] for node in graph if len(node) == 3}, key=lambda node: (-layer_of(node[0]), node))
-    place, layers, columns, size = _place_nodes(graph, receivers)
-    for receiver in receivers:
-        x, y = place[receiver]
+        graph.add_edge((row["writer"], row["role"]), (row["reader"], circuit.reader_at, row["part"]), **row)
+    readers = sorted({node[:2] for node in graph if len(node) == 3}, key=lambda node: (-layer_of(node[0]), node))
+    place, layers, columns, size = _place_nodes(graph, readers, circuit.reader_at)
+    for reader in readers:
+        x, y = place[reader]
         for number, part in enumerate(PARTS):  # each lower than the one on its left, because edges come from the left
-            place[*receiver, part] = (x + 0.42 * (number - 1), y - 0.38 - 0.11 * number)
+            place[*reader, part] = (x + 0.42 * (number - 1), y - 0.38 - 0.11 * number)
 
     width = max(width, LAYER_NAME_WIDTH + MIN_NODE_WIDTH * size[0])
     figure = NotebookFigure(figsize=(width, FRAME_HEIGHT + LINE_HEIGHT * size[1]), dpi=200, layout="constrained")
     ax = figure.subplots()
     largest = max(abs(row["effect"]) for row in edges) or 1.0
     _draw_edges(graph, place, ax, largest, ((width - LAYER_NAME_WIDTH) / size[0], LINE_HEIGHT))
-    _draw_nodes(graph, place, receivers, ax)
+    _draw_nodes(graph, place, readers, ax)
     for left, right, role in columns:
         ax.text((left + right) / 2, size[1] + 0.2, TITLES[role], ha="center", va="bottom", fontsize=7)
         if left:
@@ -88,7 +88,7 @@ def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
 
 
 def _place_nodes(
-    graph: nx.DiGraph, receivers: list[Node]
+    graph: nx.DiGraph, readers: list[Node], reader_at: str
 ) -> tuple[
     dict[Node | Port, tuple[float, float]], dict[int, float], list[tuple[float, float, str]], tuple[float, float]
 ]:
@@ -97,29 +97,29 @@ def _place_nodes(
     That is: the center of each node; the height at which each layer's name is; the left end, right end and role of each
     column; and the width and height of the drawing.
     """
-    senders: list[Node] = [node for node in graph if len(node) == 2 and node not in receivers]
-    cells: dict[tuple[str, int], list[Node]] = defaultdict(list)  # senders by role and layer
-    for node in sorted(senders):
+    writers: list[Node] = [node for node in graph if len(node) == 2 and node not in readers]
+    cells: dict[tuple[str, int], list[Node]] = defaultdict(list)  # writers by role and layer
+    for node in sorted(writers):
         cells[node[1], layer_of(node[0])].append(node)
     n_lines = Counter[int]()  # by layer
     for (_, layer), nodes in cells.items():
-        n_lines[layer] = max(n_lines[layer], -(-len(nodes) // SENDERS_PER_LINE))
-    # Receivers of the highest layer come first, so they are on the left, and edges pass above the lower ones.
-    slot_of = {receiver: number % RECEIVERS_PER_LINE for number, receiver in enumerate(receivers)}
+        n_lines[layer] = max(n_lines[layer], -(-len(nodes) // WRITERS_PER_LINE))
+    # Readers of the highest layer come first, so they are on the left, and edges pass above the lower ones.
+    slot_of = {reader: number % READERS_PER_LINE for number, reader in enumerate(readers)}
     line_of: dict[Node, int] = {}
     n_used = Counter[tuple[int, int]]()  # lines by layer and slot
-    for receiver, slot in slot_of.items():
-        layer = layer_of(receiver[0])
-        line_of[receiver] = n_used[layer, slot]
+    for reader, slot in slot_of.items():
+        layer = layer_of(reader[0])
+        line_of[reader] = n_used[layer, slot]
         n_used[layer, slot] += 1
         n_lines[layer] = max(n_lines[layer], n_used[layer, slot])
 
     bottom: dict[int, float] = {}
     name_heights: dict[int, float] = {}
     height = 0.0
-    receiver_layers = {layer_of(name) for name, _ in receivers}
+    reader_layers = {layer_of(name) for name, _ in readers}
     for layer in sorted(n_lines):
-        bottom[layer] = height + (PORTS_HEIGHT if layer in receiver_layers else 0.0)
+        bottom[layer] = height + (PORTS_HEIGHT if layer in reader_layers else 0.0)
         further_lines = LINE_STEP * (n_lines[layer] - 1)
         name_heights[layer] = bottom[layer] + further_lines / 2 + NODE_HEIGHT
         height = bottom[layer] + further_lines + LAYER_HEIGHT
@@ -127,25 +127,25 @@ def _place_nodes(
     place: dict[Node | Port, tuple[float, float]] = {}
     columns: list[tuple[float, float, str]] = []
     left = 0.0
-    for role, title in TITLES.items():
+    for role, title in sorted(TITLES.items(), key=lambda item: item[0] == reader_at):
         by_layer = {layer: nodes for (of, layer), nodes in cells.items() if of == role}
-        if not by_layer and role != "last":
+        if not by_layer and role != reader_at:
             continue
-        width = max([min(SENDERS_PER_LINE, len(nodes)) for nodes in by_layer.values()], default=0) + 0.3
-        if role != "last":
+        width = max([min(WRITERS_PER_LINE, len(nodes)) for nodes in by_layer.values()], default=0) + 0.3
+        if role != reader_at:
             width = max(width, 0.3 + 0.12 * max(map(len, title.split("\n"))))
         for layer, nodes in by_layer.items():
             for number, node in enumerate(nodes):
-                line, i = divmod(number, SENDERS_PER_LINE)
-                n_in_line = min(SENDERS_PER_LINE, len(nodes) - line * SENDERS_PER_LINE)
+                line, i = divmod(number, WRITERS_PER_LINE)
+                n_in_line = min(WRITERS_PER_LINE, len(nodes) - line * WRITERS_PER_LINE)
                 x = left + width / 2 + i - (n_in_line - 1) / 2
                 place[node] = (x, bottom[layer] + LINE_STEP * line + NODE_HEIGHT)
         right = left + width
-        if role == "last":
-            for receiver, slot in slot_of.items():
-                y = bottom[layer_of(receiver[0])] + LINE_STEP * line_of[receiver] + NODE_HEIGHT
-                place[receiver] = (right + RECEIVER_STEP * slot + 0.8, y)
-            right += RECEIVER_STEP * min(len(receivers), RECEIVERS_PER_LINE) + 0.2
+        if role == reader_at:
+            for reader, slot in slot_of.items():
+                y = bottom[layer_of(reader[0])] + LINE_STEP * line_of[reader] + NODE_HEIGHT
+                place[reader] = (right + READER_STEP * slot + 0.8, y)
+            right += READER_STEP * min(len(readers), READERS_PER_LINE) + 0.2
         columns.append((left, right, role))
         left = right
     return place, name_heights, columns, (left, height - 0.1)
@@ -159,15 +159,15 @@ def _draw_edges(
     unit: tuple[float, float],
 ) -> None:
     """Draw edges, the strongest first; `largest` is its effect, and `unit` the drawing's unit in inches."""
-    start = {node: (x, y + 0.12 * (len(node) == 2)) for node, (x, y) in place.items()}  # the top of the sender
-    for sender, port, row in sorted(graph.edges(data=True), key=lambda edge: -abs(edge[2]["effect"])):
+    start = {node: (x, y + 0.12 * (len(node) == 2)) for node, (x, y) in place.items()}  # the top of the writer
+    for writer, port, row in sorted(graph.edges(data=True), key=lambda edge: -abs(edge[2]["effect"])):
         uncertain = row["low"] <= 0 <= row["high"]
-        others = [(*xy, *HALF_SIZES[len(node)]) for node, xy in place.items() if node not in (sender, port)]
-        curvature = min(CURVATURES, key=lambda bend: _n_bad_points(start[sender], place[port], bend, others, unit))
+        others = [(*xy, *HALF_SIZES[len(node)]) for node, xy in place.items() if node not in (writer, port)]
+        curvature = min(CURVATURES, key=lambda bend: _n_bad_points(start[writer], place[port], bend, others, unit))
         nx.draw_networkx_edges(
             graph,
             start,
-            edgelist=[(sender, port)],
+            edgelist=[(writer, port)],
             ax=ax,
             width=MIN_LINE_WIDTH + (MAX_LINE_WIDTH - MIN_LINE_WIDTH) * abs(row["effect"]) / largest,
             edge_color=BLUE if row["effect"] >= 0 else ORANGE,
@@ -201,14 +201,14 @@ def _n_bad_points(
 
 
 def _draw_nodes(
-    graph: nx.DiGraph, place: dict[Node | Port, tuple[float, float]], receivers: list[Node], ax: Axes
+    graph: nx.DiGraph, place: dict[Node | Port, tuple[float, float]], readers: list[Node], ax: Axes
 ) -> None:
     box = {"facecolor": GRAY, "edgecolor": "none"}
-    senders = [node for node in place if len(node) == 2 and node not in receivers]
+    writers = [node for node in place if len(node) == 2 and node not in readers]
     ports = [node for node in place if len(node) == 3]
     for nodes, fontsize, weight, shape in (
-        (senders, 6.5, 400, "round,pad=0.25"),
-        (receivers, 6.5, 700, "square,pad=0.3"),
+        (writers, 6.5, 400, "round,pad=0.25"),
+        (readers, 6.5, 700, "square,pad=0.3"),
         (ports, 6, 400, "circle,pad=0.1"),
     ):
         nx.draw_networkx_labels(

@@ -100,7 +100,7 @@ def circuit_curve(circuit: Circuit, *, width: float = COLUMN) -> Figure:
     """Plot the faithfulness of the strongest edges of `il.locate_circuit` over the share of edges kept (log scale).
 
     Blue: the strongest edges, with their 95% interval. Gray: random edges with the same number per part, role and
-    sender's layer, as the mean and range over random rankings. Raise InputError if faithfulness is undefined, because
+    writer's layer, as the mean and range over random rankings. Raise InputError if faithfulness is undefined, because
     the interval of m(all) − m(none) includes 0.
     """
     if not circuit.is_defined:

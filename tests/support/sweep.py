@@ -44,6 +44,12 @@ ONE_WORD = [
     il.Prompt.parse("two : foo cat : bar red : bar dog :", answer="bar"),
 ]
 """Texts of one token, so that texts can change places without moving labels."""
+READINGS = [
+    *(("q", "last", "last"), ("k", "all", "last"), ("v", "label", "last")),
+    *(("q", "label", "label"), ("k", "text", "label"), ("v", "all", "label")),
+    *(("q", "all", "all"), ("k", "other", "text"), ("v", "label", "query")),
+]
+"""What a reader reads, at which tokens, and at which tokens it acts."""
 DRAWN = {"n": 3, "n_tokens": 6}
 """Size of the random sequences on which induction is measured."""
 
@@ -93,13 +99,28 @@ class Case:
         return [il.Head(layers[0], 1), il.Head(layers[len(layers) // 2], 2), il.Head(layers[-1], 3)]
 
     @property
-    def receiver(self) -> il.Head:
+    def reader(self) -> il.Head:
         return self.heads[-1]
 
     @cached_property
-    def senders(self) -> list[str]:
-        """An earlier head, FFN and the embedding."""
-        return [str(self.heads[0]), f"F{self.receiver.layer - 1}", "embed"]
+    def writers(self) -> list[str]:
+        """Writers before the last of the heads."""
+        return self.writers_before(self.reader)
+
+    def writers_before(self, head: il.Head) -> list[str]:
+        """Return an earlier head, FFN and the embedding."""
+        return [str(self.heads[0]), f"F{head.layer - 1}", "embed"]
+
+    def writers_to(self, head: il.Head, part: str) -> list[Any]:
+        """Return writers before a head and, for the last of the heads, chains."""
+        return [*self.writers_before(head), *(self.chains(part) if head == self.reader else [])]
+
+    def chains(self, part: str) -> list[il.Edge | tuple[il.Edge, ...]]:
+        """Return what the head between writes because of one edge, and of several, to where the reader reads a part."""
+        between, at = self.heads[1], "last" if part == "q" else "label"
+        parts = [("v", str(self.heads[0]), "text"), ("q", "embed", at), ("k", "embed", "other")]
+        edges = tuple(il.Edge(between, part, writer, role, at) for part, writer, role in parts)
+        return [edges[0], edges]
 
     @cached_property
     def weights(self) -> Tensor:
@@ -129,8 +150,15 @@ class Case:
     @cached_property
     def edge_sets(self) -> list[list[il.Edge]]:
         parts = [("q", "last"), ("k", "label"), ("v", "text")]
-        edges = [il.Edge(self.receiver, part, sender, role) for part, role in parts for sender in self.senders]
-        return [[], edges[:1], edges]
+        edges = [il.Edge(self.reader, part, writer, role) for part, role in parts for writer in self.writers]
+        between, readings = self.heads[1], [("v", "text", "label"), ("q", "query", "query"), ("k", "label", "last")]
+        early = [
+            il.Edge(between, part, writer, role, at)
+            for part, role, at in readings
+            for writer in self.writers_before(between)
+        ]
+        through = [il.Edge(self.reader, part, chain, role) for part, role in parts[:2] for chain in self.chains(part)]
+        return [[], edges[:1], edges, early, [*early, *edges], [*through, edges[0]]]
 
     @property
     def targets(self) -> Tensor:
@@ -203,11 +231,11 @@ def many(prompts: Sequence[il.Prompt]) -> list[il.Prompt]:
 
 def _edges(case: Case) -> dict[str, Tensor]:
     found = {}
-    for part, at in (("q", "last"), ("k", "all"), ("v", "label")):
-        effects = il.head_to_head_effects(
-            case.model, case.batch, [case.receiver], part=part, senders=case.senders, at=at, against=case.against
-        )
-        found |= {f"{part} {name}": getattr(effects, name) for name in ("log_prob", "log_odds")}
+    for part, at, reader_at in READINGS:
+        head = case.reader if reader_at == "last" else case.heads[1]
+        options = {"writers": case.writers_to(head, part), "at": at, "reader_at": reader_at, "against": case.against}
+        effects = il.head_to_head_effects(case.model, case.batch, [head], part=part, **options)
+        found |= {f"{part} at {reader_at} {name}": getattr(effects, name) for name in ("log_prob", "log_odds")}
     return found
 
 
@@ -275,7 +303,7 @@ def _ablated_sets(case: Case) -> dict[str, Tensor]:
 
 
 def _score_parts(case: Case) -> dict[str, Any]:
-    parts = il.attention_score_parts(case.acts, case.receiver)
+    parts = il.attention_score_parts(case.acts, case.reader)
     return {
         "scores": parts.scores,
         "query": parts.query_side,
@@ -287,14 +315,14 @@ def _score_parts(case: Case) -> dict[str, Any]:
 
 
 def _value_parts(case: Case) -> dict[str, Any]:
-    parts = il.value_parts(case.acts, case.receiver, case.targets, against=case.against)
+    parts = il.value_parts(case.acts, case.reader, case.targets, against=case.against)
     return {"parts": parts.parts, "by position": parts.by_position(case.heads[0])}
 
 
 def _metric_scores(case: Case) -> Tensor:
-    layer = case.receiver.layer
+    layer = case.reader.layer
     x = case.acts.resid_pre[:, layer].float(), case.acts.label_resid_pre[:, layer].float()
-    return il.query_key_metric(case.model, case.receiver).scores(x[0][:, None], x[1])
+    return il.query_key_metric(case.model, case.reader).scores(x[0][:, None], x[1])
 
 
 def _similarity(case: Case) -> dict[str, Tensor]:
@@ -324,14 +352,14 @@ def _located(case: Case, **options: Any) -> Any:
 
 
 def _mean_parts(case: Case, **options: Any) -> Any:
-    found = il.mean_score_parts(case.model, case.batch, [case.receiver], **options)
+    found = il.mean_score_parts(case.model, case.batch, [case.reader], **options)
     frame = found.to_frame("writers").query("side != 'pair'").dropna(subset="value")
     return frame.sort_values(["side", "writer"])["value"]
 
 
 def _circuit(case: Case, **options: Any) -> Any:
     ranking, testing = case.batch[[0, 2]], case.batch[[1]]
-    found = il.locate_circuit(case.model, ranking, testing, [case.receiver], n_edges=3, n_random=2, **options)
+    found = il.locate_circuit(case.model, ranking, testing, [case.reader], n_edges=3, n_random=2, **options)
     return found.to_frame("edges").set_index("edge").sort_index()[["estimate", "effect"]]
 
 
@@ -414,15 +442,15 @@ CALLS: dict[str, Call] = {
     "whole_label_log_probs": _rows(lambda c: il.whole_label_log_probs(c.model, c.batch)),
     "Activations.attention_by_label": _rows(lambda c: c.acts.attention_by_label()),
     "Activations.attention_to_labels": _rows(lambda c: c.acts.attention_to_labels()),
-    "Activations.label_keys": _rows(lambda c: [c.acts.label_keys(c.receiver, source=one) for one in ("resid", "attn")]),
-    "Activations.label_values": _rows(lambda c: c.acts.label_values(c.receiver)),
-    "Activations.last_query": _rows(lambda c: c.acts.last_query(c.receiver)),
-    "Activations.own_label_ranks": _rows(lambda c: c.acts.own_label_ranks(c.receiver)),
+    "Activations.label_keys": _rows(lambda c: [c.acts.label_keys(c.reader, source=one) for one in ("resid", "attn")]),
+    "Activations.label_values": _rows(lambda c: c.acts.label_values(c.reader)),
+    "Activations.last_query": _rows(lambda c: c.acts.last_query(c.reader)),
+    "Activations.own_label_ranks": _rows(lambda c: c.acts.own_label_ranks(c.reader)),
     "head_copying": _mean(_copying),
     "layer_log_prob_increase": _rows(lambda c: list(astuple(il.layer_log_prob_increase(c.acts, c.targets))[:2])),
     "head_log_prob_increase": _rows(lambda c: il.head_log_prob_increase(c.acts, c.targets)),
     "subhead_log_prob_increase": _rows(lambda c: il.subhead_log_prob_increase(c.acts, c.targets, against=c.against)),
-    "neuron_log_prob_increase": _rows(lambda c: il.neuron_log_prob_increase(c.acts, c.receiver.layer, c.targets)),
+    "neuron_log_prob_increase": _rows(lambda c: il.neuron_log_prob_increase(c.acts, c.reader.layer, c.targets)),
     "top_heads": _mean(lambda c: il.top_heads(c.acts, c.targets, k=12, by="increase").value),
     "top_subheads": _rows(_top_subheads),
     "html.attention_to_labels": _mean(lambda c: len(repr(il.html.attention_to_labels(c.acts, c.heads))) > 100),
@@ -469,9 +497,7 @@ CALLS: dict[str, Call] = {
     "indirect_effects": _rows(lambda c: il.indirect_effects(c.model, c.other, tokenized(c.model, OTHERS[:2]))),
     "task_vectors": _mean(lambda c: il.task_vectors(c.model, c.batch)),
     "vector_gains": _rows(lambda c: il.vector_gains(c.model, c.vectors[0], c.batch).log_prob),
-    "AddVector": _rows(
-        lambda c: c.within(il.edited(c.model, il.AddVector(c.vectors, c.receiver.layer), batch=c.batch))
-    ),
+    "AddVector": _rows(lambda c: c.within(il.edited(c.model, il.AddVector(c.vectors, c.reader.layer), batch=c.batch))),
     "locate_heads": _mean(_located),
     "locate_effects": _mean(_mean_effects),
     "mean_score_parts": _mean(_mean_parts),
