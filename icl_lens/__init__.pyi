@@ -34,6 +34,7 @@ from .engine.score import edited as edited
 from .engine.score import patch_heads as patch_heads
 from .engine.score import score as score
 from .errors import InputError as InputError
+from .live_view.view import live as live
 from .locate.circuit import locate_circuit as locate_circuit
 from .locate.locate import locate_heads as locate_heads
 from .locate.mean_effects import locate_effects as locate_effects

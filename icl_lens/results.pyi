@@ -17,6 +17,7 @@ from .attribution.score_parts import ScoreParts as ScoreParts
 from .attribution.search import TopHeads as TopHeads
 from .attribution.search import TopSubheads as TopSubheads
 from .attribution.value_parts import ValueParts as ValueParts
+from .live_view.state import LiveState as LiveState
 from .locate.circuit import Circuit as Circuit
 from .locate.mean_effects import MeanEffects as MeanEffects
 from .locate.mean_exchanges import MeanExchanges as MeanExchanges

@@ -158,12 +158,17 @@ def render_notebook(template: str, *, height: int, **content: Any) -> str:
     )
 
 
+def render_static(template: str, **content: Any) -> str:
+    """Return the static version alone."""
+    return TEMPLATES.get_template(template).render(content, layout="body.html.j2", static=True)
+
+
 def render_text(template: str, **content: Any) -> str:
     """Return the static version as plain text with aligned columns.
 
     This relies on the templates putting each table row and each paragraph on its own line.
     """
-    body = TEMPLATES.get_template(template).render(content, layout="body.html.j2", static=True)
+    body = render_static(template, **content)
     lines = [[Markup(cell).striptags() for cell in line.split("</td> ")] for line in body.splitlines()]
     text = []
     for _, group in groupby(filter(any, lines), len):

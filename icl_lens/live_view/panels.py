@@ -1,0 +1,292 @@
+"""Compute what a live view shows of a state, with the library's public functions.
+
+1. `Scene` is one prompt on the model: its tokens, one captured pass, and the panels that were computed.
+2. `compute` returns the panels of a state in the order in which they are needed: the answer, the scores of all heads,
+   what changing the chosen heads does beside random sets, what each demonstration adds, where the last chosen head
+   attends and why, and last the scores that take a row per head.
+3. A panel that cannot be computed holds the reason (`left_out`); the others are complete.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from icl_lens.activations.activations import Activations, capture
+from icl_lens.activations.multi_token_labels import whole_label_log_probs
+from icl_lens.attribution.increases import head_log_prob_increase
+from icl_lens.attribution.reasons import AttentionReasons, attention_reasons
+from icl_lens.attribution.similarity import compared_positions
+from icl_lens.edits.edit import Edit
+from icl_lens.edits.patch import HeadActivation, Patch
+from icl_lens.edits.standard import Ablate
+from icl_lens.engine.score import score
+from icl_lens.errors import InputError
+from icl_lens.live_view.state import Change, LiveState
+from icl_lens.measures.controlled_ablation import random_head_sets
+from icl_lens.measures.demonstration_effects import demonstration_effects
+from icl_lens.measures.effects import head_effects
+from icl_lens.metrics import label_log_odds
+from icl_lens.models.head import Head
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.donors import exchange_labels, exchange_texts, other_queries, partner_label, with_query
+from icl_lens.prompts.prompt import Prompt, Template
+from icl_lens.prompts.token_ids import name_tokens
+from icl_lens.prompts.tokenize import tokenize
+from icl_lens.scores import Score
+
+Panel = dict[str, Any]
+"""Numbers, words and lists of them, as JSON has them."""
+
+N_RANDOM, SEED = 20, 0
+"""Random sets of heads from the same layers, beside which a change is shown."""
+N_LOCATED = 10
+"""Heads with the largest score, which the map marks."""
+N_TOKENS = 5
+"""Most probable tokens named in the answer."""
+ACTIVATIONS: dict[Change, HeadActivation] = {"query": "q", "keys": "k", "values": "v"}
+"""What is patched for each exchange."""
+
+
+@dataclass
+class Scene:
+    """One prompt on a model; what is computed of it is kept."""
+
+    model: Any
+    given: Prompt
+    template: Template
+    prepend_bos: bool | None = None
+    panels: dict[Any, Panel] = field(default_factory=dict)
+
+    @cached_property
+    def view(self) -> ModelView:
+        return ModelView.of(self.model)
+
+    def tokenize(self, prompt: Prompt) -> PromptBatch:
+        """Return the row in which the answer is decided: the last one, if its label begins like another."""
+        rows = tokenize(self.model, prompt, template=self.template, prepend_bos=self.prepend_bos)
+        return rows if rows.decision_index is None else rows[len(rows) - 1].with_own_labels()
+
+    @cached_property
+    def prompt(self) -> Prompt:
+        """The prompt with its answer or, without one, with the label that the model predicts."""
+        if self.given.answer is not None:
+            return self.given
+        rows = tokenize(self.model, self.given, template=self.template, prepend_bos=self.prepend_bos)
+        likely = whole_label_log_probs(self.model, rows)[0] if rows.decision_index is not None else score(self.model, rows)[0]
+        names = rows.whole_labels if rows.decision_index is not None else rows.labels
+        return Prompt(self.given.demonstrations, self.given.query, names[int(likely.argmax())], self.given.labels)
+
+    @cached_property
+    def batch(self) -> PromptBatch:
+        return self.tokenize(self.prompt)
+
+    @cached_property
+    def acts(self) -> Activations:
+        return capture(self.model, self.batch, writers=compared_positions(self.batch))
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is a label to compare the answer with."""
+        return int(self.batch.label_mask[0].sum()) > 1
+
+    def outcomes(self, log_probs: Float[Tensor, "set label"]) -> list[float]:
+        """Return the answer's log-odds for each set; its log-probability if there is nothing to compare with."""
+        n, batch = len(log_probs), self.batch
+        answer = batch.answer.expand(n)
+        if self.has_others:
+            choices = batch.label_mask.expand(n, -1)
+            return label_log_odds(log_probs.as_subclass(Tensor).cpu(), answer.cpu(), choices=choices.cpu()).tolist()
+        return log_probs[:, int(batch.answer[0])].tolist()
+
+    def source(self, change: Change) -> Prompt:
+        """Return the prompt from which heads take queries, keys or values; raise InputError if there is none."""
+        prompt = self.prompt
+        if change == "query":
+            return with_query(prompt, other_queries([prompt])[0].other, partner_label(prompt))
+        return exchange_texts(prompt) if change == "keys" else exchange_labels(prompt)
+
+    def edit(self, change: Change) -> Callable[[Sequence[Head]], Edit]:
+        """Return what makes the edit of a set of heads; raise InputError if the prompt has nothing to exchange."""
+        if change == "removed":
+            return lambda heads: Ablate(heads, positions="last")
+        source = self.tokenize(self.source(change))
+        align = "positions" if change == "query" else "labels"
+        return lambda heads: Patch(heads, source, activation=ACTIVATIONS[change], positions="last", align=align)
+
+
+def compute(
+    scene: Scene, state: LiveState, *, starts: Callable[[str], None] = lambda name: None
+) -> Iterator[tuple[str, Panel]]:
+    """Yield the name and the content of each panel, the quickest first; `starts` is called before each is computed.
+
+    Raise InputError for a prompt that the model cannot read, and heads that it does not have.
+    """
+    heads = tuple(scene.view.check_heads(state.heads))
+    steps: list[tuple[str, Any, Callable[[], Panel]]] = [
+        ("answer", "answer", lambda: answer(scene)),
+        ("heads", "heads", lambda: all_heads(scene)),
+    ]
+    if heads:
+        steps.append(("change", ("change", heads, state.change), lambda: changed(scene, heads, state.change)))
+        steps.append(("attention", ("attention", heads), lambda: attention(scene, heads)))
+    steps += [
+        ("demonstrations", "demonstrations", lambda: demonstrations(scene)),
+        ("effect", "effect", lambda: effects(scene)),
+    ]
+    if state.by == "towers":
+        steps.append(("towers", "towers", lambda: query_exchanges(scene)))
+    for name, key, step in steps:
+        if key not in scene.panels:
+            starts(name)
+            try:
+                scene.panels[key] = step()
+            except InputError as error:
+                if name in ("answer", "heads"):
+                    raise
+                scene.panels[key] = {"left_out": str(error)}
+        yield name, scene.panels[key]
+
+
+def answer(scene: Scene) -> Panel:
+    """Return the labels' probabilities, the answer's log-odds (nats), and the most probable tokens."""
+    batch = scene.batch
+    log_probs = score(scene.model, batch, read=lambda found, _: found)
+    best = log_probs[0].exp().topk(N_TOKENS)
+    labels = log_probs[:, batch.label_tokens.to(log_probs.device)]
+    target = int(batch.answer[0])
+    return {
+        "labels": list(batch.labels),
+        "log_probs": labels[0].tolist(),
+        "probs": labels[0].exp().tolist(),
+        "target": target,
+        "is_predicted": scene.given.answer is None,
+        "outcome": scene.outcomes(labels)[0],
+        "has_others": scene.has_others,
+        "tokens": name_tokens(scene.model.tokenizer, [best.indices.tolist()])[0],
+        "token_probs": best.values.tolist(),
+        "n_tokens": int(batch.last[0]) + 1,
+    }
+
+
+def all_heads(scene: Scene) -> Panel:
+    """Return every head's contrast and increase, nats."""
+    batch, acts = scene.batch, scene.acts
+    targets = batch.answer_tokens
+    found: Panel = {"increase": grid(head_log_prob_increase(acts, targets)[0])}
+    if scene.has_others:
+        found["contrast"] = grid(head_log_prob_increase(acts, targets, against=batch.tokens_to_compare(targets))[0])
+    return found
+
+
+def changed(scene: Scene, heads: Sequence[Head], change: Change) -> Panel:
+    """Return the answer after a change of some heads at the last position, and after that of each random set."""
+    batch, make = scene.batch, scene.edit(change)
+    sets = [list(heads), *random_sets(scene, heads)]
+    log_probs = score(scene.model, batch, [[], *([make(some)] for some in sets)])[0]
+    before, after, *draws = scene.outcomes(log_probs)
+    return {
+        "heads": [str(head) for head in heads],
+        "change": change,
+        "source": "" if change == "removed" else scene.template.render(scene.source(change)).text,
+        "before": before,
+        "after": after,
+        "draws": draws,
+        "probs": log_probs[1].exp().tolist(),
+        "log_probs": log_probs[1].tolist(),
+    }
+
+
+def random_sets(scene: Scene, heads: Sequence[Head]) -> list[list[Head]]:
+    """Return the random sets of the same layers: those of `ablate_with_controls` with the same seed."""
+    return random_head_sets(scene.view, heads, draws=N_RANDOM, seed=SEED, same_layers=True)
+
+
+def attention(scene: Scene, heads: Sequence[Head]) -> Panel:
+    """Return each head's attention from the last token to the labels; where the last head attends, and why."""
+    head, batch = heads[-1], scene.batch
+    n = int(batch.last[0]) + 1
+    to_labels = scene.acts.attention_to_labels()[0]
+    ranges = zip(batch.label_ranges[0].tolist(), batch.label_index[0].tolist(), strict=True)
+    found: Panel = {
+        "heads": [str(one) for one in heads],
+        "to_labels": [to_labels[one].tolist() for one in heads],
+        "head": str(head),
+        "tokens": list(batch.token_names[0][:n]),
+        "weights": scene.acts.pattern[0, head.layer, head.head, :n].tolist(),
+        "label_ranges": [[*tokens, label] for tokens, label in ranges if label >= 0],
+    }
+    try:
+        found["why"] = reasons(scene, head)
+    except InputError as error:
+        found["why"] = {"left_out": str(error)}
+    return found
+
+
+def reasons(scene: Scene, head: Head) -> Panel:
+    """Return why a head attends to the answer's labels rather than others; raise InputError if that is undefined."""
+    batch = scene.batch
+    target = int(batch.answer[0])
+    of_target = batch.label_index[0] == target
+    more, less = (batch.label_positions[0, mask & (batch.label_positions[0] >= 0)].tolist() for mask in (of_target, ~of_target))
+    if not more or not less:
+        raise InputError("the prompt must show the answer and another label to tell why a head prefers one")
+    targets = batch.answer_tokens
+    why: AttentionReasons
+    why, _ = attention_reasons(scene.acts, head, more, less, targets, batch.tokens_to_compare(targets))
+    return {
+        "difference": why.score_difference,
+        "query": [list(one) for one in why.query],
+        "key": [list(one) for one in why.key],
+        "because": why.because,
+        "n_writers": why.n_writers,
+    }
+
+
+def demonstrations(scene: Scene) -> Panel:
+    """Return what the answer loses without each demonstration, and without all, in each way (nats)."""
+    found = demonstration_effects(scene.model, scene.batch)
+    each, whole = found.of()
+    return {
+        "ways": list(found.ways),
+        "effects": each[0].tolist(),
+        "whole": whole[0].tolist(),
+        "begins_text": found.begins_text,
+    }
+
+
+def effects(scene: Scene) -> Panel:
+    """Return what the answer loses without each head at the last position (nats)."""
+    found = head_effects(scene.model, scene.batch)
+    return {"effect": grid((found.log_odds if scene.has_others else found.log_prob)[0])}
+
+
+def query_exchanges(scene: Scene) -> Panel:
+    """Return what the answer's log-odds lose if each head's query is that of the prompt with the other query (nats)."""
+    make = scene.edit("query")
+    heads = scene.view.heads()
+    log_probs = score(scene.model, scene.batch, [[], *([make([head])] for head in heads)])[0]
+    before, *after = scene.outcomes(log_probs)
+    lost = before - torch.tensor(after, dtype=torch.float64)
+    return {"towers": grid(lost.unflatten(0, (scene.view.n_layers, scene.view.n_heads))), "other_query": scene.source("query").query}
+
+
+def grid(values: Float[Tensor, "layer head"]) -> list[list[float]]:
+    """Return a score of all heads as lists, [layer][head]."""
+    return values.double().cpu().tolist()
+
+
+def located(values: Sequence[Sequence[float]], n: int = N_LOCATED) -> list[str]:
+    """Return the names of the heads with the largest score."""
+    ranked = sorted(((-value, layer, head) for layer, row in enumerate(values) for head, value in enumerate(row)))
+    return [str(Head(layer, head)) for _, layer, head in ranked[:n]]
+
+
+def map_of(shown: Mapping[str, Panel], by: Score) -> list[list[float]] | None:
+    """Return the map of a score from the panels that are computed; None if it is not among them."""
+    return next((panel[by] for panel in shown.values() if by in panel), None)

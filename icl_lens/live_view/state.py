@@ -1,0 +1,95 @@
+"""What a live view looks at, as a plain value."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from icl_lens.errors import InputError, check_choice
+from icl_lens.models.head import AnyHead, Head, as_head
+from icl_lens.prompts.prompt import Demonstration, Prompt, check_unicode
+from icl_lens.scores import SCORES, Score
+
+Change = Literal["removed", "query", "keys", "values"]
+"""What is done to the chosen heads at the last position: zeroed, or one thing exchanged (see `two_towers`)."""
+CHANGES: tuple[Change, ...] = get_args(Change)
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """The prompt of a live view, the chosen heads with what is done to them, and the score that the map shows.
+
+    Texts and labels may be incomplete while they are typed; `prompt` raises InputError until they make a prompt.
+
+    Example:
+        >>> state = il.results.LiveState.of(prompt, heads=["L5H0"])
+        >>> state.prompt == prompt, state.heads, state.change
+        (True, ('L5H0',), 'removed')
+        >>> il.results.LiveState.from_dict(state.to_dict()) == state
+        True
+    """
+
+    demonstrations: tuple[tuple[str, str], ...]
+    """Text and label of each demonstration."""
+    query: str
+    answer: str | None = None
+    """The label whose log-odds are shown; None for the label that the model predicts."""
+    heads: tuple[str, ...] = ()
+    """Chosen heads, such as "L5H0"; the last one is explained."""
+    change: Change = "removed"
+    by: Score = "contrast"
+    """The score of all heads that the map shows."""
+    labels: tuple[str, ...] = ()
+    """Labels to choose from beside those of the demonstrations, such as an answer of its own."""
+
+    @classmethod
+    def of(cls, prompt: Prompt, *, heads: Sequence[AnyHead] = ()) -> "LiveState":
+        """Return the state that shows a prompt with some heads chosen."""
+        shown = tuple((one.text, one.label) for one in prompt.demonstrations)
+        used = {label for _, label in shown}
+        names = tuple(str(as_head(head)) for head in heads)
+        others = tuple(label for label in prompt.labels if label not in used)
+        return cls(shown, prompt.query, prompt.answer, names, labels=others)
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt; raise InputError if its texts and labels do not make one."""
+        if not self.demonstrations:
+            raise InputError("the prompt has no demonstration; add a text with its label")
+        shown = [Demonstration(text, label) for text, label in self.demonstrations]
+        if not self.query.strip():
+            raise InputError("the query is empty; write the text whose label the model predicts")
+        if not self.labels:
+            return Prompt(shown, self.query, self.answer)
+        return Prompt(shown, self.query, self.answer, tuple(dict.fromkeys([*(one.label for one in shown), *self.labels])))
+
+    def with_prompt(self, prompt: Prompt) -> "LiveState":
+        """Return the state with another prompt; what is chosen stays."""
+        other = LiveState.of(prompt)
+        return replace(other, heads=self.heads, change=self.change, by=self.by)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as lists and strings."""
+        return asdict(self) | {"demonstrations": [list(one) for one in self.demonstrations]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "LiveState":
+        """Return the state of `to_dict`; raise InputError for anything else."""
+        try:
+            texts = [values["query"], *(part for one in values["demonstrations"] for part in one)]
+            state = cls(
+                tuple((text, label) for text, label in values["demonstrations"]),
+                values["query"],
+                values.get("answer"),
+                tuple(values.get("heads", ())),
+                values.get("change", "removed"),
+                values.get("by", "contrast"),
+                tuple(values.get("labels", ())),
+            )
+            check_unicode(*texts, *state.labels, *(() if state.answer is None else (state.answer,)))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"state must be what LiveState.to_dict returns, got {values!r:.200}: {error}") from None
+        check_choice("change", state.change, CHANGES)
+        check_choice("by", state.by, SCORES)
+        for head in state.heads:
+            Head.parse(head)
+        return state

@@ -1,0 +1,78 @@
+"""A live view in a browser without a notebook: the page's model passes traits to and from the widget in this process."""
+
+import json
+from pathlib import Path
+
+import icl_lens.live_view
+
+FOLDER = Path(icl_lens.live_view.__file__).parent
+PAGE = """<!doctype html><html lang="en" {attributes}><meta charset="utf-8"><title>live</title><style>{css}</style>
+<body style="margin: 0"><div id="view"></div><script type="module">
+const widget = (await import("data:text/javascript;charset=utf-8," + encodeURIComponent({js}))).default;
+const traits = {traits}, listeners = new Map(), sent = [];
+window.take = () => sent.splice(0);
+window.receive = (name, value) => {{
+  traits[name] = value;
+  for (const listener of listeners.get(`change:${{name}}`) || []) listener();
+}};
+let changed = new Set();
+const model = {{
+  get: (name) => traits[name],
+  set: (name, value) => {{
+    traits[name] = value;
+    changed.add(name);
+    for (const listener of listeners.get(`change:${{name}}`) || []) listener();
+  }},
+  save_changes: () => {{ for (const name of changed) sent.push([name, structuredClone(traits[name])]); changed = new Set(); }},
+  on: (names, listener) => {{
+    for (const name of names.split(" ")) listeners.set(name, [...(listeners.get(name) || []), listener]);
+  }},
+  off: (names, listener) => {{
+    for (const name of names.split(" ")) listeners.set(name, (listeners.get(name) || []).filter((one) => one !== listener));
+  }},
+}};
+window.stop = widget.render({{ model, el: document.getElementById("view") }});
+document.documentElement.dataset.ready = "true";
+</script></body></html>"""
+
+TRAITS = ("_look", "_about", "_status", "_pins", "_answer", "_heads", "_change", "_attention", "_demonstrations")
+TRAITS += ("_effect", "_towers", "_code")
+
+
+class LivePage:
+    """A widget and the page that draws it; `pump` passes on what either has changed."""
+
+    def __init__(self, page, view):
+        self.page, self.view = page, view
+        self.shown = {name: getattr(view, name) for name in TRAITS}
+
+    @classmethod
+    def open(cls, page, view, path, *, theme=None):
+        attributes = "" if theme is None else f'data-theme="{theme}"'
+        script, style = ((FOLDER / name).read_text("utf-8") for name in ("live.js", "live.css"))
+        traits = {name: getattr(view, name) for name in TRAITS}
+        source = PAGE.format(
+            attributes=attributes, css=style, js=json.dumps(script).replace("</", "<\\/"), traits=json.dumps(traits).replace("</", "<\\/")
+        )
+        path.write_text(source, encoding="utf-8")
+        page.goto(path.as_uri())
+        page.wait_for_function("document.documentElement.dataset.ready")
+        return cls(page, view)
+
+    def pump(self):
+        """Pass the page's changes to the widget, and the widget's panels to the page."""
+        for name, value in self.page.evaluate("take()"):
+            self.shown[name] = value
+            setattr(self.view, name, value)
+        for name in TRAITS:
+            value = getattr(self.view, name)
+            if value != self.shown[name]:
+                self.shown[name] = value
+                self.page.evaluate("([name, value]) => receive(name, value)", [name, value])
+
+    def settle(self, timeout=120):
+        """Pump until everything that the page shows is computed."""
+        self.pump()
+        assert self.view.wait(timeout)
+        self.pump()
+        assert self.page.locator(".icl-live").get_attribute("aria-busy") == "false", self.view._status
