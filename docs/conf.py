@@ -36,6 +36,7 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_ipywidgets_js = {}  # pages load no scripts from elsewhere
 
 html_theme = "furo"
 html_title = "icl_lens"

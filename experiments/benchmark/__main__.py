@@ -24,6 +24,7 @@ from experiments.benchmark.dataset_timings import (
     removing_at_last,
     shares,
 )
+from experiments.benchmark.live_timings import live
 from experiments.benchmark.memory import peak_of
 from experiments.benchmark.model_shapes import SHAPES, build, random_prompts
 from experiments.benchmark.report import Peak, Row, document
@@ -65,8 +66,10 @@ def batches(
         per_token = (rows[0].seconds or 0.0) / (tokens * batch)
 
 
-Only = Literal["everything", "explain", "edges"]
+Only = Literal["everything", "explain", "edges", "live"]
 EDGE_TOKENS = (14, 200)
+LIVE = ("icl-mini", "smollm2-135m")
+"""Models whose live view is timed."""
 EXPLAINED = ("smollm2-135m", "gemma-3-270m")
 """Shapes of the models whose explanation of one prompt is timed."""
 
@@ -113,7 +116,9 @@ def main(
         str,
         typer.Option(help="Shape of the model whose peak memory is measured when it explains a prompt; empty: none."),
     ] = "llama-7b",
-    only: Annotated[Only, typer.Option(help="Everything, explaining a prompt, or edges between heads.")] = "everything",
+    only: Annotated[
+        Only, typer.Option(help="Everything, explaining a prompt, edges, or the live view.")
+    ] = "everything",
     out: Annotated[Path, typer.Option(help="The page.")] = DOCUMENT,
 ) -> None:
     """Measure time and memory of location, relative to a forward pass, and write the page."""
@@ -135,6 +140,11 @@ def main(
             console.print("  ".join(row.cells()), markup=False, highlight=False)
             write_text(out, document(rows, peaks))  # keeps rows if the run stops
 
+    if only in ("everything", "live"):
+        for name in LIVE:
+            add(live(il.load_model(name, device=device), name, repeats=max(repeats, 10)))
+        if only == "live":
+            return
     with tempfile.TemporaryDirectory() as temporary:
         for name in EXPLAINED:
             build(SHAPES[name], Path(temporary) / name)

@@ -221,7 +221,7 @@ export default {
           h("h4", {}, "Query"), h("p", { class: "query" }, query, h("label", {}, "answer ", answer)),
           h("h4", {}, "Answer"), outcome, next, h("p", { class: "tools" }, pin, copy), box),
         h("div", {},
-          h("h4", {}, "Heads"), tabs, meaning, h("div", { class: "scroll" }, cells), readout,
+          h("h4", {}, "Heads"), tabs, meaning, h("p", { class: "note axes" }), h("div", { class: "scroll" }, cells), readout,
           h("h4", {}, "Chosen heads"), chosen, how, result, band, attention)));
 
     // ---- Drawing ----
@@ -314,7 +314,8 @@ export default {
       const reach = values ? Math.max(...values.map(Math.abs), 1e-9) : 1;
       const missing = found && found.left_out ? found.left_out
         : by === "contrast" && panel("heads") && !found[by] ? "There is no other label to compare the answer with." : "";
-      meaning.textContent = missing || MEANING[by] + (by === "towers" && values ? ` Other query: ${found.other_query}.` : "");
+      meaning.textContent = missing || MEANING[by] + (by === "towers" && values ? ` Other query: ${found.other_query}.` : "") +
+        (values ? ` Blue is above zero, full color ${reach.toFixed(2)} nats; outlined: the ${N_LOCATED} largest.` : "");
       buttons.forEach((button, index) => {
         const value = values ? values[index] : null;
         button.style.setProperty("--v", value === null ? "0%" : `${(100 * Math.abs(value)) / reach}%`);

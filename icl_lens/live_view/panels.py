@@ -78,7 +78,11 @@ class Scene:
         if self.given.answer is not None:
             return self.given
         rows = tokenize(self.model, self.given, template=self.template, prepend_bos=self.prepend_bos)
-        likely = whole_label_log_probs(self.model, rows)[0] if rows.decision_index is not None else score(self.model, rows)[0]
+        likely = (
+            whole_label_log_probs(self.model, rows)[0]
+            if rows.decision_index is not None
+            else score(self.model, rows)[0]
+        )
         names = rows.whole_labels if rows.decision_index is not None else rows.labels
         return Prompt(self.given.demonstrations, self.given.query, names[int(likely.argmax())], self.given.labels)
 
@@ -233,7 +237,9 @@ def reasons(scene: Scene, head: Head) -> Panel:
     batch = scene.batch
     target = int(batch.answer[0])
     of_target = batch.label_index[0] == target
-    more, less = (batch.label_positions[0, mask & (batch.label_positions[0] >= 0)].tolist() for mask in (of_target, ~of_target))
+    more, less = (
+        batch.label_positions[0, mask & (batch.label_positions[0] >= 0)].tolist() for mask in (of_target, ~of_target)
+    )
     if not more or not less:
         raise InputError("the prompt must show the answer and another label to tell why a head prefers one")
     targets = batch.answer_tokens
@@ -273,7 +279,10 @@ def query_exchanges(scene: Scene) -> Panel:
     log_probs = score(scene.model, scene.batch, [[], *([make([head])] for head in heads)])[0]
     before, *after = scene.outcomes(log_probs)
     lost = before - torch.tensor(after, dtype=torch.float64)
-    return {"towers": grid(lost.unflatten(0, (scene.view.n_layers, scene.view.n_heads))), "other_query": scene.source("query").query}
+    return {
+        "towers": grid(lost.unflatten(0, (scene.view.n_layers, scene.view.n_heads))),
+        "other_query": scene.source("query").query,
+    }
 
 
 def grid(values: Float[Tensor, "layer head"]) -> list[list[float]]:

@@ -60,7 +60,9 @@ class LiveState:
             raise InputError("the query is empty; write the text whose label the model predicts")
         if not self.labels:
             return Prompt(shown, self.query, self.answer)
-        return Prompt(shown, self.query, self.answer, tuple(dict.fromkeys([*(one.label for one in shown), *self.labels])))
+        return Prompt(
+            shown, self.query, self.answer, tuple(dict.fromkeys([*(one.label for one in shown), *self.labels]))
+        )
 
     def with_prompt(self, prompt: Prompt) -> "LiveState":
         """Return the state with another prompt; what is chosen stays."""
@@ -74,6 +76,8 @@ class LiveState:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LiveState":
         """Return the state of `to_dict`; raise InputError for anything else."""
+        check_choice("change", values.get("change", "removed"), CHANGES)
+        check_choice("by", values.get("by", "contrast"), SCORES)
         try:
             texts = [values["query"], *(part for one in values["demonstrations"] for part in one)]
             state = cls(
@@ -88,8 +92,6 @@ class LiveState:
             check_unicode(*texts, *state.labels, *(() if state.answer is None else (state.answer,)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"state must be what LiveState.to_dict returns, got {values!r:.200}: {error}") from None
-        check_choice("change", state.change, CHANGES)
-        check_choice("by", state.by, SCORES)
         for head in state.heads:
             Head.parse(head)
         return state

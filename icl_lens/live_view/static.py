@@ -58,11 +58,14 @@ def change_sentence(answer: Panel | None, change: Panel) -> str:
 def _answer(answer: Panel, change: Panel) -> Table:
     has_change = "probs" in change
     rows = [
-        [Chip(label, index), percent(answer["probs"][index]), *([percent(change["probs"][index])] if has_change else [])]
+        [
+            Chip(label, index),
+            percent(answer["probs"][index]),
+            *([percent(change["probs"][index])] if has_change else []),
+        ]
         for index, label in enumerate(answer["labels"])
     ]
     what = "log-odds" if answer["has_others"] else "log p"
     outcome = [f"{what} of {answer['labels'][answer['target']]}", signed(answer["outcome"], 2)]
     rows.append([*outcome, *([signed(change["after"], 2)] if has_change else [])])
     return text_table(["label", "probability", *(["changed"] if has_change else [])], rows)
-

@@ -116,7 +116,7 @@ class LiveView(anywidget.AnyWidget):
         return list(self._pins)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all panels of the current state are computed, at most `timeout` seconds; return whether they are."""
+        """Wait until the current state is computed, at most `timeout` seconds; return whether it is."""
         return self._worker.wait(timeout)
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class LiveView(anywidget.AnyWidget):
         super().close()
 
     def to_html(self, path: str | Path | None = None) -> str | None:
-        """Return the page of `explain` for the current state, or write it to `path`; the last chosen head is described."""
+        """Return the page of `explain` for the current state, or write it to `path`."""
         state = self.state
         why = state.heads[-1] if state.heads else None
         options = {"template": self._template, "prepend_bos": self._prepend_bos, "by": state.by, "why": why}
@@ -146,7 +146,9 @@ class LiveView(anywidget.AnyWidget):
         names: list[str] = []
 
         def tell(next_name: str = "", error: str = "") -> None:
-            self._show("_status", ids | {"done": len(names), "next": WORDS.get(next_name, ""), "error": error}, is_cancelled)
+            self._show(
+                "_status", ids | {"done": len(names), "next": WORDS.get(next_name, ""), "error": error}, is_cancelled
+            )
 
         try:
             tell("answer")
@@ -164,7 +166,7 @@ class LiveView(anywidget.AnyWidget):
             tell(error=str(error))
         except Exception as error:
             tell(error=f"{type(error).__name__}: {error}")
-            raise
+            raise  # to the worker, which logs it
 
     def _show(self, trait: str, value: Panel, is_cancelled: Callable[[], bool]) -> None:
         if is_cancelled():

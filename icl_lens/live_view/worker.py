@@ -6,6 +6,7 @@
 3. `Cancelled` is no `Exception`, so that no function takes it for its own error; `with` blocks close as usual.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Condition, Thread, get_ident
@@ -66,13 +67,14 @@ class Worker(Generic[Request]):
     def close(self) -> None:
         """Cancel what is computed and end the thread."""
         with self._changed:
-            self._newest, self._is_pending, self._is_closed = None, False, True
+            self._newest, self._is_pending, self._is_closed = None, False, self._thread is not None
             self._changed.notify_all()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                if not self._changed.wait_for(lambda: self._is_pending or self._is_closed, IDLE_SECONDS) or self._is_closed:
+                is_awake = self._changed.wait_for(lambda: self._is_pending or self._is_closed, IDLE_SECONDS)
+                if not is_awake or self._is_closed:
                     self._thread, self._is_closed = None, False
                     return
                 request = self._newest
@@ -86,6 +88,8 @@ class Worker(Generic[Request]):
                         self._compute(request, is_cancelled)
             except Cancelled:
                 continue
+            except Exception:  # the thread lives on for the next request
+                logging.getLogger(__name__).exception("a live view could not be computed")
             finally:
                 with self._changed:
                     if self._newest is request:

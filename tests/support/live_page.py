@@ -1,4 +1,4 @@
-"""A live view in a browser without a notebook: the page's model passes traits to and from the widget in this process."""
+"""A live view in a browser without a notebook: the page passes traits to and from the widget in this process."""
 
 import json
 from pathlib import Path
@@ -23,12 +23,16 @@ const model = {{
     changed.add(name);
     for (const listener of listeners.get(`change:${{name}}`) || []) listener();
   }},
-  save_changes: () => {{ for (const name of changed) sent.push([name, structuredClone(traits[name])]); changed = new Set(); }},
+  save_changes: () => {{
+    for (const name of changed) sent.push([name, structuredClone(traits[name])]);
+    changed = new Set();
+  }},
   on: (names, listener) => {{
     for (const name of names.split(" ")) listeners.set(name, [...(listeners.get(name) || []), listener]);
   }},
   off: (names, listener) => {{
-    for (const name of names.split(" ")) listeners.set(name, (listeners.get(name) || []).filter((one) => one !== listener));
+    for (const name of names.split(" "))
+      listeners.set(name, (listeners.get(name) || []).filter((one) => one !== listener));
   }},
 }};
 window.stop = widget.render({{ model, el: document.getElementById("view") }});
@@ -52,7 +56,10 @@ class LivePage:
         script, style = ((FOLDER / name).read_text("utf-8") for name in ("live.js", "live.css"))
         traits = {name: getattr(view, name) for name in TRAITS}
         source = PAGE.format(
-            attributes=attributes, css=style, js=json.dumps(script).replace("</", "<\\/"), traits=json.dumps(traits).replace("</", "<\\/")
+            attributes=attributes,
+            css=style,
+            js=json.dumps(script).replace("</", "<\\/"),
+            traits=json.dumps(traits).replace("</", "<\\/"),
         )
         path.write_text(source, encoding="utf-8")
         page.goto(path.as_uri())
@@ -70,7 +77,7 @@ class LivePage:
                 self.shown[name] = value
                 self.page.evaluate("([name, value]) => receive(name, value)", [name, value])
 
-    def settle(self, timeout=120):
+    def settle(self, timeout=120.0):
         """Pump until everything that the page shows is computed."""
         self.pump()
         assert self.view.wait(timeout)

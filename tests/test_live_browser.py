@@ -1,0 +1,328 @@
+"""The live view in a real browser: what is edited, clicked, pinned and copied, and that no number outlives its text.
+
+In a page of its own, fed by the widget in this process, and in a JupyterLab, which is skipped where it is missing.
+"""
+
+import json
+import re
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from live_page import LivePage
+from test_browser import LAB, PATIENCE, browser, opened  # noqa: F401 - the fixture
+
+import icl_lens as il
+
+pytest.importorskip("anywidget", reason="anywidget is missing: there is no live view")
+pytestmark = pytest.mark.slow
+
+TEXT = "love : bar like : bar eight : foo two : foo one :"
+HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "{{ 1 }} ${1} `", "\u202eone", "אחת"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return il.load_model("icl-mini")
+
+
+@pytest.fixture
+def opened_live(browser, model, tmp_path):  # noqa: F811
+    """Return a function that opens a view; at the end, assert that the page made no requests, messages or errors."""
+    seen, made = [], []
+
+    def call(text=TEXT, *, width=1280, theme="light", heads=("L5H0",), answer="foo"):
+        view = il.live(model, il.Prompt.parse(text, answer=answer), heads=heads)
+        context = opened(browser, viewport={"width": width, "height": 1000}, offline=True)
+        made.append((view, context))
+        page = context.new_page()
+        path = tmp_path / f"live{len(made)}.html"
+        page.on(
+            "request",
+            lambda request: seen.append(request.url) if not request.url.startswith(("file:", "data:")) else None,
+        )
+        page.on("console", lambda message: seen.append(message.text))
+        page.on("pageerror", lambda error: seen.append(str(error)))
+        page.on("dialog", lambda dialog: (seen.append(dialog.message), dialog.dismiss()))
+        live = LivePage.open(page, view, path, theme=theme)
+        live.settle()
+        return live
+
+    yield call
+    for view, context in made:
+        view.close()
+        context.close()
+    assert seen == []
+
+
+def numbers(text):
+    return [float(one.replace("−", "-")) for one in re.findall(r"[+−]\d+\.\d+", text)]
+
+
+def test_edits_reorders_and_clicks_show_the_functions_numbers(model, opened_live):
+    live = opened_live()
+    page = live.page
+    page.get_by_label("Text 1", exact=True).fill("happy")
+    page.get_by_label("Move down, demonstration 1").click()
+    page.get_by_label("Give the next label, demonstration 4").click()
+    page.get_by_label("Remove, demonstration 3").click()
+    page.get_by_label("Query").fill("nine")
+    live.settle()
+    prompt = il.Prompt.parse(
+        "like : bar happy : bar two : bar eight : foo nine :".replace("eight : foo ", ""), answer=None
+    )
+    prompt = il.Prompt(prompt.demonstrations, prompt.query, None)
+    assert live.view.state.demonstrations == (("like", "bar"), ("happy", "bar"), ("two", "bar"))
+    # The answer foo is no label any more: the view says so and shows no number.
+    assert "'foo' is not one of the labels" in page.locator(".status").inner_text()
+    assert "%" not in page.locator("[aria-label=Answer][role=region]").inner_text()
+    page.get_by_role("button", name="Add").click()
+    page.get_by_label("Text 4").fill("three")
+    page.get_by_label("Label 4").fill("foo")
+    live.settle()
+    prompt = il.Prompt.parse("like : bar happy : bar two : bar three : foo nine :", answer="foo")
+    batch = il.tokenize(model, prompt)
+    scores = il.score(model, batch)[0]
+    table = page.locator("[aria-label=Answer][role=region]").inner_text()
+    for label, score in zip(batch.labels, scores.tolist(), strict=True):
+        assert re.search(rf"{label}\s+{100 * torch.tensor(score).exp().item():.1f} %", table)
+    assert numbers(table)[0] == pytest.approx(float(scores[1] - scores[0]), abs=0.0051)
+    shown = [numbers(one)[0] for one in page.locator(".rows .effect").all_inner_texts()]
+    assert shown == pytest.approx(il.demonstration_effects(model, batch).log_odds[0, :, 0].tolist(), abs=0.0051)
+    acts = il.capture(model, batch)
+    contrast = il.head_log_prob_increase(acts, against=batch.label_tokens[:1])[0]
+    for head in ("L0H4", "L7H5"):
+        name = page.locator(f"[data-head={head}]").get_attribute("aria-label")
+        assert numbers(name)[0] == pytest.approx(float(contrast[il.Head.parse(head)]), abs=0.00051)
+    page.locator("[data-head=L5H0]").click()  # releases it
+    page.locator("[data-head=L4H1]").click()
+    page.locator("[data-head=L2H2]").click()
+    live.settle()
+    with il.edited(model, il.Ablate(["L4H1", "L2H2"], positions="last")):
+        after = il.score(model, batch)[0]
+    result = page.locator(".result").inner_text()
+    assert numbers(result)[1] == pytest.approx(float(after[1] - after[0]), abs=0.0051)
+    assert page.locator(".band .draw").count() == 20
+    for by in ("increase", "effect", "query exchanged"):
+        page.get_by_role("button", name=by, exact=True).first.click()
+        live.settle()
+        assert page.locator(".cells button.top").count() == 10
+    effects = il.head_effects(model, batch).log_odds[0]
+    page.get_by_role("button", name="effect", exact=True).click()
+    live.settle()
+    name = page.locator("[data-head=L1H1]").get_attribute("aria-label")
+    assert numbers(name)[0] == pytest.approx(float(effects[1, 1]), abs=0.00051)
+
+
+def test_a_pinned_state_stays_and_comes_back(opened_live):
+    live = opened_live()
+    page, first = live.page, live.view.state
+    page.get_by_role("button", name="Pin", exact=True).click()
+    before = numbers(page.locator("tr.outcome").inner_text())
+    page.get_by_label("Query").fill("like")
+    live.settle()
+    after = numbers(page.locator("tr.outcome").inner_text())
+    assert after[-2:] == before[:2]  # the pinned columns
+    assert after[0] != before[0]
+    assert [one["state"]["query"] for one in live.view.pins] == ["one"]
+    page.get_by_label("Return to A", exact=True).click()
+    live.settle()
+    assert live.view.state == first
+    assert numbers(page.locator("tr.outcome").inner_text())[:2] == before[:2]
+    page.get_by_label("Remove pin A").click()
+    live.settle()
+    assert live.view.pins == []
+
+
+def test_the_copied_python_gives_the_same(opened_live, capsys):
+    live = opened_live()
+    page = live.page
+    page.get_by_label("Query").fill("three")
+    page.get_by_role("button", name="values exchanged").click()
+    live.settle()
+    page.get_by_role("button", name="Copy as Python").click()
+    found = {}
+    exec(page.locator("details.code pre").inner_text(), found)
+    shown = numbers(page.locator(".result").inner_text())
+    assert shown[:2] == pytest.approx(found["log_odds"][:2].tolist(), abs=0.0051)
+    assert shown[2:4] == pytest.approx(
+        [float(found["log_odds"][2:].min()), float(found["log_odds"][2:].max())], abs=0.0051
+    )
+
+
+def test_twenty_edits_typed_fast_never_show_a_stale_number(model, opened_live):
+    """After every key, and after every panel that arrives, the probability shown is that of the text shown, or none."""
+    live = opened_live()
+    page, query = live.page, live.page.get_by_label("Query")
+    expected, n_shown = {}, 0
+
+    def check():
+        nonlocal n_shown
+        text, cells = page.evaluate(
+            "[document.querySelector('[aria-label=Query]').value,"
+            " [...document.querySelectorAll('[aria-label=Answer] td:nth-child(2)')].map(e => e.innerText)]"
+        )
+        if any("%" in cell for cell in cells):
+            n_shown += 1
+            if text not in expected:
+                batch = il.tokenize(model, il.Prompt.parse(TEXT.replace("one :", f"{text} :"), answer="foo"))
+                expected[text] = [f"{100 * value:.1f} %" for value in il.score(model, batch)[0].exp().tolist()]
+            assert cells[:2] == expected[text], text
+
+    words = ["two", "three", "nine", "love", "like"]
+    for number in range(20):
+        query.fill(" ".join([words[number % 5], *["one"] * (number // 5)]))
+        for _ in range(3):
+            check()
+            live.pump()
+            time.sleep(0.02 * (number % 4))
+        check()
+    live.settle()
+    check()
+    assert n_shown > 0
+    assert live.view.state.query == "like one one one"
+
+
+def test_the_keyboard_reaches_everything(opened_live):
+    live = opened_live()
+    page = live.page
+    page.locator("[data-head=L0H0]").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.dataset.head") == "L1H1"
+    assert page.locator(".readout").inner_text().startswith("L1H1")
+    page.keyboard.press("Enter")
+    live.settle()
+    assert live.view.state.heads == ("L5H0", "L1H1")
+    assert page.locator("[data-head=L1H1]").get_attribute("aria-pressed") == "true"
+    page.keyboard.press("Tab")
+    assert not page.evaluate("document.activeElement.matches('.cells button')")  # one stop for the whole map
+    names = page.evaluate(
+        "[...document.querySelectorAll('.icl-live :is(button, input, select, progress)')].filter(e =>"
+        " !(e.getAttribute('aria-label') || e.innerText || e.labels?.length)).length"
+    )
+    assert names == 0
+
+
+@pytest.mark.parametrize("width", [1280, 400, 360])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_nothing_is_wider_than_the_page(opened_live, width, theme):
+    live = opened_live("love : bar like : bar eight : foo two : foo one :", width=width, theme=theme)
+    page = live.page
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    color = page.evaluate("getComputedStyle(document.querySelector('.icl-live')).backgroundColor")
+    assert color == ("rgb(255, 255, 255)" if theme == "light" else "rgb(20, 21, 23)")
+    sizes = page.evaluate(
+        "[...document.querySelectorAll('.cells button, .rows input')].map(e => e.getBoundingClientRect())"
+        ".map(r => [r.width, r.height, r.right])"
+    )
+    assert min(min(size[:2]) for size in sizes) >= 9
+    assert max(size[2] for size in sizes) <= width
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_any_text_is_shown_and_never_run(opened_live, text):
+    live = opened_live()
+    page = live.page
+    page.get_by_label("Text 1", exact=True).fill(text)
+    page.get_by_label("Label 2", exact=True).fill(text)
+    page.get_by_label("Query").fill(text)
+    live.settle()  # icl-mini does not know these words, and says so
+    assert page.get_by_label("Query").input_value() == text
+    assert page.locator(".icl-live img, .icl-live script").count() == 0
+    assert live.view.error
+    assert page.evaluate("document.title") == "live"
+
+
+def test_a_state_that_python_sets_is_drawn(opened_live):
+    live = opened_live()
+    live.view.state = replace(live.view.state, query="nine", heads=("L3H3",), by="effect")
+    live.settle()
+    page = live.page
+    assert page.get_by_label("Query").input_value() == "nine"
+    assert page.locator("[data-head=L3H3]").get_attribute("aria-pressed") == "true"
+    assert page.get_by_role("button", name="effect", exact=True).get_attribute("aria-pressed") == "true"
+
+
+# ---- JupyterLab ----
+
+CELL = """import icl_lens as il
+model = il.load_model("icl-mini")
+view = il.live(model, "love : bar like : bar eight : foo two : foo one :", heads=["L5H0"])
+view"""
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    """Return the folder of look.ipynb, which has a view that has not run; `lab` starts a JupyterLab in it."""
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is missing: no notebook is drawn")
+    folder = tmp_path_factory.mktemp("notebook")
+    names = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)], metadata=names), folder / "look.ipynb"
+    )
+    return folder
+
+
+from test_browser import lab  # noqa: E402, F401 - the fixture
+
+
+def run_cell(page):
+    """Run the first cell once the kernel takes it."""
+    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]")
+    for _ in range(60):
+        page.locator(".jp-CodeCell .cm-content").first.click()
+        page.keyboard.press("Control+Enter")
+        page.wait_for_timeout(2000)
+        if page.locator(".jp-InputPrompt").first.inner_text().strip() != "[ ]:":
+            return
+    pytest.fail("the kernel does not run the cell")
+
+
+@pytest.mark.skipif(LAB is None, reason="JupyterLab is missing: no live notebook is drawn")
+def test_a_live_jupyterlab_edits_and_a_reopened_notebook_shows_the_last_state(browser, lab, notebook, model):  # noqa: F811
+    context = opened(browser, viewport={"width": 1280, "height": 1400})
+    page, errors = context.new_page(), []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(f"{lab}/doc/tree/look.ipynb?reset")
+    run_cell(page)
+    page.wait_for_selector(".icl-live[aria-busy=false]", timeout=PATIENCE)
+    page.get_by_label("Query").fill("three")
+    page.locator("[data-head=L4H1]").click()
+    # Enter and arrows in the view move no cell, and Ctrl+S saves.
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".icl-live[aria-busy=false]", timeout=PATIENCE)
+    assert page.locator("[data-head=L5H1]").get_attribute("aria-pressed") == "true"
+    batch = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo three :", answer="foo"))
+    with il.edited(model, il.Ablate(["L5H0", "L4H1", "L5H1"], positions="last")):
+        after = il.score(model, batch)[0]
+    shown = numbers(page.locator(".result").inner_text())
+    assert shown[1] == pytest.approx(float(after[1] - after[0]), abs=0.0051)
+    static = page.locator("[id^=icl-live-]")
+    assert static.count() == 1
+    assert not static.is_visible()
+    assert page.locator(".jp-CodeCell").count() == 1
+    page.keyboard.press("Control+s")
+    for _ in range(120):
+        saved = json.loads((notebook / "look.ipynb").read_text())
+        if "L5H1" in str(saved["cells"][0]["outputs"]):
+            break
+        page.wait_for_timeout(500)
+    else:
+        pytest.fail("the static version was not saved")
+    context.close()
+    # Another notebook with the same output: no kernel, not trusted.
+    saved["cells"][0]["source"] = "# another\n" + "".join(saved["cells"][0]["source"])
+    (notebook / "reopened.ipynb").write_text(json.dumps(saved))
+    context = opened(browser, viewport={"width": 1280, "height": 1400})
+    page = context.new_page()
+    page.goto(f"{lab}/doc/tree/reopened.ipynb?reset")
+    page.wait_for_selector("text=Last state; run the cell for the live view.")
+    text = page.locator(".jp-OutputArea").first.inner_text()
+    assert "L5H0, L4H1, L5H1 removed at the last position" in text
+    assert "Query: three" in text
+    assert page.locator(".icl-live").count() == 0
+    context.close()
+    assert errors == []
