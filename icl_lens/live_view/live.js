@@ -82,6 +82,7 @@ export default {
       asked = Date.now();
       clearTimeout(silence);
       silence = setTimeout(draw, PATIENCE + 100);
+      draw();
     }
     const edit = (changes) => show(changes, true);
     const pick = (changes) => show(changes, false);
@@ -416,16 +417,16 @@ export default {
     }
 
     const traits = ["look", "status", "pins", "answer", "heads", "change", "attention", "demonstrations", "effect", "towers", "code"];
-    const events = traits.map((one) => `change:_${one}`).join(" ");
+    const events = traits.map((one) => `change:_${one}`);
     // JupyterLab's keys for cells, such as Enter and arrows, do not act on keys pressed in the view; Ctrl+S and others do.
     const keys = (event) => {
       if (root.contains(event.target)) root.toggleAttribute("data-lm-suppress-shortcuts", !(event.ctrlKey || event.metaKey));
     };
     window.addEventListener("keydown", keys, true);
-    model.on(events, draw);
+    for (const event of events) model.on(event, draw);
     draw();
     return () => {
-      model.off(events, draw);
+      for (const event of events) model.off(event, draw);
       clearTimeout(silence);
       window.removeEventListener("keydown", keys, true);
       stopTheme();
