@@ -24,7 +24,8 @@ from icl_lens.attribution.similarity import compared_positions
 from icl_lens.edits.edit import Edit
 from icl_lens.edits.patch import HeadActivation, Patch
 from icl_lens.edits.standard import Ablate
-from icl_lens.engine.score import score
+from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported
+from icl_lens.engine.score import read_labels, score, score_sets
 from icl_lens.errors import InputError
 from icl_lens.live_view.state import Change, LiveState
 from icl_lens.measures.controlled_ablation import random_head_sets
@@ -61,6 +62,8 @@ class Scene:
     given: Prompt
     template: Template
     prepend_bos: bool | None = None
+    check: bool = True
+    """Whether `capture` checks that the parts it keeps sum to the model's own; once per model is enough."""
     panels: dict[Any, Panel] = field(default_factory=dict)
 
     @cached_property
@@ -92,7 +95,20 @@ class Scene:
 
     @cached_property
     def acts(self) -> Activations:
+        return capture(self.model, self.batch, check=self.check)
+
+    @cached_property
+    def written(self) -> Activations:
+        """A pass that also keeps what earlier components wrote at labels and at the last token."""
         return capture(self.model, self.batch, writers=compared_positions(self.batch))
+
+    @cached_property
+    def rows(self) -> PrefixCache | None:
+        """The prompt's keys and values, so that removing heads costs one token per set; None if it is unsupported."""
+        try:
+            return PrefixCache.of(self.view, self.batch)
+        except (PrefixCacheUnsupported, InputError, RuntimeError):
+            return None
 
     @property
     def has_others(self) -> bool:
@@ -155,14 +171,15 @@ def compute(
                     raise
                 scene.panels[key] = {"left_out": str(error)}
         yield name, scene.panels[key]
+    if heads == ():  # the first click is as fast as the next
+        _ = scene.rows
 
 
 def answer(scene: Scene) -> Panel:
     """Return the labels' probabilities, the answer's log-odds (nats), and the most probable tokens."""
-    batch = scene.batch
-    log_probs = score(scene.model, batch, read=lambda found, _: found)
-    best = log_probs[0].exp().topk(N_TOKENS)
-    labels = log_probs[:, batch.label_tokens.to(log_probs.device)]
+    batch, acts = scene.batch, scene.acts
+    best = acts.readout.log_probs(acts.resid_final)[0].exp().topk(N_TOKENS)
+    labels = acts.label_log_probs
     target = int(batch.answer[0])
     return {
         "labels": list(batch.labels),
@@ -192,7 +209,9 @@ def changed(scene: Scene, heads: Sequence[Head], change: Change) -> Panel:
     """Return the answer after a change of some heads at the last position, and after that of each random set."""
     batch, make = scene.batch, scene.edit(change)
     sets = [list(heads), *random_sets(scene, heads)]
-    log_probs = score(scene.model, batch, [[], *([make(some)] for some in sets)])[0]
+    edits = [[], *([make(some)] for some in sets)]
+    cached = scene.rows if change == "removed" else None
+    log_probs = score_sets(scene.view, batch, edits, read_labels(batch), cached=cached)[0][0]
     before, after, *draws = scene.outcomes(log_probs)
     return {
         "heads": [str(head) for head in heads],
@@ -244,7 +263,7 @@ def reasons(scene: Scene, head: Head) -> Panel:
         raise InputError("the prompt must show the answer and another label to tell why a head prefers one")
     targets = batch.answer_tokens
     why: AttentionReasons
-    why, _ = attention_reasons(scene.acts, head, more, less, targets, batch.tokens_to_compare(targets))
+    why, _ = attention_reasons(scene.written, head, more, less, targets, batch.tokens_to_compare(targets))
     return {
         "difference": why.score_difference,
         "query": [list(one) for one in why.query],

@@ -176,13 +176,16 @@ class LiveView(anywidget.AnyWidget):
     def _scene(self, prompt: Prompt) -> Scene:
         """Return the scene of a prompt, kept from earlier unless the model was edited in between."""
         key = prompt, active_edits(ModelView.of(self._model))
-        scene = self._scenes.pop(key, None) or Scene(self._model, prompt, self._template, self._prepend_bos)
+        scene = self._scenes.pop(key, None) or Scene(
+            self._model, prompt, self._template, self._prepend_bos, check=not self._scenes
+        )
         self._scenes[key] = scene
         while len(self._scenes) > N_SCENES:
             self._scenes.popitem(last=False)
         for other in self._scenes.values():
             if other is not scene:  # only their panels are kept, not their activations
-                other.__dict__.pop("acts", None)
+                for name in ("acts", "written", "rows"):
+                    other.__dict__.pop(name, None)
         return scene
 
     def __repr__(self) -> str:
