@@ -275,7 +275,8 @@ def test_going_back_costs_no_pass_unless_the_model_was_edited(model, view, monke
     settled(view)
     passes = []
     monkeypatch.setattr(
-        "icl_lens.live_view.panels.score", lambda *args, **kwargs: passes.append(args) or il.score(*args, **kwargs)
+        "icl_lens.live_view.panels.capture",
+        lambda *args, **kwargs: passes.append(args) or il.capture(*args, **kwargs),
     )
     view.state = first
     assert settled(view)["answer"]["outcome"] == before
