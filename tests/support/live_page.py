@@ -43,6 +43,16 @@ TRAITS = ("_look", "_about", "_status", "_pins", "_answer", "_heads", "_change",
 TRAITS += ("_effect", "_towers", "_code")
 
 
+def page_source(view, theme=None):
+    """Return a page that draws a widget as it is now."""
+    script, style = ((FOLDER / name).read_text("utf-8") for name in ("live.js", "live.css"))
+    js, traits = (
+        json.dumps(one).replace("</", "<\\/") for one in (script, {name: getattr(view, name) for name in TRAITS})
+    )
+    attributes = "" if theme is None else f'data-theme="{theme}"'
+    return PAGE.format(attributes=attributes, css=style, js=js, traits=traits)
+
+
 class LivePage:
     """A widget and the page that draws it; `pump` passes on what either has changed."""
 
@@ -52,16 +62,7 @@ class LivePage:
 
     @classmethod
     def open(cls, page, view, path, *, theme=None):
-        attributes = "" if theme is None else f'data-theme="{theme}"'
-        script, style = ((FOLDER / name).read_text("utf-8") for name in ("live.js", "live.css"))
-        traits = {name: getattr(view, name) for name in TRAITS}
-        source = PAGE.format(
-            attributes=attributes,
-            css=style,
-            js=json.dumps(script).replace("</", "<\\/"),
-            traits=json.dumps(traits).replace("</", "<\\/"),
-        )
-        path.write_text(source, encoding="utf-8")
+        path.write_text(page_source(view, theme), encoding="utf-8")
         page.goto(path.as_uri())
         page.wait_for_function("document.documentElement.dataset.ready")
         return cls(page, view)
