@@ -51,7 +51,7 @@ def take_picture() -> None:
 def take_live_picture() -> None:
     """Store a screenshot of `il.live`, as docs/howto/live.md opens it."""
     sys.path.append(str(DOCS.parent / "tests" / "support"))
-    from live_page import page_source
+    from live_page import page_source, traits_of
 
     import icl_lens as il
 
@@ -60,7 +60,7 @@ def take_live_picture() -> None:
     view.wait()
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "live.html"
-        page.write_text(page_source(view, "light"), encoding="utf-8")
+        page.write_text(page_source(traits_of(view), "light"), encoding="utf-8")
         take_screenshot(page, LIVE_PICTURE, "1180,990")
     view.close()
 

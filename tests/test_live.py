@@ -157,6 +157,28 @@ def test_any_prompt_has_code_that_gives_its_numbers_or_a_reason(bytes_model, pro
     view.close()
 
 
+def test_random_sets_that_leave_the_layers_say_so(model, view):
+    one = settled(view)["change"]
+    assert one["in_same_layers"]
+    view.state = replace(view.state, heads=("L5H0", "L5H1", "L5H2", "L5H3"))
+    change = settled(view)["change"]
+    assert not change["in_same_layers"]
+    assert "same or the nearest layers" in static_html("", view.state.to_dict(), view.numbers, "x")
+    view.state = replace(view.state, heads=("L5H0",))
+    assert settled(view)["change"]["n_different"] == 5  # layer 5 has five other heads
+
+
+def test_whole_labels_have_their_probabilities(bytes_model):
+    prompt = il.Prompt([il.Demonstration("love", "very bad"), il.Demonstration("two", "very good")], "one", "very good")
+    view = il.live(bytes_model, prompt)
+    answer = settled(view)["answer"]
+    whole = il.whole_label_log_probs(bytes_model, il.tokenize(bytes_model, prompt))[0].exp()
+    assert close(list(answer["whole_probs"].values()), whole)
+    assert answer["given"].replace("␣", " ").strip().startswith("very")
+    assert answer["choices"] == [True, True]
+    view.close()
+
+
 def test_a_state_is_a_plain_value(view):
     state = view.state
     assert state.prompt == il.Prompt.parse(TEXT, answer="foo")

@@ -115,6 +115,31 @@ def test_edits_reorders_and_clicks_show_the_functions_numbers(model, opened_live
     assert numbers(name)[0] == pytest.approx(float(effects[1, 1]), abs=0.00051)
 
 
+def test_a_pin_of_another_answer_names_it_and_a_label_keeps_its_color(opened_live):
+    live = opened_live()
+    page = live.page
+    page.get_by_role("button", name="Pin", exact=True).click()
+    page.get_by_label("Answer", exact=True).first.select_option("bar")
+    live.settle()
+    now, pinned, *_ = page.locator("tr.outcome td").all_inner_texts()[::2]
+    assert "(foo)" not in now
+    assert "(foo)" in pinned
+    color = page.get_by_label("Label 3").get_attribute("class")
+    page.get_by_label("Label 1", exact=True).fill("")
+    assert page.get_by_label("Label 3").get_attribute("class") == color
+    options = page.get_by_label("Answer", exact=True).first.locator("option").all_inner_texts()
+    assert options == ["as predicted", "bar", "foo"]
+    page.locator("[data-head=L4H1]").hover()
+    page.get_by_label("Label 1", exact=True).fill("bar")
+    live.settle()
+    for by in ("increase", "contrast"):
+        page.get_by_role("button", name=by, exact=True).click()
+        live.settle()
+        told = page.locator(".readout").inner_text()  # of the head that the mouse was over last
+        assert told == page.locator(f"[data-head={told.split(',')[0]}]").get_attribute("aria-label")
+        assert by in told
+
+
 def test_a_pinned_state_stays_and_comes_back(opened_live):
     live = opened_live()
     page, first = live.page, live.view.state

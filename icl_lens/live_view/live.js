@@ -4,11 +4,13 @@
 const CHANGES = { removed: "removed", query: "query exchanged", keys: "keys exchanged", values: "values exchanged" };
 const MAPS = { contrast: "contrast", increase: "increase", effect: "effect", towers: "query exchanged" };
 const MEANING = {
-  contrast: "What a head adds to log p(answer) − log p(other labels).",
-  increase: "What a head adds to log p(answer).",
-  effect: "What the answer’s log-odds lose if the head is removed at the last position.",
-  towers: "What the answer’s log-odds lose if the head’s query is that of the same demonstrations with another query.",
+  contrast: "Who writes the answer: what a head adds to log p(answer) − log p(other labels).",
+  increase: "Who writes the answer or all labels: what a head adds to log p(answer).",
+  effect: "Who is needed: what the answer’s log-odds lose if the head is removed at the last position.",
+  towers: "Who compares the query: what the answer’s log-odds lose if the head’s query is that of another text.",
 };
+const SOURCES = { query: "Queries are those of", keys: "Texts exchanged; keys are those of", values: "Labels exchanged; values are those of" };
+const WAYS = { hidden: "not seen by the last token", keys: "its attention goes elsewhere, its values are read", values: "its values are not read" };
 const OF_CHOICE = ["change", "attention", "code"];
 const N_LOCATED = 10;
 const PATIENCE = 20_000; // milliseconds without an answer after which the kernel is said to be silent
@@ -97,7 +99,7 @@ export default {
       change(list);
       edit({ demonstrations: list });
     };
-    const labels = () => [...new Set([...shown().map(([, label]) => label), ...(state().labels || [])])].sort();
+    const labels = () => [...new Set([...shown().map(([, label]) => label), ...(state().labels || [])])].filter((one) => one.trim()).sort();
 
     function row(index) {
       const text = h("input", { class: "text", "aria-label": `Text ${index + 1}`,
@@ -170,7 +172,7 @@ export default {
     const readout = h("p", { class: "readout", "aria-live": "polite" });
     const meaning = h("p", { class: "note" });
     const buttons = [];
-    let focused = 0;
+    let focused = 0, told = null;
     const name = (index) => `L${Math.floor(index / about.heads)}H${index % about.heads}`;
     cells.append(h("span", { class: "corner" }), ...Array.from({ length: about.heads }, (_, i) => h("span", {}, String(i))));
     for (let layer = 0; layer < about.layers; layer++) {
@@ -193,7 +195,10 @@ export default {
       buttons[index].tabIndex = 0;
       tell(index);
     }
-    function tell(index) { readout.textContent = buttons[index].getAttribute("aria-label"); }
+    function tell(index) {
+      told = index;
+      readout.textContent = buttons[index].getAttribute("aria-label");
+    }
     cells.addEventListener("keydown", (event) => {
       const wide = getComputedStyle(cells).gridAutoFlow.startsWith("column");
       const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
@@ -209,7 +214,7 @@ export default {
       ...Object.entries(CHANGES).map(([change, label]) => h("button", { type: "button", "data-change": change,
         onclick: () => pick({ change }) }, label)));
     const result = h("p", { class: "result", "aria-live": "polite" });
-    const band = h("div", { class: "band" });
+    const band = h("div", { class: "band" }), key = h("p", { class: "note" });
     const attention = h("div", { class: "attention" });
 
     root.append(
@@ -223,13 +228,15 @@ export default {
           h("h4", {}, "Answer"), outcome, next, h("p", { class: "tools" }, pin, copy), box),
         h("div", {},
           h("h4", {}, "Heads"), tabs, meaning, h("p", { class: "note axes" }), h("div", { class: "scroll" }, cells), readout,
-          h("h4", {}, "Chosen heads"), chosen, how, result, band, attention)));
+          h("h4", {}, "Chosen heads"), chosen, how, result, band, key, attention)));
 
     // ---- Drawing ----
     const put = (input, value) => { if (input.value !== value) input.value = value; };
+    const palette = new Map(); // a label keeps its color while others are typed
     const color = (label) => {
-      const found = panel("answer"), index = found ? found.labels.indexOf(label) : labels().indexOf(label);
-      return index < 0 ? "" : `l${index % 6}`;
+      if (!label.trim()) return "";
+      if (!palette.has(label)) palette.set(label, palette.size % 6);
+      return `l${palette.get(label)}`;
     };
 
     function drawPrompt() {
@@ -245,12 +252,13 @@ export default {
         fields.label.className = `label ${color(label)}`;
         const value = hidden ? hidden[index] : null;
         fields.effect.textContent = value === null ? "–" : signed(value);
-        fields.effect.title = value === null ? "" : effects.ways.map((way, i) => `${way} ${signed(effects.effects[index][i])}`).join(", ");
+        fields.effect.title = value === null ? "" : effects.ways.map((way, i) => `${way} ${signed(effects.effects[index][i])} (${WAYS[way]})`).join("\n");
         fields.effect.style.setProperty("--v", value === null ? "0%" : `${(100 * Math.abs(value)) / reach}%`);
         fields.effect.classList.toggle("n", value !== null && value < 0);
       });
       totals.textContent = hidden
-        ? `Numbers: log-odds that the answer loses if the last token does not see the demonstration, nats; all at once ${signed(effects.whole[0])}.`
+        ? `Numbers: log-odds that the answer loses if the last token does not see the demonstration, nats. Without all of them, the answer has ${signed(effects.without_all)}.` +
+          (effects.begins_text ? " The first one begins the text, where heads rest: its number includes that." : "")
         : effects && effects.left_out ? effects.left_out : "";
       put(query, state().query);
       const choices = ["", ...labels()];
@@ -261,9 +269,10 @@ export default {
 
     function drawAnswer() {
       const found = panel("answer"), change = panel("change"), pins = model.get("_pins");
+      for (const label of labels()) color(label);
       const names = found ? found.labels : labels(), after = change && change.probs ? change : null;
       const columns = [["now", found, found && found.probs, found && found.outcome]];
-      if (state().heads.length) columns.push(["changed", after, after && after.probs, after && after.after]);
+      if (state().heads.length) columns.push(["changed", after && found, after && after.probs, after && after.after]);
       for (const one of pins) {
         columns.push([one.name, one.answer, one.answer.probs, one.answer.outcome, one]);
         if (one.change) columns.push([`${one.name} changed`, one.answer, one.change.probs, one.change.after]);
@@ -271,14 +280,17 @@ export default {
       const of = (column, label) => {
         const [, where, probs, , pinned] = column, own = where && where.labels ? where.labels : found ? found.labels : [];
         const index = own.indexOf(label);
-        return probs && index >= 0 ? probs[index] : null;
+        return probs && index >= 0 && (!where || !where.choices || where.choices[index]) ? probs[index] : null;
       };
       const all = [...new Set([...names, ...pins.flatMap((one) => one.answer.labels)])];
       const number = (value, text) => h("td", { class: "n" }, value === null ? "–" : text(value));
+      const whole = found && Object.keys(found.whole_probs).length ? found.whole_probs : null;
+      const target = found ? found.labels[found.target] : "";
+      const ofTarget = (where) => (where && where.labels[where.target] !== target ? ` (${where.labels[where.target]})` : "");
       const what = found ? `${found.has_others ? "log-odds" : "log p"} of ${found.labels[found.target]}` : "log-odds";
       outcome.replaceChildren(h("table", {},
-        h("thead", {}, h("tr", {}, h("th", {}, "label"), ...columns.map(([title, , , , pinned]) =>
-          h("th", { class: "n", scope: "col" }, title, pinned
+        h("thead", {}, h("tr", {}, h("th", {}, "label"), whole ? h("th", { class: "n" }, "whole label") : null, ...columns.map(([title, , , , pinned]) =>
+          h("th", { class: "n", scope: "col", title: pinned ? describe(pinned) : null }, title, pinned
             ? h("span", { class: "tools" },
                 h("button", { type: "button", title: "Return to this state", "aria-label": `Return to ${title}`,
                   onclick: () => edit(pinned.state) }, "↩"),
@@ -287,22 +299,27 @@ export default {
             : null)))),
         h("tbody", {}, ...all.map((label) => h("tr", {},
           h("th", { scope: "row" }, h("span", { class: `chip ${color(label)}` }, label)),
+          whole ? number(whole[label] ?? null, percent) : null,
           ...columns.map((column) => {
             const value = of(column, label);
             const cell = number(value, percent);
             if (value !== null) { cell.className = "n bar"; cell.style.setProperty("--v", `${100 * value}%`); }
             return cell;
           }))),
-          h("tr", { class: "outcome" }, h("th", { scope: "row" }, what),
-            ...columns.map(([, , , value]) => number(value === undefined ? null : value, (x) => `${signed(x)} nats`))))));
+          h("tr", { class: "outcome" }, h("th", { scope: "row" }, what), whole ? h("td", {}) : null,
+            ...columns.map(([, where, , value]) => number(value ?? null, (x) => `${signed(x)} nats${ofTarget(where)}`))))));
       next.textContent = found
-        ? `Most probable tokens: ${found.tokens.map((token, i) => `${visible(token)} ${percent(found.token_probs[i])}`).join(", ")}. ${found.n_tokens} tokens.`
+        ? (found.given ? `The labels begin alike: all numbers are those after ${found.given}. ` : "") +
+          (whole ? "Labels of several tokens are scored by one; “whole label” has all their tokens. " : "") + `Most probable tokens: ${found.tokens.map((token, i) => `${visible(token)} ${percent(found.token_probs[i])}`).join(", ")}. ${found.n_tokens} tokens.`
         : "";
       pin.disabled = !found;
       const python = panel("code");
       copy.disabled = !python;
       code.textContent = python ? python.python : "";
     }
+
+    const describe = ({ state: one }) => `query ${one.query}; ${one.demonstrations.map((pair) => pair.join(" : ")).join(" ")}` +
+      (one.heads.length ? `; ${one.heads.join(", ")} ${CHANGES[one.change]}` : "");
 
     function drawHeads() {
       const { by, heads } = state();
@@ -316,7 +333,7 @@ export default {
       const missing = found && found.left_out ? found.left_out
         : by === "contrast" && panel("heads") && !found[by] ? "There is no other label to compare the answer with." : "";
       meaning.textContent = missing || MEANING[by] + (by === "towers" && values ? ` Other query: ${found.other_query}.` : "") +
-        (values ? ` Blue is above zero, full color ${reach.toFixed(2)} nats; outlined: the ${N_LOCATED} largest.` : "");
+        (values ? ` Blue is above zero, full color ${reach.toFixed(2)} nats; outlined: the ${N_LOCATED} highest.` : "");
       buttons.forEach((button, index) => {
         const value = values ? values[index] : null;
         button.style.setProperty("--v", value === null ? "0%" : `${(100 * Math.abs(value)) / reach}%`);
@@ -326,6 +343,7 @@ export default {
         button.setAttribute("aria-label",
           name(index) + (value === null ? "" : `, ${MAPS[by]} ${signed(value, 3)} nats`) + (top.has(index) ? ", located" : ""));
       });
+      if (told !== null) tell(told);
     }
 
     function drawChange() {
@@ -337,7 +355,7 @@ export default {
       if (heads.length > 1) chosen.append(h("button", { type: "button", onclick: () => pick({ heads: [] }) }, "Release all"));
       how.hidden = !heads.length;
       band.replaceChildren();
-      result.textContent = "";
+      result.textContent = key.textContent = "";
       if (!heads.length) return;
       if (!found) { result.textContent = "…"; return; }
       if (found.left_out) { result.textContent = found.left_out; return; }
@@ -345,9 +363,10 @@ export default {
       const low = Math.min(...found.draws), high = Math.max(...found.draws);
       const target = answered ? answered.labels[answered.target] : "the answer";
       const outside = found.after < low || found.after > high;
-      result.textContent = `${what} of ${target}: ${signed(found.before)} → ${signed(found.after)} nats. ${found.draws.length} random sets of the ` +
-        `same layers, changed alike: ${signed(low)} to ${signed(high)}; the chosen heads are ${outside ? "outside" : "within"} this band.`;
-      if (found.source) result.append(h("span", { class: "note" }, ` Taken from: ${found.source}`));
+      result.textContent = `${what} of ${target}: ${signed(found.before)} → ${signed(found.after)} nats. ${found.draws.length} random sets of the same ` +
+        `${found.in_same_layers ? "" : "or the nearest "}layers (${found.n_different} different), changed alike: ${signed(low)} to ${signed(high)}; the chosen heads are ${outside ? "outside" : "within"} this band.` +
+        (found.labels_total < 0.05 ? ` All labels together have only ${percent(found.labels_total)} now: the model is broken rather than changed.` : "");
+      if (found.source) result.append(h("span", { class: "note" }, ` ${SOURCES[change]}: ${found.source}`));
       const all = [found.before, found.after, ...found.draws];
       const from = Math.min(...all), to = Math.max(...all), span = to - from || 1;
       const x = (value) => `${3 + (94 * (value - from)) / span}%`;
@@ -357,27 +376,31 @@ export default {
         mark("now", found.after, "chosen heads"));
       band.setAttribute("role", "img");
       band.setAttribute("aria-label", result.textContent);
+      key.textContent = `○ before, ● chosen heads, | random sets; from ${signed(from)} to ${signed(to)} nats`;
     }
 
     function drawAttention() {
       const found = panel("attention");
       attention.replaceChildren();
-      if (!state().heads.length || !found) return;
+      const { heads } = state();
+      if (!heads.length || !found) return;
       if (found.left_out) { attention.append(h("p", { class: "note" }, found.left_out)); return; }
       const list = shown();
       const table = h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "attention to label"),
-        ...found.heads.map((head) => h("th", { class: "n", scope: "col" }, head)))),
+        ...found.heads.map((head) => h("th", { class: "n", scope: "col" }, h("button", { type: "button", title: "Explain below",
+          "aria-pressed": String(head === found.head), onclick: () => pick({ heads: [...heads.filter((one) => one !== head), head] }) }, head))))),
         h("tbody", {}, ...list.map(([text, label], index) => h("tr", {},
-          h("th", { scope: "row" }, `${text} `, h("span", { class: `chip ${color(label)}` }, label)),
+          h("th", { scope: "row", title: text }, h("span", { class: "cut" }, text), " ", h("span", { class: `chip ${color(label)}` }, label)),
           ...found.to_labels.map((weights) => {
             const value = weights[index] ?? 0;
             return h("td", { class: "n bar", style: { "--v": `${100 * value}%` } }, value.toFixed(3));
           })))));
       const label = new Map();
       for (const [start, end, one] of found.label_ranges) for (let at = start; at < end; at++) label.set(at, one);
+      const names = panel("answer") ? panel("answer").labels : [];
       const reach = Math.max(...found.weights, 1e-9);
       const strip = h("p", { class: "strip", "aria-label": `Attention of ${found.head} by token` },
-        ...found.tokens.map((token, at) => h("span", { class: label.has(at) ? `l${label.get(at) % 6}` : "",
+        ...found.tokens.map((token, at) => h("span", { class: label.has(at) ? color(names[label.get(at)] || "") : "",
           title: `${found.weights[at].toFixed(3)} at position ${at}`, style: { "--v": `${(100 * found.weights[at]) / reach}%` } }, visible(token))));
       attention.append(h("h4", {}, "Attention from the last token"), h("div", { class: "scroll", tabindex: 0, role: "region",
         "aria-label": "Attention to labels" }, table), h("h4", {}, `${found.head} by token`), strip);
@@ -386,9 +409,10 @@ export default {
       const target = panel("answer");
       const writers = (title, side) => h("tr", {}, h("th", { scope: "row" }, title),
         h("td", {}, side.map(([writer, value]) => `${writer} ${signed(value)}`).join(", ")));
-      attention.append(h("h4", {}, `Why ${found.head} attends ${why.difference < 0 ? "less" : "more"} to ` +
-        `${target ? target.labels[target.target] : "the answer"}’s labels`),
-        h("p", {}, `Score difference ${signed(why.difference)}: ${why.because}.`),
+      const more = target ? `${target.labels[target.target]}’s labels` : "the answer’s labels";
+      attention.append(h("h4", {}, `Why ${found.head} scores ${more} ${why.difference < 0 ? "lower" : "higher"} than other labels`),
+        h("p", {}, `Mean attention score (before the softmax) at ${more} minus at others ${signed(why.difference)}: ` +
+          `${why.because.replace(/-(?=\d)/g, "−")}. F19 is FFN 19.`),
         h("table", { class: "writers" }, h("tbody", {}, writers("at the last token", why.query), writers("at the labels", why.key))));
     }
 

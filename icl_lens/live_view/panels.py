@@ -81,12 +81,9 @@ class Scene:
         if self.given.answer is not None:
             return self.given
         rows = tokenize(self.model, self.given, template=self.template, prepend_bos=self.prepend_bos)
-        likely = (
-            whole_label_log_probs(self.model, rows)[0]
-            if rows.decision_index is not None
-            else score(self.model, rows)[0]
-        )
-        names = rows.whole_labels if rows.decision_index is not None else rows.labels
+        is_alike = rows.decision_index is not None
+        likely = (whole_label_log_probs if is_alike else score)(self.model, rows)[0]
+        names = rows.whole_labels if is_alike else rows.labels
         return Prompt(self.given.demonstrations, self.given.query, names[int(likely.argmax())], self.given.labels)
 
     @cached_property
@@ -109,6 +106,11 @@ class Scene:
             return PrefixCache.of(self.view, self.batch)
         except (PrefixCacheUnsupported, InputError, RuntimeError):
             return None
+
+    @property
+    def n_appended(self) -> int:
+        """Number of tokens in which labels agree, and which are appended to the prompt."""
+        return 0 if self.batch.n_appended is None else int(self.batch.n_appended[0])
 
     @property
     def has_others(self) -> bool:
@@ -180,9 +182,13 @@ def answer(scene: Scene) -> Panel:
     batch, acts = scene.batch, scene.acts
     best = acts.readout.log_probs(acts.resid_final)[0].exp().topk(N_TOKENS)
     labels = acts.label_log_probs
-    target = int(batch.answer[0])
+    target, n = int(batch.answer[0]), int(batch.last[0]) + 1
+    names = batch.token_names[0]
     return {
         "labels": list(batch.labels),
+        "choices": batch.label_mask[0].tolist(),
+        "given": "".join(names[n - scene.n_appended : n]),
+        "whole_probs": whole_probs(scene),
         "log_probs": labels[0].tolist(),
         "probs": labels[0].exp().tolist(),
         "target": target,
@@ -191,8 +197,17 @@ def answer(scene: Scene) -> Panel:
         "has_others": scene.has_others,
         "tokens": name_tokens(scene.model.tokenizer, [best.indices.tolist()])[0],
         "token_probs": best.values.tolist(),
-        "n_tokens": int(batch.last[0]) + 1,
+        "n_tokens": n,
     }
+
+
+def whole_probs(scene: Scene) -> dict[str, float]:
+    """Return the probability of each whole label; empty if every label is one token."""
+    batch = scene.batch
+    if not scene.n_appended and batch.label_token_positions.shape[-1] == 1:
+        return {}
+    found = whole_label_log_probs(scene.model, batch)[0].exp()
+    return dict(zip(batch.whole_labels, found.tolist(), strict=True))
 
 
 def all_heads(scene: Scene) -> Panel:
@@ -220,9 +235,17 @@ def changed(scene: Scene, heads: Sequence[Head], change: Change) -> Panel:
         "before": before,
         "after": after,
         "draws": draws,
+        "n_different": len({frozenset(some) for some in sets[1:]}),
+        "in_same_layers": all(layers(some) == layers(heads) for some in sets[1:]),
+        "labels_total": float(log_probs[1, batch.label_mask[0].to(log_probs.device)].exp().sum()),
         "probs": log_probs[1].exp().tolist(),
         "log_probs": log_probs[1].tolist(),
     }
+
+
+def layers(heads: Sequence[Head]) -> list[int]:
+    """Return the layers of heads, in order."""
+    return sorted(head.layer for head in heads)
 
 
 def random_sets(scene: Scene, heads: Sequence[Head]) -> list[list[Head]]:
@@ -278,6 +301,7 @@ def demonstrations(scene: Scene) -> Panel:
     found = demonstration_effects(scene.model, scene.batch)
     each, whole = found.of()
     return {
+        "without_all": scene.outcomes(scene.acts.label_log_probs)[0] - float(whole[0, 0]),
         "ways": list(found.ways),
         "effects": each[0].tolist(),
         "whole": whole[0].tolist(),

@@ -43,29 +43,31 @@ TRAITS = ("_look", "_about", "_status", "_pins", "_answer", "_heads", "_change",
 TRAITS += ("_effect", "_towers", "_code")
 
 
-def page_source(view, theme=None):
-    """Return a page that draws a widget as it is now."""
+def page_source(traits, theme=None):
+    """Return a page that draws the traits of a widget."""
     script, style = ((FOLDER / name).read_text("utf-8") for name in ("live.js", "live.css"))
-    js, traits = (
-        json.dumps(one).replace("</", "<\\/") for one in (script, {name: getattr(view, name) for name in TRAITS})
-    )
+    js, traits = (json.dumps(one).replace("</", "<\\/") for one in (script, traits))
     attributes = "" if theme is None else f'data-theme="{theme}"'
     return PAGE.format(attributes=attributes, css=style, js=js, traits=traits)
+
+
+def traits_of(view):
+    return {name: getattr(view, name) for name in TRAITS}
 
 
 class LivePage:
     """A widget and the page that draws it; `pump` passes on what either has changed."""
 
-    def __init__(self, page, view):
-        self.page, self.view = page, view
-        self.shown = {name: getattr(view, name) for name in TRAITS}
+    def __init__(self, page, view, shown):
+        self.page, self.view, self.shown = page, view, shown
 
     @classmethod
     def open(cls, page, view, path, *, theme=None):
-        path.write_text(page_source(view, theme), encoding="utf-8")
+        shown = traits_of(view)
+        path.write_text(page_source(shown, theme), encoding="utf-8")
         page.goto(path.as_uri())
         page.wait_for_function("document.documentElement.dataset.ready")
-        return cls(page, view)
+        return cls(page, view, shown)
 
     def pump(self):
         """Pass the page's changes to the widget, and the widget's panels to the page."""
