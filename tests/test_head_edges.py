@@ -140,6 +140,7 @@ def test_sets_of_edges_at_several_tokens_are_one_pass_from_the_first_reader_on(g
     by_role = [il.Edge("L1H2", "v", "embed", "text", role) for role in ("true label", "false label")]
     joint, each = il.score(model, batch, [[il.WithoutEdges(first[:1])], [il.WithoutEdges(by_role)]]).unbind(1)
     assert_close(joint, each, scale=8.0)
+    assert (joint - il.score(model, batch, [[il.WithoutEdges(by_role[:1])]])[:, 0]).abs().max() > 1e-3
 
 
 EDGES = [

@@ -116,11 +116,12 @@ class Case:
         return [*self.writers_before(head), *(self.chains(part) if head == self.reader else [])]
 
     def chains(self, part: str) -> list[il.Edge | tuple[il.Edge, ...]]:
-        """Return what the head between writes because of one edge, and of several, to where the reader reads a part."""
+        """Return what the head between writes because of one edge, of several, and of a chain to where it is read."""
         between, at = self.heads[1], "last" if part == "q" else "label"
         parts = [("v", str(self.heads[0]), "text"), ("q", "embed", at), ("k", "embed", "other")]
         edges = tuple(il.Edge(between, part, writer, role, at) for part, writer, role in parts)
-        return [edges[0], edges]
+        first = il.Edge(self.heads[0], "v", "embed", "text", "text")
+        return [edges[0], edges, il.Edge(between, "v", first, "text", at)]
 
     @cached_property
     def weights(self) -> Tensor:
