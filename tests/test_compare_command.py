@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers
+from matplotlib.collections import PathCollection
 from rich.console import Console
 from tolerance import assert_close
 
@@ -102,7 +103,7 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
     assert f"{first['name']} {first.a:+.3f} {first.b:+.3f} {first.change:+.3f}" in " ".join(out.split())
     assert "mean contrast changed most" in out
     (figure,) = both.figures.values()
-    points = figure.axes[0].collections[0].get_offsets()
+    (points,) = (one.get_offsets() for one in figure.axes[0].collections if isinstance(one, PathCollection))
     assert points.tolist() == both.to_frame()[["a", "b"]].to_numpy().tolist()
     assert page.read_text() == both.to_html()
     assert page.read_text().count("<circle") == len(points)

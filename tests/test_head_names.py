@@ -23,6 +23,14 @@ def within(block):
     return measure
 
 
+def change_in_live_view(run, head):
+    pytest.importorskip("anywidget", reason="anywidget is missing: there is no live view")
+    view = il.live(run.model, run.batch.prompts[0], heads=[head])
+    assert view.wait(120)
+    view.close()
+    return torch.tensor(view.numbers["change"]["log_probs"])
+
+
 CALLS = {
     "ablate_heads": within(lambda run, head: il.ablate_heads(run.model, [head])),
     "ablate_with_controls": lambda run, head: (
@@ -58,6 +66,7 @@ CALLS = {
     "label_similarity": lambda run, head: il.label_similarity(run.model, run.batch, [head]),
     "Activations.label_values": lambda run, head: run.acts.label_values(head),
     "Activations.last_query": lambda run, head: run.acts.last_query(head),
+    "live": change_in_live_view,
     "locate_circuit": lambda run, head: il.locate_circuit(
         run.model, run.many, run.many, [head], n_edges=3, n_random=2
     ).to_frame(),

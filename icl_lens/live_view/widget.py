@@ -115,7 +115,7 @@ class LiveView(anywidget.AnyWidget):
         """The pinned states with their answers."""
         return list(self._pins)
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: int | float | None = None) -> bool:
         """Wait until the current state is computed, at most `timeout` seconds; return whether it is."""
         return self._worker.wait(timeout)
 

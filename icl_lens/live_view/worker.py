@@ -59,7 +59,7 @@ class Worker(Generic[Request]):
                 self._thread.start()
             self._changed.notify_all()
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: int | float | None = None) -> bool:
         """Wait until the newest request is computed; return whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._is_pending, timeout)
