@@ -532,7 +532,7 @@ def takes_a_model() -> set[str]:
         found |= {
             key for key, f in members.items() if callable(f) and (_takes_a_model(f) or _reads_activations(key, f))
         }
-    # Prompts of tasks are those of `load_task`, chats need a tokenizer only, a live view shows the numbers of the others
+    # Prompts of tasks are those of `load_task`, chats need a tokenizer only, a live view shows numbers of the others
     # (test_live), and `debias_edits` returns values.
     return found - {"PairTask.prompts", "Template.chat", "live"} | {"debias_edits"}
 
