@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import browsers
 import families
 import faults
 import jaxtyping
@@ -59,6 +60,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         quick = families.CONFIGS.keys() - families.SLOW if item.path.stem in ON_ALL_FAMILIES else quick
         if used and not used & quick:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Return a real browser; skip the test where there is none."""
+    with browsers.chromium() as browser:
+        yield browser
 
 
 @pytest.fixture

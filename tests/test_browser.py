@@ -7,57 +7,22 @@ import itertools
 import json
 import os
 import re
-import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
 import explanations as ex
 import pytest
+from browsers import jupyter, jupyter_home, opened, served
 
 import icl_lens as il
 from icl_lens.report import html
 
 pytestmark = pytest.mark.slow
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-if CHROMIUM is None:
-    pytest.skip("Chromium is missing (apt-get install chromium): pages are not drawn", allow_module_level=True)
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is missing: pages are not drawn")
-
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 UNDRAWN = """[...document.querySelectorAll('.cv')].filter(
     place => !place.querySelector('.colored-tokens > span, canvas')).length"""
-
-
-PATIENCE = 300_000
-"""Milliseconds after which a page counts as hanging: long, since the machine may be busy with other tests."""
-
-
-def opened(browser, **options):
-    context = browser.new_context(**options)
-    context.set_default_timeout(PATIENCE)
-    return context
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -459,49 +424,21 @@ def test_no_text_or_bar_overlaps_another(browser, tmp_path, paper, host):
         context.close()
 
 
-LAB = shutil.which("jupyter-lab", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-
-
 @pytest.fixture(scope="module")
 def lab(notebook, tmp_path_factory):
     """Start a dark JupyterLab with look.ipynb (trusted) and other.ipynb (the same, not trusted); yield its address."""
-    home = tmp_path_factory.mktemp("home")
-    settings = home / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
-    settings.mkdir(parents=True)
-    (settings / "themes.jupyterlab-settings").write_text('{"theme": "JupyterLab Dark"}')
-    (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
-    names = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "run"}
-    environment = os.environ | {name: str(home / folder) for name, folder in names.items()} | {"HOME": str(home)}
+    command, home = jupyter("jupyter-lab"), tmp_path_factory.mktemp("home")
+    environment = jupyter_home(home)
     other = json.loads((notebook / "look.ipynb").read_text())
     other["cells"][0]["source"] = ["# another\n", *other["cells"][0]["source"]]
     (notebook / "other.ipynb").write_text(json.dumps(other))
-    trust = [str(Path(LAB).with_name("jupyter-trust")), "look.ipynb"]
-    subprocess.run(trust, cwd=notebook, env=environment, check=True, capture_output=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [LAB, "--no-browser", "--allow-root", f"--port={port}", "--port-retries=0", "--IdentityProvider.token="]
-    log = (home / "log").open("wb")
-    server = subprocess.Popen(command, cwd=notebook, env=environment, stdout=log, stderr=log)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(PATIENCE // 500):
-            try:
-                urllib.request.urlopen(f"{address}/api", timeout=PATIENCE / 1000).read()
-                break
-            except OSError:
-                time.sleep(0.5)
-        else:
-            pytest.fail(f"JupyterLab did not start:\n{(home / 'log').read_text()}")
+    trust = [str(Path(command[0]).with_name("jupyter-trust")), "look.ipynb"]
+    subprocess.run(trust, cwd=notebook, env=os.environ | environment, check=True, capture_output=True)
+    with served(command, notebook, home, **environment) as address:
         yield address
-    finally:
-        server.kill()
-        server.wait(30)
-        log.close()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(LAB is None, reason="JupyterLab is missing: no live notebook is drawn")
 @pytest.mark.parametrize("name", ["look.ipynb", "other.ipynb"])
 def test_a_live_jupyterlab_shows_pictures_or_their_twins(browser, lab, name):
     context = opened(browser, viewport={"width": 1280, "height": 9000}, color_scheme="light")

@@ -33,7 +33,7 @@ class Page(HTMLParser):
         self.elements, self.text, self.scripts, self._inside = [], "", [], []
         self.feed(source)
         self.close()
-        code = [asset(name) for name in ("theme.js", "page.js", "circuitsvis.js")]
+        code = [asset("host_theme.js") + asset("theme.js"), asset("page.js"), asset("circuitsvis.js")]
         self.scripts = [one for one in self.scripts if one not in code]  # the rest is data
 
     def handle_starttag(self, tag, attrs):
@@ -151,11 +151,16 @@ def test_what_is_installed_includes_the_templates():
         shipped = {Path(file.relative_path).name for file in files}
         assert shipped >= {
             *templating.TEMPLATES.list_templates(),
+            "colors.css",
             "page.css",
             "page.js",
             "circuitsvis.js",
+            "host_theme.js",
             "theme.js",
             "frame.js",
+            "live.js",
+            "live.css",
+            "cheatsheet.md",
         }
 
 
@@ -279,7 +284,7 @@ def test_every_head_has_a_cell_with_its_value(paper, paper_page):
 
 def test_the_style_sheet_has_the_palettes_colors():
     """Only colors of the light theme are compared: they come first in the sheet."""
-    sheet = asset("page.css")
+    sheet = asset("colors.css")
 
     def colors(*names):
         return [re.search(rf"--{name}: (#[0-9a-f]{{6}})", sheet)[1].upper() for name in names]
@@ -471,7 +476,7 @@ def test_values_that_are_not_numbers_have_no_color():
 
 def test_text_is_legible_on_the_deepest_color_of_tokens_and_cells():
     """Contrast of at least 4.5 : 1 (WCAG AA) in both themes."""
-    sheet = asset("page.css")
+    sheet = asset("colors.css")
     light, dark = re.findall(r":root(?:\[data-theme=dark\])? \{(.*?)\n\}", sheet, re.S)[:2]
 
     def variables(block):

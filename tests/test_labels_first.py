@@ -37,14 +37,14 @@ class Case(Both):
         return il.tokenize(self.model, self.others, prepend_bos=False, labels=("foo", "bar"), template=longer)
 
 
-def at_role(c, row, writer, role):
-    """Return what a writer writes at the tokens of a role, zero elsewhere; roles are counted word by word."""
+def places(c, row, role):
+    """Return the positions of a prompt's tokens of a role; roles are counted word by word."""
     prompt, roles = c.prompts[row], ["other"]
     for shown in prompt.demonstrations:
         roles += ["label", "other", *["text"] * len(shown.text.split())]
     roles += [*["query"] * len(prompt.query.split()), "last"]
     assert len(roles) == len(c.ids[row])
-    return c.written(row, writer) * torch.tensor([role == "all" or one == role for one in roles])[:, None]
+    return [i for i, one in enumerate(roles) if role in ("all", one)]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def label_first(monkeypatch):
     """Write the prompts of the sweep with labels before texts."""
     options = {"prepend_bos": False, "labels": ("foo", "bar"), "template": LABEL_FIRST}
     monkeypatch.setattr(sweep, "tokenized", lambda model, prompts: il.tokenize(model, prompts, **options))
-    monkeypatch.setattr(test_sweep_numbers, "at_role", at_role)
+    monkeypatch.setattr(test_sweep_numbers, "places", places)
 
     def exchanged(case):
         found = il.two_towers(

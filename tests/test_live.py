@@ -174,7 +174,7 @@ def test_whole_labels_have_their_probabilities(bytes_model):
     answer = settled(view)["answer"]
     whole = il.whole_label_log_probs(bytes_model, il.tokenize(bytes_model, prompt))[0].exp()
     assert close(list(answer["whole_probs"].values()), whole)
-    assert answer["given"].replace("␣", " ").strip().startswith("very")
+    assert answer["appended"].replace("␣", " ").strip().startswith("very")
     assert answer["choices"] == [True, True]
     view.close()
 

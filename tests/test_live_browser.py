@@ -1,6 +1,7 @@
 """The live view in a real browser: what is edited, clicked, pinned and copied, and that no number outlives its text.
 
-In a page of its own, fed by the widget in this process, and in a JupyterLab, which is skipped where it is missing.
+In a page of its own, fed by the widget in this process, and in JupyterLab, Notebook 7 and marimo, each skipped where it
+is missing.
 """
 
 import json
@@ -10,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from browsers import PATIENCE, jupyter, jupyter_home, opened, program, served
 from live_page import LivePage
-from test_browser import LAB, PATIENCE, browser, opened  # noqa: F401 - the fixture
 
 import icl_lens as il
 
@@ -28,7 +29,7 @@ def model():
 
 
 @pytest.fixture
-def opened_live(browser, model, tmp_path):  # noqa: F811
+def opened_live(browser, model, tmp_path):
     """Return a function that opens a view; at the end, assert that the page made no requests, messages or errors."""
     seen, made = [], []
 
@@ -270,7 +271,26 @@ def test_a_state_that_python_sets_is_drawn(opened_live):
     assert page.get_by_role("button", name="effect", exact=True).get_attribute("aria-pressed") == "true"
 
 
-# ---- JupyterLab ----
+def test_verdicts_are_those_of_the_numbers(opened_live):
+    """On made-up numbers: within and outside the random sets, other layers, and a model that is broken."""
+    live = opened_live()
+    page, made = live.page, live.view._change
+    draws = [1.0 + number / 10 for number in range(20)]
+
+    def told(**changes):
+        page.evaluate("value => receive('_change', value)", made | {"before": 2.0, "draws": draws} | changes)
+        return page.locator(".result").inner_text()
+
+    for after, verdict in ((1.0, "within"), (2.9, "within"), (0.99, "outside"), (2.91, "outside")):
+        assert f"the chosen heads are {verdict} this band" in told(after=after)
+    assert "of the same layers" in told(in_same_layers=True)
+    assert "of the same or the nearest layers (7 different)" in told(in_same_layers=False, n_different=7)
+    assert "broken" not in told(labels_total=0.051)
+    assert "only 4.9 % now: the model is broken" in told(labels_total=0.049)
+    assert told(text="another", after=0.5) == "…"  # of another text
+
+
+# ---- Notebooks ----
 
 CELL = """import icl_lens as il
 model = il.load_model("icl-mini")
@@ -278,24 +298,8 @@ view = il.live(model, "love : bar like : bar eight : foo two : foo one :", heads
 view"""
 
 
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory):
-    """Return the folder of look.ipynb, which has a view that has not run; `lab` starts a JupyterLab in it."""
-    nbformat = pytest.importorskip("nbformat", reason="nbformat is missing: no notebook is drawn")
-    folder = tmp_path_factory.mktemp("notebook")
-    names = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(
-        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)], metadata=names), folder / "look.ipynb"
-    )
-    return folder
-
-
-from test_browser import lab  # noqa: E402, F401 - the fixture
-
-
 def run_cell(page):
     """Run the first cell once the kernel takes it."""
-    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]")
     for _ in range(60):
         page.locator(".jp-CodeCell .cm-content").first.click()
         page.keyboard.press("Control+Enter")
@@ -305,17 +309,11 @@ def run_cell(page):
     pytest.fail("the kernel does not run the cell")
 
 
-@pytest.mark.skipif(LAB is None, reason="JupyterLab is missing: no live notebook is drawn")
-def test_a_live_jupyterlab_edits_and_a_reopened_notebook_shows_the_last_state(browser, lab, notebook, model):  # noqa: F811
-    context = opened(browser, viewport={"width": 1280, "height": 1400})
-    page, errors = context.new_page(), []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(f"{lab}/doc/tree/look.ipynb?reset")
-    run_cell(page)
+def change_query_and_heads(page, model):
+    """Edit and click; assert that the number shown is that of the same edit in a block."""
     page.wait_for_selector(".icl-live[aria-busy=false]", timeout=PATIENCE)
     page.get_by_label("Query").fill("three")
     page.locator("[data-head=L4H1]").click()
-    # Enter and arrows in the view move no cell, and Ctrl+S saves.
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     page.wait_for_selector(".icl-live[aria-busy=false]", timeout=PATIENCE)
@@ -325,29 +323,62 @@ def test_a_live_jupyterlab_edits_and_a_reopened_notebook_shows_the_last_state(br
         after = il.score(model, batch)[0]
     shown = numbers(page.locator(".result").inner_text())
     assert shown[1] == pytest.approx(float(after[1] - after[0]), abs=0.0051)
-    static = page.locator("[id^=icl-live-]")
-    assert static.count() == 1
-    assert not static.is_visible()
-    assert page.locator(".jp-CodeCell").count() == 1
-    page.keyboard.press("Control+s")
-    for _ in range(120):
-        saved = json.loads((notebook / "look.ipynb").read_text())
-        if "L5H1" in str(saved["cells"][0]["outputs"]):
-            break
-        page.wait_for_timeout(500)
-    else:
-        pytest.fail("the static version was not saved")
-    context.close()
-    # Another notebook with the same output: no kernel, not trusted.
-    saved["cells"][0]["source"] = "# another\n" + "".join(saved["cells"][0]["source"])
-    (notebook / "reopened.ipynb").write_text(json.dumps(saved))
-    context = opened(browser, viewport={"width": 1280, "height": 1400})
-    page = context.new_page()
-    page.goto(f"{lab}/doc/tree/reopened.ipynb?reset")
-    page.wait_for_selector("text=Last state; run the cell for the live view.")
-    text = page.locator(".jp-OutputArea").first.inner_text()
-    assert "L5H0, L4H1, L5H1 removed at the last position" in text
-    assert "Query: three" in text
-    assert page.locator(".icl-live").count() == 0
-    context.close()
-    assert errors == []
+
+
+@pytest.mark.parametrize(("app", "place"), [("jupyter-lab", "doc/tree/{}?reset"), ("jupyter-notebook", "notebooks/{}")])
+def test_jupyter_edits_and_a_reopened_notebook_shows_the_last_state(browser, model, tmp_path, app, place):
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is missing: no notebook is drawn")
+    command, home, folder = jupyter(app), tmp_path / "home", tmp_path / "notebooks"
+    home.mkdir()
+    folder.mkdir()
+    look, kernel = folder / "look.ipynb", {"name": "python3", "display_name": "Python 3", "language": "python"}
+    cells = [nbformat.v4.new_code_cell(CELL)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), look)
+    with served(command, folder, home, **jupyter_home(home)) as address:
+        context = opened(browser, viewport={"width": 1280, "height": 1400})
+        page = context.new_page()
+        page.goto(f"{address}/{place.format('look.ipynb')}")
+        run_cell(page)
+        change_query_and_heads(page, model)
+        static = page.locator("[id^=icl-live-]")
+        assert static.count() == 1
+        assert not static.is_visible()
+        # Enter and arrows in the view move no cell, and Ctrl+S saves.
+        assert page.locator(".jp-CodeCell").count() == 1
+        page.keyboard.press("Control+s")
+        for _ in range(120):
+            saved = json.loads(look.read_text())
+            if "L5H1" in str(saved["cells"][0]["outputs"]):
+                break
+            page.wait_for_timeout(500)
+        else:
+            pytest.fail("the static version was not saved")
+        context.close()
+        # Another notebook with the same output: no kernel, not trusted.
+        saved["cells"][0]["source"] = "# another\n" + "".join(saved["cells"][0]["source"])
+        (folder / "reopened.ipynb").write_text(json.dumps(saved))
+        context = opened(browser, viewport={"width": 1280, "height": 1400})
+        page = context.new_page()
+        page.goto(f"{address}/{place.format('reopened.ipynb')}")
+        page.wait_for_selector("text=Last state; run the cell for the live view.")
+        text = page.locator(".jp-OutputArea").first.inner_text()
+        assert "L5H0, L4H1, L5H1 removed at the last position" in text
+        assert "Query: three" in text
+        assert page.locator(".icl-live").count() == 0
+        context.close()
+
+
+def test_marimo_edits_too(browser, model, tmp_path):
+    path = program("marimo")
+    if path is None:
+        pytest.skip("marimo is missing: no live notebook is drawn")
+    cell = "".join(f"    {line}\n" for line in CELL.splitlines())
+    source = f"import marimo\napp = marimo.App()\n@app.cell\ndef _():\n{cell}    return\n"
+    (tmp_path / "app.py").write_text(source)
+    command = [path, "run", "app.py", "--headless", "--no-token", "-p", "{port}"]
+    with served(command, tmp_path, tmp_path) as address:
+        context = opened(browser, viewport={"width": 1000, "height": 1400})
+        page = context.new_page()
+        page.goto(address)
+        change_query_and_heads(page, model)
+        context.close()

@@ -11,8 +11,6 @@ const MEANING = {
 };
 const SOURCES = { query: "Queries are those of", keys: "Texts exchanged; keys are those of", values: "Labels exchanged; values are those of" };
 const WAYS = { hidden: "not seen by the last token", keys: "its attention goes elsewhere, its values are read", values: "its values are not read" };
-const OF_CHOICE = ["change", "attention", "code"];
-const N_LOCATED = 10;
 const PATIENCE = 20_000; // milliseconds without an answer after which the kernel is said to be silent
 
 const signed = (x, digits = 2) => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(digits);
@@ -36,17 +34,7 @@ const visible = (text) => (text.trim() ? text : text ? "␣".repeat(text.length)
 /** Light or dark, as the notebook around the view says, else as the system does. */
 function theme(root) {
   const system = matchMedia("(prefers-color-scheme: dark)");
-  const apply = () => {
-    const { dataset, classList } = document.body, page = document.documentElement;
-    let dark = system.matches;
-    const named = dataset.theme || page.dataset.theme || page.getAttribute("theme");
-    if (dataset.jpThemeLight) dark = dataset.jpThemeLight === "false";
-    else if (classList.contains("vscode-dark") || dataset.vscodeThemeKind === "vscode-high-contrast") dark = true;
-    else if (classList.contains("vscode-light") || classList.contains("vscode-high-contrast-light")) dark = false;
-    else if (classList.contains("dark") || classList.contains("dark-theme")) dark = true; // marimo
-    else if (named === "dark" || named === "light") dark = named === "dark";
-    root.dataset.theme = dark ? "dark" : "light";
-  };
+  const apply = () => { root.dataset.theme = hostTheme(document.body) || (system.matches ? "dark" : "light"); };
   apply();
   system.addEventListener("change", apply);
   const watch = new MutationObserver(apply);
@@ -73,7 +61,7 @@ export default {
     const panel = (name) => {
       const found = model.get(`_${name}`), now = look();
       if (found.text === undefined || found.text !== now.text) return null;
-      return OF_CHOICE.includes(name) || name === "status" ? (found.pick === now.pick ? found : null) : found;
+      return about.of_choice.includes(name) || name === "status" ? (found.pick === now.pick ? found : null) : found;
     };
 
     /** Show another state; `text` says whether the prompt changes. */
@@ -84,7 +72,6 @@ export default {
       asked = Date.now();
       clearTimeout(silence);
       silence = setTimeout(draw, PATIENCE + 100);
-      draw();
     }
     const edit = (changes) => show(changes, true);
     const pick = (changes) => show(changes, false);
@@ -150,7 +137,6 @@ export default {
       const name = String.fromCharCode(65 + (pins.length % 26));
       model.set("_pins", [...pins, { name, state: state(), answer: found, change: change && change.probs ? change : null }]);
       model.save_changes();
-      draw();
     } }, "Pin");
     const code = h("pre", { tabindex: 0 });
     const box = h("details", { class: "code" }, h("summary", {}, "Python"), code);
@@ -172,7 +158,7 @@ export default {
     const readout = h("p", { class: "readout", "aria-live": "polite" });
     const meaning = h("p", { class: "note" });
     const buttons = [];
-    let focused = 0, told = null;
+    let focused = 0, pointed = null;
     const name = (index) => `L${Math.floor(index / about.heads)}H${index % about.heads}`;
     cells.append(h("span", { class: "corner" }), ...Array.from({ length: about.heads }, (_, i) => h("span", {}, String(i))));
     for (let layer = 0; layer < about.layers; layer++) {
@@ -196,7 +182,7 @@ export default {
       tell(index);
     }
     function tell(index) {
-      told = index;
+      pointed = index;
       readout.textContent = buttons[index].getAttribute("aria-label");
     }
     cells.addEventListener("keydown", (event) => {
@@ -295,7 +281,7 @@ export default {
                 h("button", { type: "button", title: "Return to this state", "aria-label": `Return to ${title}`,
                   onclick: () => edit(pinned.state) }, "↩"),
                 h("button", { type: "button", title: "Remove the pin", "aria-label": `Remove pin ${title}`,
-                  onclick: () => { model.set("_pins", model.get("_pins").filter((one) => one !== pinned)); model.save_changes(); draw(); } }, "×"))
+                  onclick: () => { model.set("_pins", model.get("_pins").filter((one) => one !== pinned)); model.save_changes(); } }, "×"))
             : null)))),
         h("tbody", {}, ...all.map((label) => h("tr", {},
           h("th", { scope: "row" }, h("span", { class: `chip ${color(label)}` }, label)),
@@ -309,7 +295,7 @@ export default {
           h("tr", { class: "outcome" }, h("th", { scope: "row" }, what), whole ? h("td", {}) : null,
             ...columns.map(([, where, , value]) => number(value ?? null, (x) => `${signed(x)} nats${ofTarget(where)}`))))));
       next.textContent = found
-        ? (found.given ? `The labels begin alike: all numbers are those after ${found.given}. ` : "") +
+        ? (found.appended ? `The labels begin alike: all numbers are those after ${found.appended}. ` : "") +
           (whole ? "Labels of several tokens are scored by one; “whole label” has all their tokens. " : "") + `Most probable tokens: ${found.tokens.map((token, i) => `${visible(token)} ${percent(found.token_probs[i])}`).join(", ")}. ${found.n_tokens} tokens.`
         : "";
       pin.disabled = !found;
@@ -327,23 +313,22 @@ export default {
       for (const button of how.children) button.setAttribute("aria-pressed", String(button.dataset.change === state().change));
       const found = panel(by === "contrast" || by === "increase" ? "heads" : by);
       const values = found && found[by] ? found[by].flat() : null;
-      const ranked = values ? values.map((value, index) => [value, index]).sort((a, b) => b[0] - a[0]) : [];
-      const top = new Set(ranked.slice(0, N_LOCATED).map(([, index]) => index));
+      const top = new Set(values ? found[`${by}_located`] : []);
       const reach = values ? Math.max(...values.map(Math.abs), 1e-9) : 1;
       const missing = found && found.left_out ? found.left_out
         : by === "contrast" && panel("heads") && !found[by] ? "There is no other label to compare the answer with." : "";
       meaning.textContent = missing || MEANING[by] + (by === "towers" && values ? ` Other query: ${found.other_query}.` : "") +
-        (values ? ` Blue is above zero, full color ${reach.toFixed(2)} nats; outlined: the ${N_LOCATED} highest.` : "");
+        (values ? ` Blue is above zero, full color ${reach.toFixed(2)} nats; outlined: the ${top.size} highest.` : "");
       buttons.forEach((button, index) => {
         const value = values ? values[index] : null;
         button.style.setProperty("--v", value === null ? "0%" : `${(100 * Math.abs(value)) / reach}%`);
         button.classList.toggle("n", value !== null && value < 0);
-        button.classList.toggle("top", top.has(index));
+        button.classList.toggle("top", top.has(name(index)));
         button.setAttribute("aria-pressed", String(heads.includes(name(index))));
         button.setAttribute("aria-label",
-          name(index) + (value === null ? "" : `, ${MAPS[by]} ${signed(value, 3)} nats`) + (top.has(index) ? ", located" : ""));
+          name(index) + (value === null ? "" : `, ${MAPS[by]} ${signed(value, 3)} nats`) + (top.has(name(index)) ? ", located" : ""));
       });
-      if (told !== null) tell(told);
+      if (pointed !== null) tell(pointed);
     }
 
     function drawChange() {
@@ -440,11 +425,10 @@ export default {
       drawStatus();
     }
 
-    const traits = ["look", "status", "pins", "answer", "heads", "change", "attention", "demonstrations", "effect", "towers", "code"];
-    const events = traits.map((one) => `change:_${one}`);
-    // JupyterLab's keys for cells, such as Enter and arrows, do not act on keys pressed in the view; Ctrl+S and others do.
+    const events = ["look", "status", "pins", ...about.panels].map((one) => `change:_${one}`);
+    // Jupyter's keys for cells, such as Enter and arrows, do not act on keys pressed in the view; Ctrl+S and others do.
     const keys = (event) => {
-      if (root.contains(event.target)) root.toggleAttribute("data-lm-suppress-shortcuts", !(event.ctrlKey || event.metaKey));
+      if (root.contains(event.target)) event.target.toggleAttribute("data-lm-suppress-shortcuts", !(event.ctrlKey || event.metaKey));
     };
     window.addEventListener("keydown", keys, true);
     for (const event of events) model.on(event, draw);

@@ -2,13 +2,13 @@
 
 1. `Scene` is one prompt on the model: its tokens, one captured pass, and the panels that were computed.
 2. `compute` returns the panels of a state in the order in which they are needed: the answer, the scores of all heads,
-   what changing the chosen heads does beside random sets, what each demonstration adds, where the last chosen head
-   attends and why, and last the scores that take a row per head.
+   what changing the chosen heads does beside random sets, where the last of them attends and why, what each
+   demonstration adds, and last the scores that take a row per head.
 3. A panel that cannot be computed holds the reason (`left_out`); the others are complete.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.activations.multi_token_labels import whole_label_log_probs
 from icl_lens.attribution.increases import head_log_prob_increase
-from icl_lens.attribution.reasons import AttentionReasons, attention_reasons
+from icl_lens.attribution.reasons import attention_reasons
 from icl_lens.attribution.similarity import compared_positions
 from icl_lens.edits.edit import Edit
 from icl_lens.edits.patch import HeadActivation, Patch
@@ -34,7 +34,7 @@ from icl_lens.measures.effects import head_effects
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.donors import exchange_labels, exchange_texts, other_queries, partner_label, with_query
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.token_ids import name_tokens
@@ -59,7 +59,7 @@ class Scene:
     """One prompt on a model; what is computed of it is kept."""
 
     model: Any
-    given: Prompt
+    shown: Prompt
     template: Template
     prepend_bos: bool | None = None
     check: bool = True
@@ -73,26 +73,30 @@ class Scene:
     def tokenize(self, prompt: Prompt) -> PromptBatch:
         """Return the row in which the answer is decided: the last one, if its label begins like another."""
         rows = tokenize(self.model, prompt, template=self.template, prepend_bos=self.prepend_bos)
-        return rows if rows.decision_index is None else rows[len(rows) - 1].with_own_labels()
-
-    @cached_property
-    def prompt(self) -> Prompt:
-        """The prompt with its answer or, without one, with the label that the model predicts."""
-        if self.given.answer is not None:
-            return self.given
-        rows = tokenize(self.model, self.given, template=self.template, prepend_bos=self.prepend_bos)
-        is_alike = rows.decision_index is not None
-        likely = (whole_label_log_probs if is_alike else score)(self.model, rows)[0]
-        names = rows.whole_labels if is_alike else rows.labels
-        return Prompt(self.given.demonstrations, self.given.query, names[int(likely.argmax())], self.given.labels)
-
-    @cached_property
-    def batch(self) -> PromptBatch:
-        return self.tokenize(self.prompt)
+        if rows.decision_index is None:
+            return rows
+        if prompt.answer is None:  # which decision is explained depends on the label that is predicted
+            likely = whole_label_log_probs(self.model, rows.first_decisions())[0]
+            return self.tokenize(_answered(prompt, rows.whole_labels[int(likely.argmax())]))
+        return rows[len(rows) - 1].with_own_labels()
 
     @cached_property
     def acts(self) -> Activations:
-        return capture(self.model, self.batch, check=self.check)
+        """One pass; without an answer, the prompt's answer is the label that it predicts."""
+        acts = capture(self.model, self.tokenize(self.shown), check=self.check)
+        if int(acts.batch.answer[0]) >= 0:
+            return acts
+        return replace(acts, batch=with_answers(acts.batch, acts.predicted.to(acts.batch.answer.device)))
+
+    @cached_property
+    def batch(self) -> PromptBatch:
+        """The tokens of the pass, kept when its activations are not."""
+        return self.acts.batch
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt with its answer."""
+        return self.batch.prompts[0]
 
     @cached_property
     def written(self) -> Activations:
@@ -142,6 +146,10 @@ class Scene:
         return lambda heads: Patch(heads, source, activation=ACTIVATIONS[change], positions="last", align=align)
 
 
+def _answered(prompt: Prompt, answer: str) -> Prompt:
+    return Prompt(prompt.demonstrations, prompt.query, answer, prompt.labels)
+
+
 def compute(
     scene: Scene, state: LiveState, *, starts: Callable[[str], None] = lambda name: None
 ) -> Iterator[tuple[str, Panel]]:
@@ -173,8 +181,8 @@ def compute(
                     raise
                 scene.panels[key] = {"left_out": str(error)}
         yield name, scene.panels[key]
-    if heads == ():  # the first click is as fast as the next
-        _ = scene.rows
+    if not heads:
+        _ = scene.rows  # so that the first click is as fast as the next
 
 
 def answer(scene: Scene) -> Panel:
@@ -187,12 +195,11 @@ def answer(scene: Scene) -> Panel:
     return {
         "labels": list(batch.labels),
         "choices": batch.label_mask[0].tolist(),
-        "given": "".join(names[n - scene.n_appended : n]),
+        "appended": "".join(names[n - scene.n_appended : n]),
         "whole_probs": whole_probs(scene),
         "log_probs": labels[0].tolist(),
         "probs": labels[0].exp().tolist(),
         "target": target,
-        "is_predicted": scene.given.answer is None,
         "outcome": scene.outcomes(labels)[0],
         "has_others": scene.has_others,
         "tokens": name_tokens(scene.model.tokenizer, [best.indices.tolist()])[0],
@@ -214,9 +221,10 @@ def all_heads(scene: Scene) -> Panel:
     """Return every head's contrast and increase, nats."""
     batch, acts = scene.batch, scene.acts
     targets = batch.answer_tokens
-    found: Panel = {"increase": grid(head_log_prob_increase(acts, targets)[0])}
+    found = head_map("increase", head_log_prob_increase(acts, targets)[0])
     if scene.has_others:
-        found["contrast"] = grid(head_log_prob_increase(acts, targets, against=batch.tokens_to_compare(targets))[0])
+        against = batch.tokens_to_compare(targets)
+        found |= head_map("contrast", head_log_prob_increase(acts, targets, against=against)[0])
     return found
 
 
@@ -285,14 +293,12 @@ def reasons(scene: Scene, head: Head) -> Panel:
     if not more or not less:
         raise InputError("the prompt must show the answer and another label to tell why a head prefers one")
     targets = batch.answer_tokens
-    why: AttentionReasons
     why, _ = attention_reasons(scene.written, head, more, less, targets, batch.tokens_to_compare(targets))
     return {
         "difference": why.score_difference,
         "query": [list(one) for one in why.query],
         "key": [list(one) for one in why.key],
         "because": why.because,
-        "n_writers": why.n_writers,
     }
 
 
@@ -312,7 +318,7 @@ def demonstrations(scene: Scene) -> Panel:
 def effects(scene: Scene) -> Panel:
     """Return what the answer loses without each head at the last position (nats)."""
     found = head_effects(scene.model, scene.batch)
-    return {"effect": grid((found.log_odds if scene.has_others else found.log_prob)[0])}
+    return head_map("effect", (found.log_odds if scene.has_others else found.log_prob)[0])
 
 
 def query_exchanges(scene: Scene) -> Panel:
@@ -322,23 +328,12 @@ def query_exchanges(scene: Scene) -> Panel:
     log_probs = score(scene.model, scene.batch, [[], *([make([head])] for head in heads)])[0]
     before, *after = scene.outcomes(log_probs)
     lost = before - torch.tensor(after, dtype=torch.float64)
-    return {
-        "towers": grid(lost.unflatten(0, (scene.view.n_layers, scene.view.n_heads))),
-        "other_query": scene.source("query").query,
-    }
+    found = head_map("towers", lost.unflatten(0, (scene.view.n_layers, scene.view.n_heads)))
+    return found | {"other_query": scene.source("query").query}
 
 
-def grid(values: Float[Tensor, "layer head"]) -> list[list[float]]:
-    """Return a score of all heads as lists, [layer][head]."""
-    return values.double().cpu().tolist()
-
-
-def located(values: Sequence[Sequence[float]], n: int = N_LOCATED) -> list[str]:
-    """Return the names of the heads with the largest score."""
-    ranked = sorted(((-value, layer, head) for layer, row in enumerate(values) for head, value in enumerate(row)))
-    return [str(Head(layer, head)) for _, layer, head in ranked[:n]]
-
-
-def map_of(shown: Mapping[str, Panel], by: Score) -> list[list[float]] | None:
-    """Return the map of a score from the panels that are computed; None if it is not among them."""
-    return next((panel[by] for panel in shown.values() if by in panel), None)
+def head_map(by: Score, values: Float[Tensor, "layer head"]) -> Panel:
+    """Return a score of all heads as lists, [layer][head], and the names of the heads with the largest."""
+    values = values.double().cpu()
+    best = values.flatten().argsort(descending=True)[:N_LOCATED].tolist()
+    return {by: values.tolist(), f"{by}_located": [str(Head.from_index(index, values.shape[1])) for index in best]}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from icl_lens.live_view.panels import Panel, located, map_of
+from icl_lens.live_view.panels import Panel
 from icl_lens.models.head import Head
 from icl_lens.report.html.parts import Chip, HeadMap, Table, text_table
 from icl_lens.report.html.templating import render_static
@@ -28,7 +28,8 @@ def static_html(model: str, state: Mapping[str, Any], panels: Mapping[str, Panel
     for place, (text, label) in enumerate(shown):
         numbers = [signed(value) for value in effects["effects"][place]] if "effects" in effects else []
         rows.append([str(place + 1), text, Chip(label, labels.index(label) if label in labels else None), *numbers])
-    values = map_of(panels, state["by"])
+    by = state["by"]
+    scores = next((panel for panel in panels.values() if by in panel), None)
     return render_static(
         "live.html.j2",
         title=f"Live view of {model}",
@@ -37,8 +38,8 @@ def static_html(model: str, state: Mapping[str, Any], panels: Mapping[str, Panel
         query=state["query"],
         answer=None if answer is None else _answer(answer, panels.get("change", {})),
         sentence=change_sentence(answer, panels.get("change", {})),
-        by=state["by"],
-        map=None if values is None else HeadMap(values, list(map(Head.parse, located(values))), state["by"]),
+        by=by,
+        map=None if scores is None else HeadMap(scores[by], list(map(Head.parse, scores[f"{by}_located"])), by),
     )
 
 

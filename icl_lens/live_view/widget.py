@@ -25,6 +25,7 @@ from icl_lens.live_view.worker import Cancelled, Worker
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Prompt, Template
+from icl_lens.report.html.templating import asset
 
 PANELS = ("answer", "heads", "change", "attention", "demonstrations", "effect", "towers", "code")
 OF_CHOICE = ("change", "attention", "code")
@@ -54,21 +55,15 @@ class LiveView(anywidget.AnyWidget):
         >>> view.close()
     """
 
-    _esm = Path(__file__).with_name("live.js")
-    _css = Path(__file__).with_name("live.css")
+    _esm = f"{asset('host_theme.js')}\n{Path(__file__).with_name('live.js').read_text('utf-8')}"
+    _css = str(asset("colors.css")).replace(":root", ".icl-live") + Path(__file__).with_name("live.css").read_text(
+        "utf-8"
+    )
 
     _look = traitlets.Dict().tag(sync=True)
     _about = traitlets.Dict().tag(sync=True)
     _status = traitlets.Dict().tag(sync=True)
     _pins = traitlets.List().tag(sync=True)
-    _answer = traitlets.Dict().tag(sync=True)
-    _heads = traitlets.Dict().tag(sync=True)
-    _change = traitlets.Dict().tag(sync=True)
-    _attention = traitlets.Dict().tag(sync=True)
-    _demonstrations = traitlets.Dict().tag(sync=True)
-    _effect = traitlets.Dict().tag(sync=True)
-    _towers = traitlets.Dict().tag(sync=True)
-    _code = traitlets.Dict().tag(sync=True)
 
     def __init__(self, model: Any, state: LiveState, template: Template, prepend_bos: bool | None) -> None:
         """Show a state; see `il.live`."""
@@ -78,7 +73,8 @@ class LiveView(anywidget.AnyWidget):
         self._worker: Worker[dict[str, Any]] = Worker(self._compute)
         self._display_id, self._is_shown = f"icl-live-{uuid.uuid4().hex[:12]}", False
         about = {"model": view.name, "layers": view.n_layers, "heads": view.n_heads, "id": self._display_id}
-        super().__init__(_about=about)
+        self.add_traits(**{f"_{name}": traitlets.Dict().tag(sync=True) for name in PANELS})
+        super().__init__(_about=about | {"panels": PANELS, "of_choice": OF_CHOICE})
         self.observe(self._on_look, names="_look")
         self.state = state
 

@@ -2,7 +2,7 @@
 
 The Okabe-Ito palette is safe for color-vision deficiency. Some of its colors, such as blue and orange, have nearly the
 same lightness: where gray prints must tell them apart, lines also differ in their markers and bars have `FILLS`.
-`html/page.css` defines the same colors, with lighter variants for dark themes.
+`html/colors.css` defines the same colors, with lighter variants for dark themes.
 """
 
 BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#6B6B6B"

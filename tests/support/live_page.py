@@ -1,11 +1,9 @@
 """A live view in a browser without a notebook: the page passes traits to and from the widget in this process."""
 
 import json
-from pathlib import Path
 
-import icl_lens.live_view
+from icl_lens.live_view.widget import PANELS, LiveView
 
-FOLDER = Path(icl_lens.live_view.__file__).parent
 PAGE = """<!doctype html><html lang="en" {attributes}><meta charset="utf-8"><title>live</title><style>{css}</style>
 <body style="margin: 0"><div id="view"></div><script type="module">
 const widget = (await import("data:text/javascript;charset=utf-8," + encodeURIComponent({js}))).default;
@@ -39,20 +37,18 @@ window.stop = widget.render({{ model, el: document.getElementById("view") }});
 document.documentElement.dataset.ready = "true";
 </script></body></html>"""
 
-TRAITS = ("_look", "_about", "_status", "_pins", "_answer", "_heads", "_change", "_attention", "_demonstrations")
-TRAITS += ("_effect", "_towers", "_code")
-
 
 def page_source(traits, theme=None):
     """Return a page that draws the traits of a widget."""
-    script, style = ((FOLDER / name).read_text("utf-8") for name in ("live.js", "live.css"))
-    js, traits = (json.dumps(one).replace("</", "<\\/") for one in (script, traits))
+    js, values = (json.dumps(one).replace("</", "<\\/") for one in (LiveView._esm, traits))
     attributes = "" if theme is None else f'data-theme="{theme}"'
-    return PAGE.format(attributes=attributes, css=style, js=js, traits=traits)
+    return PAGE.format(attributes=attributes, css=LiveView._css, js=js, traits=values)
 
 
 def traits_of(view):
-    return {name: getattr(view, name) for name in TRAITS}
+    return {
+        name: getattr(view, name) for name in ("_look", "_about", "_status", "_pins", *(f"_{one}" for one in PANELS))
+    }
 
 
 class LivePage:
@@ -74,8 +70,7 @@ class LivePage:
         for name, value in self.page.evaluate("take()"):
             self.shown[name] = value
             setattr(self.view, name, value)
-        for name in TRAITS:
-            value = getattr(self.view, name)
+        for name, value in traits_of(self.view).items():
             if value != self.shown[name]:
                 self.shown[name] = value
                 self.page.evaluate("([name, value]) => receive(name, value)", [name, value])

@@ -5,15 +5,7 @@
   let host = null;
   try { host = window.frameElement && window.frameElement.ownerDocument; } catch { /* another origin */ }
 
-  const around = () => {
-    if (!host || !host.body) return null;
-    const { dataset, classList } = host.body;
-    if (dataset.jpThemeLight) return dataset.jpThemeLight === "false" ? "dark" : "light";  // JupyterLab, Notebook 7
-    if (classList.contains("vscode-dark") || dataset.vscodeThemeKind === "vscode-high-contrast") return "dark";
-    if (classList.contains("vscode-light") || classList.contains("vscode-high-contrast-light")) return "light";
-    const named = dataset.theme || host.documentElement.dataset.theme || host.documentElement.getAttribute("theme");
-    return named === "dark" || named === "light" ? named : null;  // a documentation's own switch, Colab
-  };
+  const around = () => (host && host.body ? hostTheme(host.body) : null);
   const apply = () => {
     const root = document.documentElement;
     root.dataset.theme = around() || (system.matches ? "dark" : "light");
