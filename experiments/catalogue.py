@@ -23,11 +23,13 @@ IDS = (
     "shared-heads",
     "majority-bias",
     "recency-bias",
-    "information-flow",
+    "text-to-label",
 )
 """One module each: "label-attention" is experiments/findings/label_attention.py, whose FINDING describes it."""
 
 LEADING = ("behavior", "two-towers", "ablation", "circuit", "location")
+"""The findings that are measured on every real model, and on small models of other training seeds."""
+ON_REAL = (*LEADING, "text-to-label")
 """The findings that are measured on every real model."""
 
 AB, FOO_BAR = ("A", "B"), ("foo", "bar")
@@ -66,7 +68,7 @@ def published_cells(findings: Sequence[Finding], *, data: Path | None = None) ->
     `data` is a folder with copies of the sentence datasets; without it, they come from the Hub.
     """
     for name, source in REAL_MODELS.items():
-        chosen = [one for one in findings if one.id != SHARED and (name == SMOLLM2 or one.id in LEADING)]
+        chosen = [one for one in findings if one.id != SHARED and (name == SMOLLM2 or one.id in ON_REAL)]
         yield from (Cell(one, source, WORD_TASKS[name][0], N_SHARED, name) for one in findings if one.id == SHARED)
         tasks = [(task, chosen) for task in WORD_TASKS[name]]
         on_sentences = [one for one in findings if one.id in SENTENCE_FINDINGS]

@@ -89,7 +89,7 @@ EXPECTED = {
         PLANTED,
         (NAMES,),
         f"in `{NAMES}`, the located heads are the noise heads that help most. Removing them rather than random heads "
-        "costs tenths of nats; removing planted heads costs several nats. The same holds for `information-flow` and "
+        "costs tenths of nats; removing planted heads costs several nats. The same holds for `text-to-label` and "
         "`location`",
     ),
     ("two-towers", "keys"): Expected(
@@ -103,13 +103,14 @@ EXPECTED = {
         "frequent labels too; random weights average all labels, which moves log-odds by tenths of nats"
     ),
     ("recency-bias", "bias"): Expected(("last-label",)),
-    ("information-flow", "text_to_label"): Expected(PLANTED, (NAMES,)),
+    ("text-to-label", "movers"): Expected(PLANTED, (NAMES,)),
     ("circuit", "cpr"): Expected(PLANTED, (NAMES,)),
     ("circuit", "first third → query"): Expected(("two-tower",), ("compare-copy", "lookup", NAMES)),
     ("circuit", "first third → keys at the labels"): Expected(PLANTED, ("lookup", NAMES)),
     ("circuit", "first third → values at the labels"): Expected(PLANTED, (NAMES,)),
     ("behavior", "exchanged"): Expected(PLANTED, (), f"in `{NAMES}`, labels are not learned from the demonstrations"),
     ("label-attention", "share"): Expected(PLANTED),
+    ("text-to-label", "texts"): Expected(PLANTED, (NAMES,)),
     ("two-towers", "keys: own text"): Expected(("two-tower",), ("compare-copy", "lookup")),
     ("two-towers", "keys: labels"): Expected((), ("compare-copy", "lookup"), "copiers compare label words with the "
         "label that the comparer picked; noise heads move the answer by hundredths of nats"),

@@ -24,7 +24,7 @@ from icl_lens.metrics import bias_gap, is_correct, label_log_odds, majority_labe
 N_PROMPTS = {
     "majority-bias": 8,
     "recency-bias": 8,
-    "information-flow": 8,
+    "text-to-label": 8,
     "shared-heads": 24,
     "location": 16,
 }
@@ -49,7 +49,7 @@ def measured(icl_mini: Any) -> Any:
     [
         ("majority-bias", 1),
         pytest.param("recency-bias", 1, marks=pytest.mark.slow),
-        pytest.param("information-flow", 1, marks=pytest.mark.slow),
+        pytest.param("text-to-label", 1, marks=pytest.mark.slow),
         pytest.param("shared-heads", 2, marks=pytest.mark.slow),  # heads in common, and log-odds lost
         pytest.param("location", 2, marks=pytest.mark.slow),
     ],

@@ -7,7 +7,7 @@ of the layer's input can be split by writer without storing anything of shape [l
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -26,8 +26,13 @@ from icl_lens.models.view import ModelView
 
 def writer_names(view: ModelView, layer: int) -> tuple[str, ...]:
     """Return the writers of a layer's input: "embed", "pos_embed", "L0H0", …, "F0", …, "bias"."""
-    first = ("embed", "pos_embed") if has_pos_embed(view) else ("embed",)
-    blocks = [(*(str(Head(lower, head)) for head in range(view.n_heads)), f"F{lower}") for lower in range(layer)]
+    return _names(view.n_heads, layer, has_pos_embed(view))
+
+
+@cache
+def _names(n_heads: int, layer: int, has_pos: bool) -> tuple[str, ...]:
+    first = ("embed", "pos_embed") if has_pos else ("embed",)
+    blocks = [(*(str(Head(lower, head)) for head in range(n_heads)), f"F{lower}") for lower in range(layer)]
     return (*first, *(name for block in blocks for name in block), "bias")
 
 
@@ -38,7 +43,7 @@ def vector_bytes(view: ModelView) -> int:
 
 def has_pos_embed(view: ModelView) -> bool:
     """Return whether the model adds learned position embeddings to the residual stream."""
-    return attention_scores.attention_scoring(view, 0).position == "standard"
+    return attention_scores.position_kind(view) == "standard"
 
 
 @dataclass(frozen=True)

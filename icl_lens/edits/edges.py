@@ -209,7 +209,9 @@ def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> tuple
             part, n_writers = PARTS.index(edge.part), len(writer_names(view, reader.layer)) - 1 + len(chains)
             shape = len(sets), len(PARTS), len(ROLES), n_writers
             for at in indices_in_roles(edge.reader_at):
-                mask = removed.setdefault((reader, ROLES[at]), torch.zeros(shape, dtype=torch.bool))
+                if (reader, ROLES[at]) not in removed:
+                    removed[reader, ROLES[at]] = torch.zeros(shape, dtype=torch.bool)
+                mask = removed[reader, ROLES[at]]
                 for role in (at,) if edge.part == "q" else indices_in_roles(edge.role):
                     mask[number, part, role, writer] = True
     return removed, chains

@@ -122,6 +122,11 @@ class Reader:
             distinct, index_of_variant = None, slice(None)
             if removed is not None:  # for most roles, many variants lack the same writers
                 distinct, index_of_variant = removed[role].to(rows.device).unique(dim=0, return_inverse=True)
+                if not bool(distinct.any()):  # nothing is removed from these tokens
+                    at = (roles == role).nonzero()[:, 0]
+                    x = self.writers.resid_pre[rows[at], self.head.layer, None].to(found)
+                    found[at] = projection.project(x)[:, index_of_variant]
+                    continue
             n_distinct = n_variants if distinct is None else len(distinct)
             bytes_per_row = 4 * self.view.d_model * (self.n_writers + 2 * n_distinct)
             for piece in (roles == role).nonzero()[:, 0].split(max(1, PIECE_BYTES // bytes_per_row)):

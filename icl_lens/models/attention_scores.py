@@ -47,11 +47,16 @@ class AttentionScoring(NamedTuple):
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
 
+def position_kind(view: ModelView) -> str:
+    """Return how the model encodes positions, such as "standard" (learned embeddings) or "rotary"."""
+    return str(getattr(view.cfg, "positional_embedding_type", "standard"))
+
+
 def attention_scoring(view: ModelView, layer: int) -> AttentionScoring:
     """Return how a layer computes attention scores."""
     attn, cfg = view.attn(layer), view.cfg
     hf_attn = getattr(attn, "original_component", None)
-    position = str(getattr(cfg, "positional_embedding_type", "standard"))
+    position = position_kind(view)
     if hf_attn is None:  # HookedTransformer has all settings in cfg
         local = bool(getattr(cfg, "use_local_attn", False)) and cfg.attn_types[layer] == "local"
         cap = float(getattr(cfg, "attn_scores_soft_cap", -1.0))
