@@ -2,13 +2,14 @@
 
 import json
 import math
+import signal
 from dataclasses import replace
 from itertools import combinations
 
 import pandas as pd
 import pytest
 from faults import call
-from launches import LAUNCHES, contents, launched, undisturbed
+from launches import LAUNCHES, contents, ended, forked, launched, stamps, undisturbed
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from test_html import Page
 
@@ -123,6 +124,37 @@ def test_two_processes_write_the_same_bytes(inputs, unbroken, tmp_path):
     assert computed == sorted(name for name in unbroken if name.startswith(("estimate-", "removals-")))
     assert contents(tmp_path / "out") == unbroken
     assert page.is_file()
+
+
+@pytest.mark.slow
+def test_killed_and_shared_runs_at_labels_write_the_same_bytes(inputs, tmp_path):
+    """One run dies while it ranks edges, and again while it removes them; another has two processes."""
+    inputs, whole, out, shared = (
+        [*inputs, "--reader-at", "label"],
+        *(tmp_path / name for name in ("whole", "out", "two")),
+    )
+    unbroken = undisturbed(main, ["icl-lens", *inputs, "--out", whole], whole)
+    expected = sorted(name for name in unbroken if name.startswith(("estimate-", "removals-")))
+    kept, processes = {}, set[int]()
+    for kind in ("estimate", "removals", None):
+        process = forked(main, ["icl-lens", *inputs, "--out", out], dies_after=1 if kind else None, kind=kind)
+        assert ended(process) == (-signal.SIGKILL if kind else 0)
+        processes.add(process)
+        written = stamps(out, "*-*.parquet")
+        assert kept.items() <= written.items()
+        assert (max(written), "edges.parquet" in contents(out)) == (
+            f"{kind}-00000.parquet" if kind else expected[-1],
+            not kind,
+        )
+        kept = written
+    assert len(processes) == 3
+    assert contents(out) == unbroken
+    (run,), chunks = launched(LAUNCHES["torchrun"], [*inputs, "--out", shared], tmp_path / "log")
+    assert run.returncode == 0, run.stderr
+    assert [rank for rank, _ in sorted(chunks)] == [0, 1]
+    assert len({process for _, process in chunks}) == 2
+    assert sorted(name for names in chunks.values() for name in names) == expected
+    assert contents(shared) == unbroken
 
 
 @pytest.mark.parametrize(

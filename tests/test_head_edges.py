@@ -1,5 +1,7 @@
 """Effects of edges equal hooked forward passes in every family; single edges, sets and estimates agree."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import PROMPTS
@@ -296,3 +298,62 @@ def test_edges_that_a_model_lacks_are_refused(grouped):
     plain = il.tokenize(model, il.Text("love like one", answer=" two"))
     with pytest.raises(il.InputError, match="reader_at must be a role that a prompt has, got 'label'"):
         il.head_to_head_effects(model, plain, ["L1H0"], part="v", reader_at="label")
+
+
+def chain(*edges, role="label"):
+    return il.Edge("L2H0", "v", edges, role)
+
+
+def test_nothing_is_removed_twice(grouped):
+    """Chains through one head are one, however they are written, and add nothing to the head as a whole."""
+    model, batch, _ = grouped
+    moved, found = il.Edge("L1H2", "v", "embed", "text", "label"), il.Edge("L1H2", "q", "L0H2", reader_at="label")
+    true = [replace(moved, reader_at="true label"), il.Edge("L1H2", "q", "L0H2", reader_at="true label")]
+    whole, inner = il.Edge("L2H0", "v", "L1H2", "label"), replace(moved, writer="L0H1")
+    first = replace(moved, writer=il.Edge("L0H1", "v", "embed", "text", "text"))
+    pairs = [
+        ([chain(moved), chain(moved, moved)], [chain(moved)]),
+        ([chain(moved), chain(found), chain(found, moved)], [chain(moved, found)]),
+        ([chain(moved, found), chain(*true)], [chain(moved, found)]),
+        ([chain(moved), chain(true[1], role="true label")], [chain(moved, role="false label"), chain(*true)]),
+        ([whole, chain(moved)], [whole]),
+        (
+            [chain(moved, found), replace(whole, role="true label")],
+            [chain(moved, found, role="false label"), replace(whole, role="true label")],
+        ),
+        ([chain(inner, first)], [chain(inner)]),
+    ]
+    sets = [[il.WithoutEdges(edges)] for pair in pairs for edges in pair]
+    clean, *scored = il.score(model, batch, [[], *sets]).unbind(1)
+    for (edges, _), ours, theirs in zip(pairs, scored[::2], scored[1::2], strict=True):
+        assert_close(ours, theirs, msg=str(edges))
+        assert (theirs - clean).abs().max() > 2e-4
+    assert (scored[1] - scored[3]).abs().max() > 1e-3
+
+
+def test_chains_do_not_depend_on_other_rows_of_their_prompt(grouped):
+    """In rows that end at other tokens of a prompt, the last token is another one."""
+    model, batch, _ = grouped
+    rows = batch[:1].at([6, 9, 13])
+    options = {"part": "v", "writers": [il.Edge("L1H1", "v", "F0", "label")]}
+    found = il.head_to_head_effects(model, rows, ["L2H2"], **options).log_prob
+    each = [il.head_to_head_effects(model, rows[[row]], ["L2H2"], **options).log_prob for row in range(3)]
+    assert_close(found, torch.cat(each))
+
+
+def test_prompts_without_tokens_of_a_set_of_edges_stay(grouped):
+    """Neither a reader nor the head of a chain acts where no prompt, or only one of them, has tokens of its role."""
+    model, _, _ = grouped
+    labels, shown = ("bar", "foo"), [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
+    prompts = [il.Prompt(shown, "one", "foo", labels), il.Prompt(shown[:1], "one", "foo", labels)]
+    both = il.tokenize(model, prompts, labels=labels, prepend_bos=False)
+    moved = il.Edge("L1H2", "v", "embed", "text", "true label")
+    edges = [moved, chain(moved)]
+    scored = il.score(model, both, [[], *([il.WithoutEdges([edge])] for edge in edges)])
+    for row in range(2):
+        alone = il.score(model, both[[row]], [[], *([il.WithoutEdges([edge])] for edge in edges)])
+        assert_close(alone[0], scored[row], scale=8.0)
+    assert (scored[0, 1:] - scored[0, :1]).abs().amax(1).min() > 1e-4
+    assert_close(scored[1, 1:], scored[1, :1].expand(2, -1))
+    found = il.head_to_head_effects(model, both, ["L2H0"], part="v", writers=["embed", moved], at="label").log_prob
+    assert found.isnan().tolist() == [[[False, False]], [[False, True]]]

@@ -9,11 +9,12 @@
    there, and otherwise also every later token that attends to what it wrote.
 6. In a *chain*, the writer is itself an edge, or several into one head. This head's z without them is rebuilt as in 3.
    The difference from its own z is, after W_O, what the head writes because of them: the last reader of the chain, and
-   nothing else, reads the residual stream without it.
+   nothing else, reads the residual stream without it. Nothing is removed twice: chains through one head that are read
+   as the same queries, keys or values are one chain, and part of the head if this is removed as a whole.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -184,37 +185,65 @@ def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> tuple
     Raise InputError for edges that the model does not have.
     """
     sets = [list(edges) for edges in edge_sets]
+    for edge in (edge for edges in sets for edge in edges):
+        check_edge(view, edge)
+    sets = list(map(joined_chains, sets))
     chains = tuple(dict.fromkeys(edge.writer for edges in sets for edge in edges if isinstance(edge.writer, tuple)))
     removed: RemovalMasks = {}
     for number, edges in enumerate(sets):
         for edge in edges:
-            check_choice("part", edge.part, PARTS)
-            for name in ("role", "reader_at"):
-                check_choice(name, getattr(edge, name), (*ROLES, "label"))
             reader = view.check_head(edge.reader)
             writer = writer_index(view, edge.writer, reader, chains)
-            if writer is None:
-                raise InputError(
-                    "writer must be a head, FFN, embedding or edge into a head in a layer before "
-                    f"{reader}, got {writer_text(edge.writer)!r}"
-                )
-            if isinstance(edge.writer, tuple):
-                own = edge.writer[0].reader_at
-                if not {*indices_in_roles(edge.role)} & {*indices_in_roles(own)}:
-                    raise InputError(
-                        f"role must be {own!r} like reader_at of the writer, got {edge.role!r} in '{edge}'"
-                    )
-            if edge.part == "q" and edge.role != edge.reader_at:
-                raise InputError(f"role must be {edge.reader_at!r} like reader_at for a query, got {edge.role!r}")
             part, n_writers = PARTS.index(edge.part), len(writer_names(view, reader.layer)) - 1 + len(chains)
             shape = len(sets), len(PARTS), len(ROLES), n_writers
-            for at in indices_in_roles(edge.reader_at):
+            for at, role in role_pairs(edge):
                 if (reader, ROLES[at]) not in removed:
                     removed[reader, ROLES[at]] = torch.zeros(shape, dtype=torch.bool)
-                mask = removed[reader, ROLES[at]]
-                for role in (at,) if edge.part == "q" else indices_in_roles(edge.role):
-                    mask[number, part, role, writer] = True
+                removed[reader, ROLES[at]][number, part, role, writer] = True
     return removed, chains
+
+
+def check_edge(view: ModelView, edge: Edge) -> None:
+    """Raise InputError for an edge that the model does not have."""
+    check_choice("part", edge.part, PARTS)
+    for name in ("role", "reader_at"):
+        check_choice(name, getattr(edge, name), (*ROLES, "label"))
+    reader = view.check_head(edge.reader)
+    chain = edge.writer if isinstance(edge.writer, tuple) else None
+    if writer_index(view, edge.writer, reader, (chain,) if chain else ()) is None:
+        raise InputError(
+            "writer must be a head, FFN, embedding or edge into a head in a layer before "
+            f"{reader}, got {writer_text(edge.writer)!r}"
+        )
+    if chain and not {*indices_in_roles(edge.role)} & {*indices_in_roles(chain[0].reader_at)}:
+        own = chain[0].reader_at
+        raise InputError(f"role must be {own!r} like reader_at of the writer, got {edge.role!r} in '{edge}'")
+    if edge.part == "q" and edge.role != edge.reader_at:
+        raise InputError(f"role must be {edge.reader_at!r} like reader_at for a query, got {edge.role!r}")
+
+
+def role_pairs(edge: Edge) -> list[tuple[int, int]]:
+    """Return `reader_at` and `role` as indices into `ROLES`, for each kind of labels."""
+    places = indices_in_roles(edge.reader_at)
+    return [(at, role) for at in places for role in ((at,) if edge.part == "q" else indices_in_roles(edge.role))]
+
+
+def joined_chains(edges: list[Edge]) -> list[Edge]:
+    """Return edges of which no two remove the same: chains through one head as one, or none if the head is removed."""
+    names = [edge for edge in edges if isinstance(edge.writer, str)]
+    whole = {(edge.reader, edge.part, *pair, edge.writer) for edge in names for pair in role_pairs(edge)}
+    joined: dict[tuple[AnyHead, Part, int, int, AnyHead], list[Edge]] = {}
+    for edge, chain in ((edge, edge.writer) for edge in edges if isinstance(edge.writer, tuple)):
+        for at, role in role_pairs(edge):
+            own = joined.setdefault((edge.reader, edge.part, at, role, chain[0].reader), [])
+            own += [one for one in chain if role in indices_in_roles(one.reader_at)]
+    for (reader, part, at, role, head), own in joined.items():
+        if own and (reader, part, at, role, str(head)) not in whole:
+            if len({one.reader_at for one in own}) > 1:  # "label" and one kind of labels
+                kind = {"reader_at": ROLES[role]}
+                own = [replace(one, **kind, role=ROLES[role] if one.part == "q" else one.role) for one in own]
+            names.append(Edge(reader, part, tuple(dict.fromkeys(own)), ROLES[role], ROLES[at]))
+    return names
 
 
 def writer_index(view: ModelView, writer: Writer, reader: Head, chains: Sequence[Chain]) -> int | None:
@@ -290,8 +319,8 @@ def replaced_by_sets(
 
 
 def positions_in(mask: Bool[Tensor, "batch pos"]) -> Int[Tensor, "batch place"]:
-    """Return the positions of each prompt at which a mask is true, padded with -1."""
-    return padded_ids([row.nonzero()[:, 0].tolist() for row in mask.cpu()])
+    """Return the positions of each prompt at which a mask is true, padded with -1; at least one per prompt."""
+    return padded_ids([row.nonzero()[:, 0].tolist() or [-1] for row in mask.cpu()])
 
 
 def tokens_back(batch: PromptBatch, places: Int[Tensor, "batch place"]) -> Int[Tensor, "batch place"]:
@@ -329,4 +358,6 @@ def capture_pieces(
     view = ModelView.of(model)
     bytes_per_prompt = vector_bytes(view) * (1 if positions == "last" else batch.tokens.shape[1])
     for piece in torch.arange(len(batch)).split(max(1, WRITER_BYTES // bytes_per_prompt)):
-        yield capture(model, batch[piece.tolist()], writers=positions), piece.tolist()
+        # Rows that share a pass would share what chains write, although the same token can have another role in each.
+        own_passes = replace(batch[piece.tolist()], prompt_index=None)
+        yield capture(model, own_passes, writers=positions), piece.tolist()

@@ -118,7 +118,7 @@ def head_to_head_effects(
     3. The reader's output at `reader_at` is computed from them. Elsewhere, and in other heads, nothing changes here.
     4. All later components run as usual on what has changed, at all later positions.
 
-    The effects of a prompt without such tokens are NaN: nothing was removed there.
+    The effects of a prompt without such tokens, or without those of a chain, are NaN: nothing was removed there.
 
     `writers` are heads, FFNs ("F3"), embeddings ("embed", "pos_embed") or edges into earlier heads, for *chains* (see
     `Edge`); by default, all heads in layers before the last reader. With `reference` prompts, a writer's output is
@@ -153,15 +153,15 @@ def head_to_head_effects(
     targets, others = outcome_tokens(view, batch, targets, against)
     means = None if reference is None else writer_means(model, reference)
     masks, read_by = _token_masks(batch, at), _token_masks(batch, reader_at)
-    has_tokens = masks.flatten(1).any(1) & read_by.flatten(1).any(1)
     for name, value, mask in (("at", at, masks), ("reader_at", reader_at, read_by)):
         if not bool(mask.any()):
             raise InputError(f"{name} must be a role that a prompt has, got {value!r}; see batch.token_roles")
     places = positions_in(read_by[:, 0])
     n_places = places.shape[1]
     chains = tuple(name for name in names if isinstance(name, tuple))
+    read = read_by if part == "q" else masks
     for chain in chains:
-        if not bool((role_masks(batch, [chain[0].reader_at]) & (read_by if part == "q" else masks)).any()):
+        if not bool((role_masks(batch, [chain[0].reader_at]) & read).any()):
             name, got = ("reader_at", reader_at) if part == "q" else ("at", at)
             raise InputError(f"{name} must be {chain[0].reader_at!r} like reader_at of the writer, got {got!r}")
     index = [[writer_index(view, name, head, chains) for name in names] for head in heads]
@@ -193,7 +193,8 @@ def head_to_head_effects(
     )
     drops = scores.new_zeros(len(batch), len(heads), len(names), scores.shape[-1])
     drops[:, [i for i, _ in pairs], [j for _, j in pairs]] = scores[:, :1] - scores[:, 1:]
-    drops[~has_tokens.to(drops.device)] = torch.nan
+    has_tokens = torch.stack([_has_tokens(batch, name, read) for name in names], dim=1) & read_by.any(2)
+    drops = drops.masked_fill(~has_tokens.to(drops.device)[:, None, :, None], torch.nan)
     return HeadToHeadEffects(heads, texts, part, drops[..., 0], drops[..., 1], reason, active_edits(view))
 
 
@@ -253,6 +254,18 @@ def _token_masks(batch: PromptBatch, at: EdgeRole | TokenPositions) -> Bool[Tens
     for row, positions in enumerate(resolve_positions(cast(TokenPositions, at), (batch.last + 1).tolist())):
         mask[row, positions] = True
     return mask[:, None]
+
+
+def _has_tokens(batch: PromptBatch, writer: str | Chain, read: Bool[Tensor, "batch 1 pos"]) -> Bool[Tensor, " batch"]:
+    """Return for which prompts some of the tokens that are read exist, and of a chain, those of its edges as well."""
+    if isinstance(writer, str):
+        return read.flatten(1).any(1)
+    own = read & role_masks(batch, [writer[0].reader_at])
+    edges = [
+        _has_tokens(batch, cast(str | Chain, edge.writer), own if edge.part == "q" else role_masks(batch, [edge.role]))
+        for edge in writer
+    ]
+    return own.flatten(1).any(1) & torch.stack(edges).any(0)
 
 
 def _log_odds_gradients(view: ModelView, batch: PromptBatch) -> Sequence[Float[Tensor, "batch pos head d_head"]]:

@@ -159,7 +159,8 @@ class Case:
             for writer in self.writers_before(between)
         ]
         through = [il.Edge(self.reader, part, chain, role) for part, role in parts[:2] for chain in self.chains(part)]
-        return [[], edges[:1], edges, early, [*early, *edges], [*through, edges[0]]]
+        chained = [[*through[kind::3], edges[0]] for kind in range(3)]  # all of these pass through one head
+        return [[], edges[:1], edges, early, [*early, *edges], *chained]
 
     @property
     def targets(self) -> Tensor:
