@@ -24,6 +24,7 @@ from experiments.benchmark.dataset_timings import (
     removing_at_last,
     shares,
 )
+from experiments.benchmark.edge_methods import edge_methods
 from experiments.benchmark.live_timings import live
 from experiments.benchmark.memory import peak_of
 from experiments.benchmark.model_shapes import SHAPES, build, random_prompts
@@ -35,6 +36,7 @@ from icl_lens.files import write_text
 from icl_lens.prompts.tasks import load_task
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / f"benchmark{'-gpu' if torch.cuda.is_available() else ''}.md"
+METHODS_DOCUMENT = DOCUMENT.with_name("benchmark-edges.md")
 MAX_FORWARD_SECONDS = 45.0
 """Maximum seconds of a bare forward pass; larger batches are omitted."""
 AT_LAST_TOKENS = (14, 200, 1000)
@@ -66,7 +68,7 @@ def batches(
         per_token = (rows[0].seconds or 0.0) / (tokens * batch)
 
 
-Only = Literal["everything", "explain", "edges", "live"]
+Only = Literal["everything", "explain", "edges", "live", "edge-methods"]
 EDGE_TOKENS = (14, 200)
 LIVE = ("icl-mini", "smollm2-135m")
 """Models whose live view is timed."""
@@ -117,9 +119,9 @@ def main(
         typer.Option(help="Shape of the model whose peak memory is measured when it explains a prompt; empty: none."),
     ] = "llama-7b",
     only: Annotated[
-        Only, typer.Option(help="Everything, explaining a prompt, edges, or the live view.")
+        Only, typer.Option(help="Everything, explaining a prompt, edges, the live view, or other methods' edges.")
     ] = "everything",
-    out: Annotated[Path, typer.Option(help="The page.")] = DOCUMENT,
+    out: Annotated[Path | None, typer.Option(help="The page; by default that in docs/.")] = None,
 ) -> None:
     """Measure time and memory of location, relative to a forward pass, and write the page."""
     console = Console(stderr=True, width=200)
@@ -131,8 +133,14 @@ def main(
     except InputError as error:
         raise typer.BadParameter(str(error)) from None
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    out = out or (METHODS_DOCUMENT if only == "edge-methods" else DOCUMENT)
     rows: list[Row] = []
     peaks: list[Peak] = []
+    if only == "edge-methods":
+        for page in edge_methods(device):
+            write_text(out, page)  # keeps models if the run stops
+        console.print(f"Table: {out}")
+        return
 
     def add(measured: Iterator[Row]) -> None:
         for row in measured:

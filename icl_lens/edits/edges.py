@@ -299,6 +299,8 @@ def replaced_by_sets(
     for (head, role), mask in sorted(removed.items(), key=lambda one: one[0]):
         places = positions_in(role_masks(batch, [role])[:, 0])
         sets = mask.flatten(1).any(1).nonzero()[:, 0]
+        if not len(sets):  # no set removes an edge into this head
+            continue
         for number in sets.tolist():
             index[number].setdefault(head, []).extend(range(n_indices, n_indices + places.shape[1]))
             n_indices += places.shape[1]

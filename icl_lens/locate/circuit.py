@@ -23,9 +23,12 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
+from torch import Tensor
 
 from icl_lens.attribution.scored_tokens import check_targets
-from icl_lens.edits.edges import replaced_by_sets, writer_means
+from icl_lens.edits.edges import RemovalMasks, replaced_by_sets, writer_means
+from icl_lens.edits.reader import Means
 from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.locate.edge_sets import EdgeSets
@@ -202,6 +205,16 @@ class Circuit(Result):
         return title, columns, len(self.edges)
 
 
+def log_odds_without(
+    view: ModelView, batch: PromptBatch, removed: RemovalMasks, means: Means, *, n_sets: int
+) -> Float[Tensor, "batch set"]:
+    """Return the answer's log-odds against the other labels, nats, when each set of edges is replaced by means."""
+    edits = replaced_by_sets(view.model, batch, removed, means, n_sets=n_sets)
+    labels, _ = score_sets(view, batch, [[edit] for edit in edits], read_labels(batch))
+    answer, choices = (x.cpu().repeat_interleave(n_sets, 0) for x in (batch.answer, batch.label_mask))
+    return label_log_odds(labels.cpu().flatten(0, 1), answer, choices=choices).float().unflatten(0, (-1, n_sets))
+
+
 def locate_circuit(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
@@ -282,15 +295,11 @@ def locate_circuit(
         def score(number: int) -> dict[str, Any]:
             rows = testing_stream.plan[number]
             batch = testing[rows]
-            edits = replaced_by_sets(model, batch, removed, means, n_sets=len(sets))
-            labels, _ = score_sets(view, batch, [[edit] for edit in edits], read_labels(batch))
-            n, n_sets = labels.shape[:2]
-            answer, choices = (x.cpu().repeat_interleave(n_sets, 0) for x in (batch.answer, batch.label_mask))
-            odds = label_log_odds(labels.cpu().flatten(0, 1), answer, choices=choices).float()
+            odds = log_odds_without(view, batch, removed, means, n_sets=len(sets))
             return {
-                "prompt": np.repeat(np.array(rows, np.int32), n_sets),
-                "set": np.tile(np.arange(n_sets, dtype=np.int32), n),
-                "log_odds": odds.numpy(),
+                "prompt": np.repeat(np.array(rows, np.int32), len(sets)),
+                "set": np.tile(np.arange(len(sets), dtype=np.int32), len(rows)),
+                "log_odds": odds.flatten().numpy(),
             }
 
         testing_stream = replace(stream, plan=plan_batches(view, testing, run))

@@ -6,7 +6,7 @@ the effect of the *edge* from the writer to this query, or to these keys or valu
 Several readers are rebuilt independently from the same unedited pass: a change in one does not reach another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -209,7 +209,7 @@ def estimate_effects(
     places = positions_in(role_masks(batch, [reader_at])[:, 0])
     found: dict[Head, list[Tensor]] = {head: [] for head in readers}
     for acts, prompts in capture_pieces(model, batch, "all"):
-        gradients = _log_odds_gradients(view, acts.batch)
+        gradients = log_odds_gradients(view, acts.batch)
         for head in readers:
             reader = Reader(acts, head, means, places[prompts])
             at = torch.arange(len(prompts), device=reader.places.device)[:, None], reader.places.clamp(min=0)
@@ -268,12 +268,14 @@ def _has_tokens(batch: PromptBatch, writer: str | Chain, read: Bool[Tensor, "bat
     return own.flatten(1).any(1) & torch.stack(edges).any(0)
 
 
-def _log_odds_gradients(view: ModelView, batch: PromptBatch) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
-    """Return each layer's gradient of the answer's log-odds with respect to z."""
+def log_odds_gradients(
+    view: ModelView, batch: PromptBatch, hooks: Iterable[tuple[str, Callable[..., Any]]] = ()
+) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
+    """Return each layer's gradient of the answer's log-odds with respect to z; `hooks` are those of `z_gradients`."""
 
     def of_answer(log_probs: Tensor) -> Float[Tensor, "batch 1"]:
         own = log_probs.gather(1, batch.answer_tokens.clone().to(log_probs.device)[:, None])
         return log_odds(log_probs, own, batch.other_label_tokens, torch.arange(len(batch)))
 
-    _, (gradients,) = z_gradients(view, batch, of_answer)
+    _, (gradients,) = z_gradients(view, batch, of_answer, hooks)
     return gradients

@@ -1,0 +1,261 @@
+"""Compare estimates of edges with exact effects, with what the first edges of each ranking keep, and with their cost.
+
+All methods rank the same edges into the same located heads on the same prompts, with the same means in place of removed
+writers. Exact effects, and what the first edges keep, are those of held-out prompts.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+import icl_lens as il
+from experiments.benchmark.edge_attribution import attribute_edges, counted
+from experiments.benchmark.report import machine
+from experiments.framework.models import SMOLLM2
+from experiments.framework.study import Study
+from experiments.framework.tasks import LINES, PAPER_TASKS, Task
+from icl_lens.edits.edges import writer_means
+from icl_lens.edits.reader import Means
+from icl_lens.locate.circuit import log_odds_without
+from icl_lens.locate.edge_space import EdgeSpace
+from icl_lens.measures.effects import log_odds
+from icl_lens.measures.head_to_head_effects import estimate_effects
+from icl_lens.metrics import percentile_ends, resampled_means
+from icl_lens.models.inference import log_probs_of
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.roles import EdgeRole, role_masks
+
+CELLS = (
+    ("icl-mini", PAPER_TASKS[0], 48, None),
+    (SMOLLM2, Task("animal-country, A/B", "animal-country", ("A", "B"), 4, LINES), 24, 300),
+)
+"""Model, task, prompts per half, and number of edges whose exact effects are measured (None for all)."""
+N_KEPT, SHARE, N_FIRST, N_RANDOM, SETS_AT_ONCE = 30, 0.01, 60, 20, 400
+"""Edges kept, as a number and as a share; first edges of each ranking in the sample; random rankings."""
+OURS, EXACT = "first order, z exact (ours)", "exact (ours)"
+METHODS: dict[str, Callable[..., dict[il.Head, Tensor]]] = {
+    OURS: estimate_effects,
+    "EAP": attribute_edges,
+    "EAP-IG, 5 steps of the model's inputs": lambda *given: attribute_edges(*given, path="inputs"),
+    "EAP-IG, 5 steps of the readers' inputs": lambda *given: attribute_edges(*given, path="readers"),
+}
+KINDS = ("head", "FFN", "embedding")
+HEADER = ["model", "method", "forwards", "backwards", "seconds", "× ours", "relative error"]
+HEADER += ["rank correlation, same prompts", "held-out prompts", *(f"held-out, {kind}s" for kind in KINDS)]
+HEADER += [f"first {N_KEPT} in common"]
+HEADER += [f"kept by the first {N_KEPT}, % (random)", f"kept by the first {SHARE:.0%}, % (random)"]
+
+
+def kinds_of(space: EdgeSpace) -> Int[np.ndarray, " edge"]:
+    """Return whether each edge's writer is a head, an FFN or an embedding, as an index into `KINDS`."""
+    names = [space.writers[reader][writer] for reader, writer in space.index[:, [0, 3]]]
+    return np.array([0 if name.startswith("L") else 1 if name.startswith("F") else 2 for name in names])
+
+
+def sampled_edges(
+    kinds: Int[np.ndarray, " edge"], rankings: Sequence[Int[np.ndarray, " edge"]], n: int | None, seed: int = 0
+) -> Int[np.ndarray, " n"]:
+    """Return the first edges of all rankings and random others, as many of each kind as there are; all for None."""
+    if n is None:
+        return np.arange(len(kinds))
+    first = np.unique(np.concatenate([ranked[:N_FIRST] for ranked in rankings]))
+    others = np.random.default_rng(seed).permutation(np.setdiff1d(np.arange(len(kinds)), first))
+    for kind in np.argsort([(kinds[others] == kind).sum() for kind in range(len(KINDS))]):  # the rarest first
+        missing = max(0, n // len(KINDS) - int((kinds[first] == kind).sum()))
+        first = np.concatenate([first, others[kinds[others] == kind][:missing]])
+    return np.sort(first)
+
+
+def log_odds_of(
+    view: ModelView, batch: il.PromptBatch, space: EdgeSpace, means: Means, removed: Float[np.ndarray, "set edge"]
+) -> Float[np.ndarray, "batch set"]:
+    """Return the answer's log-odds without each set of edges, a few hundred sets at a time."""
+    pieces = np.array_split(removed.astype(bool), -(-len(removed) // SETS_AT_ONCE))
+    found = [log_odds_without(view, batch, space.removal_masks(one), means, n_sets=len(one)) for one in pieces]
+    return torch.cat(found, dim=1).double().numpy()
+
+
+def with_draws(values: Float[np.ndarray, "prompt set"], batch: il.PromptBatch) -> Float[np.ndarray, "draw set"]:
+    """Return means over prompts: row 0 is the data, the others are bootstrap draws of queries."""
+    return np.concatenate([values.mean(0, keepdims=True), resampled_means(values, batch.queries)])
+
+
+def rank_correlations(
+    values: Float[np.ndarray, "draw n"], exact: Float[np.ndarray, "draw n"]
+) -> Float[np.ndarray, " draw"]:
+    """Return Spearman's correlation of the rows of two arrays, of which the first may have one row."""
+    x, y = (pd.DataFrame(given).rank(axis=1).to_numpy() for given in (values, exact))
+    x, y = (ranks - ranks.mean(1, keepdims=True) for ranks in (x, y))
+    return (x * y).sum(1) / np.sqrt((x**2).sum(1) * (y**2).sum(1))
+
+
+def interval(draws: Float[np.ndarray, " draw"], spec: str = "z.2f") -> str:
+    """Return the first value with the 95% interval of the others."""
+    low, high = percentile_ends(draws[1:])
+    return f"{draws[0]:{spec}} [{low:{spec}}, {high:{spec}}]".replace("-", "−")
+
+
+def compare(
+    model: Any,
+    name: str,
+    locating: il.PromptBatch,
+    testing: il.PromptBatch,
+    readers: Sequence[il.Head],
+    *,
+    n_sampled: int | None,
+    repeats: int = 3,
+) -> tuple[list[list[str]], list[str]]:
+    """Return the rows of the table for one model, and sentences on how our estimates differ from the others."""
+    view = ModelView.of(model)
+    means, space = writer_means(model, locating), EdgeSpace.of(view, readers)
+    kinds, n = kinds_of(space), len(space)
+    sizes = (min(N_KEPT, n), max(1, round(SHARE * n)))
+    by_prompt, costs = dict[str, np.ndarray](), dict[str, tuple[float, float]]()
+    seconds: dict[str, list[float]] = {label: [] for label in METHODS}
+    for turn in range(repeats):
+        for label, method in METHODS.items():
+            start = time.perf_counter()
+            found = method(model, locating, readers, means)
+            seconds[label].append(time.perf_counter() - start)
+            if turn == 0:
+                by_prompt[label] = space.flatten(found).double().numpy()
+    for label, method in METHODS.items():
+        with counted(view, locating) as passes:
+            method(model, locating, readers, means)
+        costs[label] = passes.forwards, passes.backwards
+    ranked = {label: np.argsort(-np.abs(values.mean(0)), kind="stable") for label, values in by_prompt.items()}
+    sample = sampled_edges(kinds, list(ranked.values()), n_sampled)
+    single = np.zeros((1 + len(sample), n))
+    single[np.arange(1, len(single)), sample] = 1
+    start = time.perf_counter()
+    with counted(view, locating) as passes:
+        own = log_odds_of(view, locating, space, means, single)
+    seconds[EXACT], costs[EXACT] = [time.perf_counter() - start], (passes.forwards, passes.backwards)
+    same = {label: with_draws(values[:, sample], locating) for label, values in by_prompt.items()}  # draw, edge
+    same[EXACT] = with_draws(own[:, :1] - own[:, 1:], locating)
+    if len(sample) == n:
+        ranked[EXACT] = np.argsort(-np.abs(same[EXACT][0]), kind="stable")
+
+    chosen = [np.arange(n), np.array([], dtype=int)]
+    for order in ranked.values():
+        chosen += [order[:size] for size in sizes]
+        for number in range(N_RANDOM):
+            chosen += space.random_like(order, sizes, seed=number)
+    removed = np.ones((len(chosen), n))
+    for row, edges in enumerate(chosen):
+        removed[row, edges] = 0
+    measured = np.concatenate([single, removed])
+    draws = with_draws(log_odds_of(view, testing, space, means, measured), testing)
+    exact, kept = draws[:, :1] - draws[:, 1 : len(single)], draws[:, len(single) :]
+    kept = 100 * ((kept - kept[:, 1:2]) / (kept[:, :1] - kept[:, 1:2]))[:, 2:]
+    kept = kept.reshape(len(draws), len(ranked), 1 + N_RANDOM, len(sizes))
+    of_method = dict(zip(ranked, kept.swapaxes(0, 1), strict=True))  # draw, ranking (0: the method's own), size
+    correlations = {
+        label: (rank_correlations(values, same[EXACT]), rank_correlations(values[:1], exact))
+        for label, values in same.items()
+    }
+    rows = []
+    for label, values in same.items():
+        by_kind, errors = [], []
+        for kind in range(len(KINDS)):
+            some = kinds[sample] == kind
+            by_kind.append(interval(rank_correlations(values[:1, some], exact[:, some])))
+            true = same[EXACT][0, some]
+            errors.append(f"{100 * np.abs(values[0, some] - true).sum() / np.abs(true).sum():.0f}")
+        first, largest = (set(np.argsort(-np.abs(effects))[:N_KEPT]) for effects in (values[0], exact[0]))
+        median, (forwards, backwards) = statistics.median(seconds[label]), costs[label]
+        cells = [name, f"{label}, {len(sample):,} of {n:,} edges" if label == EXACT else label, f"{forwards:.1f}"]
+        cells += [f"{backwards:.1f}", f"{median:.3g}", f"{median / statistics.median(seconds[OURS]):.2f}"]
+        cells += [" / ".join(errors), *map(interval, correlations[label]), *by_kind, f"{len(first & largest)}"]
+        for i in range(len(sizes)):
+            shown = of_method.get(label)
+            random = "" if shown is None else f" ({shown[0, 1:, i].mean():z.0f})".replace("-", "−")
+            cells.append("–" if shown is None else interval(shown[:, 0, i], "z.0f") + random)
+        rows.append(cells)
+    where = f"{name}, {len(readers)} readers, {n:,} edges, {len(locating)} + {len(testing)} prompts"
+    sentences = []
+    for label in METHODS:
+        if label != OURS:
+            parts = [
+                f"rank correlation, {prompts}, {interval(ours - theirs, '+.3f')}"
+                for prompts, ours, theirs in zip(
+                    ("same prompts", "held-out"), correlations[OURS], correlations[label], strict=True
+                )
+            ]
+            for i, size in enumerate(sizes):
+                difference = of_method[OURS][:, 0, i] - of_method[label][:, 0, i]
+                parts.append(f"kept by the first {size} edges {interval(difference, '+.1f')} points")
+            sentences.append(f"{where}: ours − {label}: {', '.join(parts)}.")
+    return rows, sentences
+
+
+def direct_path_drops(
+    model: Any, batch: il.PromptBatch, reference: il.PromptBatch, source: il.Head, part: str, role: EdgeRole
+) -> Float[Tensor, "layer head"]:
+    """Return TransformerLens' direct path patching from one head's mean over a role, as drops in mean log-odds, nats.
+
+    Every later head is a reader, at all tokens, and each costs a forward pass. Only for TransformerLens 4, and for
+    keys and values of models without grouped queries.
+    """
+    from transformer_lens.patching import get_act_patch_direct_path
+
+    name = ModelView.of(model).hook(source.layer, "attn.hook_z")
+
+    def z_of(prompts: il.PromptBatch) -> tuple[Tensor, Tensor]:
+        _, cache = model.run_with_cache(prompts.tokens, names_filter=name, attention_mask=prompts.attention_mask)
+        return cache[name], role_masks(prompts, [role])[:, 0]
+
+    def metric(logits: Tensor) -> Tensor:
+        log_probs = log_probs_of(logits[torch.arange(len(batch)), batch.last])
+        own = log_probs.gather(1, batch.answer_tokens[:, None])
+        return log_odds(log_probs, own, batch.other_label_tokens, torch.arange(len(batch))).mean()
+
+    with torch.no_grad():
+        (z, at), (other, other_at) = z_of(batch), z_of(reference)
+        replaced = torch.where(at[..., None, None], other[other_at].mean(0), z)
+        given = (model, batch.tokens, {name: replaced}, {name: z}, metric, source.layer, source.head)
+        patched = get_act_patch_direct_path(*given, component=part, verbose=False)
+        own = metric(model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits"))
+    return own - patched
+
+
+def direct_path(
+    model: Any, name: str, locating: il.PromptBatch, testing: il.PromptBatch, readers: Sequence[il.Head]
+) -> str:
+    """Time TransformerLens' direct path patching from one head to all later queries beside ours to the last reader."""
+    view, reader = ModelView.of(model), max(readers)
+    source = il.Head(reader.layer - 1, 0)
+    start = time.perf_counter()
+    theirs = float(direct_path_drops(model, testing, locating, source, "q", "last")[reader])
+    seconds = time.perf_counter() - start
+    n = (view.n_layers - reader.layer) * view.n_heads
+    start = time.perf_counter()
+    found = il.head_to_head_effects(model, testing, [reader], part="q", reference=locating)
+    ours, each = found.log_odds.mean(0)[0], (time.perf_counter() - start) / len(found.writers)
+    off = abs(theirs - float(ours[found.writers.index(str(source))]))
+    return (
+        f"{name}: TransformerLens' direct path patching takes {seconds / n:.3g} s per edge ({n} readers of {source}), "
+        f"ours {each:.3g} s ({len(found.writers)} writers to {reader}); {source} → {reader}.q differs by {off:.0e} nats."
+    )
+
+
+def edge_methods(device: str) -> Iterator[str]:
+    """Measure all cells; yield the page after each."""
+    lines = ["# Benchmark of edges", "", "Made by `python -m experiments.benchmark --only edge-methods`; one run.", ""]
+    lines += [f"* {line}" for line in machine()]
+    lines += ["", f"| {' | '.join(HEADER)} |", f"|---|---|{'---:|' * (len(HEADER) - 2)}"]
+    more: list[str] = []
+    for name, task, n, n_sampled in CELLS:
+        study = Study(il.load_model(name, device=device), task, n)
+        given = study.model, f"{name}, {task.name}", *study.halves(), study.located
+        rows, sentences = compare(*given, n_sampled=n_sampled)
+        lines += [f"| {' | '.join(row)} |" for row in rows]
+        more += [f"* {sentence}" for sentence in [*sentences, direct_path(*given)]]
+        yield "\n".join([*lines, "", *more]) + "\n"
