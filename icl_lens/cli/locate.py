@@ -109,7 +109,7 @@ def _heads(table: "pd.DataFrame", by: Score) -> Table:
         "towers": ("query", {"keys": "keys", "values": "values"}),
     }[by]
     intervals = ["95% interval", "selected"] if "low" in table else []
-    shown = new_table("rank", "head", f"mean {score} (nats)", *intervals, *others.values(), left=(1,))
+    shown = new_table("rank", "head", f"mean {score}\n(nats)", *intervals, *others.values(), left=(1,))
     for row in table.to_dict("records"):
         cells = [str(row["rank"]), row["name"], f"{row[score]:.4f}"]
         cells += [f"{row['low']:.4f} … {row['high']:.4f}", format_share(row["selected"])] if intervals else []
