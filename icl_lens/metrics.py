@@ -489,6 +489,16 @@ def percentile_ends(samples: Float[np.ndarray, "draw *rest"], *, level: float = 
     return np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=0)
 
 
+def top_places(values: Float[np.ndarray, "draw item"], k: int) -> Float[np.ndarray, "draw item"]:
+    """Return 1 for the k largest items of each draw, else 0; items that tie for the last places share them.
+
+    Rows sum to k. The mean over draws is the share of draws in which an item is among the first k.
+    """
+    last = np.partition(values, values.shape[1] - k, axis=1)[:, -k, None]
+    is_first, is_tied = values > last, values == last
+    return is_first + is_tied * (k - is_first.sum(1, keepdims=True)) / is_tied.sum(1, keepdims=True)
+
+
 def percentile_interval(
     value: float,
     samples: Float[np.ndarray, " draw"],

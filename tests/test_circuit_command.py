@@ -121,7 +121,7 @@ def test_two_processes_write_the_same_bytes(inputs, unbroken, tmp_path):
     assert run.stdout.count("First of") == run.stdout.count("With all") == 1
     assert [rank for rank, _ in sorted(chunks)] == [0, 1]
     computed = sorted(name for names in chunks.values() for name in names)
-    assert computed == sorted(name for name in unbroken if name.startswith(("estimate-", "removals-")))
+    assert computed == sorted(name for name in unbroken if name.startswith(("estimates-", "removals-")))
     assert contents(tmp_path / "out") == unbroken
     assert page.is_file()
 
@@ -194,6 +194,7 @@ def made(rows):
                 "effect": effect,
                 "low": effect - half,
                 "high": effect + half,
+                "selected": 0.875,
                 "needed": effect,
                 "needed_low": effect - half,
                 "needed_high": effect + half,

@@ -78,7 +78,7 @@ def test_files_and_table_hold_the_packages_numbers(inputs, unbroken, run, tmp_pa
     assert contents(tmp_path / "out") == unbroken
     assert "Exact, certified" in stdout
     table = pd.read_parquet(tmp_path / "out" / "heads.parquet")
-    names = ["name", "increase", "low", "high", "rank", "layer", "head", "share_evaluated"]
+    names = ["name", "increase", "low", "high", "selected", "rank", "layer", "head", "share_evaluated"]
     names += ["effect", "effect_low", "effect_high"]
     assert list(table.columns) == names
     pd.testing.assert_frame_equal(table, pd.read_csv(tmp_path / "out" / "heads.csv"))

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -54,7 +55,7 @@ def test_intervals_are_those_of_every_prompts_own_values(gpt2, batch, monkeypatc
     assert bool(refined) == (by == "increase")
     expected = every[:, top.layer, top.head].double().numpy()
     table = heads_table(top)
-    assert list(table.columns) == ["name", by, "low", "high", "rank", "layer", "head", "share_evaluated"]
+    assert list(table.columns) == ["name", by, "low", "high", "selected", "rank", "layer", "head", "share_evaluated"]
     assert table["name"].tolist() == [str(head) for head in top.heads]
     assert_close(table[by], expected.mean(0))
     for column in range(2):
@@ -69,8 +70,9 @@ def test_intervals_are_those_of_every_prompts_own_values(gpt2, batch, monkeypatc
 
 @pytest.mark.parametrize("by", ["increase", "contrast"])
 def test_intervals_of_many_queries_are_the_same_in_less_memory(gpt2, batch, monkeypatch, by):
-    """By draw instead of by query."""
+    """By draw instead of by query, if there are fewer draws than queries."""
     some = batch[[0, 1, 2, 4, 5]]
+    monkeypatch.setattr(dataset, "draw_clusters", partial(dataset.draw_clusters, draws=4))
     kept = []
     make = streamed_means.ResampledSums.__init__
     monkeypatch.setattr(
@@ -80,8 +82,8 @@ def test_intervals_of_many_queries_are_the_same_in_less_memory(gpt2, batch, monk
     monkeypatch.setattr(streamed_means, "QUERY_BYTES", 0)
     second = il.locate_heads(gpt2, some, k=3, by=by, run=il.Run(batch_size=2))
     assert [one.by_query for one in kept] == [True, False]
-    assert [len(one.sums) for one in kept] == [5, 2000]
-    for end in ("low", "high"):
+    assert [len(one.sums) for one in kept] == [5, 4]
+    for end in ("low", "high", "selected"):
         assert_close(getattr(second, end), getattr(first, end))
 
 
@@ -121,6 +123,7 @@ def test_result_files_hold_the_result(tmp_path):
         "n_heads": 12,
         "heads_evaluated_on_all_prompts": 3,
         "share_evaluated": 0.25,
+        "expected_selected": 2 / 12,
         "largest_unevaluated_bound": 0.125,
     }
     assert heads_result(replace(TOP, n_exact=12))["largest_unevaluated_bound"] is None

@@ -54,7 +54,8 @@ def test_means_and_intervals_are_those_of_single_exchanges(gpt2, many, expected)
     best = [il.Head.from_index(i, 4) for i in expected[:, 0].mean(0).flatten().argsort(descending=True).tolist()]
     assert [head for head in found.top(12) if head.layer] == [head for head in best if head.layer]
     frame = found.to_frame()
-    assert frame.columns.tolist() == ["name", "query", "low", "high", "keys", "values", "rank", "layer", "head"]
+    names = ["name", "query", "low", "high", "selected", "keys", "values", "rank", "layer", "head"]
+    assert frame.columns.tolist() == names
     assert frame["name"].tolist() == list(map(str, found.top(12)))
     assert_close(frame["values"], [expected[:, 2, layer, head].mean() for layer, head in found.top(12)])
     assert top_heads_by(gpt2, many, 3, by="towers") == best[:3]

@@ -125,7 +125,7 @@ def two_towers(
     if heads is None:
         if not 1 <= k <= len(view.heads()):
             raise InputError(f"k must be between 1 and {len(view.heads())} (heads), got {k}")
-        scan = locate_towers(model, prepare(scanned), run=as_run(run).part("scan")).to_frame()
+        scan = locate_towers(model, prepare(scanned), k=k, run=as_run(run).part("scan")).to_frame()
         scan = scan.rename(columns={"head": "index", "name": "head"})
         heads = [view.check_head(name) for name in scan["head"][:k]]
     chosen = tuple(dict.fromkeys(view.check_heads(heads)))

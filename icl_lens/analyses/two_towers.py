@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -13,12 +13,12 @@ from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import percent, signed
-from icl_lens.result.tables import json_records, plural_prompts
+from icl_lens.result.tables import format_share, json_records, plural_prompts, selected_note
 from icl_lens.result.tables import text_table as plain_table
 
 COLUMNS = ("exchanged", "two towers\npredict", "log-odds\nlost, nats", "95%\ninterval", "random\nheads", "accuracy")
 COLUMNS = (*COLUMNS, "as\npredicted", "donors'\naccuracy")
-SCAN_COLUMNS = ("head", "query", "95% interval", "keys", "values")
+SCAN_COLUMNS = ("head", "query", "95% interval", "selected", "keys", "values")
 N_SCAN_SHOWN = 12
 PAIRS = {"query+keys": ("query", "keys"), "query+values": ("query", "values"), "keys+values": ("keys", "values")}
 
@@ -68,9 +68,10 @@ class TwoTowers(Result):
     Example:
         >>> found = il.two_towers(model, "sentiment-number", k=3, n=20, n_random=3)
         >>> found.scan.columns.tolist()[:6], len(found.heads)
-        (['head', 'query', 'low', 'high', 'keys', 'values'], 3)
+        (['head', 'query', 'low', 'high', 'selected', 'keys'], 3)
     """
 
+    version: ClassVar[int] = 2
     model: str
     heads: tuple[Head, ...]
     random_sets: tuple[tuple[Head, ...], ...]
@@ -81,8 +82,8 @@ class TwoTowers(Result):
     """Whether the model gives the answer without exchange."""
     queries: tuple[str, ...]
     scan: pd.DataFrame | None = field(repr=False)
-    """Mean effects (nats) of exchanging single heads, on other prompts: head, query, low, high, keys, values, rank,
-    layer, index; None if heads were given."""
+    """Mean effects (nats) of exchanging single heads, on other prompts: head, query, low, high, selected (see
+    `MeanExchanges.to_frame`; the list is `heads`), keys, values, rank, layer, index; None if heads were given."""
     n_scanned: int
     """Number of prompts of the scan."""
     chance: float
@@ -240,6 +241,7 @@ class TwoTowers(Result):
             ],
             "scan": None if self.scan is None else json_records(self.scan),
             "n_scanned": self.n_scanned,
+            "expected_selected": None if self.scan is None else len(self.heads) / len(self.scan),
             "prompts": [
                 {
                     "query": query,
@@ -272,7 +274,7 @@ class TwoTowers(Result):
         if self.scan is None:
             return []
         return [
-            [row["head"], signed(row["query"], 2), _ends(row["low"], row["high"])]
+            [row["head"], signed(row["query"], 2), _ends(row["low"], row["high"]), format_share(row["selected"])]
             + [signed(row[part], 2) for part in ("keys", "values")]
             for row in self.scan.head(n).to_dict("records")
         ]
@@ -300,7 +302,8 @@ class TwoTowers(Result):
         if self.scan is not None:
             found.append(
                 f"The heads have the largest effects of exchanging the query alone, in a scan of all "
-                f"{len(self.scan)} heads on {plural_prompts(self.n_scanned)} other than these."
+                f"{len(self.scan)} heads on {plural_prompts(self.n_scanned)} other than these. "
+                f"{selected_note(len(self.heads), len(self.scan)).capitalize()}."
             )
         return found
 

@@ -45,11 +45,13 @@ from icl_lens.result.base import Result
 from icl_lens.result.tables import (
     SHOWN_ROWS,
     columns_first,
+    format_share,
     format_signed,
     head_name,
     interval_texts,
     long_frame,
     plural_prompts,
+    selected_note,
 )
 from icl_lens.scores import DirectScore
 
@@ -142,6 +144,12 @@ class TopHeads(Result):
     low: Float[Tensor, " k"] | None = None
     """Ends of the values' 95% intervals over queries; only from `locate_heads` on prompts with several queries."""
     high: Float[Tensor, " k"] | None = None
+    selected: Float[Tensor, " k"] | None = None
+    """Share of draws of queries, 0 to 1, in which each head is among the first k; present if `low` is.
+
+    Heads are ranked among the `n_exact` that are evaluated on every prompt. The others' means are below the k-th, but
+    not by resampled queries, so `selected` may be slightly too large if `n_exact` is less than `n_parts`.
+    """
 
     @property
     def share_evaluated(self) -> float:
@@ -155,7 +163,7 @@ class TopHeads(Result):
     def to_frame(self) -> pd.DataFrame:
         """Return one row per head, largest first: name, value (mean over prompts, nats), rank, layer and head.
 
-        With intervals, also low and high after the value.
+        With intervals, also low, high and selected after the value.
         """
         table = pd.DataFrame(
             {
@@ -166,9 +174,10 @@ class TopHeads(Result):
                 "value": self.value.cpu().numpy(),
             }
         )
-        if self.low is not None and self.high is not None:
-            table["low"], table["high"] = self.low.cpu().numpy(), self.high.cpu().numpy()
-        return columns_first(table, "name", "value", "low", "high")
+        for name in ("low", "high", "selected"):
+            if (values := getattr(self, name)) is not None:
+                table[name] = values.cpu().numpy()
+        return columns_first(table, "name", "value", "low", "high", "selected")
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         frame = self.to_frame().head(SHOWN_ROWS)
@@ -178,6 +187,9 @@ class TopHeads(Result):
             columns["95% interval"] = interval_texts(frame)
         summary = f"{self.n_exact} of {self.n_parts} heads evaluated, {_certainty(self.certified)}"
         summary += edits_suffix(self.edits)
+        if "selected" in frame:
+            columns["selected"] = list(map(format_share, frame["selected"]))
+            summary += f"; {selected_note(len(self.value), self.n_parts)}"
         return f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {summary}", columns, len(self.value)
 
 

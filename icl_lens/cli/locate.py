@@ -10,6 +10,7 @@ from icl_lens.cli.console import progress
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import ByOption, ModelOptions, Positions, ReadoutOptions, RunOutput, SeedOption, TaskOptions
 from icl_lens.report.terminal import new_table
+from icl_lens.result.tables import format_share, selected_note
 from icl_lens.scores import SCORES, Score, choose_score
 
 if TYPE_CHECKING:
@@ -82,16 +83,17 @@ def locate(
                 about=output.about(task, model, readout, n=n, seed=seed),
             )
             if by == "effect":
-                found = locate_effects(loaded, batch, positions=rank.positions, method=rank.method, run=run)
+                found = locate_effects(loaded, batch, positions=rank.positions, method=rank.method, k=k, run=run)
                 table, sentence = found.to_frame(), found.summary()
             elif by == "towers":
-                found = locate_towers(loaded, batch, run=run)
+                found = locate_towers(loaded, batch, k=k, run=run)
                 table, sentence = found.to_frame(), found.summary()
             else:
                 top, table = locate_with_effects(loaded, batch, k=k, by=by, **readout.readout_arguments(), run=run)
                 sentence = summary(top, batch)
                 if "low" in table:
                     sentence += f" 95% intervals over {len(set(batch.queries)):,} distinct queries."
+                    sentence += f" {selected_note(k, top.n_parts).capitalize()}."
                 sentence += " Last column: exact, when this head alone is zeroed at the last position."
         console.print(_heads(table.head(k), by))
         console.print(sentence)
@@ -106,10 +108,10 @@ def _heads(table: "pd.DataFrame", by: Score) -> Table:
         "effect": ("effect", {"log_prob": "log p lost"}),
         "towers": ("query", {"keys": "keys", "values": "values"}),
     }[by]
-    intervals = ["95% interval"] if "low" in table else []
-    shown = new_table("rank", "head", f"mean {score} (nats)", *intervals, *others.values(), left=(1,))
+    intervals = ["95% interval", "selected"] if "low" in table else []
+    shown = new_table("rank", "head", f"mean {score}\n(nats)", *intervals, *others.values(), left=(1,))
     for row in table.to_dict("records"):
         cells = [str(row["rank"]), row["name"], f"{row[score]:.4f}"]
-        cells += [f"{row['low']:.4f} … {row['high']:.4f}"] if intervals else []
+        cells += [f"{row['low']:.4f} … {row['high']:.4f}", format_share(row["selected"])] if intervals else []
         shown.add_row(*cells, *(f"{row[name]:.4f}" for name in others))
     return shown

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.attribution.scored_tokens import check_targets
@@ -33,8 +33,9 @@ from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.locate.edge_sets import EdgeSets
 from icl_lens.locate.edge_space import EdgeSpace
+from icl_lens.locate.streamed_means import ResampledSums
 from icl_lens.measures.head_to_head_effects import estimate_effects
-from icl_lens.metrics import label_log_odds
+from icl_lens.metrics import draw_clusters, label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note, edits_suffix
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
@@ -46,11 +47,13 @@ from icl_lens.result.base import Result
 from icl_lens.result.tables import (
     SHOWN_ROWS,
     columns_first,
+    format_share,
     format_signed,
     interval_suffix,
     interval_texts,
     json_records,
     plural_prompts,
+    selected_note,
 )
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_batches, start
@@ -75,7 +78,7 @@ class Circuit(Result):
         (6, 407)
     """
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     readers: tuple[Head, ...]
     n_edges: int
     """Number of all edges into the readers."""
@@ -103,8 +106,10 @@ class Circuit(Result):
         """Return a table.
 
         - "edges", one row per edge of the circuit, strongest first: edge; effect, low, high (exact, held-out);
-          reader, part, writer, role; estimate (the first-order effect, on the prompts that rank the edges); needed,
-          needed_low, needed_high (the drop when, with only the circuit kept, this edge is removed too).
+          selected; reader, part, writer, role; estimate (the first-order effect, on the prompts that rank the edges);
+          needed, needed_low, needed_high (the drop when, with only the circuit kept, this edge is removed too).
+          `selected` says how firm an edge's place is: it is the share of draws of these prompts' queries, 0 to 1, in
+          which the edge is among the first, NaN for a single query.
         - "curve", one row per number of edges kept: kept, share (of all edges); faithfulness, low, high; random,
           random_low, random_high (mean, lowest and highest of the random rankings); difference, difference_low,
           difference_high (from the mean of the random rankings).
@@ -116,7 +121,7 @@ class Circuit(Result):
         """
         check_choice("table", table, get_args(Table))
         found = getattr(self, table).copy()
-        return columns_first(found, "edge", "effect", "low", "high") if table == "edges" else found
+        return columns_first(found, "edge", "effect", "low", "high", "selected") if table == "edges" else found
 
     def score(self, name: str) -> tuple[float, float, float]:
         """Return a score, with the low and high end of its interval.
@@ -187,6 +192,7 @@ class Circuit(Result):
             "edits": list(self.edits),
             "readers": [str(head) for head in self.readers],
             "reader_at": self.reader_at,
+            "expected_selected": len(self.edges) / self.n_edges,
             **{name: getattr(self, name) for name in ("n_edges", "n_random", "n_located", "n_prompts", "n_queries")},
             **{name: json_records(table) for name, table in self.tables.items()},
         }
@@ -201,8 +207,9 @@ class Circuit(Result):
         columns: dict[str, list[Any]] = {"edge": rows["edge"].tolist()}
         columns["log-odds drop"] = [format_signed(value) for value in rows["effect"]]
         columns["95% interval"] = interval_texts(rows)
+        columns["selected"] = list(map(format_share, rows["selected"]))
         title = f"Circuit: mean over {plural_prompts(self.n_prompts)}{edits_suffix(self.edits)}"
-        return title, columns, len(self.edges)
+        return f"{title}; {selected_note(len(self.edges), self.n_edges, 'edge')}", columns, len(self.edges)
 
 
 def log_odds_without(
@@ -236,6 +243,7 @@ def locate_circuit(
     an unedited pass, so a change in one does not reach another.
 
     The first `n_edges` edges, the circuit, are tested one by one, and `n_random` random rankings are the control.
+    Bootstrap draws of the queries of `prompts` are ranked, too (`selected`), which keeps 8 bytes per edge and query.
     `held_out` should have other queries than `prompts` (see `il.split_by_query`). `run` is that of `locate_effects`;
     its folder also holds all tables.
 
@@ -283,12 +291,24 @@ def locate_circuit(
 
         def estimate(number: int) -> dict[str, Any]:
             found = estimate_effects(model, ranking[stream.plan[number]], heads, means, reader_at)
-            return {"estimate": space.flatten(found).double().sum(0).numpy()}
+            return {"estimate": space.flatten(found).float().flatten().numpy()}
 
-        total = np.zeros(len(space))
-        for _, chunk in stream.chunks("estimate", range(len(stream.plan)), estimate):
-            total += chunk.column("estimate").to_numpy()
-        ranked = stream.distributed.run_on_main(lambda: np.argsort(-np.abs(total), kind="stable"))
+        counts, query_of = draw_clusters(ranking.queries)
+        total, resampled = np.zeros(len(space)), ResampledSums(np.ascontiguousarray(counts.T), len(space))
+        for number, chunk in stream.chunks("estimates", range(len(stream.plan)), estimate):
+            rows = stream.plan[number]
+            estimates = chunk.column("estimate").to_numpy().reshape(len(rows), -1)
+            total += estimates.astype(np.float64).sum(0)
+            for row, values in zip(rows, estimates, strict=True):
+                resampled.add(values, int(query_of[row]))
+
+        def rank() -> tuple[Int[np.ndarray, " edge"], Float[np.ndarray, " edge"]]:
+            weight = counts[:, query_of].sum(1).astype(float)
+            several, k = counts.shape[1] > 1, min(n_edges, len(space))
+            selected = resampled.selected(k, weight, absolute=True) if several else np.full(len(space), np.nan)
+            return np.argsort(-np.abs(total), kind="stable"), selected
+
+        ranked, selected = stream.distributed.run_on_main(rank)
         sets = EdgeSets.of(space, ranked, n_edges=n_edges, n_random=n_random, seed=seed)
         removed = sets.removal_masks(view, seed=seed)
 
@@ -319,7 +339,7 @@ def locate_circuit(
             n_queries=len(set(queries)),
             reader_at=reader_at,
             edits=active_edits(view),
-            **sets.tables(log_odds, queries, total / len(ranking)),
+            **sets.tables(log_odds, queries, total / len(ranking), selected),
         )
         stream.write_result(result.tables, result.to_dict())
         return result

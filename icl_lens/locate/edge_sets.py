@@ -106,11 +106,12 @@ class EdgeSets:
         log_odds: Float[np.ndarray, "prompt set"],
         queries: Sequence[str],
         estimates: Float[np.ndarray, " edge"],
+        selected: Float[np.ndarray, " edge"],
     ) -> dict[str, pd.DataFrame]:
         """Return the tables of `Circuit`; queries are resampled for 95% intervals."""
         tables = _Tables(self, log_odds, queries)
         return {
-            "edges": tables.edges(estimates),
+            "edges": tables.edges(estimates, selected),
             "curve": tables.curve(),
             "groups": tables.groups(),
             "layers": tables.layers(),
@@ -139,7 +140,7 @@ class _Tables:
         with np.errstate(divide="ignore", invalid="ignore"):
             return (self.mean(*name) - self.mean("none")) / self.all_minus_none
 
-    def edges(self, estimates: Float[np.ndarray, " edge"]) -> pd.DataFrame:
+    def edges(self, estimates: Float[np.ndarray, " edge"], selected: Float[np.ndarray, " edge"]) -> pd.DataFrame:
         rows = []
         circuit = self.mean("located", len(self.sets.circuit))
         for number, index in enumerate(self.sets.circuit):
@@ -151,6 +152,7 @@ class _Tables:
                     "part": edge.part,
                     "writer": edge.writer,
                     "role": edge.role,
+                    "selected": float(selected[index]),
                     "estimate": float(estimates[index]),
                     **_interval("effect", "", self.mean("all") - self.mean("edge", number)),
                     **_interval("needed", "needed_", circuit - self.mean("needed", number)),

@@ -84,7 +84,8 @@ def locate_heads(
     `by` is "contrast", what a head adds to log p(target) − log Σ p(against), or "increase", what it adds to
     log p(target), as in the paper. `targets` defaults to the answers, `against` to the other labels of each prompt, and
     `by` to "contrast", or to "increase" if there is no token to compare with. For the other scores, see
-    `locate_effects` and `locate_towers`. Intervals (`low`, `high`) resample distinct queries, if there are several.
+    `locate_effects` and `locate_towers`. If there are several queries, intervals (`low`, `high`) resample them, and
+    `selected` says how firm each place is: in which share of these draws the head is among the first k.
 
     Activations are kept for one batch at a time, so memory hardly grows with the number of prompts. `slack` (nats)
     allows for float32 rounding of the bounds. With `final_norm="own"` or a logit soft-cap, no bound exists, so every
@@ -221,9 +222,9 @@ def top_heads_by(
         predicted = torch.cat([_predicted(model, rows) for rows in batch.split(MAX_ROWS)])
         batch = with_answers(batch, torch.where(batch.answer < 0, predicted.to(batch.answer.device), batch.answer))
     if by == "effect":
-        return locate_effects(model, batch, run=run).top(k)
+        return locate_effects(model, batch, k=k, run=run).top(k)
     if by == "towers":
-        return locate_towers(model, batch, run=run).top(k)
+        return locate_towers(model, batch, k=k, run=run).top(k)
     return locate_heads(model, batch, k=k, by=by, run=run).heads
 
 
@@ -298,8 +299,11 @@ class _Search:
             if counts.shape[1] < 2:
                 return found
             located = (found.layer * self.view.n_heads + found.head).numpy()
-            ends = resampled.ends(counts[:, query_of].sum(1).astype(float), located)
-            return replace(found, low=torch.from_numpy(ends[0]), high=torch.from_numpy(ends[1]))
+            weight = counts[:, query_of].sum(1).astype(float)
+            # Sums of other heads lack prompts.
+            complete = np.flatnonzero(means.n_exact == means.n_prompts)
+            shares = *resampled.ends(weight, located), resampled.selected(k, weight, complete)[located]
+            return replace(found, **dict(zip(("low", "high", "selected"), map(torch.from_numpy, shares), strict=True)))
 
         return replace(stream.distributed.run_on_main(top), edits=active_edits(self.view))
 

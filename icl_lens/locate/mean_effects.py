@@ -6,7 +6,7 @@ number of prompts, and a resumed run writes the same bytes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -41,7 +41,14 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
-from icl_lens.result.tables import SHOWN_ROWS, format_signed, interval_texts, plural_prompts
+from icl_lens.result.tables import (
+    SHOWN_ROWS,
+    format_share,
+    format_signed,
+    interval_texts,
+    plural_prompts,
+    selected_note,
+)
 from icl_lens.runs.configuration import tensors_digest
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import ChunkStream, start
@@ -73,6 +80,7 @@ class MeanEffects(Result):
         (torch.Size([8, 6]), {'prefix_cache': 20})
     """
 
+    version: ClassVar[int] = 2
     log_prob: MeanScore
     log_odds: MeanScore
     positions: Positions
@@ -83,6 +91,8 @@ class MeanEffects(Result):
     n_prompts: int
     n_queries: int
     """Number of distinct queries, which the intervals resample."""
+    k: int
+    """Number of heads of the list that `selected` refers to."""
     edits: tuple[str, ...] = ()
     """What else edited the model, with and without the head: open `with` blocks, and other hooks."""
 
@@ -103,12 +113,13 @@ class MeanEffects(Result):
     def to_frame(self) -> pd.DataFrame:
         """Return one row per head, largest effect first.
 
-        The columns are name; effect, low and high: the log-odds lost or, if no prompt has log-odds, log p; log_prob,
-        log_prob_low and log_prob_high: log p lost; rank, layer and head.
+        The columns are name; effect, low and high: the log-odds lost or, if no prompt has log-odds, log p; selected:
+        the share of draws of queries in which the head is among the first `k` by effect; log_prob, log_prob_low and
+        log_prob_high: log p lost; rank, layer and head.
         """
         heads = self.top(self.log_prob.mean.numel())
         effect, log_prob = self.log_odds if self.has_log_odds else self.log_prob, self.log_prob
-        scores = {"effect": effect.mean, "low": effect.low, "high": effect.high}
+        scores = {"effect": effect.mean, "low": effect.low, "high": effect.high, "selected": effect.selected}
         scores |= {"log_prob": log_prob.mean, "log_prob_low": log_prob.low, "log_prob_high": log_prob.high}
         return heads_frame(heads, scores)
 
@@ -121,6 +132,7 @@ class MeanEffects(Result):
         text = f"{method} {where} of {n}; {lost} lost, with 95% intervals over {self.n_queries:,} distinct queries."
         if self.fallback_reason:
             text += f" Partial forward passes where the prefix cache could not be used: {self.fallback_reason}."
+        text += f" {selected_note(self.k, self.log_prob.mean.numel()).capitalize()}."
         return text + (f" {edits_note(self.edits)}" if self.edits else "")
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
@@ -129,11 +141,13 @@ class MeanEffects(Result):
             "head": frame["name"].tolist(),
             "log-odds lost" if self.has_log_odds else "log p lost": list(map(format_signed, frame["effect"])),
             "95% interval": interval_texts(frame),
+            "selected": list(map(format_share, frame["selected"])),
         }
         if self.has_log_odds:
             columns["log p lost"] = list(map(format_signed, frame["log_prob"]))
         title = f"MeanEffects, nats: mean over {plural_prompts(self.n_prompts)}, each head zeroed separately"
-        return title, columns, self.log_prob.mean.numel()
+        n = self.log_prob.mean.numel()
+        return f"{title}; {selected_note(self.k, n)}", columns, n
 
 
 def locate_effects(
@@ -144,17 +158,20 @@ def locate_effects(
     against: Against = None,
     positions: Positions = "last",
     method: Method = "exact",
+    k: int | None = None,
     run: Run | None = None,
 ) -> MeanEffects:
     """Return the mean effect of zeroing each head over any number of prompts, with intervals.
 
     `targets`, `against`, `positions` and `method` are those of `head_effects`; all positions take much longer than the
     last. Intervals are 95% bootstrap intervals over queries, because prompts with the same query are not independent.
+    `selected` says how firm the list of the first `k` heads is (default: 20, or all if fewer): in which share of these
+    draws each head is in it.
 
     Prompts run in batches, as in `locate_heads`, so memory hardly grows with their number. `run` says how; its folder
     holds every prompt's effects, heads.parquet and heads.csv (the table), and result.json.
 
-    Raise InputError for invalid `targets`, `against` or options, for non-finite effects, and like `Run`.
+    Raise InputError for invalid `targets`, `against`, `k` or options, for non-finite effects, and like `Run`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -176,7 +193,7 @@ def locate_effects(
             return effect_columns(rows, estimated_effects(*some, positions))
         return effect_columns(rows, exact_effects(*some, Ablate([], positions=positions)))
 
-    means = StreamedMeans(view, batch.queries)
+    means = StreamedMeans(view, batch.queries, k)
     algorithms: dict[Algorithm, int] = {}
     fallback_reason = ""
     with start(run, model, batch, "effect", options) as stream:
@@ -186,7 +203,7 @@ def locate_effects(
             fallback_reason = fallback_reason or reason
 
     def mean_effects() -> MeanEffects:
-        found, sizes = means.means(), (batch.n_prompts, means.n_queries("log_prob"))
+        found, sizes = means.means(), (batch.n_prompts, means.n_queries("log_prob"), means.k)
         scores = found["log_prob"], found["log_odds"]
         result = MeanEffects(*scores, positions, algorithms, fallback_reason, *sizes, edits=active_edits(view))
         stream.write_result({"heads": result.to_frame()}, _counts(result))
@@ -203,6 +220,7 @@ def _counts(effects: MeanEffects) -> dict[str, Any]:
         "n_prompts": effects.n_prompts,
         "n_queries": effects.n_queries,
         "n_heads": effects.log_prob.mean.numel(),
+        "expected_selected": effects.k / effects.log_prob.mean.numel(),
         "prompts_by_algorithm": dict(effects.algorithms),
         "fallback_reason": effects.fallback_reason or None,
     }

@@ -8,7 +8,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,14 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
-from icl_lens.result.tables import SHOWN_ROWS, format_signed, interval_texts, plural_prompts
+from icl_lens.result.tables import (
+    SHOWN_ROWS,
+    format_share,
+    format_signed,
+    interval_texts,
+    plural_prompts,
+    selected_note,
+)
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import start
 
@@ -39,9 +46,10 @@ class MeanExchanges(Result):
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
         >>> found = il.locate_towers(model, many)
         >>> found.query.mean.shape, found.to_frame().columns.tolist()[:6]
-        (torch.Size([8, 6]), ['name', 'query', 'low', 'high', 'keys', 'values'])
+        (torch.Size([8, 6]), ['name', 'query', 'low', 'high', 'selected', 'keys'])
     """
 
+    version: ClassVar[int] = 2
     query: MeanScore
     """The query at the last position is that of the same demonstrations with a query of the other class."""
     keys: MeanScore
@@ -51,6 +59,8 @@ class MeanExchanges(Result):
     n_prompts: int
     n_queries: int
     """Number of distinct queries, which the intervals resample."""
+    k: int
+    """Number of heads of the list that `selected` refers to."""
     fallback_reason: str = ""
     """Why full forward passes were used instead of the prefix cache; empty if it was used for all prompts."""
     edits: tuple[str, ...] = ()
@@ -64,10 +74,12 @@ class MeanExchanges(Result):
     def to_frame(self) -> pd.DataFrame:
         """Return one row per head, largest effect of the query first.
 
-        The columns are name; query, low and high (its interval); keys and values; rank, layer and head.
+        The columns are name; query, low and high (its interval); selected, the share of draws of queries in which the
+        head is among the first `k` by query; keys and values; rank, layer and head.
         """
         heads = self.top(self.query.mean.numel())
         scores = {"query": self.query.mean, "low": self.query.low, "high": self.query.high}
+        scores["selected"] = self.query.selected
         return heads_frame(heads, scores | {"keys": self.keys.mean, "values": self.values.mean})
 
     def summary(self) -> str:
@@ -80,21 +92,25 @@ class MeanExchanges(Result):
         )
         if self.fallback_reason:
             text += f" Full forward passes where the prefix cache could not be used: {self.fallback_reason}."
+        text += f" {selected_note(self.k, self.query.mean.numel()).capitalize()}."
         return text + (f" {edits_note(self.edits)}" if self.edits else "")
 
     def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
         frame = self.to_frame().head(SHOWN_ROWS // 2)
         columns: dict[str, list[Any]] = {"head": frame["name"].tolist()}
         columns |= {"query": list(map(format_signed, frame["query"])), "95% interval": interval_texts(frame)}
+        columns["selected"] = list(map(format_share, frame["selected"]))
         columns |= {name: list(map(format_signed, frame[name])) for name in ("keys", "values")}
         title = f"MeanExchanges, log-odds lost, nats: mean over {plural_prompts(self.n_prompts)}, one head at a time"
-        return title, columns, self.query.mean.numel()
+        n = self.query.mean.numel()
+        return f"{title}; {selected_note(self.k, n)}", columns, n
 
 
 def locate_towers(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
     *,
+    k: int | None = None,
     run: Run | None = None,
 ) -> MeanExchanges:
     """Return what exchanging each single head's query, keys or values costs the answer, over any number of prompts.
@@ -102,12 +118,12 @@ def locate_towers(
     This is the scan by which `two_towers` finds heads: its exchanges "query", "keys" and "values", each in one head at
     a time. The query costs most in heads that need to know its class, such as those that match it with demonstrations.
 
-    `run` is that of `locate_effects`. Donors are made from all prompts before the first batch. An exchange costs one
-    token per prompt and head, from the head's layer on (see `head_effects`), or a full forward pass if the prefix cache
-    is not supported.
+    `k` and `run` are those of `locate_effects`. Donors are made from all prompts before the first batch. An exchange
+    costs one token per prompt and head, from the head's layer on (see `head_effects`), or a full forward pass if the
+    prefix cache is not supported.
 
-    Raise InputError for prompts that do not demonstrate their answer and another label, families whose attention cannot
-    be recomputed, and like `Run`.
+    Raise InputError for an invalid `k`, prompts that do not demonstrate their answer and another label, families whose
+    attention cannot be recomputed, and like `Run`.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -129,7 +145,7 @@ def locate_towers(
             "fallback_reason": pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int8)), [reason]),
         }
 
-    means, fallback_reason = StreamedMeans(view, batch.queries), ""
+    means, fallback_reason = StreamedMeans(view, batch.queries, k), ""
     with start(run, model, batch, "towers", {}) as stream:
         for _, chunk in stream.chunks("part", range(len(stream.plan)), compute):
             means.add(chunk, NAMES)
@@ -138,7 +154,7 @@ def locate_towers(
     def mean_exchanges() -> MeanExchanges:
         found, n_queries = means.means(), means.n_queries("query")
         scores = found["query"], found["keys"], found["values"]
-        result = MeanExchanges(*scores, len(batch), n_queries, fallback_reason, edits=active_edits(view))
+        result = MeanExchanges(*scores, len(batch), n_queries, means.k, fallback_reason, edits=active_edits(view))
         stream.write_result({"heads": result.to_frame()}, _counts(result))
         return result
 
@@ -151,5 +167,6 @@ def _counts(exchanges: MeanExchanges) -> dict[str, Any]:
         "n_prompts": exchanges.n_prompts,
         "n_queries": exchanges.n_queries,
         "n_heads": exchanges.query.mean.numel(),
+        "expected_selected": exchanges.k / exchanges.query.mean.numel(),
         "fallback_reason": exchanges.fallback_reason or None,
     }

@@ -15,26 +15,33 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from icl_lens.attribution.search import check_k
 from icl_lens.errors import InputError
 from icl_lens.locate.chunk import read_index
-from icl_lens.metrics import draw_clusters, percentile_ends
+from icl_lens.metrics import draw_clusters, percentile_ends, top_places
 from icl_lens.models.head import Head
 from icl_lens.models.memory import QUERY_BYTES
 from icl_lens.models.view import ModelView
 
 N_COLUMNS = 32
+# Length of the list of heads that `MeanScore.selected` refers to by default.
+N_SELECTED = 20
+# Draws and columns whose ranking is computed at a time.
+N_RANKED_DRAWS, N_RANKED_COLUMNS = 100, 4096
 
 
 @dataclass(frozen=True)
 class MeanScore:
-    """Every head's mean of one score, nats, and its 95% bootstrap interval over queries.
+    """Every head's mean of one score, nats, with its 95% bootstrap interval over queries and `selected`.
 
-    The interval is NaN if there is only one query; all values are NaN if no prompt has the score.
+    `selected` is the share of draws of queries, 0 to 1, in which the head is among the first `k` by this score. It and
+    the interval are NaN if there is only one query; all values are NaN if no prompt has the score.
     """
 
     mean: Float[Tensor, "layer head"]
     low: Float[Tensor, "layer head"]
     high: Float[Tensor, "layer head"]
+    selected: Float[Tensor, "layer head"]
 
 
 def heads_frame(heads: Sequence[Head], scores: Mapping[str, Float[Tensor, "layer head"]]) -> pd.DataFrame:
@@ -45,10 +52,16 @@ def heads_frame(heads: Sequence[Head], scores: Mapping[str, Float[Tensor, "layer
 
 
 class StreamedMeans:
-    """Means of the scores in chunks with one table row per prompt and head; `queries` has one entry per prompt."""
+    """Means of the scores in chunks with one table row per prompt and head; `queries` has one entry per prompt.
 
-    def __init__(self, view: ModelView, queries: Sequence[str]):
-        self.view = view
+    `selected` refers to the first `k` heads, by default `N_SELECTED`, or all heads if there are fewer. Raise InputError
+    for an invalid `k`.
+    """
+
+    def __init__(self, view: ModelView, queries: Sequence[str], k: int | None = None):
+        n_heads = len(view.heads())
+        self.view, self.k = view, min(N_SELECTED, n_heads) if k is None else k
+        check_k(self.k, n_heads, "heads")
         counts, self._query_of_row = draw_clusters(queries)
         self._counts = np.ascontiguousarray(counts.T)
         self._sums: dict[str, _Sums] = {}
@@ -65,7 +78,7 @@ class StreamedMeans:
 
     def means(self) -> dict[str, MeanScore]:
         """Return the scores that chunks have; raise InputError if a mean is NaN or infinite."""
-        return {name: one.mean(name, self.view) for name, one in self._sums.items()}
+        return {name: one.mean(name, self.view, self.k) for name, one in self._sums.items()}
 
     def n_queries(self, name: str) -> int:
         """Return the number of distinct queries of the prompts that have a score."""
@@ -75,13 +88,14 @@ class StreamedMeans:
 class ResampledSums:
     """Sums of heads' scores over prompts in every bootstrap draw of queries.
 
-    `counts` says how often each draw contains each query. Sums are kept by query or, if that takes more memory than
-    `QUERY_BYTES`, by draw, which takes the same memory for any number of queries and longer for each prompt.
+    `counts` says how often each draw contains each query. Sums are kept by query or, if there are more queries than
+    draws and that takes more memory than `QUERY_BYTES`, by draw, which takes longer for each prompt. What is said of
+    heads holds for edges.
     """
 
     def __init__(self, counts: Int[np.ndarray, "query draw"], n_heads: int):
         self.counts = counts
-        self.by_query = len(counts) * n_heads * 8 <= QUERY_BYTES
+        self.by_query = len(counts) <= counts.shape[1] or len(counts) * n_heads * 8 <= QUERY_BYTES
         self.sums = np.zeros((len(counts) if self.by_query else counts.shape[1], n_heads))
 
     def add(
@@ -104,6 +118,34 @@ class ResampledSums:
             means = self._of_draws(some)[weight > 0] / weight[weight > 0, None]
             found.append(percentile_ends(means))
         return np.concatenate(found, axis=1)
+
+    def selected(
+        self,
+        k: int,
+        weight: Float[np.ndarray, " draw"],
+        heads: Int[np.ndarray, " head"] | None = None,
+        *,
+        absolute: bool = False,
+    ) -> Float[np.ndarray, " all_heads"]:
+        """Return the share of draws in which each head is among the first k of all heads, or of some (NaN for others).
+
+        `absolute` ranks by the size of the mean. Sums are rounded to multiples of a power of two so small that they
+        fill 52 bits: matrix products are then exact, hence the same bytes everywhere, and equal heads stay equal.
+        """
+        n = self.sums.shape[1]
+        heads, draws = np.arange(n) if heads is None else heads, np.flatnonzero(weight > 0)
+        largest = max(self.sums.max(), -self.sums.min()) * (self.counts.sum(0).max() if self.by_query else 1)
+        bits, shares = 52 - np.frexp(largest)[1], np.zeros(len(heads))
+        for some in np.split(draws, range(N_RANKED_DRAWS, len(draws), N_RANKED_DRAWS)):
+            values, counts = np.empty((len(some), len(heads))), self.counts[:, some].T.astype(float)
+            for start in range(0, len(heads), N_RANKED_COLUMNS):
+                columns = slice(start, start + N_RANKED_COLUMNS)
+                sums = self.sums[:, heads[columns]]
+                values[:, columns] = counts @ np.rint(np.ldexp(sums, bits)) if self.by_query else sums[some]
+            shares += top_places(np.abs(values) if absolute else values, k).sum(0)
+        found = np.full(n, np.nan)
+        found[heads] = shares / len(draws)
+        return found
 
     def _of_draws(self, heads: Int[np.ndarray, " head"]) -> Float[np.ndarray, "draw head"]:
         """Return the sums of some heads by draw; elementwise, because a matrix product's rounding depends on memory."""
@@ -136,12 +178,12 @@ class _Sums:
         self.weight += self.resampled.counts[query]
         self.queries.add(query)
 
-    def mean(self, name: str, view: ModelView) -> MeanScore:
-        """Return the means and intervals of score `name`; raise InputError if a mean is NaN or infinite."""
+    def mean(self, name: str, view: ModelView, k: int) -> MeanScore:
+        """Return the `MeanScore` of score `name`; raise InputError if a mean is NaN or infinite."""
         shape = (view.n_layers, view.n_heads)
         missing = torch.full(shape, torch.nan, dtype=torch.float64)
         if not self.n:
-            return MeanScore(missing, missing, missing)
+            return MeanScore(missing, missing, missing, missing)
         mean = self.total / self.n
         if not np.isfinite(mean).all():
             index = int(np.flatnonzero(~np.isfinite(mean))[0])
@@ -149,7 +191,7 @@ class _Sums:
                 f"the mean effect of {Head.from_index(index, view.n_heads)} ({name}) is NaN or infinite; load the "
                 "model in bfloat16 or float32, or remove edits"
             )
-        low = high = missing
+        found = [mean, *np.full((3, mean.size), np.nan)]
         if len(self.queries) > 1:
-            low, high = (torch.from_numpy(end).reshape(shape) for end in self.resampled.ends(self.weight))
-        return MeanScore(torch.from_numpy(mean).reshape(shape), low, high)
+            found = [mean, *self.resampled.ends(self.weight), self.resampled.selected(k, self.weight)]
+        return MeanScore(*(torch.from_numpy(one).reshape(shape) for one in found))

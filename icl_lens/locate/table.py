@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def heads_table(top: TopHeads) -> "pd.DataFrame":
-    """Return one row per head: name, `top.by` (mean, nats), low, high, rank, layer, head, share_evaluated.
+    """Return one row per head: name, `top.by` (mean, nats), low, high, selected, rank, layer, head, share_evaluated.
 
     `share_evaluated`, the share of prompts on which a head was evaluated, is always 1 for located heads.
     """
@@ -39,12 +39,13 @@ def summary(top: TopHeads, batch: PromptBatch) -> str:
 
 
 def heads_result(top: TopHeads) -> dict[str, Any]:
-    """Return the counts and the largest unevaluated bound (nats) of a run, for result.json."""
+    """Return the counts, the share `selected` of a random head, and the largest unevaluated bound (nats) of a run."""
     return {
         "certified": top.certified,
         "n_prompts": top.n_prompts,
         "n_heads": top.n_parts,
         "heads_evaluated_on_all_prompts": top.n_exact,
         "share_evaluated": top.share_evaluated,
+        "expected_selected": len(top.value) / top.n_parts,
         "largest_unevaluated_bound": top.unevaluated_bound if top.n_exact < top.n_parts else None,
     }

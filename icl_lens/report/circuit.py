@@ -11,13 +11,14 @@ from icl_lens.locate.circuit import MEAN_PROMPTS, Circuit
 from icl_lens.report.html.parts import text_table
 from icl_lens.report.terminal import full_table
 from icl_lens.result.number_format import signed
+from icl_lens.result.tables import format_share, selected_note
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 N_SHOWN = 12
 """Number of edges that the terminal shows."""
-EDGE_COLUMNS = ("edge", "log-odds\ndrop, nats", "95%\ninterval", "kept-only\ndrop, nats")
+EDGE_COLUMNS = ("edge", "log-odds\ndrop, nats", "95%\ninterval", "kept-only\ndrop, nats", "selected")
 CURVE_COLUMNS = ("edges kept", "% of\nedges", "faith-\nfulness", "95%\ninterval", "random:\nmean (range)")
 GROUP_COLUMNS = ("edges", "log-odds\ndrop, nats", "95%\ninterval", "random\nheads, nats", "difference,\n95% interval")
 
@@ -25,7 +26,13 @@ GROUP_COLUMNS = ("edges", "log-odds\ndrop, nats", "95%\ninterval", "random\nhead
 def edge_rows(found: Circuit) -> list[list[str]]:
     """Return the cells of `EDGE_COLUMNS` for each edge."""
     return [
-        [row["edge"], signed(row["effect"]), _nats(row["low"], row["high"]), signed(row["needed"])]
+        [
+            row["edge"],
+            signed(row["effect"]),
+            _nats(row["low"], row["high"]),
+            signed(row["needed"]),
+            format_share(row["selected"]),
+        ]
         for row in found.edges.to_dict("records")
     ]
 
@@ -72,7 +79,8 @@ def notes(found: Circuit) -> list[str]:
         f"{found.n_queries} queries, which the 95% intervals resample. The largest first-order effect of the other "
         f"{found.n_edges - n_edges:,} edges is {found.score('largest estimate left out')[0]:.3f} nats.",
         "Log-odds drop: the drop in the answer's log-odds against the other labels when the edge is removed. "
-        f"Kept-only drop: the same in a model that keeps only the {n_edges} edges.",
+        f"Kept-only drop: the same in a model that keeps only the {n_edges} edges. "
+        f"{selected_note(n_edges, found.n_edges, 'edge').capitalize()}, on the prompts that rank edges.",
         "Groups: edges from a third of the layers; embeddings are in the first third. Random heads: the drop "
         "when the same group is removed from random heads of the same layers.",
     ]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError
+from icl_lens.result.number_format import percent
 
 # Rows in the repr of a result; `to_frame` returns all of them.
 SHOWN_ROWS = 20
@@ -52,11 +53,22 @@ def format_signed(value: float) -> str:
     return "–" if value != value else f"{value:+.3f}"
 
 
+def format_share(value: float) -> str:
+    """Format a share of draws, 0 to 1, as "97.8%", and NaN as "–"."""
+    return "–" if value != value else f"{value:.1%}"
+
+
 def interval_texts(table: pd.DataFrame) -> list[str]:
     """Return the columns low and high of each row as "+0.123 … +0.456"."""
     return [
         f"{format_signed(low)} … {format_signed(high)}" for low, high in zip(table["low"], table["high"], strict=True)
     ]
+
+
+def selected_note(k: int, n: int, what: str = "head") -> str:
+    """Return a clause that says what the column `selected` is, and what a random one of n heads or edges would have."""
+    by_chance = f"random {what}: {percent(k / n)}"
+    return f"selected: how often, over resampled queries, the {what} is among the first {k} ({by_chance})"
 
 
 def interval_suffix(low: float, high: float, number: str = "+.2f") -> str:
@@ -106,5 +118,6 @@ def _rest(rows: list[list[str]], total: int | None) -> list[str]:
 
 
 def is_number_column(column: Sequence[Any]) -> bool:
-    """Return whether a non-empty column holds only numbers and texts that begin with "+", "-" or "–"."""
-    return all(isinstance(cell, (int, float)) or str(cell)[:1] in "+-–" for cell in column) and bool(column)
+    """Return whether a non-empty column holds only numbers, percentages and texts that begin with "+", "-" or "–"."""
+    texts = [str(cell) for cell in column if not isinstance(cell, (int, float))]
+    return all(text[:1] in "+-–" or text.endswith("%") for text in texts) and bool(column)
