@@ -6,7 +6,7 @@ import families
 import numpy as np
 import pytest
 import torch
-from conftest import PROMPTS
+from shared import PROMPTS
 from tiny_study import tiny_study
 
 import icl_lens as il
@@ -93,7 +93,7 @@ def test_shares_of_saliency_by_hand(gpt2, tmp_path):
 
 def test_of_answers_at_random_nothing_is_lost(icl_mini):
     """The answers are independent of the prompts, so no flow carries them."""
-    study = Study(icl_mini, PAPER_TASKS[0], 24)
+    study = Study(icl_mini, PAPER_TASKS[0], 12)
     first, batch = study.halves()
     prompts = [
         il.Prompt(one.demonstrations, one.query, one.labels[row // 2 % 2], one.labels)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import PROMPTS
 from passes import watched
+from shared import PROMPTS
 from tolerance import assert_close
 
 import icl_lens as il
