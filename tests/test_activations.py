@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import PROMPTS
+from shared import PROMPTS
 from tolerance import assert_close, tolerance
 from transformers.activations import NewGELUActivation
 

@@ -21,20 +21,20 @@ from icl_lens.report import palette, plots, views
 from icl_lens.result.number_format import signed
 
 TASK = "sentiment-number"
-N, HEADS = 130, ["L2H0", "L1H3"]
+N, CHUNKS, HEADS = 24, 130, ["L2H0", "L1H3"]  # `CHUNKS` prompts are more than one chunk
 TABLES = ("edges", "curve", "groups", "layers", "scores")
 
 
 @pytest.fixture(scope="module")
 def inputs(words, tiny):
-    task = ["circuit", "--task", TASK, "--path", words, "-n", N, "--no-check", "--edges", 5, "--random-sets", 2]
+    task = ["circuit", "--task", TASK, "--path", words, "--no-check", "--edges", 5, "--random-sets", 2, "-n", N]
     return [*task, "--heads", ",".join(HEADS), "--model", tiny, "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
 def unbroken(inputs, tmp_path_factory):
     out = tmp_path_factory.mktemp("unbroken") / "out"
-    return undisturbed(main, ["icl-lens", *inputs, "--out", out], out)
+    return undisturbed(main, ["icl-lens", *inputs, "-n", CHUNKS, "--out", out], out)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_files_and_text_are_what_python_finds(inputs, found, tmp_path, monkeypat
         for row in found.edges.to_dict("records"):
             assert row["edge"] in shown
             assert f"{signed(row['low'])} … {signed(row['high'])}" in shown
-        assert "replaces what the writer wrote by its mean over tokens of the same role in 64 prompts" in shown
+        assert f"replaces what the writer wrote by its mean over tokens of the same role in {N} prompts" in shown
     links = [a[k] for _, a in Page(page.read_text()).elements for k in ("src", "href") if a.get(k)]
     assert links[0] == "data:,"
     assert len(links) == 2 + found.is_defined
@@ -115,7 +115,7 @@ def test_heads_act_where_reader_at_says(inputs, gpt2, words, tmp_path, monkeypat
 @pytest.mark.slow
 def test_two_processes_write_the_same_bytes(inputs, unbroken, tmp_path):
     page = tmp_path / "page.html"
-    arguments = [*inputs, "--out", tmp_path / "out", "--html", page]
+    arguments = [*inputs, "-n", CHUNKS, "--out", tmp_path / "out", "--html", page]
     (run,), chunks = launched(LAUNCHES["torchrun"], arguments, tmp_path / "log")
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("First of") == run.stdout.count("With all") == 1

@@ -6,7 +6,7 @@ import against_hf
 import families
 import pytest
 import torch
-from conftest import SEVERAL
+from shared import SEVERAL
 from tolerance import assert_close
 
 import icl_lens as il

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from conftest import PROMPTS
+from shared import PROMPTS
 from tolerance import assert_close
 
 import icl_lens as il

@@ -6,7 +6,7 @@ from functools import partial
 import families
 import pytest
 import torch
-from conftest import PROMPTS
+from shared import PROMPTS
 from tolerance import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -4,8 +4,8 @@ import against_hf
 import families
 import pytest
 import torch
-from conftest import PROMPTS, SEVERAL
 from family_tables import REFUSED, SOFT_CAPPED
+from shared import PROMPTS, SEVERAL
 from tolerance import assert_close
 from torch import nn
 

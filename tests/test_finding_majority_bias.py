@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import PROMPTS
+from shared import PROMPTS
 from tiny_study import labels_of
 
 import icl_lens as il

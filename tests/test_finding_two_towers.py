@@ -13,7 +13,7 @@ from experiments.framework.tasks import PAPER_TASKS
 
 @pytest.fixture(scope="module")
 def study(icl_mini: Any) -> Study:
-    return Study(icl_mini, PAPER_TASKS[1], 16)
+    return Study(icl_mini, PAPER_TASKS[1], 8)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from weakref import WeakKeyDictionary
 import families
 import pytest
 import torch
-from conftest import PROMPTS
+from shared import PROMPTS
 from test_effects import remains
 from tolerance import assert_close
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import PROMPTS
+from shared import PROMPTS
 from test_edits import edits_of
 
 import icl_lens as il

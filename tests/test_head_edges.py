@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import PROMPTS
 from passes import watched
+from shared import PROMPTS
 from tolerance import assert_close
 
 import icl_lens as il

@@ -7,8 +7,8 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import PROMPTS
 from passes import watched
+from shared import PROMPTS
 from test_effects import remains
 from tolerance import assert_close
 

@@ -6,7 +6,7 @@ import weakref
 import families
 import pytest
 import torch
-from conftest import PROMPTS
+from shared import PROMPTS
 from tolerance import assert_close
 
 import icl_lens as il

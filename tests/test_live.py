@@ -25,13 +25,13 @@ pytest.importorskip("anywidget", reason="anywidget is missing: there is no live 
 
 LiveState = il.results.LiveState
 TEXT = "love : bar like : bar eight : foo two : foo one :"
-HEADS = ("L5H0", "L4H1")
+HEADS = ("L2H0", "L1H1")
 PATIENCE = 120.0
 
 
 @pytest.fixture(scope="module")
-def model():
-    return il.load_model("icl-mini")
+def model(tiny):
+    return il.load_model(str(tiny), device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,8 @@ def test_numbers_are_those_of_the_public_functions(model, view, change):
     assert close(numbers["heads"]["contrast"], il.head_log_prob_increase(acts, against=batch.label_tokens[:1])[0])
     assert close(numbers["effect"]["effect"], il.head_effects(model, batch).log_odds[0])
     assert close(numbers["demonstrations"]["effects"], il.demonstration_effects(model, batch).log_odds[0])
-    assert close(numbers["attention"]["weights"], acts.pattern[0, 4, 1, : int(batch.last[0]) + 1])
-    assert close(numbers["attention"]["to_labels"][0], acts.attention_to_labels()[0, 5, 0])
+    assert close(numbers["attention"]["weights"], acts.pattern[0, 1, 1, : int(batch.last[0]) + 1])
+    assert close(numbers["attention"]["to_labels"][0], acts.attention_to_labels()[0, 2, 0])
     # Sources written out by hand: another query, the texts of the two labels exchanged, the labels exchanged.
     texts = {
         "query": "love : bar like : bar eight : foo two : foo {} :",
@@ -102,7 +102,7 @@ def test_numbers_are_those_of_the_public_functions(model, view, change):
         with il.edited(model, edits[change](heads), batch=batch):
             found = il.score(model, batch)[0]
         assert close(after, found[1] - found[0])
-    for head in ("L2H0", "L5H3"):
+    for head in ("L1H0", "L2H3"):
         with il.edited(model, edits["query"]([head]), batch=batch):
             found = il.score(model, batch)[0]
         layer, index = il.Head.parse(head)
@@ -160,12 +160,12 @@ def test_any_prompt_has_code_that_gives_its_numbers_or_a_reason(bytes_model, pro
 def test_random_sets_that_leave_the_layers_say_so(model, view):
     one = settled(view)["change"]
     assert one["in_same_layers"]
-    view.state = replace(view.state, heads=("L5H0", "L5H1", "L5H2", "L5H3"))
+    view.state = replace(view.state, heads=("L2H0", "L2H1", "L2H2"))
     change = settled(view)["change"]
     assert not change["in_same_layers"]
     assert "same or the nearest layers" in static_html("", view.state.to_dict(), view.numbers, "x")
-    view.state = replace(view.state, heads=("L5H0",))
-    assert settled(view)["change"]["n_different"] == 5  # layer 5 has five other heads
+    view.state = replace(view.state, heads=("L2H0",))
+    assert settled(view)["change"]["n_different"] == 3  # layer 2 has three other heads
 
 
 def test_whole_labels_have_their_probabilities(bytes_model):
@@ -213,7 +213,7 @@ def test_what_is_typed_wrong_is_said_and_shows_no_number(view, changes, message,
     assert message in view.error
     assert view.numbers == {}
     view._look = {"state": LiveState.of(il.Prompt.parse(TEXT)).to_dict(), "text": "t2", "pick": "p2"}
-    assert settled(view)["answer"]["n_tokens"] == 19
+    assert settled(view)["answer"]["n_tokens"] == 14
 
 
 def test_twenty_edits_typed_fast_show_the_last_alone(model, view):
@@ -332,7 +332,7 @@ def test_the_static_version_has_the_state_and_runs_nothing(bytes_model):
 def test_to_html_is_the_page_of_explain(view, tmp_path):
     view.to_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert page == il.explain(view._model, il.Prompt.parse(TEXT, answer="foo"), by="contrast", why="L4H1").to_html()
+    assert page == il.explain(view._model, il.Prompt.parse(TEXT, answer="foo"), by="contrast", why="L1H1").to_html()
 
 
 def test_a_missing_widget_library_is_said_in_one_sentence(model, monkeypatch):

@@ -15,7 +15,6 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import CATEGORIES
 from launches import (
     LAUNCHES,
     assert_shared,
@@ -28,6 +27,7 @@ from launches import (
     stamps,
     undisturbed,
 )
+from shared import CATEGORIES
 from tolerance import assert_close, tolerance
 
 import icl_lens as il

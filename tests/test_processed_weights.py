@@ -4,8 +4,8 @@ from functools import cache
 
 import against_hf
 import pytest
-from conftest import PROMPTS
 from family_tables import PROCESSED_EXACT, SOFT_CAPPED
+from shared import PROMPTS
 from tolerance import assert_close
 from transformers import PreTrainedTokenizerFast
 

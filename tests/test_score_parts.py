@@ -4,8 +4,8 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import PROMPTS
 from family_tables import SOFT_CAPPED
+from shared import PROMPTS
 from tolerance import assert_close
 
 import icl_lens as il

@@ -19,9 +19,9 @@ import reference_passes
 import sweep
 import tolerance
 import torch
-from conftest import SEVERAL
 from family_tables import EXACT
 from reference_passes import Edit, Pass, attention_of, in_turn, replacing
+from shared import SEVERAL
 from sweep import CALLS, OTHERS, PROMPTS, STRENGTHS, Case, is_refused, trimmed
 from torch import Tensor
 from transformers import AutoModelForCausalLM

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import PROMPTS
+from shared import PROMPTS
 from tolerance import assert_close
 from torch import nn
 from transformers import PreTrainedTokenizerFast

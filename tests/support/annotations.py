@@ -6,6 +6,7 @@ jaxtyping remembers the axes of every call of every function, which takes longer
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import partial, wraps
+from types import FunctionType
 from typing import Any, get_args
 
 import jaxtyping
@@ -24,15 +25,29 @@ def lighter(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
         if "<locals>" in getattr(decorated, "__qualname__", ""):
             return decorated
         function = decorated.__init__ if isinstance(decorated, type) else decorated
-        if any(map(may_name_axes, getattr(function, "__annotations__", {}).values())):
+        has_axes = any(map(may_name_axes, getattr(function, "__annotations__", {}).values()))
+        if isinstance(decorated, FunctionType):
+            return in_first_call(decorated, partial(jaxtyped, **options) if has_axes else without_axes)
+        if has_axes:
             return jaxtyped(decorated, **options)
-        if not isinstance(decorated, type):
-            return without_axes(decorated)
         if is_dataclass(decorated) and "__init__" in vars(decorated) and not hasattr(function, "__wrapped__"):
             decorated.__init__ = without_axes(function)
         return decorated
 
     return decorate
+
+
+def in_first_call(function: Callable[..., Any], decorate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is decorated in its first call: most functions are never called in most processes."""
+    decorated: list[Callable[..., Any]] = []
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not decorated:
+            decorated.append(decorate(function))
+        return decorated[0](*args, **kwargs)
+
+    return call
 
 
 def may_name_axes(hint: Any) -> bool:

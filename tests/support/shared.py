@@ -1,0 +1,183 @@
+"""Shared fixtures: tiny models of every family, loaded through the package's own loader."""
+
+import gc
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import browsers
+import families
+import faults
+import jaxtyping
+import pytest
+import torch
+from annotations import lighter
+from tolerance import Float64
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+jaxtyping.jaxtyped = lighter(jaxtyping.jaxtyped)  # before the package is imported
+
+import icl_lens as il  # noqa: E402
+
+PROMPTS = [
+    il.Prompt.parse(families.PROMPT, answer="foo"),
+    il.Prompt.parse("happy : bar sad : bar three : foo nine :", answer="foo"),
+    il.Prompt.parse("cat : foo the red : bar a blue :", answer="bar"),
+]
+"""Ragged: 14, 11 and 10 tokens; four, three and two demonstrations."""
+SEVERAL = torch.tensor([[7, -1, 12, 40], [-1, 4, -1, -1], [96, 3, -1, 0]])
+"""Tokens to compare each prompt's answer with: three, one and three, with gaps (-1)."""
+CATEGORIES = {
+    "sentiment": ["love", "like", "hate", "happy", "sad", "good", "bad"],
+    "number": ["eight", "two", "one", "nine", "three"],
+}
+"""Words that the tiny models know: those of the task sentiment-number in the file `words`."""
+
+QUICK_FAMILIES = {"gpt2", "gptj", "llama_gqa", "gemma2", "qwen3", "bloom"}
+FEW_FAMILIES = {"test_processed_weights": {"gpt2", "llama_gqa", "gemma2"}}
+ON_ALL_FAMILIES = {"test_families", "test_sweep_half", "test_sweep_numbers"}
+
+gc.disable()  # until all tests are collected
+os.environ["OMP_NUM_THREADS"] = "1"  # in the programs that tests start
+torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests as slow if none of their families is quick.
+
+    Quick are `QUICK_FAMILIES` or those of `FEW_FAMILIES`; in the files `ON_ALL_FAMILIES`, all but `families.SLOW`.
+    """
+    for item in items:
+        values = getattr(item, "callspec", None)
+        if values is None:
+            continue
+        used = {value for value in values.params.values() if isinstance(value, str)} & families.CONFIGS.keys()
+        quick = FEW_FAMILIES.get(item.path.stem, QUICK_FAMILIES)
+        quick = families.CONFIGS.keys() - families.SLOW if item.path.stem in ON_ALL_FAMILIES else quick
+        if used and not used & quick:
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Omit packages and tests from every later search for garbage: there are more than a million objects."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Return a real browser; skip the test where there is none."""
+    with browsers.chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def no_type_checks() -> Iterator[None]:
+    """Switch off the annotation checks that run under pytest, to see the error a user would see."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Make libraries compute in float64 what they otherwise compute in float32, for tests of models in float64."""
+    with Float64():
+        yield
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., tuple[Any, str, str]]:
+    """Return a function that runs `icl-lens` in this process; it returns exit code, standard output, standard error."""
+    return partial(faults.call, monkeypatch, capsys)
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the path of a word list with `CATEGORIES`."""
+    path = tmp_path_factory.mktemp("words") / "words.json"
+    path.write_text(json.dumps({"categories": CATEGORIES}))
+    return path
+
+
+@pytest.fixture
+def gguf_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder, used by this test only, that converted GGUF files are kept in."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "icl_lens" / "gguf"
+
+
+@pytest.fixture(scope="session")
+def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function from a family to the Hugging Face folder of its tiny model, saved once per session."""
+    root = tmp_path_factory.mktemp("families")
+
+    @cache
+    def folder(name: str) -> Path:
+        families.save(name, root / name)
+        return root / name
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(family_folder: Callable[[str], Path]) -> Path:
+    """The folder of the tiny GPT-2."""
+    return family_folder("gpt2")
+
+
+@pytest.fixture(scope="session")
+def load_tiny(family_folder: Callable[[str], Path]) -> Callable[..., Any]:
+    """Return a function that loads a family's tiny model as users do; the same arguments give the same object."""
+
+    @cache
+    def load(name: str, **kwargs: Any) -> Any:
+        # The model is shared with tests outside the block.
+        assert not Float64.is_active or kwargs.get("dtype") == torch.float64
+        folder = family_folder(name)
+        # Passed explicitly: transformers would rebuild some families' tokenizers from their own classes.
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        with Float64() if kwargs.get("dtype") == torch.float64 else nullcontext():
+            return il.load_model(str(folder), device="cpu", tokenizer=tokenizer, **kwargs)
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def family_run(load_tiny: Callable[..., Any], family_folder: Callable[[str], Path]) -> Callable[[str], SimpleNamespace]:
+    """Return a function from a family to its model, batch of `PROMPTS`, activations and float64 Hugging Face model."""
+
+    @cache
+    def run(name: str) -> SimpleNamespace:
+        model = load_tiny(name)
+        batch = il.tokenize(model, PROMPTS, prepend_bos=False)
+        hf = AutoModelForCausalLM.from_pretrained(family_folder(name), **families.EAGER)
+        return SimpleNamespace(model=model, batch=batch, acts=il.capture(model, batch), hf=hf.double().eval())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def gpt2(load_tiny: Callable[..., Any]) -> Any:
+    return load_tiny("gpt2")
+
+
+@pytest.fixture(scope="session")
+def gpt2_batch(gpt2: Any) -> il.PromptBatch:
+    return il.tokenize(gpt2, PROMPTS)
+
+
+@pytest.fixture(scope="session")
+def gpt2_acts(gpt2: Any, gpt2_batch: il.PromptBatch) -> il.Activations:
+    return il.capture(gpt2, gpt2_batch)
+
+
+@pytest.fixture(scope="session")
+def icl_mini() -> Any:
+    return il.load_model("icl-mini", device="cpu")
