@@ -31,7 +31,7 @@ from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.edits.edges import writer_means
 from icl_lens.edits.edit import PARTS, Part
 from icl_lens.measures.head_to_head_effects import estimate_effects
-from icl_lens.metrics import label_log_odds, weights_with_data
+from icl_lens.metrics import label_log_odds, top_places, weights_with_data
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole
 
 N_PROMPTS, N_RANDOM = 24, 5
@@ -120,9 +120,9 @@ class Hops:
             return Ranked([], [], 0.0)
         names, n = list(total), min(n, max(1, len(total) // 2))
         drawn = weights_with_data(clusters_of(self.ranking)) @ np.stack([total[name] for name in names], axis=1)
-        first = np.argsort(-drawn, axis=1, kind="stable")[:, :n]
-        selected = [float((first[1:] == index).any(1).mean()) for index in first[0]]
-        return Ranked([self.study.view.check_head(names[index]) for index in first[0]], selected, n / len(names))
+        first = np.argsort(-drawn[0], kind="stable")[:n]
+        heads = [self.study.view.check_head(names[index]) for index in first]
+        return Ranked(heads, top_places(drawn[1:], n).mean(0)[first].tolist(), n / len(names))
 
     def writers(self, reader: il.Head) -> tuple[str, ...]:
         return tuple(writer_names(self.study.view, reader.layer)[:-1])
@@ -305,8 +305,8 @@ FINDING = Finding(
     f"(separators such as colons and line breaks), to the movers' values; query heads the {N_QUERY} heads that write "
     "most to the comparing heads' queries at the last token. Half of the prompts rank heads; on the others, edges are "
     "removed exactly. To remove an edge is to replace what a writer adds to a head's query, keys or values by its mean "
-    "over tokens of the same role, with norms recomputed. In a chain, the writer is a head as it depends on some of its "
-    "own inputs: only this is removed, and what else the head writes stays. “Values” removes "
+    "over tokens of the same role, with norms recomputed. In a chain, the writer is a head as it depends on some of "
+    "its own inputs: only this is removed, and what else the head writes stays. “Values” removes "
     "embeddings and the first layer from the values of the located heads at labels.",
     caveats=(
         "Movers and collectors matter here only through the keys of the comparing heads. What they write for other "
