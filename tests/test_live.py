@@ -354,3 +354,19 @@ def test_code_names_the_decision_of_labels_that_begin_alike(bytes_model):
     assert (scene.batch.decision_index is None) == (
         ".with_own_labels()" not in python_code(scene, LiveState.of(prompt))
     )
+
+
+@pytest.mark.parametrize("answer", ["very good", "bar"])
+def test_queries_are_exchanged_at_the_same_decision_of_labels_that_begin_alike(bytes_model, answer):
+    """The other query's answer has one decision more, or one less, than the answer."""
+    labels = {"love": "very bad", "two": "very good", "sad": "bar"}
+    prompt = il.Prompt([il.Demonstration(*one) for one in labels.items()], "one", answer)
+    scene, found = Scene(bytes_model, prompt, il.Template()), {}
+    state = replace(LiveState.of(prompt, heads=["L1H0"]), change="query")
+    after = dict(compute(scene, state))["change"]["after"]
+    other = il.tokenize(bytes_model, replace(prompt, query=scene.source("query").query))[-1:]
+    assert (other.n_appended > 0).tolist() == [answer != "bar"]
+    edit = il.Patch(["L1H0"], other, activation="q", positions="last")
+    assert close(after, scene.outcomes(il.score(bytes_model, scene.batch, [[edit]])[0])[0])
+    exec(python_code(scene, state), found)
+    assert close(after, found["log_odds"][1])
