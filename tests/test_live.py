@@ -370,3 +370,18 @@ def test_queries_are_exchanged_at_the_same_decision_of_labels_that_begin_alike(b
     assert close(after, scene.outcomes(il.score(bytes_model, scene.batch, [[edit]])[0])[0])
     exec(python_code(scene, state), found)
     assert close(after, found["log_odds"][1])
+
+
+def test_another_hook_at_the_same_place_gives_its_own_numbers(bytes_model):
+    prompt = il.Prompt.parse(TEXT, answer="foo")
+    view, batch = il.live(bytes_model, prompt), il.tokenize(bytes_model, prompt)
+    settled(view)
+    try:
+        for factor in (0.0, 3.0):
+            bytes_model.add_hook("blocks.1.attn.hook_z", lambda z, hook, factor=factor: z * factor)
+            view.state = replace(view.state, heads=(f"L2H{int(factor)}",))
+            assert close(settled(view)["answer"]["log_probs"], il.score(bytes_model, batch)[0])
+            bytes_model.reset_hooks()
+    finally:
+        bytes_model.reset_hooks()
+        view.close()
