@@ -354,3 +354,34 @@ def test_code_names_the_decision_of_labels_that_begin_alike(bytes_model):
     assert (scene.batch.decision_index is None) == (
         ".with_own_labels()" not in python_code(scene, LiveState.of(prompt))
     )
+
+
+@pytest.mark.parametrize("answer", ["very good", "bar"])
+def test_queries_are_exchanged_at_the_same_decision_of_labels_that_begin_alike(bytes_model, answer):
+    """The other query's answer has one decision more, or one less, than the answer."""
+    labels = {"love": "very bad", "two": "very good", "sad": "bar"}
+    prompt = il.Prompt([il.Demonstration(*one) for one in labels.items()], "one", answer)
+    scene, found = Scene(bytes_model, prompt, il.Template()), {}
+    state = replace(LiveState.of(prompt, heads=["L1H0"]), change="query")
+    after = dict(compute(scene, state))["change"]["after"]
+    other = il.tokenize(bytes_model, replace(prompt, query=scene.source("query").query))[-1:]
+    assert (other.n_appended > 0).tolist() == [answer != "bar"]
+    edit = il.Patch(["L1H0"], other, activation="q", positions="last")
+    assert close(after, scene.outcomes(il.score(bytes_model, scene.batch, [[edit]])[0])[0])
+    exec(python_code(scene, state), found)
+    assert close(after, found["log_odds"][1])
+
+
+def test_another_hook_at_the_same_place_gives_its_own_numbers(bytes_model):
+    prompt = il.Prompt.parse(TEXT, answer="foo")
+    view, batch = il.live(bytes_model, prompt), il.tokenize(bytes_model, prompt)
+    settled(view)
+    try:
+        for factor in (0.0, 3.0):
+            bytes_model.add_hook("blocks.1.attn.hook_z", lambda z, hook, factor=factor: z * factor)
+            view.state = replace(view.state, heads=(f"L2H{int(factor)}",))
+            assert close(settled(view)["answer"]["log_probs"], il.score(bytes_model, batch)[0])
+            bytes_model.reset_hooks()
+    finally:
+        bytes_model.reset_hooks()
+        view.close()

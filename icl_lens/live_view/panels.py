@@ -131,11 +131,17 @@ class Scene:
         return log_probs[:, int(batch.answer[0])].tolist()
 
     def source(self, change: Change) -> Prompt:
-        """Return the prompt from which heads take queries, keys or values; raise InputError if there is none."""
-        prompt = self.prompt
+        """Return the prompt from which heads take queries, keys or values; raise InputError if there is none.
+
+        If labels begin alike, it keeps the answer, and thus ends at the same decision.
+        """
+        prompt, batch = self.prompt, self.batch
         if change == "query":
-            return with_query(prompt, other_queries([prompt])[0].other, partner_label(prompt))
-        return exchange_texts(prompt) if change == "keys" else exchange_labels(prompt)
+            found = with_query(prompt, other_queries([prompt])[0].other, partner_label(prompt))
+        else:
+            found = exchange_texts(prompt) if change == "keys" else exchange_labels(prompt)
+        begin_alike = batch.decision_index is not None or any(len(group) > 1 for group in batch.label_groups)
+        return replace(found, answer=prompt.answer) if begin_alike else found
 
     def edit(self, change: Change) -> Callable[[Sequence[Head]], Edit]:
         """Return what makes the edit of a set of heads; raise InputError if the prompt has nothing to exchange."""

@@ -170,11 +170,11 @@ class LiveView(anywidget.AnyWidget):
         setattr(self, trait, value)
 
     def _scene(self, prompt: Prompt) -> Scene:
-        """Return the scene of a prompt, kept from earlier unless the model was edited in between."""
+        """Return the scene of a prompt, kept from earlier unless the model is edited or was edited then."""
         key = prompt, active_edits(ModelView.of(self._model))
-        scene = self._scenes.pop(key, None) or Scene(
-            self._model, prompt, self._template, self._prepend_bos, check=not self._scenes
-        )
+        scene = self._scenes.pop(key, None)
+        if scene is None or key[1]:  # another hook at the same place has the same words
+            scene = Scene(self._model, prompt, self._template, self._prepend_bos, check=not self._scenes)
         self._scenes[key] = scene
         while len(self._scenes) > N_SCENES:
             self._scenes.popitem(last=False)
