@@ -10,7 +10,6 @@ from icl_lens.cli.console import progress
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import ByOption, ModelOptions, Positions, ReadoutOptions, RunOutput, SeedOption, TaskOptions
 from icl_lens.report.terminal import new_table
-from icl_lens.result.tables import format_share, selected_note
 from icl_lens.scores import SCORES, Score, choose_score
 
 if TYPE_CHECKING:
@@ -62,6 +61,7 @@ def locate(
     from icl_lens.locate.mean_exchanges import locate_towers
     from icl_lens.locate.table import summary
     from icl_lens.models.view import ModelView
+    from icl_lens.result.tables import selected_note
 
     if rank.by in ("effect", "towers"):
         reject_options(readout, "final_norm", "bias", reason="effects are measured on the model's output")
@@ -102,6 +102,8 @@ def locate(
 
 
 def _heads(table: "pd.DataFrame", by: Score) -> Table:
+    from icl_lens.result.tables import format_share
+
     score, others = {
         "increase": ("increase", {"effect": "log p lost"}),
         "contrast": ("contrast", {"effect": "log-odds lost"}),
