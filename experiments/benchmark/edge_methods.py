@@ -22,6 +22,7 @@ from experiments.framework.models import SMOLLM2
 from experiments.framework.study import Study
 from experiments.framework.tasks import LINES, PAPER_TASKS, Task
 from icl_lens.edits.edges import writer_means
+from icl_lens.edits.edit import Part
 from icl_lens.edits.reader import Means
 from icl_lens.locate.circuit import log_odds_without
 from icl_lens.locate.edge_space import EdgeSpace
@@ -33,10 +34,10 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.roles import EdgeRole, role_masks
 
 CELLS = (
-    ("icl-mini", PAPER_TASKS[0], 48, None),
-    (SMOLLM2, Task("animal-country, A/B", "animal-country", ("A", "B"), 4, LINES), 24, 300),
+    ("icl-mini", PAPER_TASKS[0], 48, None, 3),
+    (SMOLLM2, Task("animal-country, A/B", "animal-country", ("A", "B"), 4, LINES), 24, 300, 1),
 )
-"""Model, task, prompts per half, and number of edges whose exact effects are measured (None for all)."""
+"""Model, task, prompts per half, number of edges whose exact effects are measured (None for all), and timed runs."""
 N_KEPT, SHARE, N_FIRST, N_RANDOM, SETS_AT_ONCE = 30, 0.01, 60, 20, 400
 """Edges kept, as a number and as a share; first edges of each ranking in the sample; random rankings."""
 OURS, EXACT = "first order, z exact (ours)", "exact (ours)"
@@ -47,10 +48,28 @@ METHODS: dict[str, Callable[..., dict[il.Head, Tensor]]] = {
     "EAP-IG, 5 steps of the readers' inputs": lambda *given: attribute_edges(*given, path="readers"),
 }
 KINDS = ("head", "FFN", "embedding")
-HEADER = ["model", "method", "forwards", "backwards", "seconds", "× ours", "relative error"]
+HEADER = ["model", "method", "forwards", "backwards", "CPU seconds", "× ours", "error, % by kind"]
 HEADER += ["rank correlation, same prompts", "held-out prompts", *(f"held-out, {kind}s" for kind in KINDS)]
 HEADER += [f"first {N_KEPT} in common"]
 HEADER += [f"kept by the first {N_KEPT}, % (random)", f"kept by the first {SHARE:.0%}, % (random)"]
+
+
+EXPLANATION = f"""
+All methods rank the same edges: from heads, FFNs and embeddings to the queries, keys and values of the heads located by
+contrast, at tokens of one role. All replace what a writer wrote by its mean over tokens of the role, and rank on the
+same prompts. EAP ([Syed et al.](https://arxiv.org/abs/2310.10348)) and EAP-IG are implemented here from their formulas
+(`experiments/benchmark/edge_attribution.py`). EAP-IG in steps of the model's inputs is that of
+[Hanna et al.](https://arxiv.org/abs/2403.17806); steps of the readers' inputs follow the path of activations in
+[MIB](https://arxiv.org/abs/2504.13151).
+
+Forward and backward passes are counted by hooks in blocks, relative to one pass over all prompts. CPU seconds are those
+of one thread (medians), without the pass for the means. *Error* is Σ|estimate − exact| ÷ Σ|exact| on the same prompts,
+for edges from heads / FFNs / embeddings. *Rank correlations* (Spearman) compare estimates with exact effects, on the
+prompts that rank the edges and on held-out prompts. Where not all edges are measured, they are the first {N_FIRST} of
+each ranking and random others. *Kept* is the share of what all edges carry on held-out prompts when only the first
+edges are kept, as in `il.locate_circuit`, and in parentheses for random edges of the same parts, roles and layers.
+Brackets are 95% intervals over queries.
+"""
 
 
 def kinds_of(space: EdgeSpace) -> Int[np.ndarray, " edge"]:
@@ -88,7 +107,7 @@ def with_draws(values: Float[np.ndarray, "prompt set"], batch: il.PromptBatch) -
 
 
 def rank_correlations(
-    values: Float[np.ndarray, "draw n"], exact: Float[np.ndarray, "draw n"]
+    values: Float[np.ndarray, "_ n"], exact: Float[np.ndarray, "draw n"]
 ) -> Float[np.ndarray, " draw"]:
     """Return Spearman's correlation of the rows of two arrays, of which the first may have one row."""
     x, y = (pd.DataFrame(given).rank(axis=1).to_numpy() for given in (values, exact))
@@ -118,26 +137,24 @@ def compare(
     kinds, n = kinds_of(space), len(space)
     sizes = (min(N_KEPT, n), max(1, round(SHARE * n)))
     by_prompt, costs = dict[str, np.ndarray](), dict[str, tuple[float, float]]()
-    seconds: dict[str, list[float]] = {label: [] for label in METHODS}
-    for turn in range(repeats):
-        for label, method in METHODS.items():
-            start = time.perf_counter()
-            found = method(model, locating, readers, means)
-            seconds[label].append(time.perf_counter() - start)
-            if turn == 0:
-                by_prompt[label] = space.flatten(found).double().numpy()
-    for label, method in METHODS.items():
+    seconds: dict[str, list[float]] = {label: [] for label in (*METHODS, EXACT)}
+
+    def measured(label: str, run: Callable[[], Any]) -> Any:
+        start = time.process_time()
         with counted(view, locating) as passes:
-            method(model, locating, readers, means)
+            found = run()
+        seconds[label].append(time.process_time() - start)
         costs[label] = passes.forwards, passes.backwards
+        return found
+
+    for label, method in [*METHODS.items()] * repeats:
+        found = measured(label, lambda method=method: method(model, locating, readers, means))
+        by_prompt[label] = space.flatten(found).double().numpy()
     ranked = {label: np.argsort(-np.abs(values.mean(0)), kind="stable") for label, values in by_prompt.items()}
     sample = sampled_edges(kinds, list(ranked.values()), n_sampled)
     single = np.zeros((1 + len(sample), n))
     single[np.arange(1, len(single)), sample] = 1
-    start = time.perf_counter()
-    with counted(view, locating) as passes:
-        own = log_odds_of(view, locating, space, means, single)
-    seconds[EXACT], costs[EXACT] = [time.perf_counter() - start], (passes.forwards, passes.backwards)
+    own = measured(EXACT, lambda: log_odds_of(view, locating, space, means, single))
     same = {label: with_draws(values[:, sample], locating) for label, values in by_prompt.items()}  # draw, edge
     same[EXACT] = with_draws(own[:, :1] - own[:, 1:], locating)
     if len(sample) == n:
@@ -151,8 +168,7 @@ def compare(
     removed = np.ones((len(chosen), n))
     for row, edges in enumerate(chosen):
         removed[row, edges] = 0
-    measured = np.concatenate([single, removed])
-    draws = with_draws(log_odds_of(view, testing, space, means, measured), testing)
+    draws = with_draws(log_odds_of(view, testing, space, means, np.concatenate([single, removed])), testing)
     exact, kept = draws[:, :1] - draws[:, 1 : len(single)], draws[:, len(single) :]
     kept = 100 * ((kept - kept[:, 1:2]) / (kept[:, :1] - kept[:, 1:2]))[:, 2:]
     kept = kept.reshape(len(draws), len(ranked), 1 + N_RANDOM, len(sizes))
@@ -197,13 +213,14 @@ def compare(
 
 
 def direct_path_drops(
-    model: Any, batch: il.PromptBatch, reference: il.PromptBatch, source: il.Head, part: str, role: EdgeRole
+    model: Any, batch: il.PromptBatch, reference: il.PromptBatch, source: il.Head, part: Part, role: EdgeRole
 ) -> Float[Tensor, "layer head"]:
     """Return TransformerLens' direct path patching from one head's mean over a role, as drops in mean log-odds, nats.
 
     Every later head is a reader, at all tokens, and each costs a forward pass. Only for TransformerLens 4, and for
     keys and values of models without grouped queries.
     """
+    from transformer_lens import ActivationCache
     from transformer_lens.patching import get_act_patch_direct_path
 
     name = ModelView.of(model).hook(source.layer, "attn.hook_z")
@@ -220,8 +237,10 @@ def direct_path_drops(
     with torch.no_grad():
         (z, at), (other, other_at) = z_of(batch), z_of(reference)
         replaced = torch.where(at[..., None, None], other[other_at].mean(0), z)
-        given = (model, batch.tokens, {name: replaced}, {name: z}, metric, source.layer, source.head)
-        patched = get_act_patch_direct_path(*given, component=part, verbose=False)
+        clean, corrupted = (ActivationCache({name: one}, model) for one in (replaced, z))
+        patched = get_act_patch_direct_path(
+            model, batch.tokens, clean, corrupted, metric, source.layer, source.head, component=part, verbose=False
+        )
         own = metric(model(batch.tokens, attention_mask=batch.attention_mask, return_type="logits"))
     return own - patched
 
@@ -232,30 +251,30 @@ def direct_path(
     """Time TransformerLens' direct path patching from one head to all later queries beside ours to the last reader."""
     view, reader = ModelView.of(model), max(readers)
     source = il.Head(reader.layer - 1, 0)
-    start = time.perf_counter()
+    start = time.process_time()
     theirs = float(direct_path_drops(model, testing, locating, source, "q", "last")[reader])
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     n = (view.n_layers - reader.layer) * view.n_heads
-    start = time.perf_counter()
+    start = time.process_time()
     found = il.head_to_head_effects(model, testing, [reader], part="q", reference=locating)
-    ours, each = found.log_odds.mean(0)[0], (time.perf_counter() - start) / len(found.writers)
+    ours, each = found.log_odds.mean(0)[0], (time.process_time() - start) / len(found.writers)
     off = abs(theirs - float(ours[found.writers.index(str(source))]))
     return (
         f"{name}: TransformerLens' direct path patching takes {seconds / n:.3g} s per edge ({n} readers of {source}), "
-        f"ours {each:.3g} s ({len(found.writers)} writers to {reader}); {source} → {reader}.q differs by {off:.0e} nats."
+        f"ours {each:.3g} s ({len(found.writers)} writers to {reader}); {source} → {reader}.q differs by {off:.0e}."
     )
 
 
 def edge_methods(device: str) -> Iterator[str]:
     """Measure all cells; yield the page after each."""
     lines = ["# Benchmark of edges", "", "Made by `python -m experiments.benchmark --only edge-methods`; one run.", ""]
-    lines += [f"* {line}" for line in machine()]
-    lines += ["", f"| {' | '.join(HEADER)} |", f"|---|---|{'---:|' * (len(HEADER) - 2)}"]
+    lines += [*(f"* {line}" for line in machine()), EXPLANATION]
+    lines += [f"| {' | '.join(HEADER)} |", f"|---|---|{'---:|' * (len(HEADER) - 2)}"]
     more: list[str] = []
-    for name, task, n, n_sampled in CELLS:
+    for name, task, n, n_sampled, repeats in CELLS:
         study = Study(il.load_model(name, device=device), task, n)
         given = study.model, f"{name}, {task.name}", *study.halves(), study.located
-        rows, sentences = compare(*given, n_sampled=n_sampled)
+        rows, sentences = compare(*given, n_sampled=n_sampled, repeats=repeats)
         lines += [f"| {' | '.join(row)} |" for row in rows]
         more += [f"* {sentence}" for sentence in [*sentences, direct_path(*given)]]
         yield "\n".join([*lines, "", *more]) + "\n"
