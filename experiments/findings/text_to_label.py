@@ -24,7 +24,7 @@ from experiments.framework import markdown
 from experiments.framework.estimate import compare
 from experiments.framework.finding import Finding, Measure, Measured, Row
 from experiments.framework.plotting import condition_dots
-from experiments.framework.sentences import TITLES, each, number, real_rows
+from experiments.framework.sentences import TITLES, extent, number, real_rows
 from experiments.framework.study import Study, clusters_of, thin_out
 from icl_lens.activations.writers import writer_names
 from icl_lens.attribution.writer_groups import layer_of
@@ -244,21 +244,26 @@ def lost_without(
 
 def answer(cells: Sequence[Any]) -> str:
     """Return the answer in a few sentences."""
-    moved = each(cells, MOVERS, "{q} nats (random heads: {c})")
-    texts, between = (each(cells, name, "{q} (random heads: {c})") for name in ("texts", "between"))
-    collected = each(cells, COLLECTORS, "{q} (random heads: {c})")
+    rows = {name: [row for _, row in real_rows(cells, name)] for name in (MOVERS, "texts", "between", COLLECTORS)}
+    if not rows[MOVERS]:
+        return "Not measured on a real model."
+
+    def lost(name: str) -> str:
+        quantity, control = (extent([getattr(row, field) for row in rows[name]]) for field in ("quantity", "control"))
+        return f"{quantity} nats (random heads: {control})"
+
     return (
-        f"What {N_MOVERS} heads write at the labels to the keys of the two comparing heads carries {moved}. Of what "
-        f"their values read, texts carry {texts}, and the separators around them {between}: there, "
-        f"{N_COLLECTORS} heads have written {collected}."
+        f"{N_MOVERS} heads write at the labels what the keys of {N_COMPARING} comparing heads hold: without it, the "
+        f"answer loses {lost(MOVERS)}. Their values carry {lost('between')} of the answer from the separators around "
+        f"texts, where {N_COLLECTORS} heads have written {lost(COLLECTORS)}, and {lost('texts')} from the texts' own "
+        "tokens."
     )
 
 
 def tables(cells: Sequence[Any]) -> str:
     """Return the heads of each hop with their own effects, a table of the real models' tasks."""
     rows = []
-    for cell, row in real_rows(cells, MOVERS):
-        del row
+    for cell, _ in real_rows(cells, MOVERS):
         for hop in (MOVERS, COLLECTORS, QUERY):
             part = cell.details[(cell.details["hop"] == hop) & (cell.details["head"] != "")]
             heads = [

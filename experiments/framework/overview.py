@@ -77,7 +77,8 @@ def _findings(numbered: Numbered) -> list[str]:
     """Return the sentences of the findings; none where a cell is missing."""
     of = {finding.id: cells for finding, cells in numbered}
     towers = _tower_cells(of.get("two-towers", []))
-    return [*filter(None, (_exchanges(towers), _own_text(towers), _written(of.get("circuit", []))))]
+    written, moved = _written(of.get("circuit", [])), _moved(of.get("text-to-label", []))
+    return [*filter(None, (_exchanges(towers), _own_text(towers), written, moved))]
 
 
 def _shown(cells: Sequence[Stored], model: str) -> Stored | None:
@@ -167,6 +168,23 @@ def _exchange_table(cells: Sequence[Stored]) -> list[str]:
 
 READERS = {"query": "queries", "keys at the labels": "keys", "values at the labels": "values"}
 """What the heads read: its name in the stored rows, and in the text."""
+
+
+def _moved(cells: Sequence[Stored]) -> str:
+    """Return which heads write to the keys, and from which tokens they take it."""
+    shown = [cell for cell in cells if cell.model in SHOWN and _numbers(cell, "movers", "texts", "between")]
+    if not shown:
+        return ""
+    movers, texts, between = (_rows(shown, name) for name in ("movers", "texts", "between"))
+    first = shown[0].details
+    names = first[(first["hop"] == "movers") & (first["head"] != "")]["head"]
+    lost, control = (extent([getattr(row, field) for row in movers]) for field in ("quantity", "control"))
+    return (
+        f"At the labels, {movers[0].n_heads} heads (in {TITLES[shown[0].model]}: {', '.join(names)}) write what these "
+        f"keys hold; without it the answer loses {lost} nats (random heads: {control}). Their values carry "
+        f"{extent([row.quantity for row in between])} nats from the separators around texts, and "
+        f"{extent([row.quantity for row in texts])} from texts themselves ([text-to-label](text-to-label.md))."
+    )
 
 
 def _written(cells: Sequence[Stored]) -> str:
