@@ -91,9 +91,10 @@ def test_shares_of_saliency_by_hand(gpt2, tmp_path):
         assert (row.measure, row.quantity, row.control) == (measure.name, pytest.approx(expected, rel=1e-4), 0.5)
 
 
+@pytest.mark.slow
 def test_of_answers_at_random_nothing_is_lost(icl_mini):
     """The answers are independent of the prompts, so no flow carries them."""
-    study = Study(icl_mini, PAPER_TASKS[0], 12)
+    study = Study(icl_mini, PAPER_TASKS[0], 24)
     first, batch = study.halves()
     prompts = [
         il.Prompt(one.demonstrations, one.query, one.labels[row // 2 % 2], one.labels)
