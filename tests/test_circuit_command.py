@@ -73,17 +73,16 @@ def test_files_and_text_are_what_python_finds(inputs, found, tmp_path, monkeypat
     assert all(link.startswith("data:image/png;base64,") for link in links[1:])
 
 
-def test_heads_are_located_on_the_prompts_that_rank_edges(gpt2, tiny, words, tmp_path, monkeypatch, capsys):
+def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, monkeypatch, capsys):
     """Heads are ranked by contrast on the locating half; the folder refuses other heads and other prompts."""
     out, numbers = tmp_path / "out", tmp_path / "circuit.json"
     task = ["circuit", "-t", TASK, "-n", 8, "--no-check", "--edges", 2, "--random-sets", 2, "--device", "cpu"]
-    task += ["--model", tiny, "--path", words]
     code, said, _ = call(monkeypatch, capsys, *task, "-k", 2, "--out", out, "--json", numbers)
     assert code == 0
-    locating, _ = CircuitTask(task=TASK, path=words, n=8).split_prompts(0)
+    locating, _ = CircuitTask(task=TASK, n=8).split_prompts(0)
     from icl_lens.locate.locate import top_heads_by
 
-    heads = list(map(str, top_heads_by(gpt2, il.tokenize(gpt2, locating), 2, by="contrast")))
+    heads = list(map(str, top_heads_by(icl_mini, il.tokenize(icl_mini, locating), 2, by="contrast")))
     assert json.loads(numbers.read_text())["readers"] == heads
     assert f"{', '.join(heads)}, located by contrast on 8 other prompts (with other queries)" in said
     manifest = json.loads((out / "manifest.json").read_text())
