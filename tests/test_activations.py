@@ -102,7 +102,9 @@ def test_increases_in_other_precisions_are_those_in_float32(load_tiny, name, dty
     assert_close(top.value, live.flatten(1).topk(5).values)
 
 
-@pytest.mark.parametrize("name", ["icl-mini", "icl-mini-llama", "icl-mini-gptj"])
+@pytest.mark.parametrize(
+    "name", ["icl-mini", *(pytest.param(name, marks=pytest.mark.slow) for name in ("icl-mini-llama", "icl-mini-gptj"))]
+)
 def test_half_precision_finds_the_same_heads(name):
     """At least 18 of the 20 heads of largest mean increase are the same in bfloat16."""
     found = {}

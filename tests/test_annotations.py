@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jaxtyping
 import pytest
 import torch
-from annotations import checked
+from annotations import CHECKED, checked
 from beartype.roar import BeartypeCallHintParamViolation
 
 from icl_lens.metrics import label_log_odds
@@ -42,3 +42,14 @@ def test_inner_functions_are_left_as_they_are():
         return n
 
     assert jaxtyping.jaxtyped(inner) is inner
+
+
+CALL = jaxtyping.jaxtyped(doubled, typechecker=checked)
+
+
+@pytest.mark.parametrize("test", range(2))
+def test_the_first_calls_of_each_test_are_checked(test):
+    for _ in range(CHECKED):
+        with pytest.raises(BeartypeCallHintParamViolation):
+            CALL("a")
+    assert CALL("a") == "aa"

@@ -30,7 +30,13 @@ DIGESTS = (
 """Digests of 40 batches of each level, drawn by the recipe that the bundled models were trained with."""
 
 
-@pytest.mark.parametrize("level", range(len(DIGESTS)))
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param(level, marks=pytest.mark.slow) if 0 < level < len(DIGESTS) - 1 else level
+        for level in range(len(DIGESTS))
+    ],
+)
 def test_the_recipe_draws_the_batches_that_the_bundled_models_were_trained_on(level):
     """Shares, lengths, repeats, asides and the order of classes cannot change without changing what is drawn."""
     data = Data(WORDS, AutoTokenizer.from_pretrained(BUNDLED / "icl-mini"), seed=0, n_tokens=2000)

@@ -99,6 +99,7 @@ def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, mo
     assert (code, "holds a run with n=8, got n=7 (and 1 more differ)" in said) == (2, True), said
 
 
+@pytest.mark.slow
 def test_heads_act_where_reader_at_says(inputs, gpt2, words, tmp_path, monkeypatch, capsys):
     page, numbers = tmp_path / "page.html", tmp_path / "circuit.json"
     options = ["--reader-at", "label", "--edges", 2, "--html", page, "--json", numbers]

@@ -269,7 +269,7 @@ def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_
     assert "--by contrast" in err
 
 
-def test_a_long_check_is_announced_with_its_duration(run, monkeypatch, capsys):
+def test_a_long_check_is_announced_with_its_duration(run, tiny, words, monkeypatch, capsys):
     for seconds, said in ((2.0, ""), (30.0, "300 passes, about 2 min; --no-check omits this.")):
         seen, times = [], iter([0.0, 0.0, seconds, 2 * seconds])
         report = console.with_duration(lambda *stage, seen=seen: seen.append(stage), clock=times.__next__)
@@ -278,7 +278,7 @@ def test_a_long_check_is_announced_with_its_duration(run, monkeypatch, capsys):
             report(*stage)
         assert seen == stages
         assert said in capsys.readouterr().err
-    arguments = ("locate", "-t", "sentiment-number", "-n", 4, "-k", 2)
+    arguments = ("locate", "-t", "sentiment-number", "--path", words, "-m", tiny, "-n", 4, "-k", 2)
     assert "--no-check" not in run(*arguments)[2]
     monkeypatch.setattr(console, "LONG", 0.0)
     assert run(*arguments)[2].count("--no-check") == 1

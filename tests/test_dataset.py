@@ -55,7 +55,11 @@ def few_candidates(monkeypatch):
 
 @pytest.mark.parametrize(
     ("k", "batch_size", "contrast"),
-    [*((k, n, None) for k, n in [(1, 7), (2, 1), (2, 7), (5, 40), (12, 7)]), (2, 7, "one"), (5, 40, "several")],
+    [
+        *((k, n, None) for k, n in [(1, 7), (2, 7), (12, 7)]),
+        (5, 40, "several"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in [(2, 1, None), (5, 40, None), (2, 7, "one")]),
+    ],
 )
 def test_certified_is_exhaustive(gpt2, many, every_increase, few_candidates, k, batch_size, contrast):
     against = contrasts(many)[contrast] if contrast else None
@@ -286,7 +290,13 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("function", RESUMED)
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("two_towers", "locate_circuit") else name
+        for name in RESUMED
+    ],
+)  # as locate_towers
 def test_what_is_stored_is_not_computed_again(gpt2, words, tmp_path, monkeypatch, function):
     """The same call in a folder with one chunk less computes this chunk only, and returns the same."""
     prompts = il.load_task("sentiment-number", n=24, path=words)

@@ -66,6 +66,12 @@ def test_public_names_are_in_the_reference(name: str) -> None:
     assert re.search(directive, API), f"docs/api.md has no entry for {name}; add one to the section it belongs to"
 
 
+LONG = [
+    f"results.{name}" for name in ("Circuit", "Comparison", "Explanation", "MeanExchanges", "TaskCheck", "TwoTowers")
+]
+"""Names whose examples take about a second, and whose functions have examples of their own."""
+
+
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
     """Run the setup code at the top of the reference; return its names, which examples use."""
@@ -76,7 +82,9 @@ def names() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in NAMES]
+)
 def test_examples_run(name: str, names: dict[str, Any]) -> None:
     public = attrgetter(name)(il)
     # Examples of a class's fields and methods are found as well.

@@ -89,7 +89,9 @@ def edits_of(model, batch):
     return last, everywhere
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "bloom", pytest.param("gemma2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama_gqa", "bloom", "gemma2"))]
+)
 def test_sets_of_any_edits_score_what_their_blocks_do(load_tiny, name):
     """Each edit alone, every pair of one and the next, all of the last position at once, and edits everywhere."""
     model = load_tiny(name)

@@ -308,23 +308,23 @@ def test_another_thread_is_refused_while_a_block_is_open(gpt2, gpt2_batch):
     il.capture(gpt2, gpt2_batch)
 
 
-def test_passes_of_many_threads_wait_for_one_another(icl_mini):
+def test_passes_of_many_threads_wait_for_one_another(gpt2):
     prompt = "love : bar one : foo two :"
-    alone = il.explain(icl_mini, prompt, k=2)
+    alone = il.explain(gpt2, prompt, k=2)
     found = []
 
     def explain():
         try:
-            found.append(il.explain(icl_mini, prompt, k=2))
+            found.append(il.explain(gpt2, prompt, k=2))
         except Exception as error:
             found.append(error)
 
-    threads = [threading.Thread(target=explain) for _ in range(6)]
+    threads = [threading.Thread(target=explain) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [one.to_dict() for one in found] == [alone.to_dict()] * 6
+    assert [one.to_dict() for one in found] == [alone.to_dict()] * 3
 
 
 def test_dropout_is_off_in_our_passes_and_put_back(gpt2, gpt2_batch):
@@ -341,7 +341,7 @@ def test_dropout_is_off_in_our_passes_and_put_back(gpt2, gpt2_batch):
     assert all(module.training for module in (*noisy.modules(), *noisy.original_model.modules()))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=st.one_of(
         st.text(max_size=60),

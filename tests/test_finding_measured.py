@@ -121,7 +121,12 @@ def test_every_method_locates_heads_that_matter(icl_mini: Any, measured: Any) ->
 @pytest.mark.parametrize(
     ("name", "above", "none"),
     [
-        ("values", {"magnitude", "follows", "features"}, {"rank", "magnitude", "follows", "features"}),
+        pytest.param(
+            "values",
+            {"magnitude", "follows", "features"},
+            {"rank", "magnitude", "follows", "features"},
+            marks=pytest.mark.slow,
+        ),
         ("label-attention", {"gap"}, {"share", "gap", "mass", "shift", "dose"}),
     ],
 )

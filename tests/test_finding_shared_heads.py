@@ -152,6 +152,7 @@ def test_sharing_is_not_found_where_it_is_not_planted(apart):
     assert not other.low > 0
 
 
+@pytest.mark.slow
 def test_a_model_that_copies_the_last_output_has_no_lists(tmp_path):
     """Its heads lead the list of heads that write the last output, not that of heads that write the answer."""
     with pytest.raises(il.InputError, match="does not do the task"):

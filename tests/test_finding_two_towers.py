@@ -55,6 +55,7 @@ def test_scanned_and_exchanged_prompts_share_no_query(study: Study, monkeypatch:
     assert finding.replicate(study, template=finding.ARROWS).task.template == finding.ARROWS
 
 
+@pytest.mark.slow
 def test_heads_whose_query_matters_least_show_no_effect(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random sets may hold heads that matter, so a difference may lie below zero."""
     heads = il.locate_towers(study.model, study.halves()[0]).top(study.n_located)

@@ -45,7 +45,7 @@ def test_strengths_are_those_of_the_library(icl_mini, monkeypatch):
     study = Study(icl_mini, PAPER_TASKS[0], 12)
     found = prompts_by_frequency(study.prompts_with(3)[0], 2, 0)
     pairs = Pairs(study.tokenize(found["majority"]), study.tokenize(found["minority"]))
-    sets = [study.located, *study.random_sets(study.located, 3)]
+    sets = [study.located, *study.random_sets(study.located, 1)]
     by_library = [
         il.choose_strength(
             icl_mini, pairs.favored, pairs.unfavored, heads, fix="majority", max_accuracy_drop=1.0

@@ -48,7 +48,11 @@ def pair(load_tiny, family_folder, float64, request):
 FAMILIES = ["gpt2", "gptj", "neox", "llama_gqa", "llama_bias", "qwen3", "opt", "bloom"]
 
 
-@pytest.mark.parametrize("pair", FAMILIES, indirect=True)
+@pytest.mark.parametrize(
+    "pair",
+    [name if name in ("gpt2", "llama_gqa") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+    indirect=True,
+)
 def test_effects_heads_vector_and_gain_equal_the_recipe(pair):
     clean, corrupted, asked = (
         il.tokenize(pair.model, prompts, prepend_bos=False, template=ARROWS)

@@ -42,7 +42,13 @@ def test_every_supported_architecture_is_tested():
     assert set(map(gguf_files.arch_of, gguf_files.ARCHITECTURES)) == set(ARCHITECTURES)
 
 
-@pytest.mark.parametrize("name", gguf_files.ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("gemma3_scaled", "llama", "qwen2") else name
+        for name in gguf_files.ARCHITECTURES
+    ],
+)
 def test_a_file_gives_the_numbers_of_its_model(name, tmp_path):
     """In full precision those of the original model; quantized, those of the dequantized weights."""
     original = logits(gguf_files.write(name, tmp_path / "x.gguf"), ids_of(name))

@@ -104,7 +104,9 @@ def test_means_replace_writers_and_roles_align_prompts_of_any_length(grouped):
 PLACES = ("last", "label", "true label", "text", "query", "other", "all", [1, 3])
 
 
-@pytest.mark.parametrize("part", ["q", "k", "v"])
+@pytest.mark.parametrize(
+    "part", ["v", *(pytest.param(part, marks=pytest.mark.slow) for part in "qk")]
+)  # the sweep: all
 def test_readers_at_any_tokens_are_hooked_passes(grouped, part):
     model, batch, acts = grouped
     reader, roles, found, everywhere = il.Head(1, 2), batch.role_indices, [], batch.role_indices >= 0

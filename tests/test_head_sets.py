@@ -17,7 +17,7 @@ EVERY = [(layer, head) for layer in range(3) for head in range(4)]
 SETS = [[], [(2, 3)], [(0, 1), (0, 2), (2, 0)], [(1, 0), (2, 0)], [(1, 0)], [(1, 0), (2, 1)], EVERY]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "bloom"])
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", pytest.param("bloom", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("mode", "positions"), [("mean", "last"), ("mean", "all"), ("zero", "all")])
 def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
     """Also in the smallest pieces, and if keys and values cannot be shared; the sweep compares with Hugging Face."""

@@ -142,7 +142,7 @@ def test_log_probabilities_are_those_of_hugging_face_alone(build, load, name):
 
 OF_PROMPTS = [name for name, call in sweep.CALLS.items() if call.of_prompts and name != "Activations.from_cache"]
 """Functions that run a batch whose prompts have different rotations; caches of such a batch are refused, see below."""
-QUICK = {"head_log_prob_increase", "head_effects", "debias_edits", "head_to_head_effects", "a pass in remove_position"}
+QUICK = {"head_log_prob_increase", "head_effects", "debias_edits", "a pass in remove_position"}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ OTHERWISE = {
     "demonstrations": "its reference ends a demonstration with the label; the test below does not",
 }
 """Checks that do not apply, and why."""
-QUICK = {"captured", "attention_reweighted", "without_edges", "saliency", "patched", "label_similarity"}
+QUICK = {"captured", "attention_reweighted", "saliency", "label_similarity"}
 
 
 class Case(Both):

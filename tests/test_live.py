@@ -52,6 +52,14 @@ def view(model):
     view.close()
 
 
+@pytest.fixture(scope="module")
+def lasting(model):
+    """A view that several tests use."""
+    view = il.live(model, il.Prompt.parse(TEXT, answer="foo"), heads=HEADS)
+    yield view
+    view.close()
+
+
 def settled(view):
     assert view.wait(PATIENCE)
     assert view.error == ""
@@ -64,7 +72,9 @@ def close(values, others):
     return torch.allclose(torch.tensor(values, dtype=torch.float64), others, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "change", [one if one in ("removed", "keys") else pytest.param(one, marks=pytest.mark.slow) for one in CHANGES]
+)
 def test_numbers_are_those_of_the_public_functions(model, view, change):
     view.state = replace(view.state, change=change, by="towers")
     numbers = settled(view)
@@ -143,7 +153,13 @@ def test_the_copied_code_gives_the_same_numbers(view, change, by, capsys):
     ],
     ids=["no answer", "own answer", "alike labels", "one label", "quotes"],
 )
-@pytest.mark.parametrize("template", [il.Template(), il.Template("{text} -> {label}", "{text} ->", separator="\n")])
+@pytest.mark.parametrize(
+    "template",
+    [
+        il.Template(),
+        pytest.param(il.Template("{text} -> {label}", "{text} ->", separator="\n"), marks=pytest.mark.slow),
+    ],
+)
 def test_any_prompt_has_code_that_gives_its_numbers_or_a_reason(bytes_model, prompt, template):
     view = il.live(bytes_model, prompt, template=template, heads=["L1H0"])
     numbers, found = settled(view), {}
@@ -206,7 +222,8 @@ def test_a_state_is_a_plain_value(view):
         ({"query": 3}, "query"),
     ],
 )
-def test_what_is_typed_wrong_is_said_and_shows_no_number(view, changes, message, no_type_checks):
+def test_what_is_typed_wrong_is_said_and_shows_no_number(lasting, changes, message, no_type_checks):
+    view = lasting
     settled(view)
     view._look = {"state": view._look["state"] | changes, "text": "t1", "pick": "p1"}
     assert view.wait(PATIENCE)

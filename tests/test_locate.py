@@ -133,6 +133,7 @@ def test_interrupted_says_how_it_goes_on(inputs, run, tmp_path, monkeypatch):
     assert stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_your_own_columns_and_labels_are_used(inputs, run, tmp_path):
     rows = "\n".join(f"{word},{kind}" for kind, words in CATEGORIES.items() for word in words)
     (tmp_path / "notes.csv").write_text(f"note,kind\n{rows}\n")
@@ -177,6 +178,7 @@ def test_a_run_killed_ten_times_gives_the_same_bits(located, tmp_path):
     assert not [path for path in out.iterdir() if path.name.startswith(".") and path.name != ".lock"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_run_resumes(inputs, unbroken, run, tmp_path, monkeypatch):
     """If the disk fills up, the run prints one line; once space is free, it resumes and ends the same."""
     out, write = tmp_path / "out", Path.write_bytes

@@ -29,7 +29,8 @@ def planted(kind: str, folder: Path, role: str, seed: int = 0):
     return truth, il.locate_circuit(study.model, *study.halves(), heads, n_edges=24, n_random=6)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
     truth, circuit = planted("two-tower", tmp_path, "two-tower", seed)
     (mover,), heads = truth.heads["mover"], truth.heads["two-tower"]

@@ -21,7 +21,7 @@ def sample(model, words, n):
     return il.tokenize(model, il.load_task(TASK, n=n, layout="random", path=words))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
+@pytest.mark.parametrize("name", ["llama_gqa", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_means_and_intervals_of_each_prompts_parts(load_tiny, words, name):
     """The sweep compares the parts of a prompt with Hugging Face's."""
     model = load_tiny(name)
@@ -120,7 +120,8 @@ def test_the_planted_writer_is_first_on_both_sides(tmp_path):
         assert mover in found.sentence(head)
 
 
-@pytest.mark.parametrize("kind", ["last-label", "untrained"])
+@pytest.mark.parametrize("kind", ["last-label", pytest.param("untrained", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_models_that_compare_nothing_show_none(tmp_path, kind):
     study, found = of_planted(kind, tmp_path)
     alike = [head for head in study.located if "alike" in found.sentence(head)]

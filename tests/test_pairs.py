@@ -435,7 +435,9 @@ BY_PROMPT = {
 }
 
 
-@pytest.mark.parametrize("name", BY_PROMPT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "explanation" else name for name in BY_PROMPT]
+)
 def test_prompts_of_pairs_have_the_numbers_they_have_alone(gpt2, prompts, name):
     """Other prompts of the batch have other choices, which change nothing."""
     together = BY_PROMPT[name](gpt2, il.tokenize(gpt2, prompts, prepend_bos=False))

@@ -120,8 +120,11 @@ def test_lookup_does_without_demonstrations(planted):
     ("kind", "role"),
     [
         ("two-tower", "two-tower"),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in [("two-tower", "mover"), ("compare-copy", "mover")]),
-        *(("compare-copy", r) for r in ("comparer", "copier")),
+        ("compare-copy", "copier"),
+        *(
+            pytest.param(kind, role, marks=pytest.mark.slow)
+            for kind, role in [("two-tower", "mover"), ("compare-copy", "mover"), ("compare-copy", "comparer")]
+        ),
     ],
 )
 def test_planted_heads_are_the_cause(planted, kind, role):
@@ -181,7 +184,7 @@ def test_same_seed_same_files_and_same_noise_in_all_kinds(planted, tmp_path):
                 assert torch.equal(own[key], weights["two-tower"][key]), kind
 
 
-@pytest.mark.parametrize("way", ["hidden", "removed"])
+@pytest.mark.parametrize("way", ["hidden", pytest.param("removed", marks=pytest.mark.slow)])
 def test_demonstrations_help_as_planted(planted, way: str) -> None:
     """Of the query's class where texts are compared, the last one, by their label alone, or not at all."""
     means = {}

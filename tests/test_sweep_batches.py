@@ -68,7 +68,7 @@ def assert_same(found: Any, expected: Any, *, row: int | None = None, msg: str) 
         assert torch.equal(~x.isfinite(), infinite), msg
 
 
-QUICK = {"attention_score_parts", "head_effects", "head_to_head_effects", "locate_circuit", "mean_score_parts", "score"}
+QUICK = {"attention_score_parts", "head_effects", "locate_circuit", "mean_score_parts", "score"}
 QUICK_FAMILIES = ("llama_gqa",)
 CASES = [
     pytest.param(name, family, marks=() if name in QUICK and family in QUICK_FAMILIES else pytest.mark.slow)

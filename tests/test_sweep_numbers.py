@@ -1362,12 +1362,16 @@ IN_TURN = ("gemma2", "bloom", "gptj", "qwen3")
 READ_NORMS = {"last_query", "label_similarity", "metric", "score_parts"}
 """Checks in which norms of queries and keys matter most."""
 
+LONG = {"edges", "patched", "without_edges", "circuit", "towers"}
+"""Checks that take seconds, so that one family is quick."""
+
 
 def cases() -> Iterator[Any]:
-    """Yield every (check, family); quick are two families, one of `IN_TURN`, and increases of most."""
+    """Yield every (check, family); quick are one of two families and one of `IN_TURN`, and increases of each kind."""
     for number, check in enumerate(sorted(CHECKS)):
-        quick = {"gpt2", "llama_gqa", "qwen3" if check in READ_NORMS else IN_TURN[number % len(IN_TURN)]}
-        quick |= families.CONFIGS.keys() - families.SLOW if check == "increases" else set()
+        quick = {"llama_gqa"} if check in LONG else {("gpt2", "llama_gqa")[number // len(IN_TURN) % 2]}
+        quick |= set() if check in LONG else {"qwen3" if check in READ_NORMS else IN_TURN[number % len(IN_TURN)]}
+        quick |= {*families.in_turn(0, families.CONFIGS.keys() - families.SLOW)} if check == "increases" else set()
         for family in EXACT:
             yield pytest.param(check, family, marks=() if family in quick else pytest.mark.slow)
 

@@ -57,7 +57,7 @@ PREFERENCES = (0.0, 2.0, 6.0)
 @pytest.mark.parametrize(
     ("kind", "labels", "tells_apart"),
     [
-        ("two-tower", None, True),
+        pytest.param("two-tower", None, True, marks=pytest.mark.slow),
         pytest.param("majority", None, False, marks=pytest.mark.slow),
         pytest.param("last-label", None, False, marks=pytest.mark.slow),
         pytest.param("lookup", NAMES, True, marks=pytest.mark.slow),

@@ -196,7 +196,8 @@ def planted(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):
     truth, model = planted("two-tower", seed)
     found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=2)

@@ -12,6 +12,10 @@ from typing import Any, get_args
 import jaxtyping
 from beartype import beartype as checked
 
+CHECKED = 5
+"""Calls of a function that are checked in each test. A test calls some functions thousands of times."""
+_test = 0
+
 
 def lighter(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
     """Return jaxtyping's decorator, except that functions and dataclasses without axes are checked by beartype alone.
@@ -27,25 +31,36 @@ def lighter(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
         function = decorated.__init__ if isinstance(decorated, type) else decorated
         has_axes = any(map(may_name_axes, getattr(function, "__annotations__", {}).values()))
         if isinstance(decorated, FunctionType):
-            return in_first_call(decorated, partial(jaxtyped, **options) if has_axes else without_axes)
+            return at_first(decorated, partial(jaxtyped, **options) if has_axes else without_axes)
         if has_axes:
             return jaxtyped(decorated, **options)
         if is_dataclass(decorated) and "__init__" in vars(decorated) and not hasattr(function, "__wrapped__"):
-            decorated.__init__ = without_axes(function)
+            decorated.__init__ = at_first(function, without_axes)
         return decorated
 
     return decorate
 
 
-def in_first_call(function: Callable[..., Any], decorate: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is decorated in its first call: most functions are never called in most processes."""
-    decorated: list[Callable[..., Any]] = []
+def begin_test() -> None:
+    """Check the next calls of every function again."""
+    global _test
+    _test += 1
+
+
+def at_first(function: Callable[..., Any], decorate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is checked in its first `CHECKED` calls in each test, and decorated when it is called."""
+    decorated, test, left = None, -1, 0
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not decorated:
-            decorated.append(decorate(function))
-        return decorated[0](*args, **kwargs)
+        nonlocal decorated, test, left
+        if test != _test:
+            test, left = _test, CHECKED
+        if left == 0:
+            return function(*args, **kwargs)
+        left -= 1
+        decorated = decorated or decorate(function)
+        return decorated(*args, **kwargs)
 
     return call
 

@@ -16,7 +16,7 @@ import faults
 import jaxtyping
 import pytest
 import torch
-from annotations import lighter
+from annotations import begin_test, lighter
 from tolerance import Float64
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -42,7 +42,6 @@ QUICK_FAMILIES = {"gpt2", "gptj", "llama_gqa", "gemma2", "qwen3", "bloom"}
 FEW_FAMILIES = {"test_processed_weights": {"gpt2", "llama_gqa", "gemma2"}}
 ON_ALL_FAMILIES = {"test_families", "test_sweep_half", "test_sweep_numbers"}
 
-gc.disable()  # until all tests are collected
 os.environ["OMP_NUM_THREADS"] = "1"  # in the programs that tests start
 torch.set_num_threads(1)
 
@@ -68,6 +67,11 @@ def pytest_collection_finish() -> None:
     """Omit packages and tests from every later search for garbage: there are more than a million objects."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    begin_test()
 
 
 @pytest.fixture(scope="module")
