@@ -283,9 +283,8 @@ def tables(cells: Sequence[Any]) -> str:
 
 def draw(details: pd.DataFrame) -> Any:
     """Draw what is lost without each hop, and with random heads instead."""
-    return condition_dots(
-        details[details["head"] == ""], "hop", label="log-odds lost, nats", names=("heads of the hop", "random heads")
-    )
+    hops: Any = details[details["head"] == ""]
+    return condition_dots(hops, "hop", label="log-odds lost, nats", names=("heads of the hop", "random heads"))
 
 
 FINDING = Finding(
