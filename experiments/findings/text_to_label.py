@@ -64,6 +64,23 @@ QUERIES = (
 )
 VALUES = Measure("values", "without the label words in the located heads' values", "random heads", UNIT)
 MEASURES = (MOVED, ALL, *WRITERS, *PATHS, *QUERIES, VALUES)
+SHOWN = {
+    MOVERS: "movers → keys",
+    ALL.name: "everything → keys",
+    "heads": "all heads → keys",
+    "FFNs": "FFNs → keys",
+    "embeddings": "embeddings → keys",
+    "texts": "texts → movers",
+    "between": "separators → movers",
+    "labels": "labels → movers",
+    "aim": "movers' attention",
+    COLLECTORS: "collectors → movers",
+    "collected": "texts → collectors",
+    QUERY: "query heads → queries",
+    "query text": "query text → query heads",
+    VALUES.name: "label words → values",
+}
+"""The hops' names in the figure."""
 AIMS: Sequence[tuple[Part, EdgeRole]] = (("q", "label"), ("k", "text"), ("k", "other"), ("k", "label"))
 
 Heads = Sequence[il.Head]
@@ -252,10 +269,11 @@ def answer(cells: Sequence[Any]) -> str:
         quantity, control = (extent([getattr(row, field) for row in rows[name]]) for field in ("quantity", "control"))
         return f"{quantity} nats (random heads: {control})"
 
+    models = " and ".join(dict.fromkeys(TITLES[cell.model] for cell, _ in real_rows(cells, MOVERS)))
     return (
-        f"{N_MOVERS} heads write at the labels what the keys of {N_COMPARING} comparing heads hold: without it, the "
-        f"answer loses {lost(MOVERS)}. Their values carry {lost('between')} of the answer from the separators around "
-        f"texts, where {N_COLLECTORS} heads have written {lost(COLLECTORS)}, and {lost('texts')} from the texts' own "
+        f"In {models}, {N_MOVERS} heads write at the labels what the keys of {N_COMPARING} comparing heads hold: "
+        f"without it, the answer loses {lost(MOVERS)}. Their values carry {lost('between')} of the answer from the "
+        f"separators around texts, where {N_COLLECTORS} heads have written {lost(COLLECTORS)}, and {lost('texts')} from the texts' own "
         "tokens."
     )
 
@@ -278,12 +296,13 @@ def tables(cells: Sequence[Any]) -> str:
         "Heads of each hop, strongest first: log-odds lost without what this head alone writes there [95%], and how "
         "often it is among the first over resampled queries (in the last column, a random head)."
     )
-    return f"{text}\n\n{markdown.table(['model', 'task', 'heads', 'lost alone, selected', 'by chance'], rows)}"
+    heading = ["model", "task", "heads", "lost alone, selected", "by chance"]
+    return f"{text}\n\n{markdown.table(heading, rows, align='llll')}"
 
 
 def draw(details: pd.DataFrame) -> Any:
     """Draw what is lost without each hop, and with random heads instead."""
-    hops: Any = details[details["head"] == ""]
+    hops: Any = details[details["head"] == ""].replace({"hop": SHOWN})
     return condition_dots(hops, "hop", label="log-odds lost, nats", names=("heads of the hop", "random heads"))
 
 
