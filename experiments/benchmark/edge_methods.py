@@ -34,11 +34,11 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.roles import EdgeRole, role_masks
 
 CELLS = (
-    ("icl-mini", PAPER_TASKS[0], 48, None, 3),
-    (SMOLLM2, Task("animal-country, A/B", "animal-country", ("A", "B"), 4, LINES), 24, 300, 1),
+    ("icl-mini", PAPER_TASKS[0], (48, 48), None, 3),
+    (SMOLLM2, Task("animal-country, A/B", "animal-country", ("A", "B"), 4, LINES), (24, 60), 300, 1),
 )
-"""Model, task, prompts per half, number of edges whose exact effects are measured (None for all), and timed runs."""
-N_KEPT, SHARE, N_FIRST, N_RANDOM, SETS_AT_ONCE = 30, 0.01, 60, 20, 400
+"""Model, task, prompts that rank and held-out ones, edges whose exact effects are measured (None: all), timed runs."""
+N_KEPT, SHARE, N_FIRST, N_RANDOM, SETS_AT_ONCE = 30, 0.01, 60, 10, 400
 """Edges kept, as a number and as a share; first edges of each ranking in the sample; random rankings."""
 OURS, EXACT = "first order, z exact (ours)", "exact (ours)"
 METHODS: dict[str, Callable[..., dict[il.Head, Tensor]]] = {
@@ -271,9 +271,11 @@ def edge_methods(device: str) -> Iterator[str]:
     lines += [*(f"* {line}" for line in machine()), EXPLANATION]
     lines += [f"| {' | '.join(HEADER)} |", f"|---|---|{'---:|' * (len(HEADER) - 2)}"]
     more: list[str] = []
-    for name, task, n, n_sampled, repeats in CELLS:
-        study = Study(il.load_model(name, device=device), task, n)
-        given = study.model, f"{name}, {task.name}", *study.halves(), study.located
+    for name, task, (n, n_held_out), n_sampled, repeats in CELLS:
+        study = Study(il.load_model(name, device=device), task, n_held_out)
+        locating, testing = study.halves()
+        even = np.linspace(0, len(locating) - 1, min(n, len(locating))).round().astype(int)  # all classes and labels
+        given = study.model, f"{name}, {task.name}", locating[even.tolist()], testing, study.located
         rows, sentences = compare(*given, n_sampled=n_sampled, repeats=repeats)
         lines += [f"| {' | '.join(row)} |" for row in rows]
         more += [f"* {sentence}" for sentence in [*sentences, direct_path(*given)]]
