@@ -271,10 +271,10 @@ def answer(cells: Sequence[Any]) -> str:
 
     models = " and ".join(dict.fromkeys(TITLES[cell.model] for cell, _ in real_rows(cells, MOVERS)))
     return (
-        f"In {models}, {N_MOVERS} heads write at the labels what the keys of {N_COMPARING} comparing heads hold: without "
-        f"it, the answer loses {lost(MOVERS)}. Their values carry {lost('between')} of the answer from the separators "
-        f"around texts, where {N_COLLECTORS} heads have written {lost(COLLECTORS)}, and {lost('texts')} from the texts' "
-        "own tokens."
+        f"In {models}, {N_MOVERS} heads write at the labels what the keys of {N_COMPARING} comparing heads hold: "
+        f"without it, the answer loses {lost(MOVERS)}. Their values carry {lost('between')} of the answer from the "
+        f"separators around texts, where {N_COLLECTORS} heads have written {lost(COLLECTORS)}, and {lost('texts')} "
+        "from the texts' own tokens."
     )
 
 
