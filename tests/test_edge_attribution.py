@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import transformer_lens.patching
-from conftest import PROMPTS
+from shared import PROMPTS
 from test_head_edges import at_role, recording, writing, written
 from tolerance import assert_close
 
