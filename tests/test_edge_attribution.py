@@ -19,13 +19,8 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.roles import EDGE_ROLES
 
 READERS = [il.Head(1, 2), il.Head(2, 1)]
-EDGES = [
-    ("q", None, "F0"),
-    ("k", "label", "L0H1"),
-    ("k", "text", "embed"),
-    ("v", "label", "F0"),
-    ("v", "other", "L0H3"),
-]
+EDGES = [("q", None, "F0"), ("k", "label", "L0H1"), ("k", "text", "embed"), ("v", "label", "F0")]
+EDGES += [("v", "text", "embed"), ("v", "other", "L0H3")]
 STEP = 1e-4
 
 
@@ -96,11 +91,11 @@ def test_the_readers_path_sums_to_what_all_edges_carry(case):
     carried = -log_odds_without(view, batch, removed, means, n_sets=2).diff(dim=1)[:, 0]
     sums = [
         space.flatten(attribute_edges(model, batch, READERS, means, path="readers", steps=steps)).sum(1)
-        for steps in (4, 8, 16)
+        for steps in (8, 16, 32)
     ]
     errors = [(one - carried).abs().max() for one in sums]
     assert errors[0] > 1.8 * errors[1] > 3.2 * errors[2]  # the error of n steps falls like 1/n
-    torch.testing.assert_close(2 * sums[2] - sums[1], carried.to(sums[0]), rtol=2e-2, atol=1e-4)
+    torch.testing.assert_close(2 * sums[2] - sums[1], carried.to(sums[0]), rtol=1e-2, atol=2e-5)
 
 
 def test_costs_are_counted_and_one_step_of_a_path_is_eap(case):
