@@ -172,7 +172,8 @@ READERS = {"query": "queries", "keys at the labels": "keys", "values at the labe
 
 def _moved(cells: Sequence[Stored]) -> str:
     """Return which heads write to the keys, and from which tokens they take it."""
-    shown = [cell for cell in cells if cell.model in SHOWN and _numbers(cell, "movers", "texts", "between")]
+    measured = [cell for cell in cells if _numbers(cell, "movers", "texts", "between")]
+    shown = [cell for model in SHOWN for cell in measured if cell.model == model]
     if not shown:
         return ""
     movers, texts, between = (_rows(shown, name) for name in ("movers", "texts", "between"))
