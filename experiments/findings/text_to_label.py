@@ -261,7 +261,9 @@ def lost_without(
 
 def answer(cells: Sequence[Any]) -> str:
     """Return the answer in a few sentences."""
-    rows = {name: [row for _, row in real_rows(cells, name)] for name in (MOVERS, "texts", "between", COLLECTORS)}
+    rows = {
+        name: [row for _, row in real_rows(cells, name)] for name in (MOVERS, ALL.name, "texts", "between", COLLECTORS)
+    }
     if not rows[MOVERS]:
         return "Not measured on a real model."
 
@@ -270,11 +272,12 @@ def answer(cells: Sequence[Any]) -> str:
         return f"{quantity} nats (random heads: {control})"
 
     models = " and ".join(dict.fromkeys(TITLES[cell.model] for cell, _ in real_rows(cells, MOVERS)))
+    everything = extent([row.quantity for row in rows[ALL.name]])
     return (
-        f"In {models}, {N_MOVERS} heads write at the labels what the keys of {N_COMPARING} comparing heads hold: "
-        f"without it, the answer loses {lost(MOVERS)}. Their values carry {lost('between')} of the answer from the "
-        f"separators around texts, where {N_COLLECTORS} heads have written {lost(COLLECTORS)}, and {lost('texts')} "
-        "from the texts' own tokens."
+        f"In {models}, the answer loses {lost(MOVERS)} without what {N_MOVERS} heads write at the labels to the keys of "
+        f"{N_COMPARING} comparing heads, and {everything} without all that is written there. The values of these "
+        f"{N_MOVERS} heads carry {lost('between')} from the separators around texts, where {N_COLLECTORS} heads have "
+        f"written {lost(COLLECTORS)}, and {lost('texts')} from the texts' own tokens."
     )
 
 

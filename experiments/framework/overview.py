@@ -177,12 +177,14 @@ def _moved(cells: Sequence[Stored]) -> str:
     if not shown:
         return ""
     movers, texts, between = (_rows(shown, name) for name in ("movers", "texts", "between"))
+    everything = extent([row.quantity for row in _rows(shown, "all")])
     first = shown[0].details
     names = first[(first["hop"] == "movers") & (first["head"] != "")]["head"]
     lost, control = (extent([getattr(row, field) for row in movers]) for field in ("quantity", "control"))
     return (
-        f"At the labels, {movers[0].n_heads} heads (in {TITLES[shown[0].model]}: {', '.join(names)}) write what these "
-        f"keys hold; without it the answer loses {lost} nats (random heads: {control}). Their values carry "
+        f"Without what {movers[0].n_heads} heads (in {TITLES[shown[0].model]}: {', '.join(names)}) write at labels to "
+        f"the keys of the two heads that compare most, the answer loses {lost} nats (random heads: {control}), and "
+        f"{everything} without all that is written there. Their values carry "
         f"{extent([row.quantity for row in between])} nats from the separators around texts, and "
         f"{extent([row.quantity for row in texts])} from texts themselves ([text-to-label](text-to-label.md))."
     )
