@@ -274,8 +274,8 @@ def answer(cells: Sequence[Any]) -> str:
     models = " and ".join(dict.fromkeys(TITLES[cell.model] for cell, _ in real_rows(cells, MOVERS)))
     everything = extent([row.quantity for row in rows[ALL.name]])
     return (
-        f"In {models}, the answer loses {lost(MOVERS)} without what {N_MOVERS} heads write at the labels to the keys of "
-        f"{N_COMPARING} comparing heads, and {everything} without all that is written there. The values of these "
+        f"In {models}, the answer loses {lost(MOVERS)} without what {N_MOVERS} heads write at the labels to the keys "
+        f"of {N_COMPARING} comparing heads, and {everything} without all that is written there. The values of these "
         f"{N_MOVERS} heads carry {lost('between')} from the separators around texts, where {N_COLLECTORS} heads have "
         f"written {lost(COLLECTORS)}, and {lost('texts')} from the texts' own tokens."
     )
