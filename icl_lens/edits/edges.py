@@ -293,7 +293,7 @@ def replaced_by_sets(
     """Return for each of `n_sets` sets of edges the edit that removes it; masks end with `chains`."""
     view = ModelView.of(model)
     index: list[dict[Head, list[int]]] = [{} for _ in range(n_sets)]
-    back = [batch.last.new_empty(len(batch), 0)]
+    back = [batch.last.cpu().new_empty(len(batch), 0)]
     found = list[tuple[Head, Int[Tensor, "batch place"], Bool[Tensor, "set part role _"]]]()
     n_indices = 0
     for (head, role), mask in sorted(removed.items(), key=lambda one: one[0]):
