@@ -135,9 +135,9 @@ def test_killed_and_shared_runs_at_labels_write_the_same_bytes(inputs, tmp_path)
         *(tmp_path / name for name in ("whole", "out", "two")),
     )
     unbroken = undisturbed(main, ["icl-lens", *inputs, "--out", whole], whole)
-    expected = sorted(name for name in unbroken if name.startswith(("estimate-", "removals-")))
+    expected = sorted(name for name in unbroken if name.startswith(("estimates-", "removals-")))
     kept, processes = {}, set[int]()
-    for kind in ("estimate", "removals", None):
+    for kind in ("estimates", "removals", None):
         process = forked(main, ["icl-lens", *inputs, "--out", out], dies_after=1 if kind else None, kind=kind)
         assert ended(process) == (-signal.SIGKILL if kind else 0)
         processes.add(process)

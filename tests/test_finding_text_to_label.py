@@ -97,7 +97,7 @@ def test_the_planted_mover_is_found_and_takes_texts_from_their_own_tokens(tmp_pa
     assert {row.measure for row in found.rows} == {one.name for one in FINDING.measures}
     for name in (MOVERS, "heads", "texts", QUERY, "query text", "values"):
         assert rows[name].low > 1.0, name  # nats
-    for name in ("between", "labels", COLLECTORS, "collected", "embeddings"):
+    for name in ("between", "labels", COLLECTORS, "collected"):
         assert abs(rows[name].quantity) < 0.1, name
     heads = found.details[(found.details["hop"] == MOVERS) & (found.details["head"] != "")].iloc[0]
     assert (heads["head"], heads["selected"]) == ("L1H4", 1.0)
