@@ -131,7 +131,7 @@ def test_two_processes_write_the_same_bytes(inputs, unbroken, tmp_path):
 def test_killed_and_shared_runs_at_labels_write_the_same_bytes(inputs, tmp_path):
     """One run dies while it ranks edges, and again while it removes them; another has two processes."""
     inputs, whole, out, shared = (
-        [*inputs, "--reader-at", "label"],
+        [*inputs, "-n", CHUNKS, "--reader-at", "label"],
         *(tmp_path / name for name in ("whole", "out", "two")),
     )
     unbroken = undisturbed(main, ["icl-lens", *inputs, "--out", whole], whole)
