@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.benchmark.edge_attribution import attribute_edges, counted
 from experiments.benchmark.report import machine
+from experiments.framework.estimate import rank_correlation
 from experiments.framework.models import SMOLLM2
 from experiments.framework.study import Study
 from experiments.framework.tasks import LINES, PAPER_TASKS, Task
@@ -110,15 +110,6 @@ def with_draws(values: Float[np.ndarray, "prompt set"], batch: il.PromptBatch) -
     return np.concatenate([values.mean(0, keepdims=True), resampled_means(values, batch.queries)])
 
 
-def rank_correlations(
-    values: Float[np.ndarray, "_ n"], exact: Float[np.ndarray, "draw n"]
-) -> Float[np.ndarray, " draw"]:
-    """Return Spearman's correlation of the rows of two arrays, of which the first may have one row."""
-    x, y = (pd.DataFrame(given).rank(axis=1).to_numpy() for given in (values, exact))
-    x, y = (ranks - ranks.mean(1, keepdims=True) for ranks in (x, y))
-    return (x * y).sum(1) / np.sqrt((x**2).sum(1) * (y**2).sum(1))
-
-
 def interval(draws: Float[np.ndarray, " draw"], spec: str = "z.2f") -> str:
     """Return the first value with the 95% interval of the others."""
     low, high = percentile_ends(draws[1:])
@@ -178,7 +169,7 @@ def compare(
     kept = kept.reshape(len(draws), len(ranked), 1 + N_RANDOM, len(sizes))
     of_method = dict(zip(ranked, kept.swapaxes(0, 1), strict=True))  # draw, ranking (0: the method's own), size
     correlations = {
-        label: (rank_correlations(values, same[EXACT]), rank_correlations(values[:1], exact))
+        label: (rank_correlation(values, same[EXACT]), rank_correlation(values[:1], exact))
         for label, values in same.items()
     }
     rows = []
@@ -186,7 +177,7 @@ def compare(
         by_kind, errors = [], []
         for kind in range(len(KINDS)):
             some = kinds[sample] == kind
-            by_kind.append(interval(rank_correlations(values[:1, some], exact[:, some])))
+            by_kind.append(interval(rank_correlation(values[:1, some], exact[:, some])))
             true = same[EXACT][0, some]
             errors.append(f"{100 * np.abs(values[0, some] - true).sum() / np.abs(true).sum():.0f}")
         first, largest = (set(np.argsort(-np.abs(effects))[:N_KEPT]) for effects in (values[0], exact[0]))

@@ -299,13 +299,18 @@ class TwoTowers(Result):
             f"Random heads: {n_sets} of as many other heads from the same layers, mean (range). "
             f"95% intervals resample the {len(set(self.queries))} queries of {plural_prompts(len(self.queries))}.",
         ]
-        if self.scan is not None:
-            found.append(
-                f"The heads have the largest effects of exchanging the query alone, in a scan of all "
-                f"{len(self.scan)} heads on {plural_prompts(self.n_scanned)} other than these. "
-                f"{selected_note(len(self.heads), len(self.scan)).capitalize()}."
-            )
-        return found
+        return [*found, *([self.scan_note] if self.scan_note else [])]
+
+    @property
+    def scan_note(self) -> str:
+        """How the scan chose the heads; empty if they were given."""
+        if self.scan is None:
+            return ""
+        return (
+            f"The heads have the largest effects of exchanging the query alone, in a scan of all {len(self.scan)} "
+            f"heads on {plural_prompts(self.n_scanned)} other than these. "
+            f"{selected_note(len(self.heads), len(self.scan)).capitalize()}."
+        )
 
     def __repr__(self) -> str:
         names = [column.replace("\n", " ") for column in COLUMNS]

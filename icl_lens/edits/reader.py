@@ -123,26 +123,26 @@ class Reader:
             distinct, index_of_variant = None, slice(None)
             if removed is not None:  # for most roles, many variants lack the same writers
                 distinct, index_of_variant = removed[role].to(rows.device).unique(dim=0, return_inverse=True)
-                if not bool(distinct.any()):  # nothing is removed from these tokens
-                    at = (roles == role).nonzero()[:, 0]
-                    x = self.writers.resid_pre[rows[at], self.head.layer, None].to(found)
-                    found[at] = projection.project(x)[:, index_of_variant]
-                    continue
             n_distinct = n_variants if distinct is None else len(distinct)
             bytes_per_row = 4 * self.view.d_model * (self.n_writers + 2 * n_distinct)
             for piece in (roles == role).nonzero()[:, 0].split(max(1, PIECE_BYTES // bytes_per_row)):
-                u = self.writers.vectors(rows[piece], self.head.layer)[:, :-1]
-                if self.means is not None:
-                    u = u - self.means[role, : self.n_components].to(u)
-                if self.more.shape[1]:
-                    u = torch.cat([u, self.more[rows[piece]].to(u)], dim=1)
-                if distinct is not None:
-                    u = distinct.to(u) @ u
-                x = self.writers.resid_pre[rows[piece], self.head.layer, None].to(u)
-                found[piece] = projection.project(x - u)[:, index_of_variant]
+                x = self.writers.resid_pre[rows[piece], self.head.layer, None].to(found)
+                if distinct is None:
+                    x = x - self._removable(rows[piece], role)
+                elif bool(distinct.any()):
+                    u = self._removable(rows[piece], role)
+                    x = x - distinct.to(u) @ u
+                found[piece] = projection.project(x)[:, index_of_variant]
         found = found.unflatten(0, projection.rows.shape)
         rotated = projection.rotate(found, positions)
         return rotated * projection.scoring.scale if part == "q" else rotated
+
+    def _removable(self, rows: Int[Tensor, " row"], role: int) -> Float[Tensor, "row writer d_model"]:
+        """Return what each writer wrote, minus its mean over tokens of a role if it is replaced by this."""
+        u = self.writers.vectors(rows, self.head.layer)[:, :-1]
+        if self.means is not None:
+            u = u - self.means[role, : self.n_components].to(u)
+        return torch.cat([u, self.more[rows].to(u)], dim=1) if self.more.shape[1] else u
 
     def z_without_each(
         self, part: Part, groups: Bool[Tensor, "batch group pos"]
