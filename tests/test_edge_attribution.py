@@ -145,8 +145,9 @@ def test_direct_path_patching_of_transformer_lens_is_ours_at_all_tokens(case, pa
 def test_the_table_has_a_row_for_each_method(gpt2, monkeypatch):
     monkeypatch.setattr(edge_methods, "N_RANDOM", 2)
     batch = il.tokenize(gpt2, [*PROMPTS, *PROMPTS], prepend_bos=False)
+    n_columns = 1 + len([*edge_methods.ESTIMATES, *edge_methods.HELD_OUT])
     for n_sampled in (None, 90):
-        rows, sentences = edge_methods.compare(gpt2, "tiny", batch, batch, READERS, n_sampled=n_sampled, repeats=1)
-        assert [len(row) for row in rows] == [len(edge_methods.HEADER)] * (len(edge_methods.METHODS) + 1)
+        rows, sentences = edge_methods.compare(gpt2, batch, batch, READERS, n_sampled=n_sampled, repeats=1)
+        assert [len(row) for row in rows] == [n_columns] * (len(edge_methods.METHODS) + 1)
         assert (rows[-1][-1] == "–") == (n_sampled is not None)
-        assert len(sentences) == len(edge_methods.METHODS) - 1
+        assert len(sentences) == len(edge_methods.METHODS)

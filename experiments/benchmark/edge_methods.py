@@ -17,6 +17,7 @@ from torch import Tensor
 import icl_lens as il
 from experiments.benchmark.edge_attribution import attribute_edges, counted
 from experiments.benchmark.report import machine
+from experiments.framework import markdown
 from experiments.framework.estimate import rank_correlation
 from experiments.framework.models import SMOLLM2
 from experiments.framework.study import Study
@@ -49,11 +50,10 @@ METHODS: dict[str, Callable[..., dict[il.Head, Tensor]]] = {
     "EAP-IG, 5 steps of the readers' inputs": lambda *given: attribute_edges(*given, path="readers"),
 }
 KINDS = ("head", "FFN", "embedding")
-HEADER = ["model", "method", "forwards", "backwards", "CPU seconds", "× ours", "error, % by kind"]
-HEADER += ["rank correlation, same prompts", "held-out prompts", *(f"held-out, {kind}s" for kind in KINDS)]
-HEADER += [f"first {N_KEPT} in common"]
-HEADER += [f"kept by the first {N_KEPT}, % (random)", f"kept by the first {SHARE:.0%}, % (random)"]
-
+ESTIMATES = ["forwards", "backwards", "CPU seconds", "× ours", "error, % by kind", "rank correlation, same prompts"]
+HELD_OUT = ["rank correlation", *(f"{kind}s" for kind in KINDS), f"first {N_KEPT} in common"]
+HELD_OUT += [f"kept by the first {N_KEPT}, % (random)", f"kept by the first {SHARE:.0%}, % (random)"]
+"""Columns of the table of estimates on the prompts that rank the edges, and of that on held-out prompts."""
 
 EXPLANATION = f"""
 All methods rank the same edges: from heads, FFNs and embeddings to the queries, keys and values of the heads located by
@@ -118,7 +118,6 @@ def interval(draws: Float[np.ndarray, " draw"], spec: str = "z.2f") -> str:
 
 def compare(
     model: Any,
-    name: str,
     locating: il.PromptBatch,
     testing: il.PromptBatch,
     readers: Sequence[il.Head],
@@ -126,7 +125,7 @@ def compare(
     n_sampled: int | None,
     repeats: int = 3,
 ) -> tuple[list[list[str]], list[str]]:
-    """Return the rows of the table for one model, and sentences on how our estimates differ from the others."""
+    """Return the rows of both tables as one, and sentences on how our estimates differ from the others."""
     view = ModelView.of(model)
     means, space = writer_means(model, locating), EdgeSpace.of(view, readers)
     kinds, n = kinds_of(space), len(space)
@@ -169,7 +168,7 @@ def compare(
     kept = kept.reshape(len(draws), len(ranked), 1 + N_RANDOM, len(sizes))
     of_method = dict(zip(ranked, kept.swapaxes(0, 1), strict=True))  # draw, ranking (0: the method's own), size
     correlations = {
-        label: (rank_correlation(values, same[EXACT]), rank_correlation(values[:1], exact))
+        label: (rank_correlation(values, same[EXACT]), rank_correlation(values[:1].repeat(len(exact), 0), exact))
         for label, values in same.items()
     }
     rows = []
@@ -177,12 +176,12 @@ def compare(
         by_kind, errors = [], []
         for kind in range(len(KINDS)):
             some = kinds[sample] == kind
-            by_kind.append(interval(rank_correlation(values[:1, some], exact[:, some])))
+            by_kind.append(interval(rank_correlation(values[:1, some].repeat(len(exact), 0), exact[:, some])))
             true = same[EXACT][0, some]
             errors.append(f"{100 * np.abs(values[0, some] - true).sum() / np.abs(true).sum():.0f}")
         first, largest = (set(np.argsort(-np.abs(effects))[:N_KEPT]) for effects in (values[0], exact[0]))
         median, (forwards, backwards) = statistics.median(seconds[label]), costs[label]
-        cells = [name, f"{label}, {len(sample):,} of {n:,} edges" if label == EXACT else label, f"{forwards:.1f}"]
+        cells = [f"{label}, {len(sample):,} of {n:,} edges" if label == EXACT else label, f"{forwards:.1f}"]
         cells += [f"{backwards:.1f}", f"{median:.3g}", f"{median / statistics.median(seconds[OURS]):.2f}"]
         cells += [" / ".join(errors), *map(interval, correlations[label]), *by_kind, f"{len(first & largest)}"]
         for i in range(len(sizes)):
@@ -190,8 +189,7 @@ def compare(
             random = "" if shown is None else f" ({shown[0, 1:, i].mean():z.0f})".replace("-", "−")
             cells.append("–" if shown is None else interval(shown[:, 0, i], "z.0f") + random)
         rows.append(cells)
-    where = f"{name}, {len(readers)} readers, {n:,} edges, {len(locating)} + {len(testing)} prompts"
-    sentences = []
+    sentences = [f"{len(readers)} readers, {n:,} edges, {len(locating)} + {len(testing)} prompts."]
     for label in METHODS:
         if label != OURS:
             parts = [
@@ -203,7 +201,7 @@ def compare(
             for i, size in enumerate(sizes):
                 difference = of_method[OURS][:, 0, i] - of_method[label][:, 0, i]
                 parts.append(f"kept by the first {size} edges {interval(difference, '+.1f')} points")
-            sentences.append(f"{where}: ours − {label}: {', '.join(parts)}.")
+            sentences.append(f"Ours − {label}: {', '.join(parts)}.")
     return rows, sentences
 
 
@@ -240,9 +238,7 @@ def direct_path_drops(
     return own - patched
 
 
-def direct_path(
-    model: Any, name: str, locating: il.PromptBatch, testing: il.PromptBatch, readers: Sequence[il.Head]
-) -> str:
+def direct_path(model: Any, locating: il.PromptBatch, testing: il.PromptBatch, readers: Sequence[il.Head]) -> str:
     """Time TransformerLens' direct path patching from one head to all later queries beside ours to the last reader."""
     view, reader = ModelView.of(model), max(readers)
     source = il.Head(reader.layer - 1, 0)
@@ -255,7 +251,7 @@ def direct_path(
     ours, each = found.log_odds.mean(0)[0], (time.process_time() - start) / len(found.writers)
     off = abs(theirs - float(ours[found.writers.index(str(source))]))
     return (
-        f"{name}: TransformerLens' direct path patching takes {seconds / n:.3g} s per edge ({n} readers of {source}), "
+        f"TransformerLens' direct path patching takes {seconds / n:.3g} s per edge ({n} readers of {source}), "
         f"ours {each:.3g} s ({len(found.writers)} writers to {reader}); {source} → {reader}.q differs by {off:.0e}."
     )
 
@@ -264,12 +260,13 @@ def edge_methods(device: str) -> Iterator[str]:
     """Measure all cells; yield the page after each."""
     lines = ["# Benchmark of edges", "", "Made by `python -m experiments.benchmark --only edge-methods`; one run.", ""]
     lines += [*(f"* {line}" for line in machine()), EXPLANATION]
-    lines += [f"| {' | '.join(HEADER)} |", f"|---|---|{'---:|' * (len(HEADER) - 2)}"]
-    more: list[str] = []
     for name, task, n, n_sampled, repeats in CELLS:
         study = Study(il.load_model(name, device=device), task, n)
-        given = study.model, f"{name}, {task.name}", *study.halves(), study.located
+        given = study.model, *study.halves(), study.located
         rows, sentences = compare(*given, n_sampled=n_sampled, repeats=repeats)
-        lines += [f"| {' | '.join(row)} |" for row in rows]
-        more += [f"* {sentence}" for sentence in [*sentences, direct_path(*given)]]
-        yield "\n".join([*lines, "", *more]) + "\n"
+        split = 1 + len(ESTIMATES)
+        of_estimates = markdown.table(["", *ESTIMATES], [row[:split] for row in rows])
+        held_out = markdown.table(["", *HELD_OUT], [[row[0], *row[split:]] for row in rows])
+        lines += [f"## {name}, {task.name}", "", of_estimates, "", "On held-out prompts:", "", held_out, ""]
+        lines += [*(f"* {sentence}" for sentence in [*sentences, direct_path(*given)]), ""]
+        yield "\n".join(lines)

@@ -282,25 +282,30 @@ def answer(cells: Sequence[Any]) -> str:
 
 
 def tables(cells: Sequence[Any]) -> str:
-    """Return the heads of each hop with their own effects, a table of the real models' tasks."""
-    rows = []
-    for cell, _ in real_rows(cells, MOVERS):
+    """Return the heads of each hop with their own effects: a line for each task of the real models."""
+    rows, chance = [], list[float]()
+    for cell, everything in real_rows(cells, ALL.name):
+        lists = []
         for hop in (MOVERS, COLLECTORS, QUERY):
             part = cell.details[(cell.details["hop"] == hop) & (cell.details["head"] != "")]
-            heads = [
-                f"{one.head} {number(one.quantity)} [{number(one.low)}, {number(one.high)}] {100 * one.selected:.0f}%"
-                for one in part.itertuples(index=False)
-            ]
-            chance = f"{100 * part['selected_by_chance'].iloc[0]:.0f}%" if len(part) else ""
-            rows.append([TITLES[cell.model], cell.task, hop, "; ".join(heads), chance])
+            lists.append(
+                "<br>".join(
+                    f"{one.head}: {number(one.quantity)} [{number(one.low)}, {number(one.high)}], {one.selected:.0%}"
+                    for one in part.itertuples(index=False)
+                )
+            )
+            chance += part["selected_by_chance"].tolist()
+        task = f"{TITLES[cell.model]}, {cell.task}"
+        rows.append([task, everything.note.replace(" ", "<br>"), *lists])
     if not rows:
         return ""
-    text = (
-        "Heads of each hop, strongest first: log-odds lost without what this head alone writes there [95%], and how "
-        "often it is among the first over resampled queries (in the last column, a random head)."
+    heading = ["", "comparing heads", *(f"{hop}: lost alone, selected" for hop in (MOVERS, COLLECTORS, QUERY))]
+    return (
+        "Movers write at labels to the keys of the comparing heads, collectors at separators to the movers' values, "
+        "query heads at the last token to the comparing heads' queries. For each head: log-odds lost without what it "
+        "alone writes there, nats [95%], and how often it is among the first of its kind over resampled queries "
+        f"(a random head: {extent(chance, scale=100.0, digits=0)}%).\n\n{markdown.table(heading, rows, align='lllll')}"
     )
-    heading = ["model", "task", "heads", "lost alone, selected", "by chance"]
-    return f"{text}\n\n{markdown.table(heading, rows, align='llll')}"
 
 
 def draw(details: pd.DataFrame) -> Any:
