@@ -78,7 +78,20 @@ def test_certified_is_exhaustive(gpt2, many, every_increase, few_candidates, k, 
     left = every.mean(0).flatten().sort(descending=True).values[top.n_exact :]
     assert (left <= top.unevaluated_bound + SLACK).all()
     assert 0 < top.share_evaluated <= 1
-    assert top.n_evaluations <= 12 * len(many)
+
+
+def test_several_rows_of_a_prompt_count_as_one_prompt(gpt2, many):
+    """Rows at two positions of each prompt: means are over rows, and the number of prompts stays what it is."""
+    early = many[:6].at([-3, -2])
+    assert (len(early), early.n_prompts) == (12, 6)
+    acts = il.capture(gpt2, early)
+    every = il.head_log_prob_increase(acts)
+    for top in (
+        il.locate_heads(gpt2, early, k=12, by="increase", run=il.Run(batch_size=5)),
+        il.top_heads(acts, k=12, by="increase"),
+    ):
+        assert (top.n_prompts, top.share_evaluated) == (6, 1.0)
+        assert_close(top.value.float(), every.mean(0).flatten().sort(descending=True).values)
 
 
 @pytest.mark.parametrize("contrast", [False, True])

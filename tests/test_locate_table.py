@@ -106,7 +106,7 @@ TOP = il.results.TopHeads(
     n_parts=12,
     unevaluated_bound=0.125,
     certified=True,
-    n_evaluations=6000,
+    share_evaluated=0.25,
     n_prompts=2000,
 )
 

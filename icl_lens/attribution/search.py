@@ -119,8 +119,8 @@ class TopHeads(Result):
     """The k heads with the largest mean contrast, or increase, over the prompts, largest first, in nats.
 
     `n_exact` of `n_parts` heads are evaluated exactly on every prompt; every other head's mean bound is at most
-    `unevaluated_bound`. `certified` is as in `TopSubheads`. `n_evaluations` counts the (head, prompt) pairs that are
-    evaluated exactly, including those of heads that are evaluated on only some prompts.
+    `unevaluated_bound`. `certified` is as in `TopSubheads`. `share_evaluated` is the share, 0 to 1, of (head, row)
+    pairs that are evaluated exactly, with those of heads that are evaluated on only some rows.
 
     Example:
         >>> best = il.top_heads(acts, k=3, by="increase")
@@ -135,7 +135,7 @@ class TopHeads(Result):
     n_parts: int
     unevaluated_bound: float
     certified: bool
-    n_evaluations: int
+    share_evaluated: float
     n_prompts: int
     by: DirectScore = "contrast"
     """What the values are."""
@@ -150,11 +150,6 @@ class TopHeads(Result):
     Heads are ranked among the `n_exact` that are evaluated on every prompt. The others' means are below the k-th, but
     not by resampled queries, so `selected` may be slightly too large if `n_exact` is less than `n_parts`.
     """
-
-    @property
-    def share_evaluated(self) -> float:
-        """Share of all (head, prompt) pairs that are evaluated exactly, 0 to 1."""
-        return self.n_evaluations / (self.n_parts * self.n_prompts)
 
     @property
     def heads(self) -> list[Head]:
@@ -373,7 +368,7 @@ def top_heads(
         increases = every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, targets, others)
         exact = increases.flatten(1).cpu().numpy()
         means.add(exact if linear else None, np.arange(n_parts), exact)
-        return replace(means.top(k, acts.view.n_heads), edits=acts.edits)
+        return replace(means.top(k, acts.view.n_heads, acts.batch.n_prompts), edits=acts.edits)
     base, g = layer_gradients(acts, targets, readout, against=others)
     bounds = head_bounds(acts, g).flatten(1).cpu().numpy()
     means.add(bounds, heads=np.arange(0), increase=bounds[:, :0])
@@ -381,7 +376,7 @@ def top_heads(
     while len(heads := means.undecided_heads(k, slack)[:step]):
         means.add_exact(heads, exact_head_increases(acts, targets, readout, heads, base, against=others))
         step = max(2, int((means.n_exact > 0).sum()) // 4)  # a quarter more heads in each round
-    return replace(means.top(k, acts.view.n_heads), edits=acts.edits)
+    return replace(means.top(k, acts.view.n_heads, acts.batch.n_prompts), edits=acts.edits)
 
 
 class HeadMeans:
@@ -392,10 +387,10 @@ class HeadMeans:
 
     def __init__(self, n_parts: int, by: DirectScore):
         self.by: DirectScore = by
-        self.n_prompts = 0
+        self.n_rows = 0
         self.increase_sums = np.zeros(n_parts)
         self.n_exact = np.zeros(n_parts, dtype=np.int64)
-        """Number of prompts on which each head is evaluated exactly."""
+        """Number of rows on which each head is evaluated exactly."""
         self.bound_sums = np.zeros(n_parts)
         """Sums of each head's exact increase where `add` received it, else of its bound."""
         self.bounded = True
@@ -407,7 +402,7 @@ class HeadMeans:
         increase: Float[np.ndarray, "batch head"],
     ) -> None:
         """Add a batch: bounds of all heads (None if no bound exists), and exact increases of some heads."""
-        self.n_prompts += len(increase)
+        self.n_rows += len(increase)
         if bound is None:
             self.bounded = False
         else:
@@ -423,16 +418,19 @@ class HeadMeans:
 
     def undecided_heads(self, k: int, slack: float) -> Int[np.ndarray, " head"]:
         """Return the heads that lack an exact mean and may still be in the top k, largest bound first."""
-        complete = self.n_exact == self.n_prompts
-        kth = np.sort(self.increase_sums[complete] / self.n_prompts)[-k] if complete.sum() >= k else -np.inf
-        is_excluded = self.bound_sums / self.n_prompts + slack <= kth  # False for NaN, which must be evaluated
+        complete = self.n_exact == self.n_rows
+        kth = np.sort(self.increase_sums[complete] / self.n_rows)[-k] if complete.sum() >= k else -np.inf
+        is_excluded = self.bound_sums / self.n_rows + slack <= kth  # False for NaN, which must be evaluated
         order = np.argsort(-self.bound_sums, kind="stable")
         return order[~(complete | is_excluded)[order]]
 
-    def top(self, k: int, n_heads: int) -> TopHeads:
-        """Return the heads with the k largest exact means. Raise InputError if a mean is NaN or infinite."""
-        complete = np.flatnonzero(self.n_exact == self.n_prompts)
-        mean = self.increase_sums[complete] / self.n_prompts
+    def top(self, k: int, n_heads: int, n_prompts: int) -> TopHeads:
+        """Return the heads with the k largest exact means over all rows, of `n_prompts` prompts.
+
+        Raise InputError if a mean is NaN or infinite.
+        """
+        complete = np.flatnonzero(self.n_exact == self.n_rows)
+        mean = self.increase_sums[complete] / self.n_rows
         if not np.isfinite(mean).all():
             head = Head.from_index(int(complete[~np.isfinite(mean)][0]), n_heads)
             raise InputError(
@@ -440,7 +438,7 @@ class HeadMeans:
                 "edits"
             )
         order = np.argsort(-mean, kind="stable")[:k]
-        unevaluated = self.bound_sums[self.n_exact < self.n_prompts] / self.n_prompts
+        unevaluated = self.bound_sums[self.n_exact < self.n_rows] / self.n_rows
         return TopHeads(
             value=torch.from_numpy(mean[order]),
             layer=torch.from_numpy(complete[order] // n_heads),
@@ -449,8 +447,8 @@ class HeadMeans:
             n_parts=len(self.increase_sums),
             unevaluated_bound=float(unevaluated.max()) if len(unevaluated) else -float("inf"),
             certified=self.bounded,
-            n_evaluations=int(self.n_exact.sum()),
-            n_prompts=self.n_prompts,
+            share_evaluated=int(self.n_exact.sum()) / (self.n_rows * len(self.n_exact)),
+            n_prompts=n_prompts,
             by=self.by,
         )
 

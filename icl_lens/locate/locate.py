@@ -295,13 +295,13 @@ class _Search:
             add_to_draws(number, heads, increase)
 
         def top() -> TopHeads:
-            found = means.top(k, self.view.n_heads)
+            found = means.top(k, self.view.n_heads, self.batch.n_prompts)
             if counts.shape[1] < 2:
                 return found
             located = (found.layer * self.view.n_heads + found.head).numpy()
             weight = counts[:, query_of].sum(1).astype(float)
             # Sums of other heads lack prompts.
-            complete = np.flatnonzero(means.n_exact == means.n_prompts)
+            complete = np.flatnonzero(means.n_exact == means.n_rows)
             shares = *resampled.ends(weight, located), resampled.selected(k, weight, complete)[located]
             return replace(found, **dict(zip(("low", "high", "selected"), map(torch.from_numpy, shares), strict=True)))
 

@@ -154,7 +154,7 @@ def locate_towers(
     def mean_exchanges() -> MeanExchanges:
         found, n_queries = means.means(), means.n_queries("query")
         scores = found["query"], found["keys"], found["values"]
-        result = MeanExchanges(*scores, len(batch), n_queries, means.k, fallback_reason, edits=active_edits(view))
+        result = MeanExchanges(*scores, batch.n_prompts, n_queries, means.k, fallback_reason, edits=active_edits(view))
         stream.write_result({"heads": result.to_frame()}, _counts(result))
         return result
 

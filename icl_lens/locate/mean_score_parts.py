@@ -234,7 +234,7 @@ def mean_score_parts(
                 by_group = np.stack([parts[:, group == number].sum(1) for number in range(len(GROUPS))], axis=1)
                 groups.append(_mean_rows(head, side, GROUPS, by_group, queries))
         tables = (pd.concat(frames, ignore_index=True) for frames in (writers, groups))
-        sizes = len(batch), len(set(queries))
+        sizes = batch.n_prompts, len(set(queries))
         result = MeanScoreParts(chosen, *sizes, is_exact, *tables, edits=active_edits(view))
         stream.write_result({"writers": result.writers, "groups": result.groups}, result.to_dict())
         return result
