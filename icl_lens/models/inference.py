@@ -10,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import gelu
 
+from icl_lens.models.module_hooks import all_modules
+
 # Dtypes in which one fused kernel and transformers' expanded formula of tanh GELU differ negligibly.
 EXACT = (torch.float32, torch.float64)
 
@@ -28,7 +30,7 @@ def inference_kwargs(model: Any) -> Iterator[dict[str, Any]]:
         attn._pattern = None
 
     handles = [block.attn.register_forward_hook(forget) for block in model.blocks if hasattr(block.attn, "_pattern")]
-    gelu_modules = [module for module in original.modules() if type(module) is NewGELUActivation]
+    gelu_modules = [module for module in all_modules(original) if type(module) is NewGELUActivation]
     try:
         with replace_forwards([(module, partial(_gelu, module.forward)) for module in gelu_modules]):
             yield {"output_attentions": False, "use_cache": False}

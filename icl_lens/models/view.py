@@ -28,7 +28,7 @@ from icl_lens.models.inference import inference_kwargs
 from icl_lens.models.installed import INSTALLED_MODELS
 from icl_lens.models.layout import check_layout
 from icl_lens.models.locking import model_lock
-from icl_lens.models.module_hooks import hooked_modules
+from icl_lens.models.module_hooks import all_modules, hooked_modules
 from icl_lens.models.norms import NormView, infer_norm
 from icl_lens.models.offload import execution_device, has_missing_weights, mark_offloaded, weights_loaded_if_offloaded
 from icl_lens.models.readout import Readout, norm_scale
@@ -437,9 +437,7 @@ class ModelView:
     def exclusive_pass(self) -> Iterator[None]:
         """Lock the model for this thread, in evaluation mode and with independent rows; undo both afterwards."""
         with model_lock(self.model), independent_rows(self.model):
-            # A bridge does not register all modules of the model that it wraps.
-            roots = {id(root): root for root in (self.model, getattr(self.model, "original_model", self.model))}
-            training = [module for root in roots.values() for module in root.modules() if module.training]
+            training = [module for module in all_modules(self.model) if module.training]
             for module in training:
                 module.training = False
             try:
