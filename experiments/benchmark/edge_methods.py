@@ -36,7 +36,7 @@ from icl_lens.prompts.roles import EdgeRole, role_masks
 
 CELLS = (
     ("icl-mini", PAPER_TASKS[0], 48, None, 3),
-    (SMOLLM2, Task("animal-country, A/B", "animal-country", ("A", "B"), 4, LINES), 24, 300, 1),
+    (SMOLLM2, Task("animal-country, A/B", "animal-country", ("A", "B"), 4, LINES), 60, 300, 1),
 )
 """Model, task, most prompts of each half, edges whose exact effects are measured (None: all), timed runs."""
 N_KEPT, SHARE, N_FIRST, N_RANDOM = 30, 0.01, 60, 20

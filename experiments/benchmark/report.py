@@ -59,7 +59,8 @@ def machine() -> list[str]:
         names = [line.split(":")[1].strip() for line in known.read_text().splitlines() if line.startswith("model name")]
         cpu = names[0] if names else cpu
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    lines = [f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {ram:.0f} GiB of memory"]
+    n = torch.get_num_threads()
+    lines = [f"{cpu}, {os.cpu_count()} cores, {n} thread{'s' * (n != 1)}, {ram:.0f} GiB of memory"]
     if torch.cuda.is_available():
         lines.append(torch.cuda.get_device_name())
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
