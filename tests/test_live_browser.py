@@ -89,8 +89,8 @@ def test_edits_reorders_and_clicks_show_the_functions_numbers(model, opened_live
     for label, score in zip(batch.labels, scores.tolist(), strict=True):
         assert re.search(rf"{label}\s+{100 * torch.tensor(score).exp().item():.1f} %", table)
     assert numbers(table)[0] == pytest.approx(float(scores[1] - scores[0]), abs=0.0051)
-    shown = [numbers(one)[0] for one in page.locator(".rows .effect").all_inner_texts()]
-    assert shown == pytest.approx(il.demonstration_effects(model, batch).log_odds[0, :, 0].tolist(), abs=0.0051)
+    shown = [float(one.replace("−", "-")) for one in page.locator(".rows .effect").all_inner_texts()]
+    assert shown == pytest.approx(il.demonstration_effects(model, batch).log_odds[0].flatten().tolist(), abs=0.0051)
     acts = il.capture(model, batch)
     contrast = il.head_log_prob_increase(acts, against=batch.label_tokens[:1])[0]
     for head in ("L0H4", "L7H5"):
@@ -271,6 +271,17 @@ def test_a_state_that_python_sets_is_drawn(opened_live):
     assert page.get_by_role("button", name="effect", exact=True).get_attribute("aria-pressed") == "true"
 
 
+def test_nothing_moves_while_numbers_are_awaited(opened_live):
+    live = opened_live()
+    page = live.page
+    kept = [page.get_by_role("button", name="Copy as Python"), page.locator(".columns")]
+    places = [one.bounding_box() for one in kept]
+    page.get_by_label("Query").fill("nine")
+    assert page.locator(".icl-live").get_attribute("aria-busy") == "true"
+    assert page.locator(".strip").count() == 0  # its numbers are gone
+    assert [one.bounding_box() for one in kept] == places
+
+
 def test_verdicts_are_those_of_the_numbers(opened_live):
     """On made-up numbers: within and outside the random sets, other layers, and a model that is broken."""
     live = opened_live()
@@ -281,9 +292,9 @@ def test_verdicts_are_those_of_the_numbers(opened_live):
         page.evaluate("value => receive('_change', value)", made | {"before": 2.0, "draws": draws} | changes)
         return page.locator(".result").inner_text()
 
-    for after, verdict in ((1.0, "within"), (2.9, "within"), (0.99, "outside"), (2.91, "outside")):
-        assert f"the chosen heads are {verdict} this band" in told(after=after)
-    assert "of the same layers" in told(in_same_layers=True)
+    for after, verdict in ((1.0, "within"), (2.9, "within"), (0.99, "below"), (2.91, "above")):
+        assert f"L5H0 is {verdict} this band" in told(after=after)
+    assert "7 random heads of its layer" in told(in_same_layers=True, n_different=7)
     assert "of the same or the nearest layers (7 different)" in told(in_same_layers=False, n_different=7)
     assert "broken" not in told(labels_total=0.051)
     assert "only 4.9 % now: the model is broken" in told(labels_total=0.049)

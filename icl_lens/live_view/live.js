@@ -4,7 +4,7 @@
 const CHANGES = { removed: "removed", query: "query exchanged", keys: "keys exchanged", values: "values exchanged" };
 const MAPS = { contrast: "contrast", increase: "increase", effect: "effect", towers: "query exchanged" };
 const MEANING = {
-  contrast: "Who writes the answer: what a head adds to log p(answer) − log p(other labels).",
+  contrast: "Who writes the answer: what a head adds to log p(answer) − log p(other labels). Others may make up for it; see effect.",
   increase: "Who writes the answer or all labels: what a head adds to log p(answer).",
   effect: "Who is needed: what the answer’s log-odds lose if the head is removed at the last position.",
   towers: "Who compares the query: what the answer’s log-odds lose if the head’s query is that of another text.",
@@ -13,8 +13,11 @@ const SOURCES = { query: "Queries are those of", keys: "Texts exchanged; keys ar
 const WAYS = { hidden: "not seen by the last token", keys: "its attention goes elsewhere, its values are read", values: "its values are not read" };
 const PATIENCE = 20_000; // milliseconds without an answer after which the kernel is said to be silent
 
-const signed = (x, digits = 2) => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(digits);
-const percent = (x) => (100 * x).toFixed(1) + " %";
+const signed = (x, digits = 2) => {
+  const size = Math.abs(x).toFixed(digits);
+  return (Number(size) === 0 ? "" : x < 0 ? "−" : "+") + size;
+};
+const percent = (x) => (x > 0 && x < 0.0005 ? "<0.1 %" : (100 * x).toFixed(1) + " %");
 
 /** Return an element; text is never read as HTML. */
 function h(tag, attributes = {}, ...children) {
@@ -78,6 +81,8 @@ export default {
 
     // ---- The prompt ----
     const rows = h("ol", { class: "rows" });
+    const ways = h("p", { class: "ways note", "aria-hidden": "true" },
+      h("span", { class: "effects" }, ...Object.entries(WAYS).map(([way, title]) => h("span", { title }, way))));
     const query = h("input", { class: "text", "aria-label": "Query", oninput: () => edit({ query: query.value }) });
     const answer = h("select", { "aria-label": "Answer", onchange: () => edit({ answer: answer.value || null }) });
     const shown = () => state().demonstrations;
@@ -109,9 +114,9 @@ export default {
         list[index][1] = all[(all.indexOf(list[index][1]) + 1) % all.length];
       }));
       const remove = button("Remove", "×", () => changed((list) => { list.splice(index, 1); }));
-      const effect = h("span", { class: "effect" });
-      const item = h("li", {}, text, label, effect, h("span", { class: "tools" }, up, down, other, remove));
-      return Object.assign(item, { fields: { text, label, effect } });
+      const effects = Object.entries(WAYS).map(([way, title]) => h("span", { class: "effect", "data-way": way, title }));
+      const item = h("li", {}, text, label, h("span", { class: "effects" }, ...effects), h("span", { class: "tools" }, up, down, other, remove));
+      return Object.assign(item, { fields: { text, label, effects } });
     }
 
     const exchange = () => changed((list) => {
@@ -207,7 +212,7 @@ export default {
       h("header", {}, h("b", {}, `Live view of ${about.model}`), progress, status),
       h("div", { class: "columns" },
         h("div", {},
-          h("h4", {}, "Demonstrations"), rows,
+          h("h4", {}, "Demonstrations"), ways, rows,
           h("p", { class: "tools" }, h("button", { type: "button", onclick: add }, "Add"),
             h("button", { type: "button", onclick: exchange }, "Exchange labels")), totals,
           h("h4", {}, "Query"), h("p", { class: "query" }, query, h("label", {}, "answer ", answer)),
@@ -229,22 +234,24 @@ export default {
       const list = shown(), effects = panel("demonstrations");
       while (rows.children.length > list.length) rows.lastElementChild.remove();
       while (rows.children.length < list.length) rows.append(row(rows.children.length));
-      const hidden = effects && effects.effects ? effects.effects.map((one) => one[0]) : null;
-      const reach = hidden ? Math.max(...hidden.map(Math.abs), 1e-9) : 1;
+      const lost = effects && effects.effects ? effects.effects : null;
+      const reach = lost ? Math.max(...lost.flat().map(Math.abs), 1e-9) : 1;
       list.forEach(([text, label], index) => {
         const { fields } = rows.children[index];
         put(fields.text, text);
         put(fields.label, label);
         fields.label.className = `label ${color(label)}`;
-        const value = hidden ? hidden[index] : null;
-        fields.effect.textContent = value === null ? "–" : signed(value);
-        fields.effect.title = value === null ? "" : effects.ways.map((way, i) => `${way} ${signed(effects.effects[index][i])} (${WAYS[way]})`).join("\n");
-        fields.effect.style.setProperty("--v", value === null ? "0%" : `${(100 * Math.abs(value)) / reach}%`);
-        fields.effect.classList.toggle("n", value !== null && value < 0);
+        for (const effect of fields.effects) {
+          const way = lost ? effects.ways.indexOf(effect.dataset.way) : -1, value = way < 0 ? null : lost[index][way];
+          effect.textContent = value === null ? "–" : signed(value);
+          effect.setAttribute("aria-label", `${effect.dataset.way} ${effect.textContent}`);
+          effect.style.setProperty("--v", value === null ? "0%" : `${(100 * Math.abs(value)) / reach}%`);
+          effect.classList.toggle("n", value !== null && value < 0);
+        }
       });
-      totals.textContent = hidden
-        ? `Numbers: log-odds that the answer loses if the last token does not see the demonstration, nats. Without all of them, the answer has ${signed(effects.without_all)}.` +
-          (effects.begins_text ? " The first one begins the text, where heads rest: its number includes that." : "")
+      totals.textContent = lost
+        ? `What the answer’s log-odds lose, nats. Hidden: the last token does not see the demonstration. Keys: its attention goes to others, its values are read. Values: they are left out. With all demonstrations hidden, the log-odds are ${signed(effects.without_all)}.` +
+          (effects.begins_text ? " The first one begins the text, to which many heads attend by default: its number for hidden includes that." : "")
         : effects && effects.left_out ? effects.left_out : "";
       put(query, state().query);
       const choices = ["", ...labels()];
@@ -278,7 +285,7 @@ export default {
         h("thead", {}, h("tr", {}, h("th", {}, "label"), whole ? h("th", { class: "n" }, "whole label") : null, ...columns.map(([title, , , , pinned]) =>
           h("th", { class: "n", scope: "col", title: pinned ? describe(pinned) : null }, title, pinned
             ? h("span", { class: "tools" },
-                h("button", { type: "button", title: "Return to this state", "aria-label": `Return to ${title}`,
+                h("button", { type: "button", title: "Return to this state, with its heads and map", "aria-label": `Return to ${title}`,
                   onclick: () => edit(pinned.state) }, "↩"),
                 h("button", { type: "button", title: "Remove the pin", "aria-label": `Remove pin ${title}`,
                   onclick: () => { model.set("_pins", model.get("_pins").filter((one) => one !== pinned)); model.save_changes(); } }, "×"))
@@ -326,7 +333,7 @@ export default {
         button.classList.toggle("top", top.has(name(index)));
         button.setAttribute("aria-pressed", String(heads.includes(name(index))));
         button.setAttribute("aria-label",
-          name(index) + (value === null ? "" : `, ${MAPS[by]} ${signed(value, 3)} nats`) + (top.has(name(index)) ? ", located" : ""));
+          name(index) + (value === null ? "" : `, ${MAPS[by]} ${signed(value, 3)} nats`) + (top.has(name(index)) ? `, one of the ${top.size} highest` : ""));
       });
       if (pointed !== null) tell(pointed);
     }
@@ -347,9 +354,11 @@ export default {
       const what = answered && !answered.has_others ? "log p" : "log-odds";
       const low = Math.min(...found.draws), high = Math.max(...found.draws);
       const target = answered ? answered.labels[answered.target] : "the answer";
-      const outside = found.after < low || found.after > high;
-      result.textContent = `${what} of ${target}: ${signed(found.before)} → ${signed(found.after)} nats. ${found.draws.length} random sets of the same ` +
-        `${found.in_same_layers ? "" : "or the nearest "}layers (${found.n_different} different), changed alike: ${signed(low)} to ${signed(high)}; the chosen heads are ${outside ? "outside" : "within"} this band.` +
+      const verdict = found.after < low ? "below" : found.after > high ? "above" : "within";
+      const controls = heads.length === 1 && found.in_same_layers ? `${found.n_different} random heads of its layer`
+        : `${found.draws.length} random sets of the same ${found.in_same_layers ? "" : "or the nearest "}layers (${found.n_different} different)`;
+      const are = heads.length > 1 ? "the chosen heads are" : `${heads[0]} is`;
+      result.textContent = `${what} of ${target}: ${signed(found.before)} → ${signed(found.after)} nats. ${controls}, changed alike: ${signed(low)} to ${signed(high)}; ${are} ${verdict} this band.` +
         (found.labels_total < 0.05 ? ` All labels together have only ${percent(found.labels_total)} now: the model is broken rather than changed.` : "");
       if (found.source) result.append(h("span", { class: "note" }, ` ${SOURCES[change]}: ${found.source}`));
       const all = [found.before, found.after, ...found.draws];
@@ -361,7 +370,7 @@ export default {
         mark("now", found.after, "chosen heads"));
       band.setAttribute("role", "img");
       band.setAttribute("aria-label", result.textContent);
-      key.textContent = `○ before, ● chosen heads, | random sets; from ${signed(from)} to ${signed(to)} nats`;
+      key.textContent = `○ before, ● chosen heads, | random sets. Heads that are chosen for a large number are outside the band more often than others.`;
     }
 
     function drawAttention() {
@@ -394,10 +403,13 @@ export default {
       const target = panel("answer");
       const writers = (title, side) => h("tr", {}, h("th", { scope: "row" }, title),
         h("td", {}, side.map(([writer, value]) => `${writer} ${signed(value)}`).join(", ")));
+      const ffn = /\bF(\d+)\b/.exec([why.because, ...[...why.query, ...why.key].map(([writer]) => writer)].join(" "));
+      const total = found.to_labels[found.heads.indexOf(found.head)].reduce((sum, weight) => sum + weight, 0);
+      const faint = total < 0.05 ? ` All labels together get only ${percent(total)} of its attention, so this changes little.` : "";
       const more = target ? `${target.labels[target.target]}’s labels` : "the answer’s labels";
       attention.append(h("h4", {}, `Why ${found.head} scores ${more} ${why.difference < 0 ? "lower" : "higher"} than other labels`),
         h("p", {}, `Mean attention score (before the softmax) at ${more} minus at others ${signed(why.difference)}: ` +
-          `${why.because.replace(/-(?=\d)/g, "−")}. F19 is FFN 19.`),
+          `${why.because.replace(/-(?=\d)/g, "−")}.${ffn ? ` ${ffn[0]} is FFN ${ffn[1]}.` : ""}${faint}`),
         h("table", { class: "writers" }, h("tbody", {}, writers("at the last token", why.query), writers("at the labels", why.key))));
     }
 
@@ -416,7 +428,11 @@ export default {
       root.dataset.done = found && !found.next ? look().pick : "";
     }
 
+    // What waits for new numbers keeps its height, so that nothing below moves while one types.
+    const waiting = [totals, outcome, next, code, meaning, result, key, attention];
     function draw() {
+      const now = panel("status"), busy = !now || Boolean(now.next && !now.error);
+      for (const element of waiting) element.style.minHeight = busy ? `${element.getBoundingClientRect().height}px` : "";
       drawPrompt();
       drawAnswer();
       drawHeads();
