@@ -24,6 +24,7 @@ from icl_lens.analyses.sections import (
 )
 from icl_lens.attribution.reasons import SIDES, writers_in_words
 from icl_lens.errors import check_choice
+from icl_lens.measures.demonstration_effects import BEGINS_TEXT
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT
@@ -174,7 +175,7 @@ class Explanation(Result):
         if len(rows) > MAX_DEMONSTRATIONS:
             note += f" Shown are {MAX_DEMONSTRATIONS} of {len(rows)}, those with the largest effects."
         if self.demonstrations.begins_text:
-            note += " The first one begins the text: its effect includes that of the first token, where heads rest."
+            note += f" {BEGINS_TEXT}."
         return note
 
     @property

@@ -249,7 +249,7 @@ class DemonstrationsReport:
     keys: tuple[float, ...]
     values: tuple[float, ...]
     begins_text: bool
-    """Whether the first demonstration begins the text, with the token at which heads rest."""
+    """Whether the first demonstration begins the text, with the token to which many heads attend by default."""
 
 
 @dataclass(frozen=True)

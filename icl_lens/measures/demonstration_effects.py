@@ -39,6 +39,9 @@ from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, int
 
 Way = Literal["hidden", "keys", "values", "removed"]
 WAYS: tuple[Way, ...] = get_args(Way)
+BEGINS_TEXT = (
+    "The first one begins the text: its effect includes that of the first token, to which many heads attend by default"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,9 +238,7 @@ class DemonstrationEffects(Result):
         outcome = "log p" if self.of()[0] is self.log_prob else "log-odds"
         title = f"DemonstrationEffects, nats of {outcome} that the answer loses without each demonstration"
         title += edits_suffix(self.edits)
-        title += "\nThe first one begins the text: its effect includes that of the first token, where heads rest" * (
-            self.begins_text and self.ways != ("values",)
-        )
+        title += f"\n{BEGINS_TEXT}" * (self.begins_text and self.ways != ("values",))
         if len(self.queries) > 1:
             table = self.by_place()
             table = pd.DataFrame(table[table["way"] == self.ways[0]])
