@@ -15,10 +15,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import icl_lens as il
 from icl_lens.live_view.code import python_code
-from icl_lens.live_view.panels import N_RANDOM, Scene, compute
+from icl_lens.live_view.panels import N_RANDOM, Scene, compute, controls
 from icl_lens.live_view.state import CHANGES
 from icl_lens.live_view.static import static_html
 from icl_lens.live_view.worker import Cancelled, Worker, cancellable
+from icl_lens.models.view import ModelView
 from icl_lens.scores import SCORES
 
 pytest.importorskip("anywidget", reason="anywidget is missing: there is no live view")
@@ -174,14 +175,15 @@ def test_any_prompt_has_code_that_gives_its_numbers_or_a_reason(bytes_model, pro
 
 
 def test_random_sets_that_leave_the_layers_say_so(model, view):
-    one = settled(view)["change"]
-    assert one["in_same_layers"]
+    view.state = replace(view.state, heads=("L2H0", "L1H0"))
+    assert re.fullmatch(r"20 random sets of the same layers( \(\d+ different\))?", settled(view)["change"]["controls"])
     view.state = replace(view.state, heads=("L2H0", "L2H1", "L2H2"))
-    change = settled(view)["change"]
-    assert not change["in_same_layers"]
+    assert "20 random sets of the same or the nearest layers" in settled(view)["change"]["controls"]
     assert "same or the nearest layers" in static_html("", view.state.to_dict(), view.numbers, "x")
     view.state = replace(view.state, heads=("L2H0",))
-    assert settled(view)["change"]["n_different"] == 3  # layer 2 has three other heads
+    assert settled(view)["change"]["controls"] == "the 3 other heads of its layer"
+    few = [[il.Head(2, 1)], [il.Head(2, 1)], [il.Head(2, 3)]]
+    assert controls(ModelView.of(model), [il.Head(2, 0)], few) == "2 random heads of its layer"
 
 
 def test_whole_labels_have_their_probabilities(bytes_model):
@@ -340,7 +342,7 @@ def test_the_static_version_has_the_state_and_runs_nothing(bytes_model):
     assert hostile in text
     assert "</script>one" in text
     assert f"{panels['answer']['probs'][1]:.1%}" in text
-    assert "20 random sets of the same layers" in text
+    assert "the 3 other heads of its layer" in text
     assert len(page) < 30_000
     empty = static_html("a model", state.to_dict(), {}, "icl-live-1")
     assert hostile in html_text.unescape(empty)

@@ -271,6 +271,28 @@ def test_a_state_that_python_sets_is_drawn(opened_live):
     assert page.get_by_role("button", name="effect", exact=True).get_attribute("aria-pressed") == "true"
 
 
+def test_the_first_head_clicked_is_changed_as_the_map_says(opened_live):
+    live = opened_live(heads=())
+    live.page.get_by_role("button", name="query exchanged", exact=True).first.click()
+    live.settle()
+    live.page.locator("[data-head=L4H1]").click()
+    live.settle()
+    assert (live.view.state.heads, live.view.state.change) == (("L4H1",), "query")
+    cost = live.view.numbers["towers"]["towers"][4][1]
+    change = live.view.numbers["change"]
+    assert change["before"] - change["after"] == pytest.approx(cost, abs=1e-5)
+
+
+def test_labels_have_the_colors_of_the_static_version(opened_live):
+    """The first demonstration shows foo, which is the second label."""
+    live = opened_live("eight : foo two : foo love : bar one :")
+    assert [live.page.get_by_label(f"Label {n}", exact=True).get_attribute("class") for n in (1, 3)] == [
+        "label l1",
+        "label l0",
+    ]
+    assert live.view.numbers["answer"]["labels"] == ["bar", "foo"]
+
+
 def test_nothing_moves_while_numbers_are_awaited(opened_live):
     live = opened_live()
     page = live.page
@@ -283,7 +305,7 @@ def test_nothing_moves_while_numbers_are_awaited(opened_live):
 
 
 def test_verdicts_are_those_of_the_numbers(opened_live):
-    """On made-up numbers: within and outside the random sets, other layers, and a model that is broken."""
+    """On made-up numbers: below, within and above the random sets, and a model that is broken."""
     live = opened_live()
     page, made = live.page, live.view._change
     draws = [1.0 + number / 10 for number in range(20)]
@@ -294,8 +316,7 @@ def test_verdicts_are_those_of_the_numbers(opened_live):
 
     for after, verdict in ((1.0, "within"), (2.9, "within"), (0.99, "below"), (2.91, "above")):
         assert f"L5H0 is {verdict} this band" in told(after=after)
-    assert "7 random heads of its layer" in told(in_same_layers=True, n_different=7)
-    assert "of the same or the nearest layers (7 different)" in told(in_same_layers=False, n_different=7)
+    assert "With 7 random heads changed alike: +1.00 to +2.90;" in told(controls="7 random heads")
     assert "broken" not in told(labels_total=0.051)
     assert "only 4.9 % now: the model is broken" in told(labels_total=0.049)
     assert told(text="another", after=0.5) == "…"  # of another text

@@ -178,7 +178,8 @@ export default {
     }
     function choose(index) {
       const head = name(index), heads = state().heads;
-      pick({ heads: heads.includes(head) ? heads.filter((one) => one !== head) : [...heads, head] });
+      const change = state().by === "towers" && !heads.length ? { change: "query" } : {}; // what the map shows
+      pick({ heads: heads.includes(head) ? heads.filter((one) => one !== head) : [...heads, head], ...change });
     }
     function aim(index) {
       buttons[focused].tabIndex = -1;
@@ -232,6 +233,7 @@ export default {
 
     function drawPrompt() {
       const list = shown(), effects = panel("demonstrations");
+      for (const label of labels()) color(label); // in the order of the static version
       while (rows.children.length > list.length) rows.lastElementChild.remove();
       while (rows.children.length < list.length) rows.append(row(rows.children.length));
       const lost = effects && effects.effects ? effects.effects : null;
@@ -262,7 +264,6 @@ export default {
 
     function drawAnswer() {
       const found = panel("answer"), change = panel("change"), pins = model.get("_pins");
-      for (const label of labels()) color(label);
       const names = found ? found.labels : labels(), after = change && change.probs ? change : null;
       const columns = [["now", found, found && found.probs, found && found.outcome]];
       if (state().heads.length) columns.push(["changed", after && found, after && after.probs, after && after.after]);
@@ -355,10 +356,8 @@ export default {
       const low = Math.min(...found.draws), high = Math.max(...found.draws);
       const target = answered ? answered.labels[answered.target] : "the answer";
       const verdict = found.after < low ? "below" : found.after > high ? "above" : "within";
-      const controls = heads.length === 1 && found.in_same_layers ? `${found.n_different} random heads of its layer`
-        : `${found.draws.length} random sets of the same ${found.in_same_layers ? "" : "or the nearest "}layers (${found.n_different} different)`;
       const are = heads.length > 1 ? "the chosen heads are" : `${heads[0]} is`;
-      result.textContent = `${what} of ${target}: ${signed(found.before)} → ${signed(found.after)} nats. ${controls}, changed alike: ${signed(low)} to ${signed(high)}; ${are} ${verdict} this band.` +
+      result.textContent = `${what} of ${target}: ${signed(found.before)} → ${signed(found.after)} nats. With ${found.controls} changed alike: ${signed(low)} to ${signed(high)}; ${are} ${verdict} this band.` +
         (found.labels_total < 0.05 ? ` All labels together have only ${percent(found.labels_total)} now: the model is broken rather than changed.` : "");
       if (found.source) result.append(h("span", { class: "note" }, ` ${SOURCES[change]}: ${found.source}`));
       const all = [found.before, found.after, ...found.draws];

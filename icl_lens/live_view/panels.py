@@ -249,12 +249,21 @@ def changed(scene: Scene, heads: Sequence[Head], change: Change) -> Panel:
         "before": before,
         "after": after,
         "draws": draws,
-        "n_different": len({frozenset(some) for some in sets[1:]}),
-        "in_same_layers": all(layers(some) == layers(heads) for some in sets[1:]),
+        "controls": controls(scene.view, heads, sets[1:]),
         "labels_total": float(log_probs[1, batch.label_mask[0].to(log_probs.device)].exp().sum()),
         "probs": log_probs[1].exp().tolist(),
         "log_probs": log_probs[1].tolist(),
     }
+
+
+def controls(view: ModelView, heads: Sequence[Head], sets: Sequence[Sequence[Head]]) -> str:
+    """Return in words which random sets stand beside chosen heads."""
+    n = len({frozenset(some) for some in sets})
+    in_same_layers = all(layers(some) == layers(heads) for some in sets)
+    if len(heads) == 1 and in_same_layers:
+        return f"the {n} other heads of its layer" if n == view.n_heads - 1 else f"{n} random heads of its layer"
+    where = "same layers" if in_same_layers else "same or the nearest layers"
+    return f"{len(sets)} random sets of the {where}" + (f" ({n} different)" if n < len(sets) else "")
 
 
 def layers(heads: Sequence[Head]) -> list[int]:

@@ -49,10 +49,9 @@ def change_sentence(answer: Panel | None, change: Panel) -> str:
         return change.get("left_out", "")
     what = "log-odds" if answer["has_others"] else "log p"
     target, draws = answer["labels"][answer["target"]], change["draws"]
-    where = "same layers" if change["in_same_layers"] else "same or the nearest layers"
     return (
         f"{', '.join(change['heads'])} {DONE[change['change']]}: {what} of {target} {signed(change['before'], 2)} → "
-        f"{signed(change['after'], 2)} nats; {len(draws)} random sets of the {where}: {signed(min(draws), 2)} to "
+        f"{signed(change['after'], 2)} nats; {change['controls']}: {signed(min(draws), 2)} to "
         f"{signed(max(draws), 2)}."
     )
 
