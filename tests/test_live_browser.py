@@ -322,6 +322,23 @@ def test_verdicts_are_those_of_the_numbers(opened_live):
     assert told(text="another", after=0.5) == "…"  # of another text
 
 
+def test_reasons_of_a_head_that_hardly_attends_to_labels_say_so(opened_live):
+    """On made-up numbers: the attention at which the sentence begins, and the example of an FFN's name."""
+    live = opened_live()
+    page, made = live.page, live.view._attention
+    why = {"difference": 1.0, "query": [["L1H0", 1.0]], "key": [["L2H0", 1.0]], "because": "L1H0 (+1.00)"}
+
+    def told(total, **changes):
+        weights = [[total / 4] * 4]
+        page.evaluate("value => receive('_attention', value)", made | {"to_labels": weights, "why": why | changes})
+        return page.locator(".attention").inner_text()
+
+    assert "of its attention" not in told(0.051)
+    assert "All labels together get only 4.9 % of its attention" in told(0.049)
+    assert "is FFN" not in told(0.5)
+    assert "F7 is FFN 7." in told(0.5, key=[["F7", 1.0]])
+
+
 # ---- Notebooks ----
 
 CELL = """import icl_lens as il

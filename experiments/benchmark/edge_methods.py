@@ -168,7 +168,7 @@ def compare(
     kept = kept.reshape(len(draws), len(ranked), 1 + N_RANDOM, len(sizes))
     of_method = dict(zip(ranked, kept.swapaxes(0, 1), strict=True))  # draw, ranking (0: the method's own), size
     correlations = {
-        label: (rank_correlation(values, same[EXACT]), rank_correlation(values[:1].repeat(len(exact), 0), exact))
+        label: (rank_correlation(values, same[EXACT]), rank_correlation(values[:1], exact))
         for label, values in same.items()
     }
     rows = []
@@ -176,7 +176,7 @@ def compare(
         by_kind, errors = [], []
         for kind in range(len(KINDS)):
             some = kinds[sample] == kind
-            by_kind.append(interval(rank_correlation(values[:1, some].repeat(len(exact), 0), exact[:, some])))
+            by_kind.append(interval(rank_correlation(values[:1, some], exact[:, some])))
             true = same[EXACT][0, some]
             errors.append(f"{100 * np.abs(values[0, some] - true).sum() / np.abs(true).sum():.0f}")
         first, largest = (set(np.argsort(-np.abs(effects))[:N_KEPT]) for effects in (values[0], exact[0]))

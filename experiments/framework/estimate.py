@@ -127,8 +127,11 @@ def ratio_of_means(
         return ratio + (part - ratio * total) / size
 
 
-def rank_correlation(x: Float[np.ndarray, "*rest n"], y: Float[np.ndarray, "*rest n"]) -> Float[np.ndarray, "*rest"]:
-    """Return Spearman's rank correlation along the last axis, −1 to 1; 0 where either is constant."""
+def rank_correlation(x: Float[np.ndarray, "*#rest n"], y: Float[np.ndarray, "*#rest n"]) -> Float[np.ndarray, "*_"]:
+    """Return Spearman's rank correlation along the last axis, −1 to 1; 0 where either is constant.
+
+    The other axes broadcast.
+    """
     a, b = (rankdata(values, axis=-1) for values in (x, y))
     a, b = (ranks - ranks.mean(-1, keepdims=True) for ranks in (a, b))
     spread = np.sqrt((a**2).sum(-1) * (b**2).sum(-1))

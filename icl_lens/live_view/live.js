@@ -253,7 +253,7 @@ export default {
       });
       totals.textContent = lost
         ? `What the answer’s log-odds lose, nats. Hidden: the last token does not see the demonstration. Keys: its attention goes to others, its values are read. Values: they are left out. With all demonstrations hidden, the log-odds are ${signed(effects.without_all)}.` +
-          (effects.begins_text ? " The first one begins the text, to which many heads attend by default: its number for hidden includes that." : "")
+          ` ${effects.note}`
         : effects && effects.left_out ? effects.left_out : "";
       put(query, state().query);
       const choices = ["", ...labels()];
@@ -431,7 +431,8 @@ export default {
     const waiting = [totals, outcome, next, code, meaning, result, key, attention];
     function draw() {
       const now = panel("status"), busy = !now || Boolean(now.next && !now.error);
-      for (const element of waiting) element.style.minHeight = busy ? `${element.getBoundingClientRect().height}px` : "";
+      const heights = waiting.map((element) => (busy ? `${element.getBoundingClientRect().height}px` : ""));
+      waiting.forEach((element, index) => { element.style.minHeight = heights[index]; });
       drawPrompt();
       drawAnswer();
       drawHeads();

@@ -29,7 +29,7 @@ from icl_lens.engine.score import read_labels, score, score_sets
 from icl_lens.errors import InputError
 from icl_lens.live_view.state import Change, LiveState
 from icl_lens.measures.controlled_ablation import random_head_sets
-from icl_lens.measures.demonstration_effects import demonstration_effects
+from icl_lens.measures.demonstration_effects import BEGINS_TEXT, demonstration_effects
 from icl_lens.measures.effects import head_effects
 from icl_lens.metrics import label_log_odds
 from icl_lens.models.head import Head
@@ -257,7 +257,7 @@ def changed(scene: Scene, heads: Sequence[Head], change: Change) -> Panel:
 
 
 def controls(view: ModelView, heads: Sequence[Head], sets: Sequence[Sequence[Head]]) -> str:
-    """Return in words which random sets stand beside chosen heads."""
+    """Return in words with which random sets chosen heads are compared."""
     n = len({frozenset(some) for some in sets})
     in_same_layers = all(layers(some) == layers(heads) for some in sets)
     if len(heads) == 1 and in_same_layers:
@@ -326,7 +326,7 @@ def demonstrations(scene: Scene) -> Panel:
         "ways": list(found.ways),
         "effects": each[0].tolist(),
         "whole": whole[0].tolist(),
-        "begins_text": found.begins_text,
+        "note": f"{BEGINS_TEXT}." if found.begins_text else "",
     }
 
 

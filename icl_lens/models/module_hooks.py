@@ -1,8 +1,10 @@
-"""All modules of a model, and those with forward hooks that no library has set, as by `….register_forward_hook`."""
+"""Forward hooks of PyTorch modules that were not set by a library, as by `model.….register_forward_hook`."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+from icl_lens.models.modules import all_modules
 
 LIBRARIES = ("accelerate", "icl_lens", "torch", "transformer_lens", "transformers")
 """Packages whose own hooks run the model, read it, or belong to it. Hooks at hook points are TransformerLens'."""
@@ -18,30 +20,11 @@ def hooked_modules(model: Any) -> list[str]:
     if not hooked:
         return []
     found: dict[int, str] = {}
-    for root in _roots(model):
+    for root in (getattr(model, "original_model", model), model):
         for name, module in root.named_modules():
             if id(module) in hooked:
                 found.setdefault(id(module), _own_name(name))
     return list(dict.fromkeys(found.values()))
-
-
-def all_modules(model: Any) -> list[Any]:
-    """Return each module of a model and of the model that it wraps once, several times as fast as `modules` does.
-
-    A bridge does not register all modules of the model that it wraps.
-    """
-    found: dict[int, Any] = {}
-    left = list(_roots(model))
-    while left:
-        module = left.pop()
-        if module is not None and id(module) not in found:
-            found[id(module)] = module
-            left.extend(module._modules.values())
-    return list(found.values())
-
-
-def _roots(model: Any) -> tuple[Any, Any]:
-    return getattr(model, "original_model", model), model
 
 
 def _hooks(module: Any) -> list[Callable[..., Any]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from icl_lens.errors import InputError
+from icl_lens.models.modules import all_modules
 
 # Models with offloaded weights; others need no search for align hooks at each read.
 _OFFLOADED: "WeakSet[Any]" = WeakSet()
@@ -36,21 +37,11 @@ def align_hooks(module: nn.Module) -> list[Any]:
     return [one for one in hooks if getattr(one, "offload", False) and getattr(one, "weights_map", None) is not None]
 
 
-def modules_of(owner: Any) -> Iterator[nn.Module]:
-    """Yield every module of a bridge or model once, including those of the wrapped Hugging Face module."""
-    seen: set[int] = set()
-    for root in (owner, getattr(owner, "original_component", None), getattr(owner, "original_model", None)):
-        for module in root.modules() if isinstance(root, nn.Module) else ():
-            if id(module) not in seen:
-                seen.add(id(module))
-                yield module
-
-
 @contextmanager
 def weights_loaded(owner: Any) -> Iterator[None]:
     """Load the weights of a part of a model while the block runs; tensors read inside stay valid after it."""
     with ExitStack() as stack:
-        for module in modules_of(owner):
+        for module in all_modules(owner):
             if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
                 for hook in align_hooks(module):
                     stack.callback(hook.post_forward, module, None)
@@ -60,7 +51,7 @@ def weights_loaded(owner: Any) -> Iterator[None]:
 
 def execution_device(owner: Any) -> torch.device | None:
     """Return the device on which accelerate runs a module; None if it is not offloaded."""
-    for module in modules_of(owner):
+    for module in all_modules(owner):
         for hook in align_hooks(module):
             if hook.execution_device is not None:
                 return torch.device(hook.execution_device)
@@ -81,7 +72,7 @@ class ParameterMap(Mapping[str, Tensor]):
         self.offloaded: dict[int, tuple[nn.Module, str]] = {}
         """The module and name of each parameter that a hook loads, by its id."""
         if any(parameter.is_meta for parameter in self._named.values()):
-            for module in modules_of(model):
+            for module in all_modules(model):
                 if align_hooks(module):
                     own = module.named_parameters(recurse=False)
                     self.offloaded |= {id(parameter): (module, name) for name, parameter in own}

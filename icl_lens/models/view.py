@@ -28,7 +28,8 @@ from icl_lens.models.inference import inference_kwargs
 from icl_lens.models.installed import INSTALLED_MODELS
 from icl_lens.models.layout import check_layout
 from icl_lens.models.locking import model_lock
-from icl_lens.models.module_hooks import all_modules, hooked_modules
+from icl_lens.models.module_hooks import hooked_modules
+from icl_lens.models.modules import all_modules
 from icl_lens.models.norms import NormView, infer_norm
 from icl_lens.models.offload import execution_device, has_missing_weights, mark_offloaded, weights_loaded_if_offloaded
 from icl_lens.models.readout import Readout, norm_scale
