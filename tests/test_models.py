@@ -9,6 +9,7 @@ from torch import nn
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
+from icl_lens.models.modules import all_modules
 from icl_lens.models.norms import infer_norm
 from icl_lens.models.view import ModelView
 
@@ -29,6 +30,14 @@ def test_loaded_models_are_raw_and_quiet(gpt2):
     assert not any(parameter.requires_grad for parameter in gpt2.parameters())
     assert gpt2.blocks[0].attn.b_V.abs().max() > 0, "b_V must not have been folded away"
     assert ModelView.of(gpt2).name == "gpt2"
+
+
+def test_all_modules_are_those_of_the_model_and_of_the_model_that_it_wraps(gpt2):
+    own, wrapped = list(gpt2.modules()), list(getattr(gpt2, "original_model", gpt2).modules())
+    found = all_modules(gpt2)
+    assert len(found) == len({*map(id, found)})
+    assert {*map(id, found)} == {*map(id, [*own, *wrapped])}
+    assert all_modules(gpt2.blocks[1]) == list(gpt2.blocks[1].modules())
 
 
 @pytest.mark.parametrize("name", EXACT)

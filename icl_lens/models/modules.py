@@ -6,12 +6,12 @@ from torch import nn
 
 
 def all_modules(owner: Any) -> list[nn.Module]:
-    """Return every module of a model, or of a part of it, once; those of the wrapped Hugging Face module included.
+    """Return every module of a model, or of a part of it, once; with those of the Hugging Face model that it wraps.
 
-    A bridge does not register all modules that it wraps. Several times as fast as `modules`, which joins names.
+    A bridge does not register all of them. Several times as fast as `modules`, which joins names.
     """
     found: dict[int, nn.Module] = {}
-    roots = owner, getattr(owner, "original_component", None), getattr(owner, "original_model", None)
+    roots = owner, getattr(owner, "original_model", None)
     left = [root for root in reversed(roots) if isinstance(root, nn.Module)]
     while left:
         module = left.pop()
