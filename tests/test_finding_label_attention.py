@@ -84,3 +84,4 @@ def test_rank_correlation_agrees_with_the_library() -> None:
     expected = [il.metrics.spearman(torch.tensor(a), torch.tensor(b)) for a, b in zip(x, y, strict=True)]
     assert rank_correlation(x, y).tolist() == pytest.approx(expected)
     assert rank_correlation(np.ones((1, 3)), np.arange(3.0)[None]).tolist() == [0]
+    assert rank_correlation(x[:1], y).tolist() == rank_correlation(x[:1].repeat(len(y), 0), y).tolist()
