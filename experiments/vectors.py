@@ -28,7 +28,7 @@ import icl_lens as il
 from experiments.framework import markdown
 from experiments.framework.tasks import ARROWS
 from icl_lens.files import write_text
-from icl_lens.metrics import mean_intervals
+from icl_lens.intervals import mean_intervals
 from icl_lens.prompts.pair_task import Pairs
 
 TASKS = ("antonyms", "country-capital", "present-past")

@@ -7,7 +7,7 @@ from .analyses.explanation import Explanation as Explanation
 from .analyses.model_comparison import ModelComparison as ModelComparison
 from .analyses.pair_behavior import PairCheck as PairCheck
 from .analyses.task_behavior import TaskCheck as TaskCheck
-from .analyses.two_towers import TwoTowers as TwoTowers
+from .analyses.two_towers_result import TwoTowers as TwoTowers
 from .attribution.copying import HeadCopying as HeadCopying
 from .attribution.increases import LayerIncreases as LayerIncreases
 from .attribution.qk_metric import QueryKeyMetric as QueryKeyMetric

@@ -12,9 +12,9 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.engine import prefix_cache
+from icl_lens.intervals import bootstrap_interval
 from icl_lens.locate.locate import top_heads_by
 from icl_lens.measures.controlled_ablation import AnswerScores, Condition, ControlledAblation, random_head_sets
-from icl_lens.metrics import bootstrap_interval
 from icl_lens.models.view import ModelView
 from icl_lens.report.ablation import notes
 

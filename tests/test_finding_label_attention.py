@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tiny_study import CATEGORIES, tiny_study
 
 import icl_lens as il
 from experiments.findings import label_attention as finding
-from experiments.framework.estimate import rank_correlation
 from experiments.framework.projections import label_effects
 from experiments.framework.study import Study, label_classes
 from experiments.framework.tasks import PAPER_TASKS
@@ -77,11 +75,3 @@ def test_other_queries_follow_the_same_demonstrations(study: Study) -> None:
         for prompt in (own, other):
             of_class = {shown.label for shown in prompt.demonstrations if classes[shown.text] == classes[prompt.query]}
             assert of_class == {prompt.answer}
-
-
-def test_rank_correlation_agrees_with_the_library() -> None:
-    x, y = np.random.default_rng(0).integers(0, 4, (2, 20, 6)).astype(float)
-    expected = [il.metrics.spearman(torch.tensor(a), torch.tensor(b)) for a, b in zip(x, y, strict=True)]
-    assert rank_correlation(x, y).tolist() == pytest.approx(expected)
-    assert rank_correlation(np.ones((1, 3)), np.arange(3.0)[None]).tolist() == [0]
-    assert rank_correlation(x[:1], y).tolist() == rank_correlation(x[:1].repeat(len(y), 0), y).tolist()

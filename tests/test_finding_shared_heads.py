@@ -24,7 +24,7 @@ from experiments.planted import build
 from experiments.planted.heads import D_HEAD, N_HEADS
 from experiments.planted.stream import D_MODEL
 from experiments.planted.vocabulary import LABELS
-from icl_lens.metrics import weights_with_data
+from icl_lens.intervals import weights_with_data
 
 LABEL_PAIRS = (("foo", "bar"), ("baz", "qux"))
 

@@ -11,7 +11,8 @@ import icl_lens as il
 from experiments.findings import text_to_label
 from experiments.findings.text_to_label import COLLECTORS, FINDING, MOVERS, QUERY, Hops, lost_without
 from experiments.framework.study import clusters_of, thin_out
-from icl_lens.metrics import cluster_weights, label_log_odds
+from icl_lens.intervals import cluster_weights
+from icl_lens.metrics import label_log_odds
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import icl_lens as il
+from icl_lens.head_scores import SCORES
 from icl_lens.live_view.code import python_code
 from icl_lens.live_view.panels import N_RANDOM, Scene, compute, controls
 from icl_lens.live_view.state import CHANGES
 from icl_lens.live_view.static import static_html
 from icl_lens.live_view.worker import Cancelled, Worker, cancellable
 from icl_lens.models.view import ModelView
-from icl_lens.scores import SCORES
 
 pytest.importorskip("anywidget", reason="anywidget is missing: there is no live view")
 

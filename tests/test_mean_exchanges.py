@@ -15,8 +15,8 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.cli import main
+from icl_lens.locate.exchanges import EXCHANGES, exchange_scores, tower_prompts
 from icl_lens.locate.locate import top_heads_by
-from icl_lens.locate.towers import EXCHANGES, exchange_scores, tower_prompts
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.tasks import load_task
 

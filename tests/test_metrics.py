@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from icl_lens.errors import InputError
+from icl_lens.intervals import bootstrap_interval, interval_table
 from icl_lens.metrics import (
     accuracy,
     bias_gap,
-    bootstrap_interval,
-    interval_table,
     is_correct,
     label_log_odds,
     majority_label,
@@ -132,7 +131,7 @@ def test_draws_without_a_value_are_left_out_unless_there_are_many():
 def test_the_same_seed_gives_the_same_interval_however_it_is_chunked(monkeypatch):
     values = torch.rand(30)
     whole = bootstrap_interval(values, seed=5)
-    monkeypatch.setattr("icl_lens.metrics.MAX_DRAWN_VALUES", 100)
+    monkeypatch.setattr("icl_lens.intervals.MAX_DRAWN_VALUES", 100)
     assert bootstrap_interval(values, seed=5) == pytest.approx(whole)
     assert bootstrap_interval(values, seed=6).low != whole.low
 
@@ -147,6 +146,7 @@ def test_equal_values_share_their_rank():
 def test_rank_correlation_is_the_correlation_of_ranks():
     first, second = torch.randint(9, (2, 50), generator=torch.Generator().manual_seed(1)).double()
     ranks = torch.stack([ranks_with_ties(first), ranks_with_ties(second)])
-    assert spearman(first, second) == pytest.approx(float(torch.corrcoef(ranks)[0, 1]), abs=1e-12)
-    assert spearman(first, -(first**3)) == pytest.approx(-1)
-    assert math.isnan(spearman(torch.ones(4), torch.arange(4.0)))
+    assert float(spearman(first, second)) == pytest.approx(float(torch.corrcoef(ranks)[0, 1]), abs=1e-12)
+    many = spearman(first, torch.stack([second, -(first**3), torch.ones(50)]).double())
+    assert many[:2].tolist() == pytest.approx([float(spearman(first, second)), -1])
+    assert math.isnan(many[2])

@@ -28,8 +28,8 @@ from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
+from icl_lens.locate.exchanges import EXCHANGES, tower_prompts
 from icl_lens.locate.locate import mean_head_increases
-from icl_lens.locate.towers import EXCHANGES, tower_prompts
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 

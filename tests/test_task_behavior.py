@@ -13,7 +13,7 @@ import icl_lens as il
 from experiments.planted import Kind, build
 from icl_lens.analyses.task_behavior import N_PROMPTS, _lesser, _shuffle
 from icl_lens.cli.locate import locate
-from icl_lens.metrics import percentile_interval
+from icl_lens.intervals import percentile_interval
 
 NAMES = ("number", "sentiment")
 EXPECTED: dict[str, tuple[Kind, tuple[str, ...] | None, tuple[str, ...]]] = {

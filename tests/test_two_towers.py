@@ -23,7 +23,7 @@ from icl_lens.edits.interchange import Interchange
 from icl_lens.engine import donor_passes, prefix_cache
 from icl_lens.engine.donor_passes import Prefixes, record
 from icl_lens.engine.score import read_labels, score_sets
-from icl_lens.locate.towers import EXCHANGES, exchange_scores, tower_prompts
+from icl_lens.locate.exchanges import EXCHANGES, exchange_scores, tower_prompts
 from icl_lens.models.view import ModelView
 from icl_lens.prompts import donors
 

@@ -18,18 +18,17 @@ import icl_lens as il
 from experiments.benchmark.edge_attribution import attribute_edges, counted
 from experiments.benchmark.report import machine
 from experiments.framework import markdown
-from experiments.framework.estimate import rank_correlation
 from experiments.framework.models import SMOLLM2
 from experiments.framework.study import Study
 from experiments.framework.tasks import LINES, PAPER_TASKS, Task
 from icl_lens.edits.edges import writer_means
 from icl_lens.edits.edit import Part
 from icl_lens.edits.reader import Means
+from icl_lens.intervals import percentile_ends, resampled_means
 from icl_lens.locate.circuit import log_odds_without
 from icl_lens.locate.edge_space import EdgeSpace
 from icl_lens.measures.effects import log_odds
 from icl_lens.measures.head_to_head_effects import estimate_effects
-from icl_lens.metrics import percentile_ends, resampled_means
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.roles import EdgeRole, role_masks
@@ -110,6 +109,12 @@ def with_draws(values: Float[np.ndarray, "prompt set"], batch: il.PromptBatch) -
     return np.concatenate([values.mean(0, keepdims=True), resampled_means(values, batch.queries)])
 
 
+def _rank_correlation(x: Float[np.ndarray, "*#draw edge"], y: Float[np.ndarray, "*#draw edge"]) -> np.ndarray:
+    return (
+        il.metrics.spearman(torch.from_numpy(x), torch.from_numpy(y)).nan_to_num(0.0).numpy()
+    )  # 0 where one is constant
+
+
 def interval(draws: Float[np.ndarray, " draw"], spec: str = "z.2f") -> str:
     """Return the first value with the 95% interval of the others."""
     low, high = percentile_ends(draws[1:])
@@ -168,7 +173,7 @@ def compare(
     kept = kept.reshape(len(draws), len(ranked), 1 + N_RANDOM, len(sizes))
     of_method = dict(zip(ranked, kept.swapaxes(0, 1), strict=True))  # draw, ranking (0: the method's own), size
     correlations = {
-        label: (rank_correlation(values, same[EXACT]), rank_correlation(values[:1], exact))
+        label: (_rank_correlation(values, same[EXACT]), _rank_correlation(values[:1], exact))
         for label, values in same.items()
     }
     rows = []
@@ -176,7 +181,7 @@ def compare(
         by_kind, errors = [], []
         for kind in range(len(KINDS)):
             some = kinds[sample] == kind
-            by_kind.append(interval(rank_correlation(values[:1, some], exact[:, some])))
+            by_kind.append(interval(_rank_correlation(values[:1, some], exact[:, some])))
             true = same[EXACT][0, some]
             errors.append(f"{100 * np.abs(values[0, some] - true).sum() / np.abs(true).sum():.0f}")
         first, largest = (set(np.argsort(-np.abs(effects))[:N_KEPT]) for effects in (values[0], exact[0]))

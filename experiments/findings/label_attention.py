@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import icl_lens as il
-from experiments.framework.estimate import compare_same_heads, rank_correlation, ratio_of_means
+from experiments.framework.estimate import compare_same_heads, ratio_of_means
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
 from experiments.framework.plotting import COLORS, panels
 from experiments.framework.projections import label_effects
@@ -53,13 +53,12 @@ def measure(study: Study) -> Measured:
     classes = label_classes(batch)
     of_same, of_other = class_sums(attention, *classes)
     share = shares(of_same, of_other)
-    correlation = rank_correlation(attention.numpy(), effects.numpy())
     values = {
         "share": (share, (0, 1)),
         "gap": (of_same - of_other, (-1, 1)),
         "mass": (of_same + of_other, (0, 1)),
         "shift": (shifts(attention, after, *classes), (-1, 1)),
-        "dose": (torch.from_numpy(correlation), (-1, 1)),
+        "dose": (il.metrics.spearman(attention, effects).nan_to_num(0.0), (-1, 1)),  # 0 where either is constant
     }
     rows: list[Row] = []
     for ranked in study.by_ranking():

@@ -30,7 +30,7 @@ from experiments.framework.locating import METHODS, best_heads
 from experiments.framework.plotting import COLORS, cell_rows, dots, legend_below
 from experiments.framework.sentences import each
 from experiments.framework.study import N_RANDOM_SETS, RANKINGS, Study, clusters_of
-from icl_lens.metrics import weights_with_data
+from icl_lens.intervals import weights_with_data
 
 SHOWN_HEADS = 20
 NO_CONTRIBUTION = "located heads add nothing above zero on held-out prompts, so shares would be those of noise"

@@ -30,8 +30,9 @@ from icl_lens.activations.writers import writer_names
 from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.edits.edges import writer_means
 from icl_lens.edits.edit import PARTS, Part
+from icl_lens.intervals import top_places, weights_with_data
 from icl_lens.measures.head_to_head_effects import estimate_effects
-from icl_lens.metrics import label_log_odds, top_places, weights_with_data
+from icl_lens.metrics import label_log_odds
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole
 
 N_PROMPTS, N_RANDOM = 24, 5

@@ -23,8 +23,8 @@ from experiments.framework.plotting import condition_dots
 from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import N_RANDOM_SETS, Study, thin_out
 from experiments.framework.tasks import ARROWS
-from icl_lens.analyses.towers import exchange_heads
-from icl_lens.locate.towers import EXCHANGES, Exchange, tower_prompts
+from icl_lens.analyses.two_towers import exchange_heads
+from icl_lens.locate.exchanges import EXCHANGES, Exchange, tower_prompts
 
 N_SCANNED = 16
 """Prompts of the scan."""

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.stats import rankdata
 from scipy.stats import t as student
 
-from icl_lens.metrics import cluster_weights, weights_with_data
+from icl_lens.intervals import cluster_weights, weights_with_data
 from icl_lens.models.head import Head
 
 DRAWS = 2000
@@ -125,17 +124,6 @@ def ratio_of_means(
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = part.mean(0) / size
         return ratio + (part - ratio * total) / size
-
-
-def rank_correlation(x: Float[np.ndarray, "*#rest n"], y: Float[np.ndarray, "*#rest n"]) -> Float[np.ndarray, "*_"]:
-    """Return Spearman's rank correlation along the last axis, −1 to 1; 0 where either is constant.
-
-    The other axes broadcast.
-    """
-    a, b = (rankdata(values, axis=-1) for values in (x, y))
-    a, b = (ranks - ranks.mean(-1, keepdims=True) for ranks in (a, b))
-    spread = np.sqrt((a**2).sum(-1) * (b**2).sum(-1))
-    return np.divide((a * b).sum(-1), spread, out=np.zeros(spread.shape), where=spread > 0)
 
 
 def compare_ratios(quantity: Ratio, control: Ratio, clusters: Clusters, *, total: str) -> Comparison | str:

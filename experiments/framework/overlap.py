@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from icl_lens.metrics import weights_with_data
+from icl_lens.intervals import weights_with_data
 
 Lists = Bool[np.ndarray, "draw layer head"]
 """Which heads are on a list: in the data (first) and in each bootstrap draw."""

@@ -14,8 +14,8 @@ from torch import Tensor
 import icl_lens as il
 from experiments.framework.estimate import Bounds, Comparison, compare_heads
 from experiments.framework.tasks import Layout, Task
+from icl_lens.head_scores import DIRECT_SCORES, DirectScore
 from icl_lens.models.view import ModelView
-from icl_lens.scores import DIRECT_SCORES, DirectScore
 
 RANKINGS = DIRECT_SCORES
 """The scores by which heads are located: the contrast with the other label and, as in the paper, the increase."""

@@ -4,5 +4,5 @@
    `explanation`, made of typed `sections`; `comparison` compares two of them.
 2. `model_comparison` compares two models over many prompts.
 3. `task_behavior`, and `pair_behavior` for pairs, say what a model does on a task (a `check`).
-4. `towers` tests whether heads work as two towers and returns `two_towers`.
+4. `two_towers` tests whether heads work as two towers and returns a `two_towers_result`.
 """

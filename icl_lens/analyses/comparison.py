@@ -6,9 +6,9 @@ import pandas as pd
 
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.errors import InputError
+from icl_lens.head_scores import SCORES, Score
 from icl_lens.result.base import Result
 from icl_lens.result.tables import columns_first, format_signed, text_table
-from icl_lens.scores import SCORES, Score
 
 N_SHOWN = 8
 """Number of heads in the repr."""

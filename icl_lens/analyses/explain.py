@@ -13,6 +13,7 @@ from icl_lens.analyses.sections import Settings
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.attribution.similarity import compared_positions
 from icl_lens.errors import InputError, check_choice
+from icl_lens.head_scores import SCORES, Score, choose_score
 from icl_lens.measures.effects import head_effects
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
@@ -22,7 +23,6 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.plain_text import Text
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.scores import SCORES, Score, choose_score
 
 
 @locks_model

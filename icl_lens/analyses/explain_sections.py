@@ -31,10 +31,11 @@ from icl_lens.attribution.increases import head_position_increases, layer_log_pr
 from icl_lens.attribution.reasons import SIDES, AttentionReasons, Side, attention_reasons
 from icl_lens.attribution.search import top_subheads
 from icl_lens.attribution.similarity import similarity_in
-from icl_lens.edits.standard import Ablate
+from icl_lens.edits.ablate import Ablate
 from icl_lens.engine.score import score
 from icl_lens.errors import InputError, check_integers
-from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
+from icl_lens.head_scores import SCORES, Score, score_of_parts
+from icl_lens.locate.exchanges import SINGLE, single_exchanges, tower_prompts
 from icl_lens.measures.controlled_ablation import random_head_sets
 from icl_lens.measures.demonstration_effects import demonstration_effects
 from icl_lens.models.head import Head
@@ -42,7 +43,6 @@ from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.prompt import quoted_list
 from icl_lens.prompts.token_ids import name_tokens
 from icl_lens.result.stored import PACKAGES
-from icl_lens.scores import SCORES, Score, score_of_parts
 
 # For plain text: positions stored with every head's attention, and positions described for each located head.
 N_ATTENDED_POSITIONS, N_DESCRIBED_POSITIONS = 24, 5

@@ -24,6 +24,7 @@ from icl_lens.analyses.sections import (
 )
 from icl_lens.attribution.reasons import SIDES, writers_in_words
 from icl_lens.errors import check_choice
+from icl_lens.head_scores import SCORES, DirectScore, score_of_parts
 from icl_lens.measures.demonstration_effects import BEGINS_TEXT
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
@@ -31,7 +32,6 @@ from icl_lens.models.readout import MIN_STANDOUT
 from icl_lens.result.base import Result
 from icl_lens.result.number_format import percent
 from icl_lens.result.tables import format_signed
-from icl_lens.scores import SCORES, DirectScore, score_of_parts
 
 Table = Literal["heads", "layers", "subheads", "labels", "demonstrations", "words", "similarity", "why"]
 MAX_DEMONSTRATIONS = 16

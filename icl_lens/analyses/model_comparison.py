@@ -13,9 +13,11 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.errors import InputError
-from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
+from icl_lens.head_scores import DIRECT_SCORES, SCORES, Score, choose_score
+from icl_lens.intervals import bootstrap_interval, mean_intervals
+from icl_lens.locate.exchanges import SINGLE, single_exchanges, tower_prompts
 from icl_lens.measures.effects import head_effects
-from icl_lens.metrics import bootstrap_interval, is_correct, label_log_odds, mean_intervals
+from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import Head
 from icl_lens.models.memory import CAPTURE_TOKENS
@@ -28,7 +30,6 @@ from icl_lens.result.number_format import percent
 from icl_lens.result.tables import format_signed, plural_prompts, text_table
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import plan_in_order, start
-from icl_lens.scores import DIRECT_SCORES, SCORES, Score, choose_score
 
 N_SHOWN = 12
 """Number of heads in the repr, on the page and in the terminal."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from icl_lens.analyses.check import Check
 from icl_lens.engine.score import score
-from icl_lens.metrics import Interval, bootstrap_interval
+from icl_lens.intervals import Interval, bootstrap_interval
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.memory import CHECK_TOKENS
 from icl_lens.models.view import ModelView

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from icl_lens.attribution.reasons import AttentionReasons
+from icl_lens.head_scores import SCORES, Score
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm
 from icl_lens.prompts.prompt import Prompt, Template
-from icl_lens.scores import SCORES, Score
 
 Grid = tuple[tuple[float, ...], ...]
 

@@ -22,14 +22,8 @@ from icl_lens.analyses.check import Check
 from icl_lens.analyses.pair_behavior import PairCheck, check_pairs
 from icl_lens.engine.score import score
 from icl_lens.errors import InputError
-from icl_lens.metrics import (
-    Interval,
-    bootstrap_interval,
-    label_aurocs,
-    mean_aurocs,
-    percentile_interval,
-    weights_with_data,
-)
+from icl_lens.intervals import Interval, bootstrap_interval, percentile_interval, weights_with_data
+from icl_lens.metrics import label_aurocs, mean_aurocs
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.memory import CHECK_TOKENS
 from icl_lens.models.view import ModelView

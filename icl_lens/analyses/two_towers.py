@@ -1,339 +1,232 @@
-"""Whether heads work as two towers: what exchanges cost by prompt, and the sentence and tables that follow from it."""
+"""Test whether heads work as two towers: exchange their queries, keys and values, and compare with random heads."""
 
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import pandas as pd
-from jaxtyping import Bool, Float
+import torch
 
-from icl_lens.metrics import Interval, bootstrap_interval
-from icl_lens.models.active_edits import edits_note
-from icl_lens.models.head import Head
-from icl_lens.result.base import Result
-from icl_lens.result.number_format import percent, signed
-from icl_lens.result.tables import format_share, json_records, plural_prompts, selected_note
-from icl_lens.result.tables import text_table as plain_table
+from icl_lens.analyses.two_towers_result import Exchanged, TwoTowers
+from icl_lens.engine.edit_checks import checked_heads
+from icl_lens.errors import InputError, check_integers
+from icl_lens.locate.exchanges import (
+    EXCHANGES,
+    N_SCANNED,
+    Exchange,
+    TowerPrompts,
+    exchange_scores,
+    n_exchanged,
+    tower_prompts,
+)
+from icl_lens.locate.mean_exchanges import locate_towers
+from icl_lens.measures.controlled_ablation import random_head_sets
+from icl_lens.metrics import is_correct
+from icl_lens.models.active_edits import active_edits
+from icl_lens.models.head import AnyHead, Head
+from icl_lens.models.view import ModelView
+from icl_lens.prompts.batch import PromptBatch, prompts_digest
+from icl_lens.prompts.class_labels import Labels
+from icl_lens.prompts.labeled_task import Layout
+from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts
+from icl_lens.prompts.tasks import Task, named_task, split_by_query
+from icl_lens.prompts.tokenize import tokenize
+from icl_lens.runs.run import Run, as_run
+from icl_lens.runs.stream import plan_in_order, start
 
-COLUMNS = ("exchanged", "two towers\npredict", "log-odds\nlost, nats", "95%\ninterval", "random\nheads", "accuracy")
-COLUMNS = (*COLUMNS, "as\npredicted", "donors'\naccuracy")
-SCAN_COLUMNS = ("head", "query", "95% interval", "selected", "keys", "values")
-N_SCAN_SHOWN = 12
-PAIRS = {"query+keys": ("query", "keys"), "query+values": ("query", "values"), "keys+values": ("keys", "values")}
-
-
-@dataclass(frozen=True, eq=False)
-class Exchanged:
-    """What one exchange costs, by prompt."""
-
-    name: str
-    predicted: Literal["other", "same"]
-    """The label that two towers predict: the other one or the same as without the exchange."""
-    lost: Float[np.ndarray, " prompt"]
-    """Log-odds that the answer loses, nats."""
-    random_lost: Float[np.ndarray, "set prompt"]
-    """The same with random sets of heads."""
-    correct: Bool[np.ndarray, " prompt"]
-    """Whether the model still gives the prompt's answer."""
-    as_predicted: Bool[np.ndarray, " prompt"]
-    """Whether the model gives the label that two towers predict."""
-    donors_correct: Float[np.ndarray, " prompt"] | None
-    """Whether the model gives the donors' own answers, averaged over the donors; None for donors without a query."""
+N_PROMPTS, N_HEADS, N_RANDOM_SETS = 60, 12, 20
 
 
-@dataclass(frozen=True)
-class Check:
-    """One thing that two towers predict: a difference that is above zero, nats."""
+def two_towers(
+    model: Any,
+    task: str | Task | Sequence[Prompt | str],
+    heads: Sequence[AnyHead] | None = None,
+    *,
+    k: int = N_HEADS,
+    scan_prompts: Sequence[Prompt] | None = None,
+    n: int | None = None,
+    demonstrations: int = 2,
+    labels: Labels | None = None,
+    layout: Layout = "random",
+    template: Template = DEFAULT_TEMPLATE,
+    prepend_bos: bool | None = None,
+    n_random: int = N_RANDOM_SETS,
+    seed: int = 0,
+    run: Run | None = None,
+) -> TwoTowers:
+    """Test by interchange interventions whether heads match a query with keys and carry labels as values.
 
-    text: str
-    """What must hold, as a clause."""
-    difference: Interval
-    is_decisive: bool
-    """Whether models that are no two towers fail it."""
+    If heads work as two towers, the query at the last position says which class the query text has, the key at each
+    label says which class its demonstration's text has, and the value says which label stands there. Exchanging one of
+    them, in all `heads` at once and only as the last position sees them, for what it is in a donor prompt with the
+    other class then gives the other label, and two exchanges cancel:
 
-    @property
-    def holds(self) -> bool:
-        """Whether the 95% interval of the difference is above zero."""
-        return self.difference.low > 0
+    - "query": from the same demonstrations with a query of the other class;
+    - "keys": with the texts of the two classes exchanged, label by label;
+    - "values": with the two labels exchanged;
+    - "query+keys", "query+values", "keys+values", "all": several of these;
+    - "keys: own text", "keys: other texts": only the text of the key's own demonstration changes class, or only the
+      others';
+    - "keys: labels", "values: texts", "query: labels", "query: same class": predicted to change nothing.
 
+    Labels with the same number of tokens are exchanged token by token, others only at their scored tokens.
 
-@dataclass(frozen=True, repr=False, eq=False)
-class TwoTowers(Result):
-    """What exchanging queries, keys and values of some heads costs the answer, made by `two_towers`.
+    The same exchanges in `n_random` sets of other heads from the same layers are the control. Heads and sets use
+    the same donors. With more than two labels, the answer is exchanged with the next label that is demonstrated.
 
-    `print` shows `verdict` and the table. `exchanges` has the values of every prompt; intervals resample queries, since
-    prompts with the same query are not independent.
+    `task` is a task (`WordTask`, `TextTask`) or its name, of which `n` prompts (default: 60) with these
+    `demonstrations`, `labels`, `layout` and `seed` are drawn, or prompts with answers. The text of a query of
+    the other class, or of the same one, comes from the other prompts. For prompts of your own, texts with the same
+    label are taken to be of one class unless a task drew them; if the same text has different labels in different
+    prompts, classes are derived from the texts that prompts share, or a demonstration of the prompt is the query.
+
+    Without `heads`, the `k` heads with the largest effect of exchanging their query alone are found by a scan of all
+    heads (`locate_towers`) on `scan_prompts`, by default 12 prompts of the task with other queries, or those of half of
+    your queries (`TwoTowers.scan`). The default of `k` is the paper's number of located heads.
+
+    If the prefix cache is supported (see `head_effects`), an exchange of one set costs one token per prompt, from the
+    set's first layer on; otherwise, one full forward pass. `template` and `prepend_bos` are those of
+    `il.tokenize`. `run` says how the prompts run (see `Run`); the chunks of the scan and of the exchanges are in
+    folders of their own, "scan" and "exchanges".
+
+    Raise InputError for unknown heads, prompts that do not demonstrate their answer and another label, too few prompts
+    to scan, fewer other heads than `heads`, and families whose attention cannot be recomputed.
 
     Example:
-        >>> found = il.two_towers(model, "sentiment-number", k=3, n=20, n_random=3)
-        >>> found.scan.columns.tolist()[:6], len(found.heads)
-        (['head', 'query', 'low', 'high', 'selected', 'keys'], 3)
+        >>> found = il.two_towers(model, "sentiment-number", ["L5H0", "L4H1"], n=20, n_random=3)
+        >>> found.to_frame()["exchanged"].tolist()[:4]
+        ['query', 'keys', 'values', 'query+keys']
+        >>> found.lost["query"].low > 0
+        True
     """
+    view = ModelView.of(model)
+    check_integers(k=k, n_random=n_random, seed=seed)
+    if n_random < 1:
+        raise InputError(f"n_random must be at least 1, got {n_random}")
+    if isinstance(task, str | Task):
+        n = N_PROMPTS if n is None else n
+        check_integers(n=n)
+        drawn = named_task(task) if isinstance(task, str) else task
+        prompts = drawn.prompts(n_drawn(n), seed=seed, layout=layout, demonstrations=demonstrations, labels=labels)
+        scanned, tested = scanned_and_tested(prompts, n)
+    else:
+        if n is not None:
+            raise InputError(f"n must be None for a list of prompts, got {n}; remove it")
+        tested = list(as_prompts(task))
+        scanned = []
+        if heads is None and scan_prompts is None:
+            scanned, tested = split_by_query(tested, len(tested))
+    scanned = list(scanned if scan_prompts is None else scan_prompts)
 
-    version: ClassVar[int] = 2
-    model: str
-    heads: tuple[Head, ...]
-    random_sets: tuple[tuple[Head, ...], ...]
-    exchanges: tuple[Exchanged, ...]
-    log_odds: Float[np.ndarray, " prompt"]
-    """The answer's log-odds without exchange, nats."""
-    correct: Bool[np.ndarray, " prompt"]
-    """Whether the model gives the answer without exchange."""
-    queries: tuple[str, ...]
-    scan: pd.DataFrame | None = field(repr=False)
-    """Mean effects (nats) of exchanging single heads, on other prompts: head, query, low, high, selected (see
-    `MeanExchanges.to_frame`; the list is `heads`), keys, values, rank, layer, index; None if heads were given."""
-    n_scanned: int
-    """Number of prompts of the scan."""
-    chance: float
-    """Accuracy of a random guess, 0 to 1."""
-    text: str
-    """The first prompt."""
-    fallback_reason: str = ""
-    """Why full forward passes were used instead of the prefix cache; empty if it was used."""
-    edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
+    def prepare(prompts: Sequence[Prompt]) -> PromptBatch:
+        return tokenize(model, prompts, template=template, prepend_bos=prepend_bos)
 
-    @property
-    def accuracy(self) -> Interval:
-        """Accuracy without exchange, 0 to 1."""
-        return bootstrap_interval(self.correct, clusters=self.queries, bounds=(0.0, 1.0))
+    scan = None
+    if heads is None:
+        if not 1 <= k <= len(view.heads()):
+            raise InputError(f"k must be between 1 and {len(view.heads())} (heads), got {k}")
+        scan = locate_towers(model, prepare(scanned), k=k, run=as_run(run).part("scan")).to_frame()
+        scan = scan.rename(columns={"head": "index", "name": "head"})
+        heads = [view.check_head(name) for name in scan["head"][:k]]
+    chosen = tuple(dict.fromkeys(view.check_heads(heads)))
+    if not chosen:
+        raise InputError("heads must contain at least one head, got none; omit it to scan for heads")
+    prompts = tower_prompts(model, prepare(tested))
+    options: dict[str, Any] = {"n_random": n_random, "seed": seed, "run": as_run(run).part("exchanges")}
+    (found,) = exchange_heads(view, prompts, [chosen], **options)
+    return replace(found, scan=scan, n_scanned=0 if scan is None else len(scanned))
 
-    @cached_property
-    def lost(self) -> dict[str, Interval]:
-        """The mean log-odds that each exchange costs the answer, nats."""
-        return {one.name: self._interval(one.lost) for one in self.exchanges}
 
-    def _interval(self, values: np.ndarray) -> Interval:
-        return bootstrap_interval(values, clusters=self.queries)
+def exchange_heads(
+    view: ModelView,
+    prompts: TowerPrompts,
+    head_sets: Sequence[Sequence[Head]],
+    *,
+    exchanges: Sequence[Exchange] = EXCHANGES,
+    n_random: int = N_RANDOM_SETS,
+    seed: int = 0,
+    run: Run | None = None,
+) -> list[TwoTowers]:
+    """Return what `two_towers` returns for each set of heads, without a scan; all sets share the donors' passes."""
+    groups: list[tuple[tuple[Head, ...], ...]] = []
+    for heads in head_sets:
+        checked_heads(view, heads)
+        drawn = random_head_sets(view, heads, draws=n_random, seed=seed, same_layers=True)
+        groups.append((tuple(heads), *map(tuple, drawn)))
+    sets = [(exchange, some) for group in groups for exchange in exchanges for some in group]
+    named = {
+        "heads": [list(map(str, heads)) for heads in head_sets],
+        "n_random_sets": n_random,
+        "seed": seed,
+        "exchanges": [exchange.name for exchange in exchanges],
+        "donors": {name: prompts_digest(donor.batch) for name, donor in prompts.donors.items()},
+    }
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return one row per exchange.
+    def compute(rows: list[int]) -> dict[str, torch.Tensor | list[str]]:
+        scores, donors, reason = exchange_scores(view, prompts.select(rows), sets)
+        own = {f"donor: {name}": log_probs for name, log_probs in donors.items()}
+        return {"log_odds": scores.log_odds, "predicted": scores.predicted, "reason": [reason] * len(rows), **own}
 
-        - exchanged; predicted: "other" label or "same" label as without the exchange.
-        - log_odds_lost, low, high: mean log-odds that the answer loses, nats, with its 95% interval.
-        - accuracy: share of prompts with the correct label; as_predicted: with the label that two towers predict
-          (interchange accuracy). Without exchange, both labels' shares are `accuracy` and 1 − `accuracy`.
-        - random, random_low, random_high: log-odds lost with random heads, mean and range over sets.
-        - difference, difference_low, difference_high: log_odds_lost − random, with its 95% interval.
-        - donor_accuracy: share of donor prompts that the model answers correctly; NaN for donors without a query.
-        """
-        rows = []
-        for one in self.exchanges:
-            value, low, high = self.lost[one.name]
-            random = one.random_lost.mean(1)
-            difference = self._interval(one.lost - one.random_lost.mean(0))
-            rows.append(
-                {
-                    "exchanged": one.name,
-                    "predicted": one.predicted,
-                    "log_odds_lost": value,
-                    "low": low,
-                    "high": high,
-                    "accuracy": float(one.correct.mean()),
-                    "as_predicted": float(one.as_predicted.mean()),
-                    "random": float(random.mean()),
-                    "random_low": float(random.min()),
-                    "random_high": float(random.max()),
-                    "difference": difference.value,
-                    "difference_low": difference.low,
-                    "difference_high": difference.high,
-                    "donor_accuracy": float("nan") if one.donors_correct is None else float(one.donors_correct.mean()),
-                }
+    n_tokens = n_exchanged(view, prompts) * prompts.batch.tokens.shape[1]
+    plan = plan_in_order(prompts.batch, run, n_tokens=n_tokens)
+    with start(run, view.model, prompts.batch, "two towers", named, plan=plan) as stream:
+        scores = stream.map("exchanges", compute)
+    batch = prompts.batch.to("cpu")
+    shape = len(groups), len(exchanges), 1 + n_random
+    log_odds, all_predicted = (torch.from_numpy(scores[name]) for name in ("log_odds", "predicted"))
+    lost = (log_odds[:, :1] - log_odds[:, 1:]).double().unflatten(1, shape).numpy()
+    predicted = all_predicted[:, 1:].unflatten(1, shape)[..., 0]
+    donors_correct = {
+        name: is_correct(torch.from_numpy(own), prompts.answers[name], choices=batch.label_mask).double().numpy()
+        for name in prompts.answers
+        if (own := scores.get(f"donor: {name}")) is not None
+    }
+    found = []
+    for number, (heads, *random_sets) in enumerate(groups):
+        results = []
+        for index, exchange in enumerate(exchanges):
+            used = [donors_correct[name] for name in exchange[1:4] if name in donors_correct]
+            said = predicted[:, number, index]
+            results.append(
+                Exchanged(
+                    name=exchange.name,
+                    predicted=exchange.predicted,
+                    lost=lost[:, number, index, 0],
+                    random_lost=lost[:, number, index, 1:].T,
+                    correct=(said == batch.answer).numpy(),
+                    as_predicted=(said == prompts.expected(exchange.predicted)).numpy(),
+                    donors_correct=np.mean(used, axis=0) if used else None,
+                )
             )
-        return pd.DataFrame(rows)
-
-    @cached_property
-    def checks(self) -> tuple[Check, ...]:
-        """What two towers predict, with the interval of each difference.
-
-        Query, keys and values alone must cost more than in random heads; models of other kinds can pass this. They fail
-        the decisive ones: keys of exchanged texts cost more than keys of exchanged labels, a changed own text costs
-        more than all other texts, and each exchange costs more than a pair with another one that cancels it.
-        """
-        of = {one.name: one for one in self.exchanges}
-
-        def above(name: str, other: str) -> Interval:
-            return self._interval(of[name].lost - of[other].lost)
-
-        checks = []
-        for name in ("query", "keys", "values"):
-            difference = self._interval(of[name].lost - of[name].random_lost.mean(0))
-            checks.append(Check(f"exchanging {_the(name)} costs more than in random heads", difference, False))
-        checks += [
-            Check(
-                "keys with exchanged texts cost more than keys with exchanged labels",
-                above("keys", "keys: labels"),
-                True,
-            ),
-            Check(
-                "keys whose own text changes cost more than keys of which all other texts change",
-                above("keys: own text", "keys: other texts"),
-                True,
-            ),
-        ]
-        for pair, parts in PAIRS.items():
-            for part, other in (parts, parts[::-1]):
-                text = f"exchanging {_the(part)} costs less if {_the(other)} are exchanged as well"
-                text = text.replace("the query are", "the query is")
-                checks.append(Check(text, above(part, pair), True))
-        return tuple(checks)
-
-    @property
-    def is_two_towers(self) -> bool:
-        """Whether the model does the task and every one of `checks` holds."""
-        return self.accuracy.low > self.chance and all(check.holds for check in self.checks)
-
-    @property
-    def verdict(self) -> str:
-        """Whether the heads work as two towers on these prompts, in words."""
-        is_one = len(self.heads) == 1
-        some, work, their = ("head", "works", "its") if is_one else (f"{len(self.heads)} heads", "work", "their")
-        they_are = "it is" if is_one else "they are"
-        lost = {name: signed(interval.value, 2) for name, interval in self.lost.items()}
-        if not self.accuracy.low > self.chance:
-            return (
-                f"These prompts do not show whether the {some} {work} as two towers: the model answers "
-                f"{percent(self.accuracy.value)} of them correctly{_shares(self.accuracy)}, and the interval does not "
-                f"exclude chance, {percent(self.chance)}."
+        found.append(
+            TwoTowers(
+                model=view.name,
+                heads=heads,
+                random_sets=tuple(random_sets),
+                exchanges=tuple(results),
+                log_odds=log_odds[:, 0].double().numpy(),
+                correct=(all_predicted[:, 0] == batch.answer).numpy(),
+                queries=tuple(prompt.query for prompt in batch.prompts),
+                scan=None,
+                n_scanned=0,
+                chance=float(torch.as_tensor(batch.label_mask).double().sum(-1).reciprocal().mean()),
+                text=batch.texts[0],
+                fallback_reason=next(filter(None, scores["reason"]), ""),
+                edits=active_edits(view),
             )
-        failed = [check for check in self.checks if not check.holds]
-        if not failed:
-            shares = [float(one.as_predicted.mean()) for one in self.exchanges[:3]]
-            return (
-                f"The {some} {work} as two towers on these prompts. Exchanging {their} query, keys or values for those "
-                f"of the other class costs {lost['query']}, {lost['keys']} and {lost['values']} nats of "
-                f"{signed(float(self.log_odds.mean()), 2)}, and the model then gives the other label in "
-                f"{percent(shares[0])}, {percent(shares[1])} and {percent(shares[2])} of prompts. Two exchanges cancel "
-                f"({lost['query+keys']}, {lost['query+values']}, {lost['keys+values']}). Keys follow the texts, not "
-                f"the labels ({lost['keys']} and {lost['keys: labels']}), and each its own demonstration's text, not "
-                f"the others ({lost['keys: own text']} and {lost['keys: other texts']})."
-            )
-        idle = [check for check in failed if not check.is_decisive]
-        texts = [f"{check.text} (difference {_nats(check.difference)})" for check in idle or failed]
-        start = (
-            f"The {some} {'is' if is_one else 'are'} not shown to work as two towers on these prompts"
-            if idle
-            else f"Exchanging the query, keys or values of the {some} changes the answer, but {they_are} not shown to "
-            "work as two towers"
         )
-        return f"{start}. Two towers predict, but the 95% interval is not above zero: {'; '.join(texts)}."
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the verdict, the tables and the values of every prompt as numbers and strings for JSON."""
-        return {
-            "model": self.model,
-            "edits": list(self.edits),
-            "verdict": self.verdict,
-            "is_two_towers": self.is_two_towers,
-            "heads": list(map(str, self.heads)),
-            "random_sets": [list(map(str, some)) for some in self.random_sets],
-            "n_prompts": len(self.queries),
-            "n_queries": len(set(self.queries)),
-            "log_odds": float(self.log_odds.mean()),
-            "accuracy": self.accuracy.value,
-            "chance": self.chance,
-            "exchanges": json_records(self.to_frame()),
-            "checks": [
-                {"check": one.text, "decisive": one.is_decisive, "holds": one.holds, **_finite(one.difference)}
-                for one in self.checks
-            ],
-            "scan": None if self.scan is None else json_records(self.scan),
-            "n_scanned": self.n_scanned,
-            "expected_selected": None if self.scan is None else len(self.heads) / len(self.scan),
-            "prompts": [
-                {
-                    "query": query,
-                    "log_odds": float(self.log_odds[row]),
-                    "lost": {one.name: float(one.lost[row]) for one in self.exchanges},
-                }
-                for row, query in enumerate(self.queries)
-            ],
-            "fallback_reason": self.fallback_reason,
-        }
-
-    def rows(self) -> list[list[str]]:
-        """Return the cells of `COLUMNS` for each exchange."""
-        return [
-            [
-                row["exchanged"],
-                f"{row['predicted']} label",
-                signed(row["log_odds_lost"], 2),
-                _ends(row["low"], row["high"]),
-                f"{signed(row['random'], 2)} ({_ends(row['random_low'], row['random_high'])})",
-                percent(row["accuracy"]),
-                percent(row["as_predicted"]),
-                "–" if row["donor_accuracy"] != row["donor_accuracy"] else percent(row["donor_accuracy"]),
-            ]
-            for row in self.to_frame().to_dict("records")
-        ]
-
-    def scan_rows(self, n: int = N_SCAN_SHOWN) -> list[list[str]]:
-        """Return the cells of `SCAN_COLUMNS` for the first n heads of the scan."""
-        if self.scan is None:
-            return []
-        return [
-            [row["head"], signed(row["query"], 2), _ends(row["low"], row["high"]), format_share(row["selected"])]
-            + [signed(row[part], 2) for part in ("keys", "values")]
-            for row in self.scan.head(n).to_dict("records")
-        ]
-
-    @property
-    def summary(self) -> str:
-        """The model, its edits, the heads, and what the model does without exchange."""
-        text = (
-            f"{self.model}: {', '.join(map(str, self.heads))}. Without exchange: log-odds "
-            f"{signed(float(self.log_odds.mean()), 2)}, accuracy {percent(self.accuracy.value)}"
-            f"{_shares(self.accuracy)}, {plural_prompts(len(self.queries))}."
-        )
-        return text + (f" {edits_note(self.edits)}" if self.edits else "")
-
-    def notes(self) -> list[str]:
-        """Return notes that explain the table's numbers."""
-        n_sets = "1 set" if len(self.random_sets) == 1 else f"{len(self.random_sets)} sets"
-        found = [
-            "Each exchange is made in all heads at once, for the last position only. Log-odds lost: those of the "
-            "answer against the other labels, mean over prompts. As predicted: share of prompts with the label that "
-            "two towers predict. Donors' accuracy: of the prompts from which queries, keys and values come.",
-            f"Random heads: {n_sets} of as many other heads from the same layers, mean (range). "
-            f"95% intervals resample the {len(set(self.queries))} queries of {plural_prompts(len(self.queries))}.",
-        ]
-        return [*found, *([self.scan_note] if self.scan_note else [])]
-
-    @property
-    def scan_note(self) -> str:
-        """How the scan chose the heads; empty if they were given."""
-        if self.scan is None:
-            return ""
-        return (
-            f"The heads have the largest effects of exchanging the query alone, in a scan of all {len(self.scan)} "
-            f"heads on {plural_prompts(self.n_scanned)} other than these. "
-            f"{selected_note(len(self.heads), len(self.scan)).capitalize()}."
-        )
-
-    def __repr__(self) -> str:
-        names = [column.replace("\n", " ") for column in COLUMNS]
-        columns = dict(zip(names, zip(*self.rows(), strict=True), strict=True))
-        return "\n".join([self.verdict, plain_table(self.summary, columns)])
+    return found
 
 
-def _the(part: str) -> str:
-    return f"the {part}"
+def n_drawn(n: int) -> int:
+    """Return how many prompts of a task are drawn to test n: enough for both halves of `split_by_query`."""
+    return 4 * max(n, N_SCANNED)
 
 
-def _nats(interval: Interval) -> str:
-    return f"{signed(interval.value, 2)}, {_ends(interval.low, interval.high)}"
-
-
-def _shares(share: Interval) -> str:
-    """Return " (88.0–100.0%)", or "" without an interval."""
-    return "" if share.low != share.low else f" ({100 * share.low:.1f}–{100 * share.high:.1f}%)"
-
-
-def _ends(low: float, high: float) -> str:
-    return "–" if low != low else f"{signed(low, 2)} … {signed(high, 2)}"
-
-
-def _finite(interval: Interval) -> dict[str, float | None]:
-    return {name: None if value != value else value for name, value in vars(interval).items()}
+def scanned_and_tested(prompts: list[Prompt], n: int) -> tuple[list[Prompt], list[Prompt]]:
+    """Return prompts to scan and n prompts to test, which share no query if there are enough queries."""
+    if len({prompt.query for prompt in prompts}) >= 4:
+        scanned, tested = split_by_query(prompts, N_SCANNED)[0], split_by_query(prompts, n)[1]
+        if (len(scanned), len(tested)) == (N_SCANNED, n):
+            return scanned, tested
+    return prompts[-N_SCANNED:], prompts[:n]

@@ -11,8 +11,8 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations
 from icl_lens.attribution.score_parts import attention_score_parts
 from icl_lens.attribution.value_parts import value_parts
+from icl_lens.head_scores import DirectScore
 from icl_lens.models.head import Head
-from icl_lens.scores import DirectScore
 
 Writer = tuple[str, float]
 Side = Literal["query", "key", "value"]

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations
 from icl_lens.errors import InputError
+from icl_lens.head_scores import DIRECT_SCORES, DirectScore, choose_score
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.scores import DIRECT_SCORES, DirectScore, choose_score
 
 Against = Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None
 """Token ids to compare with: one per prompt, several (padded with -1 where a prompt has fewer), or None."""

@@ -38,6 +38,7 @@ from icl_lens.attribution.increases import (
 )
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, choose_ranking, select_rows
 from icl_lens.errors import InputError, check_integers
+from icl_lens.head_scores import DirectScore
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
@@ -53,7 +54,6 @@ from icl_lens.result.tables import (
     plural_prompts,
     selected_note,
 )
-from icl_lens.scores import DirectScore
 
 # Float32 rounding can push a bound at most this far below the exact value, in nats; tested against float64.
 SLACK = 1e-4

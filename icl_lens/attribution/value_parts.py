@@ -22,12 +22,12 @@ from icl_lens.attribution.increases import linear_direction
 from icl_lens.attribution.scored_tokens import Against, choose_ranking
 from icl_lens.attribution.search import layer_gradients
 from icl_lens.errors import check_choice
+from icl_lens.head_scores import DirectScore
 from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.prompts.token_ids import TokenPositions
 from icl_lens.result.base import Displayed
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, long_frame
-from icl_lens.scores import DirectScore
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,8 +9,8 @@ from typer import Option
 from icl_lens.cli.console import progress
 from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import ByOption, ModelOptions, Positions, ReadoutOptions, RunOutput, SeedOption, TaskOptions
+from icl_lens.head_scores import SCORES, Score, choose_score
 from icl_lens.report.terminal import new_table
-from icl_lens.scores import SCORES, Score, choose_score
 
 if TYPE_CHECKING:
     import pandas as pd

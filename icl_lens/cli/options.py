@@ -19,7 +19,7 @@ from typer import Option
 from icl_lens.cli.console import PlainConsole, progress, with_duration
 from icl_lens.cli.option_groups import reject_options
 from icl_lens.errors import InputError
-from icl_lens.scores import SCORES, Score, choose_score
+from icl_lens.head_scores import SCORES, Score, choose_score
 
 if TYPE_CHECKING:
     import torch

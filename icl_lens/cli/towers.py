@@ -33,7 +33,7 @@ class TowerTask(SplitTask):
 
     def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
         """Return prompts that find heads and `n` prompts to test them on, the same as in `il.two_towers`."""
-        from icl_lens.analyses.towers import n_drawn, scanned_and_tested
+        from icl_lens.analyses.two_towers import n_drawn, scanned_and_tested
 
         return scanned_and_tested(self.prompts(n=n_drawn(self.n), seed=seed), self.n)
 
@@ -61,7 +61,7 @@ def towers(
     queries, keys and values of all these heads are exchanged for those of prompts with another query, exchanged texts
     or exchanged labels, one by one and in pairs; random heads of the same layers are the control.
     """
-    from icl_lens.analyses.towers import N_HEADS, two_towers
+    from icl_lens.analyses.two_towers import N_HEADS, two_towers
     from icl_lens.report.views import page as page_of
     from icl_lens.runs.run import Run
 

@@ -2,7 +2,8 @@
 
 1. `pattern` recomputes attention from queries and keys; `kv_cache` computes that of single tokens after a prompt.
 2. `edit` has the base class `Edit`, which knows nothing of passes, and what its methods get.
-3. `standard` has ablation, changes of attention, and a vector added to the residual stream; `patch` writes activations
-   of other prompts; `edges` rebuilds heads without what earlier components wrote (with `reader`); `interchange`
-   exchanges queries, keys or values at the last position for those of donors.
+3. The edits: `ablate` (with `reference`, which runs the prompts of a mean); `attention_edits` change weights or scores;
+   `add_vector` writes into the residual stream; `patch` writes activations of other prompts; `edges` rebuilds heads
+   without what earlier components wrote (with `reader`); `interchange` exchanges queries, keys or values at the last
+   position for those of donors.
 """

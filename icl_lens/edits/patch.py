@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from icl_lens.activations.passes import last_logits
 from icl_lens.edits.edit import Attention, Edit, Places, Positions, Stage, group_by_layer, of_prompts
 from icl_lens.edits.pattern import LayerValues, recording_hooks, score_inputs
 from icl_lens.errors import InputError, check_choice
@@ -296,8 +297,8 @@ def _record(
             hooks.append((name, lambda z, hook, values=values: values.record("z", z.detach())))
         else:
             hooks += recording_hooks(values)
-    with torch.no_grad(), view.exclusive_pass(), edits_disabled(view), view.model.hooks(fwd_hooks=hooks):
-        view.model(source.tokens, attention_mask=source.attention_mask, return_type="logits")
+    with edits_disabled(view):
+        last_logits(view.model, source, hooks)
     found: HeadActivations = {}
     for layer, chosen in by_layer.items():
         values = recorded[layer]

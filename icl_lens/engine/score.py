@@ -3,7 +3,7 @@
 `score` chooses for each set the fastest exact way:
 
 1. One-token rows: if only the last position changes, the prompts run once, and each set re-runs one token per prompt
-   (`prefix_cache`).
+   (`rows`).
 2. Restarts: if only z changes, each set re-runs the prompts from its first layer (`restart`).
 3. Whole passes, one per set (`editor`), for everything else, and where a model does not support rows.
 
@@ -20,27 +20,24 @@ from torch import Tensor
 
 from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.passes import NO_LABELS_HINT, last_log_probs
+from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import ATTENTION_STAGES, Z_STAGES, Edit, Placed, Positions, Stage
 from icl_lens.edits.patch import Align, HeadActivation, Patch
-from icl_lens.edits.standard import Ablate, Mode, Reference
 from icl_lens.engine.edit_checks import checked_heads
 from icl_lens.engine.editor import editing
-from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported, RowEdits, max_prompts, max_rows
+from icl_lens.engine.prefix_cache import PrefixCache
 from icl_lens.engine.restart import Read, score_restarted
+from icl_lens.engine.rows import CLEAN_TOLERANCE, score_rows
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.active_edits import DESCRIBE
 from icl_lens.models.head import AnyHead
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
-from icl_lens.models.memory import LOG_PROB_BYTES, PASS_TOKENS
+from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 
 Sets = Sequence[Iterable[Edit]]
-
-# Largest allowed difference between an unedited row and the model's own log-probability, nats. Some families compute
-# norms and softmax in float32 even in float64 models.
-CLEAN_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 
 
 @contextmanager
@@ -184,21 +181,17 @@ def score_sets(
     if pass_tokens < 1:
         raise InputError(f"pass_tokens must be at least 1, got {pass_tokens}")
     checked, read = check_sets(sets), _checked(read)
-    is_row = [all(edit.is_only_last(batch) for edit in one) for one in checked]
-    if all(not one for one in checked):
-        is_row = [False] * len(checked)
     placed = place(view, checked, batch)
     found: dict[int, Tensor] = {}
     reason = ""
-    rows = [number for number, only_last in enumerate(is_row) if only_last]
+    rows = [number for number, one in enumerate(checked) if all(edit.is_only_last(batch) for edit in one)]
     if any(checked[number] for number in rows):
-        by_rows, reason = _score_rows(
-            view, batch, [placed[number] for number in rows], read, pass_tokens, tokens, cached
-        )
+        in_rows = {number: placed[number] for number in rows}
+        by_rows, reason = score_rows(view, batch, [*in_rows.values()], read, pass_tokens, tokens, cached)
         if by_rows is not None:
             found |= dict(zip(rows, by_rows.unbind(1), strict=True))
             if tokens is None:
-                _check_own_edits(view, batch, {number: placed[number] for number in rows}, found, read)
+                _check_own_edits(view, batch, in_rows, found, read)
     rest = [number for number in range(len(checked)) if number not in found]
     _check_whole(view, [checked[number] for number in rest])
     # Restarts write after the edits of open blocks, which is the order of stages only for ablation.
@@ -274,56 +267,6 @@ def _check_heads(view: ModelView, edits: Sequence[Edit]) -> None:
     checked_heads(view, [head for edit in edits for head in edit.heads], attention=attention)
 
 
-def _score_rows(
-    view: ModelView,
-    batch: PromptBatch,
-    sets: Sequence[Sequence[Placed]],
-    read: Read,
-    pass_tokens: int,
-    tokens: Int[Tensor, " n"] | None,
-    cached: PrefixCache | None,
-) -> tuple[Float[Tensor, "batch set *n"] | None, str]:
-    """Return the scores of sets as rows of one token; None and the reason if the model does not support them."""
-    n_logits = None if tokens is None else len(tokens)
-    attention = any(
-        {*one.edit.stages} & {*ATTENTION_STAGES} and type(one.edit).write_rows is None for some in sets for one in some
-    ) or any(sum(bool({*one.edit.stages} & {*ATTENTION_STAGES}) for one in some) > 1 for some in sets)
-    size = max_prompts(view, batch, pass_tokens=pass_tokens, n_rows=len(sets), attention=attention, n_logits=n_logits)
-    # Prompts of similar length share a pass, to minimize padding.
-    order = batch.last.argsort(stable=True).tolist()
-    edits = RowEdits(view, sets)
-    scores: Tensor | None = None
-    for start in range(0, len(order), size):
-        prompts = order[start : start + size]
-        try:
-            if cached is None:
-                cache = PrefixCache.of(view, batch[prompts], attention=attention, tokens=tokens)
-            else:
-                cache = cached.select(prompts)
-            step = max(1, max_rows(view, n_logits if cache.columns else None) // len(prompts) - 1)
-            for first in range(0, len(sets), step):
-                some = range(first, min(first + step, len(sets)))
-                logits, row_of = cache.run(edits, some, prompts)
-                clean = cache.log_probs
-                if tokens is not None:
-                    clean = _among(clean, tokens)
-                    logits = _among(logits, tokens if cache.columns is None else None)
-                _check_clean(view, logits[:, 0], clean)
-                values = logits if tokens is not None else _read_rows(logits, prompts, read)
-                values = values[:, row_of]
-                if scores is None:
-                    scores = values.new_empty(len(order), len(sets), *values.shape[2:])
-                scores[prompts, some.start : some.stop] = values
-        except (PrefixCacheUnsupported, InputError) as error:  # InputError: a hook that the family does not expose
-            return None, str(error)
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            text = (str(error) or type(error).__name__).splitlines()[0]
-            return None, f"{view.architecture} does not support single-token rows ({text})"
-    return scores, ""
-
-
 def _checked(read: Read) -> Read:
     """Return `read` that raises InputError unless it returns a tensor with one entry per row."""
 
@@ -363,29 +306,3 @@ def _check_own_edits(
                 f"{names} must change and read only the last position, as positions='last' says, but passes over whole "
                 "prompts give other scores; omit positions, or write at at.last only"
             )
-
-
-def _among(logits: Float[Tensor, "*rest d_vocab"], tokens: Int[Tensor, " n"] | None) -> Float[Tensor, "*rest n"]:
-    """Return the log-probabilities of some tokens among themselves; None if `logits` has only these."""
-    return log_probs_of(logits if tokens is None else logits[..., tokens.to(logits.device)])
-
-
-def _read_rows(
-    logits: Float[Tensor, "batch row d_vocab"], prompts: Sequence[int], read: Read
-) -> Float[Tensor, "batch row *n"]:
-    """Return what is read of the log-probabilities of several rows per prompt, in pieces."""
-    flat, dtype = logits.flatten(0, 1), torch.promote_types(logits.dtype, torch.float32)
-    step = max(1, LOG_PROB_BYTES // (4 * flat.shape[1]))
-    prompt_of_row = torch.tensor(prompts).repeat_interleave(logits.shape[1])
-    pieces = zip(flat.split(step), prompt_of_row.split(step), strict=True)
-    found = [read(torch.log_softmax(piece.to(dtype), dim=-1), rows) for piece, rows in pieces]
-    return torch.cat(found).unflatten(0, (len(logits), -1))
-
-
-def _check_clean(view: ModelView, logits: Tensor, log_probs: Float[Tensor, "batch d_vocab"]) -> None:
-    """Raise PrefixCacheUnsupported unless unedited rows reproduce the model's log-probability of its top token."""
-    top = log_probs.argmax(-1, keepdim=True)
-    row_log_probs = torch.log_softmax(logits.to(log_probs), dim=-1)
-    deviation = float((row_log_probs - log_probs).gather(1, top).abs().max())
-    if not deviation <= CLEAN_TOLERANCE.get(view.model.W_U.dtype, 1e-3):
-        raise PrefixCacheUnsupported(f"unedited rows of {view.architecture} deviate by {deviation:.1e} nats")

@@ -21,12 +21,13 @@ from icl_lens.activations.multi_token_labels import whole_label_log_probs
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.attribution.reasons import attention_reasons
 from icl_lens.attribution.similarity import compared_positions
+from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import Edit
 from icl_lens.edits.patch import HeadActivation, Patch
-from icl_lens.edits.standard import Ablate
 from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.engine.score import read_labels, score, score_sets
 from icl_lens.errors import InputError
+from icl_lens.head_scores import Score
 from icl_lens.live_view.state import Change, LiveState
 from icl_lens.measures.controlled_ablation import random_head_sets
 from icl_lens.measures.demonstration_effects import BEGINS_TEXT, demonstration_effects
@@ -39,7 +40,6 @@ from icl_lens.prompts.donors import exchange_labels, exchange_texts, other_queri
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.token_ids import name_tokens
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.scores import Score
 
 Panel = dict[str, Any]
 """Numbers, words and lists of them, as JSON has them."""

@@ -31,11 +31,12 @@ from icl_lens.edits.edges import RemovalMasks, replaced_by_sets, writer_means
 from icl_lens.edits.reader import Means
 from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_choice, check_integers
+from icl_lens.intervals import draw_clusters
 from icl_lens.locate.edge_sets import EdgeSets
 from icl_lens.locate.edge_space import EdgeSpace
 from icl_lens.locate.streamed_means import ResampledSums
 from icl_lens.measures.head_to_head_effects import estimate_effects
-from icl_lens.metrics import draw_clusters, label_log_odds
+from icl_lens.metrics import label_log_odds
 from icl_lens.models.active_edits import active_edits, edits_note, edits_suffix
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView

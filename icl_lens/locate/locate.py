@@ -43,12 +43,13 @@ from icl_lens.attribution.search import (
     layer_gradients,
 )
 from icl_lens.engine.score import score
+from icl_lens.head_scores import SCORES, DirectScore, Score, choose_score
+from icl_lens.intervals import draw_clusters
 from icl_lens.locate.chunk import increase_columns, read_increases
 from icl_lens.locate.mean_effects import effects_of_located, locate_effects
 from icl_lens.locate.mean_exchanges import locate_towers
 from icl_lens.locate.streamed_means import ResampledSums
 from icl_lens.locate.table import heads_result, heads_table
-from icl_lens.metrics import draw_clusters
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
 from icl_lens.models.memory import LOGIT_BYTES, MAX_ROWS
@@ -60,7 +61,6 @@ from icl_lens.prompts.tokenize import tokenize
 from icl_lens.runs.configuration import tensors_digest
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import ChunkStream, plan_batches, start
-from icl_lens.scores import SCORES, DirectScore, Score, choose_score
 
 # Number of candidates beyond k. More candidates cost a little time on every batch; fewer may cause a second pass.
 MARGIN = 20
@@ -209,7 +209,7 @@ def top_heads_by(
     by: Score | None = None,
     run: Run | None = None,
 ) -> list[Head]:
-    """Return the k heads with the largest mean score (see `icl_lens.scores`).
+    """Return the k heads with the largest mean score (see `icl_lens.head_scores`).
 
     The default is contrast, or increase for prompts without other labels. For prompts without an answer, the model's
     most probable label is used. Raise InputError if `k` exceeds the number of heads and, for "towers", for prompts that

@@ -15,10 +15,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.attribution.scored_tokens import Against, select_rows
+from icl_lens.edits.ablate import Ablate
 from icl_lens.edits.edit import Positions
-from icl_lens.edits.standard import Ablate
 from icl_lens.engine.score import score_sets
 from icl_lens.errors import check_choice
+from icl_lens.head_scores import DirectScore
+from icl_lens.intervals import mean_intervals
 from icl_lens.locate.chunk import index_columns
 from icl_lens.locate.streamed_means import MeanScore, StreamedMeans, heads_frame
 from icl_lens.measures.effects import (
@@ -33,7 +35,6 @@ from icl_lens.measures.effects import (
     largest_means,
     outcome_tokens,
 )
-from icl_lens.metrics import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView
@@ -52,7 +53,6 @@ from icl_lens.result.tables import (
 from icl_lens.runs.configuration import tensors_digest
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import ChunkStream, start
-from icl_lens.scores import DirectScore
 
 
 def effect_columns(rows: list[int], effects: HeadEffects) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import pandas as pd
 import pyarrow as pa
 
 from icl_lens.locate.chunk import index_columns
+from icl_lens.locate.exchanges import SINGLE, single_exchanges, tower_prompts
 from icl_lens.locate.streamed_means import MeanScore, StreamedMeans, heads_frame
-from icl_lens.locate.towers import SINGLE, single_exchanges, tower_prompts
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import Head
 from icl_lens.models.view import ModelView

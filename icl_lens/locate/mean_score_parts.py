@@ -31,7 +31,7 @@ from icl_lens.attribution.scored_tokens import check_targets
 from icl_lens.attribution.value_parts import value_parts
 from icl_lens.attribution.writer_groups import GROUPS, group_of
 from icl_lens.errors import InputError, check_choice, check_integers
-from icl_lens.metrics import mean_intervals
+from icl_lens.intervals import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.models.view import ModelView

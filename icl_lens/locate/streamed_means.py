@@ -17,8 +17,8 @@ from torch import Tensor
 
 from icl_lens.attribution.search import check_k
 from icl_lens.errors import InputError
+from icl_lens.intervals import draw_clusters, percentile_ends, top_places
 from icl_lens.locate.chunk import read_index
-from icl_lens.metrics import draw_clusters, percentile_ends, top_places
 from icl_lens.models.head import Head
 from icl_lens.models.memory import QUERY_BYTES
 from icl_lens.models.view import ModelView

@@ -23,21 +23,12 @@ from torch import Tensor
 
 from icl_lens.activations.passes import NO_LABELS_HINT
 from icl_lens.digest import weights_digest
+from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Edit, Positions
-from icl_lens.edits.standard import Ablate, Mode, Reference
 from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_choice, check_integers
-from icl_lens.metrics import (
-    Interval,
-    accuracy,
-    cluster_weights,
-    is_correct,
-    label_aurocs,
-    label_log_odds,
-    mean_aurocs,
-    percentile_interval,
-    weights_with_data,
-)
+from icl_lens.intervals import Interval, cluster_weights, percentile_interval, weights_with_data
+from icl_lens.metrics import accuracy, is_correct, label_aurocs, label_log_odds, mean_aurocs
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.memory import PASS_TOKENS

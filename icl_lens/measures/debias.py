@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from icl_lens.edits.attention_edits import RemovePosition, Reweight
 from icl_lens.edits.edit import Edit
-from icl_lens.edits.standard import RemovePosition, Reweight
 from icl_lens.engine.score import score
 from icl_lens.errors import InputError, check_choice
 from icl_lens.metrics import is_correct, label_log_odds

@@ -25,8 +25,8 @@ from icl_lens.edits.kv_cache import HiddenKeys, LayerRows, per_kv_head
 from icl_lens.edits.pattern import without_keys
 from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_choice
+from icl_lens.intervals import mean_intervals
 from icl_lens.measures.effects import OUTCOMES, Outcome, answer_outcomes, outcome_tokens
-from icl_lens.metrics import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.locking import locks_model
 from icl_lens.models.memory import PASS_TOKENS

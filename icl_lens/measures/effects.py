@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_against_ids, check_targets
+from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Positions
-from icl_lens.edits.standard import Ablate, Mode, Reference
 from icl_lens.engine.gradients import prompts_at_once, z_gradients
 from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_choice

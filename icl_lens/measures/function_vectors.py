@@ -18,7 +18,7 @@ from torch import Tensor
 from icl_lens.activations.activations import capture
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.edits.edit import group_by_layer
-from icl_lens.edits.standard import reference_batches
+from icl_lens.edits.reference import reference_batches
 from icl_lens.measures.effects import head_effects
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView

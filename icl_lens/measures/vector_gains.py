@@ -14,10 +14,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from icl_lens.activations.activations import capture
-from icl_lens.edits.standard import AddVector, reference_batches
+from icl_lens.edits.add_vector import AddVector
+from icl_lens.edits.reference import reference_batches
 from icl_lens.engine.score import score
 from icl_lens.errors import InputError, check_integers
-from icl_lens.metrics import mean_intervals
+from icl_lens.intervals import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.locking import locks_model
 from icl_lens.models.view import ModelView

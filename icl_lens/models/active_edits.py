@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
+from icl_lens.models.locking import model_lock
 from icl_lens.models.module_hooks import hooked_modules
 from icl_lens.models.view import ModelView
 
@@ -22,14 +23,15 @@ _DISABLED: "WeakSet[Any]" = WeakSet()
 
 @contextmanager
 def edits_disabled(view: ModelView) -> Iterator[None]:
-    """Disable all edits inside the `with` block."""
-    is_nested = are_edits_disabled(view)
-    _DISABLED.add(view.model)
-    try:
-        yield
-    finally:
-        if not is_nested:
-            _DISABLED.discard(view.model)
+    """Disable all edits inside the `with` block, which holds the model's lock."""
+    with model_lock(view.model):
+        is_nested = are_edits_disabled(view)
+        _DISABLED.add(view.model)
+        try:
+            yield
+        finally:
+            if not is_nested:
+                _DISABLED.discard(view.model)
 
 
 def are_edits_disabled(view: ModelView) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
+from icl_lens.intervals import Interval
 from icl_lens.measures.controlled_ablation import Condition, ConditionName, ControlledAblation
-from icl_lens.metrics import Interval
 from icl_lens.models.active_edits import edits_note
 from icl_lens.report.html.parts import Cell, Chip, Dots, Table
 from icl_lens.report.terminal import full_table

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from icl_lens.analyses.comparison import Comparison
 from icl_lens.analyses.explanation import Explanation
+from icl_lens.head_scores import Score
 from icl_lens.models.head import Head
 from icl_lens.report.command import command
 from icl_lens.report.html.heads import attention_bar, label_sum
@@ -16,7 +17,6 @@ from icl_lens.report.html.parts import Bar, Cell, Chip, HeadMap, Table, largest
 from icl_lens.report.html.sections import answer, label_chips, layer_charts, layers_table, prompt_pieces, unit_name
 from icl_lens.report.terminal import new_table
 from icl_lens.result.number_format import percent, signed
-from icl_lens.scores import Score
 
 N_CHANGED = 12
 """Number of heads on the page and in the terminal."""

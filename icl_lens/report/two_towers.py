@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
-from icl_lens.analyses.two_towers import COLUMNS, SCAN_COLUMNS, TwoTowers
+from icl_lens.analyses.two_towers_result import COLUMNS, SCAN_COLUMNS, TwoTowers
 from icl_lens.report.html.parts import Bar, Cell, Table, largest, text_table
 from icl_lens.report.terminal import full_table
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from icl_lens.analyses.comparison import Comparison
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.model_comparison import ModelComparison
-from icl_lens.analyses.two_towers import TwoTowers
+from icl_lens.analyses.two_towers_result import TwoTowers
 from icl_lens.locate.circuit import Circuit
 from icl_lens.locate.mean_score_parts import MeanScoreParts
 from icl_lens.measures.controlled_ablation import ControlledAblation

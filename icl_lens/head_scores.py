@@ -32,7 +32,7 @@ def choose_score(by: SomeScore | None, choices: Sequence[SomeScore], *, comparab
     Raise InputError for a score that is not one of `choices`, and for a contrast without tokens to compare with.
 
     Example:
-        >>> from icl_lens.scores import DIRECT_SCORES, choose_score
+        >>> from icl_lens.head_scores import DIRECT_SCORES, choose_score
         >>> choose_score(None, DIRECT_SCORES, comparable=True), choose_score(None, DIRECT_SCORES, comparable=False)
         ('contrast', 'increase')
     """

@@ -1,0 +1,339 @@
+"""Whether heads work as two towers: what exchanges cost by prompt, and the sentence and tables that follow from it."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float
+
+from icl_lens.intervals import Interval, bootstrap_interval
+from icl_lens.models.active_edits import edits_note
+from icl_lens.models.head import Head
+from icl_lens.result.base import Result
+from icl_lens.result.number_format import percent, signed
+from icl_lens.result.tables import format_share, json_records, plural_prompts, selected_note
+from icl_lens.result.tables import text_table as plain_table
+
+COLUMNS = ("exchanged", "two towers\npredict", "log-odds\nlost, nats", "95%\ninterval", "random\nheads", "accuracy")
+COLUMNS = (*COLUMNS, "as\npredicted", "donors'\naccuracy")
+SCAN_COLUMNS = ("head", "query", "95% interval", "selected", "keys", "values")
+N_SCAN_SHOWN = 12
+PAIRS = {"query+keys": ("query", "keys"), "query+values": ("query", "values"), "keys+values": ("keys", "values")}
+
+
+@dataclass(frozen=True, eq=False)
+class Exchanged:
+    """What one exchange costs, by prompt."""
+
+    name: str
+    predicted: Literal["other", "same"]
+    """The label that two towers predict: the other one or the same as without the exchange."""
+    lost: Float[np.ndarray, " prompt"]
+    """Log-odds that the answer loses, nats."""
+    random_lost: Float[np.ndarray, "set prompt"]
+    """The same with random sets of heads."""
+    correct: Bool[np.ndarray, " prompt"]
+    """Whether the model still gives the prompt's answer."""
+    as_predicted: Bool[np.ndarray, " prompt"]
+    """Whether the model gives the label that two towers predict."""
+    donors_correct: Float[np.ndarray, " prompt"] | None
+    """Whether the model gives the donors' own answers, averaged over the donors; None for donors without a query."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that two towers predict: a difference that is above zero, nats."""
+
+    text: str
+    """What must hold, as a clause."""
+    difference: Interval
+    is_decisive: bool
+    """Whether models that are no two towers fail it."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the 95% interval of the difference is above zero."""
+        return self.difference.low > 0
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class TwoTowers(Result):
+    """What exchanging queries, keys and values of some heads costs the answer, made by `two_towers`.
+
+    `print` shows `verdict` and the table. `exchanges` has the values of every prompt; intervals resample queries, since
+    prompts with the same query are not independent.
+
+    Example:
+        >>> found = il.two_towers(model, "sentiment-number", k=3, n=20, n_random=3)
+        >>> found.scan.columns.tolist()[:6], len(found.heads)
+        (['head', 'query', 'low', 'high', 'selected', 'keys'], 3)
+    """
+
+    version: ClassVar[int] = 2
+    model: str
+    heads: tuple[Head, ...]
+    random_sets: tuple[tuple[Head, ...], ...]
+    exchanges: tuple[Exchanged, ...]
+    log_odds: Float[np.ndarray, " prompt"]
+    """The answer's log-odds without exchange, nats."""
+    correct: Bool[np.ndarray, " prompt"]
+    """Whether the model gives the answer without exchange."""
+    queries: tuple[str, ...]
+    scan: pd.DataFrame | None = field(repr=False)
+    """Mean effects (nats) of exchanging single heads, on other prompts: head, query, low, high, selected (see
+    `MeanExchanges.to_frame`; the list is `heads`), keys, values, rank, layer, index; None if heads were given."""
+    n_scanned: int
+    """Number of prompts of the scan."""
+    chance: float
+    """Accuracy of a random guess, 0 to 1."""
+    text: str
+    """The first prompt."""
+    fallback_reason: str = ""
+    """Why full forward passes were used instead of the prefix cache; empty if it was used."""
+    edits: tuple[str, ...] = ()
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
+
+    @property
+    def accuracy(self) -> Interval:
+        """Accuracy without exchange, 0 to 1."""
+        return bootstrap_interval(self.correct, clusters=self.queries, bounds=(0.0, 1.0))
+
+    @cached_property
+    def lost(self) -> dict[str, Interval]:
+        """The mean log-odds that each exchange costs the answer, nats."""
+        return {one.name: self._interval(one.lost) for one in self.exchanges}
+
+    def _interval(self, values: np.ndarray) -> Interval:
+        return bootstrap_interval(values, clusters=self.queries)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per exchange.
+
+        - exchanged; predicted: "other" label or "same" label as without the exchange.
+        - log_odds_lost, low, high: mean log-odds that the answer loses, nats, with its 95% interval.
+        - accuracy: share of prompts with the correct label; as_predicted: with the label that two towers predict
+          (interchange accuracy). Without exchange, both labels' shares are `accuracy` and 1 − `accuracy`.
+        - random, random_low, random_high: log-odds lost with random heads, mean and range over sets.
+        - difference, difference_low, difference_high: log_odds_lost − random, with its 95% interval.
+        - donor_accuracy: share of donor prompts that the model answers correctly; NaN for donors without a query.
+        """
+        rows = []
+        for one in self.exchanges:
+            value, low, high = self.lost[one.name]
+            random = one.random_lost.mean(1)
+            difference = self._interval(one.lost - one.random_lost.mean(0))
+            rows.append(
+                {
+                    "exchanged": one.name,
+                    "predicted": one.predicted,
+                    "log_odds_lost": value,
+                    "low": low,
+                    "high": high,
+                    "accuracy": float(one.correct.mean()),
+                    "as_predicted": float(one.as_predicted.mean()),
+                    "random": float(random.mean()),
+                    "random_low": float(random.min()),
+                    "random_high": float(random.max()),
+                    "difference": difference.value,
+                    "difference_low": difference.low,
+                    "difference_high": difference.high,
+                    "donor_accuracy": float("nan") if one.donors_correct is None else float(one.donors_correct.mean()),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def checks(self) -> tuple[Check, ...]:
+        """What two towers predict, with the interval of each difference.
+
+        Query, keys and values alone must cost more than in random heads; models of other kinds can pass this. They fail
+        the decisive ones: keys of exchanged texts cost more than keys of exchanged labels, a changed own text costs
+        more than all other texts, and each exchange costs more than a pair with another one that cancels it.
+        """
+        of = {one.name: one for one in self.exchanges}
+
+        def above(name: str, other: str) -> Interval:
+            return self._interval(of[name].lost - of[other].lost)
+
+        checks = []
+        for name in ("query", "keys", "values"):
+            difference = self._interval(of[name].lost - of[name].random_lost.mean(0))
+            checks.append(Check(f"exchanging {_the(name)} costs more than in random heads", difference, False))
+        checks += [
+            Check(
+                "keys with exchanged texts cost more than keys with exchanged labels",
+                above("keys", "keys: labels"),
+                True,
+            ),
+            Check(
+                "keys whose own text changes cost more than keys of which all other texts change",
+                above("keys: own text", "keys: other texts"),
+                True,
+            ),
+        ]
+        for pair, parts in PAIRS.items():
+            for part, other in (parts, parts[::-1]):
+                text = f"exchanging {_the(part)} costs less if {_the(other)} are exchanged as well"
+                text = text.replace("the query are", "the query is")
+                checks.append(Check(text, above(part, pair), True))
+        return tuple(checks)
+
+    @property
+    def is_two_towers(self) -> bool:
+        """Whether the model does the task and every one of `checks` holds."""
+        return self.accuracy.low > self.chance and all(check.holds for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        """Whether the heads work as two towers on these prompts, in words."""
+        is_one = len(self.heads) == 1
+        some, work, their = ("head", "works", "its") if is_one else (f"{len(self.heads)} heads", "work", "their")
+        they_are = "it is" if is_one else "they are"
+        lost = {name: signed(interval.value, 2) for name, interval in self.lost.items()}
+        if not self.accuracy.low > self.chance:
+            return (
+                f"These prompts do not show whether the {some} {work} as two towers: the model answers "
+                f"{percent(self.accuracy.value)} of them correctly{_shares(self.accuracy)}, and the interval does not "
+                f"exclude chance, {percent(self.chance)}."
+            )
+        failed = [check for check in self.checks if not check.holds]
+        if not failed:
+            shares = [float(one.as_predicted.mean()) for one in self.exchanges[:3]]
+            return (
+                f"The {some} {work} as two towers on these prompts. Exchanging {their} query, keys or values for those "
+                f"of the other class costs {lost['query']}, {lost['keys']} and {lost['values']} nats of "
+                f"{signed(float(self.log_odds.mean()), 2)}, and the model then gives the other label in "
+                f"{percent(shares[0])}, {percent(shares[1])} and {percent(shares[2])} of prompts. Two exchanges cancel "
+                f"({lost['query+keys']}, {lost['query+values']}, {lost['keys+values']}). Keys follow the texts, not "
+                f"the labels ({lost['keys']} and {lost['keys: labels']}), and each its own demonstration's text, not "
+                f"the others ({lost['keys: own text']} and {lost['keys: other texts']})."
+            )
+        idle = [check for check in failed if not check.is_decisive]
+        texts = [f"{check.text} (difference {_nats(check.difference)})" for check in idle or failed]
+        start = (
+            f"The {some} {'is' if is_one else 'are'} not shown to work as two towers on these prompts"
+            if idle
+            else f"Exchanging the query, keys or values of the {some} changes the answer, but {they_are} not shown to "
+            "work as two towers"
+        )
+        return f"{start}. Two towers predict, but the 95% interval is not above zero: {'; '.join(texts)}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict, the tables and the values of every prompt as numbers and strings for JSON."""
+        return {
+            "model": self.model,
+            "edits": list(self.edits),
+            "verdict": self.verdict,
+            "is_two_towers": self.is_two_towers,
+            "heads": list(map(str, self.heads)),
+            "random_sets": [list(map(str, some)) for some in self.random_sets],
+            "n_prompts": len(self.queries),
+            "n_queries": len(set(self.queries)),
+            "log_odds": float(self.log_odds.mean()),
+            "accuracy": self.accuracy.value,
+            "chance": self.chance,
+            "exchanges": json_records(self.to_frame()),
+            "checks": [
+                {"check": one.text, "decisive": one.is_decisive, "holds": one.holds, **_finite(one.difference)}
+                for one in self.checks
+            ],
+            "scan": None if self.scan is None else json_records(self.scan),
+            "n_scanned": self.n_scanned,
+            "expected_selected": None if self.scan is None else len(self.heads) / len(self.scan),
+            "prompts": [
+                {
+                    "query": query,
+                    "log_odds": float(self.log_odds[row]),
+                    "lost": {one.name: float(one.lost[row]) for one in self.exchanges},
+                }
+                for row, query in enumerate(self.queries)
+            ],
+            "fallback_reason": self.fallback_reason,
+        }
+
+    def rows(self) -> list[list[str]]:
+        """Return the cells of `COLUMNS` for each exchange."""
+        return [
+            [
+                row["exchanged"],
+                f"{row['predicted']} label",
+                signed(row["log_odds_lost"], 2),
+                _ends(row["low"], row["high"]),
+                f"{signed(row['random'], 2)} ({_ends(row['random_low'], row['random_high'])})",
+                percent(row["accuracy"]),
+                percent(row["as_predicted"]),
+                "–" if row["donor_accuracy"] != row["donor_accuracy"] else percent(row["donor_accuracy"]),
+            ]
+            for row in self.to_frame().to_dict("records")
+        ]
+
+    def scan_rows(self, n: int = N_SCAN_SHOWN) -> list[list[str]]:
+        """Return the cells of `SCAN_COLUMNS` for the first n heads of the scan."""
+        if self.scan is None:
+            return []
+        return [
+            [row["head"], signed(row["query"], 2), _ends(row["low"], row["high"]), format_share(row["selected"])]
+            + [signed(row[part], 2) for part in ("keys", "values")]
+            for row in self.scan.head(n).to_dict("records")
+        ]
+
+    @property
+    def summary(self) -> str:
+        """The model, its edits, the heads, and what the model does without exchange."""
+        text = (
+            f"{self.model}: {', '.join(map(str, self.heads))}. Without exchange: log-odds "
+            f"{signed(float(self.log_odds.mean()), 2)}, accuracy {percent(self.accuracy.value)}"
+            f"{_shares(self.accuracy)}, {plural_prompts(len(self.queries))}."
+        )
+        return text + (f" {edits_note(self.edits)}" if self.edits else "")
+
+    def notes(self) -> list[str]:
+        """Return notes that explain the table's numbers."""
+        n_sets = "1 set" if len(self.random_sets) == 1 else f"{len(self.random_sets)} sets"
+        found = [
+            "Each exchange is made in all heads at once, for the last position only. Log-odds lost: those of the "
+            "answer against the other labels, mean over prompts. As predicted: share of prompts with the label that "
+            "two towers predict. Donors' accuracy: of the prompts from which queries, keys and values come.",
+            f"Random heads: {n_sets} of as many other heads from the same layers, mean (range). "
+            f"95% intervals resample the {len(set(self.queries))} queries of {plural_prompts(len(self.queries))}.",
+        ]
+        return [*found, *([self.scan_note] if self.scan_note else [])]
+
+    @property
+    def scan_note(self) -> str:
+        """How the scan chose the heads; empty if they were given."""
+        if self.scan is None:
+            return ""
+        return (
+            f"The heads have the largest effects of exchanging the query alone, in a scan of all {len(self.scan)} "
+            f"heads on {plural_prompts(self.n_scanned)} other than these. "
+            f"{selected_note(len(self.heads), len(self.scan)).capitalize()}."
+        )
+
+    def __repr__(self) -> str:
+        names = [column.replace("\n", " ") for column in COLUMNS]
+        columns = dict(zip(names, zip(*self.rows(), strict=True), strict=True))
+        return "\n".join([self.verdict, plain_table(self.summary, columns)])
+
+
+def _the(part: str) -> str:
+    return f"the {part}"
+
+
+def _nats(interval: Interval) -> str:
+    return f"{signed(interval.value, 2)}, {_ends(interval.low, interval.high)}"
+
+
+def _shares(share: Interval) -> str:
+    """Return " (88.0–100.0%)", or "" without an interval."""
+    return "" if share.low != share.low else f" ({100 * share.low:.1f}–{100 * share.high:.1f}%)"
+
+
+def _ends(low: float, high: float) -> str:
+    return "–" if low != low else f"{signed(low, 2)} … {signed(high, 2)}"
+
+
+def _finite(interval: Interval) -> dict[str, float | None]:
+    return {name: None if value != value else value for name, value in vars(interval).items()}
