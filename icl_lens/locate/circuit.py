@@ -57,7 +57,7 @@ from icl_lens.result.tables import (
     selected_note,
 )
 from icl_lens.runs.run import Run
-from icl_lens.runs.stream import plan_batches, start
+from icl_lens.runs.stream import ChunkStream, plan_batches, start
 
 # Maximum number of prompts over which writers' means are taken.
 MEAN_PROMPTS = 64
@@ -268,13 +268,8 @@ def locate_circuit(
     for name, value, minimum in (("n_edges", n_edges, 1), ("n_random", n_random, 2)):
         if value < minimum:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
-    for batch in (ranking, testing):
-        batch.require_labels("log-odds against the other labels", "pass prompts with demonstrations")
-        check_targets(view, batch)
-        if bool((batch.label_mask.sum(1) < 2).any()):
-            raise InputError("prompts must have at least two labels to compare, got one")
-        if not bool(role_masks(batch, [reader_at]).any()):
-            raise InputError(f"reader_at must be a role that a prompt has, got {reader_at!r}; see batch.token_roles")
+    _check_prompts(view, ranking, reader_at)
+    _check_prompts(view, testing, reader_at)
     options = {
         "heads": list(map(str, heads)),
         "reader_at": reader_at,
@@ -287,47 +282,12 @@ def locate_circuit(
     mean_prompts = np.linspace(0, len(ranking) - 1, min(len(ranking), MEAN_PROMPTS)).round().astype(int)
     means = writer_means(model, ranking[mean_prompts.tolist()])
     space = EdgeSpace.of(view, heads, reader_at)
-
     with start(run, model, ranking, "circuit", options) as stream:
-
-        def estimate(number: int) -> dict[str, Any]:
-            found = estimate_effects(model, ranking[stream.plan[number]], heads, means, reader_at)
-            return {"estimate": space.flatten(found).float().flatten().numpy()}
-
-        counts, query_of = draw_clusters(ranking.queries)
-        total, resampled = np.zeros(len(space)), ResampledSums(np.ascontiguousarray(counts.T), len(space))
-        for number, chunk in stream.chunks("estimates", range(len(stream.plan)), estimate):
-            rows = stream.plan[number]
-            estimates = chunk.column("estimate").to_numpy().reshape(len(rows), -1)
-            total += estimates.astype(np.float64).sum(0)
-            for row, values in zip(rows, estimates, strict=True):
-                resampled.add(values, int(query_of[row]))
-
-        def rank() -> tuple[Int[np.ndarray, " edge"], Float[np.ndarray, " edge"]]:
-            weight = counts[:, query_of].sum(1).astype(float)
-            several, k = counts.shape[1] > 1, min(n_edges, len(space))
-            selected = resampled.selected(k, weight, absolute=True) if several else np.full(len(space), np.nan)
-            return np.argsort(-np.abs(total), kind="stable"), selected
-
-        ranked, selected = stream.distributed.run_on_main(rank)
-        sets = EdgeSets.of(space, ranked, n_edges=n_edges, n_random=n_random, seed=seed)
+        ranked = _ranked(view, ranking, space, means, stream, n_edges=n_edges)
+        sets = EdgeSets.of(space, ranked.order, n_edges=n_edges, n_random=n_random, seed=seed)
         removed = sets.removal_masks(view, seed=seed)
-
-        def score(number: int) -> dict[str, Any]:
-            rows = testing_stream.plan[number]
-            batch = testing[rows]
-            odds = log_odds_without(view, batch, removed, means, n_sets=len(sets))
-            return {
-                "prompt": np.repeat(np.array(rows, np.int32), len(sets)),
-                "set": np.tile(np.arange(len(sets), dtype=np.int32), len(rows)),
-                "log_odds": odds.flatten().numpy(),
-            }
-
         testing_stream = replace(stream, plan=plan_batches(view, testing, run))
-        log_odds = np.full((len(testing), len(sets)), np.nan)
-        for number, chunk in testing_stream.chunks("removals", range(len(testing_stream.plan)), score):
-            rows = testing_stream.plan[number]
-            log_odds[rows] = chunk.column("log_odds").to_numpy().reshape(len(rows), -1)
+        log_odds = _log_odds_of_sets(view, testing, removed, means, testing_stream, n_sets=len(sets))
 
     def make_circuit() -> Circuit:
         queries = testing.queries
@@ -340,9 +300,75 @@ def locate_circuit(
             n_queries=len(set(queries)),
             reader_at=reader_at,
             edits=active_edits(view),
-            **sets.tables(log_odds, queries, total / len(ranking), selected),
+            **sets.tables(log_odds, queries, ranked.effect, ranked.selected),
         )
         stream.write_result(result.tables, result.to_dict())
         return result
 
     return stream.distributed.run_on_main(make_circuit)
+
+
+def _check_prompts(view: ModelView, batch: PromptBatch, reader_at: EdgeRole) -> None:
+    batch.require_labels("log-odds against the other labels", "pass prompts with demonstrations")
+    check_targets(view, batch)
+    if bool((batch.label_mask.sum(1) < 2).any()):
+        raise InputError("prompts must have at least two labels to compare, got one")
+    if not bool(role_masks(batch, [reader_at]).any()):
+        raise InputError(f"reader_at must be a role that a prompt has, got {reader_at!r}; see batch.token_roles")
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """All edges: their mean estimated effects, their order, and how often a draw has each among its first."""
+
+    effect: Float[np.ndarray, " edge"]
+    order: Int[np.ndarray, " edge"]
+    selected: Float[np.ndarray, " edge"]
+
+
+def _ranked(
+    view: ModelView, batch: PromptBatch, space: EdgeSpace, means: Means, stream: ChunkStream, *, n_edges: int
+) -> _Ranked:
+    """Rank all edges (item 2 above), in every process."""
+
+    def estimate(number: int) -> dict[str, Any]:
+        found = estimate_effects(view.model, batch[stream.plan[number]], space.readers, means, space.reader_at)
+        return {"estimate": space.flatten(found).float().flatten().numpy()}
+
+    counts, query_of = draw_clusters(batch.queries)
+    total, resampled = np.zeros(len(space)), ResampledSums(np.ascontiguousarray(counts.T), len(space))
+    for number, chunk in stream.chunks("estimates", range(len(stream.plan)), estimate):
+        rows = stream.plan[number]
+        estimates = chunk.column("estimate").to_numpy().reshape(len(rows), -1)
+        total += estimates.astype(np.float64).sum(0)
+        for row, values in zip(rows, estimates, strict=True):
+            resampled.add(values, int(query_of[row]))
+
+    def rank() -> _Ranked:
+        weight = counts[:, query_of].sum(1).astype(float)
+        several, k = counts.shape[1] > 1, min(n_edges, len(space))
+        selected = resampled.selected(k, weight, absolute=True) if several else np.full(len(space), np.nan)
+        return _Ranked(total / len(batch), np.argsort(-np.abs(total), kind="stable"), selected)
+
+    return stream.distributed.run_on_main(rank)
+
+
+def _log_odds_of_sets(
+    view: ModelView, batch: PromptBatch, removed: RemovalMasks, means: Means, stream: ChunkStream, *, n_sets: int
+) -> Float[np.ndarray, "prompt set"]:
+    """Return `log_odds_without` of all prompts, in the main process."""
+
+    def score(number: int) -> dict[str, Any]:
+        rows = stream.plan[number]
+        odds = log_odds_without(view, batch[rows], removed, means, n_sets=n_sets)
+        return {
+            "prompt": np.repeat(np.array(rows, np.int32), n_sets),
+            "set": np.tile(np.arange(n_sets, dtype=np.int32), len(rows)),
+            "log_odds": odds.flatten().numpy(),
+        }
+
+    log_odds = np.full((len(batch), n_sets), np.nan)
+    for number, chunk in stream.chunks("removals", range(len(stream.plan)), score):
+        rows = stream.plan[number]
+        log_odds[rows] = chunk.column("log_odds").to_numpy().reshape(len(rows), -1)
+    return log_odds
