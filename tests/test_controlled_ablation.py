@@ -132,6 +132,9 @@ def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
     assert difference.low < difference.value < difference.high
     frame = found.to_frame()
     assert frame.loc["heads", "log_odds_minus_same_layers_high"] == difference.high
+    differences = frame.filter(like="_minus_same_layers")
+    assert differences.drop("same layers").notna().all(axis=None)
+    assert differences.loc["same layers"].isna().all()
     assert frame.loc["same layers", "accuracy_max"] == found.per_prompt("same layers", "accuracy").mean(1).max()
     assert frame.loc["heads", "over_vocabulary"] == np.mean(found.per_prompt("heads", "over_vocabulary"))
     assert found.chance == 0.5

@@ -188,7 +188,8 @@ class ControlledAblation(Result):
         """Return each measure's interval, range over sets and difference from "same layers", one row per condition.
 
         The columns are the measures' means; then, for each measure, `_low` and `_high` (95% interval), if there are
-        random sets `_minus_same_layers` with `_low` and `_high`, `_min` and `_max` (over the means of sets); `n_sets`.
+        random sets `_minus_same_layers` with `_low` and `_high` (NaN for these sets themselves), `_min` and `_max` (over
+        the means of sets); `n_sets`.
         """
         rows = {name: self._row(name) for name, condition in self.conditions.items() if condition.sets}
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("condition")
@@ -228,7 +229,7 @@ class ControlledAblation(Result):
         for measure in measures:
             means, _ = self._draws(name, measure)
             found = {"": self.interval(name, measure)}
-            if self.conditions["same layers"].sets:
+            if name != "same layers" and self.conditions["same layers"].sets:
                 found["_minus_same_layers"] = self.difference(name, "same layers", measure)
             for suffix, (value, low, high) in found.items():
                 row |= {measure + suffix: value, f"{measure}{suffix}_low": low, f"{measure}{suffix}_high": high}
