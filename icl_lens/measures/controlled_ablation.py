@@ -188,8 +188,8 @@ class ControlledAblation(Result):
         """Return each measure's interval, range over sets and difference from "same layers", one row per condition.
 
         The columns are the measures' means; then, for each measure, `_low` and `_high` (95% interval), if there are
-        random sets `_minus_same_layers` with `_low` and `_high` (NaN for these sets themselves), `_min` and `_max` (over
-        the means of sets); `n_sets`.
+        random sets `_minus_same_layers` with `_low` and `_high` (NaN for these sets), `_min` and `_max` (over the means
+        of sets); `n_sets`.
         """
         rows = {name: self._row(name) for name, condition in self.conditions.items() if condition.sets}
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("condition")
