@@ -11,7 +11,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.edits import kv_cache
-from icl_lens.engine import prefix_cache, restart
+from icl_lens.engine import prefix_cache, restart, rows
 
 EVERY = [(layer, head) for layer in range(3) for head in range(4)]
 SETS = [[], [(2, 3)], [(0, 1), (0, 2), (2, 0)], [(1, 0), (2, 0)], [(1, 0)], [(1, 0), (2, 1)], EVERY]
@@ -43,7 +43,7 @@ def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
         def unsupported(*_):
             raise prefix_cache.PrefixCacheUnsupported("tried")
 
-        monkeypatch.setattr(prefix_cache.PrefixCache, "run", unsupported)
+        monkeypatch.setattr(rows, "run_rows", unsupported)
         assert_close(il.score(model, batch, [[il.Ablate(heads, **options)] for heads in SETS]), whole)
 
 

@@ -16,7 +16,7 @@ import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.edits.pattern import recompute_pattern
 from icl_lens.engine import edit_checks as check
-from icl_lens.engine.prefix_cache import RowEdits
+from icl_lens.engine.row_pass import RowEdits
 
 HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(1, 3), il.Head(2, 2)]
 OTHERS = [

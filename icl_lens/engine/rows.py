@@ -13,8 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.edits.edit import ATTENTION_STAGES, Placed
-from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported, RowEdits, max_prompts, max_rows
+from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported, max_prompts, max_rows
 from icl_lens.engine.restart import Read
+from icl_lens.engine.row_pass import RowEdits, run_rows
 from icl_lens.errors import InputError
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.memory import LOG_PROB_BYTES
@@ -55,7 +56,7 @@ def score_rows(
             step = max(1, max_rows(view, n_logits if cache.columns else None) // len(prompts) - 1)
             for first in range(0, len(sets), step):
                 some = range(first, min(first + step, len(sets)))
-                logits, row_of = cache.run(edits, some, prompts)
+                logits, row_of = run_rows(cache, edits, some, prompts)
                 clean = cache.log_probs
                 if tokens is not None:
                     clean = _among(clean, tokens)
