@@ -16,7 +16,6 @@ from experiments.planted import build
 from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.locate.edge_space import CURVE_INPUTS, THIRDS, EdgeSpace
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import ROLES
 
 TASK = "sentiment-number"
 
@@ -225,17 +224,3 @@ def test_sentences_say_no_where_intervals_do(small):
     undefined = replace(circuit, scores=scores.assign(low=-0.5), curve=good, groups=groups)
     assert not undefined.is_defined
     assert "faithfulness is not defined" in " ".join(undefined.sentences())
-
-
-def test_roles_of_tokens(load_tiny):
-    model = load_tiny("llama_gqa")
-    prompts = [
-        il.Prompt.parse("love : bar the two : foo sad like :", answer="bar"),
-        il.Prompt.parse("a : foo one :", answer="foo"),
-    ]
-    roles = il.tokenize(model, prompts, prepend_bos=False).token_roles
-    assert roles[0] == ["text", "other", "true label", "text", "text", "other", "false label", "query", "query", "last"]
-    assert roles[1] == ["text", "other", "true label", "query", "last"]
-    assert set(roles[0]) == set(ROLES)
-    plain = il.tokenize(model, il.Text("love like one", answer=" two"))
-    assert plain.token_roles[0] == ["query", "query", "last"]
