@@ -2,15 +2,13 @@
 
 from functools import cached_property
 
-import families
 import pytest
 import sweep
 import torch
 from small_tokenizers import model_of
 from sweep import trimmed
-from test_sweep_numbers import CHECKS, Both
+from test_sweep_numbers import CHECKS, Both, both  # noqa: F401
 from tolerance import assert_close
-from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 
@@ -50,19 +48,6 @@ class Case(Both):
         return [i for i, one in enumerate(roles) if role in ("all", one)]
 
 
-@pytest.fixture(scope="module")
-def cases(load_tiny, family_folder):
-    found = {}
-
-    def get(family):
-        if family not in found:
-            hf = AutoModelForCausalLM.from_pretrained(family_folder(family), dtype=torch.float64, **families.EAGER)
-            found[family] = Case(load_tiny(family), hf.eval())
-        return found[family]
-
-    return get
-
-
 @pytest.fixture
 def label_first(monkeypatch):
     """Write the prompts of the sweep with labels before texts."""
@@ -88,8 +73,8 @@ def label_first(monkeypatch):
     ],
 )
 @pytest.mark.usefixtures("no_type_checks", "label_first")
-def test_numbers_are_hugging_faces(cases, family, check):
-    CHECKS[check][1](cases(family))
+def test_numbers_are_hugging_faces(both, family, check):  # noqa: F811
+    CHECKS[check][1](both(family, Case))
 
 
 @pytest.mark.parametrize("kind", ["byte", "byte-trimmed", "metaspace"])
@@ -123,8 +108,8 @@ def test_every_range_is_read_back(kind, bos):
         assert kinds == ["true label" if one.label == "foo" else "false label" for one in prompt.demonstrations]
 
 
-def test_an_explanation_takes_the_template(cases):
-    case = cases("gpt2")
+def test_an_explanation_takes_the_template(both):  # noqa: F811
+    case = both("gpt2", Case)
     prompt = case.prompts[0]
     batch = il.tokenize(case.model, prompt, template=LABEL_FIRST, prepend_bos=False)
     explained = il.explain(case.model, prompt, template=LABEL_FIRST, prepend_bos=False)

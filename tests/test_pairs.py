@@ -488,14 +488,11 @@ def test_circuits_of_pairs_are_tested_edge_by_edge(gpt2, tmp_path):
     batch, reference = il.tokenize(gpt2, second), il.tokenize(gpt2, first)
     some = [il.Edge(HEAD, *edges.loc[row, ["part", "writer", "role"]]) for row in (0, 1, len(edges) - 1)]
     removed = [[], *([il.WithoutEdges([edge], reference=reference)] for edge in some)]
-    odds = [label_log_odds(one, batch) for one in il.score(gpt2, batch, removed).unbind(1)]
+    scores = il.score(gpt2, batch, removed).unbind(1)
+    odds = [il.metrics.label_log_odds(one, batch.answer, choices=batch.label_mask) for one in scores]
     effects = [float((odds[0] - one).mean()) for one in odds[1:]]
     assert edges["effect"].iloc[[0, 1, -1]].tolist() == pytest.approx(effects, abs=1e-5)
     assert max(map(abs, effects)) > 1e-3
-
-
-def label_log_odds(scores, batch):
-    return il.metrics.label_log_odds(scores, batch.answer, choices=batch.label_mask)
 
 
 REFUSE = {

@@ -2,6 +2,7 @@
 
 import html
 import io
+from functools import cache
 from typing import Any
 
 import families
@@ -57,21 +58,19 @@ ROTATED = [kind for kind in KINDS if not kind.startswith("norms of every head")]
 @pytest.fixture(scope="module")
 def tiny_of(tmp_path_factory: pytest.TempPathFactory):
     """Return a function that builds a random model of a kind: (Hugging Face model, the same in the package)."""
-    built: dict[str, tuple[Any, Any]] = {}
 
+    @cache
     def build(kind: str) -> tuple[Any, Any]:
-        if kind not in built:
-            model_type, options = KINDS[kind]
-            config = AutoConfig.for_model(model_type, **SIZES | options)
-            hf: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-            families.randomize(hf, seed=len(kind))
-            for name, sinks in hf.named_parameters():
-                if name.endswith(".sinks"):  # large enough to take attention away
-                    sinks.data += 10.0
-            folder = tmp_path_factory.mktemp("model")
-            hf.save_pretrained(folder)
-            built[kind] = hf, il.load_model(str(folder), tokenizer=families.tokenizer(), device="cpu")
-        return built[kind]
+        model_type, options = KINDS[kind]
+        config = AutoConfig.for_model(model_type, **SIZES | options)
+        hf: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        families.randomize(hf, seed=len(kind))
+        for name, sinks in hf.named_parameters():
+            if name.endswith(".sinks"):  # large enough to take attention away
+                sinks.data += 10.0
+        folder = tmp_path_factory.mktemp("model")
+        hf.save_pretrained(folder)
+        return hf, il.load_model(str(folder), tokenizer=families.tokenizer(), device="cpu")
 
     return build
 

@@ -317,11 +317,13 @@ def mixed(hf: Any, scores: Tensor, flat: Tensor, strength: float) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def both(load_tiny, family_folder) -> Callable[[str], Both]:
+def both(load_tiny, family_folder) -> Callable[..., Both]:
+    """Return a function from a family to its case, of the class `Both` or of one derived from it."""
+
     @cache
-    def get(family: str) -> Both:
+    def get(family: str, kind: type[Both] = Both) -> Both:
         hf = AutoModelForCausalLM.from_pretrained(family_folder(family), dtype=torch.float64, **families.EAGER)
-        return Both(load_tiny(family), hf.eval())
+        return kind(load_tiny(family), hf.eval())
 
     return get
 
@@ -602,7 +604,9 @@ def score_parts(c: Both) -> None:
         for writer in c.writers:
             number = parts.writers.index(writer)
             x = seen.resid[layer] - c.written(row, writer)
-            without = reference_passes.rerun_attention(c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=True)
+            rerun = partial(reference_passes.rerun_attention, c.hf, c.ids[row], seen, layer, x, place=True)
+            passes = {"frozen": rerun(freeze_norms=True), "recomputed": rerun()}
+            without = passes["frozen"]
             factor = score_factor(c, seen, layer)
             q, k = seen.q[layer][head.head, -1], seen.k[layer][head.head, places]
             q_less, k_less = without.q[layer][head.head, -1], without.k[layer][head.head, places]
@@ -611,11 +615,7 @@ def score_parts(c: Both) -> None:
             changes[writer] = q - q_less, k - k_less
             key = places[-1]
             alone = il.attention_score_parts(c.acts[[row]], head, keys=[[key]])
-            for norm, side in product(("frozen", "recomputed"), ("query", "key")):
-                without = reference_passes.rerun_attention(
-                    c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=norm == "frozen"
-                )
-
+            for (norm, without), side in product(passes.items(), ("query", "key")):
                 part, at = ("q", -1) if side == "query" else ("k", key)
                 value = getattr(without, part)[layer][head.head, at]
                 edit = writing("q" if side == "query" else "last k", layer, (head.head, at), value)
