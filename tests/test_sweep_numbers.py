@@ -183,39 +183,28 @@ class Both(Case):
             return without_learned(self.hf, self.clean[row].resid[0])
         if writer == "pos_embed":
             return reference_passes.learned_positions(self.hf, len(self.ids[row]))
-        return self._captured(row)[writer]
+        if writer.startswith("F"):
+            layer = int(writer[1:])
+            return self.captures[row].ffn_raw[layer] * self.factor(row, layer, "ffn")
+        head = il.Head.parse(writer)
+        return self.through_output(row, head, self.captures[row].z[head.layer, :, head.head])
 
     @cached_property
-    def _written(self) -> dict[int, dict[str, Tensor]]:
-        return {}
+    def captures(self) -> list[Any]:
+        return [reference_hf.capture(self.hf, ids) for ids in self.ids]
 
-    @cached_property
-    def _outputs(self) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
-        """Row and layer -> W_O by head, and the factor by which attention is scaled as it is added to the stream."""
-        return {}
+    def factor(self, row: int, layer: int, part: str) -> Tensor | float:
+        """Return the factor by which attention ("attn") or an FFN ("ffn") is scaled as it is added to the stream."""
+        post_norm = getattr(reference_hf._WIRING[self.hf.config.model_type], f"{part}_post_norm")
+        factor = reference_hf._setting(self.hf.config, "residual_multiplier", default=1.0)
+        if post_norm is None:
+            return factor
+        norm = reference_hf._Norm(reference_hf._layers(self.hf)[layer].get_submodule(post_norm))
+        return factor * norm.scale(getattr(self.captures[row], f"{part}_raw")[layer]) * norm.gain
 
-    def _captured(self, row: int) -> dict[str, Tensor]:
-        """Return what every head and FFN of a prompt writes."""
-        if row not in self._written:
-            hf, found = self.hf, {}
-            seen, wiring = reference_hf.capture(hf, self.ids[row]), reference_hf._WIRING[hf.config.model_type]
-            for layer, block in enumerate(reference_hf._layers(hf)):
-                factors = []
-                for post, raw in ((wiring.attn_post_norm, seen.attn_raw), (wiring.ffn_post_norm, seen.ffn_raw)):
-                    factor = torch.full_like(
-                        raw[layer], reference_hf._setting(hf.config, "residual_multiplier", default=1.0)
-                    )
-                    if post is not None:
-                        norm = reference_hf._Norm(block.get_submodule(post))
-                        factor = factor * norm.scale(raw[layer]) * norm.gain
-                    factors.append(factor)
-                found[f"F{layer}"] = seen.ffn_raw[layer] * factors[1]
-                weights = output_weights(hf, layer)
-                self._outputs[row, layer] = weights, factors[0]
-                for head, W_O in enumerate(weights):
-                    found[f"L{layer}H{head}"] = seen.z[layer, :, head] @ W_O * factors[0]
-            self._written[row] = found
-        return self._written[row]
+    def through_output(self, row: int, head: il.Head, z: Tensor) -> Tensor:
+        """Return what a head writes at every position [pos d_model] if this is its z."""
+        return z @ output_weights(self.hf, head.layer)[head.head] * self.factor(row, head.layer, "attn")
 
     def because_of(self, row: int, edges: Sequence[il.Edge]) -> Tensor:
         """Return what a head writes because of edges into it: its own z minus that without them, through W_O."""
@@ -224,9 +213,8 @@ class Both(Case):
             changed[edge.part] = changed.get(edge.part, 0) + at_role(self, row, edge.writer, edge.role)
         edit = self.rebuilt(row, head, changed, self.places(row, edges[0].reader_at))
         without = reference_passes.run(self.hf, self.ids[row], edit)
-        self._captured(row)
-        W_O, factor = self._outputs[row, head.layer]
-        return (self.clean[row].z[head.layer] - without.z[head.layer])[:, head.head] @ W_O[head.head] * factor
+        z = self.clean[row].z[head.layer] - without.z[head.layer]
+        return self.through_output(row, head, z[:, head.head])
 
     def rebuilt(self, row: int, head: il.Head, changed: dict[str, Tensor], places: Sequence[int] | None = None) -> Edit:
         """Return the edit in which a head writes at places what it would from q, k or v of other layer inputs.
