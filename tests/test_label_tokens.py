@@ -2,8 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import families
@@ -12,6 +12,7 @@ import reference_passes
 import torch
 from test_effects import hf_twin
 from test_saliency import hf_saliency, mean_over
+from test_sweep_numbers import output_weights, writing
 from tolerance import assert_close
 
 import icl_lens as il
@@ -99,28 +100,6 @@ def case(request: Any, load_tiny: Any, family_folder: Any, float64: None) -> Any
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def pattern_edit(change: Callable[[int, torch.Tensor, int], None]) -> reference_passes.Edit:
-    """Return the edit in which `change(layer, pattern, head)` overwrites the pattern [query key] of each of `HEADS`."""
-
-    def edit(what: str, layer: int, pattern: torch.Tensor) -> torch.Tensor | None:
-        if what != "pattern":
-            return None
-        pattern = pattern.clone()
-        for head in (head for where, head in HEADS if where == layer):
-            change(layer, pattern[head], head)
-        return pattern
-
-    return edit
-
-
-def W_O(hf: Any, head: il.Head) -> torch.Tensor:
-    if hf.config.model_type == "gpt2":
-        weight = hf.transformer.h[head.layer].attn.c_proj.weight
-    else:
-        weight = hf.model.layers[head.layer].self_attn.o_proj.weight.T
-    return weight.unflatten(0, (families.N_HEADS, -1))[head.head]
-
-
 def test_positions_and_roles_are_those_counted_in_words(case: Any) -> None:
     _, batch, rows, _ = case
     roles = batch.token_roles
@@ -173,7 +152,7 @@ def test_keys_and_values_are_those_of_the_scored_token(case: Any) -> None:
         seen, count = reference_passes.run(hf, row.ids), len(row.labels)
         for head in HEADS:
             assert_close(acts.label_keys(head)[number, :count], seen.resid[head.layer][row.scored])
-            values = seen.v[head.layer][head.head][row.scored] @ W_O(hf, head)
+            values = seen.v[head.layer][head.head][row.scored] @ output_weights(hf, head.layer)[head.head]
             assert_close(acts.label_values(head)[number, :count], values)
             parts = il.attention_score_parts(acts, head)
             log_pattern = seen.pattern[head.layer][head.head, -1].log()[row.scored]
@@ -247,13 +226,13 @@ def test_a_weight_applies_to_all_tokens_of_its_label(case: Any, renormalize: boo
         ours, attention = last_log_probs(model, batch), il.capture(model, batch, check=False).attention_to_labels()
     for number, row in enumerate(rows):
 
-        def scale(layer: int, pattern: torch.Tensor, head: int, row: Row = row) -> None:
+        def scale(pattern: torch.Tensor, row: Row = row) -> torch.Tensor:
             for weight, one in zip(weights[0].tolist(), row.labels, strict=False):
                 pattern[-1, list(one)] *= weight
-            if renormalize:
-                pattern[-1] /= pattern[-1].sum()
+            return pattern / pattern.sum(-1, keepdim=True) if renormalize else pattern
 
-        assert_close(ours[number], reference_passes.run(hf, row.ids, pattern_edit(scale)).log_probs)
+        edit = reference_passes.in_turn(*(writing("pattern", *head, scale) for head in HEADS))
+        assert_close(ours[number], reference_passes.run(hf, row.ids, edit).log_probs)
     hidden = torch.stack([attention[:, layer, head, 0] for layer, head in HEADS])
     assert not hidden.any()
 
@@ -293,24 +272,23 @@ def test_labels_are_patched_token_by_token(load_tiny: Any, family_folder: Any, w
         there = reference_passes.run(hf, other.ids)
         to, at = ([*(place for label in one.labels for place in label), one.n - 1] for one in (row, other))
 
-        def put(layer: int, pattern: torch.Tensor, head: int, there: Any = there, to: Any = to, at: Any = at) -> None:
-            found = there.pattern[layer][head]
+        def put(found: torch.Tensor, pattern: torch.Tensor, to: Any = to, at: Any = at) -> torch.Tensor:
             rest = [k for k in range(len(pattern)) if k not in to]
             for q, q_there in zip(to, at, strict=True):
                 left = (1 - found[q_there, at].sum()).clamp(min=0)
                 pattern[q, rest] *= left / pattern[q, rest].sum()
                 pattern[q, to] = found[q_there, at]
+            return pattern
 
-        def write(asked: str, layer: int, value: torch.Tensor, there: Any = there, to: Any = to, at: Any = at) -> Any:
-            if asked != what:
-                return None
-            value = value.clone()
-            for head in (head for where, head in HEADS if where == layer):
-                ours = (to, head) if what == "z" else (head, to)
-                value[ours] = getattr(there, what)[layer][(at, head) if what == "z" else (head, at)]
-            return value
-
-        edit = pattern_edit(put) if what == "pattern" else write
+        edits = []
+        for layer, head in HEADS:
+            value = getattr(there, what)[layer]
+            if what == "pattern":
+                edits.append(writing(what, layer, head, partial(put, value[head])))
+            else:
+                places, theirs = ((to, head), (at, head)) if what == "z" else ((head, to), (head, at))
+                edits.append(writing(what, layer, places, value[theirs]))
+        edit = reference_passes.in_turn(*edits)
         assert_close(ours[number], reference_passes.run(hf, row.ids, edit).log_probs)
 
 

@@ -2,16 +2,13 @@
 
 from functools import cached_property
 
-import families
 import pytest
 import sweep
-import test_sweep_numbers
 import torch
 from small_tokenizers import model_of
 from sweep import trimmed
-from test_sweep_numbers import CHECKS, Both
+from test_sweep_numbers import CHECKS, Both, both  # noqa: F401
 from tolerance import assert_close
-from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 
@@ -22,10 +19,9 @@ OTHERWISE = {
     "tokens_are_the_words": "its reference writes the words down",
     "words_of_a_task_have_one_length": "its reference counts on labels after texts",
     **dict.fromkeys(["calibrated", "compared", "explained"], "it tokenizes with the default template"),
-    "demonstrations": "its reference ends a demonstration with the label; the test below does not",
 }
 """Checks that do not apply, and why."""
-QUICK = {"captured", "attention_reweighted", "saliency", "label_similarity"}
+QUICK = {"captured", "demonstrations", "scaled", "saliency", "label_similarity"}
 
 
 class Case(Both):
@@ -36,28 +32,20 @@ class Case(Both):
         longer = il.Template(LABEL_FIRST.demonstration, LABEL_FIRST.query, prefix="the the ")
         return il.tokenize(self.model, self.others, prepend_bos=False, labels=("foo", "bar"), template=longer)
 
+    def demonstrations(self, row):
+        spans, end = [], 1
+        for shown in self.prompts[row].demonstrations:
+            spans.append(range(end, end := end + 2 + len(shown.text.split())))
+        return spans
 
-def places(c, row, role):
-    """Return the positions of a prompt's tokens of a role; roles are counted word by word."""
-    prompt, roles = c.prompts[row], ["other"]
-    for shown in prompt.demonstrations:
-        roles += ["label", "other", *["text"] * len(shown.text.split())]
-    roles += [*["query"] * len(prompt.query.split()), "last"]
-    assert len(roles) == len(c.ids[row])
-    return [i for i, one in enumerate(roles) if role in ("all", one)]
-
-
-@pytest.fixture(scope="module")
-def cases(load_tiny, family_folder):
-    found = {}
-
-    def get(family):
-        if family not in found:
-            hf = AutoModelForCausalLM.from_pretrained(family_folder(family), dtype=torch.float64, **families.EAGER)
-            found[family] = Case(load_tiny(family), hf.eval())
-        return found[family]
-
-    return get
+    def places(self, row, role):
+        """Return the positions of a prompt's tokens of a role; roles are counted word by word."""
+        prompt, roles = self.prompts[row], ["other"]
+        for shown in prompt.demonstrations:
+            roles += ["label", "other", *["text"] * len(shown.text.split())]
+        roles += [*["query"] * len(prompt.query.split()), "last"]
+        assert len(roles) == len(self.ids[row])
+        return [i for i, one in enumerate(roles) if role in ("all", one)]
 
 
 @pytest.fixture
@@ -65,7 +53,6 @@ def label_first(monkeypatch):
     """Write the prompts of the sweep with labels before texts."""
     options = {"prepend_bos": False, "labels": ("foo", "bar"), "template": LABEL_FIRST}
     monkeypatch.setattr(sweep, "tokenized", lambda model, prompts: il.tokenize(model, prompts, **options))
-    monkeypatch.setattr(test_sweep_numbers, "places", places)
 
     def exchanged(case):
         found = il.two_towers(
@@ -86,8 +73,8 @@ def label_first(monkeypatch):
     ],
 )
 @pytest.mark.usefixtures("no_type_checks", "label_first")
-def test_numbers_are_hugging_faces(cases, family, check):
-    CHECKS[check][1](cases(family))
+def test_numbers_are_hugging_faces(both, family, check):  # noqa: F811
+    CHECKS[check][1](both(family, Case))
 
 
 @pytest.mark.parametrize("kind", ["byte", "byte-trimmed", "metaspace"])
@@ -121,37 +108,8 @@ def test_every_range_is_read_back(kind, bos):
         assert kinds == ["true label" if one.label == "foo" else "false label" for one in prompt.demonstrations]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama_gqa"])
-@pytest.mark.usefixtures("label_first")
-def test_a_hidden_demonstration_is_a_mask_in_hugging_faces_model(cases, family):
-    """The last query does not see a demonstration: its label, and the text after it."""
-    case = cases(family)
-    found = il.demonstration_effects(case.model, case.batch)
-    for row, prompt in enumerate(case.prompts):
-        ids, n = case.ids[row][None], len(case.ids[row])
-        start = 1
-        ends = []
-        for shown in prompt.demonstrations:
-            ends.append((start, start := start + 2 + len(shown.text.split())))
-
-        def odds(hidden, ids=ids, n=n, row=row):
-            mask = torch.full((n, n), -torch.inf, dtype=torch.float64).triu(1)
-            for one in hidden:
-                mask[-1, slice(*one)] = -torch.inf
-            with torch.no_grad():
-                log_probs = torch.log_softmax(case.hf(ids, attention_mask=mask[None, None]).logits[0, -1], dim=-1)
-            answer = int(case.targets[row])
-            (other,) = case.rivals(row)
-            return log_probs[answer] - log_probs[other]
-
-        which = found.ways.index("hidden")
-        for number, one in enumerate(ends):
-            assert_close(found.log_odds[row, number, which], odds([]) - odds([one]), msg=f"{row}, {number}")
-        assert_close(found.whole_log_odds[row, which], odds([]) - odds(ends))
-
-
-def test_an_explanation_takes_the_template(cases):
-    case = cases("gpt2")
+def test_an_explanation_takes_the_template(both):  # noqa: F811
+    case = both("gpt2", Case)
     prompt = case.prompts[0]
     batch = il.tokenize(case.model, prompt, template=LABEL_FIRST, prepend_bos=False)
     explained = il.explain(case.model, prompt, template=LABEL_FIRST, prepend_bos=False)

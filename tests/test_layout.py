@@ -89,15 +89,6 @@ def test_attention_of_layers_without_rotation_follows_from_their_parts(load_tiny
         assert_close(row[-window:].softmax(-1), expected)
 
 
-@pytest.mark.parametrize("name", sorted(families.MIXTURES))
-def test_mixtures_of_experts_have_no_neurons(family_run, name):
-    run = family_run(name)
-    assert run.acts.mlp_post is None
-    assert run.acts.view.n_neurons is None
-    with pytest.raises(il.InputError, match=r"a mixture of experts.*use layer and head increases instead"):
-        il.neuron_log_prob_increase(run.acts, 1, run.batch.answer_tokens)
-
-
 def test_heads_that_gate_their_values_are_refused(load_tiny, gpt2_batch, monkeypatch):
     """What a head writes would otherwise be split wrongly among positions, although heads sum to attention's output."""
     model = load_tiny("gpt2")

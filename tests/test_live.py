@@ -367,14 +367,6 @@ def test_other_texts_are_refused(model, prompt, no_type_checks):
         il.live(model, prompt)
 
 
-def test_code_names_the_decision_of_labels_that_begin_alike(bytes_model):
-    prompt = il.Prompt([il.Demonstration("love", "very bad"), il.Demonstration("two", "very good")], "one", "very good")
-    scene = Scene(bytes_model, prompt, il.Template())
-    assert (scene.batch.decision_index is None) == (
-        ".with_own_labels()" not in python_code(scene, LiveState.of(prompt))
-    )
-
-
 @pytest.mark.parametrize("answer", ["very good", "bar"])
 def test_queries_are_exchanged_at_the_same_decision_of_labels_that_begin_alike(bytes_model, answer):
     """The other query's answer has one decision more, or one less, than the answer."""

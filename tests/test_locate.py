@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -299,14 +299,12 @@ def test_a_folder_of_other_files_is_refused(inputs, run, tmp_path):
 @pytest.fixture(scope="module")
 def by_two(inputs, tmp_path_factory):
     """Return a function from a launch to (output folder, results, chunks) of its two processes; each runs once."""
-    done = {}
 
+    @cache
     def by_two(way):
-        if way not in done:
-            folder = tmp_path_factory.mktemp("two")
-            arguments = ["locate", *inputs, "--out", folder / "out"]
-            done[way] = folder / "out", *launched(LAUNCHES[way], arguments, folder / "log")
-        return done[way]
+        folder = tmp_path_factory.mktemp("two")
+        arguments = ["locate", *inputs, "--out", folder / "out"]
+        return folder / "out", *launched(LAUNCHES[way], arguments, folder / "log")
 
     return by_two
 

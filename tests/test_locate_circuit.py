@@ -12,28 +12,26 @@ from tolerance import assert_close
 import icl_lens as il
 from experiments.framework.study import Study
 from experiments.ground_truth import task_of
-from experiments.planted import build
+from experiments.planted import Kind, Planted, build
 from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.locate.edge_space import CURVE_INPUTS, THIRDS, EdgeSpace
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import ROLES
 
 TASK = "sentiment-number"
 
 
-def planted(kind: str, folder: Path, role: str, seed: int = 0):
-    """Return the truth about a planted model, and its circuit into the heads of a role."""
+def planted(kind: Kind, folder: Path, n: int, seed: int = 0) -> tuple[Planted, Study]:
+    """Return the truth about a planted model, and a study of it on `n` prompts."""
     truth = build(kind, folder, seed=seed)
-    study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 40)
-    heads = truth.heads[role] or truth.heads["decoy"]
-    return truth, il.locate_circuit(study.model, *study.halves(), heads, n_edges=24, n_random=6)
+    return truth, Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), n)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
-    truth, circuit = planted("two-tower", tmp_path, "two-tower", seed)
+    truth, study = planted("two-tower", tmp_path, 40, seed)
     (mover,), heads = truth.heads["mover"], truth.heads["two-tower"]
+    circuit = il.locate_circuit(study.model, *study.halves(), heads, n_edges=24, n_random=6)
     expected = {il.Edge(head, "q", str(mover)) for head in heads}
     expected |= {
         il.Edge(head, part, writer, "label") for head in heads for part, writer in (("k", str(mover)), ("v", "embed"))
@@ -61,8 +59,7 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_planted_edges_into_labels_come_first(tmp_path, seed):
     """The mover finds the nearest text by position, and copies its category, to labels and to the last token."""
-    truth = build("two-tower", tmp_path, seed=seed)
-    study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 12)
+    truth, study = planted("two-tower", tmp_path, 12, seed)
     (mover,), decoy = truth.heads["mover"], truth.heads["decoy"][0]
     heads = [mover, il.Head(mover.layer, (mover.head + 1) % 8), decoy]  # which reads the same labels, for nothing
     for reader_at, expected in (
@@ -80,8 +77,7 @@ def test_planted_edges_into_labels_come_first(tmp_path, seed):
 
 def test_planted_chains_carry_what_their_edges_do(tmp_path):
     """Labels get the category of the text before them from its embedding, through the mover's values, to keys."""
-    truth = build("two-tower", tmp_path, seed=0)
-    study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 12)
+    truth, study = planted("two-tower", tmp_path, 12)
     (mover,), decoy, (ranking, testing) = truth.heads["mover"], truth.heads["decoy"][0], study.halves()
     chain = il.Edge(mover, "v", "embed", "text", reader_at="label")
     finds = il.Edge(mover, "k", "pos_embed", "text", reader_at="label")
@@ -112,9 +108,8 @@ def test_planted_chains_carry_what_their_edges_do(tmp_path):
 )
 def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, role):
     """In balanced order, heads that copy the last label, or all labels, raise the other label as much as the answer."""
-    truth = build(kind, tmp_path, seed=0)
+    truth, study = planted(kind, tmp_path, 40)
     heads = truth.heads[role] or tuple(il.Head(layer, 2) for layer in (4, 5, 6))
-    study = Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), 40)
     circuit = il.locate_circuit(study.model, *study.halves(), heads, n_edges=4, n_random=2)
     groups = circuit.to_frame("groups").set_index("group")
     for name in (f"{third} third → {end}" for third in THIRDS[:2] for end in ("query", "keys at the labels")):
@@ -225,17 +220,3 @@ def test_sentences_say_no_where_intervals_do(small):
     undefined = replace(circuit, scores=scores.assign(low=-0.5), curve=good, groups=groups)
     assert not undefined.is_defined
     assert "faithfulness is not defined" in " ".join(undefined.sentences())
-
-
-def test_roles_of_tokens(load_tiny):
-    model = load_tiny("llama_gqa")
-    prompts = [
-        il.Prompt.parse("love : bar the two : foo sad like :", answer="bar"),
-        il.Prompt.parse("a : foo one :", answer="foo"),
-    ]
-    roles = il.tokenize(model, prompts, prepend_bos=False).token_roles
-    assert roles[0] == ["text", "other", "true label", "text", "text", "other", "false label", "query", "query", "last"]
-    assert roles[1] == ["text", "other", "true label", "query", "last"]
-    assert set(roles[0]) == set(ROLES)
-    plain = il.tokenize(model, il.Text("love like one", answer=" two"))
-    assert plain.token_roles[0] == ["query", "query", "last"]

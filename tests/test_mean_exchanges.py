@@ -6,11 +6,7 @@ from dataclasses import replace
 import families
 import pandas as pd
 import pytest
-from launches import (
-    contents,
-    undisturbed,
-)
-from test_two_towers import planted  # noqa: F401
+from launches import contents, undisturbed
 from tolerance import assert_close
 
 import icl_lens as il

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_study import tiny_study
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import icl_lens as il
 from experiments.framework import other_tasks
@@ -59,10 +58,7 @@ def pair_study(folder) -> Study:
     """A tiny random model that knows the words of a task of pairs, some of them as the same token."""
     words = [word for pair in bundled_pairs()["verb-gerund"].items() for word in pair]
     words = ["<pad>", "<unk>", "Words:", "->", "a", *dict.fromkeys(words)]
-    ids = {word: i for i, word in enumerate(words)}
-    backend = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", pad_token="<pad>")
+    tokenizer = families.tokenizer(words)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = GPT2LMHeadModel(GPT2Config(vocab_size=len(words), n_positions=64, n_embd=16, n_layer=2, n_head=2))

@@ -231,6 +231,7 @@ def test_positions_of_a_classification_prompt(gpt2, gpt2_batch):
 def test_tokens_without_a_model_are_their_own_names():
     batch = il.PromptBatch.from_tokens(torch.tensor([[4, 5, 6]]), against=[[1, 2]], targets=3)
     assert batch.token_strings == [["4", "5", "6"]]
+    assert batch.token_roles == [["query", "query", "last"]]
     assert batch.texts == ("4 5 6",)
     assert (batch.answer_tokens.tolist(), batch.against.tolist()) == ([3], [[1, 2]])
     assert batch[[0, 0]].against.tolist() == [[1, 2], [1, 2]]

@@ -20,12 +20,12 @@ NATURAL = ("number", "sentiment")
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Planted, Any]]:
-    """Return a function from a kind to (truth, planted model), each built once."""
+    """Return a function from a kind and a seed to (truth, planted model), each built once."""
     root = tmp_path_factory.mktemp("planted")
 
     @cache
-    def get(kind: Kind) -> tuple[Planted, Any]:
-        truth = build(kind, root / kind, seed=0)
+    def get(kind: Kind, seed: int = 0) -> tuple[Planted, Any]:
+        truth = build(kind, root / f"{kind}-{seed}", seed=seed)
         return truth, il.load_model(str(truth.folder), device="cpu")
 
     return get

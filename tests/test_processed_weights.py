@@ -31,17 +31,12 @@ def run(family_folder, family_run):
 
 
 @pytest.mark.parametrize("name", PROCESSED_EXACT)
-def test_processed_increases_agree_with_hugging_face(run, name):
-    """Layers, neurons and answers as on raw weights; heads and subheads without the constant part of their values."""
-    _, batch, acts, hf = run(name, "processed")
-    against_hf.check_increases(acts, batch, hf, folded=True)
-
-
-@pytest.mark.parametrize("name", PROCESSED_EXACT)
-def test_unprocessed_increases_agree_with_hugging_face(run, name):
-    """Without processing the mode changes names only: everything as on raw weights."""
-    _, batch, acts, hf = run(name, "unprocessed")
-    against_hf.check_increases(acts, batch, hf, folded=False, conventions=against_hf.CONVENTIONS[:1])
+@pytest.mark.parametrize("mode", MODES)
+def test_increases_agree_with_hugging_face(run, name, mode):
+    """Those of layers and neurons as on raw weights; heads and subheads lose the constant part of processed values."""
+    _, batch, acts, hf = run(name, mode)
+    conventions = against_hf.CONVENTIONS[: None if mode == "processed" else 1]
+    against_hf.check_increases(acts, batch, hf, folded=mode == "processed", conventions=conventions)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "neox", "qwen2", "opt"])

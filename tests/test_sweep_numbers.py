@@ -7,8 +7,9 @@ the package. Where a function averages over prompts, the reference does so too.
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
 import against_hf
@@ -46,6 +47,24 @@ def assert_close(ours: Any, theirs: Any, *, scale: float = 1.0, msg: str = "") -
     tolerance.assert_close(torch.as_tensor(ours).float(), theirs, scale=scale, msg=msg)
 
 
+def writing(what: str, layer: int, at: Any, value: Any) -> Edit:
+    """Return the edit that writes a value, or a function of what is there, to one place of one layer."""
+
+    def edit(asked: str, where: int, x: Tensor) -> Tensor | None:
+        if (asked, where) != (what, layer):
+            return None
+        x = x.clone()
+        x[at] = value(x[at]) if callable(value) else value
+        return x
+
+    return edit
+
+
+def by_layer(heads: Where) -> dict[int, list[int]]:
+    """Return the heads of each layer, first layers first."""
+    return {layer: [head for where, head in heads if where == layer] for layer, _ in sorted(heads)}
+
+
 def checks(*names: str) -> Callable[[Callable[["Both"], None]], Callable[["Both"], None]]:
     """Register a check of one or several functions."""
 
@@ -72,6 +91,11 @@ class Both(Case):
         return [reference_passes.run(self.hf, ids) for ids in self.ids]
 
     @cached_property
+    def clean_log_probs(self) -> Tensor:
+        """Log-probabilities [batch vocab] without edits."""
+        return torch.stack([one.log_probs for one in self.clean])
+
+    @cached_property
     def others_passes(self) -> list[Pass]:
         return [reference_passes.run(self.hf, ids) for ids in trimmed(self.other)]
 
@@ -83,13 +107,22 @@ class Both(Case):
     def references(self) -> list[Any]:
         return [reference_hf.Reference(self.hf, ids) for ids in self.ids]
 
-    @property
-    def n_layers(self) -> int:
-        return families.N_LAYERS
-
     def labels(self, row: int) -> list[int]:
         """Return where a prompt's labels are."""
         return [i for i, token in enumerate(self.ids[row].tolist()) if token in (FOO, BAR)]
+
+    def demonstrations(self, row: int) -> list[range]:
+        """Return the tokens of each demonstration, its label included."""
+        ends = self.labels(row)
+        return [range(start, end + 1) for start, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)]
+
+    def places(self, row: int, role: str) -> list[int]:
+        """Return the positions of a prompt's tokens of a role."""
+        ids, labels = self.ids[row].tolist(), self.labels(row)
+        roles = ["text" if i < labels[-1] else "query" for i in range(len(ids))]
+        roles = ["other" if token == families.WORDS.index(":") else one for one, token in zip(roles, ids, strict=True)]
+        roles = ["label" if i in labels else one for i, one in enumerate(roles)]
+        return [i for i, one in enumerate([*roles[:-1], "last"]) if role in ("all", one)]
 
     def rivals(self, row: int) -> list[int]:
         return [FOO + BAR - int(self.targets[row])]
@@ -104,120 +137,84 @@ class Both(Case):
         theirs = self.log_probs(edit_of_row)
         assert_close(self.within(edit), theirs, scale=float(theirs.abs().max()))
         if moves:
-            assert (theirs - torch.stack([one.log_probs for one in self.clean])).abs().max() > 1e-3
+            assert (theirs - self.clean_log_probs).abs().max() > 1e-3
         return theirs
 
     def removed(self, heads: Where, *, last: bool = False, value: dict[int, Tensor] | float = 0.0) -> Edit:
         """Return the edit that sets heads' z to zero or a value."""
-
-        def edit(what: str, layer: int, z: Tensor) -> Tensor | None:
-            chosen = [head for where, head in heads if where == layer]
-            if what != "z" or not chosen:
-                return None
-            z = z.clone()
-            z[-1 if last else slice(None), chosen] = value if isinstance(value, float) else value[layer][chosen]
-            return z
-
-        return edit
+        rows = -1 if last else slice(None)
+        return in_turn(
+            *(
+                writing("z", layer, (rows, chosen), value if isinstance(value, float) else value[layer][chosen])
+                for layer, chosen in by_layer(heads).items()
+            )
+        )
 
     def mean_z(self, *, last: bool) -> dict[int, Tensor]:
         """Return each layer's mean z [head d_head] over the other prompts' positions, or over their last ones."""
         z = [{layer: z[-1:] if last else z for layer, z in one.z.items()} for one in self.others_passes]
         return {layer: torch.cat([one[layer] for one in z]).mean(0) for layer in z[0]}
 
-    def patterns(self, change: Callable[[int, Tensor], None]) -> Callable[[int], Edit]:
-        """Return edits in which `change(row, pattern)` overwrites the pattern [query key] of each chosen head."""
+    def patterns(self, change: Callable[[int, Tensor], Tensor]) -> Callable[[int], Edit]:
+        """Return edits in which `change(row, pattern)` gives the pattern [query key] of each chosen head."""
+        return lambda row: in_turn(
+            *(writing("pattern", layer, head, partial(change, row)) for layer, head in self.heads)
+        )
 
-        def of_row(row: int) -> Edit:
-            def edit(what: str, layer: int, pattern: Tensor) -> Tensor | None:
-                chosen = [head for where, head in self.heads if where == layer]
-                if what != "pattern" or not chosen:
-                    return None
-                pattern = pattern.clone()
-                for head in chosen:
-                    change(row, pattern[head])
-                return pattern
-
-            return edit
-
-        return of_row
-
-    def without_position(self, row: int, strength: float, *, last: bool) -> Edit:
-        """Return the edit that mixes scores with those that know no positions, layer after layer."""
-        edit: Edit | None = None
-        n = len(self.ids[row])
-        for layer in sorted({layer for layer, _ in self.heads}):
-            seen = reference_passes.run(self.hf, self.ids[row], edit)
-            x, learned = seen.resid[layer], reference_passes.learned_positions(self.hf, n)
-            x = x if learned is None else x - learned
+    def without_position(self, row: int, strength: float, *, last: bool, then: Edit | None = None) -> Edit:
+        """Return the edit that mixes scores with those that know no positions, layer after layer, and then others."""
+        rows, mixes = slice(-1 if last else 0, None), list[Edit]()
+        for layer, chosen in by_layer(self.heads).items():
+            seen = reference_passes.run(self.hf, self.ids[row], in_turn(*mixes, then))
+            x = without_learned(self.hf, seen.resid[layer])
+            has_learned = not torch.equal(x, seen.resid[layer])
             flat = reference_passes.rerun_attention(
-                self.hf, self.ids[row], seen, layer, x, place=False, freeze_norms=learned is not None
+                self.hf, self.ids[row], seen, layer, x, place=False, freeze_norms=has_learned
             ).scores[layer]
-            chosen = [head for where, head in self.heads if where == layer]
-
-            def mix(what: str, where: int, scores: Tensor, layer: int = layer, flat=flat, chosen=chosen) -> Any:
-                if (what, where) != ("scores", layer):
-                    return None
-                rows = slice(-1, None) if last else slice(None)
-                scores = scores.clone()
-                scores[chosen, rows] = mixed(self.hf, scores[chosen, rows], flat[chosen, rows], strength)
-                return scores
-
-            edit = in_turn(edit, mix)
-        assert edit is not None
-        return edit
+            mix = partial(mixed, self.hf, flat=flat[chosen, rows], strength=strength)
+            mixes.append(writing("scores", layer, (chosen, rows), mix))
+        return in_turn(*mixes, then)
 
     def written(self, row: int, writer: Any) -> Tensor:
         """Return what a head, an FFN, an embedding or a chain writes at every position [pos d_model]."""
         if not isinstance(writer, str):
             return self.because_of(row, [writer] if isinstance(writer, il.Edge) else writer)
-        learned = reference_passes.learned_positions(self.hf, len(self.ids[row]))
         if writer == "embed":
-            return self.clean[row].resid[0] - (0 if learned is None else learned)
-        return learned if writer == "pos_embed" else self._captured(row)[writer]
+            return without_learned(self.hf, self.clean[row].resid[0])
+        if writer == "pos_embed":
+            return reference_passes.learned_positions(self.hf, len(self.ids[row]))
+        if writer.startswith("F"):
+            layer = int(writer[1:])
+            return self.captures[row].ffn_raw[layer] * self.factor(row, layer, "ffn")
+        head = il.Head.parse(writer)
+        return self.through_output(row, head, self.captures[row].z[head.layer, :, head.head])
 
     @cached_property
-    def _written(self) -> dict[int, dict[str, Tensor]]:
-        return {}
+    def captures(self) -> list[Any]:
+        return [reference_hf.capture(self.hf, ids) for ids in self.ids]
 
-    @cached_property
-    def _outputs(self) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
-        """Row and layer -> W_O by head, and the factor by which attention is scaled as it is added to the stream."""
-        return {}
+    def factor(self, row: int, layer: int, part: str) -> Tensor | float:
+        """Return the factor by which attention ("attn") or an FFN ("ffn") is scaled as it is added to the stream."""
+        post_norm = getattr(reference_hf._WIRING[self.hf.config.model_type], f"{part}_post_norm")
+        factor = reference_hf._setting(self.hf.config, "residual_multiplier", default=1.0)
+        if post_norm is None:
+            return factor
+        norm = reference_hf._Norm(reference_hf._layers(self.hf)[layer].get_submodule(post_norm))
+        return factor * norm.scale(getattr(self.captures[row], f"{part}_raw")[layer]) * norm.gain
 
-    def _captured(self, row: int) -> dict[str, Tensor]:
-        """Return what every head and FFN of a prompt writes."""
-        if row not in self._written:
-            hf, found = self.hf, {}
-            seen, wiring = reference_hf.capture(hf, self.ids[row]), reference_hf._WIRING[hf.config.model_type]
-            for layer, block in enumerate(reference_hf._layers(hf)):
-                factors = []
-                for post, raw in ((wiring.attn_post_norm, seen.attn_raw), (wiring.ffn_post_norm, seen.ffn_raw)):
-                    factor = torch.full_like(
-                        raw[layer], reference_hf._setting(hf.config, "residual_multiplier", default=1.0)
-                    )
-                    if post is not None:
-                        norm = reference_hf._Norm(block.get_submodule(post))
-                        factor = factor * norm.scale(raw[layer]) * norm.gain
-                    factors.append(factor)
-                found[f"F{layer}"] = seen.ffn_raw[layer] * factors[1]
-                weights = reference_hf._weight_in_out(block.get_submodule(wiring.out)).unflatten(0, seen.z.shape[2:])
-                self._outputs[row, layer] = weights, factors[0]
-                for head, W_O in enumerate(weights):
-                    found[f"L{layer}H{head}"] = seen.z[layer, :, head] @ W_O * factors[0]
-            self._written[row] = found
-        return self._written[row]
+    def through_output(self, row: int, head: il.Head, z: Tensor) -> Tensor:
+        """Return what a head writes at every position [pos d_model] if this is its z."""
+        return z @ output_weights(self.hf, head.layer)[head.head] * self.factor(row, head.layer, "attn")
 
     def because_of(self, row: int, edges: Sequence[il.Edge]) -> Tensor:
         """Return what a head writes because of edges into it: its own z minus that without them, through W_O."""
         head, changed = il.Head(*edges[0].reader), dict[str, Tensor]()
         for edge in edges:
             changed[edge.part] = changed.get(edge.part, 0) + at_role(self, row, edge.writer, edge.role)
-        edit = self.rebuilt(row, head, changed, places(self, row, edges[0].reader_at))
+        edit = self.rebuilt(row, head, changed, self.places(row, edges[0].reader_at))
         without = reference_passes.run(self.hf, self.ids[row], edit)
-        self._captured(row)
-        W_O, factor = self._outputs[row, head.layer]
-        return (self.clean[row].z[head.layer] - without.z[head.layer])[:, head.head] @ W_O[head.head] * factor
+        z = self.clean[row].z[head.layer] - without.z[head.layer]
+        return self.through_output(row, head, z[:, head.head])
 
     def rebuilt(self, row: int, head: il.Head, changed: dict[str, Tensor], places: Sequence[int] | None = None) -> Edit:
         """Return the edit in which a head writes at places what it would from q, k or v of other layer inputs.
@@ -232,23 +229,10 @@ class Both(Case):
             for part, x in changed.items()
         }
 
-        def read(what: str, layer: int, value: Tensor) -> Tensor | None:
-            if layer != head.layer or what not in seen:
-                return None
-            value = value.clone()
-            value[head.head] = getattr(seen[what], what)[layer][head.head]
-            return value
-
+        values = {part: getattr(one, part)[head.layer][head.head] for part, one in seen.items()}
+        read = in_turn(*(writing(part, head.layer, head.head, value) for part, value in values.items()))
         z = reference_passes.run(self.hf, self.ids[row], read).z[head.layer][places, head.head]
-
-        def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
-            if (what, layer) != ("z", head.layer):
-                return None
-            value = value.clone()
-            value[places, head.head] = z
-            return value
-
-        return edit
+        return writing("z", head.layer, (places, head.head), z)
 
     def scored(self, log_probs: Tensor) -> dict[str, Tensor]:
         """Return the answer's log-probability and its log-odds, from log-probabilities [batch vocab]."""
@@ -257,7 +241,7 @@ class Both(Case):
         return {"log_prob": own, "log_odds": own - other}
 
     def drops(self, edit_of_row: Callable[[int], Edit]) -> dict[str, Tensor]:
-        clean = self.scored(torch.stack([one.log_probs for one in self.clean]))
+        clean = self.scored(self.clean_log_probs)
         return {name: clean[name] - value for name, value in self.scored(self.log_probs(edit_of_row)).items()}
 
     @cached_property
@@ -291,6 +275,27 @@ class Both(Case):
         )
 
 
+def output_weights(hf: Any, layer: int) -> Tensor:
+    """Return a layer's W_O [head d_head d_model]."""
+    out = reference_hf._layers(hf)[layer].get_submodule(reference_hf._WIRING[hf.config.model_type].out)
+    return reference_hf._weight_in_out(out).unflatten(0, (families.N_HEADS, -1))
+
+
+def projected(hf: Any, head: il.Head, v: Tensor) -> Tensor:
+    """Return values times W_O [pos d_model], with a later norm's gain but without its scale."""
+    norm = reference_hf._WIRING[hf.config.model_type].attn_post_norm
+    gain = reference_hf._setting(hf.config, "residual_multiplier", default=1.0)
+    if norm is not None:
+        gain = gain * reference_hf._Norm(reference_hf._layers(hf)[head.layer].get_submodule(norm)).gain
+    return v @ output_weights(hf, head.layer)[head.head] * gain
+
+
+def without_learned(hf: Any, x: Tensor) -> Tensor:
+    """Return residual streams of a whole prompt [pos d_model] without learned positions."""
+    learned = reference_passes.learned_positions(hf, len(x))
+    return x if learned is None else x - learned
+
+
 def mixed(hf: Any, scores: Tensor, flat: Tensor, strength: float) -> Tensor:
     """Return scores mixed before their soft cap, where they are not masked."""
     cap = reference_hf._setting(hf.config, "attn_logit_softcapping", default=0.0)
@@ -300,11 +305,13 @@ def mixed(hf: Any, scores: Tensor, flat: Tensor, strength: float) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def both(load_tiny, family_folder) -> Callable[[str], Both]:
+def both(load_tiny, family_folder) -> Callable[..., Both]:
+    """Return a function from a family to its case, of the class `Both` or of one derived from it."""
+
     @cache
-    def get(family: str) -> Both:
+    def get(family: str, kind: type[Both] = Both) -> Both:
         hf = AutoModelForCausalLM.from_pretrained(family_folder(family), dtype=torch.float64, **families.EAGER)
-        return Both(load_tiny(family), hf.eval())
+        return kind(load_tiny(family), hf.eval())
 
     return get
 
@@ -335,7 +342,15 @@ def words_of_a_task_have_one_length(c: Both) -> None:
 # Activations and attention
 
 
-def same_activations(c: Both, acts: il.Activations) -> None:
+@checks("capture", "Activations.from_cache", "Activations.load")
+def captured(c: Both) -> None:
+    """Recorded, from a cache, and from a file."""
+    for acts in (il.capture(c.model, c.batch), sweep._cached(c), sweep._loaded(c)):
+        assert_recorded(c, acts)
+
+
+def assert_recorded(c: Both, acts: il.Activations) -> None:
+    """Assert that activations are what hooks see."""
     for row, (seen, theirs) in enumerate(zip(c.clean, c.references, strict=True)):
         last = len(c.ids[row]) - 1
         for layer, x in seen.resid.items():
@@ -353,21 +368,6 @@ def same_activations(c: Both, acts: il.Activations) -> None:
         for layer, x in seen.resid.items():
             at_labels = x[c.labels(row)]
             assert_close(acts.label_resid_pre[row, layer, : len(at_labels)], at_labels, scale=scale)
-
-
-@checks("capture")
-def what_is_captured_is_what_hooks_see(c: Both) -> None:
-    same_activations(c, il.capture(c.model, c.batch))
-
-
-@checks("Activations.from_cache")
-def a_cache_gives_the_same(c: Both) -> None:
-    same_activations(c, sweep._cached(c))
-
-
-@checks("Activations.load")
-def a_file_gives_the_same(c: Both) -> None:
-    same_activations(c, sweep._loaded(c))
 
 
 @checks("whole_label_log_probs")
@@ -443,24 +443,12 @@ def label_values(c: Both) -> None:
         ours, ranks = c.acts.label_values(head), c.acts.own_label_ranks(head)
         for row, theirs in enumerate(c.references):
             places = c.labels(row)
-            values = values_before_post_norm(c, row, head)[places]
+            values = projected(c.hf, head, c.clean[row].v[head.layer][head.head])[places]
             assert_close(ours[row, : len(places)], values, scale=float(values.abs().max()))
             scores = theirs.readout.logits(values, "frozen", bias=False)
             own = scores[range(len(places)), c.ids[row][places]]
             assert ranks[row, : len(places)].tolist() == ((scores > own[:, None]).sum(-1) + 1).tolist()
             assert not ours[row, len(places) :].any()
-
-
-def values_before_post_norm(c: Both, row: int, head: il.Head) -> Tensor:
-    """Return a head's values times W_O [pos d_model], with a later norm's gain but without its scale."""
-    block = reference_hf._layers(c.hf)[head.layer]
-    wiring = reference_hf._WIRING[c.hf.config.model_type]
-    v = c.clean[row].v[head.layer][head.head]
-    W_O = reference_hf._weight_in_out(block.get_submodule(wiring.out)).unflatten(0, (families.N_HEADS, -1))[head.head]
-    gain = reference_hf._setting(c.hf.config, "residual_multiplier", default=1.0)
-    if wiring.attn_post_norm is not None:
-        gain = gain * reference_hf._Norm(block.get_submodule(wiring.attn_post_norm)).gain
-    return v @ W_O * gain
 
 
 @checks("Activations.last_query")
@@ -492,27 +480,15 @@ def last_query(c: Both) -> None:
 @checks("head_copying")
 def head_copying(c: Both) -> None:
     head, tokens = c.heads[1], [families.WORDS.index(word) for word in ("foo", "bar", "love")]
-    x = torch.cat([embedded(c.hf, token) for token in tokens])
+    x = torch.cat([without_learned(c.hf, reference_passes.run(c.hf, torch.tensor([one])).resid[0]) for one in tokens])
     ids = torch.tensor(tokens)
     seen = reference_passes.run(c.hf, ids, replacing("resid", head.layer, x))
     constant = against_hf.constant_values(c.hf, head.layer, unfolded=True)[head.head]
-    v = seen.v[head.layer][head.head] - constant
-    block, wiring = reference_hf._layers(c.hf)[head.layer], reference_hf._WIRING[c.hf.config.model_type]
-    W_O = reference_hf._weight_in_out(block.get_submodule(wiring.out)).unflatten(0, (families.N_HEADS, -1))[head.head]
-    written = v @ W_O * reference_hf._setting(c.hf.config, "residual_multiplier", default=1.0)
-    if wiring.attn_post_norm is not None:
-        written = written * reference_hf._Norm(block.get_submodule(wiring.attn_post_norm)).gain
+    written = projected(c.hf, head, seen.v[head.layer][head.head] - constant)
     readout = c.references[0].readout
     expected = (readout.norm.center(written) * readout.norm.gain @ readout.W_U[:, tokens]) * readout.multiplier
     ours = il.head_copying(c.model, head, tokens).logits
     assert_close(ours, expected, scale=float(expected.abs().max()))
-
-
-def embedded(hf: Any, token: int) -> Tensor:
-    """Return what enters the first layer for one token [1 d_model], without learned positions."""
-    seen = reference_passes.run(hf, torch.tensor([token]))
-    learned = reference_passes.learned_positions(hf, 1)
-    return seen.resid[0] if learned is None else seen.resid[0] - learned
 
 
 # Increases
@@ -520,7 +496,7 @@ def embedded(hf: Any, token: int) -> Tensor:
 
 @checks("neuron_log_prob_increase")
 def neurons(c: Both) -> None:
-    for layer in range(c.n_layers):
+    for layer in range(families.N_LAYERS):
         ours = il.neuron_log_prob_increase(c.acts, layer, c.targets)
         for row, theirs in enumerate(c.references):
             assert_close(ours[row], theirs.increase("neurons", int(c.targets[row]))[layer])
@@ -616,7 +592,9 @@ def score_parts(c: Both) -> None:
         for writer in c.writers:
             number = parts.writers.index(writer)
             x = seen.resid[layer] - c.written(row, writer)
-            without = reference_passes.rerun_attention(c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=True)
+            rerun = partial(reference_passes.rerun_attention, c.hf, c.ids[row], seen, layer, x, place=True)
+            passes = {"frozen": rerun(freeze_norms=True), "recomputed": rerun()}
+            without = passes["frozen"]
             factor = score_factor(c, seen, layer)
             q, k = seen.q[layer][head.head, -1], seen.k[layer][head.head, places]
             q_less, k_less = without.q[layer][head.head, -1], without.k[layer][head.head, places]
@@ -625,21 +603,11 @@ def score_parts(c: Both) -> None:
             changes[writer] = q - q_less, k - k_less
             key = places[-1]
             alone = il.attention_score_parts(c.acts[[row]], head, keys=[[key]])
-            for norm, side in product(("frozen", "recomputed"), ("query", "key")):
-                without = reference_passes.rerun_attention(
-                    c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=norm == "frozen"
-                )
-
-                def one_side(
-                    what: str, where: int, value: Tensor, without: Pass = without, key: int = key, side: str = side
-                ) -> Tensor | None:
-                    if (what, where) != ("q" if side == "query" else "last k", layer):
-                        return None
-                    value, at = value.clone(), -1 if side == "query" else key
-                    value[head.head, at] = (without.q if side == "query" else without.k)[layer][head.head, at]
-                    return value
-
-                hooked = reference_passes.run(c.hf, c.ids[row], one_side).pattern[layer][head.head, -1]
+            for (norm, without), side in product(passes.items(), ("query", "key")):
+                part, at = ("q", -1) if side == "query" else ("k", key)
+                value = getattr(without, part)[layer][head.head, at]
+                edit = writing("q" if side == "query" else "last k", layer, (head.head, at), value)
+                hooked = reference_passes.run(c.hf, c.ids[row], edit).pattern[layer][head.head, -1]
                 found = alone.pattern_without(side, norm=norm)[0, number]
                 assert_close(found[: len(hooked)], hooked, scale=8.0, msg=f"{writer}, {side}, {norm}")
         for one, other in product(changes, repeat=2):
@@ -671,9 +639,7 @@ def value_parts(c: Both) -> None:
             x = seen.resid[layer] - c.written(row, writer)
             without = reference_passes.rerun_attention(c.hf, c.ids[row], seen, layer, x, place=True, freeze_norms=True)
             change = without.v[layer][head.head] - seen.v[layer][head.head]
-            block = reference_hf._layers(c.hf)[layer]
-            out = block.get_submodule(reference_hf._WIRING[c.hf.config.model_type].out)
-            W_O = reference_hf._weight_in_out(out).unflatten(0, (families.N_HEADS, -1))[head.head]
+            W_O = output_weights(c.hf, layer)[head.head]
             whole = theirs.subhead_outputs[layer, head.head]
             raw = seen.pattern[layer][head.head, -1, :, None] * (seen.v[layer][head.head] @ W_O)
             factor = (whole * raw).sum(0) / (raw * raw).sum(0)  # from the projection to the residual stream
@@ -769,7 +735,7 @@ def compared(c: Both) -> None:
             assert_close(one.a, theirs.mean(0)[one.layer, one.head])
             assert_close(one.b, theirs.mean(0)[one.layer, one.head])
             assert one.change == 0
-    scored = c.scored(torch.stack([one.log_probs for one in c.clean]))
+    scored = c.scored(c.clean_log_probs)
     summary = found.summary()["a"].to_numpy()
     expected = [(scored["log_odds"] > 0).double().mean(), scored["log_prob"].mean(), scored["log_odds"].mean()]
     assert_close(torch.tensor(summary.astype(float)), torch.stack(expected))
@@ -822,18 +788,15 @@ def ablated_sets(c: Both) -> None:
         for number, heads in enumerate(sets):
             theirs = c.log_probs(lambda row, h=heads, last=last, value=value: c.removed(h, last=last, value=value))
             assert_close(ours[:, number], theirs[:, [FOO, BAR]])
-        gates = {(head.layer, head.head): 0.25 * (1 + number) for number, head in enumerate(c.heads)}
-
-        def scaled(what: str, layer: int, z: Tensor, last: bool = last, gates=gates) -> Tensor | None:
-            if what != "z":
-                return None
-            kept = [1 - gates.get((layer, head), 0.0) for head in range(z.shape[1])]
-            z = z.clone()
-            z[-1 if last else slice(None)] *= torch.tensor(kept)[:, None].to(z)
-            return z
-
-        edit = il.Ablate(c.heads, positions="last" if last else "all", strength=list(gates.values()))
-        theirs = c.log_probs(lambda row, edit=scaled: edit)[:, [FOO, BAR]]
+        strengths, rows = [0.25, 0.5, 0.75], -1 if last else slice(None)
+        scale = in_turn(
+            *(
+                writing("z", head.layer, (rows, head.head), lambda z, kept=1 - strength: kept * z)
+                for head, strength in zip(c.heads, strengths, strict=True)
+            )
+        )
+        edit = il.Ablate(c.heads, positions="last" if last else "all", strength=strengths)
+        theirs = c.log_probs(lambda row, edit=scale: edit)[:, [FOO, BAR]]
         assert_close(il.score(c.model, c.batch, [[edit]])[:, 0], theirs)
 
 
@@ -854,19 +817,19 @@ def effects(c: Both) -> None:
             assert_close(one.log_prob, c.effects[where]["log_prob"].mean(0)[place])
         estimate = il.head_effects(c.model, c.batch, positions=where, method="gradient").log_prob
         for row, ids in enumerate(c.ids):
-            theirs = estimated(c, ids, int(c.targets[row]), last=where == "last")
+            products = times_slopes(c, ids, "z", itemgetter(int(c.targets[row]))).sum(-1)
+            theirs = products[:, -1] if where == "last" else products.sum(1)
             assert_close(estimate[row, layers], theirs, scale=float(theirs.abs().max()))
 
 
-def estimated(c: Both, ids: Tensor, target: int, *, last: bool) -> Tensor:
-    """Return z · ∂ log p / ∂z [layer head] from autograd on the plain model."""
+def times_slopes(c: Both, ids: Tensor, what: str, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return x · ∂loss/∂x of a pattern or z, layers first, from autograd on the plain model."""
     c.hf.requires_grad_(True)
     seen = reference_passes.run(c.hf, ids, grad=True)
-    zs = [seen.z[layer] for layer in sorted(seen.z)]
-    slopes = torch.autograd.grad(seen.log_probs[target], zs)
+    values = [value for _, value in sorted(getattr(seen, what).items())]
+    slopes = torch.autograd.grad(loss(seen.log_probs), values)
     c.hf.requires_grad_(False)
-    product = torch.stack([(z * slope).sum(-1).detach() for z, slope in zip(zs, slopes, strict=True)])
-    return product[:, -1] if last else product.sum(1)
+    return (torch.stack(values) * torch.stack(slopes)).detach()
 
 
 @checks("ablate_with_controls")
@@ -885,12 +848,13 @@ def controls(c: Both) -> None:
 
 @checks("Block")
 def blocked(c: Both) -> None:
-    def block(row: int, pattern: Tensor) -> None:
+    def block(row: int, pattern: Tensor) -> Tensor:
         for query in range(len(pattern)):
             sink = 1 - pattern[query].sum()  # what an attention sink gets, and keeps
             sink = sink if sink > 1e-4 else 0.0  # rounding in other models
             pattern[query, c.edges[row, query, : len(pattern)]] = 0
             pattern[query] /= pattern[query].sum() + sink
+        return pattern
 
     c.same(il.edited(c.model, il.Block(c.heads, c.edges)), c.patterns(block))
 
@@ -899,12 +863,13 @@ def blocked(c: Both) -> None:
 def scaled(c: Both) -> None:
     for renormalize in (True, False):
 
-        def scale(row: int, pattern: Tensor, renormalize: bool = renormalize) -> None:
+        def scale(row: int, pattern: Tensor, renormalize: bool = renormalize) -> Tensor:
             before = pattern[-1].sum()  # less than 1 with an attention sink
             for factor, place in zip(c.weights[row].tolist(), c.labels(row), strict=False):
                 pattern[-1, place] *= factor
             if renormalize:
                 pattern[-1] *= before / pattern[-1].sum()
+            return pattern
 
         edit = il.edited(c.model, il.Reweight(c.heads, c.weights, renormalize=renormalize), batch=c.batch)
         c.same(edit, c.patterns(scale))
@@ -916,10 +881,8 @@ def demonstrations(c: Both) -> None:
     n = found.log_odds.shape[1]
 
     def without(row: int, places: Sequence[int], way: str) -> Edit:
-        """Hide demonstrations from the last query: from the token after the label before, to the label."""
-        ends = c.labels(row)
-        starts = [0, *(end + 1 for end in ends)]
-        keys = [key for place in places if place < len(ends) for key in range(starts[place], ends[place] + 1)]
+        """Hide demonstrations from the last query."""
+        keys = [key for number, one in enumerate(c.demonstrations(row)) if number in places for key in one]
         masked: dict[int, Tensor] = {}
 
         def edit(what: str, layer: int, x: Tensor) -> Tensor | None:
@@ -966,32 +929,13 @@ def debiased(c: Both, row: int) -> Edit:
     frequency = torch.stack([(tokens == token).sum() for token in tokens]).double()
     factors = (len(tokens) / len(tokens.unique()) / frequency) ** STRENGTHS["majority"]
 
-    def scale(row: int, pattern: Tensor) -> None:
+    def scale(row: int, pattern: Tensor) -> Tensor:
         before = pattern[-1].sum()  # less than 1 with an attention sink
         pattern[-1, c.labels(row)] *= factors
         pattern[-1] *= before / pattern[-1].sum()
+        return pattern
 
-    reweighted = c.patterns(scale)(row)
-    edit: Edit | None = None
-    n = len(c.ids[row])
-    for layer in sorted({layer for layer, _ in c.heads}):  # layer after layer, since each sees the edits before
-        seen = reference_passes.run(c.hf, c.ids[row], None if edit is None else in_turn(edit, reweighted))
-        learned = reference_passes.learned_positions(c.hf, n)
-        x = seen.resid[layer] if learned is None else seen.resid[layer] - learned
-        flat = reference_passes.rerun_attention(
-            c.hf, c.ids[row], seen, layer, x, place=False, freeze_norms=learned is not None
-        ).scores[layer]
-        chosen = [head for where, head in c.heads if where == layer]
-
-        def mix(what: str, where: int, scores: Tensor, layer: int = layer, flat=flat, chosen=chosen) -> Any:
-            if (what, where) != ("scores", layer):
-                return None
-            scores = scores.clone()
-            scores[chosen, -1] = mixed(c.hf, scores[chosen, -1], flat[chosen, -1], STRENGTHS["recency"])
-            return scores
-
-        edit = in_turn(edit, mix)
-    return in_turn(edit, reweighted)
+    return c.without_position(row, STRENGTHS["recency"], last=True, then=c.patterns(scale)(row))
 
 
 @checks("debias_edits")
@@ -1000,7 +944,7 @@ def debias(c: Both) -> None:
     block = il.edited(c.model, *il.debias_edits(c.batch, c.heads, **STRENGTHS), batch=c.batch)
     theirs = c.same(block, edits.__getitem__)
     ours = il.score(c.model, c.batch, [[], il.debias_edits(c.batch, c.heads, **STRENGTHS)])
-    assert_close(ours[:, 0], torch.stack([one.log_probs for one in c.clean])[:, [FOO, BAR]])
+    assert_close(ours[:, 0], c.clean_log_probs[:, [FOO, BAR]])
     assert_close(ours[:, 1], theirs[:, [FOO, BAR]])
 
 
@@ -1065,37 +1009,20 @@ def patch_edit(c: Both, row: int, activation: str, positions: str = "all", align
     places = (places[:-1] if align == "labels" else places) if only_last_query else places
     places = [n - 1] if positions == "last" and not only_last_query else places
     theirs = [place + is_longer for place in places]
-    new: dict[int, Tensor] = {}
-    for layer in {layer for layer, _ in c.heads}:
+    edits = []
+    for layer, chosen in by_layer(c.heads).items():
+        there, at = source, theirs
         if is_longer and activation != "z":
             x = clean.resid[layer].clone()
             x[places] = source.resid[layer][theirs]
-            moved = reference_passes.rerun_attention(c.hf, c.ids[row], clean, layer, x, place=True)
-            new[layer] = getattr(moved, activation)[layer][:, places]
-        else:
-            value = getattr(source, activation)[layer]
-            new[layer] = value[theirs] if activation == "z" else value[:, theirs]
-
-    def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
-        chosen = [head for where, head in c.heads if where == layer]
-        if not chosen:
-            return None
-        wanted = f"last {activation}" if only_last_query else activation
-        if what == "z" and only_last_query:  # other positions keep the z of the unedited pass
-            value = value.clone()
-            value[:-1, chosen] = clean.z[layer][:-1, chosen]
-            return value
-        if what != wanted:
-            return None
-        value = value.clone()
+            there, at = reference_passes.rerun_attention(c.hf, c.ids[row], clean, layer, x, place=True), places
+        what = f"last {activation}" if only_last_query else activation
         for head in chosen:
-            if activation == "z":
-                value[places, head] = new[layer][:, head]
-            else:
-                value[head, places] = new[layer][head]
-        return value
-
-    return edit
+            to, of = ((places, head), (at, head)) if activation == "z" else ((head, places), (head, at))
+            edits.append(writing(what, layer, to, getattr(there, activation)[layer][of]))
+        if only_last_query:  # other positions keep the z of the unedited pass
+            edits.append(writing("z", layer, (slice(-1), chosen), clean.z[layer][:-1, chosen]))
+    return in_turn(*edits)
 
 
 # Edges
@@ -1112,7 +1039,7 @@ def edges(c: Both) -> None:
         for number, writer in enumerate(writers):
 
             def edit(row: int, s=writer, p=part, at=at, reader_at=reader_at, head=head) -> Edit:
-                where = places(c, row, reader_at)
+                where = c.places(row, reader_at)
                 return c.rebuilt(row, head, {p: at_role(c, row, s, "all" if p == "q" else at)}, where)
 
             for name, values in c.drops(edit).items():
@@ -1122,22 +1049,10 @@ def edges(c: Both) -> None:
     assert moved > 1e-3
 
 
-def places(c: Both, row: int, role: str) -> list[int]:
-    """Return the positions of a prompt's tokens of a role."""
-    ids, labels = c.ids[row].tolist(), c.labels(row)
-    last = len(ids) - 1
-    colon = families.WORDS.index(":")
-    roles = ["text" if i < labels[-1] else "query" for i in range(len(ids))]
-    roles = ["other" if token == colon else role for role, token in zip(roles, ids, strict=True)]
-    roles = ["label" if i in labels else role for i, role in enumerate(roles)]
-    roles[last] = "last"
-    return [i for i, one in enumerate(roles) if role in ("all", one)]
-
-
 def at_role(c: Both, row: int, writer: str, role: str) -> Tensor:
     """Return what a writer writes at the tokens of a role, zero elsewhere."""
     chosen = torch.zeros(len(c.ids[row]), 1)
-    chosen[places(c, row, role)] = 1.0
+    chosen[c.places(row, role)] = 1.0
     return c.written(row, writer) * chosen
 
 
@@ -1151,7 +1066,7 @@ def without_edges(c: Both) -> None:
             for edge in edges:
                 of_reader = changed.setdefault((il.Head(*edge.reader), edge.reader_at), {})
                 of_reader[edge.part] = of_reader.get(edge.part, 0) + at_role(c, row, edge.writer, edge.role)
-            each = [c.rebuilt(row, head, parts, places(c, row, at)) for (head, at), parts in changed.items()]
+            each = [c.rebuilt(row, head, parts, c.places(row, at)) for (head, at), parts in changed.items()]
             return in_turn(*each)
 
         assert_close(ours[:, number], c.log_probs(edit)[:, [FOO, BAR]], scale=8.0)
@@ -1160,7 +1075,7 @@ def without_edges(c: Both) -> None:
 @checks("locate_circuit")
 def circuit(c: Both) -> None:
     """The log-odds with all edges, and the effects of single edges, with means of what writers write in each role."""
-    scored = c.scored(torch.stack([one.log_probs for one in c.clean]))
+    scored = c.scored(c.clean_log_probs)
     for reader_at, head in (("last", c.reader), ("label", c.heads[1])):
         found = il.locate_circuit(c.model, c.batch, c.batch, [head], reader_at=reader_at, n_edges=4, n_random=2)
         assert_close(found.score("all")[0], scored["log_odds"].mean())
@@ -1171,7 +1086,7 @@ def circuit(c: Both) -> None:
                 masks = [part.abs().sum(-1) > 0 for part in parts]
                 mean = torch.cat([part[mask] for part, mask in zip(parts, masks, strict=True)]).mean(0)
                 changed = {one.part: parts[row] - mean * masks[row][:, None]}
-                return c.rebuilt(row, head, changed, places(c, row, reader_at))
+                return c.rebuilt(row, head, changed, c.places(row, reader_at))
 
             assert_close(one.effect, c.drops(edit)["log_odds"].mean(), scale=8.0, msg=one.edge)
 
@@ -1203,16 +1118,14 @@ def towers(c: Both) -> None:
             names = {part: getattr(one, part) for part in "qkv"} if one is not None else {}
             taken = {part: donated(part, name) for part, name in names.items() if name is not None}
 
-            def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
-                part = what.removeprefix("last ")
-                chosen = [head for where, head in heads if where == layer]
-                if part not in taken or (part == "q") != (what == part) or not chosen:
-                    return None
-                value = value.clone()
-                for at, donor, place in taken[part]:
-                    value[chosen, at] = getattr(donor, part)[layer][chosen, place]
-                return value
-
+            edit = in_turn(
+                *(
+                    writing(part if part == "q" else f"last {part}", layer, (chosen, at), value[layer][chosen, place])
+                    for part, some in taken.items()
+                    for at, value, place in ((at, getattr(donor, part), place) for at, donor, place in some)
+                    for layer, chosen in by_layer(heads).items()
+                )
+            )
             found = reference_passes.run(c.hf, ids, edit).log_probs  # noqa: B023
             return found[target] - found[FOO + BAR - target]  # noqa: B023
 
@@ -1229,23 +1142,13 @@ def towers(c: Both) -> None:
 # Gradients and vectors
 
 
-def saliency_of(c: Both, row: int) -> Tensor:
-    """Return |pattern · ∂loss/∂pattern| [layer query key], summed over heads, from autograd on the plain model."""
-    c.hf.requires_grad_(True)
-    seen = reference_passes.run(c.hf, c.ids[row], grad=True)
-    target = int(c.targets[row])
-    loss = seen.log_probs[[FOO, BAR]].logsumexp(0) - seen.log_probs[target]
-    patterns = [seen.pattern[layer] for layer in sorted(seen.pattern)]
-    slopes = torch.autograd.grad(loss, patterns)
-    c.hf.requires_grad_(False)
-    return torch.stack([(a * s).abs().sum(0).detach() for a, s in zip(patterns, slopes, strict=True)])
-
-
 @checks("attention_saliency", "saliency_flow")
 def saliency(c: Both) -> None:
     ours, flow = il.attention_saliency(c.model, c.batch), il.saliency_flow(c.model, c.batch)
     for row in range(len(c.batch)):
-        theirs = saliency_of(c, row)
+        target = int(c.targets[row])
+        losses = times_slopes(c, c.ids[row], "pattern", lambda x, t=target: x[[FOO, BAR]].logsumexp(0) - x[t])
+        theirs = losses.abs().sum(1)
         n, layers, labels = len(c.ids[row]), sorted(c.clean[row].pattern), c.labels(row)
         assert_close(ours[row, layers, :n, :n], theirs, scale=float(theirs.abs().max()))
         pairs = [(i, j) for i in range(n) for j in range(i)]
@@ -1270,7 +1173,7 @@ def function_vector(c: Both) -> None:
 @checks("indirect_effects")
 def indirect_effects(c: Both) -> None:
     ours = il.indirect_effects(c.model, c.batch, c.other)
-    before = c.scored(torch.stack([one.log_probs for one in c.clean]))["log_prob"].exp()
+    before = c.scored(c.clean_log_probs)["log_prob"].exp()
     mean = c.mean_z(last=True)
     for layer, head in c.heads:
         log_probs = c.log_probs(lambda row, h=(layer, head): c.removed([h], last=True, value=mean))
@@ -1279,19 +1182,13 @@ def indirect_effects(c: Both) -> None:
 
 @checks("AddVector")
 def vector_added(c: Both) -> None:
-    for layer in (0, c.n_layers - 1):
+    for layer in (0, families.N_LAYERS - 1):
         for positions, chosen in (("last", [-1]), ("all", slice(None)), ([2, -3], [2, -3])):
             for replaced in (False, True):
-
-                def edit(what: str, where: int, x: Tensor, layer=layer, chosen=chosen, new=replaced) -> Tensor | None:
-                    if (what, where) != ("resid_post", layer):
-                        return None
-                    x = x.clone()
-                    x[chosen] = c.vectors[0].to(x) + (0 if new else x[chosen])
-                    return x
-
+                added = lambda x, new=replaced: c.vectors[0].to(x) + (0 if new else x)  # noqa: E731
+                edit = writing("resid_post", layer, chosen, added)
                 ours = il.AddVector(c.vectors, layer, replace=replaced, positions=positions)
-                moves = (positions, layer) != ([2, -3], c.n_layers - 1)
+                moves = (positions, layer) != ([2, -3], families.N_LAYERS - 1)
                 c.same(il.edited(c.model, ours, batch=c.batch), lambda row, edit=edit: edit, moves=moves)
 
 
@@ -1304,19 +1201,15 @@ def vector_gains(c: Both) -> None:
         reference_passes.run(
             c.hf, ids, lambda what, layer, x, seen=seen: seen.update({layer: x[-1]}) if what == "resid_post" else None
         )
-        stream.append(torch.stack([seen[layer] for layer in range(c.n_layers)]))
+        stream.append(torch.stack([seen[layer] for layer in range(families.N_LAYERS)]))
     means = torch.stack(stream).mean(0)
     ours = il.task_vectors(c.model, c.other)
     assert_close(ours, means, scale=float(means.abs().max()))
     for replaced in (False, True):
         found = il.vector_gains(c.model, ours, c.batch, replace=replaced)
-        for layer in range(c.n_layers):
-
-            def edit(what: str, where: int, x: Tensor, layer=layer, new=replaced) -> Tensor | None:
-                if (what, where) != ("resid_post", layer):
-                    return None
-                return torch.cat([x[:-1], means[layer].to(x)[None] + (0 if new else x[-1:])])
-
+        for layer, mean in enumerate(means):
+            added = lambda x, mean=mean, new=replaced: mean.to(x) + (0 if new else x)  # noqa: E731
+            edit = writing("resid_post", layer, -1, added)
             theirs = c.log_probs(lambda row, edit=edit: edit)
             own = c.scored(theirs)["log_prob"]
             assert_close(found.log_prob[:, layer], own)

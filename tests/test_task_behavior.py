@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from icl_lens.cli.locate import locate
 from icl_lens.intervals import percentile_interval
 
 NAMES = ("number", "sentiment")
+WORDS = files("icl_lens") / "bundled" / "words.json"
 EXPECTED: dict[str, tuple[Kind, tuple[str, ...] | None, tuple[str, ...]]] = {
     "two towers": ("two-tower", None, ("learns",)),
     "a head that compares, and others that copy": ("compare-copy", None, ("learns",)),
@@ -268,20 +270,12 @@ def test_learning_and_knowing_count_together():
         il.task_check(None, [], n=20)
 
 
-def three_classes() -> list[il.Prompt]:
-    """Prompts with a third label, each the answer of a third of them."""
-    prompts = []
-    for i, prompt in enumerate(il.load_task("animal-country", layout="random", n=30)):
-        shown = [*prompt.demonstrations, il.Demonstration("green", "baz")]
-        prompts.append(il.Prompt(shown, prompt.query, ("foo", "bar", "baz")[i % 3], ("foo", "bar", "baz")))
-    return prompts
-
-
 @pytest.mark.slow
 def test_preferring_is_a_share_with_three_classes(icl_mini, monkeypatch):
     """This holds even if some prompts do not have the label."""
-    prompts = three_classes()
-    others = [il.Prompt(p.demonstrations[:-1], p.query, "foo", ("foo", "bar")) for p in prompts]
+    prompts = of_three_classes(WORDS, 30)
+    shown = [[one for one in p.demonstrations if one.label != "baz"] for p in prompts]
+    others = [il.Prompt(some, p.query, "foo", ("foo", "bar")) for some, p in zip(shown, prompts, strict=True)]
     for some, favorite in ((prompts, "baz"), (prompts + others, "baz"), (prompts + others, "bar")):
 
         def prefer(prompt: il.Prompt, label: str = favorite) -> str:
@@ -310,7 +304,7 @@ def test_accuracies_are_those_of_a_loop(icl_mini):
 
 
 def test_exchanged_labels_are_exchanged_with_three_classes(icl_mini, monkeypatch):
-    prompts = three_classes()
+    prompts = of_three_classes(WORDS, 30)
     following = {"foo": "bar", "bar": "baz", "baz": "foo"}
     seen: list[il.Prompt] = []
 

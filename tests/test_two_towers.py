@@ -11,11 +11,11 @@ import pytest
 import torch
 from family_tables import EXACT
 from rich.console import Console
+from test_planted import planted  # noqa: F401
 from tolerance import assert_close
 from typer.testing import CliRunner
 
 import icl_lens as il
-from experiments.planted import build
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.cli import app
 from icl_lens.cli.towers import TowerTask
@@ -187,18 +187,9 @@ def test_prompts_without_another_label_or_answer_are_refused(prompt):
 # Planted models
 
 
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory):
-    def get(kind, seed=0):
-        truth = build(kind, tmp_path_factory.mktemp(kind), seed=seed)
-        return truth, il.load_model(str(truth.folder), device="cpu")
-
-    return get
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):
+def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):  # noqa: F811
     truth, model = planted("two-tower", seed)
     found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=2)
     assert {*found.heads} == {*truth.heads["two-tower"]}  # precision and recall 1
@@ -229,7 +220,7 @@ def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):
         ("untrained", {}),
     ],
 )
-def test_other_planted_models_are_not_called_two_towers(planted, kind, options):
+def test_other_planted_models_are_not_called_two_towers(planted, kind, options):  # noqa: F811
     truth, model = planted(kind)
     heads = [head for role, some in truth.heads.items() if role not in ("mover", "decoy") for head in some]
     for chosen in (None, heads or truth.heads.get("mover") or None):
@@ -245,7 +236,7 @@ def test_other_planted_models_are_not_called_two_towers(planted, kind, options):
 
 
 @pytest.mark.slow
-def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):
+def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):  # noqa: F811
     """The heads are found on as many prompts of each class and label."""
     truth, model = planted("two-tower")
     monkeypatch.setattr("icl_lens.cli.options.ModelOptions.load", lambda *_, **__: model)
@@ -268,7 +259,7 @@ def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def found(planted):
+def found(planted):  # noqa: F811
     truth, model = planted("two-tower")
     prompts = il.load_task("sentiment-number", n=24, path=truth.words, layout="random")
     return il.two_towers(model, prompts, k=2, n_random=2)

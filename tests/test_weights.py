@@ -1,14 +1,14 @@
 """Weights that are not in memory as floats: quantized ones are refused, offloaded ones read, absent ones refused."""
 
 import pytest
+import sweep
 import torch
 from shared import PROMPTS
-from tolerance import assert_close
+from test_sweep_batches import assert_same
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
-from icl_lens.activations.passes import last_log_probs
 from icl_lens.digest import weights_digest
 from icl_lens.models.offload import ParameterMap
 from icl_lens.models.view import ModelView, tl_version
@@ -53,6 +53,14 @@ REST = {
 }
 
 
+READ_WEIGHTS = [
+    *("capture", "whole_label_log_probs", "layer_log_prob_increase", "head_log_prob_increase", "top_subheads"),
+    *("neuron_log_prob_increase", "Activations.label_values", "Activations.label_keys", "Activations.last_query"),
+    *("locate_heads", "head_effects", "ablate_heads"),
+]
+"""A call for each part of the package that reads a model's weights."""
+
+
 @pytest.fixture
 def offloaded(load, tmp_path):
     """A family's tiny model with all layers but the first on the disk."""
@@ -75,38 +83,14 @@ def test_offloaded_weights_are_read_when_needed(offloaded, load_tiny, name):
     """Results are those of the model in memory; the weights do not stay in memory afterwards."""
     model, whole = offloaded(name), load_tiny(name)
     away = {name for name, parameter in model.original_model.named_parameters() if parameter.is_meta}
-    found, expected = (_everything(one) for one in (model, whole))
-    assert found.keys() == expected.keys()
-    for what in found:
-        assert_close(found[what], expected[what], msg=what)
+    cases = [sweep.Case(one, sweep.PROMPTS, sweep.OTHERS) for one in (model, whole)]
+    for what in READ_WEIGHTS:
+        found, expected = (sweep.CALLS[what].function(case) for case in cases)
+        assert_same(found, expected, msg=what)
     assert {name for name, parameter in model.original_model.named_parameters() if parameter.is_meta} == away
     assert ModelView.of(model).fingerprint() == ModelView.of(whole).fingerprint()
     parameters = dict(whole.named_parameters())
     assert weights_digest(ParameterMap(model)) == weights_digest(parameters)
-
-
-def _everything(model):
-    """Return a result from each part of the package that reads a model's weights."""
-    batch = il.tokenize(model, PROMPTS, prepend_bos=False)
-    acts, targets = il.capture(model, batch), batch.answer_tokens
-    head = il.Head(1, 0)
-    found = {
-        "log-probabilities": last_log_probs(model, batch),
-        "layers": torch.stack(tuple(il.layer_log_prob_increase(acts, targets))),
-        "heads": il.head_log_prob_increase(acts, targets),
-        "subheads": il.top_subheads(acts, k=5, by="increase").value,
-        "neurons": il.neuron_log_prob_increase(acts, 2, targets),
-        "values": acts.label_values(head),
-        "keys": acts.label_keys(head),
-        "query": acts.last_query(head),
-        "top heads": il.locate_heads(model, batch, k=4, by="increase").value,
-        "effects": il.head_effects(model, batch).log_prob,
-        "effects everywhere": il.head_effects(model, batch, positions="all").log_prob,
-        "estimates": il.head_effects(model, batch, method="gradient").log_prob,
-    }
-    with il.ablate_heads(model, [head]):
-        found["ablated"] = last_log_probs(model, batch)
-    return found
 
 
 def test_absent_weights_are_refused(load):
