@@ -155,15 +155,8 @@ def _curve(study: Study) -> pd.DataFrame:
 
 def answer(cells: Sequence[Any]) -> str:
     """Return the answer in one or two sentences."""
-    said = by_outcome(
-        cells,
-        "log_odds",
-        every="On every task, more than without random heads",
-        some="On {n} of {total} tasks, more than without random heads",
-        none="On no task more than without random heads",
-        ranking="contrast",
-    )
-    lost = each(cells, "log_odds", "{q} nats (random heads: {c})", "contrast")
+    said = by_outcome(cells, "log_odds", "{where}, more than without random heads")
+    lost = each(cells, "log_odds", "{q} nats (random heads: {c})")
     return f"{said}: removing the located heads costs the answer {lost}."
 
 

@@ -68,10 +68,9 @@ def answer(cells: Sequence[Any]) -> str:
     said = by_outcome(
         cells,
         "accuracy",
+        "In balanced random order, the models beat copying the last label {where}",
         every="In balanced random order, where copying the last label does not help, the models are right more often "
         "than a model that copies it",
-        some="In balanced random order, the models beat copying the last label on {n} of {total} tasks",
-        none="In balanced random order, no model beats copying the last label",
     )
     return f"{said}: {each(cells, 'accuracy', '{q}% (copying: {c}%)')}."
 

@@ -108,12 +108,11 @@ def draw(details: pd.DataFrame) -> Figure:
 
 def answer(cells: Sequence[Any]) -> str:
     """Return the answer in one or two sentences."""
-    kept = each(cells, "kept", "{q}% (random edges: {c}%)", "contrast")
+    kept = each(cells, "kept", "{q}% (random edges: {c}%)")
     parts = []
     for end, words in INPUTS.items():
         totals = [
-            (third, sum(row.quantity for _, row in real_rows(cells, f"{third} third → {end}", "contrast")))
-            for third in THIRDS
+            (third, sum(row.quantity for _, row in real_rows(cells, f"{third} third → {end}"))) for third in THIRDS
         ]
         if any(total for _, total in totals):
             parts.append(f"{words} most from the {max(totals, key=lambda pair: pair[1])[0]} third")

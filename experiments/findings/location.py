@@ -213,7 +213,7 @@ def answer(cells: Sequence[Any]) -> str:
         name: each(cells, f"lost_{name}", "{q} nats (random heads: {c})")
         for name in ("increase", "contrast", "effects")
     }
-    by_contrast = each(cells, "depth", "{q}% (unrelated to the answer: {c}%)", "contrast")
+    by_contrast = each(cells, "depth", "{q}% (unrelated to the answer: {c}%)")
     by_increase = each(cells, "depth_layers", "{q}% (a random token: {c}%)", "increase")
     return (
         "Removing the heads that the paper's own method, the increase, finds in one run of the model costs the answer "

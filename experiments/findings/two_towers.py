@@ -127,9 +127,8 @@ def answer(cells: Sequence[Any]) -> str:
     said = by_outcome(
         cells,
         "keys",
+        "{where}, keys of texts of the other class change the answer",
         every="Yes: keys of texts of the other class change the answer on every task, keys of other labels hardly",
-        some="On {n} of {total} tasks, keys of texts of the other class change the answer",
-        none="No: keys of texts of the other class do not change the answer",
     )
     texts = each(cells, "keys", "{q} nats (random heads: {c})")
     return f"{said}. Exchanged texts cost {texts}. Exchanged labels cost {each(cells, 'keys: labels', '{q}')}."

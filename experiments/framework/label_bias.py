@@ -7,7 +7,7 @@ located heads and in random sets of heads from the same layers; every set gets i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from jaxtyping import Float
 import icl_lens as il
 from experiments.framework.estimate import Clusters, compare, compare_ratios
 from experiments.framework.finding import Measure, Row, percent, rows_of
+from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import Study, clusters_of
 from icl_lens.measures.debias import Fix
 from icl_lens.metrics import is_correct, label_log_odds
@@ -117,6 +118,14 @@ def best_strengths(favored: Scores, unfavored: Scores) -> list[float]:
     bias[accuracy < accuracy[0] - MAX_ACCURACY_DROP - 1e-9] = np.inf
     tried = [[(bias[0], 0.0), *zip(some, STRENGTHS, strict=True)] for some in bias[1:].reshape(-1, len(STRENGTHS))]
     return [min(some)[1] for some in tried]
+
+
+def bias_answer(cells: Sequence[Any], *, text: str, control: str) -> str:
+    """Return whether there is the bias, its size next to the control's, and what the fix removes."""
+    said = by_outcome(cells, "bias", text)
+    fixed = each(cells, "removed", "{q}% of it (random heads: {c}%)")
+    rest = f" The paper's fix removes {fixed}." if fixed else ""
+    return f"{said}: {each(cells, 'bias', f'{{q}} nats ({control}: {{c}})')}.{rest}"
 
 
 def gap_rows(pairs: tuple[Scores, Scores], control: tuple[Scores, Scores], clusters: Clusters) -> list[Row]:
