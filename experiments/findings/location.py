@@ -130,7 +130,7 @@ def random_increases(acts: il.Activations) -> Float[Tensor, "row layer head"]:
 def _compared(study: Study, found: Mapping[str, Sequence[il.Head]]) -> tuple[list[Row], pd.DataFrame]:
     """Measure log-odds lost on held-out prompts without each method's heads, next to random heads of their layers."""
     sets = [[], *(one for heads in found.values() for one in [heads, *study.random_sets(heads)])]
-    _, odds = ablated_scores(study, sets)
+    odds = ablated_scores(study, sets).odds
     lost = (odds[:, :1] - odds)[:, 1:].reshape(len(odds), len(found), 1 + N_RANDOM_SETS)
     n_heads = len(study.view.heads())
     rows, details = [], []

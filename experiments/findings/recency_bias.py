@@ -16,7 +16,6 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
 
 import icl_lens as il
@@ -37,7 +36,6 @@ from experiments.framework.label_bias import (
 )
 from experiments.framework.plotting import accuracy_pairs
 from experiments.framework.study import Study, clusters_of, thin_out
-from icl_lens.metrics import label_log_odds
 
 GAP = percent(
     "gap",
@@ -164,18 +162,15 @@ def query_effects(study: Study, texts: ExchangedTexts, heads: Sequence[il.Head])
     query's class lowers the log-odds, and replacing one of the other class raises them.
     """
     intact = study.tokenize(texts.intact)
-    size = len(study.pieces(intact)[0])
-    sign = torch.ones(len(intact), 3)
+    sources = [study.tokenize(prompts) for prompts in (texts.query, texts.last, texts.before_last)]
+    sign = np.ones((len(intact), 3))
     sign[:, 1:] = (intact.label_index[:, [-1, -2]] == intact.answer[:, None]).cpu() * 2 - 1
-    columns = []
-    for prompts in (texts.query, texts.last, texts.before_last):
-        lost = []
-        for piece, source in zip(intact.split(size), study.tokenize(prompts).split(size), strict=True):
-            before = il.score(study.model, piece)
-            patched = il.score(study.model, piece, [[il.Patch(heads, source, activation="q", positions="last")]])
-            lost.append((label_log_odds(before, piece.answer) - label_log_odds(patched[:, 0], piece.answer)).cpu())
-        columns.append(torch.cat(lost))
-    return (torch.stack(columns, dim=1) * sign).double().numpy()
+
+    def sets_of(rows: slice) -> list[list[il.Patch]]:
+        return [[], *([il.Patch(heads, source[rows], activation="q", positions="last")] for source in sources)]
+
+    odds = study.scores(intact, sets_of).odds
+    return (odds[:, :1] - odds[:, 1:]) * sign
 
 
 FINDING = Finding(

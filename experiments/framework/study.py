@@ -1,10 +1,9 @@
 """One model on one task: prompts to choose heads on, held-out prompts to measure on, located heads and controls."""
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +13,10 @@ from torch import Tensor
 import icl_lens as il
 from experiments.framework.estimate import Bounds, Comparison, compare_heads
 from experiments.framework.tasks import Layout, Task
+from icl_lens.edits.edit import Edit
 from icl_lens.head_scores import DIRECT_SCORES, DirectScore
+from icl_lens.measures.controlled_ablation import random_head_sets
+from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.view import ModelView
 
 RANKINGS = DIRECT_SCORES
@@ -29,6 +31,18 @@ N_LOCATED = 12
 """Number of heads to locate: 12, as in the published paper, but at most an eighth of the model's heads."""
 N_RANDOM_SETS = 20
 """Number of random sets that a set of heads is compared with."""
+
+
+class Scores(NamedTuple):
+    """How prompts are answered under each of some sets of edits."""
+
+    odds: Float[np.ndarray, "row set"]
+    """The answer's log-odds, nats."""
+    correct: Float[np.ndarray, "row set"]
+    """1 where the answer is the most probable label, 0 elsewhere."""
+
+    def select(self, sets: slice) -> "Scores":
+        return Scores(self.odds[:, sets], self.correct[:, sets])
 
 
 @dataclass
@@ -128,6 +142,17 @@ class Study:
         bytes_per_prompt = 4 * self.view.n_layers * batch.tokens.shape[1] * self.view.d_model
         return list(batch.split(max(1, min(max_rows, PASS_BYTES // bytes_per_prompt))))
 
+    def scores(self, batch: il.PromptBatch, sets_of: Callable[[slice], Sequence[Sequence[Edit]]]) -> Scores:
+        """Return how prompts are answered under sets of edits; `sets_of` returns those of some rows of the batch."""
+        found, size = [], len(self.pieces(batch)[0])
+        for start in range(0, len(batch), size):
+            rows = slice(start, start + size)
+            piece, answer = batch[rows], batch.answer[rows].cpu()
+            of_sets = il.score(self.model, piece, sets_of(rows)).cpu().unbind(1)
+            read = [torch.stack([label_log_odds(one, answer), is_correct(one, answer)]) for one in of_sets]
+            found.append(torch.stack(read, dim=-1))
+        return Scores(*torch.cat(found, dim=1).double().numpy())
+
     def map(
         self,
         batch: il.PromptBatch,
@@ -182,18 +207,7 @@ class Study:
 
         Where a layer has no heads left, they are drawn from the nearest layer that has some.
         """
-        rng = random.Random(self.seed)
-        sets = []
-        for _ in range(n):
-            free = [head for head in self.view.heads() if head not in set(heads)]
-            drawn = []
-            for head in heads:
-                nearest = min(abs(other.layer - head.layer) for other in free)
-                pick = rng.choice([other for other in free if abs(other.layer - head.layer) == nearest])
-                free.remove(pick)
-                drawn.append(pick)
-            sets.append(drawn)
-        return sets
+        return random_head_sets(self.view, heads, draws=n, seed=self.seed, same_layers=True)
 
     @property
     def compared(self) -> list[il.Head]:
