@@ -133,7 +133,6 @@ def made_up(values: dict[str, tuple[float, float, float, float]]) -> Finding:
 
     return Finding(
         id="made-up",
-        short="made up",
         title="Title?",
         question="Question?",
         answer=lambda cells: "The answer is made up.",

@@ -137,7 +137,6 @@ def answer(cells: Sequence[Any]) -> str:
 
 FINDING = Finding(
     id="ablation",
-    short="log-odds lost without the heads",
     title="What is lost without the located heads?",
     question="Does removing the located heads cost the answer more than removing other heads of the same layers?",
     answer=answer,

@@ -77,7 +77,6 @@ def answer(cells: Sequence[Any]) -> str:
 
 FINDING = Finding(
     id="behavior",
-    short="accuracy in random order",
     title="Does the model learn the task from its demonstrations?",
     question="Is the model right in balanced random order, where neither a fixed answer nor the last label helps?",
     answer=answer,

@@ -122,7 +122,6 @@ def answer(cells: Sequence[Any]) -> str:
 
 FINDING = Finding(
     id="circuit",
-    short="the circuit into located heads",
     title="Which earlier components do located heads depend on?",
     question="An edge is what an earlier component wrote, as read by a located head. Do the strongest edges carry more "
     "of the answer than random edges of the same kinds, and are they those of the information flow that the paper "

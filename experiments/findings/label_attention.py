@@ -156,7 +156,6 @@ def answer(cells: Sequence[Any]) -> str:
 
 FINDING = Finding(
     id="label-attention",
-    short="attention to true labels",
     title="Do located heads attend to labels of the query's class?",
     question="In balanced random order, does more of located heads' attention to labels go to the query's class?",
     answer=answer,

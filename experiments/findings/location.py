@@ -226,7 +226,6 @@ def answer(cells: Sequence[Any]) -> str:
 
 FINDING = Finding(
     id="location",
-    short="depth of the heads",
     title="Which method finds the heads that matter, and where are they?",
     question="Does the answer lose more without the heads that the paper's own method finds in one run of the model "
     "than without random heads? Do contributions to the answer come from deep layers?",

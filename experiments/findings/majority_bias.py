@@ -89,7 +89,6 @@ def attention_rows(study: Study) -> list[Row]:
 
 FINDING = Finding(
     id="majority-bias",
-    short="majority-label bias",
     title="Does the model prefer the majority label?",
     question="Is the model right more often when most demonstrations have the answer's label, and does rescaling the "
     "located heads' attention to labels reduce the difference?",

@@ -175,7 +175,6 @@ def query_effects(study: Study, texts: ExchangedTexts, heads: Sequence[il.Head])
 
 FINDING = Finding(
     id="recency-bias",
-    short="recency bias",
     title="Does the model prefer the label shown last?",
     question="Is the model right more often when the last demonstration has the answer's label, and does removing the "
     "position term from the located heads reduce the difference?",

@@ -315,7 +315,6 @@ def _matrix(ranked: dict[str, Ranked]) -> Iterator[dict[str, object]]:
 
 FINDING = Finding(
     id="shared-heads",
-    short="heads shared across tasks, and what removing them costs the others",
     title="Are the same heads used by different tasks?",
     question="Do the heads located on one kind of task lead the ranking on the others, and do the others need them?",
     answer=head_kinds_page.answer,

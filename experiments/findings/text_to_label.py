@@ -312,7 +312,6 @@ def draw(details: pd.DataFrame) -> Any:
 
 FINDING = Finding(
     id="text-to-label",
-    short="text → label → key: the heads of the two towers, hop by hop",
     title="Through which heads does a text reach the key that it is compared by?",
     question="Two heads compare the query with what their keys hold at labels. Which heads write it there, from which "
     "tokens do these take it, and does the answer need them more than random heads of the same layers?",

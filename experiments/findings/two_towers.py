@@ -136,7 +136,6 @@ def answer(cells: Sequence[Any]) -> str:
 
 FINDING = Finding(
     id="two-towers",
-    short="two towers",
     title="Do queries and keys act as two towers?",
     question="Does the answer change as two towers predict when heads take their queries, keys or values from a prompt "
     "with another query, with the texts of the two classes exchanged, or with the two labels exchanged?",

@@ -124,7 +124,6 @@ def answer(cells: Sequence[Any]) -> str:
 
 FINDING = Finding(
     id="values",
-    short="label words in values",
     title="What do located heads write about a label?",
     question="Do the values of located heads name the label they are read from, more than those of other heads?",
     answer=answer,
@@ -152,6 +151,5 @@ FINDING = Finding(
         head_dots,
         series={"rank": "label's token", "exchanged": "same token, other label there", "control": "other heads"},
         label="mean reciprocal rank",
-        log=True,
     ),
 )

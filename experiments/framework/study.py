@@ -25,8 +25,8 @@ RANKINGS = DIRECT_SCORES
 Prompts = TypeVar("Prompts", il.PromptBatch, list[il.Prompt])
 
 PASS_BYTES = 128 * 2**20
-MAX_ROWS, ROWS_WITH_WRITERS = 64, 8
-"""Limits of a pass: bytes of residual streams, prompts, and prompts if every component's output is kept."""
+MAX_ROWS = 64
+"""Limits of a pass: bytes of residual streams, and prompts."""
 N_LOCATED = 12
 """Number of heads to locate: 12, as in the published paper, but at most an eighth of the model's heads."""
 N_RANDOM_SETS = 20
@@ -137,10 +137,10 @@ class Study:
 
         return self.memoize("other queries", tokenize)
 
-    def pieces(self, batch: il.PromptBatch, max_rows: int = MAX_ROWS) -> list[il.PromptBatch]:
+    def pieces(self, batch: il.PromptBatch) -> list[il.PromptBatch]:
         """Return the batch in pieces whose activations fit into memory."""
         bytes_per_prompt = 4 * self.view.n_layers * batch.tokens.shape[1] * self.view.d_model
-        return list(batch.split(max(1, min(max_rows, PASS_BYTES // bytes_per_prompt))))
+        return list(batch.split(max(1, min(MAX_ROWS, PASS_BYTES // bytes_per_prompt))))
 
     def scores(self, batch: il.PromptBatch, sets_of: Callable[[slice], Sequence[Sequence[Edit]]]) -> Scores:
         """Return how prompts are answered under sets of edits; `sets_of` returns those of some rows of the batch."""
@@ -157,15 +157,9 @@ class Study:
         self,
         batch: il.PromptBatch,
         reduce: Callable[[il.Activations], Shaped[Tensor, "row ..."]],
-        *,
-        writers: bool = False,
     ) -> Shaped[Tensor, "row ..."]:
-        """Return what `reduce` makes of the activations, one row per prompt, on the CPU.
-
-        With `writers`, the activations hold what every component wrote, for fewer prompts at a time.
-        """
-        pieces = self.pieces(batch, ROWS_WITH_WRITERS if writers else MAX_ROWS)
-        return torch.cat([reduce(il.capture(self.model, piece, writers=writers)).detach().cpu() for piece in pieces])
+        """Return what `reduce` makes of the activations, one row per prompt, on the CPU."""
+        return torch.cat([reduce(il.capture(self.model, piece)).detach().cpu() for piece in self.pieces(batch)])
 
     # Heads
 
@@ -222,14 +216,12 @@ class Study:
         batch: il.PromptBatch,
         heads: Sequence[il.Head],
         reduce: Callable[[il.Activations], Tensor],
-        *,
-        writers: bool = False,
     ) -> Float[Tensor, "row layer head *rest"]:
         """Scatter `reduce`'s output for `heads` into an array over all layers and heads; all other entries are NaN.
 
         `reduce` returns [row, head in `heads`, …].
         """
-        reduced = self.map(batch, reduce, writers=writers)
+        reduced = self.map(batch, reduce)
         shape = (len(reduced), self.view.n_layers, self.view.n_heads, *reduced.shape[2:])
         values = reduced.new_full(shape, torch.nan, dtype=torch.double)
         values[:, [head.layer for head in heads], [head.head for head in heads]] = reduced.double()
