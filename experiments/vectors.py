@@ -192,10 +192,6 @@ def top(mean: Tensor) -> list[il.Head]:
     return [il.Head(*divmod(at, mean.shape[1])) for at in order]
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the tables of the how-to: the heads' indirect effects by task, and a line per task and vector."""
     effects = {row["task"]: row["effects"] for row in rows if row["what"] == "indirect effects"}

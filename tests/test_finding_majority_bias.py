@@ -12,8 +12,8 @@ import icl_lens as il
 from experiments.findings.majority_bias import FINDING
 from experiments.framework.arrangements import prompts_by_frequency, without_last_true
 from experiments.framework.label_attention import attention_by_class, last_true_tokens
-from experiments.framework.label_bias import Scores, gap_rows
-from experiments.framework.study import Study
+from experiments.framework.label_bias import gap_rows
+from experiments.framework.study import Scores, Study
 from experiments.framework.tasks import PAPER_TASKS
 
 KINDS = ("majority", "minority", "majority balanced", "minority balanced")

@@ -10,7 +10,8 @@ from tiny_study import labels_of, tiny_study
 import icl_lens as il
 from experiments.findings.recency_bias import exchange_texts, query_effects
 from experiments.framework.arrangements import orders_by_label
-from experiments.framework.label_bias import Scores, gap_rows
+from experiments.framework.label_bias import gap_rows
+from experiments.framework.study import Scores
 from experiments.framework.tasks import PAPER_TASKS
 
 

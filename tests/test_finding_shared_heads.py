@@ -90,8 +90,7 @@ class TwoTasks:
         for i, study in enumerate(self.studies):
             split = Split.of(study.halves())
             found = rank(study, split.locating, seed=i)
-            located = Located("arbitrary labels", found.heads, found.lists, 12, found.last, split.held_out)
-            self.tasks[study.task.name] = located
+            self.tasks[study.task.name] = replace(found, kind="arbitrary labels", tested=split.held_out.batch)
 
     def separate(self):
         """Let the first and last head copy foo and bar only, the two others all labels but these."""
@@ -111,7 +110,7 @@ class TwoTasks:
         ]
         lists = np.zeros_like(self.tasks["first"].lists)
         lists[:, [head.layer for head in heads], [head.head for head in heads]] = True
-        return Located("pairs", heads, lists, 12)
+        return Located(heads, lists, self.tasks["first"].accuracy, kind="pairs")
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from experiments.findings.recency_bias import attention_on_true
 from experiments.framework import label_bias
 from experiments.framework.arrangements import prompts_by_frequency
 from experiments.framework.estimate import compare_ratios
-from experiments.framework.label_bias import NO_FIX, Pairs, Scores, answered, best_strengths, choose_strengths, fix_rows
-from experiments.framework.study import Study
+from experiments.framework.label_bias import NO_FIX, Pairs, answered, best_strengths, choose_strengths, fix_rows
+from experiments.framework.study import Scores, Study
 from experiments.framework.tasks import PAPER_TASKS
 
 

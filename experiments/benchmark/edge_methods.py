@@ -79,13 +79,13 @@ def kinds_of(space: EdgeSpace) -> Int[np.ndarray, " edge"]:
 
 
 def sampled_edges(
-    kinds: Int[np.ndarray, " edge"], rankings: Sequence[Int[np.ndarray, " edge"]], n: int | None, seed: int = 0
+    kinds: Int[np.ndarray, " edge"], rankings: Sequence[Int[np.ndarray, " edge"]], n: int | None
 ) -> Int[np.ndarray, " n"]:
     """Return the first edges of all rankings and random others, as many of each kind as there are; all for None."""
     if n is None:
         return np.arange(len(kinds))
     first = np.unique(np.concatenate([ranked[:N_FIRST] for ranked in rankings]))
-    others = np.random.default_rng(seed).permutation(np.setdiff1d(np.arange(len(kinds)), first))
+    others = np.random.default_rng(0).permutation(np.setdiff1d(np.arange(len(kinds)), first))
     for kind in np.argsort([(kinds[others] == kind).sum() for kind in range(len(KINDS))]):  # the rarest first
         missing = max(0, n // len(KINDS) - int((kinds[first] == kind).sum()))
         first = np.concatenate([first, others[kinds[others] == kind][:missing]])

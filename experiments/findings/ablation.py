@@ -6,18 +6,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
 
 import icl_lens as il
-from experiments.framework.estimate import compare
+from experiments.framework.estimate import Bounds, Comparison, compare
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent, rows_of
 from experiments.framework.plotting import curves
 from experiments.framework.sentences import by_outcome, each
-from experiments.framework.study import MAX_ROWS, Study, thin_out
-from icl_lens.measures.controlled_ablation import score_answers
-from icl_lens.metrics import is_correct, label_log_odds
-from icl_lens.models.view import ModelView
+from experiments.framework.study import MAX_ROWS, Scores, Study, thin_out
 from icl_lens.prompts.donors import other_queries, partner_label, with_query
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -60,54 +56,36 @@ def measure(study: Study) -> Measured:
     details: list[pd.DataFrame] = []
     for ranked in study.by_ranking():
         sets = [[], ranked.located, *ranked.random_sets(ranked.located)]
-        correct, odds = ablated_scores(study, sets)
-        lost_odds, lost = odds[:, :1] - odds, correct[:, :1] - correct
+        zero = ablated_scores(study, sets)
         found = {
-            "log_odds": compare(lost_odds[:, 1], lost_odds[:, 2:].mean(1), study.clusters),
-            "accuracy": compare(lost[:, 1], lost[:, 2:].mean(1), study.clusters, bounds=(0, 1)),
-            "intact": compare(correct[:, 0], correct[:, 1], study.clusters, bounds=(0, 1)),
+            "log_odds": _lost(study, zero.odds),
+            "accuracy": _lost(study, zero.correct, bounds=(0, 1)),
+            "intact": compare(zero.correct[:, 0], zero.correct[:, 1], study.clusters, bounds=(0, 1)),
+            "log_odds_mean": _lost(study, log_odds_with_means(study, sets)),
         }
-        odds = log_odds_with_means(study, sets)
-        lost_odds = odds[:, :1] - odds
-        found["log_odds_mean"] = compare(lost_odds[:, 1], lost_odds[:, 2:].mean(1), study.clusters)
         for name, source in exchanged_queries(study).items():
-            odds = log_odds_from(study, source, sets)
-            lost_odds = odds[:, :1] - odds
-            found[f"z_{name}"] = compare(lost_odds[:, 1], lost_odds[:, 2:].mean(1), study.clusters)
+            found[f"z_{name}"] = _lost(study, log_odds_from(study, source, sets))
         rows += rows_of(found, ranking=ranked.ranking)
         details.append(_curve(ranked))
     return Measured(rows, pd.concat(details, ignore_index=True))
 
 
-def ablated_scores(
-    study: Study, sets: Sequence[Sequence[il.Head]]
-) -> tuple[Float[np.ndarray, "row set"], Float[np.ndarray, "row set"]]:
-    """Return whether each held-out prompt is answered correctly without each set, and the answer's log-odds, nats.
+def _lost(study: Study, values: Float[np.ndarray, "row set"], bounds: Bounds | None = None) -> Comparison:
+    """Compare what prompts lose with the second set of heads with the mean of the sets after it; the first is empty."""
+    lost = values[:, :1] - values
+    return compare(lost[:, 1], lost[:, 2:].mean(1), study.clusters, bounds=bounds)
 
-    Heads are set to zero at the last position, where the answer is predicted.
-    """
-    correct, odds = [], []
-    for piece in study.pieces(study.held_out):
-        ablated = [[il.Ablate(heads, positions="last")] for heads in sets]
-        found = score_answers(ModelView.of(study.model), piece, ablated)
-        answer = piece.answer.cpu()
-        correct.append(torch.stack([is_correct(one.label_log_probs, answer) for one in found], dim=1))
-        odds.append(torch.stack([label_log_odds(one.label_log_probs, answer) for one in found], dim=1))
-    return torch.cat(correct).double().numpy(), torch.cat(odds).double().numpy()
+
+def ablated_scores(study: Study, sets: Sequence[Sequence[il.Head]]) -> Scores:
+    """Return how held-out prompts are answered without each set; heads are set to zero at the last position."""
+    return study.scores(study.held_out, lambda rows: [[il.Ablate(heads, positions="last")] for heads in sets])
 
 
 def log_odds_with_means(study: Study, sets: Sequence[Sequence[il.Head]]) -> Float[np.ndarray, "row set"]:
     """Return the answer's log-odds, nats, with each set's z at the last position set to its mean over other prompts."""
     reference = list(thin_out(study.halves()[0], N_MEAN).split(MAX_ROWS))
-    odds = []
-    for piece in study.pieces(study.held_out):
-        log_probs = il.score(
-            study.model,
-            piece,
-            [[il.Ablate(heads, positions="last", mode="mean", reference=reference)] for heads in sets],
-        )
-        odds.append(torch.stack([label_log_odds(one.cpu(), piece.answer.cpu()) for one in log_probs.unbind(1)], dim=1))
-    return torch.cat(odds).double().numpy()
+    edits = [[il.Ablate(heads, positions="last", mode="mean", reference=reference)] for heads in sets]
+    return study.scores(study.held_out, lambda rows: edits).odds
 
 
 def exchanged_queries(study: Study) -> dict[str, il.PromptBatch]:
@@ -127,14 +105,11 @@ def log_odds_from(
     study: Study, source: il.PromptBatch, sets: Sequence[Sequence[il.Head]]
 ) -> Float[np.ndarray, "row set"]:
     """Return the answer's log-odds, nats, with each set's z at the last position taken from the source's prompts."""
-    odds = []
-    pieces = study.pieces(study.held_out)
-    for piece, donors in zip(pieces, source.split(len(pieces[0])), strict=True):
-        log_probs = il.score(
-            study.model, piece, [[il.Patch(heads, donors, activation="z", positions="last")] for heads in sets]
-        )
-        odds.append(torch.stack([label_log_odds(one.cpu(), piece.answer.cpu()) for one in log_probs.unbind(1)], dim=1))
-    return torch.cat(odds).double().numpy()
+
+    def sets_of(rows: slice) -> list[list[il.Patch]]:
+        return [[il.Patch(heads, source[rows], activation="z", positions="last")] for heads in sets]
+
+    return study.scores(study.held_out, sets_of).odds
 
 
 def _curve(study: Study) -> pd.DataFrame:
@@ -147,7 +122,7 @@ def _curve(study: Study) -> pd.DataFrame:
     for count, drawn in zip(counts, random, strict=True):
         names += [("located", count), *[("random", count)] * len(drawn)]
         sets += [ranked[:count], *drawn]
-    correct, odds = (values.mean(0) for values in ablated_scores(study, sets))
+    odds, correct = (values.mean(0) for values in ablated_scores(study, sets))
     table = pd.DataFrame(names, columns=["heads", "count"]).assign(accuracy=correct, log_odds=odds)
     means: Any = table.groupby(["heads", "count"], sort=False, as_index=False).mean()
     return means.assign(ranking=study.ranking)
@@ -155,21 +130,13 @@ def _curve(study: Study) -> pd.DataFrame:
 
 def answer(cells: Sequence[Any]) -> str:
     """Return the answer in one or two sentences."""
-    said = by_outcome(
-        cells,
-        "log_odds",
-        every="On every task, more than without random heads",
-        some="On {n} of {total} tasks, more than without random heads",
-        none="On no task more than without random heads",
-        ranking="contrast",
-    )
-    lost = each(cells, "log_odds", "{q} nats (random heads: {c})", "contrast")
+    said = by_outcome(cells, "log_odds", "{where}, more than without random heads")
+    lost = each(cells, "log_odds", "{q} nats (random heads: {c})")
     return f"{said}: removing the located heads costs the answer {lost}."
 
 
 FINDING = Finding(
     id="ablation",
-    short="log-odds lost without the heads",
     title="What is lost without the located heads?",
     question="Does removing the located heads cost the answer more than removing other heads of the same layers?",
     answer=answer,

@@ -68,17 +68,15 @@ def answer(cells: Sequence[Any]) -> str:
     said = by_outcome(
         cells,
         "accuracy",
+        "In balanced random order, the models beat copying the last label {where}",
         every="In balanced random order, where copying the last label does not help, the models are right more often "
         "than a model that copies it",
-        some="In balanced random order, the models beat copying the last label on {n} of {total} tasks",
-        none="In balanced random order, no model beats copying the last label",
     )
     return f"{said}: {each(cells, 'accuracy', '{q}% (copying: {c}%)')}."
 
 
 FINDING = Finding(
     id="behavior",
-    short="accuracy in random order",
     title="Does the model learn the task from its demonstrations?",
     question="Is the model right in balanced random order, where neither a fixed answer nor the last label helps?",
     answer=answer,

@@ -108,12 +108,11 @@ def draw(details: pd.DataFrame) -> Figure:
 
 def answer(cells: Sequence[Any]) -> str:
     """Return the answer in one or two sentences."""
-    kept = each(cells, "kept", "{q}% (random edges: {c}%)", "contrast")
+    kept = each(cells, "kept", "{q}% (random edges: {c}%)")
     parts = []
     for end, words in INPUTS.items():
         totals = [
-            (third, sum(row.quantity for _, row in real_rows(cells, f"{third} third → {end}", "contrast")))
-            for third in THIRDS
+            (third, sum(row.quantity for _, row in real_rows(cells, f"{third} third → {end}"))) for third in THIRDS
         ]
         if any(total for _, total in totals):
             parts.append(f"{words} most from the {max(totals, key=lambda pair: pair[1])[0]} third")
@@ -123,7 +122,6 @@ def answer(cells: Sequence[Any]) -> str:
 
 FINDING = Finding(
     id="circuit",
-    short="the circuit into located heads",
     title="Which earlier components do located heads depend on?",
     question="An edge is what an earlier component wrote, as read by a located head. Do the strongest edges carry more "
     "of the answer than random edges of the same kinds, and are they those of the information flow that the paper "

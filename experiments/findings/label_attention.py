@@ -143,29 +143,19 @@ def draw(details: pd.DataFrame) -> Figure:
 
 def answer(cells: Sequence[Any]) -> str:
     """Return the answer in one or two sentences."""
-    said = by_outcome(
-        cells,
-        "chance",
-        every="Located heads attend more to labels of the query's class on every task",
-        some="Located heads attend more to labels of the query's class on {n} of {total} tasks",
-        none="Located heads do not attend more to labels of the query's class",
-        ranking="contrast",
-    )
-    shares = each(cells, "chance", "{q}% of their attention to labels", "contrast")
+    said = by_outcome(cells, "chance", "Located heads attend more to labels of the query's class {where}")
+    shares = each(cells, "chance", "{q}% of their attention to labels")
     others = by_outcome(
         cells,
         "share",
-        every="Other heads of the same layers do so less",
-        some="Other heads of the same layers do so less on {n} of {total} tasks",
+        "Other heads of the same layers do so less {where}",
         none="Other heads of the same layers do so as much",
-        ranking="contrast",
     )
     return f"{said}: {shares} (chance: 50%). {others}."
 
 
 FINDING = Finding(
     id="label-attention",
-    short="attention to true labels",
     title="Do located heads attend to labels of the query's class?",
     question="In balanced random order, does more of located heads' attention to labels go to the query's class?",
     answer=answer,

@@ -130,7 +130,7 @@ def random_increases(acts: il.Activations) -> Float[Tensor, "row layer head"]:
 def _compared(study: Study, found: Mapping[str, Sequence[il.Head]]) -> tuple[list[Row], pd.DataFrame]:
     """Measure log-odds lost on held-out prompts without each method's heads, next to random heads of their layers."""
     sets = [[], *(one for heads in found.values() for one in [heads, *study.random_sets(heads)])]
-    _, odds = ablated_scores(study, sets)
+    odds = ablated_scores(study, sets).odds
     lost = (odds[:, :1] - odds)[:, 1:].reshape(len(odds), len(found), 1 + N_RANDOM_SETS)
     n_heads = len(study.view.heads())
     rows, details = [], []
@@ -213,7 +213,7 @@ def answer(cells: Sequence[Any]) -> str:
         name: each(cells, f"lost_{name}", "{q} nats (random heads: {c})")
         for name in ("increase", "contrast", "effects")
     }
-    by_contrast = each(cells, "depth", "{q}% (unrelated to the answer: {c}%)", "contrast")
+    by_contrast = each(cells, "depth", "{q}% (unrelated to the answer: {c}%)")
     by_increase = each(cells, "depth_layers", "{q}% (a random token: {c}%)", "increase")
     return (
         "Removing the heads that the paper's own method, the increase, finds in one run of the model costs the answer "
@@ -226,7 +226,6 @@ def answer(cells: Sequence[Any]) -> str:
 
 FINDING = Finding(
     id="location",
-    short="depth of the heads",
     title="Which method finds the heads that matter, and where are they?",
     question="Does the answer lose more without the heads that the paper's own method finds in one run of the model "
     "than without random heads? Do contributions to the answer come from deep layers?",

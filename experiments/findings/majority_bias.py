@@ -5,9 +5,7 @@ and one in four in the other. All else that could favor a label is the same in t
 demonstration's label, the classes, the label words, and the number of demonstrations.
 """
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
@@ -21,12 +19,12 @@ from experiments.framework.label_bias import (
     Pairs,
     accuracies,
     answered,
+    bias_answer,
     fix_measures,
     gap_rows,
     measure_fix,
 )
 from experiments.framework.plotting import accuracy_pairs
-from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import Study, clusters_of, thin_out
 from experiments.framework.tasks import Layout
 
@@ -89,27 +87,12 @@ def attention_rows(study: Study) -> list[Row]:
     return rows
 
 
-def answer(cells: Sequence[Any]) -> str:
-    """Return the answer in one or two sentences."""
-    said = by_outcome(
-        cells,
-        "bias",
-        every="The models prefer the majority label on every task",
-        some="The models prefer the majority label on {n} of {total} tasks",
-        none="The models do not prefer the majority label",
-    )
-    fixed = each(cells, "removed", "{q}% of it (random heads: {c}%)", "contrast")
-    rest = f" The paper's fix removes {fixed}." if fixed else ""
-    return f"{said}: {each(cells, 'bias', '{q} nats (equally frequent labels: {c})')}.{rest}"
-
-
 FINDING = Finding(
     id="majority-bias",
-    short="majority-label bias",
     title="Does the model prefer the majority label?",
     question="Is the model right more often when most demonstrations have the answer's label, and does rescaling the "
     "located heads' attention to labels reduce the difference?",
-    answer=answer,
+    answer=partial(bias_answer, text="The models prefer the majority label {where}", control="equally frequent labels"),
     claim="Models prefer the majority label, because attention sums over its demonstrations. Dividing the attention "
     "of 12 heads to labels by label frequency reduces the bias by 22%. When the last true demonstration is dropped, "
     "attention to true labels decreases and attention to false labels increases (GPT-2 large; among the heads shown, "

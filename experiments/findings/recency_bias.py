@@ -13,11 +13,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
 
 import icl_lens as il
@@ -30,15 +28,14 @@ from experiments.framework.label_bias import (
     Pairs,
     accuracies,
     answered,
+    bias_answer,
     fix_measures,
     gap_rows,
     measure_fix,
     scores,
 )
 from experiments.framework.plotting import accuracy_pairs
-from experiments.framework.sentences import by_outcome, each
 from experiments.framework.study import Study, clusters_of, thin_out
-from icl_lens.metrics import label_log_odds
 
 GAP = percent(
     "gap",
@@ -165,41 +162,27 @@ def query_effects(study: Study, texts: ExchangedTexts, heads: Sequence[il.Head])
     query's class lowers the log-odds, and replacing one of the other class raises them.
     """
     intact = study.tokenize(texts.intact)
-    size = len(study.pieces(intact)[0])
-    sign = torch.ones(len(intact), 3)
+    sources = [study.tokenize(prompts) for prompts in (texts.query, texts.last, texts.before_last)]
+    sign = np.ones((len(intact), 3))
     sign[:, 1:] = (intact.label_index[:, [-1, -2]] == intact.answer[:, None]).cpu() * 2 - 1
-    columns = []
-    for prompts in (texts.query, texts.last, texts.before_last):
-        lost = []
-        for piece, source in zip(intact.split(size), study.tokenize(prompts).split(size), strict=True):
-            before = il.score(study.model, piece)
-            patched = il.score(study.model, piece, [[il.Patch(heads, source, activation="q", positions="last")]])
-            lost.append((label_log_odds(before, piece.answer) - label_log_odds(patched[:, 0], piece.answer)).cpu())
-        columns.append(torch.cat(lost))
-    return (torch.stack(columns, dim=1) * sign).double().numpy()
 
+    def sets_of(rows: slice) -> list[list[il.Patch]]:
+        return [[], *([il.Patch(heads, source[rows], activation="q", positions="last")] for source in sources)]
 
-def answer(cells: Sequence[Any]) -> str:
-    """Return the answer in one or two sentences."""
-    said = by_outcome(
-        cells,
-        "bias",
-        every="The models prefer the label shown last, more than the one shown first, on every task",
-        some="The models prefer the label shown last, more than the one shown first, on {n} of {total} tasks",
-        none="The models do not prefer the label shown last more than the one shown first",
-    )
-    fixed = each(cells, "removed", "{q}% of it (random heads: {c}%)", "contrast")
-    rest = f" The paper's fix removes {fixed}." if fixed else ""
-    return f"{said}: {each(cells, 'bias', '{q} nats (first label: {c})')}.{rest}"
+    odds = study.scores(intact, sets_of).odds
+    return (odds[:, :1] - odds[:, 1:]) * sign
 
 
 FINDING = Finding(
     id="recency-bias",
-    short="recency bias",
     title="Does the model prefer the label shown last?",
     question="Is the model right more often when the last demonstration has the answer's label, and does removing the "
     "position term from the located heads reduce the difference?",
-    answer=answer,
+    answer=partial(
+        bias_answer,
+        text="The models prefer the label shown last, more than the one shown first, {where}",
+        control="first label",
+    ),
     claim="Models prefer labels near the input. Without the position term in the query–key products of 12 heads, the "
     "bias is 17% smaller. Attention to true labels decreases when true demonstrations come first (GPT-2 large; in all "
     "heads shown, most in L21H19 and L22H0). The paper explains this by the vector of the last token, which it assumes "

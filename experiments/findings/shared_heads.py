@@ -6,8 +6,8 @@ a on one list and b on the other. This is the control: two lists are not similar
 Kinds of tasks, and what removing heads costs: `head_kinds`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import combinations_with_replacement
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.framework import head_kinds_page, other_tasks
-from experiments.framework.estimate import Comparison, compare, compare_drawn
+from experiments.framework.estimate import Comparison, compare
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent
 from experiments.framework.head_kinds import (
     KINDS,
@@ -30,6 +30,7 @@ from experiments.framework.head_kinds import (
     Kind,
     Located,
     Removals,
+    mean_overlap,
     most_shared,
     shared,
     shared_with_last,
@@ -131,22 +132,7 @@ COST_LOG_PROB = {
 }
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """A task that the model does: its heads of largest mean, in the data and in each bootstrap draw."""
-
-    lists: Lists
-    accuracy: Comparison
-    heads: Sequence[il.Head]
-    last: Lists | None
-
-    @property
-    def note(self) -> str:
-        right, chance = (f"{100 * share:.0f}%" for share in (self.accuracy.quantity, self.accuracy.control))
-        return f"{right} of the answers are right (guessing: {chance})"
-
-
-def rank(study: Study, prompts: TaskPrompts, *, seed: int, check: PairCheck | None = None) -> Ranked:
+def rank(study: Study, prompts: TaskPrompts, *, seed: int, check: PairCheck | None = None) -> Located:
     """Rank heads by contrast; raise InputError if the model does not do the task.
 
     Without a check, a model does a task if its answers beat what they are compared with more often than guesses.
@@ -169,7 +155,7 @@ def rank(study: Study, prompts: TaskPrompts, *, seed: int, check: PairCheck | No
     if shows_outputs:
         of_last = found[:, n_heads + 1 :].reshape(values.shape)
         last = drawn_lists(of_last, prompts.clusters, study.n_located, seed=seed)
-    return Ranked(drawn_lists(values, prompts.clusters, study.n_located, seed=seed), accuracy, heads, last)
+    return Located(heads, drawn_lists(values, prompts.clusters, study.n_located, seed=seed), accuracy, last)
 
 
 def _cannot(accuracy: Comparison) -> str:
@@ -190,40 +176,35 @@ def last_contrasts(acts: il.Activations) -> Float[Tensor, "row layer head"]:
 
 def measure(study: Study) -> Measured:
     """Measure which heads tasks share, by task and by kind, and what removing a kind's heads costs the others."""
-    locating, held_out = Split.of(study.halves()).locating, Split.of(study.halves()).held_out
-    own, same = rank(study, locating, seed=0), rank(study, held_out, seed=1)
+    halves = Split.of(study.halves())
+    own, same = rank(study, halves.locating, seed=0), rank(study, halves.held_out, seed=1)
     own_kind: Kind = "natural labels" if study.task.natural else "arbitrary labels"
-    ranked, tasks = {OWN: own}, dict[str, TaskPrompts]()
-    located = {OWN: _located(own, own_kind, locating, held_out)}
+    located = {OWN: replace(own, kind=own_kind, tested=halves.held_out.batch[:N_TESTED])}
+    tasks = dict[str, TaskPrompts]()
     rows = [_row("overlap_same", own, own.lists, [same.lists], note=same.note)]
     about: list[dict[str, Any]] = [_about(OWN, own_kind, own)]
     for i, (name, build) in enumerate(TASKS.items()):
         check = None
         try:
             built = build(study, seed=study.seed + 1 + i)
-            prompts, kind = (built, None) if isinstance(built, TaskPrompts) else built
+            split, kind = (Split(built, built), None) if isinstance(built, TaskPrompts) else built
             if isinstance(kind, PairCheck):
                 check, kind = kind, "pairs"
-            split = Split(prompts, prompts) if isinstance(prompts, TaskPrompts) else prompts
             tasks[name] = split.locating
-            ranked[name] = rank(study, split.locating, seed=2 + i, check=check)
-            rows.append(_row(OF_TASK[name].name, own, own.lists, [ranked[name].lists], note=ranked[name].note))
-            about.append(_about(name, kind, ranked[name], check))
-            located[name] = _located(
-                ranked[name],
-                "copying" if name in COPYING else kind,
-                split.locating,
-                split.held_out if kind else None,
-            )
+            one = rank(study, split.locating, seed=2 + i, check=check)
+            rows.append(_row(OF_TASK[name].name, own, own.lists, [one.lists], note=one.note))
+            about.append(_about(name, kind, one, check))
+            tested = split.held_out.batch[:N_TESTED] if kind else None
+            located[name] = replace(one, kind="copying" if name in COPYING else kind, tested=tested)
         except il.InputError as error:
             rows.append(Row.from_result(OF_TASK[name].name, str(error)))
             about.append(_about(name, "pairs" if name in PAIRS else None, None, check, str(error)))
-    done = [name for name in CLASSIFICATION if name in ranked]
+    done = [name for name in CLASSIFICATION if name in located]
     if not done:
         raise il.InputError("the model does none of the other classification tasks")
-    by_contrast = [ranked[name].lists for name in done]
+    by_contrast = [located[name].lists for name in done]
     values = study.ranked_by("increase").head_scores().double().numpy()
-    own_by_increase = drawn_lists(values, locating.clusters, study.n_located, seed=0)
+    own_by_increase = drawn_lists(values, halves.locating.clusters, study.n_located, seed=0)
     by_increase = [_lists_by_increase(study, tasks[name], seed=2 + i) for i, name in enumerate(done)]
     note = "mean over " + ", ".join(done)
     main = [
@@ -231,14 +212,8 @@ def measure(study: Study) -> Measured:
         _row("overlap", own, own_by_increase, by_increase, "increase", note),
     ]
     by_kind, details = _by_kind(study, {name: one for name, one in located.items() if one.kind is not None})
-    details = [*about, *_matrix(ranked), *details]
+    details = [*about, *_matrix(located), *details]
     return Measured([*main, *rows, *by_kind], pd.DataFrame(details))
-
-
-def _located(one: Ranked, kind: Kind | None, locating: TaskPrompts, held_out: TaskPrompts | None) -> Located:
-    if held_out is not None:
-        held_out = TaskPrompts(held_out.batch[:N_TESTED], held_out.clusters[:N_TESTED], held_out.chance)
-    return Located(kind, one.heads, one.lists, len(np.unique(locating.clusters)), one.last, held_out)
 
 
 def _by_kind(study: Study, tasks: dict[str, Located]) -> tuple[list[Row], list[dict[str, Any]]]:
@@ -270,7 +245,7 @@ def _by_kind(study: Study, tasks: dict[str, Located]) -> tuple[list[Row], list[d
 
 
 def _about(
-    name: str, kind: Kind | None, one: Ranked | None, check: PairCheck | None = None, reason: str = ""
+    name: str, kind: Kind | None, one: Located | None, check: PairCheck | None = None, reason: str = ""
 ) -> dict[str, Any]:
     """Return a task's accuracy with its own interval, that of its control, and its heads or why there are none.
 
@@ -295,19 +270,16 @@ def _lists_by_increase(study: Study, prompts: TaskPrompts, *, seed: int) -> List
     return drawn_lists(values, prompts.clusters[:INCREASE_PROMPTS], study.n_located, seed=seed)
 
 
-def _row(measure: str, own: Ranked, lists: Lists, others: list[Lists], ranking: str = "", note: str = "") -> Row:
+def _row(measure: str, own: Located, lists: Lists, others: list[Lists], ranking: str = "", note: str = "") -> Row:
     """Compare the mean overlap with other tasks' lists with that of random lists."""
-    in_common = np.mean([overlap(lists, other) for other in others], axis=0)
-    random = np.mean([expected_overlap(lists, other) for other in others], axis=0)
-    sizes = own.accuracy.n_prompts, own.accuracy.n_clusters
-    found = compare_drawn(in_common, random, *sizes, n_heads=int(lists[0].sum()), bounds=(0, 1))
-    return Row.from_result(measure, found, ranking=ranking, note=note)
+    found = mean_overlap([(lists, other) for other in others], [own])
+    return Row.from_result(measure, replace(found, n_prompts=own.accuracy.n_prompts), ranking=ranking, note=note)
 
 
-def _matrix(ranked: dict[str, Ranked]) -> Iterator[dict[str, object]]:
+def _matrix(tasks: dict[str, Located]) -> Iterator[dict[str, object]]:
     """Yield the overlap of each pair of tasks, and that of random lists."""
-    for first, one in ranked.items():
-        for second, other in ranked.items():
+    for first, one in tasks.items():
+        for second, other in tasks.items():
             lists = one.lists[:1], other.lists[:1]
             shares = {"quantity": float(overlap(*lists)[0]), "control": float(expected_overlap(*lists)[0])}
             yield {"what": "overlap of tasks", "first": first, "second": second, **shares}
@@ -315,7 +287,6 @@ def _matrix(ranked: dict[str, Ranked]) -> Iterator[dict[str, object]]:
 
 FINDING = Finding(
     id="shared-heads",
-    short="heads shared across tasks, and what removing them costs the others",
     title="Are the same heads used by different tasks?",
     question="Do the heads located on one kind of task lead the ranking on the others, and do the others need them?",
     answer=head_kinds_page.answer,

@@ -32,7 +32,6 @@ from icl_lens.edits.edges import writer_means
 from icl_lens.edits.edit import PARTS, Part
 from icl_lens.intervals import top_places, weights_with_data
 from icl_lens.measures.head_to_head_effects import estimate_effects
-from icl_lens.metrics import label_log_odds
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole
 
 N_PROMPTS, N_RANDOM = 24, 5
@@ -252,12 +251,8 @@ def lost_without(
 ) -> dict[Any, Float[np.ndarray, " row"]]:
     """Return the log-odds (nats) that each prompt's answer loses without each set of edges."""
     edits = [[il.WithoutEdges(edges, reference=reference)] if edges else [] for edges in sets.values()]
-    found = []
-    for piece in study.pieces(batch):
-        log_probs = il.score(study.model, piece, [[], *edits])
-        odds = torch.stack([label_log_odds(one, piece.answer) for one in log_probs.unbind(1)])
-        found.append((odds[:1] - odds[1:]).double().cpu())
-    return dict(zip(sets, torch.cat(found, dim=1).numpy(), strict=True))
+    odds = study.scores(batch, lambda rows: [[], *edits]).odds
+    return dict(zip(sets, (odds[:, :1] - odds[:, 1:]).T, strict=True))
 
 
 def answer(cells: Sequence[Any]) -> str:
@@ -317,7 +312,6 @@ def draw(details: pd.DataFrame) -> Any:
 
 FINDING = Finding(
     id="text-to-label",
-    short="text → label → key: the heads of the two towers, hop by hop",
     title="Through which heads does a text reach the key that it is compared by?",
     question="Two heads compare the query with what their keys hold at labels. Which heads write it there, from which "
     "tokens do these take it, and does the answer need them more than random heads of the same layers?",

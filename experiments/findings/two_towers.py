@@ -127,9 +127,8 @@ def answer(cells: Sequence[Any]) -> str:
     said = by_outcome(
         cells,
         "keys",
+        "{where}, keys of texts of the other class change the answer",
         every="Yes: keys of texts of the other class change the answer on every task, keys of other labels hardly",
-        some="On {n} of {total} tasks, keys of texts of the other class change the answer",
-        none="No: keys of texts of the other class do not change the answer",
     )
     texts = each(cells, "keys", "{q} nats (random heads: {c})")
     return f"{said}. Exchanged texts cost {texts}. Exchanged labels cost {each(cells, 'keys: labels', '{q}')}."
@@ -137,7 +136,6 @@ def answer(cells: Sequence[Any]) -> str:
 
 FINDING = Finding(
     id="two-towers",
-    short="two towers",
     title="Do queries and keys act as two towers?",
     question="Does the answer change as two towers predict when heads take their queries, keys or values from a prompt "
     "with another query, with the texts of the two classes exchanged, or with the two labels exchanged?",

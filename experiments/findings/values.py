@@ -113,14 +113,9 @@ def _details(
 def answer(cells: Sequence[Any]) -> str:
     """Return the answer in one or two sentences."""
     said = by_outcome(
-        cells,
-        "magnitude",
-        every="Values of located heads name their label more than those of other heads on every task",
-        some="Values of located heads name their label more than those of other heads on {n} of {total} tasks",
-        none="Values of located heads do not name their label more than those of other heads",
-        ranking="contrast",
+        cells, "magnitude", "Values of located heads name their label more than those of other heads {where}"
     )
-    ranks = each(cells, "rank", "{q} (other heads: {c})", "contrast")
+    ranks = each(cells, "rank", "{q} (other heads: {c})")
     return (
         f"{said}; mean reciprocal rank {ranks}. The first word of a key is its own text's rather than another text's "
         f"in {each(cells, 'key_words', '{q}%')} (chance: 50%)."
@@ -129,7 +124,6 @@ def answer(cells: Sequence[Any]) -> str:
 
 FINDING = Finding(
     id="values",
-    short="label words in values",
     title="What do located heads write about a label?",
     question="Do the values of located heads name the label they are read from, more than those of other heads?",
     answer=answer,
@@ -157,6 +151,5 @@ FINDING = Finding(
         head_dots,
         series={"rank": "label's token", "exchanged": "same token, other label there", "control": "other heads"},
         label="mean reciprocal rank",
-        log=True,
     ),
 )

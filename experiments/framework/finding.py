@@ -92,12 +92,7 @@ def rows_or_reason(measures: Iterable[Measure], compute: Callable[[], list[Row]]
     try:
         return compute()
     except InputError as error:
-        return reason_rows(measures, error)
-
-
-def reason_rows(measures: Iterable[Measure], reason: InputError) -> list[Row]:
-    """Return, for each measure, a row with the reason why it does not apply."""
-    return rows_of(dict.fromkeys((one.name for one in measures), str(reason)))
+        return rows_of(dict.fromkeys((one.name for one in measures), str(error)))
 
 
 @dataclass(frozen=True)
@@ -113,8 +108,6 @@ class Finding:
     """One question about in-context learning, how it is measured, and the texts of its page."""
 
     id: str
-    short: str
-    """What it measures in a few words, for lists."""
     title: str
     question: str
     claim: str

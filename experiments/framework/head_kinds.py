@@ -20,7 +20,6 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.framework.estimate import Comparison, compare, compare_drawn
-from experiments.framework.other_tasks import TaskPrompts
 from experiments.framework.overlap import Lists, expected_overlap, most_shared_by_chance, overlap
 from experiments.framework.study import Study, compared_tokens
 from icl_lens.errors import InputError
@@ -45,16 +44,23 @@ UNITS = ("log_odds", "log_prob")
 class Located:
     """A task that the model does, and the heads located on it."""
 
-    kind: Kind | None
     heads: Sequence[il.Head]
     """Best first."""
     lists: Lists
     """The same heads, in the data and in each bootstrap draw."""
-    n_clusters: int
+    accuracy: Comparison
+    """On the prompts that heads are located on, next to guessing."""
     last: Lists | None = None
     """As many heads, those that write the output shown last; None if no outputs are shown."""
-    tested: TaskPrompts | None = None
+    kind: Kind | None = None
+    """None for tasks that are compared with the study's own only."""
+    tested: il.PromptBatch | None = None
     """Held-out prompts on which heads are removed; None for tasks of which only the heads are used."""
+
+    @property
+    def note(self) -> str:
+        right, chance = (f"{100 * share:.0f}%" for share in (self.accuracy.quantity, self.accuracy.control))
+        return f"{right} of the answers are right (guessing: {chance})"
 
 
 Tasks = Mapping[str, Located]
@@ -87,7 +93,7 @@ def mean_overlap(lists: Sequence[tuple[Lists, Lists]], tasks: Sequence[Located])
     """Compare the mean overlap of pairs of lists with that of random lists, both in each bootstrap draw."""
     found = np.mean([overlap(*pair) for pair in lists], axis=0)
     random = np.mean([expected_overlap(*pair) for pair in lists], axis=0)
-    n_clusters = min(one.n_clusters for one in tasks)
+    n_clusters = min(one.accuracy.n_clusters for one in tasks)
     return compare_drawn(found, random, 0, n_clusters, n_heads=int(lists[0][0][0].sum()), bounds=(0, 1))
 
 
@@ -129,7 +135,7 @@ class Removals:
         for target, one in tasks.items():
             if one.tested is None:
                 continue
-            lost, start = losses(study, one.tested.batch, every), 0
+            lost, start = losses(study, one.tested, every), 0
             for source, some in sets.items():
                 of_source = lost[:, start : start + len(some)]
                 self.lost[source, target], self.random[source, target] = of_source[:, 0], of_source[:, 1:].mean(1)
@@ -156,7 +162,7 @@ class Removals:
             if own and one.tested is not None:
                 lost.append(np.mean([self.lost[pair][:, place] for pair in own], axis=0))
                 random.append(np.mean([self.random[pair][:, place] for pair in own], axis=0))
-                queries += [prompt.query for prompt in one.tested.batch.prompts]
+                queries += [prompt.query for prompt in one.tested.prompts]
         clusters = np.unique(queries, return_inverse=True)[1]
         return compare(np.concatenate(lost), np.concatenate(random), clusters)
 

@@ -7,18 +7,17 @@ located heads and in random sets of heads from the same layers; every set gets i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float
 
 import icl_lens as il
 from experiments.framework.estimate import Clusters, compare, compare_ratios
 from experiments.framework.finding import Measure, Row, percent, rows_of
-from experiments.framework.study import Study, clusters_of
+from experiments.framework.sentences import by_outcome, each
+from experiments.framework.study import Scores, Study, clusters_of
+from icl_lens.edits.edit import Edit
 from icl_lens.measures.debias import Fix
-from icl_lens.metrics import is_correct, label_log_odds
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 """Strengths that are tried in addition to 0, which changes nothing."""
@@ -35,18 +34,6 @@ class Pairs:
 
     favored: il.PromptBatch
     unfavored: il.PromptBatch
-
-
-class Scores(NamedTuple):
-    """How prompts are answered with each of some fixes."""
-
-    odds: Float[np.ndarray, "row fix"]
-    """The answer's log-odds, nats."""
-    correct: Float[np.ndarray, "row fix"]
-    """1 where the answer is the more probable label, 0 elsewhere."""
-
-    def select(self, fixes: slice) -> "Scores":
-        return Scores(self.odds[:, fixes], self.correct[:, fixes])
 
 
 def fix_measures(favored: str, unfavored: str, paper: int) -> tuple[Measure, ...]:
@@ -83,16 +70,14 @@ NO_FIX: FixedHeads = ((), {})
 
 def scores(study: Study, batch: il.PromptBatch, fixes: Sequence[FixedHeads] = (NO_FIX,)) -> Scores:
     """Return how each prompt is answered with each fix."""
-    odds, correct = [], []
-    for piece in study.pieces(batch):
-        edits = [
-            il.debias_edits(piece, heads, majority=of.get("majority", 0.0), recency=of.get("recency", 0.0))
+
+    def sets_of(rows: slice) -> list[list[Edit]]:
+        return [
+            il.debias_edits(batch[rows], heads, majority=of.get("majority", 0.0), recency=of.get("recency", 0.0))
             for heads, of in fixes
         ]
-        found = il.score(study.model, piece, edits).unbind(1)
-        odds.append(torch.stack([label_log_odds(one, piece.answer).cpu() for one in found], dim=1))
-        correct.append(torch.stack([is_correct(one, piece.answer).cpu() for one in found], dim=1))
-    return Scores(torch.cat(odds).double().numpy(), torch.cat(correct).double().numpy())
+
+    return study.scores(batch, sets_of)
 
 
 def answered(study: Study, pairs: Pairs, fixes: Sequence[FixedHeads] = (NO_FIX,)) -> tuple[Scores, Scores]:
@@ -117,6 +102,14 @@ def best_strengths(favored: Scores, unfavored: Scores) -> list[float]:
     bias[accuracy < accuracy[0] - MAX_ACCURACY_DROP - 1e-9] = np.inf
     tried = [[(bias[0], 0.0), *zip(some, STRENGTHS, strict=True)] for some in bias[1:].reshape(-1, len(STRENGTHS))]
     return [min(some)[1] for some in tried]
+
+
+def bias_answer(cells: Sequence[Any], *, text: str, control: str) -> str:
+    """Return whether there is the bias, its size next to the control's, and what the fix removes."""
+    said = by_outcome(cells, "bias", text)
+    fixed = each(cells, "removed", "{q}% of it (random heads: {c}%)")
+    rest = f" The paper's fix removes {fixed}." if fixed else ""
+    return f"{said}: {each(cells, 'bias', f'{{q}} nats ({control}: {{c}})')}.{rest}"
 
 
 def gap_rows(pairs: tuple[Scores, Scores], control: tuple[Scores, Scores], clusters: Clusters) -> list[Row]:

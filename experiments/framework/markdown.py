@@ -11,6 +11,6 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, align: str =
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def bullets(lines: Iterable[str], *, indent: str = "") -> str:
+def bullets(lines: Iterable[str]) -> str:
     """Return a list with each item on its own line."""
-    return "\n".join(f"{indent}- {line}" for line in lines)
+    return "\n".join(f"- {line}" for line in lines)

@@ -19,7 +19,6 @@ Numbered = Sequence[tuple[Finding, Sequence[Stored]]]
 
 SHOWN = {SMOLLM2: "animal-country, A/B", QWEN: "sentiment-number, foo/bar"}
 """The task of each real model in the text and figure."""
-FIRST = next(iter(SHOWN))
 NOTHING_WRITTEN = "no third of the layers writes more of what these heads compare or carry than for random heads"
 ON_SENTENCES = "TREC, A/B"
 

@@ -19,7 +19,7 @@ from experiments.framework.finding import Finding, Measure, Outcome, Row, rows_f
 from experiments.framework.models import REAL_MODELS
 from experiments.framework.plotting import STYLE
 from experiments.framework.run import load_cells
-from experiments.framework.sentences import extent, number
+from experiments.framework.sentences import applicable, extent, number
 from icl_lens.files import atomic_write, write_text
 
 OUTCOMES: dict[Outcome, str] = {
@@ -57,9 +57,9 @@ class Stored:
         """Return the rows of a measure, by every ranking."""
         return [row for row in self.rows if row.measure == measure]
 
-    def row(self, measure: str, ranking: str = "") -> Row | None:
-        """Return the row of a measure by `ranking`, or its first row; None if there is none."""
-        return next((row for row in self.all_rows(measure) if ranking in ("", row.ranking)), None)
+    def row(self, measure: str, ranking: str = "contrast") -> Row | None:
+        """Return the row of a measure, by `ranking` if heads are ranked; None if there is none."""
+        return next((row for row in self.all_rows(measure) if row.ranking in ("", ranking)), None)
 
 
 Rows = Sequence[tuple[Stored, Row]]
@@ -94,12 +94,6 @@ def _options(about: Mapping[str, Any]) -> str:
 
 
 # Numbers and sentences
-
-
-def applicable(cells: Iterable[Stored], measure: str, ranking: str = "") -> Rows:
-    """Return each cell's row of a measure where it applies, by `ranking` or else the first row."""
-    found = [(cell, cell.row(measure, ranking)) for cell in cells]
-    return [(cell, row) for cell, row in found if row is not None and row.applies]
 
 
 def groups(cells: Iterable[Stored]) -> tuple[list[Stored], list[Stored], list[Stored]]:

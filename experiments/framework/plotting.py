@@ -18,16 +18,18 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "icl_lens",
 }
 COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER)
+N_COLUMNS = 3
+"""Panels in a row."""
 
 
 def panels(
-    table: pd.DataFrame, *, height: float = 2.3, columns: int = 3, by: Sequence[str] = ("model", "task")
+    table: pd.DataFrame, *, height: float = 2.3, by: Sequence[str] = ("model", "task")
 ) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
     """Return a figure with one panel per model and task, and the part of the table that belongs to each."""
     groups: list[tuple[Any, pd.DataFrame]] = list(table.groupby([*by], sort=False))
-    rows = -(-len(groups) // columns)
+    rows = -(-len(groups) // N_COLUMNS)
     figure = Figure(figsize=(7.2, height * rows), layout="constrained")
-    every = np.atleast_1d(figure.subplots(rows, min(columns, len(groups)), sharey=False, squeeze=False)).flatten()
+    every = np.atleast_1d(figure.subplots(rows, min(N_COLUMNS, len(groups)), sharey=False, squeeze=False)).flatten()
     for axes in every[len(groups) :]:
         axes.set_visible(False)
     found = []
@@ -55,8 +57,8 @@ def curves(table: pd.DataFrame, *, x: str, y: str, by: str, labels: tuple[str, s
 
 
 def _label_conditions(axes: Axes, place: int, label: str) -> None:
-    """Label the x-axis, and name the conditions only at the first of three panels in a row."""
-    if place % 3:
+    """Label the x-axis, and name the conditions only at the first panel of a row."""
+    if place % N_COLUMNS:
         axes.set_yticklabels([])
     axes.set_xlabel(fill(label, 20), fontsize=8)
 
@@ -146,19 +148,11 @@ def _by_contrast(table: pd.DataFrame) -> pd.DataFrame:
     return table.query("ranking.isna() or ranking == 'contrast'") if "ranking" in table else table
 
 
-def head_dots(
-    table: pd.DataFrame,
-    series: Mapping[str, str],
-    *,
-    label: str,
-    line: float | None = None,
-    limits: tuple[float, float] | None = None,
-    log: bool = False,
-) -> Figure:
-    """Draw several numbers of each located head, one panel per model and task.
+def head_dots(table: pd.DataFrame, series: Mapping[str, str], *, label: str) -> Figure:
+    """Draw several numbers of each located head on a logarithmic axis, one panel per model and task.
 
     `table` has a row per head with its name in "head", and may have other rows; `series` names the columns drawn and
-    their legends. The first is filled, the others are hollow. `line` is a value to compare with, such as chance.
+    their legends. The first is filled, the others are hollow.
     """
     figure, parts = panels(table.dropna(subset=[next(iter(series))]))
     styles = zip("osD^", COLORS, strict=False)
@@ -167,12 +161,7 @@ def head_dots(
         for (column, name), (marker, color, face) in zip(series.items(), looks, strict=False):
             size = 6.5 if face == "none" else 5  # hollow ones are drawn around filled ones
             axes.plot(part["head"], part[column], marker, color=color, mfc=face, mew=1.3, ms=size, label=name)
-        if line is not None:
-            axes.axhline(line, color="black", lw=0.8, ls="--")
-        if log:
-            axes.set_yscale("log")
-        if limits is not None:
-            axes.set_ylim(*limits)
+        axes.set_yscale("log")
         axes.tick_params(axis="x", rotation=60, labelsize=7)
         axes.margins(x=0.08)
     parts[0][0].set_ylabel(label, fontsize=8)

@@ -1,7 +1,7 @@
 """Sentences about the real models, with numbers from stored cells."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from experiments.framework.models import QWEN, REAL_MODELS, SMOLLM2
@@ -12,10 +12,15 @@ MAX_TASKS = 2
 """Tasks that a sentence names one by one."""
 
 
-def real_rows(cells: Sequence[Any], measure: str, ranking: str = "") -> list[tuple[Any, Any]]:
-    """Return the real models' cells and rows of a measure, where it applies; by `ranking`, or the first row."""
-    found = [(cell, cell.row(measure, ranking)) for cell in cells if cell.model in REAL_MODELS]
+def applicable(cells: Iterable[Any], measure: str, ranking: str = "contrast") -> list[tuple[Any, Any]]:
+    """Return each cell and its row of a measure where it applies; see `Stored.row`."""
+    found = [(cell, cell.row(measure, ranking)) for cell in cells]
     return [(cell, row) for cell, row in found if row is not None and row.applies]
+
+
+def real_rows(cells: Sequence[Any], measure: str, ranking: str = "contrast") -> list[tuple[Any, Any]]:
+    """Return the real models' cells and rows of a measure, where it applies."""
+    return applicable([cell for cell in cells if cell.model in REAL_MODELS], measure, ranking)
 
 
 def number(value: float, *, scale: float = 1.0, digits: int = 2) -> str:
@@ -29,7 +34,7 @@ def extent(values: Sequence[float], *, scale: float = 1.0, digits: int = 2) -> s
     return low if low == high else f"{low} … {high}" if "−" in low else f"{low}–{high}"
 
 
-def each(cells: Sequence[Any], measure: str, template: str = "{q} (control {c})", ranking: str = "") -> str:
+def each(cells: Sequence[Any], measure: str, template: str, ranking: str = "contrast") -> str:
     """Return a measure on every task: "2.30 (control −0.08) on animal-country, A/B (SmolLM2); …".
 
     The template's {q}, {c}, {low}, {high} are the quantity, its control, and the interval of their difference. Of more
@@ -51,8 +56,19 @@ def each(cells: Sequence[Any], measure: str, template: str = "{q} (control {c})"
     return "; ".join(parts)
 
 
-def by_outcome(cells: Sequence[Any], measure: str, *, every: str, some: str, none: str, ranking: str = "") -> str:
-    """Return the text for a measure above its control on every task, on some ({n} of {total}), or on none."""
-    rows = real_rows(cells, measure, ranking)
+def by_outcome(cells: Sequence[Any], measure: str, text: str, *, every: str = "", none: str = "") -> str:
+    """Return `text` with {where}: "on every task" if the measure is above its control there, "on 2 of 3 tasks", ….
+
+    `every` and `none` replace the text where it is above on every task, or on none.
+    """
+    rows = real_rows(cells, measure)
     n = sum(row.outcome == "above" for _, row in rows)
-    return (every if n == len(rows) else some if n else none).format(n=n, total=len(rows)) if rows else "Not measured"
+    if not rows:
+        return "Not measured"
+    if n == len(rows):
+        said = (every or text).format(where="on every task")
+    elif n:
+        said = text.format(where=f"on {n} of {len(rows)} tasks")
+    else:
+        said = (none or text).format(where="on no task")
+    return said[0].upper() + said[1:]

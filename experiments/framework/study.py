@@ -1,10 +1,9 @@
 """One model on one task: prompts to choose heads on, held-out prompts to measure on, located heads and controls."""
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +13,10 @@ from torch import Tensor
 import icl_lens as il
 from experiments.framework.estimate import Bounds, Comparison, compare_heads
 from experiments.framework.tasks import Layout, Task
+from icl_lens.edits.edit import Edit
 from icl_lens.head_scores import DIRECT_SCORES, DirectScore
+from icl_lens.measures.controlled_ablation import random_head_sets
+from icl_lens.metrics import is_correct, label_log_odds
 from icl_lens.models.view import ModelView
 
 RANKINGS = DIRECT_SCORES
@@ -23,12 +25,24 @@ RANKINGS = DIRECT_SCORES
 Prompts = TypeVar("Prompts", il.PromptBatch, list[il.Prompt])
 
 PASS_BYTES = 128 * 2**20
-MAX_ROWS, ROWS_WITH_WRITERS = 64, 8
-"""Limits of a pass: bytes of residual streams, prompts, and prompts if every component's output is kept."""
+MAX_ROWS = 64
+"""Limits of a pass: bytes of residual streams, and prompts."""
 N_LOCATED = 12
 """Number of heads to locate: 12, as in the published paper, but at most an eighth of the model's heads."""
 N_RANDOM_SETS = 20
 """Number of random sets that a set of heads is compared with."""
+
+
+class Scores(NamedTuple):
+    """How prompts are answered under each of some sets of edits."""
+
+    odds: Float[np.ndarray, "row set"]
+    """The answer's log-odds, nats."""
+    correct: Float[np.ndarray, "row set"]
+    """1 where the answer is the most probable label, 0 elsewhere."""
+
+    def select(self, sets: slice) -> "Scores":
+        return Scores(self.odds[:, sets], self.correct[:, sets])
 
 
 @dataclass
@@ -123,24 +137,29 @@ class Study:
 
         return self.memoize("other queries", tokenize)
 
-    def pieces(self, batch: il.PromptBatch, max_rows: int = MAX_ROWS) -> list[il.PromptBatch]:
+    def pieces(self, batch: il.PromptBatch) -> list[il.PromptBatch]:
         """Return the batch in pieces whose activations fit into memory."""
         bytes_per_prompt = 4 * self.view.n_layers * batch.tokens.shape[1] * self.view.d_model
-        return list(batch.split(max(1, min(max_rows, PASS_BYTES // bytes_per_prompt))))
+        return list(batch.split(max(1, min(MAX_ROWS, PASS_BYTES // bytes_per_prompt))))
+
+    def scores(self, batch: il.PromptBatch, sets_of: Callable[[slice], Sequence[Sequence[Edit]]]) -> Scores:
+        """Return how prompts are answered under sets of edits; `sets_of` returns those of some rows of the batch."""
+        found, size = [], len(self.pieces(batch)[0])
+        for start in range(0, len(batch), size):
+            rows = slice(start, start + size)
+            piece, answer = batch[rows], batch.answer[rows].cpu()
+            of_sets = il.score(self.model, piece, sets_of(rows)).cpu().unbind(1)
+            read = [torch.stack([label_log_odds(one, answer), is_correct(one, answer)]) for one in of_sets]
+            found.append(torch.stack(read, dim=-1))
+        return Scores(*torch.cat(found, dim=1).double().numpy())
 
     def map(
         self,
         batch: il.PromptBatch,
         reduce: Callable[[il.Activations], Shaped[Tensor, "row ..."]],
-        *,
-        writers: bool = False,
     ) -> Shaped[Tensor, "row ..."]:
-        """Return what `reduce` makes of the activations, one row per prompt, on the CPU.
-
-        With `writers`, the activations hold what every component wrote, for fewer prompts at a time.
-        """
-        pieces = self.pieces(batch, ROWS_WITH_WRITERS if writers else MAX_ROWS)
-        return torch.cat([reduce(il.capture(self.model, piece, writers=writers)).detach().cpu() for piece in pieces])
+        """Return what `reduce` makes of the activations, one row per prompt, on the CPU."""
+        return torch.cat([reduce(il.capture(self.model, piece)).detach().cpu() for piece in self.pieces(batch)])
 
     # Heads
 
@@ -182,18 +201,7 @@ class Study:
 
         Where a layer has no heads left, they are drawn from the nearest layer that has some.
         """
-        rng = random.Random(self.seed)
-        sets = []
-        for _ in range(n):
-            free = [head for head in self.view.heads() if head not in set(heads)]
-            drawn = []
-            for head in heads:
-                nearest = min(abs(other.layer - head.layer) for other in free)
-                pick = rng.choice([other for other in free if abs(other.layer - head.layer) == nearest])
-                free.remove(pick)
-                drawn.append(pick)
-            sets.append(drawn)
-        return sets
+        return random_head_sets(self.view, heads, draws=n, seed=self.seed, same_layers=True)
 
     @property
     def compared(self) -> list[il.Head]:
@@ -208,14 +216,12 @@ class Study:
         batch: il.PromptBatch,
         heads: Sequence[il.Head],
         reduce: Callable[[il.Activations], Tensor],
-        *,
-        writers: bool = False,
     ) -> Float[Tensor, "row layer head *rest"]:
         """Scatter `reduce`'s output for `heads` into an array over all layers and heads; all other entries are NaN.
 
         `reduce` returns [row, head in `heads`, …].
         """
-        reduced = self.map(batch, reduce, writers=writers)
+        reduced = self.map(batch, reduce)
         shape = (len(reduced), self.view.n_layers, self.view.n_heads, *reduced.shape[2:])
         values = reduced.new_full(shape, torch.nan, dtype=torch.double)
         values[:, [head.layer for head in heads], [head.head for head in heads]] = reduced.double()
