@@ -1,105 +1,53 @@
 """Wherever a head is an argument, its name, a pair and a `Head` are the same."""
 
 import inspect
+from functools import wraps
 
 import pytest
+import sweep
 import torch
-from tolerance import assert_close
+from test_sweep_batches import assert_same
 
 import icl_lens as il
 from icl_lens.models.head import AnyHead
 
-FORMS = [il.Head(2, 1), (2, 1), "l2h1"]
-NAME = "L2H1"
+FORMS = [lambda head: head, tuple, lambda head: str(head).lower()]
 
 
-def within(block):
-    """Return a call that measures the labels' log-probabilities within a block."""
-
-    def measure(run, head):
-        with block(run, head):
-            return il.score(run.model, run.batch)
-
-    return measure
-
-
-def change_in_live_view(run, head):
+def change_in_live_view(case):
     pytest.importorskip("anywidget", reason="anywidget is missing: there is no live view")
-    view = il.live(run.model, run.batch.prompts[0], heads=[head])
+    view = il.live(case.model, case.prompts[0], heads=[case.reader])
     assert view.wait(120)
     view.close()
     return torch.tensor(view.numbers["change"]["log_probs"])
 
 
-CALLS = {
-    "ablate_heads": within(lambda run, head: il.ablate_heads(run.model, [head])),
-    "ablate_with_controls": lambda run, head: (
-        il.ablate_with_controls(run.model, run.batch, [head], n_random=1).conditions["heads"].scores[0].label_log_probs
-    ),
-    "attention_score_parts": lambda run, head: il.attention_score_parts(run.acts, head).scores,
-    "Block": within(lambda run, head: il.edited(run.model, il.Block([head], run.edges))),
-    "choose_strength": lambda run, head: torch.from_numpy(
-        il.choose_strength(run.model, run.batch, run.batch, [head], fix="majority").to_frame().to_numpy(float)
-    ),
-    "debias_edits": within(
-        lambda run, head: il.edited(run.model, *il.debias_edits(run.batch, [head], majority=1.0), batch=run.batch)
-    ),
-    "explain": lambda run, head: il.explain(run.model, run.batch.prompts[0], why=head).to_frame("words"),
-    "function_vector": lambda run, head: il.function_vector(run.model, run.batch, [head]),
-    "head_copying": lambda run, head: il.head_copying(run.model, head, [40, 50, 60]),
-    "head_to_head_effects": lambda run, head: (
-        il.head_to_head_effects(
-            run.model, run.batch, [head], part="q", writers=[(0, 1) if isinstance(head, tuple) else "L0H1"]
-        ).log_prob
-    ),
-    "html.attention_patterns": lambda run, head: str(
-        il.html.attention_patterns(["a", "b"], torch.eye(2)[None], [head])
-    ),
-    "html.attention_to_labels": lambda run, head: str(il.html.attention_to_labels(run.acts, heads=[head])),
-    "html.subhead_values": lambda run, head: str(il.html.subhead_values(run.explained, heads=[head])),
-    "html.words_by_position": lambda run, head: str(il.html.words_by_position(run.explained, heads=[head])),
-    "Activations.label_keys": lambda run, head: run.acts.label_keys(head, source="resid"),
-    "Ablate": lambda run, head: il.score(run.model, run.batch, [[il.Ablate([head])]]),
-    "Patch": lambda run, head: il.score(
-        run.model, run.batch, [[il.Patch([head], run.batch[[1, 0]], activation="q", positions="last")]]
-    ),
-    "label_similarity": lambda run, head: il.label_similarity(run.model, run.batch, [head]),
-    "Activations.label_values": lambda run, head: run.acts.label_values(head),
-    "Activations.last_query": lambda run, head: run.acts.last_query(head),
+def explained(case):
+    return il.explain(case.model, case.prompts[0], k=12)
+
+
+def mean_parts(case):
+    return il.mean_score_parts(case.model, case.batch, [case.reader])
+
+
+CALLS = {name: call.function for name, call in sweep.CALLS.items()} | {
+    "explain": lambda c: str(il.explain(c.model, c.prompts[0], why=c.reader).to_frame("words").to_dict()),
+    "html.attention_patterns": lambda c: str(il.html.attention_patterns(["a", "b"], torch.eye(2)[None], [c.reader])),
+    "html.attention_to_labels": lambda c: str(il.html.attention_to_labels(c.acts, heads=c.heads)),
+    "html.subhead_values": lambda c: str(il.html.subhead_values(explained(c), c.heads)),
+    "html.words_by_position": lambda c: str(il.html.words_by_position(explained(c), c.heads)),
     "live": change_in_live_view,
-    "locate_circuit": lambda run, head: il.locate_circuit(
-        run.model, run.many, run.many, [head], n_edges=3, n_random=2
-    ).to_frame(),
-    "mean_score_parts": lambda run, head: il.mean_score_parts(run.model, run.many, [head]).to_frame(),
-    "MeanScoreParts.sentence": lambda run, head: il.mean_score_parts(run.model, run.many, [NAME]).sentence(head),
-    "MeanScoreParts.strongest": lambda run, head: il.mean_score_parts(run.model, run.many, [NAME]).strongest(
-        head, "key"
-    ),
-    "MeanScoreParts.total": lambda run, head: il.mean_score_parts(run.model, run.many, [NAME]).total(head),
-    "Activations.own_label_ranks": lambda run, head: run.acts.own_label_ranks(head).double(),
-    "patch_heads": within(
-        lambda run, head: il.patch_heads(run.model, [head], run.batch[[1, 0]], activation="q", positions="last")
-    ),
-    "query_key_metric": lambda run, head: il.query_key_metric(run.model, head).query_side,
-    "RemovePosition": within(lambda run, head: il.edited(run.model, il.RemovePosition([head]))),
-    "Reweight": within(
-        lambda run, head: il.edited(
-            run.model,
-            il.Reweight([head], torch.zeros(run.batch.label_positions.shape), renormalize=False),
-            batch=run.batch,
-        )
-    ),
-    "ScoreParts.by_position": lambda run, head: il.attention_score_parts(run.acts, "L3H0").by_position(head, "key"),
-    "two_towers": lambda run, head: il.two_towers(run.model, run.many.prompts, [head], n_random=1).to_frame(),
-    "value_parts": lambda run, head: il.value_parts(run.acts, head, run.batch.answer_tokens).parts,
-    "ValueParts.by_position": lambda run, head: il.value_parts(run.acts, "L3H0", run.batch.answer_tokens).by_position(
-        head
-    ),
+    "MeanScoreParts.sentence": lambda c: mean_parts(c).sentence(c.reader),
+    "MeanScoreParts.strongest": lambda c: str(mean_parts(c).strongest(c.reader, "key")),
+    "MeanScoreParts.total": lambda c: str(mean_parts(c).total(c.reader)),
+    "ScoreParts.by_position": sweep.CALLS["attention_score_parts"].function,
+    "ValueParts.by_position": sweep.CALLS["value_parts"].function,
 }
+"""The calls of the sweep, and those of other functions, or in which heads are optional."""
 
 
 def takes_heads():
-    """Return the public functions and methods with an argument that is a head, or contains heads."""
+    """Yield the public functions and methods with an argument that is a head, or contains heads: owner and name."""
     owners = {"": il} | {f"{name}.": getattr(il, name) for name in dir(il) if not name.startswith("_")}
     owners |= {f"{name}.": getattr(il.results, name) for name in il.results.__all__}
     for prefix, owner in owners.items():
@@ -112,37 +60,48 @@ def takes_heads():
                 or not inspect.isclass(owner) * prefix.count(".") + inspect.ismodule(owner)
             ):
                 continue
-            if any(str(AnyHead) in str(one.annotation) for one in inspect.signature(function).parameters.values()):
-                yield prefix + name
+            if arguments_of_heads(function):
+                yield prefix + name, owner
 
 
-def test_every_function_with_heads_is_tried():
-    assert {*CALLS} == {*takes_heads()}
+def arguments_of_heads(function):
+    arguments = inspect.signature(function).parameters
+    return [name for name, one in arguments.items() if str(AnyHead) in str(one.annotation)]
 
 
-@pytest.fixture(scope="module")
-def run(icl_mini):
-    class Run:
-        """A model with prompts of one length, and more of them."""
+def converted(value, form):
+    """Return an argument with its heads in another form."""
+    if isinstance(value, il.Head):
+        return form(value)
+    if isinstance(value, str) and value.startswith("L"):
+        return form(il.Head.parse(value))
+    return [converted(one, form) for one in value] if isinstance(value, list) else value
 
-        model = icl_mini
-        many = il.tokenize(icl_mini, il.load_task("sentiment-number", n=8))
-        batch = many[[0, 1]]
-        explained = il.explain(icl_mini, batch.prompts[0], k=48)
-        acts = il.capture(icl_mini, batch, writers="all")
-        edges = torch.ones(1, batch.tokens.shape[1], batch.tokens.shape[1], dtype=torch.bool).tril(-1)
 
-    return Run
+OWNERS = dict(takes_heads())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CALLS)
-def test_a_head_has_three_forms(run, name):
-    first, *others = (CALLS[name](run, form) for form in FORMS)
-    for other in others:
-        if isinstance(first, torch.Tensor):
-            assert_close(other, first)
-        elif hasattr(first, "equals"):
-            assert other.equals(first)
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("name", OWNERS)
+def test_a_head_has_three_forms(gpt2, monkeypatch, name):
+    attribute = name.rpartition(".")[2]
+    function, found, given = getattr(OWNERS[name], attribute), [], []
+    for form in FORMS:
+
+        @wraps(function)
+        def call(*args, form=form, **kwargs):
+            bound = inspect.signature(function).bind(*args, **kwargs)
+            for argument in bound.arguments.keys() & {*arguments_of_heads(function)}:
+                bound.arguments[argument] = converted(bound.arguments[argument], form)
+                given.append(repr(bound.arguments[argument]))
+            return function(*bound.args, **bound.kwargs)
+
+        monkeypatch.setattr(OWNERS[name], attribute, call)
+        found.append(CALLS[name](sweep.Case(gpt2, sweep.PROMPTS, sweep.OTHERS)))
+    assert len({*given}) >= len(FORMS), "a call must have heads"
+    for other in found[1:]:
+        if isinstance(other, str):
+            assert other == found[0]
         else:
-            assert str(other) == str(first)
+            assert_same(other, found[0], msg=name)
