@@ -121,14 +121,10 @@ BLOCKS: dict[str, Callable[[Any, il.PromptBatch], torch.Tensor]] = {
 }
 
 
-def _tokenize(model, prompts):
-    return il.tokenize(model, prompts, labels=("foo", "bar"), prepend_bos=False)
-
-
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_log_probabilities_are_those_of_hugging_face_alone(build, load, name):
     model = load(name)
-    batch = _tokenize(model, PROMPTS)
+    batch = sweep.tokenized(model, PROMPTS)
     want = []
     for tokens, last in zip(batch.tokens, batch.last.tolist(), strict=True):
         want.append(build(name)(tokens[None, : last + 1]).logits[0, -1].log_softmax(-1))
@@ -171,7 +167,7 @@ def test_every_function_gives_a_prompt_the_numbers_it_has_alone(load, name, what
 @torch.inference_mode()
 def test_rows_that_end_early_have_the_numbers_of_their_text_alone(load, name):
     model = load(name)
-    batch = _tokenize(model, PROMPTS[3:])
+    batch = sweep.tokenized(model, PROMPTS[3:])
     for positions in ([4, 11, 12, 25], "all"):
         rows = batch.at(positions)
         want = last_log_probs(model, rows)
@@ -184,7 +180,7 @@ def test_rows_that_end_early_have_the_numbers_of_their_text_alone(load, name):
 @pytest.mark.parametrize("name", ["longrope", "dynamic"])
 def test_a_cache_with_another_rotation_is_refused(load, name):
     model = load(name)
-    batch = _tokenize(model, PROMPTS)
+    batch = sweep.tokenized(model, PROMPTS)
     alone = batch[[2]]
     _, cache = model.run_with_cache(alone.tokens)
     assert_close(il.Activations.from_cache(model, cache, alone).z, il.capture(model, alone).z)
@@ -196,7 +192,7 @@ def test_a_cache_with_another_rotation_is_refused(load, name):
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_passes_leave_the_state_of_the_model_as_it_was(build, load, name):
     model = load(name)
-    il.score(model, _tokenize(model, PROMPTS))
+    il.score(model, sweep.tokenized(model, PROMPTS))
     new = dict(build(name).named_buffers())
     for key, buffer in model.original_model.named_buffers():
         if key.endswith("inv_freq"):
@@ -210,7 +206,7 @@ def test_passes_leave_the_state_of_the_model_as_it_was(build, load, name):
 def test_padding_longer_than_a_sliding_window_is_finite_in_float64(family_folder, name):
     folder = family_folder(name)
     model = il.load_model(str(folder), tokenizer=tokenizer(), dtype=torch.float64, device="cpu")
-    batch = _tokenize(model, PROMPTS)
+    batch = sweep.tokenized(model, PROMPTS)
     alone = torch.cat([last_log_probs(model, batch[[row]]) for row in range(len(batch))])
     assert_close(last_log_probs(model, batch).float(), alone.float())
     with il.edited(model, il.RemovePosition(HEADS, strength=0.0)):

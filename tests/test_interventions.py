@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 from passes import watched
-from shared import PROMPTS
+from sweep import OTHERS, PROMPTS, tokenized
 from test_effects import remains
 from tolerance import assert_close
 
@@ -19,13 +19,6 @@ from icl_lens.engine import edit_checks as check
 from icl_lens.engine.row_pass import RowEdits
 
 HEADS = [il.Head(0, 1), il.Head(1, 0), il.Head(1, 3), il.Head(2, 2)]
-OTHERS = [
-    il.Prompt.parse("two : bar one : bar cat : foo dog : foo hate :", answer="foo"),
-    il.Prompt.parse("good : foo bad : foo love : bar like :", answer="foo"),
-    il.Prompt.parse("red : bar the dog : foo a cat :", answer="bar"),
-]
-"""Each has as many tokens as the prompt of PROMPTS with the same index."""
-
 # In float64, so that a difference is the edit and not rounding.
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -37,7 +30,7 @@ def run(load_tiny):
     @cache
     def get(name):
         model = load_tiny(name, dtype=torch.float64)
-        return model, *(il.tokenize(model, p, prepend_bos=False, labels=("foo", "bar")) for p in (PROMPTS, OTHERS))
+        return model, *(tokenized(model, prompts) for prompts in (PROMPTS, OTHERS))
 
     return get
 
@@ -212,7 +205,7 @@ def test_what_cannot_be_aligned_is_said(run):
     model, batch, other = run("gpt2")
     with (
         il.patch_heads(model, HEADS, other[[0, 2, 1]], activation="v"),
-        pytest.raises(il.InputError, match=r"got 10 and 11 in row 1.*or align='labels'"),
+        pytest.raises(il.InputError, match=r"got 26 and 10 in row 1.*or align='labels'"),
     ):
         last_log_probs(model, batch)
     with (

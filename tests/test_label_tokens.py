@@ -11,8 +11,7 @@ import pytest
 import reference_passes
 import torch
 from test_effects import hf_twin
-from test_saliency import hf_saliency, mean_over
-from test_sweep_numbers import output_weights, writing
+from test_sweep_numbers import output_weights, saliency_of, writing
 from tolerance import assert_close
 
 import icl_lens as il
@@ -200,7 +199,7 @@ def test_saliency_flows_into_and_out_of_whole_labels(case: Any) -> None:
     for number, row in enumerate(rows):
         choices = [batch.labels.index(label) for label in row.prompt.labels]
         ids = batch.label_tokens[choices].tolist()
-        saliency = hf_saliency(hf, row.ids[None], ids, int(batch.answer_tokens[number]))
+        saliency = saliency_of(hf, row.ids, ids, int(batch.answer_tokens[number]))
         every, last = [(i, j) for i in range(row.n) for j in range(i)], row.n - 1
         to_label = [(i, j) for one in row.labels for i in one for j in range(one.start)]
         to_last = [(last, j) for one in row.labels for j in one]
@@ -212,10 +211,9 @@ def test_saliency_flows_into_and_out_of_whole_labels(case: Any) -> None:
             "text_to_other": [(i, j) for i, j in every if i < row.query[0] and i not in in_labels],
             "other_to_last": [(last, j) for j in range(last) if j not in in_labels],
         }
-        for layer in range(families.N_LAYERS):
-            for kind, edges in kinds.items():
-                expected = torch.tensor(mean_over(saliency[layer], edges), dtype=torch.float64)
-                assert_close(getattr(flow, kind)[number, layer], expected, msg=f"{kind} in layer {layer}")
+        for kind, edges in kinds.items():
+            expected = torch.stack([saliency[:, i, j] for i, j in edges]).mean(0)
+            assert_close(getattr(flow, kind)[number], expected, msg=kind)
 
 
 @pytest.mark.parametrize("renormalize", [True, False])

@@ -58,11 +58,6 @@ def unbroken(inputs, tmp_path_factory):
     return undisturbed(main, ["icl-lens", "locate", "--no-check", *inputs, "--out", out], out)
 
 
-def started(inputs, out, dies_after=None):
-    """Start a run in a child process; return its id."""
-    return forked(main, ["icl-lens", "locate", "--no-check", *inputs, "--out", out], dies_after=dies_after)
-
-
 def one_line(code, stderr, *fragments):
     assert code == 2
     assert stderr.startswith("icl-lens: ")
@@ -354,7 +349,7 @@ def test_a_run_resumes_after_one_of_two_processes_dies(inputs, unbroken, tmp_pat
         assert sorted(rank for rank, _ in chunks) == [0, 1, 2]
         assert sum(map(len, of_kind(chunks, "part").values())) == N // BATCH - len(there)
     else:
-        assert ended(started(inputs, out)) == 0
+        assert ended(forked(main, ["icl-lens", "locate", "--no-check", *inputs, "--out", out])) == 0
     assert there.items() <= stamps(out, "*").items()
     same_numbers(out, unbroken)
 

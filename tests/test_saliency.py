@@ -1,35 +1,16 @@
 """Saliency of attention edges, and its flow from texts to labels to the end, against Hugging Face and autograd."""
 
-import copy
 from dataclasses import replace
 
 import pytest
 import torch
 from test_effects import hf_twin, ragged, remains
+from test_sweep_numbers import saliency_of
 from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.errors import InputError
 from icl_lens.measures.saliency import KINDS
-
-
-def hf_saliency(hf, ids, label_ids, target):
-    """[layer query key] from the patterns that Hugging Face returns, differentiated by autograd, head after head."""
-    hf = copy.deepcopy(hf)
-    out = hf(ids, output_attentions=True)
-    loss = torch.nn.functional.cross_entropy(out.logits[:, -1, label_ids], torch.tensor([label_ids.index(target)]))
-    slopes = torch.autograd.grad(loss, out.attentions)
-    layers = []
-    for pattern, slope in zip(out.attentions, slopes, strict=True):
-        total = torch.zeros_like(pattern[0, 0])
-        for head in range(pattern.shape[1]):
-            total = total + (pattern[0, head] * slope[0, head]).abs()
-        layers.append(total.detach())
-    return torch.stack(layers)
-
-
-def mean_over(saliency, edges):
-    return sum(float(saliency[i, j]) for i, j in edges) / len(edges)
 
 
 def test_heads_that_are_edited_are_refused(gpt2, gpt2_batch):
@@ -41,7 +22,7 @@ def test_heads_that_are_edited_are_refused(gpt2, gpt2_batch):
 def test_free_texts_are_scored_over_the_vocabulary(load_tiny, family_folder, float64):
     model, hf = load_tiny("gpt2", dtype=torch.float64), hf_twin(family_folder, "gpt2")
     free = il.tokenize(model, il.Text("love : bar one :", answer=" foo"), prepend_bos=False)
-    theirs = hf_saliency(hf, free.tokens, list(range(97)), int(free.answer_tokens[0]))
+    theirs = saliency_of(hf, free.tokens[0], slice(None), int(free.answer_tokens[0]))
     assert_close(il.attention_saliency(model, free)[0], theirs)
     with pytest.raises(InputError, match="no demonstrations"):
         il.saliency_flow(model, free)

@@ -75,18 +75,14 @@ def tiny_of(tmp_path_factory: pytest.TempPathFactory):
     return build
 
 
-def own_run(hf: Any) -> Any:
-    ids = families.tokenizer()(TEXT)["input_ids"]
-    with torch.no_grad():
-        return hf(torch.tensor([ids]), output_attentions=True, output_hidden_states=True)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ROTATED)
 def test_scores_are_the_logarithm_of_transformers_attention(kind, tiny_of):
     """In the first layer, whose inputs transformers returns in every family, and in the last one."""
     hf, model = tiny_of(kind)
-    out, view = own_run(hf), ModelView.of(model)
+    view, ids = ModelView.of(model), families.tokenizer()(TEXT)["input_ids"]
+    with torch.no_grad():
+        out = hf(torch.tensor([ids]), output_attentions=True, output_hidden_states=True)
     for layer, head in ((0, 1), (2, 5)):
         x, attention = out.hidden_states[layer][0], out.attentions[layer][0, head, -1]
         last = len(x) - 1

@@ -380,14 +380,6 @@ def log_probabilities(c: Both) -> None:
     assert_close(il.whole_label_log_probs(c.model, c.batch), theirs[:, [FOO, BAR]])
 
 
-def label_attention(c: Both, like: Tensor) -> Tensor:
-    found = torch.zeros(like.shape, dtype=torch.float64)
-    for row, seen in enumerate(c.clean):
-        for layer, pattern in seen.pattern.items():
-            found[row, layer, :, : len(c.labels(row))] = pattern[:, -1, c.labels(row)]
-    return found
-
-
 @checks(
     "Activations.attention_to_labels",
     "Activations.attention_by_label",
@@ -395,7 +387,10 @@ def label_attention(c: Both, like: Tensor) -> Tensor:
 )
 def attention_to_labels(c: Both) -> None:
     ours = c.acts.attention_to_labels()
-    theirs = label_attention(c, ours)
+    theirs = torch.zeros(ours.shape, dtype=torch.float64)
+    for row, seen in enumerate(c.clean):
+        for layer, pattern in seen.pattern.items():
+            theirs[row, layer, :, : len(c.labels(row))] = pattern[:, -1, c.labels(row)]
     assert_close(ours, theirs)
     by_label = c.acts.attention_by_label()
     for row in range(len(c.batch)):
@@ -425,16 +420,8 @@ def label_keys(c: Both) -> None:
             assert_close(ours["resid"][row, : len(places)], x, scale=float(x.abs().max()))
             wrote = torch.zeros_like(x)
             for layer in range(head.layer):
-                wrote += attention_written(c, row, layer)[places]
+                wrote += (seen.resid[layer + 1] - seen.resid[layer] - c.written(row, f"F{layer}"))[places]
             assert_close(ours["attn"][row, : len(places)], wrote, scale=float(x.abs().max()))
-
-
-def attention_written(c: Both, row: int, layer: int) -> Tensor:
-    """Return what a layer's attention adds to the residual stream at every position, biases included."""
-    following = c.clean[row].resid.get(layer + 1)
-    x = c.clean[row].resid[layer]
-    assert following is not None
-    return following - x - c.written(row, f"F{layer}")
 
 
 @checks("Activations.label_values", "Activations.own_label_ranks")
@@ -817,18 +804,18 @@ def effects(c: Both) -> None:
             assert_close(one.log_prob, c.effects[where]["log_prob"].mean(0)[place])
         estimate = il.head_effects(c.model, c.batch, positions=where, method="gradient").log_prob
         for row, ids in enumerate(c.ids):
-            products = times_slopes(c, ids, "z", itemgetter(int(c.targets[row]))).sum(-1)
+            products = times_slopes(c.hf, ids, "z", itemgetter(int(c.targets[row]))).sum(-1)
             theirs = products[:, -1] if where == "last" else products.sum(1)
             assert_close(estimate[row, layers], theirs, scale=float(theirs.abs().max()))
 
 
-def times_slopes(c: Both, ids: Tensor, what: str, loss: Callable[[Tensor], Tensor]) -> Tensor:
+def times_slopes(hf: Any, ids: Tensor, what: str, loss: Callable[[Tensor], Tensor]) -> Tensor:
     """Return x · ∂loss/∂x of a pattern or z, layers first, from autograd on the plain model."""
-    c.hf.requires_grad_(True)
-    seen = reference_passes.run(c.hf, ids, grad=True)
+    hf.requires_grad_(True)
+    seen = reference_passes.run(hf, ids, grad=True)
     values = [value for _, value in sorted(getattr(seen, what).items())]
     slopes = torch.autograd.grad(loss(seen.log_probs), values)
-    c.hf.requires_grad_(False)
+    hf.requires_grad_(False)
     return (torch.stack(values) * torch.stack(slopes)).detach()
 
 
@@ -1142,13 +1129,16 @@ def towers(c: Both) -> None:
 # Gradients and vectors
 
 
+def saliency_of(hf: Any, ids: Tensor, labels: list[int] | slice, target: int) -> Tensor:
+    """Return |pattern · ∂loss/∂pattern| [layer query key], summed over heads; the loss is that among labels."""
+    return times_slopes(hf, ids, "pattern", lambda x: x[labels].logsumexp(0) - x[target]).abs().sum(1)
+
+
 @checks("attention_saliency", "saliency_flow")
 def saliency(c: Both) -> None:
     ours, flow = il.attention_saliency(c.model, c.batch), il.saliency_flow(c.model, c.batch)
     for row in range(len(c.batch)):
-        target = int(c.targets[row])
-        losses = times_slopes(c, c.ids[row], "pattern", lambda x, t=target: x[[FOO, BAR]].logsumexp(0) - x[t])
-        theirs = losses.abs().sum(1)
+        theirs = saliency_of(c.hf, c.ids[row], [FOO, BAR], int(c.targets[row]))
         n, layers, labels = len(c.ids[row]), sorted(c.clean[row].pattern), c.labels(row)
         assert_close(ours[row, layers, :n, :n], theirs, scale=float(theirs.abs().max()))
         pairs = [(i, j) for i in range(n) for j in range(i)]

@@ -8,12 +8,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_tokenizers import END, KINDS, WORDS, model_of, tokenizer_of
+from test_results import same
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from icl_lens.errors import InputError
-from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.plain_text import Text
 from icl_lens.prompts.prompt import Demonstration, Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
@@ -35,12 +35,6 @@ def prompt_of(*pairs: tuple[str, str], query: str = "one", answer: str | None = 
 
 def labeled(*labels: str) -> Prompt:
     return prompt_of(*[("love", label) for label in labels])
-
-
-def assert_same(one: PromptBatch, two: PromptBatch) -> None:
-    for name in PromptBatch.__dataclass_fields__:
-        left, right = getattr(one, name), getattr(two, name)
-        assert torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right, name
 
 
 # Positions
@@ -236,7 +230,7 @@ def test_a_row_does_not_depend_on_its_neighbors(kind):
 
 def test_slices_are_batches_of_their_prompts():
     batch = tokenize(model_of("word"), RAGGED)
-    assert_same(batch[:], batch)
+    assert same(batch[:], batch)
     tail = batch[1:]
     assert tail.tokens.shape == tail.attention_mask.shape == (2, 10)  # padding no row needs is gone
     assert torch.equal(tail.tokens, batch.tokens[1:, :10])
@@ -247,9 +241,9 @@ def test_slices_are_batches_of_their_prompts():
     assert tail.token_strings == batch.token_strings[1:]
     assert tail.answer_tokens.tolist() == batch.answer_tokens[1:].tolist()
     for index in ([1, 2], [-2, -1], torch.tensor([1, 2]), torch.tensor([False, True, True])):
-        assert_same(tail, batch[index])
+        assert same(tail, batch[index])
     for last in (-1, np.int64(2), torch.tensor(2)):
-        assert_same(batch[last], batch[2:])
+        assert same(batch[last], batch[2:])
     assert batch[[2, 0]].prompts == (batch.prompts[2], batch.prompts[0])
     assert [len(row) for row in batch] == [1, 1, 1]
     for missing in (3, torch.tensor([True, False])):
@@ -259,7 +253,7 @@ def test_slices_are_batches_of_their_prompts():
         with pytest.raises(InputError, match="must select at least one"):
             batch[nothing]
     for piece, expected in zip(batch.split(2), [batch[:2], batch[2:]], strict=True):
-        assert_same(piece, expected)
+        assert same(piece, expected)
 
 
 def test_batches_lie_on_the_models_device():

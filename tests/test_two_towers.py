@@ -178,12 +178,6 @@ def test_queries_of_the_other_class_are_found_also_if_labels_are_exchanged():
     assert class_of[only.same] == class_of[own[0].query] != class_of[only.other]
 
 
-@pytest.mark.parametrize("prompt", ["love : bar like : bar one :", "love : bar one : foo two :"])
-def test_prompts_without_another_label_or_answer_are_refused(prompt):
-    with pytest.raises(il.InputError, match="must demonstrate its answer and another label"):
-        donors.other_queries([il.Prompt.parse(prompt, answer="bar" if "foo" not in prompt else None)])
-
-
 # Planted models
 
 
