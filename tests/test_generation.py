@@ -169,21 +169,3 @@ def test_generations_stop_and_are_shown_side_by_side(load_tiny):
     names = [f"L0H0, L0H1, L1H2, L2H3 zeroed ({number})" for number in (1, 2)]
     assert found.to_frame().columns.tolist() == ["prompt", "no edits", *names]
     assert found.to_frame()["prompt"].tolist() == [prompt.query for prompt in PROMPTS]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_new_tokens": 0}, "max_new_tokens must be between 1 and"),
-        ({"max_new_tokens": 10_000}, "max_new_tokens must be between 1 and"),
-        ({"temperature": -1.0}, "temperature must be non-negative"),
-        ({"stop": ""}, "stop must not be an empty text"),
-        ({"top_k": 0}, "top_k must be at least 1"),
-        ({"top_p": 1.5}, "top_p above 0 and at most 1"),
-        ({"sets": []}, "sets must contain at least one set"),
-    ],
-)
-def test_generate_says_what_is_wrong(load_tiny, options, message):
-    model = load_tiny("gpt2")
-    with pytest.raises(il.InputError, match=message):
-        il.generate(model, il.tokenize(model, PROMPTS), **options)
