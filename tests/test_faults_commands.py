@@ -57,16 +57,9 @@ LOCATE = [
     (["--task", "sentiment-number", "--template", "{text} [red] {label}"], "'[red]'"),
     (["--task", "sentiment-number", "--out", "/dev/null"], "cannot write to folder"),
 ]
+COMMANDS = {"explain": EXPLAIN, "ablate": ABLATE, "circuit": CIRCUIT, "compare": COMPARE, "locate": LOCATE}
 ROWS = [
-    pytest.param(command, *row, id=f"{command} {i}")
-    for command, rows in {
-        "explain": EXPLAIN,
-        "ablate": ABLATE,
-        "circuit": CIRCUIT,
-        "compare": COMPARE,
-        "locate": LOCATE,
-    }.items()
-    for i, row in enumerate(rows)
+    pytest.param(command, *row, id=f"{command} {i}") for command, rows in COMMANDS.items() for i, row in enumerate(rows)
 ]
 USAGE = [
     ["explain", PROMPT, "--nonsense"],
