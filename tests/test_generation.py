@@ -95,17 +95,13 @@ def test_generation_from_padding_is_refused_where_the_prompts_are_known(load_tin
     model = load_tiny("gpt2")
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
     weights = torch.ones(batch.label_positions.shape)
-    for cached in (True, False):
+    vector, reweighted = il.AddVector(_vector(model), 0), il.Reweight(HEADS, weights, renormalize=False)
+    for edit, cached in ((vector, True), (vector, False), (reweighted, False)):
         with (
-            il.edited(model, il.AddVector(_vector(model), 0), batch=batch),
+            il.edited(model, edit, batch=batch),
             pytest.raises(il.InputError, match="prompts must have the same length for tokens to follow them"),
         ):
             model.generate(batch.tokens, use_past_kv_cache=cached, **GREEDY)
-    with (
-        il.edited(model, il.Reweight(HEADS, weights, renormalize=False), batch=batch),
-        pytest.raises(il.InputError, match="prompts must have the same length for tokens to follow them"),
-    ):
-        model.generate(batch.tokens, use_past_kv_cache=False, **GREEDY)
 
 
 SAME = [
