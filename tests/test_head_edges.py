@@ -105,6 +105,7 @@ def test_means_replace_writers_and_roles_align_prompts_of_any_length(grouped):
 def test_readers_at_a_role_are_those_at_its_tokens(grouped, part):
     """The sweep compares readers at roles and at all tokens with Hugging Face."""
     model, batch, _ = grouped
+    found = []
     for row in range(len(batch)):
         for role in ("last", "label", "true label", "text", "query", "other"):
             places = (at_role(batch[[row]].role_indices, role) > 0)[0].nonzero()[:, 0].tolist()
@@ -114,6 +115,8 @@ def test_readers_at_a_role_are_those_at_its_tokens(grouped, part):
                 for where in (role, places)
             )
             assert_close(by_role, by_place, msg=role)
+            found.append(float(by_role.abs()))
+    assert sum(effect > 1e-3 for effect in found) >= len(found) // 2
 
 
 def test_sets_of_edges_at_several_tokens_are_one_pass_from_the_first_reader_on(grouped):
