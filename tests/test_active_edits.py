@@ -1,6 +1,7 @@
 """Inside `with` blocks and under hooks of one's own, results name the edits; their numbers are the edited model's."""
 
 import json
+from contextlib import nullcontext
 from functools import partial
 
 import families
@@ -24,11 +25,10 @@ HOOK = "blocks.0.hook_resid_pre"
 @pytest.fixture(scope="module")
 def explained(gpt2):
     """Explanations of the model as it is, with two heads zeroed, and under a hook."""
-    found = [il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, n_random=2)]
-    with il.ablate_heads(gpt2, HEADS):
-        found.append(il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, n_random=2))
-    with gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)]):
-        found.append(il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, n_random=2))
+    found = []
+    for block in (nullcontext(), il.ablate_heads(gpt2, HEADS), gpt2.hooks(fwd_hooks=[(HOOK, lambda x, hook: 1.5 * x)])):
+        with block:
+            found.append(il.explain(gpt2, il.Prompt.parse(families.PROMPT, answer="foo"), k=2, n_random=2))
     return found
 
 

@@ -158,26 +158,6 @@ def test_killed_and_shared_runs_at_labels_write_the_same_bytes(inputs, tmp_path)
     assert contents(shared) == unbroken
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (["-k", "3"], "pass either --heads, or --top to locate them"),
-        (["--split", "train"], "--split has no effect here"),
-        (["--heads", "L9H9"], "L9H9"),
-        (["--heads", ","], "--heads must name at least one head"),
-    ],
-)
-def test_options_that_do_nothing_are_refused(inputs, given, says, monkeypatch, capsys):
-    code, _, said = call(monkeypatch, capsys, *inputs, *given)
-    assert (code, said.count("\n")) == (2, 1)
-    assert says in said
-
-
-def test_a_task_is_required(monkeypatch, capsys):
-    code, _, said = call(monkeypatch, capsys, "circuit")
-    assert (code, "pass --task" in said) == (2, True)
-
-
 # Figures
 
 

@@ -131,27 +131,3 @@ def test_heads_named_twice_count_once_and_one_query_has_no_interval(capsys):
     assert ": L1H2, selected" in out
     assert "nan" not in out
     assert "The model" not in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({}, "either a prompt or --task"),
-        ({"prompt": families.PROMPT, "task": "sst2"}, "either a prompt or --task"),
-        ({"task": "sentiment-number", "answer": "foo"}, "--answer has no effect"),
-        ({"prompt": families.PROMPT, "mode": "mean"}, "--mode mean requires --task"),
-        ({"prompt": families.PROMPT, "heads": "L0H1", "k": 3}, "not both"),
-        ({"prompt": families.PROMPT, "heads": "L0H1", "by": "contrast"}, "either --heads, or --top and --by"),
-        ({"prompt": families.PROMPT, "heads": " "}, "--heads must name at least one head"),
-        ({"prompt": families.PROMPT, "labels": "yes,no"}, "--labels has no effect here"),
-        ({"prompt": families.PROMPT, "check": False}, "--check has no effect here"),
-        ({"task": "sentiment-number", "labels": "yes"}, "labels must be 2 different words"),
-        ({"task": "x", "columns": "a"}, "--columns must name .* got 'a'"),
-        ({"prompt": families.PROMPT, "heads": "22,0"}, "invalid head '22'"),
-        ({"prompt": families.PROMPT, "k": 7}, "12 heads.* got 7"),
-        ({"prompt": families.PROMPT, "k": 13}, "k must be between 1 and 12 .* got 13"),
-    ],
-)
-def test_bad_arguments_are_refused(family_folder, arguments, match):
-    with pytest.raises(il.InputError, match=match):
-        ablate(model=str(family_folder("gpt2")), device="cpu", **arguments)

@@ -130,16 +130,6 @@ def test_own_norm_is_exhaustive(gpt2, many, final_norm):
     assert_close(top.value, expected.mean(0).flatten().topk(3).values)
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma3", "granite", "gemma2"])
-def test_heads_of_other_families_are_located(load_tiny, name):
-    model = load_tiny(name)
-    batch = il.tokenize(model, draw(12, seed=1), prepend_bos=False)
-    top = il.locate_heads(model, batch, k=4, by="increase", run=il.Run(batch_size=5))
-    expected = mean_head_increases(model, batch, run=il.Run(batch_size=3))
-    assert_close(top.value.float(), expected.flatten().topk(4).values)
-    assert top.certified == (name != "gemma2")  # its logits are capped
-
-
 @pytest.mark.parametrize("name", ["gpt2", "gemma3", "granite", "llama_gqa"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_folded_is_unfolded(load_tiny, name, bias, monkeypatch):

@@ -157,12 +157,3 @@ def test_texts_are_removed_from_pairs_and_not_from_rows_that_end_early(load_tiny
     ):
         with pytest.raises(il.InputError, match="batch must have the tokens of its own prompts"):
             call()
-
-
-def test_it_says_what_is_wrong(load_tiny):
-    model = load_tiny("gpt2")
-    batch = ragged(model)
-    with pytest.raises(il.InputError, match="ways must be a list of 'hidden', 'keys', 'values', 'removed', got"):
-        il.demonstration_effects(model, batch, ways=[])
-    with pytest.raises(il.InputError, match="no demonstration to leave out"):
-        il.demonstration_effects(model, il.tokenize(model, [il.Text("love like", answer=" bar")]))

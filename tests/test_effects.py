@@ -16,7 +16,7 @@ import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.edits import kv_cache
 from icl_lens.edits.kv_cache import LayerKVCache
-from icl_lens.engine import gradients, prefix_cache, restart
+from icl_lens.engine import prefix_cache, restart
 from icl_lens.models.attention_scores import AttentionScoring
 from icl_lens.models.inference import replace_forwards
 from icl_lens.models.view import ModelView
@@ -286,13 +286,6 @@ def test_memory_bounds_what_runs_together(load_tiny, monkeypatch):
     assert prefix_cache.max_prompts(view, batch, pass_tokens=28, **sizes) == 2
     monkeypatch.setattr(prefix_cache, "ROW_BYTES", 4 * 26 * max(97, 3 * 48))
     assert prefix_cache.max_prompts(view, batch, pass_tokens=4096, **sizes) == 2
-
-
-def test_estimates_in_pieces_of_one_prompt_are_the_same(gpt2, gpt2_batch, monkeypatch):
-    estimate = il.head_effects(gpt2, gpt2_batch, method="gradient")
-    assert (estimate.algorithm, estimate.exact) == ("gradient", False)
-    monkeypatch.setattr(gradients, "GRAPH_BYTES", 1)
-    assert_close(il.head_effects(gpt2, gpt2_batch, method="gradient").log_prob, estimate.log_prob)
 
 
 def test_estimates_of_differences(load_tiny):

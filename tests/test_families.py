@@ -26,7 +26,8 @@ def test_searches_find_what_trying_everything_finds(family_run, name):
         expected = every.mean(0).flatten().topk(5)
         assert_close(best.value, expected.values)
         assert best.heads == [il.Head(i // 4, i % 4) for i in expected.indices.tolist()]
-        assert best.certified == certified
+        located = il.locate_heads(run.model, run.batch, k=5, by=by, against=against)
+        assert best.certified == located.certified == certified
         if against is one or not certified:
             assert torch.equal(top.n_exact, top.n_parts)
             assert (top.unevaluated_bound == -torch.inf).all()

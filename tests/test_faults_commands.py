@@ -50,16 +50,16 @@ COMPARE = [
     ([PROMPT, "--model-b", "icl-mini-llama", "--revision-b", "x"], "no revision 'x'"),
     ([PROMPT, PROMPT, "--answer-b", "z"], "'z' is not one of the labels"),
 ]
+CIRCUIT = [(["--task", "sentiment-number", "--heads", ","], "--heads must name at least one head")]
 LOCATE = [
     (["--task", "sentiment-number", "--n", "8", "--batch-size", "2", "--memory", "9"], "--memory has no effect"),
     (["--task", "sentiment-number", "--classes", "all"], "--classes has no effect here"),
     (["--task", "sentiment-number", "--template", "{text} [red] {label}"], "'[red]'"),
     (["--task", "sentiment-number", "--out", "/dev/null"], "cannot write to folder"),
 ]
+COMMANDS = {"explain": EXPLAIN, "ablate": ABLATE, "circuit": CIRCUIT, "compare": COMPARE, "locate": LOCATE}
 ROWS = [
-    pytest.param(command, *row, id=f"{command} {i}")
-    for command, rows in {"explain": EXPLAIN, "ablate": ABLATE, "compare": COMPARE, "locate": LOCATE}.items()
-    for i, row in enumerate(rows)
+    pytest.param(command, *row, id=f"{command} {i}") for command, rows in COMMANDS.items() for i, row in enumerate(rows)
 ]
 USAGE = [
     ["explain", PROMPT, "--nonsense"],

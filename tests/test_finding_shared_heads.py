@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import reference_passes
 import torch
 from tiny_study import tiny_study
 from transformers import GPT2LMHeadModel
@@ -174,8 +175,7 @@ def test_located_heads_are_not_those_of_the_last_output_in_two_towers(together):
 
 
 def test_losses_are_those_of_plain_hugging_face_passes(together):
-    """Heads are zeroed at the last position by hooks before the output projection."""
-    model = GPT2LMHeadModel.from_pretrained(together.planted.folder).eval()
+    model = GPT2LMHeadModel.from_pretrained(together.planted.folder, attn_implementation="eager").eval()
     study = together.studies[1]
     batch = study.held_out[:3]
     sets = [together.heads[:2], together.noise().heads]
@@ -185,19 +185,14 @@ def test_losses_are_those_of_plain_hugging_face_passes(together):
         (other,) = {*batch.label_tokens.tolist()} - {answer}
 
         def scores(heads, tokens=tokens[: last + 1], answer=answer, other=other):
-            hooks = []
-            for head in heads:
+            def zero(what, layer, z):
+                if what != "z":
+                    return None
+                z = z.clone()
+                z[-1, [head.head for head in heads if head.layer == layer]] = 0
+                return z
 
-                def zero(module, inputs, head=head):
-                    z = inputs[0].clone()
-                    z[:, -1, head.head * D_HEAD : (head.head + 1) * D_HEAD] = 0
-                    return (z,)
-
-                hooks.append(model.transformer.h[head.layer].attn.c_proj.register_forward_pre_hook(zero))
-            with torch.no_grad():
-                log_probs = model(tokens[None]).logits[0, -1].log_softmax(-1)
-            for hook in hooks:
-                hook.remove()
+            log_probs = reference_passes.run(model, tokens, zero).log_probs
             return np.array([log_probs[answer] - log_probs[other], log_probs[answer]])
 
         expected = np.stack([scores([]) - scores(heads) for heads in sets])

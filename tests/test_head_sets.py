@@ -1,50 +1,11 @@
-"""Sets of heads removed together, at the last position or at all: against whole passes and Hugging Face's modules."""
+"""Sets of heads removed together: which rows and layers run. Their numbers: the sweep."""
 
-from contextlib import nullcontext
 from itertools import permutations
 
 import pytest
-import torch
 from passes import watched
-from test_effects import ragged
-from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.edits import kv_cache
-from icl_lens.engine import prefix_cache, restart, rows
-
-EVERY = [(layer, head) for layer in range(3) for head in range(4)]
-SETS = [[], [(2, 3)], [(0, 1), (0, 2), (2, 0)], [(1, 0), (2, 0)], [(1, 0)], [(1, 0), (2, 1)], EVERY]
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", pytest.param("bloom", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("mode", "positions"), [("mean", "last"), ("mean", "all"), ("zero", "all")])
-def test_rows_are_whole_passes(load_tiny, monkeypatch, name, mode, positions):
-    """Also in the smallest pieces, and if keys and values cannot be shared; the sweep compares with Hugging Face."""
-    model = load_tiny(name)
-    batch = ragged(model)
-    reference = batch if mode == "mean" else None
-    options = {"positions": positions, "mode": mode, "reference": reference}
-    found = il.score(model, batch, [[il.Ablate(heads, **options)] for heads in SETS])
-    whole = []
-    for heads in SETS:
-        with il.ablate_heads(model, heads, **options) if heads else nullcontext():
-            whole.append(il.score(model, batch))
-    whole = torch.stack(whole, dim=1)
-    assert_close(found, whole)
-    monkeypatch.setattr(prefix_cache, "ROW_BYTES", 1)
-    monkeypatch.setattr(prefix_cache, "KEY_BYTES", 1)
-    monkeypatch.setattr(kv_cache, "SCORE_BYTES", 1)
-    monkeypatch.setattr(restart, "STREAM_BYTES", 1)
-    monkeypatch.setattr(restart, "MIN_PASS_TOKENS", 1)
-    assert_close(il.score(model, batch, [[il.Ablate(heads, **options)] for heads in SETS]), whole)
-    if positions == "last":
-
-        def unsupported(*_):
-            raise prefix_cache.PrefixCacheUnsupported("tried")
-
-        monkeypatch.setattr(rows, "run_rows", unsupported)
-        assert_close(il.score(model, batch, [[il.Ablate(heads, **options)] for heads in SETS]), whole)
 
 
 def attention_run(model, ran):

@@ -560,16 +560,6 @@ def test_every_picture_has_a_static_twin_with_its_numbers(paper):
     assert command(paper) in whole
 
 
-def test_to_html_writes_and_replaces(paper, tmp_path):
-    path = tmp_path / "page.html"
-    path.write_text("old")
-    assert paper.to_html(path) is None, "a notebook would show the whole page's source"
-    assert path.read_text(encoding="utf-8") == paper.to_html()
-    assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(il.InputError, match="choose an existing, writable folder"):
-        paper.to_html(tmp_path / "missing" / "page.html")
-
-
 def test_comparing_ranks_heads_by_change(paper):
     increases = [list(row) for row in paper.all_heads.increase]
     increases[2][3] -= 5

@@ -11,6 +11,7 @@ from itertools import product
 
 import families
 import reference_hf
+import reference_passes
 import torch
 from tolerance import assert_close, tolerance
 
@@ -133,13 +134,14 @@ def check_ablation(model, batch, hf, heads, *, folded):
     with il.ablate_heads(model, heads):
         ours = il.score(model, batch)
 
-    def replace(layer, z):
+    def edit(what, layer, z):
+        if what != "z":
+            return None
+        z = z.clone()
         for head in (head for where, head in heads if where == layer):
-            z[..., head, :] = constant_values(hf, layer)[head] if folded else 0.0
+            z[:, head] = constant_values(hf, layer)[head] if folded else 0.0
+        return z
 
-    with reference_hf.edited_z(hf, replace):
-        for i in range(len(batch)):
-            n_tokens = int(batch.last[i]) + 1
-            with torch.no_grad():
-                log_probs = torch.log_softmax(hf(batch.tokens[i : i + 1, :n_tokens]).logits[0, -1], dim=-1)
-            assert_close(ours[i], log_probs[batch.label_tokens], msg=f"prompt {i}")
+    for i, (tokens, last) in enumerate(zip(batch.tokens, batch.last.tolist(), strict=True)):
+        seen = reference_passes.run(hf, tokens[: last + 1], edit)
+        assert_close(ours[i], seen.log_probs[batch.label_tokens], msg=f"prompt {i}")

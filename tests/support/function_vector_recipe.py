@@ -51,19 +51,17 @@ def mean_outputs(hf: Any, prompts: Iterable[Ids]) -> Tensor:
     return torch.stack(outputs).double().mean(0)
 
 
-def indirect_effects(
-    hf: Any, prompts: Sequence[Ids], answers: Sequence[int], means: Tensor, *, cached: bool = False
-) -> Tensor:
+def indirect_effects(hf: Any, prompts: Sequence[Ids], answers: Sequence[int], means: Tensor) -> Tensor:
     """Return how much p(answer) each head's mean output recovers on each prompt [prompt layer head].
 
-    With `cached`, the tokens before the last one run once, and the last one reads their keys and values.
+    The tokens before the last one run once, and the last one reads their keys and values.
     """
     n_layers, n_heads = means.shape[:2]
     found = torch.zeros(len(prompts), n_layers, n_heads, dtype=torch.float64)
     weights = _weights(hf)
     for row, (ids, answer) in enumerate(zip(prompts, answers, strict=True)):
         with torch.no_grad():
-            cache = hf(torch.tensor([ids[:-1]]), use_cache=True).past_key_values if cached else None
+            cache = hf(torch.tensor([ids[:-1]]), use_cache=True).past_key_values
         before = _run(hf, [ids])[0, answer].double().exp()
         for layers in torch.arange(n_layers).split(10):
             rows = [(int(layer), head) for layer in layers for head in range(n_heads)]

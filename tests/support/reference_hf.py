@@ -8,8 +8,7 @@ Units: nats for increases; vectors are in residual-stream units, that is, after 
 between a head's output and the residual stream (post-norm, residual multiplier).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
@@ -201,29 +200,6 @@ def capture(hf_model: PreTrainedModel, token_ids: Tensor) -> SimpleNamespace:
         final=seen["final"][0],
         logits=output.logits[0],
     )
-
-
-@contextmanager
-def edited_z(hf_model: Any, edit: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Within the block, let `edit(layer, z)` overwrite what a layer's heads give: z [batch, pos, head, d_head]."""
-    n_heads = _setting(hf_model.config, "num_attention_heads", "num_heads", "n_head")
-
-    def hook(layer: int, args: tuple) -> tuple:
-        z = args[0].clone().unflatten(-1, (n_heads, -1))
-        edit(layer, z)
-        return (z.flatten(-2), *args[1:])
-
-    handles = [
-        block.get_submodule(_WIRING[hf_model.config.model_type].out).register_forward_pre_hook(
-            lambda module, args, layer=layer: hook(layer, args)
-        )
-        for layer, block in enumerate(_layers(hf_model))
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Readout:
