@@ -26,6 +26,7 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.framework import markdown
+from experiments.framework.locating import best_heads
 from experiments.framework.tasks import ARROWS
 from icl_lens.files import write_text
 from icl_lens.intervals import mean_intervals
@@ -123,8 +124,7 @@ def measure(model: Any, name: str, task: Drawn, heads: Sequence[il.Head]) -> lis
 
     def read(log_probs: Tensor, prompts: Tensor) -> Tensor:
         """Return log p of every query's answer, and whether the own one is the most probable token."""
-        is_top = log_probs.argmax(1) == answers.to(prompts.device)[prompts]
-        return torch.cat([log_probs[:, answers], is_top[:, None].to(log_probs)], dim=1)
+        return torch.cat([log_probs[:, answers], _top_of(test)(log_probs, prompts)[:, None]], dim=1)
 
     edits = [edit for some in kinds.values() for edit in some]
     found = il.score(model, test, [[], *([edit] for edit in edits)], read=read).double().cpu().numpy()
@@ -173,7 +173,7 @@ def run(model: Any, path: Path, report: Callable[[str], None] = print) -> list[d
         effects[name] = indirect_effects(model, task).double().cpu()
         report(f"{name}: mean indirect effects up to {effects[name].mean(0).max():+.4f}")
     every = torch.stack([one.mean(0) for one in effects.values()]).mean(0)
-    heads = top(every)
+    heads = best_heads(every[None], N_HEADS)
     rows: list[dict[str, Any]] = []
     for name, task in drawn.items():
         at = [head.layer * every.shape[1] + head.head for head in heads]
@@ -184,12 +184,6 @@ def run(model: Any, path: Path, report: Callable[[str], None] = print) -> list[d
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
         report(f"{name}: measured")
     return rows
-
-
-def top(mean: Tensor) -> list[il.Head]:
-    """Return the heads with the largest mean effects [layer head]."""
-    order = mean.flatten().argsort(descending=True, stable=True)[:N_HEADS].tolist()
-    return [il.Head(*divmod(at, mean.shape[1])) for at in order]
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -72,8 +72,9 @@ def texts_of(prompt):
     return [*(one.text for one in prompt.demonstrations), prompt.query]
 
 
-def test_queries_by_hand(load_tiny, tmp_path):
+def test_queries_by_hand(load_tiny, tmp_path, monkeypatch):
     """Heads get the other prompt's last query vector; drops count if the text had the answer's class, else gains."""
+    monkeypatch.setattr("experiments.framework.study.MAX_ROWS", 1)
     model = load_tiny("llama_gqa")
     study, heads = tiny_study(model, tmp_path, n=4), [il.Head(1, 0), il.Head(2, 2)]
     texts = exchange_texts(study.prompts_with(3)[1], 0)

@@ -14,8 +14,9 @@ from experiments.framework.study import Scores, Study
 from experiments.framework.tasks import PAPER_TASKS
 
 
-def test_the_fix_by_hand(gpt2, tmp_path):
+def test_the_fix_by_hand(gpt2, tmp_path, monkeypatch):
     """The fix multiplies labels' attention from the last position by (mean frequency / own frequency) ** strength."""
+    monkeypatch.setattr("experiments.framework.study.MAX_ROWS", 5)
     study, heads = tiny_study(gpt2, tmp_path), [il.Head(0, 1), il.Head(1, 0), il.Head(2, 2)]
     batch = study.tokenize(prompts_by_frequency(study.prompts_with(3)[1], 2, 0)["minority"])
     fixes = [NO_FIX, (heads, {"majority": 0.5})]

@@ -6,7 +6,6 @@ the run. Peak memory is that of a child process that does nothing else.
 
 import tempfile
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -142,10 +141,13 @@ def main(
         console.print(f"Table: {out}")
         return
 
-    def add(measured: Iterator[Row]) -> None:
-        for row in measured:
-            rows.append(row)
-            console.print("  ".join(row.cells()), markup=False, highlight=False)
+    def add(measured: Iterator[Row] | Iterator[Peak]) -> None:
+        for one in measured:
+            if isinstance(one, Row):
+                rows.append(one)
+            else:
+                peaks.append(one)
+            console.print("  ".join(one.cells()), markup=False, highlight=False)
             write_text(out, document(rows, peaks))  # keeps rows if the run stops
 
     if only in ("everything", "live"):
@@ -183,12 +185,9 @@ def main(
         add(on_real_weights(n, device, repeats=repeats))
         if with_memory and device == "cpu":
             add(two_processes(Path(temporary) / shape, n))
-            measured = [memory(Path(temporary) / shape, n)]
-            measured += [explained(largest, Path(temporary) / largest)] if largest else []
-            for peak in chain.from_iterable(measured):
-                peaks.append(peak)
-                console.print("  ".join(peak.cells()), markup=False, highlight=False)
-                write_text(out, document(rows, peaks))
+            add(memory(Path(temporary) / shape, n))
+            if largest:
+                add(explained(largest, Path(temporary) / largest))
     console.print(f"Table: {out}")
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from experiments.framework import markdown
+
 PACKAGES = ("torch", "transformers", "transformer-lens", "icl-lens")
 
 
@@ -78,9 +80,11 @@ def document(rows: Sequence[Row], peaks: Sequence[Peak]) -> str:
         "forward pass over the same prompts, in the same run. A part is a (layer, head, position). Weights of the "
         "large shapes are random, scaled so that neither attention nor predictions are uniform.",
         "",
-        "| model | prompts × tokens | variant | seconds | ratio | runs | evaluated exactly | |",
-        "|---|---|---|---:|---:|---:|---|---|",
-        *("| " + " | ".join(row.cells()) + " |" for row in rows),
+        markdown.table(
+            ["model", "prompts × tokens", "variant", "seconds", "ratio", "runs", "evaluated exactly", ""],
+            (row.cells() for row in rows),
+            align="lllrrrll",
+        ),
     ]
     if peaks:
         lines += [
@@ -89,8 +93,9 @@ def document(rows: Sequence[Row], peaks: Sequence[Peak]) -> str:
             "of the weight file that loading has read. Weights are the loaded model's; anything else that it "
             "keeps counts as peak. Seconds are those of one run after loading.",
             "",
-            "| what | weights | after loading | peak | peak − weights | peak ÷ weights | seconds |",
-            "|---|---:|---:|---:|---:|---:|---:|",
-            *("| " + " | ".join(peak.cells()) + " |" for peak in peaks),
+            markdown.table(
+                ["what", "weights", "after loading", "peak", "peak − weights", "peak ÷ weights", "seconds"],
+                (peak.cells() for peak in peaks),
+            ),
         ]
     return "\n".join(lines) + "\n"

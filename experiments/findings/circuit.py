@@ -1,10 +1,6 @@
 """Which earlier components do located heads depend on, and do these edges alone carry the answer?
 
-`il.locate_circuit` ranks every edge into the located heads (from a writer to the query, or to keys or values at tokens
-of one role) by its first-order effect on some prompts. On held-out prompts, only the first k edges are kept, and all
-others are replaced by means. The controls are random rankings with the same number of edges of each part, role and
-writer's layer. The information flow that the paper describes corresponds to groups of edges: each group is removed
-jointly, and the control is the same group into random heads of the same layers.
+`FINDING.method` says how it is measured.
 """
 
 from collections.abc import Sequence

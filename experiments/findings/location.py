@@ -1,8 +1,5 @@
 """Which method finds the heads that matter at what cost, and where are they?
 
-Every method ranks all heads on one half of the prompts, and its best heads are removed on the other half. The main
-measure is what the heads lose that the paper's own method finds, the increase.
-
 Deep share: S = Σ_{h deep} max(c_h, 0) / Σ_h max(c_h, 0), where c_h is a head's mean contribution on held-out prompts.
 Deep is the second half of the layers; with an odd number, the middle layer counts half. Deep heads write more than
 shallow ones, whatever the answer is, so the control is the same share for contributions that say nothing about it: with

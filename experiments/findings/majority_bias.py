@@ -1,9 +1,4 @@
-"""Does the model prefer the label that more demonstrations have?
-
-Two prompts with the same query are compared: about three in four demonstrations have the answer's label in one prompt,
-and one in four in the other. All else that could favor a label is the same in the two prompts or balanced: the last
-demonstration's label, the classes, the label words, and the number of demonstrations.
-"""
+"""Does the model prefer the label that more demonstrations have? `FINDING.method` says how it is measured."""
 
 from functools import partial
 

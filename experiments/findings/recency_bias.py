@@ -1,13 +1,4 @@
-"""Does the model prefer the label shown last?
-
-Each prompt is given in two orders: in one, the answer's label is last; in the other, the last demonstration has changed
-places with one of the other label, which is neither first nor last. The query and the demonstrations are the same in
-both. The bias is the difference between the two orders in the answer's log-odds, the gap that in accuracy.
-
-The paper explains the bias by the text next to the query, which influences the vector of the last token. To measure
-this, located heads get the queries of a prompt in which one text differs. Keys and values stay those of the intact
-prompt, so the text has an effect through the queries only.
-"""
+"""Does the model prefer the label shown last? `FINDING.method` says how it is measured."""
 
 import random
 from collections.abc import Sequence

@@ -43,44 +43,33 @@ MOVERS, COLLECTORS, QUERY = "movers", "collectors", "query heads"
 """The ranked heads: at labels, at other tokens of the demonstrations, and at the last token."""
 
 KEYS = "the comparing heads' keys at labels"
-ALL = Measure("all", f"without everything in {KEYS}", "the same in random heads", UNIT)
-MOVED = Measure(MOVERS, f"without what the movers write to {KEYS}", "random heads as movers", UNIT)
-WRITERS = (
-    Measure("heads", f"without what heads write to {KEYS}", "the same in random heads", UNIT),
-    Measure("FFNs", f"without what FFNs write to {KEYS}", "the same in random heads", UNIT),
-    Measure("embeddings", f"without embeddings in {KEYS}", "the same in random heads", UNIT),
+ALL, VALUES = "all", "values"
+AS_MOVERS, AS_COLLECTORS = "random heads as movers", "random heads as collectors"
+AS_READERS = "the same in random heads"
+HOPS = (
+    (MOVERS, f"without what the movers write to {KEYS}", AS_MOVERS, "movers → keys"),
+    (ALL, f"without everything in {KEYS}", AS_READERS, "everything → keys"),
+    ("heads", f"without what heads write to {KEYS}", AS_READERS, "all heads → keys"),
+    ("FFNs", f"without what FFNs write to {KEYS}", AS_READERS, "FFNs → keys"),
+    ("embeddings", f"without embeddings in {KEYS}", AS_READERS, "embeddings → keys"),
+    ("texts", "without what the movers' values read at texts", AS_MOVERS, "texts → movers"),
+    ("between", "without what the movers' values read at separators", AS_MOVERS, "separators → movers"),
+    ("labels", "without what the movers' values read at labels", AS_MOVERS, "labels → movers"),
+    ("aim", "without the inputs of the movers' queries and keys", AS_MOVERS, "movers' attention"),
+    (COLLECTORS, "without what the collectors write to the movers' values", AS_COLLECTORS, "collectors → movers"),
+    ("collected", "without the texts in the collectors' values", AS_COLLECTORS, "texts → collectors"),
+    (
+        QUERY,
+        "without what the query heads write to the comparing heads' queries",
+        "random heads",
+        "query heads → queries",
+    ),
+    ("query text", "without the query's text in the query heads' values", "random heads", "query text → query heads"),
+    (VALUES, "without the label words in the located heads' values", "random heads", "label words → values"),
 )
-PATHS = (
-    Measure("texts", "without what the movers' values read at texts", "random heads as movers", UNIT),
-    Measure("between", "without what the movers' values read at separators", "random heads as movers", UNIT),
-    Measure("labels", "without what the movers' values read at labels", "random heads as movers", UNIT),
-    Measure("aim", "without the inputs of the movers' queries and keys", "random heads as movers", UNIT),
-    Measure(COLLECTORS, "without what the collectors write to the movers' values", "random heads as collectors", UNIT),
-    Measure("collected", "without the texts in the collectors' values", "random heads as collectors", UNIT),
-)
-QUERIES = (
-    Measure(QUERY, "without what the query heads write to the comparing heads' queries", "random heads", UNIT),
-    Measure("query text", "without the query's text in the query heads' values", "random heads", UNIT),
-)
-VALUES = Measure("values", "without the label words in the located heads' values", "random heads", UNIT)
-MEASURES = (MOVED, ALL, *WRITERS, *PATHS, *QUERIES, VALUES)
-SHOWN = {
-    MOVERS: "movers → keys",
-    ALL.name: "everything → keys",
-    "heads": "all heads → keys",
-    "FFNs": "FFNs → keys",
-    "embeddings": "embeddings → keys",
-    "texts": "texts → movers",
-    "between": "separators → movers",
-    "labels": "labels → movers",
-    "aim": "movers' attention",
-    COLLECTORS: "collectors → movers",
-    "collected": "texts → collectors",
-    QUERY: "query heads → queries",
-    "query text": "query text → query heads",
-    VALUES.name: "label words → values",
-}
-"""The hops' names in the figure."""
+"""What is removed: its key, its heading, that of its control, and its name in the figure."""
+MEASURES = tuple(Measure(name, removed, control, UNIT) for name, removed, control, _ in HOPS)
+SHOWN = {name: shown for name, _, _, shown in HOPS}
 AIMS: Sequence[tuple[Part, EdgeRole]] = (("q", "label"), ("k", "text"), ("k", "other"), ("k", "label"))
 
 Heads = Sequence[il.Head]
@@ -187,7 +176,7 @@ class Hops:
             return lambda heads: [edge for one in heads for edge in self.inputs(one, [("k", "label")], kind=kind)]
 
         return {
-            ALL.name: (self.comparing, keys_from("")),
+            ALL: (self.comparing, keys_from("")),
             "heads": (self.comparing, keys_from("H")),
             "FFNs": (self.comparing, keys_from("F")),
             "embeddings": (self.comparing, keys_from("embed")),
@@ -206,7 +195,7 @@ class Hops:
                 at_end,
                 lambda heads: self.queries(heads, lambda one: self.inputs(one, [("v", "query")])),
             ),
-            VALUES.name: (self.study.located, values),
+            VALUES: (self.study.located, values),
         }
 
 
@@ -257,9 +246,7 @@ def lost_without(
 
 def answer(cells: Sequence[Any]) -> str:
     """Return the answer in a few sentences."""
-    rows = {
-        name: [row for _, row in real_rows(cells, name)] for name in (MOVERS, ALL.name, "texts", "between", COLLECTORS)
-    }
+    rows = {name: [row for _, row in real_rows(cells, name)] for name in (MOVERS, ALL, "texts", "between", COLLECTORS)}
     if not rows[MOVERS]:
         return "Not measured on a real model."
 
@@ -268,7 +255,7 @@ def answer(cells: Sequence[Any]) -> str:
         return f"{quantity} nats (random heads: {control})"
 
     models = " and ".join(dict.fromkeys(TITLES[cell.model] for cell, _ in real_rows(cells, MOVERS)))
-    everything = extent([row.quantity for row in rows[ALL.name]])
+    everything = extent([row.quantity for row in rows[ALL]])
     return (
         f"In {models}, the answer loses {lost(MOVERS)} without what {N_MOVERS} heads write at the labels to the keys "
         f"of {N_COMPARING} comparing heads, and {everything} without all that is written there. The values of these "
@@ -280,7 +267,7 @@ def answer(cells: Sequence[Any]) -> str:
 def tables(cells: Sequence[Any]) -> str:
     """Return the heads of each hop with their own effects: a line for each task of the real models."""
     rows, chance = [], list[float]()
-    for cell, everything in real_rows(cells, ALL.name):
+    for cell, everything in real_rows(cells, ALL):
         lists = []
         for hop in (MOVERS, COLLECTORS, QUERY):
             part = cell.details[(cell.details["hop"] == hop) & (cell.details["head"] != "")]

@@ -82,8 +82,7 @@ def compare_heads(
     """
     values = np.asarray(values, dtype=float)
     rng = np.random.default_rng(1)
-    drawn_rows = np.ones((DRAWS, len(values))) if clusters is None else cluster_weights(clusters)
-    rows = np.concatenate([np.full((1, len(values)), 1 / len(values)), drawn_rows])
+    rows = np.ones((1 + DRAWS, len(values))) if clusters is None else weights_with_data(clusters)
     of_located = np.stack([rows @ values[:, head.layer, head.head] for head in located], axis=1)
     of_controls = {}
     for layer, heads in controls.items():
@@ -151,8 +150,7 @@ def compare_drawn(
 ) -> Comparison:
     """Compare two statistics, each computed from the data (first) and from each bootstrap draw of clusters.
 
-    Use it for statistics that are not means over prompts, such as the overlap of two lists; see
-    `icl_lens.metrics.weights_with_data`.
+    Use it for statistics that are not means over prompts, such as the overlap of two lists; see `weights_with_data`.
     """
     control = np.broadcast_to(np.asarray(control, dtype=float), quantity.shape)
     difference = quantity - control

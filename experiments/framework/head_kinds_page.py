@@ -82,12 +82,18 @@ def _find(cell: Any, what: str, first: str, second: str) -> Any | None:
 
 def _numbers(one: Any | None, *, percent: bool = False) -> str:
     """Return quantity, control, and the interval of their difference: "41.7 (20.4) [15.7, 26.9]"."""
-    if one is None or math.isnan(one.low):
+    if (shown := _shown(one, percent=percent)) is None:
         return "–"
-    scale, digits = (100.0, 0) if percent else (1.0, 2)
-    values = (one.quantity, one.control, one.low, one.high)
-    quantity, control, low, high = (number(value, scale=scale, digits=digits) for value in values)
+    quantity, control, low, high = shown
     return f"{quantity}{'%' * percent} ({control}) [{low}, {high}]"
+
+
+def _shown(one: Any | None, *, percent: bool) -> list[str] | None:
+    """Return quantity, control, low and high as text; None if they are not measured."""
+    if one is None or math.isnan(one.low):
+        return None
+    scale, digits = (100.0, 0) if percent else (1.0, 2)
+    return [number(value, scale=scale, digits=digits) for value in (one.quantity, one.control, one.low, one.high)]
 
 
 def _real(cells: Sequence[Any]) -> list[Any]:
@@ -127,14 +133,11 @@ COSTLY = (PAIRS, NATURAL, CHAT)
 
 def _each(real: Sequence[Any], what: str, first: str, second: str, control: str = "", *, percent: bool = False) -> str:
     """Return a number in every model: "56% in SmolLM2 (random lists 21%, difference 24 to 45) and 72% in Qwen (…)"."""
-    scale, digits, unit = (100.0, 0, "%") if percent else (1.0, 2, "")
-    parts = []
+    parts, unit = list[str](), "%" * percent
     for cell in real:
-        one = _find(cell, what, first, second)
-        if one is None or math.isnan(one.low):
+        if (shown := _shown(_find(cell, what, first, second), percent=percent)) is None:
             continue
-        values = (one.quantity, one.control, one.low, one.high)
-        quantity, other, low, high = (number(value, scale=scale, digits=digits) for value in values)
+        quantity, other, low, high = shown
         names = (f"{control} ", "difference ") if control and not parts else ("", "")
         parts.append(f"{quantity}{unit} in {TITLES[cell.model]} ({names[0]}{other}{unit}, {names[1]}{low} to {high})")
     return " and ".join(parts)

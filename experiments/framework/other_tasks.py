@@ -93,8 +93,7 @@ def answer_beats_others(acts: il.Activations) -> Bool[Tensor, " row"]:
 def other_labels(study: Study) -> Task:
     """Return the study's words with two other labels that say nothing about them, of one token each if possible."""
     pairs = [pair for pair in OTHER_LABELS if not {*pair} & {*study.task.labels}]
-    single_token = [pair for pair in pairs if len(one_token_words(study, pair, after="a :")) == 2]
-    return replace(study.task, name="other labels", labels=[*single_token, *pairs][0])
+    return replace(study.task, name="other labels", labels=_single_tokens(study, pairs))
 
 
 def natural_labels(study: Study) -> Task:
@@ -116,9 +115,12 @@ def _names(study: Study, data: str) -> tuple[str, str]:
     first, _, second = data.partition("-")
     if not second:
         raise InputError("the names of the classes are not known")
-    names, capitalized = (first, second), (first.capitalize(), second.capitalize())
-    single_token = [pair for pair in (names, capitalized) if len(one_token_words(study, pair, after="a :")) == 2]
-    return [*single_token, names][0]
+    return _single_tokens(study, [(first, second), (first.capitalize(), second.capitalize())])
+
+
+def _single_tokens(study: Study, pairs: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Return the first pair of words of one token each, or the first pair if there is none."""
+    return next((pair for pair in pairs if len(one_token_words(study, pair, after="a :")) == 2), pairs[0])
 
 
 def classes(study: Study, categories: Sequence[str], *, seed: int) -> TaskPrompts:

@@ -43,13 +43,14 @@ def text(numbered: Numbered) -> str:
     real = groups(every)[0]
     rows = [row for cell in real for row in cell.rows if row.applies]
     n_real, n_above = len(rows), sum(row.outcome == "above" for row in rows)
+    towers = _tower_cells([cell for cell in every if cell.finding.id == "two-towers"])
     main = [row for cell in real for row in cell.all_rows(cell.finding.main.name)]
     counts = [str(n) for n in sorted({row.n_prompts for row in main if row.n_prompts})]
     parts = [
         "# What we found",
         MODELS.format(n=" or ".join(filter(None, (", ".join(counts[:-1]), *counts[-1:])))),
         *(f"{i}. {sentence}" for i, sentence in enumerate(_findings(numbered), start=1)),
-        *_exchange_table(_tower_cells([cell for cell in every if cell.finding.id == "two-towers"])),
+        *(_exchange_table(towers) if towers else ()),
         "![Exchanges of queries, keys and values in both models](figures/overview.svg)",
         "*The same: 12 heads (dots), random heads (circles).*",
         "## The paper's claims",
@@ -76,8 +77,8 @@ def _findings(numbered: Numbered) -> list[str]:
     """Return the sentences of the findings; none where a cell is missing."""
     of = {finding.id: cells for finding, cells in numbered}
     towers = _tower_cells(of.get("two-towers", []))
-    written, moved = _written(of.get("circuit", [])), _moved(of.get("text-to-label", []))
-    return [*filter(None, (_exchanges(towers), _own_text(towers), written, moved))]
+    exchanged = (_exchanges(towers), _own_text(towers)) if towers else ()
+    return [*exchanged, *filter(None, (_written(of.get("circuit", [])), _moved(of.get("text-to-label", []))))]
 
 
 def _shown(cells: Sequence[Stored], model: str) -> Stored | None:
@@ -123,8 +124,6 @@ def _rows(cells: Sequence[Stored], *names: str) -> list[Row]:
 
 def _exchanges(cells: Sequence[Stored]) -> str:
     """Return how often single exchanges give the other label, and what pairs and random heads cost."""
-    if not cells:
-        return ""
     flips = _rows(cells, *(f"predicted: {name}" for name in SINGLE))
     return (
         f"Exchanging the query, keys or values of {flips[0].n_heads} heads with another prompt's gives the other label "
@@ -137,8 +136,6 @@ def _exchanges(cells: Sequence[Stored]) -> str:
 
 def _own_text(cells: Sequence[Stored]) -> str:
     """Return what keys cost if only their own demonstration's text changes class, or only the other texts."""
-    if not cells:
-        return ""
     own, others = (_rows(cells, name) for name in ("keys: own text", "keys: other texts"))
     text = (
         f"Exchanging keys costs {extent([row.quantity for row in own])} nats if only the text of their own "
@@ -149,9 +146,7 @@ def _own_text(cells: Sequence[Stored]) -> str:
 
 
 def _exchange_table(cells: Sequence[Stored]) -> list[str]:
-    """Return a table of what every exchange costs, with intervals and the range of the controls; none without cells."""
-    if not cells:
-        return []
+    """Return a table of what every exchange costs, with intervals and the range of the controls."""
     lines: list[list[str]] = []
     for name, shown in EXCHANGED.items():
         rows = _rows(cells, name)
