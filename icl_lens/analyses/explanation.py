@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, Literal, get_args
 
+import numpy as np
 import pandas as pd
 
 from icl_lens.analyses.sections import (
@@ -312,13 +313,15 @@ class Explanation(Result):
                 for part in self.subheads.largest
             ]
         elif table == "labels":
+            draws = self.ablation.random
+            random_zeroed = (np.logaddexp.reduce(draws) - math.log(len(draws))).tolist()
             rows = [
                 {
                     "label": label,
                     "log_prob": scores.log_probs[i],
                     "log_prob_located_zeroed": self.ablation.located[i],
                     # Log of the mean probability, as shown on the page and in the terminal.
-                    "log_prob_random_zeroed": _log_mean_probability([draw[i] for draw in self.ablation.random]),
+                    "log_prob_random_zeroed": random_zeroed[i],
                 }
                 | ({"scored_token": scores.scored_tokens[i]} if scores.spellings else {})
                 | ({"log_prob_whole": scores.whole_log_probs[i]} if scores.whole_log_probs else {})
@@ -383,8 +386,7 @@ class Explanation(Result):
         def score(log_probs: Sequence[float]) -> float:
             if not others:
                 return log_probs[target]
-            largest = max(log_probs[i] for i in others)  # factored out so that no probability underflows to 0
-            return log_probs[target] - largest - math.log(sum(math.exp(log_probs[i] - largest) for i in others))
+            return log_probs[target] - float(np.logaddexp.reduce([log_probs[i] for i in others]))
 
         return score(report.ablated) - score(self.scores.log_probs)
 
@@ -454,8 +456,3 @@ class Explanation(Result):
 def is_noise(standout: float | None) -> bool:
     """Return whether a vector's top words stand out no more than those of most random directions."""
     return standout is not None and standout < MIN_STANDOUT
-
-
-def _log_mean_probability(log_probs: Sequence[float]) -> float:
-    largest = max(log_probs)  # factored out so that no probability underflows to 0
-    return largest + math.log(sum(math.exp(value - largest) for value in log_probs) / len(log_probs))

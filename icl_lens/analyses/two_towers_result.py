@@ -269,14 +269,14 @@ class TwoTowers(Result):
             for row in self.to_frame().to_dict("records")
         ]
 
-    def scan_rows(self, n: int = N_SCAN_SHOWN) -> list[list[str]]:
-        """Return the cells of `SCAN_COLUMNS` for the first n heads of the scan."""
+    def scan_rows(self) -> list[list[str]]:
+        """Return the cells of `SCAN_COLUMNS` for the first `N_SCAN_SHOWN` heads of the scan."""
         if self.scan is None:
             return []
         return [
             [row["head"], signed(row["query"], 2), _ends(row["low"], row["high"]), format_share(row["selected"])]
             + [signed(row[part], 2) for part in ("keys", "values")]
-            for row in self.scan.head(n).to_dict("records")
+            for row in self.scan.head(N_SCAN_SHOWN).to_dict("records")
         ]
 
     @property

@@ -19,6 +19,11 @@ def index_columns(rows: Int[np.ndarray, " batch"], heads: Int[np.ndarray, " head
     }
 
 
+def repeated_column(text: str, n: int) -> pa.Array:
+    """Return a column of `n` rows that all hold one text."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int8)), [text])
+
+
 def read_index(table: pa.Table, n_heads: int) -> tuple[Int[np.ndarray, " batch"], Int[np.ndarray, " head"]]:
     """Return the prompts and heads of a table that begins with `index_columns`."""
     prompt, layer, head = (table.column(name).to_numpy().astype(np.int64) for name in ("prompt", "layer", "head"))

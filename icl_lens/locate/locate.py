@@ -155,24 +155,21 @@ def mean_head_increases(
     model: Any,
     prompts: PromptBatch | Sequence[Prompt],
     *,
-    targets: Int[Tensor, " prompt"] | None = None,
     against: Against = None,
-    final_norm: FinalNorm = "frozen",
-    bias: bool = True,
     run: Run | None = None,
 ) -> Float[Tensor, "layer head"]:
     """Return every head's exact mean log-probability increase over any number of prompts, nats, in float64.
 
     All heads are evaluated on all prompts. With enough prompts (68 for GPT-2 large), W_O · W_U is multiplied out once
-    per group of prompts, which is faster; fewer prompts, `final_norm="own"` and soft-caps take the slower path. With
-    `against`, return mean contrasts, which need no projection onto the vocabulary. `run` is that of `locate_heads`; its
-    folder holds the sums of each group. Raise InputError for invalid `targets` or `against`, and like `Run`.
+    per group of prompts, which is faster; fewer prompts and soft-caps take the slower path. With `against`, return mean
+    contrasts, which need no projection onto the vocabulary. `run` is that of `locate_heads`; its folder holds the sums
+    of each group. Raise InputError for invalid `against`, and like `Run`.
     """
     batch, view = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts), ModelView.of(model)
-    options = {"final_norm": final_norm, "bias": bias, **tensors_digest(targets=targets, against=against)}
-    targets = check_targets(view, batch, targets)
-    others = check_against_ids(view, targets, against)
-    search = _Search(model, batch, targets, others, final_norm=final_norm, bias=bias)
+    readout_options = {"final_norm": "frozen", "bias": True}
+    options = {**readout_options, **tensors_digest(targets=None, against=against)}
+    targets = check_targets(view, batch)
+    search = _Search(model, batch, targets, check_against_ids(view, targets, against), **readout_options)
     n_logit_rows = LOGIT_BYTES // (view.model.W_U.shape[1] * 4)
     group_size = max(4 * min_prompts_to_fold(view.d_head, view.d_model), n_logit_rows)
     groups: list[list[list[int]]] = [[]]

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from jaxtyping import Int
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from icl_lens.engine.score import score_sets
 from icl_lens.errors import check_choice
 from icl_lens.head_scores import DirectScore
 from icl_lens.intervals import mean_intervals
-from icl_lens.locate.chunk import index_columns
+from icl_lens.locate.chunk import index_columns, repeated_column
 from icl_lens.locate.streamed_means import MeanScore, StreamedMeans, heads_frame
 from icl_lens.measures.effects import (
     OUTCOMES,
@@ -58,12 +57,12 @@ from icl_lens.runs.stream import ChunkStream, start
 def effect_columns(rows: list[int], effects: HeadEffects) -> dict[str, Any]:
     """Return a chunk's columns: prompt, layer, head, log_odds, log_prob, algorithm and fallback_reason."""
     n_layers, n_heads = effects.log_prob.shape[1:]
-    indices = pa.array(np.zeros(len(rows) * n_layers * n_heads, np.int8))
+    n_rows = len(rows) * n_layers * n_heads
     return {
         **index_columns(np.array(rows), np.arange(n_layers * n_heads), n_heads),
         **{name: getattr(effects, name).flatten().cpu().numpy() for name in OUTCOMES},
-        "algorithm": pa.DictionaryArray.from_arrays(indices, [effects.algorithm]),
-        "fallback_reason": pa.DictionaryArray.from_arrays(indices, [effects.fallback_reason]),
+        "algorithm": repeated_column(effects.algorithm, n_rows),
+        "fallback_reason": repeated_column(effects.fallback_reason, n_rows),
     }
 
 
@@ -195,35 +194,26 @@ def locate_effects(
 
     means = StreamedMeans(view, batch.queries, k)
     algorithms: dict[Algorithm, int] = {}
-    fallback_reason = ""
     with start(run, model, batch, "effect", options) as stream:
         for _, chunk in stream.chunks("part", range(len(stream.plan)), compute):
-            algorithm, reason = (chunk.column(name)[0].as_py() for name in ("algorithm", "fallback_reason"))
+            algorithm = chunk.column("algorithm")[0].as_py()
             algorithms[algorithm] = algorithms.get(algorithm, 0) + means.add(chunk, OUTCOMES)
-            fallback_reason = fallback_reason or reason
 
     def mean_effects() -> MeanEffects:
         found, sizes = means.means(), (batch.n_prompts, means.n_queries("log_prob"), means.k)
         scores = found["log_prob"], found["log_odds"]
-        result = MeanEffects(*scores, positions, algorithms, fallback_reason, *sizes, edits=active_edits(view))
-        stream.write_result({"heads": result.to_frame()}, _counts(result))
+        result = MeanEffects(*scores, positions, algorithms, means.fallback_reason, *sizes, edits=active_edits(view))
+        counts = {
+            "exact": result.exact,
+            "positions": positions,
+            **means.counts(batch.n_prompts, "log_prob"),
+            "prompts_by_algorithm": algorithms,
+            "fallback_reason": means.fallback_reason or None,
+        }
+        stream.write_result({"heads": result.to_frame()}, counts)
         return result
 
     return stream.distributed.run_on_main(mean_effects)
-
-
-def _counts(effects: MeanEffects) -> dict[str, Any]:
-    """Return the counts and methods of a run, for result.json."""
-    return {
-        "exact": effects.exact,
-        "positions": effects.positions,
-        "n_prompts": effects.n_prompts,
-        "n_queries": effects.n_queries,
-        "n_heads": effects.log_prob.mean.numel(),
-        "expected_selected": effects.k / effects.log_prob.mean.numel(),
-        "prompts_by_algorithm": dict(effects.algorithms),
-        "fallback_reason": effects.fallback_reason or None,
-    }
 
 
 def effects_of_located(

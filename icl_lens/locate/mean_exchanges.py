@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
-from icl_lens.locate.chunk import index_columns
+from icl_lens.locate.chunk import index_columns, repeated_column
 from icl_lens.locate.exchanges import SINGLE, single_exchanges, tower_prompts
 from icl_lens.locate.streamed_means import MeanScore, StreamedMeans, heads_frame
 from icl_lens.models.active_edits import active_edits, edits_note
@@ -142,31 +141,20 @@ def locate_towers(
         return {
             **index_columns(np.array(rows), np.arange(len(view.heads())), view.n_heads),
             **{name: lost[:, i].flatten().numpy() for i, name in enumerate(NAMES)},
-            "fallback_reason": pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int8)), [reason]),
+            "fallback_reason": repeated_column(reason, n),
         }
 
-    means, fallback_reason = StreamedMeans(view, batch.queries, k), ""
+    means = StreamedMeans(view, batch.queries, k)
     with start(run, model, batch, "towers", {}) as stream:
         for _, chunk in stream.chunks("part", range(len(stream.plan)), compute):
             means.add(chunk, NAMES)
-            fallback_reason = fallback_reason or chunk.column("fallback_reason")[0].as_py()
 
     def mean_exchanges() -> MeanExchanges:
-        found, n_queries = means.means(), means.n_queries("query")
+        found, sizes = means.means(), (batch.n_prompts, means.n_queries("query"), means.k)
         scores = found["query"], found["keys"], found["values"]
-        result = MeanExchanges(*scores, batch.n_prompts, n_queries, means.k, fallback_reason, edits=active_edits(view))
-        stream.write_result({"heads": result.to_frame()}, _counts(result))
+        result = MeanExchanges(*scores, *sizes, means.fallback_reason, edits=active_edits(view))
+        counts = means.counts(batch.n_prompts, "query") | {"fallback_reason": means.fallback_reason or None}
+        stream.write_result({"heads": result.to_frame()}, counts)
         return result
 
     return stream.distributed.run_on_main(mean_exchanges)
-
-
-def _counts(exchanges: MeanExchanges) -> dict[str, Any]:
-    """Return the counts and methods of a run, for result.json."""
-    return {
-        "n_prompts": exchanges.n_prompts,
-        "n_queries": exchanges.n_queries,
-        "n_heads": exchanges.query.mean.numel(),
-        "expected_selected": exchanges.k / exchanges.query.mean.numel(),
-        "fallback_reason": exchanges.fallback_reason or None,
-    }

@@ -7,6 +7,7 @@ and each prompt is added to the sums of the draws that contain its query.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -65,6 +66,8 @@ class StreamedMeans:
         counts, self._query_of_row = draw_clusters(queries)
         self._counts = np.ascontiguousarray(counts.T)
         self._sums: dict[str, _Sums] = {}
+        self.fallback_reason = ""
+        """The first reason that a chunk gives for not using the prefix cache; empty if none does."""
 
     def add(self, chunk: pa.Table, names: Sequence[str]) -> int:
         """Add those of the scores that the chunk has; return its number of prompts."""
@@ -74,6 +77,8 @@ class StreamedMeans:
         for i, query in enumerate(self._query_of_row[rows].tolist()):
             for name, values in scores.items():
                 self._sums.setdefault(name, _Sums(self._counts, values.shape[1])).add(values[i], query)
+        if "fallback_reason" in chunk.column_names:
+            self.fallback_reason = self.fallback_reason or chunk.column("fallback_reason")[0].as_py()
         return len(rows)
 
     def means(self) -> dict[str, MeanScore]:
@@ -83,6 +88,16 @@ class StreamedMeans:
     def n_queries(self, name: str) -> int:
         """Return the number of distinct queries of the prompts that have a score."""
         return len(self._sums[name].queries)
+
+    def counts(self, n_prompts: int, name: str) -> dict[str, Any]:
+        """Return the numbers of prompts, queries with a score and heads, and the share `selected` of a random head."""
+        n_heads = len(self.view.heads())
+        return {
+            "n_prompts": n_prompts,
+            "n_queries": self.n_queries(name),
+            "n_heads": n_heads,
+            "expected_selected": self.k / n_heads,
+        }
 
 
 class ResampledSums:

@@ -10,6 +10,7 @@ from rich.text import Text
 from icl_lens.analyses.explanation import Explanation, is_noise
 from icl_lens.attribution.reasons import SIDES, WRITER_NAMES
 from icl_lens.models.readout import MIN_STANDOUT
+from icl_lens.report.html.sections import prompt_pieces
 from icl_lens.report.palette import AMBER, GREEN, ORANGE, PINK, SKY, YELLOW
 from icl_lens.report.terminal import new_table
 from icl_lens.result.number_format import mean_and_range, percent
@@ -45,13 +46,9 @@ def _label_style(index: int | None) -> str:
 def _prompt(explanation: Explanation) -> Panel:
     """Return the text the model continues, with labels in their colors."""
     settings = explanation.settings
-    if explanation.input.prompt is None:
-        text = Text(explanation.input.text, overflow="fold")
-    else:
-        rendered = explanation.input.template.render(explanation.input.prompt)
-        text = Text(rendered.text + explanation.input.appended_text, overflow="fold")
-        for (start, stop), label in zip(rendered.label_spans, explanation.input.demonstration_labels, strict=True):
-            text.stylize(_label_style(label), start, stop)
+    text = Text(overflow="fold")
+    for piece, chip in prompt_pieces(explanation):
+        text.append(piece, None if chip is None else _label_style(chip.label))
     note = f"{settings.final_norm} final norm, {'with' if settings.bias else 'without'} bias"
     title = Text(explanation.model, "bold")
     return Panel(text, title=title, subtitle=note, title_align="left", subtitle_align="right")
