@@ -1,6 +1,7 @@
 """Heads ranked by what exchanging their query costs: over many prompts, resumed and distributed, and for one prompt."""
 
 import io
+import json
 from dataclasses import replace
 
 import families
@@ -11,6 +12,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.cli import main
+from icl_lens.engine import prefix_cache
 from icl_lens.locate.exchanges import EXCHANGES, exchange_scores, tower_prompts
 from icl_lens.locate.locate import top_heads_by
 from icl_lens.models.view import ModelView
@@ -119,6 +121,20 @@ def test_explain_ranks_heads_by_the_exchange_of_their_query(gpt2, run, tiny, tmp
 def test_explain_refuses_what_has_no_other_class(gpt2, prompt, options, message):
     with pytest.raises(il.InputError, match=message):
         il.explain(gpt2, prompt, by="towers", k=1, **options)
+
+
+@pytest.mark.parametrize("locate", [il.locate_effects, il.locate_towers])
+def test_result_json_counts_and_names_the_fallback(gpt2, many, locate, monkeypatch, tmp_path):
+    def fail(*_, **__):
+        raise prefix_cache.PrefixCacheUnsupported("not now")
+
+    monkeypatch.setattr(prefix_cache.PrefixCache, "of", fail)
+    found = locate(gpt2, many, k=3, run=il.Run(tmp_path / "out", batch_size=BATCH))
+    assert "not now" in found.fallback_reason
+    stored = json.loads((tmp_path / "out" / "result.json").read_text())
+    counts = {"n_prompts": N, "n_queries": len(set(many.queries)), "n_heads": 12, "expected_selected": 3 / 12}
+    assert {name: stored[name] for name in counts} == counts
+    assert stored["fallback_reason"] == found.fallback_reason
 
 
 # The command
