@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from numbers import Integral
+from typing import Any
 
 
 class InputError(ValueError):
@@ -30,3 +31,11 @@ def check_integers(**values: object) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise InputError(f"{name} must be an integer, got {value!r}")
+
+
+def check_at_least(minimum: int, **values: Any) -> None:
+    """Raise InputError unless each value is an integer of at least `minimum`."""
+    check_integers(**values)
+    for name, value in values.items():
+        if value < minimum:
+            raise InputError(f"{name} must be at least {minimum}, got {value}")

@@ -28,7 +28,7 @@ from icl_lens.engine.editor import editing
 from icl_lens.engine.prefix_cache import PrefixCache
 from icl_lens.engine.restart import Read, score_restarted
 from icl_lens.engine.rows import CLEAN_TOLERANCE, score_rows
-from icl_lens.errors import InputError, check_integers
+from icl_lens.errors import InputError, check_at_least
 from icl_lens.models.active_edits import DESCRIBE
 from icl_lens.models.head import AnyHead
 from icl_lens.models.inference import log_probs_of
@@ -177,9 +177,7 @@ def score_sets(
     `read`: they need no logits of the rest of the vocabulary, a large part of the cost of a row. `cached` is a cache of
     the whole batch with the same `tokens`, if there is one already.
     """
-    check_integers(pass_tokens=pass_tokens)
-    if pass_tokens < 1:
-        raise InputError(f"pass_tokens must be at least 1, got {pass_tokens}")
+    check_at_least(1, pass_tokens=pass_tokens)
     checked, read = check_sets(sets), _checked(read)
     placed = place(view, checked, batch)
     found: dict[int, Tensor] = {}

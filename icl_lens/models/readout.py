@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from icl_lens.errors import InputError, check_choice, check_integers
+from icl_lens.errors import InputError, check_at_least, check_choice
 from icl_lens.models.content_words import is_content_word
 from icl_lens.models.memory import LOGIT_BYTES
 from icl_lens.result.base import Displayed
@@ -301,9 +301,7 @@ class Readout:
         scores (at least 200), so fewer than `k` may be returned.
         Raise InputError for an invalid `k`, `keep` or shape, and if the model has no tokenizer.
         """
-        check_integers(k=k)
-        if k < 1:
-            raise InputError(f"k must be at least 1, got {k}")
+        check_at_least(1, k=k)
         if vectors.shape[-1:] != self.W_U.shape[:1]:
             raise InputError(f"vectors must have shape [… d_model={len(self.W_U)}], got {tuple(vectors.shape)}")
         flat = vectors.reshape(-1, vectors.shape[-1])

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.digest import json_digest
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_at_least
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Demonstration, Prompt, Template, quoted_list
 from icl_lens.prompts.token_ids import (
     PAD,
@@ -472,8 +472,7 @@ class PromptBatch:
 
     def split(self, size: int) -> Iterator["PromptBatch"]:
         """Split the batch into pieces of `size` rows; the last may be smaller. Raise InputError if `size` < 1."""
-        if size < 1:
-            raise InputError(f"size must be at least 1, got {size}")
+        check_at_least(1, size=size)
         return (self[start : start + size] for start in range(0, len(self), size))
 
     def to_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -236,6 +236,23 @@ def _distinct(columns: list[str]) -> list[str]:
     return columns
 
 
+def check_columns(columns: Sequence[str], what: str) -> None:
+    """Raise InputError unless `columns` are two different names; `what` says what they hold."""
+    names = [] if isinstance(columns, str) else list(columns)
+    if [type(name) for name in names] != [str, str] or names[0] == names[1]:
+        raise InputError(f"columns must be two different names, those of {what}, got {columns!r}")
+
+
+def two_cells(row: Mapping[str, Any], number: int, columns: tuple[str, str], remedy: str) -> list[Any]:
+    """Return a row's `plain_cell` of two columns; raise InputError with `remedy` if the row has no such column."""
+    missing = [column for column in columns if column not in row]
+    if missing:
+        raise InputError(
+            f"row {number} has no column {quoted_list(missing)}, only {quoted_list(tuple(row)) or 'none'}; {remedy}"
+        )
+    return [plain_cell(row[column], number, column) for column in columns]
+
+
 def plain_cell(value: Any, number: int, column: str) -> str | int | float | None:
     """Return a cell that is text or a number; raise InputError for other types."""
     if isinstance(value, float):

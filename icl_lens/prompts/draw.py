@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from icl_lens.errors import InputError, check_integers
+from icl_lens.errors import InputError, check_at_least, check_integers
 from icl_lens.prompts.prompt import in_order
 
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -84,8 +84,7 @@ def check_path(path: object) -> None:
 
 def check_sampling(n: int, seed: int, demonstrations: int) -> None:
     """Raise InputError for numbers of prompts and demonstrations that are out of range, and for other types."""
-    check_integers(n=n, demonstrations=demonstrations, seed=seed)
+    check_integers(n=n, seed=seed)
     if not 1 <= n <= MAX_PROMPTS:
         raise InputError(f"n must be between 1 and {MAX_PROMPTS:,}, got {n}")
-    if demonstrations < 1:
-        raise InputError(f"demonstrations must be at least 1, got {demonstrations}")
+    check_at_least(1, demonstrations=demonstrations)

@@ -13,7 +13,7 @@ from typing import Any
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
 from icl_lens.prompts.class_labels import Labels
-from icl_lens.prompts.datasets import plain_cell, read_files
+from icl_lens.prompts.datasets import check_columns, read_files, two_cells
 from icl_lens.prompts.draw import check_path, check_sampling
 from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.prompt import (
@@ -64,9 +64,7 @@ class PairTask:
     def __post_init__(self) -> None:
         check_unicode(self.name, what="name")
         check_path(self.path)
-        names = [] if isinstance(self.columns, str) else list(self.columns)
-        if [type(name) for name in names] != [str, str] or names[0] == names[1]:
-            raise InputError(f"columns must be two different names, those of inputs and outputs, got {self.columns!r}")
+        check_columns(self.columns, "inputs and outputs")
         if self.path is None and self.name not in bundled_pairs():
             raise InputError(f"name must be one of {quoted_list([*bundled_pairs()])}, got {self.name!r}; or pass path=")
 
@@ -78,15 +76,9 @@ class PairTask:
         """Return the usable pairs in the order of the file; raise InputError if it cannot be read."""
         if self.path is None:
             return [*bundled_pairs()[self.name].items()]
-        pairs = []
+        pairs, remedy = [], "set the input and output columns with columns=(input, output)"
         for number, row in enumerate(read_files([Path(self.path)]).rows, 1):
-            missing = [column for column in self.columns if column not in row]
-            if missing:
-                raise InputError(
-                    f"row {number} has no column {quoted_list(missing)}, only {quoted_list(tuple(row)) or 'none'}; "
-                    "set the input and output columns with columns=(input, output)"
-                )
-            cells = [plain_cell(row[column], number, column) for column in self.columns]
+            cells = two_cells(row, number, self.columns, remedy)
             source, target = (" ".join(str(cell).split()) if cell is not None else "" for cell in cells)
             if source and target:
                 pairs.append((source, target))

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from icl_lens.digest import json_digest
-from icl_lens.errors import InputError, check_choice, check_integers
-from icl_lens.prompts.datasets import SUFFIXES, RawTable, load_hub_splits, plain_cell, read_files
+from icl_lens.errors import InputError, check_at_least, check_choice
+from icl_lens.prompts.datasets import SUFFIXES, RawTable, check_columns, load_hub_splits, read_files, two_cells
 from icl_lens.prompts.draw import Draw, KeepTexts, check_path, unused_text
 from icl_lens.prompts.labeled_task import LabeledTask
 from icl_lens.prompts.prompt import check_unicode, in_order, quoted_list
@@ -51,12 +51,8 @@ class TextTask(LabeledTask):
         check_path(self.path)
         check_choice("classes", self.classes, ("binary", "all"))
         if self.max_words is not None:
-            check_integers(max_words=self.max_words)
-            if self.max_words < 1:
-                raise InputError(f"max_words must be at least 1, got {self.max_words}")
-        names = [] if isinstance(self.columns, str) else list(self.columns)
-        if [type(name) for name in names] != [str, str] or names[0] == names[1]:
-            raise InputError(f"columns must be two different names, those of texts and labels, got {self.columns!r}")
+            check_at_least(1, max_words=self.max_words)
+        check_columns(self.columns, "texts and labels")
 
     def digest(self) -> str:
         """Return a 16-digit hexadecimal digest of the text and class of every usable row."""
@@ -136,17 +132,14 @@ def _pools(rows: dict[str, Rows], split: str, count: int, rng: random.Random) ->
 def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) -> Iterator[tuple[str, str]]:
     """Yield text and class of the rows that `TextTask` does not skip; raise InputError for an invalid row."""
     class_names = table.class_names.get(columns[1], ())
+    remedy = (
+        "set the text and label columns with columns=(text, label), or, if outputs are words of their own, use "
+        "il.PairTask (--pairs)"
+    )
     seen = set()
     is_string: dict[str, bool] = {}  # by class
     for number, row in enumerate(table.rows, 1):
-        missing = [column for column in columns if column not in row]
-        if missing:
-            raise InputError(
-                f"row {number} has no column {quoted_list(missing)}, only {quoted_list(tuple(row)) or 'none'}; "
-                "set the text and label columns with columns=(text, label), or, if outputs are words of their own, use "
-                "il.PairTask (--pairs)"
-            )
-        text, label = (plain_cell(row[column], number, column) for column in columns)
+        text, label = two_cells(row, number, columns, remedy)
         if class_names and isinstance(label, int):
             if not -1 <= label < len(class_names):
                 raise InputError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from icl_lens.errors import InputError, check_integers
+from icl_lens.errors import InputError, check_at_least
 from icl_lens.models.memory import BUDGET
 from icl_lens.runs.distributed import Distributed
 from icl_lens.runs.progress import Progress
@@ -45,10 +45,7 @@ class Run:
 
     def __post_init__(self) -> None:
         limits = {"memory": self.memory} | ({} if self.batch_size is None else {"batch_size": self.batch_size})
-        check_integers(**limits)
-        for name, value in limits.items():
-            if value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+        check_at_least(1, **limits)
         if self.processes not in (None, 1):
             raise InputError(
                 f"processes must be None (all that a launcher started) or 1, got {self.processes!r}; start several "
