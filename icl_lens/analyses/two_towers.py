@@ -9,7 +9,7 @@ import torch
 
 from icl_lens.analyses.two_towers_result import Exchanged, TwoTowers
 from icl_lens.engine.edit_checks import checked_heads
-from icl_lens.errors import InputError, check_integers
+from icl_lens.errors import InputError, check_at_least, check_integers
 from icl_lens.locate.exchanges import (
     EXCHANGES,
     N_SCANNED,
@@ -100,9 +100,8 @@ def two_towers(
         True
     """
     view = ModelView.of(model)
-    check_integers(k=k, n_random=n_random, seed=seed)
-    if n_random < 1:
-        raise InputError(f"n_random must be at least 1, got {n_random}")
+    check_integers(k=k, seed=seed)
+    check_at_least(1, n_random=n_random)
     if isinstance(task, str | Task):
         n = N_PROMPTS if n is None else n
         check_integers(n=n)

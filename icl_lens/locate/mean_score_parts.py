@@ -30,7 +30,7 @@ from icl_lens.attribution.score_parts import attention_score_parts
 from icl_lens.attribution.scored_tokens import check_targets
 from icl_lens.attribution.value_parts import value_parts
 from icl_lens.attribution.writer_groups import GROUPS, group_of
-from icl_lens.errors import InputError, check_choice, check_integers
+from icl_lens.errors import InputError, check_at_least, check_choice
 from icl_lens.intervals import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead, Head, as_head
@@ -171,9 +171,7 @@ def mean_score_parts(
     chosen = view.check_heads(heads)
     if not chosen:
         raise InputError("heads must name at least one head, got none; pass e.g. ['L2H1']")
-    check_integers(n_strongest=n_strongest)
-    if n_strongest < 1:
-        raise InputError(f"n_strongest must be at least 1, got {n_strongest}")
+    check_at_least(1, n_strongest=n_strongest)
     batch.require_demonstrations("true label", "pass prompts with demonstrations")
     if own := [prompt.answer for prompt in batch.prompts if prompt.has_own_answer]:
         raise InputError(

@@ -26,7 +26,7 @@ from icl_lens.digest import weights_digest
 from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Edit, Positions
 from icl_lens.engine.score import read_labels, score_sets
-from icl_lens.errors import InputError, check_choice, check_integers
+from icl_lens.errors import InputError, check_at_least, check_choice
 from icl_lens.intervals import Interval, cluster_weights, percentile_interval, weights_with_data
 from icl_lens.metrics import accuracy, is_correct, label_aurocs, label_log_odds, mean_aurocs
 from icl_lens.models.active_edits import active_edits
@@ -330,12 +330,10 @@ def ablate_with_controls(
     """
     view = ModelView.of(model)
     check_batch(batch)
-    check_integers(n_random=n_random)
+    check_at_least(0, n_random=n_random)
     chosen = list(view.check_heads(heads))
     if not chosen:
         raise InputError("heads must contain at least one head, got none")
-    if n_random < 0:
-        raise InputError(f"n_random must be at least 0, got {n_random}")
     sets: dict[ConditionName, list[list[Head]]] = {
         "no ablation": [[]],
         "heads": [chosen],

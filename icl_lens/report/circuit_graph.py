@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.edits.edit import PARTS
-from icl_lens.errors import InputError
+from icl_lens.errors import check_at_least
 from icl_lens.locate.circuit import Circuit
 from icl_lens.report.notebook_figure import PAGE, NotebookFigure
 from icl_lens.report.palette import BLUE, GRAY, ORANGE
@@ -54,8 +54,7 @@ def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
     them, and the effect of a dashed one has a 95% interval that includes 0. Layers without a node are omitted. The
     figure is wider than `width` if names need it. Raise InputError if `n` is below 1.
     """
-    if n < 1:
-        raise InputError(f"n must be at least 1, got {n}")
+    check_at_least(1, n=n)
     edges = circuit.edges.head(n).to_dict("records")
     graph = nx.DiGraph()
     for row in edges:
