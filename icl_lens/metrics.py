@@ -19,6 +19,13 @@ from icl_lens.result.base import Result
 from icl_lens.result.tables import format_signed
 
 
+def most_probable(
+    scores: Float[Tensor, "*batch label"], choices: Bool[Tensor, "*#batch label"]
+) -> Int[Tensor, "*batch"]:
+    """Return the index of each prompt's label with the highest score, among its `choices`; ties go to the first."""
+    return scores.masked_fill(~choices.to(scores.device), -torch.inf).argmax(-1)
+
+
 def is_correct(
     scores: Float[Tensor, "batch label"],
     answer: Int[Tensor, " batch"],

@@ -410,6 +410,18 @@ def test_what_the_command_line_cannot_say_is_python():
     assert seen["labels"] == list(explanation.labels)
 
 
+def test_python_names_whole_labels_that_begin_alike(icl_mini):
+    """The scores of a decision have one column for those that still agree; the code says what was tokenized."""
+    shown = [il.Demonstration(*one) for one in (("love", "foo bar"), ("two", "foo foo"), ("hate", "bar"))]
+    prompt = il.Prompt(shown, "nine", answer="bar")
+    explanation = il.explain(icl_mini, prompt, k=2)
+    assert {*explanation.labels} != {*prompt.labels}
+    made = {}
+    exec(command(ex.changed(explanation, source="icl-mini")).replace("il.explain(", "found = il.explain("), made)
+    assert made["found"].labels == explanation.labels
+    assert made["found"].scores.log_probs == pytest.approx(explanation.scores.log_probs, abs=1e-5)
+
+
 def test_a_frame_holds_the_whole_page(paper):
     element = html.words_by_position(paper)
     held = [a["data-page"] for a in Page(element._repr_html_()).all("b") if "data-page" in a]

@@ -383,6 +383,13 @@ def test_queries_are_exchanged_at_the_same_decision_of_labels_that_begin_alike(b
     assert close(after, found["log_odds"][1])
 
 
+def test_the_copied_code_loads_the_same_precision():
+    prompt, found = il.Prompt.parse(TEXT, answer="foo"), {}
+    scene = Scene(il.load_model("icl-mini", dtype=torch.float64), prompt, il.Template())
+    exec(python_code(scene, LiveState.of(prompt)), found)
+    assert found["model"].W_U.dtype == torch.float64
+
+
 def test_another_hook_at_the_same_place_gives_its_own_numbers(bytes_model):
     prompt = il.Prompt.parse(TEXT, answer="foo")
     view, batch = il.live(bytes_model, prompt), il.tokenize(bytes_model, prompt)

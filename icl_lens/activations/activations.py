@@ -16,6 +16,7 @@ from icl_lens.activations.recorder import ReadPlan, Recorder, at_positions
 from icl_lens.activations.serialization import read_metadata, read_tensors, write_tensors
 from icl_lens.activations.writers import Writers
 from icl_lens.errors import InputError, check_choice
+from icl_lens.metrics import most_probable
 from icl_lens.models import attention_scores
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead
@@ -172,8 +173,7 @@ class Activations:
     @property
     def predicted(self) -> Int[Tensor, " batch"]:
         """Each prompt's most probable label, as an index into `batch.labels`."""
-        log_probs = self.label_log_probs
-        return log_probs.masked_fill(~self.batch.label_mask.to(log_probs.device), -torch.inf).argmax(-1)
+        return most_probable(self.label_log_probs, self.batch.label_mask)
 
     @property
     def padding(self) -> Bool[Tensor, "batch key"]:

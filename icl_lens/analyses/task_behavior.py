@@ -23,7 +23,7 @@ from icl_lens.analyses.pair_behavior import PairCheck, check_pairs
 from icl_lens.engine.score import score
 from icl_lens.errors import InputError
 from icl_lens.intervals import Interval, bootstrap_interval, percentile_interval, weights_with_data
-from icl_lens.metrics import label_aurocs, mean_aurocs
+from icl_lens.metrics import label_aurocs, mean_aurocs, most_probable
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.memory import CHECK_TOKENS
 from icl_lens.models.view import ModelView
@@ -325,7 +325,7 @@ class _Scores:
     @property
     def predicted(self) -> Int[Tensor, " batch"]:
         """The index of the most probable of each prompt's own labels."""
-        return self.log_probs.masked_fill(~self.choices, -torch.inf).argmax(-1)
+        return most_probable(self.log_probs, self.choices)
 
     @property
     def correct(self) -> Float[Tensor, " batch"]:

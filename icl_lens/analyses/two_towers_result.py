@@ -43,7 +43,7 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
-class Check:
+class Prediction:
     """One thing that two towers predict: a difference that is above zero, nats."""
 
     text: str
@@ -145,7 +145,7 @@ class TwoTowers(Result):
         return pd.DataFrame(rows)
 
     @cached_property
-    def checks(self) -> tuple[Check, ...]:
+    def checks(self) -> tuple[Prediction, ...]:
         """What two towers predict, with the interval of each difference.
 
         Query, keys and values alone must cost more than in random heads; models of other kinds can pass this. They fail
@@ -160,14 +160,14 @@ class TwoTowers(Result):
         checks = []
         for name in ("query", "keys", "values"):
             difference = self._interval(of[name].lost - of[name].random_lost.mean(0))
-            checks.append(Check(f"exchanging {_the(name)} costs more than in random heads", difference, False))
+            checks.append(Prediction(f"exchanging {_the(name)} costs more than in random heads", difference, False))
         checks += [
-            Check(
+            Prediction(
                 "keys with exchanged texts cost more than keys with exchanged labels",
                 above("keys", "keys: labels"),
                 True,
             ),
-            Check(
+            Prediction(
                 "keys whose own text changes cost more than keys of which all other texts change",
                 above("keys: own text", "keys: other texts"),
                 True,
@@ -177,7 +177,7 @@ class TwoTowers(Result):
             for part, other in (parts, parts[::-1]):
                 text = f"exchanging {_the(part)} costs less if {_the(other)} are exchanged as well"
                 text = text.replace("the query are", "the query is")
-                checks.append(Check(text, above(part, pair), True))
+                checks.append(Prediction(text, above(part, pair), True))
         return tuple(checks)
 
     @property

@@ -198,7 +198,7 @@ class Edit:
 
     write_rows: ClassVar[Callable[..., None] | None] = None
     """If defined, writes z of all rows of one token that the type edits at once, instead of `write_attention`; see
-    `prefix_cache`."""
+    `row_pass`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from icl_lens.errors import InputError
 from icl_lens.live_view.panels import ACTIVATIONS, N_RANDOM, SEED, Scene
 from icl_lens.live_view.state import LiveState
@@ -24,11 +26,14 @@ def python_code(scene: Scene, state: LiveState) -> str:
     batch, prompt = scene.batch, scene.prompt
     bos = "" if scene.prepend_bos is None else f", prepend_bos={scene.prepend_bos}"
     options = f"{_template(scene.template)}{bos}"
+    own = scene.view.model.W_U.dtype
+    dtype = "" if own == torch.float32 else f", dtype={own}"
     decided = "" if batch.decision_index is None else "[-1:].with_own_labels()"
     lines = [
         "import icl_lens as il",
+        *(["import torch"] if dtype else []),
         "",
-        f"model = il.load_model({scene.view.source!r})",
+        f"model = il.load_model({scene.view.source!r}{dtype})",
         f"prompt = {_prompt(prompt)}",
         f"batch = il.tokenize(model, prompt{options}){decided}",
         "scores = il.score(model, batch)  # log p of each label, nats",

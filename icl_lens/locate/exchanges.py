@@ -20,7 +20,7 @@ from icl_lens.engine.donor_passes import Donor, Prefixes, record
 from icl_lens.engine.prefix_cache import max_prompts
 from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError
-from icl_lens.metrics import label_log_odds
+from icl_lens.metrics import label_log_odds, most_probable
 from icl_lens.models.head import Head
 from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
@@ -75,7 +75,7 @@ SINGLE = EXCHANGES[:3]
 
 @dataclass(frozen=True)
 class ExchangeScores:
-    """Log-odds of the answer (nats) and label predicted, without exchange (set 0 of `intact`) and with each one."""
+    """Log-odds of the answer (nats) and label predicted, without exchange (set 0) and with each one."""
 
     log_odds: Float[Tensor, "prompt set"]
     predicted: Int[Tensor, "prompt set"]
@@ -241,7 +241,7 @@ def exchange_scores(
                 [label_log_odds(one, batch.answer, choices=batch.label_mask) for one in log_probs.unbind(1)], dim=1
             )
         )
-        predicted.append(log_probs.masked_fill(~batch.label_mask[:, None], -torch.inf).argmax(-1))
+        predicted.append(most_probable(log_probs, batch.label_mask[:, None]))
     donors = {name: torch.cat(some) for name, some in own.items()}
     return ExchangeScores(torch.cat(odds), torch.cat(predicted)), donors, next(filter(None, reasons), "")
 

@@ -50,6 +50,7 @@ from icl_lens.locate.mean_effects import effects_of_located, locate_effects
 from icl_lens.locate.mean_exchanges import locate_towers
 from icl_lens.locate.streamed_means import ResampledSums
 from icl_lens.locate.table import heads_result, heads_table
+from icl_lens.metrics import most_probable
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head
 from icl_lens.models.memory import LOGIT_BYTES, MAX_ROWS
@@ -216,19 +217,13 @@ def top_heads_by(
     check_k(k, view.n_layers * view.n_heads, "heads")
     by = choose_score(by, SCORES, comparable=batch.has_several_labels)
     if bool((batch.answer < 0).any()):
-        predicted = torch.cat([_predicted(model, rows) for rows in batch.split(MAX_ROWS)])
+        predicted = torch.cat([most_probable(score(model, rows), rows.label_mask) for rows in batch.split(MAX_ROWS)])
         batch = with_answers(batch, torch.where(batch.answer < 0, predicted.to(batch.answer.device), batch.answer))
     if by == "effect":
         return locate_effects(model, batch, k=k, run=run).top(k)
     if by == "towers":
         return locate_towers(model, batch, k=k, run=run).top(k)
     return locate_heads(model, batch, k=k, by=by, run=run).heads
-
-
-def _predicted(model: Any, batch: PromptBatch) -> Int[Tensor, " batch"]:
-    """Return the index of the most probable of each prompt's own labels."""
-    log_probs = score(model, batch)
-    return log_probs.masked_fill(~batch.label_mask.to(log_probs.device), -torch.inf).argmax(-1)
 
 
 class _Search:

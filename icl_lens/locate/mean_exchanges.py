@@ -2,7 +2,7 @@
 
 1. Donors are made once, from all prompts: the query that takes a prompt's place comes from another one (see
    `prompts.donors`). What a batch computes therefore does not depend on how prompts are divided into batches.
-2. Each batch's chunk has the log-odds that the exchanges of `towers.SINGLE` cost every prompt in each single head;
+2. Each batch's chunk has the log-odds that the exchanges of `exchanges.SINGLE` cost every prompt in each single head;
    `streamed_means` adds them up.
 """
 

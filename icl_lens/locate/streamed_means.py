@@ -1,7 +1,7 @@
 """Mean scores of all heads over chunks, with intervals over queries, in memory that does not grow with the prompts.
 
 Means and intervals are accumulated in float64 in the order of the chunks, so a resumed run writes the same bytes.
-Intervals are those of `icl_lens.metrics.bootstrap_interval` over queries: all draws are made before the first chunk,
+Intervals are those of `icl_lens.intervals.bootstrap_interval` over queries: all draws are made before the first chunk,
 and each prompt is added to the sums of the draws that contain its query.
 """
 

@@ -47,13 +47,15 @@ def _prompt_code(explanation: Explanation, prompt: Prompt) -> str:
     demonstrations = ",\n         ".join(
         f"il.Demonstration({shown.text!r}, {shown.label!r})" for shown in prompt.demonstrations
     )
-    template = explanation.input.template
+    template, labels = explanation.input.template, explanation.labels
+    if explanation.scores.whole_log_probs and {*labels} != {*prompt.labels}:
+        labels = prompt.labels  # those of the scores may stand for several that begin alike
     parts = (template.demonstration, template.query, template.separator, template.prefix)
     return (
         f"    il.Prompt(\n        [{demonstrations}],\n        query={prompt.query!r},\n"
         f"        answer={prompt.answer!r},\n        labels={list(prompt.labels)!r},\n    ),\n"
         f"    template=il.Template({', '.join(map(repr, parts))}),\n"
-        f"    labels={list(explanation.labels)!r},\n    prepend_bos={explanation.settings.prepend_bos},\n"
+        f"    labels={list(labels)!r},\n    prepend_bos={explanation.settings.prepend_bos},\n"
     )
 
 
