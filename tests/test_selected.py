@@ -15,8 +15,8 @@ from icl_lens.intervals import draw_clusters
 from icl_lens.locate import streamed_means
 from icl_lens.locate.edge_space import EdgeSpace
 from icl_lens.locate.exchanges import single_exchanges, tower_prompts
+from icl_lens.locate.located_heads import heads_result, heads_table
 from icl_lens.locate.streamed_means import ResampledSums
-from icl_lens.locate.table import heads_result, heads_table
 from icl_lens.measures.head_to_head_effects import estimate_effects
 from icl_lens.models.view import ModelView
 

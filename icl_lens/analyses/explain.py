@@ -94,34 +94,7 @@ def explain(
     )
     if by is not None:
         check_choice("by", by, SCORES)
-    if isinstance(prompt, PromptBatch):
-        _check_single_row(prompt, against=against, template=template, labels=labels, prepend_bos=prepend_bos)
-        batch = prompt if prompt.decision_index is None else prompt.with_own_labels()
-        if batch.targets is not None:
-            others = None if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
-            target = int(batch.answer_tokens[0])
-            options = replace(options, target=None if target < 0 else target, against=_listed(others or None))
-    elif isinstance(prompt, Text):
-        if against is not None:
-            raise InputError(f"against must be None for il.Text, got {against!r}; set it in il.Text(against=...)")
-        options = replace(options, target=prompt.answer, against=prompt.against)
-    else:
-        prompt = Prompt.parse(prompt) if isinstance(prompt, str) else prompt
-        if not isinstance(prompt, Prompt):
-            raise InputError(f"prompt must be a string, an il.Prompt, an il.Text or a batch of one row, got {prompt!r}")
-        if not prompt.demonstrations:
-            shown = template or Template()
-            label, *others = (shown.gap + one for one in sorted(prompt.labels, key=lambda one: one != prompt.answer))
-            raise InputError(
-                "prompt must have demonstrations to explain, got none; explain its text, with "
-                f"il.explain(model, il.Text({shown.render(prompt).text!r}, answer={label!r}, against={others!r}))"
-            )
-    if not isinstance(prompt, PromptBatch):
-        given = {"labels": labels, "prepend_bos": prepend_bos}
-        decisions = tokenize(model, prompt, template=template or Template(), **given)
-        # The answer's last decision, against the labels that are most like it; without an answer, the first.
-        batch = decisions[0 if prompt.answer is None else len(decisions) - 1].with_own_labels()
-
+    batch, options = _prepared(model, prompt, options, against=against, template=template, labels=labels)
     acts = capture(model, batch, writers=compared_positions(batch) if batch.has_demonstrations else False)
     why = None if why is None else acts.view.check_head(why)
     options = replace(options, why=None if why is None else str(why), dtype=str(acts.z.dtype).removeprefix("torch."))
@@ -165,6 +138,49 @@ def explain(
     for remark in () if explanation.is_plain_text else explanation.remarks[1:]:
         warnings.warn(remark, stacklevel=3)
     return explanation
+
+
+def _prepared(
+    model: Any,
+    prompt: Prompt | Text | PromptBatch | str,
+    options: Settings,
+    *,
+    against: str | Sequence[str] | None,
+    template: Template | None,
+    labels: Sequence[str] | None,
+) -> tuple[PromptBatch, Settings]:
+    """Return the batch of one row to explain, and the options with its target and what that is compared with.
+
+    Raise InputError for arguments that the prompt does not take.
+    """
+    if isinstance(prompt, PromptBatch):
+        _check_single_row(prompt, against=against, template=template, labels=labels, prepend_bos=options.prepend_bos)
+        batch = prompt if prompt.decision_index is None else prompt.with_own_labels()
+        if batch.targets is not None:
+            others = None if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
+            target = int(batch.answer_tokens[0])
+            options = replace(options, target=None if target < 0 else target, against=_listed(others or None))
+    elif isinstance(prompt, Text):
+        if against is not None:
+            raise InputError(f"against must be None for il.Text, got {against!r}; set it in il.Text(against=...)")
+        options = replace(options, target=prompt.answer, against=prompt.against)
+    else:
+        prompt = Prompt.parse(prompt) if isinstance(prompt, str) else prompt
+        if not isinstance(prompt, Prompt):
+            raise InputError(f"prompt must be a string, an il.Prompt, an il.Text or a batch of one row, got {prompt!r}")
+        if not prompt.demonstrations:
+            shown = template or Template()
+            label, *others = (shown.gap + one for one in sorted(prompt.labels, key=lambda one: one != prompt.answer))
+            raise InputError(
+                "prompt must have demonstrations to explain, got none; explain its text, with "
+                f"il.explain(model, il.Text({shown.render(prompt).text!r}, answer={label!r}, against={others!r}))"
+            )
+    if not isinstance(prompt, PromptBatch):
+        given = {"labels": labels, "prepend_bos": options.prepend_bos}
+        decisions = tokenize(model, prompt, template=template or Template(), **given)
+        # The answer's last decision, against the labels that are most like it; without an answer, the first.
+        batch = decisions[0 if prompt.answer is None else len(decisions) - 1].with_own_labels()
+    return batch, options
 
 
 def _listed(against: str | int | Sequence[str | int] | None) -> tuple[str | int, ...] | None:

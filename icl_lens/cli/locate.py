@@ -57,9 +57,9 @@ def locate(
     distributes the prompts over processes.
     """
     from icl_lens.locate.locate import locate_with_effects
+    from icl_lens.locate.located_heads import summary
     from icl_lens.locate.mean_effects import locate_effects
     from icl_lens.locate.mean_exchanges import locate_towers
-    from icl_lens.locate.table import summary
     from icl_lens.models.view import ModelView
     from icl_lens.result.tables import selected_note
 

@@ -46,10 +46,10 @@ from icl_lens.engine.score import score
 from icl_lens.head_scores import SCORES, DirectScore, Score, choose_score
 from icl_lens.intervals import draw_clusters
 from icl_lens.locate.chunk import increase_columns, read_increases
+from icl_lens.locate.located_heads import heads_result, heads_table
 from icl_lens.locate.mean_effects import effects_of_located, locate_effects
 from icl_lens.locate.mean_exchanges import locate_towers
 from icl_lens.locate.streamed_means import ResampledSums
-from icl_lens.locate.table import heads_result, heads_table
 from icl_lens.metrics import most_probable
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import Head

@@ -13,7 +13,7 @@ import icl_lens as il
 from icl_lens.intervals import bootstrap_interval
 from icl_lens.locate import locate as dataset
 from icl_lens.locate import streamed_means
-from icl_lens.locate.table import heads_result, heads_table
+from icl_lens.locate.located_heads import heads_result, heads_table
 from icl_lens.models.view import ModelView
 from icl_lens.runs.configuration import configuration
 from icl_lens.runs.folder import RunFolder
