@@ -129,6 +129,14 @@ def test_tables_hold_the_explanations_numbers(explanation):
     assert len(words) == 5 * (4 + 4 + 1)
 
 
+def test_without_random_sets_their_column_is_empty(gpt2):
+    explanation = il.explain(gpt2, families.PROMPT, n_random=0, k=2, n_ablated=2)
+    labels = explanation.to_frame("labels")
+    assert labels["log_prob_random_zeroed"].isna().all()
+    assert labels.drop(columns="log_prob_random_zeroed").notna().all(axis=None)
+    assert len(explanation.to_html()) > 1000
+
+
 def test_words_of_noise_are_gray(acts, explanation):
     """Standouts are the readout's, and words below the threshold are gray in the terminal and on the page."""
     words = explanation.to_frame("words")

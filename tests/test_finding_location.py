@@ -9,6 +9,7 @@ from tiny_study import log_odds, tiny_study
 
 from experiments.findings.location import FINDING, deep_share
 from experiments.framework.locating import METHODS, by_tracing
+from icl_lens.edits import patch
 
 
 def set_z(value, head, z, hook):
@@ -54,7 +55,10 @@ def test_tracing_pairs_each_piece_with_its_own_prompts(gpt2, tmp_path, monkeypat
     study = tiny_study(gpt2, tmp_path)
     whole = by_tracing(study, study.halves()[0])
     monkeypatch.setattr(study, "pieces", lambda batch: list(batch.split(5)))
+    recorded, record = [], patch._record
+    monkeypatch.setattr(patch, "_record", lambda *args: recorded.append(len(args[2])) or record(*args))
     torch.testing.assert_close(by_tracing(study, study.halves()[0]), whole, atol=1e-5, rtol=0)
+    assert recorded == [5, 5, 2]  # the donors of a piece run once for all heads
 
 
 def test_deep_share_by_hand():

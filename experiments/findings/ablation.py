@@ -107,7 +107,8 @@ def log_odds_from(
     """Return the answer's log-odds, nats, with each set's z at the last position taken from the source's prompts."""
 
     def sets_of(rows: slice) -> list[list[il.Patch]]:
-        return [[il.Patch(heads, source[rows], activation="z", positions="last")] for heads in sets]
+        donors = source[rows]  # one batch for all patches, which then share its pass
+        return [[il.Patch(heads, donors, activation="z", positions="last")] for heads in sets]
 
     return study.scores(study.held_out, sets_of).odds
 

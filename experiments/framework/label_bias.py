@@ -72,8 +72,9 @@ def scores(study: Study, batch: il.PromptBatch, fixes: Sequence[FixedHeads] = (N
     """Return how each prompt is answered with each fix."""
 
     def sets_of(rows: slice) -> list[list[Edit]]:
+        piece = batch[rows]
         return [
-            il.debias_edits(batch[rows], heads, majority=of.get("majority", 0.0), recency=of.get("recency", 0.0))
+            il.debias_edits(piece, heads, majority=of.get("majority", 0.0), recency=of.get("recency", 0.0))
             for heads, of in fixes
         ]
 

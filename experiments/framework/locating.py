@@ -61,7 +61,8 @@ def by_tracing(study: Study, batch: il.PromptBatch) -> HeadScores:
     exchanged, heads = study.halves(exchanged=True)[0], study.view.heads()
 
     def sets_of(rows: slice) -> list[list[il.Patch]]:
-        return [[], *([il.Patch([head], batch[rows], activation="z", positions="last")] for head in heads)]
+        clean = batch[rows]  # one batch for all patches, which then share its pass
+        return [[], *([il.Patch([head], clean, activation="z", positions="last")] for head in heads)]
 
     # The log-odds of the answer of `batch`, which is the other label of `exchanged`.
     odds = -torch.from_numpy(study.scores(exchanged[: len(batch)], sets_of).odds)

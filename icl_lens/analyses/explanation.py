@@ -313,8 +313,9 @@ class Explanation(Result):
                 for part in self.subheads.largest
             ]
         elif table == "labels":
-            draws = self.ablation.random
-            random_zeroed = (np.logaddexp.reduce(draws) - math.log(len(draws))).tolist()
+            draws, random_zeroed = self.ablation.random, [math.nan] * len(scores.labels)
+            if draws:
+                random_zeroed = (np.logaddexp.reduce(draws) - math.log(len(draws))).tolist()
             rows = [
                 {
                     "label": label,
