@@ -51,12 +51,15 @@ def ragged(model):
 
 
 def remains(model):
-    """Return what an edit could leave behind: hooks, replaced forwards, which parameters require gradients."""
+    """Return what an edit could leave behind: hooks, replaced forwards, which parameters require gradients.
+
+    Hooks that TransformerLens itself sets at a model's first pass don't count.
+    """
     hooks = sum(len(point.fwd_hooks) + len(point.bwd_hooks) for point in model.hook_dict.values())
-    modules = list(model.modules())
-    handles = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules)
+    own = {handle.id for block in model.blocks for handle in getattr(block, "_capture_hook_handles", ())}
+    handles = [handle for module in model.modules() for handle in (*module._forward_hooks, *module._forward_pre_hooks)]
     forwards = [name for name, module in model.named_modules() if "forward" in vars(module)]
-    return hooks, handles, forwards, {name: p.requires_grad for name, p in model.named_parameters()}
+    return hooks, len(set(handles) - own), forwards, {name: p.requires_grad for name, p in model.named_parameters()}
 
 
 def hf_twin(family_folder, name):
