@@ -1,14 +1,14 @@
-"""An explanation of one prompt, and the sentences and tables that follow from its sections."""
+"""An explanation of one prompt, and the sentences that follow from its sections; tables: `explanation_tables`."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
+from icl_lens.analyses.explanation_tables import TABLES, Table
 from icl_lens.analyses.sections import (
     AblationReport,
     AllHeadsReport,
@@ -23,9 +23,9 @@ from icl_lens.analyses.sections import (
     Supports,
     supports,
 )
-from icl_lens.attribution.reasons import SIDES, writers_in_words
+from icl_lens.attribution.reasons import writers_in_words
 from icl_lens.errors import check_choice
-from icl_lens.head_scores import SCORES, DirectScore, score_of_parts
+from icl_lens.head_scores import DirectScore, score_of_parts
 from icl_lens.measures.demonstration_effects import BEGINS_TEXT
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
@@ -34,7 +34,6 @@ from icl_lens.result.base import Result
 from icl_lens.result.number_format import percent
 from icl_lens.result.tables import format_signed
 
-Table = Literal["heads", "layers", "subheads", "labels", "demonstrations", "words", "similarity", "why"]
 MAX_DEMONSTRATIONS = 16
 """Demonstrations shown by the page and the terminal: those with the largest effects."""
 
@@ -285,84 +284,8 @@ class Explanation(Result):
         keys) or "why" (the largest parts, by writer, of attention scores and, in nats, of what values add; top words
         of the largest).
         """
-        check_choice("table", table, get_args(Table))
-        found, scores = self.input, self.scores
-        if table == "heads":
-            chosen = self.settings.by
-            maps = {by: values for by in (chosen, *SCORES) if (values := self.all_heads.by(by))}
-            rows = [
-                {"name": str(Head(layer, head))}
-                | {by: values[layer][head] for by, values in maps.items()}
-                | {"layer": layer, "head": head}
-                for layer, head in product(*map(range, self.all_heads.shape))
-            ]
-        elif table == "layers":
-            layers = self.layers
-            parts = (("attn", layers.attn, layers.attn_contrast), ("ffn", layers.ffn, layers.ffn_contrast))
-            rows = [
-                {"layer": layer, "component": component, "increase": value}
-                | ({"contrast": contrasts[layer]} if contrasts else {})
-                for component, values, contrasts in parts
-                for layer, value in enumerate(values)
-            ]
-        elif table == "subheads":
-            rows = [
-                {"name": str(part.head), self.part_score: getattr(part, self.part_score)}
-                | {"position": part.position, "token": part.token, "increase": part.increase, "contrast": part.contrast}
-                | {"layer": part.head.layer, "head": part.head.head}
-                for part in self.subheads.largest
-            ]
-        elif table == "labels":
-            draws, random_zeroed = self.ablation.random, [math.nan] * len(scores.labels)
-            if draws:
-                random_zeroed = (np.logaddexp.reduce(draws) - math.log(len(draws))).tolist()
-            rows = [
-                {
-                    "label": label,
-                    "log_prob": scores.log_probs[i],
-                    "log_prob_located_zeroed": self.ablation.located[i],
-                    # Log of the mean probability, as shown on the page and in the terminal.
-                    "log_prob_random_zeroed": random_zeroed[i],
-                }
-                | ({"scored_token": scores.scored_tokens[i]} if scores.spellings else {})
-                | ({"log_prob_whole": scores.whole_log_probs[i]} if scores.whole_log_probs else {})
-                for i, label in enumerate(scores.labels)
-            ]
-        elif table == "demonstrations":
-            rows = self.demonstration_rows[:-2]
-        elif table == "words":
-            rows = [
-                {
-                    "name": str(report.head),
-                    "position": position,
-                    "token": self.input.token_names[position],
-                    "kind": kind,
-                    "words": " ".join(words),
-                    "standout": float("nan") if standout is None else standout,
-                    "own_label_rank": pd.NA if rank is None else rank,
-                }
-                for report in self.heads
-                for position, kind, words, standout, rank in self.words_of(report)
-            ]
-        elif table == "similarity":
-            queries, names = (*found.prediction_positions, len(found.tokens) - 1), (*self.labels, None)
-            rows = [
-                {
-                    "name": str(report.head),
-                    "query_position": position,
-                    "query_label": names[query_label],
-                    "key_position": key,
-                    "key_label": names[label],
-                    "score": score,
-                }
-                for report in self.heads
-                if report.similarity
-                for position, query_label, row in zip(queries, self.query_labels, report.similarity, strict=True)
-                for key, label, score in zip(found.label_positions, found.demonstration_labels, row, strict=True)
-            ]
-        else:
-            rows = list(self._why_rows())
-        return pd.DataFrame(rows)
+        check_choice("table", table, tuple(TABLES))
+        return pd.DataFrame(list(TABLES[table](self)))
 
     def key_name(self, position: int) -> str:
         """Return the name of a label or token with its position, such as "foo@8"."""
@@ -412,22 +335,6 @@ class Explanation(Result):
             writers = writers_in_words(why.value, why.value_total >= 0)
             text += f" From {more} it adds {why.value_total:+.2f} nats to {what}; largest parts: {writers}."
         return text
-
-    def _why_rows(self) -> Iterator[dict[str, Any]]:
-        for report in self.heads:
-            if report.why is None:
-                continue
-            names = {"more": report.why.more, "less": report.why.less}
-            keys = {name: " ".join(map(self.key_name, positions)) for name, positions in names.items()}
-            for side in SIDES:
-                in_words = report.why.words(side)
-                for writer, value in getattr(report.why, side):
-                    words, standout = in_words.get(writer, ((), float("nan")))
-                    row = {"name": str(report.head), **keys, "side": side, "writer": writer, "value": value}
-                    yield row | {"words": " ".join(words), "standout": standout}
-            for query_writer, key_writer, value in report.why.pairs:
-                pair = f"{query_writer} × {key_writer}"
-                yield {"name": str(report.head), **keys, "side": "pair", "writer": pair, "value": value}
 
     @property
     def query_labels(self) -> tuple[int, ...]:
