@@ -22,7 +22,8 @@ from icl_lens.cli.towers import TowerTask
 from icl_lens.edits.interchange import Interchange
 from icl_lens.engine import donor_passes, prefix_cache
 from icl_lens.engine.donor_passes import Prefixes, record
-from icl_lens.engine.score import read_labels, score_sets
+from icl_lens.engine.restart import ReadAmong
+from icl_lens.engine.score import score_sets
 from icl_lens.locate.exchanges import EXCHANGES, exchange_scores, tower_prompts
 from icl_lens.models.view import ModelView
 from icl_lens.prompts import donors
@@ -63,7 +64,7 @@ def test_full_passes_give_the_same_exchanges(tiny_run, monkeypatch):
     assert_close(slow.log_odds, scores.log_odds)
     batch = prompts.batch
     sets = [[Interchange((), prompts.positions)]]
-    among, reason = score_sets(view, batch, sets, read_labels(batch), tokens=batch.label_tokens)
+    among, reason = score_sets(view, batch, sets, ReadAmong(batch.label_tokens))
     assert reason == "not now"
     assert_close(among[:, 0], torch.log_softmax(il.score(model, batch), dim=-1))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.edits.edit import Z_STAGES, Placed, Places, writes_at
-from icl_lens.models.inference import replace_forwards
+from icl_lens.models.inference import log_probs_of, replace_forwards
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import MIN_PASS_TOKENS, STREAM_BYTES
 from icl_lens.models.view import ModelView
@@ -24,6 +24,23 @@ from icl_lens.prompts.batch import PromptBatch
 
 Read = Callable[[Float[Tensor, "row d_vocab"], Int[Tensor, " row"]], Float[Tensor, "row *n"]]
 """What is read of log-probabilities over the vocabulary, nats, given the index of each row's prompt in the batch."""
+
+
+@dataclass(frozen=True)
+class ReadAmong:
+    """Read the log-probabilities of some tokens among themselves, which sum to 1.
+
+    Rows of one token then need no logits of the rest of the vocabulary, a large part of their cost.
+    """
+
+    tokens: Int[Tensor, " n"]
+
+    def __call__(
+        self, log_probs: Float[Tensor, "*rest d_vocab"], prompt: Int[Tensor, " row"]
+    ) -> Float[Tensor, "*rest n"]:
+        return log_probs_of(log_probs[..., self.tokens.to(log_probs.device)])
+
+
 Pair = tuple[int, int]
 """A set and a prompt."""
 

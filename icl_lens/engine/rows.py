@@ -9,12 +9,12 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.edits.edit import ATTENTION_STAGES, Placed
 from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported, max_prompts, max_rows
-from icl_lens.engine.restart import Read
+from icl_lens.engine.restart import Read, ReadAmong
 from icl_lens.engine.row_pass import RowEdits, run_rows
 from icl_lens.errors import InputError
 from icl_lens.models.inference import log_probs_of
@@ -33,10 +33,10 @@ def score_rows(
     sets: Sequence[Sequence[Placed]],
     read: Read,
     pass_tokens: int,
-    tokens: Int[Tensor, " n"] | None,
     cached: PrefixCache | None,
 ) -> tuple[Float[Tensor, "batch set *n"] | None, str]:
     """Return the scores of sets as rows of one token; None and the reason if the model does not support them."""
+    tokens = read.tokens if isinstance(read, ReadAmong) else None
     n_logits = None if tokens is None else len(tokens)
     attention = any(
         {*one.edit.stages} & {*ATTENTION_STAGES} and type(one.edit).write_rows is None for some in sets for one in some
@@ -57,12 +57,13 @@ def score_rows(
             for first in range(0, len(sets), step):
                 some = range(first, min(first + step, len(sets)))
                 logits, row_of = run_rows(cache, edits, some, prompts)
-                clean = cache.log_probs
-                if tokens is not None:
-                    clean = _among(clean, tokens)
-                    logits = _among(logits, tokens if cache.columns is None else None)
-                _check_clean(view, logits[:, 0], clean)
-                values = logits if tokens is not None else _read_rows(logits, prompts, read)
+                if cache.columns is None:
+                    _check_clean(view, logits[:, 0], cache.log_probs)
+                    values = _read_rows(logits, prompts, read)
+                else:  # the logits are those of the tokens that `read` reads
+                    assert isinstance(read, ReadAmong)
+                    _check_clean(view, logits[:, 0], read(cache.log_probs, torch.tensor(prompts)))
+                    values = log_probs_of(logits)
                 values = values[:, row_of]
                 if scores is None:
                     scores = values.new_empty(len(order), len(sets), *values.shape[2:])
@@ -75,11 +76,6 @@ def score_rows(
             text = (str(error) or type(error).__name__).splitlines()[0]
             return None, f"{view.architecture} does not support single-token rows ({text})"
     return scores, ""
-
-
-def _among(logits: Float[Tensor, "*rest d_vocab"], tokens: Int[Tensor, " n"] | None) -> Float[Tensor, "*rest n"]:
-    """Return the log-probabilities of some tokens among themselves; None if `logits` has only these."""
-    return log_probs_of(logits if tokens is None else logits[..., tokens.to(logits.device)])
 
 
 def _read_rows(

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, overload
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.label_scores import LabelScores
@@ -26,12 +26,11 @@ from icl_lens.edits.patch import Align, HeadActivation, Patch
 from icl_lens.engine.edit_checks import checked_heads
 from icl_lens.engine.editor import editing
 from icl_lens.engine.prefix_cache import PrefixCache
-from icl_lens.engine.restart import Read, score_restarted
+from icl_lens.engine.restart import Read, ReadAmong, score_restarted
 from icl_lens.engine.rows import CLEAN_TOLERANCE, score_rows
 from icl_lens.errors import InputError, check_at_least
 from icl_lens.models.active_edits import DESCRIBE
 from icl_lens.models.head import AnyHead
-from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
@@ -168,14 +167,11 @@ def score_sets(
     read: Read,
     *,
     pass_tokens: int = PASS_TOKENS,
-    tokens: Int[Tensor, " n"] | None = None,
     cached: PrefixCache | None = None,
 ) -> tuple[Float[Tensor, "batch set *n"], str]:
     """Return `score`, and why sets that change only the last position did not run as rows, "" if they did.
 
-    With `tokens`, the labels' tokens, rows read the log-probabilities of these tokens among themselves instead of
-    `read`: they need no logits of the rest of the vocabulary, a large part of the cost of a row. `cached` is a cache of
-    the whole batch with the same `tokens`, if there is one already.
+    `cached` is a cache of the whole batch, with the tokens of `read` if it is a `ReadAmong`, if there is one already.
     """
     check_at_least(1, pass_tokens=pass_tokens)
     checked, read = check_sets(sets), _checked(read)
@@ -185,11 +181,10 @@ def score_sets(
     rows = [number for number, one in enumerate(checked) if all(edit.is_only_last(batch) for edit in one)]
     if any(checked[number] for number in rows):
         in_rows = {number: placed[number] for number in rows}
-        by_rows, reason = score_rows(view, batch, [*in_rows.values()], read, pass_tokens, tokens, cached)
+        by_rows, reason = score_rows(view, batch, [*in_rows.values()], read, pass_tokens, cached)
         if by_rows is not None:
             found |= dict(zip(rows, by_rows.unbind(1), strict=True))
-            if tokens is None:
-                _check_own_edits(view, batch, in_rows, found, read)
+            _check_own_edits(view, batch, in_rows, found, read)
     rest = [number for number in range(len(checked)) if number not in found]
     _check_whole(view, [checked[number] for number in rest])
     # Restarts write after the edits of open blocks, which is the order of stages only for ablation.
@@ -201,8 +196,6 @@ def score_sets(
     for number in rest:
         if number not in found:
             found[number] = _read_whole(view, batch, placed[number], read)
-        if tokens is not None:
-            found[number] = log_probs_of(found[number])
     return torch.stack([found[number] for number in range(len(checked))], dim=1), reason
 
 
@@ -267,6 +260,8 @@ def _check_heads(view: ModelView, edits: Sequence[Edit]) -> None:
 
 def _checked(read: Read) -> Read:
     """Return `read` that raises InputError unless it returns a tensor with one entry per row."""
+    if isinstance(read, ReadAmong):
+        return read
 
     def checked(log_probs: Tensor, prompt: Tensor) -> Tensor:
         found = read(log_probs, prompt)

@@ -18,7 +18,8 @@ from icl_lens.edits.edit import PARTS, Part
 from icl_lens.edits.interchange import Interchange, Recorded
 from icl_lens.engine.donor_passes import Donor, Prefixes, record
 from icl_lens.engine.prefix_cache import max_prompts
-from icl_lens.engine.score import read_labels, score_sets
+from icl_lens.engine.restart import ReadAmong
+from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError
 from icl_lens.metrics import label_log_odds, most_probable
 from icl_lens.models.head import Head
@@ -230,8 +231,7 @@ def exchange_scores(
             view,
             piece.batch,
             [[one] for one in interchanges],
-            read_labels(piece.batch),
-            tokens=piece.batch.label_tokens,
+            ReadAmong(piece.batch.label_tokens),
             cached=cached,
         )
         log_probs, batch = log_probs.cpu(), piece.batch.to("cpu")
