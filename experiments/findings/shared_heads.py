@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import icl_lens as il
-from experiments.framework import head_kinds_page, other_tasks
+from experiments.framework import other_tasks, shared_heads_page
 from experiments.framework.estimate import Comparison, compare
 from experiments.framework.finding import Finding, Measure, Measured, Row, percent
 from experiments.framework.head_kinds import (
@@ -289,7 +289,7 @@ FINDING = Finding(
     id="shared-heads",
     title="Are the same heads used by different tasks?",
     question="Do the heads located on one kind of task lead the ranking on the others, and do the others need them?",
-    answer=head_kinds_page.answer,
+    answer=shared_heads_page.answer,
     claim="In GPT-2 large, the 20 heads of largest increase are similar on all word and sentence datasets (heads "
     "26-14, 28-10 and 29-17 are important on all of them): different tasks share the same in-context heads. Whether "
     "tasks that are not classification share them is an open question of the published version.",
@@ -330,6 +330,6 @@ FINDING = Finding(
     post_hoc="The line “Words:” was added after the accuracy on three tasks of pairs had been seen: without it, a "
     "query without demonstrations begins the text, which these models cannot read well. The numbers of prompts "
     "were lowered for time, before any of these results.",
-    tables=head_kinds_page.tables,
-    draw=head_kinds_page.draw,
+    tables=shared_heads_page.tables,
+    draw=shared_heads_page.draw,
 )

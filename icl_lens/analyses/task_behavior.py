@@ -255,6 +255,17 @@ def task_check(
         for name, prompts_of in arranged.items()
     }
     queries = [prompt.query for prompt in prompts]
+    return _from_scores(scores, last_shown, queries, labels, active_edits(ModelView.of(model)))
+
+
+def _from_scores(
+    scores: Mapping[Arrangement, "_Scores"],
+    last_shown: Mapping[Arrangement, Int[Tensor, " batch"]],
+    queries: Sequence[str],
+    labels: Sequence[str],
+    edits: tuple[str, ...],
+) -> TaskCheck:
+    """Return what follows from the labels' scores in each arrangement, the labels shown last and the queries."""
     weights = weights_with_data(queries)
 
     def interval(draws: Draws, *, level: float = 0.95, bounds: tuple[float, float] | None = None) -> Interval:
@@ -288,7 +299,7 @@ def task_check(
         name: interval(draws, level=EFFECT_LEVEL, bounds=(-1.0, 1.0)) for name, draws in effects.items()
     }
     return TaskCheck(
-        n_prompts=len(prompts),
+        n_prompts=len(queries),
         n_queries=len(set(queries)),
         accuracy={
             name: bootstrap_interval(one.correct, clusters=queries, bounds=(0.0, 1.0)) for name, one in scores.items()
@@ -301,7 +312,7 @@ def task_check(
         preference=interval(preferences[:, favorite]),
         last_label=float((last_shown["given"] == answers["given"]).double().mean()),
         one_label=float((answers["given"] == favorite).double().mean()),
-        edits=active_edits(ModelView.of(model)),
+        edits=edits,
     )
 
 

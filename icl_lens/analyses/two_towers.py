@@ -1,6 +1,6 @@
 """Test whether heads work as two towers: exchange their queries, keys and values, and compare with random heads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -170,51 +170,63 @@ def exchange_heads(
     plan = plan_in_order(prompts.batch, run, n_tokens=n_tokens)
     with start(run, view.model, prompts.batch, "two towers", named, plan=plan) as stream:
         scores = stream.map("exchanges", compute)
+    by_group = zip(groups, _exchanged(prompts, exchanges, 1 + n_random, scores), strict=True)
+    answer, chance = prompts.batch.answer.cpu(), prompts.batch.label_mask.double().sum(-1).reciprocal().mean()
+    return [
+        TwoTowers(
+            model=view.name,
+            heads=heads,
+            random_sets=tuple(random_sets),
+            exchanges=tuple(results),
+            log_odds=scores["log_odds"][:, 0].astype(np.float64),
+            correct=scores["predicted"][:, 0] == answer.numpy(),
+            queries=tuple(prompt.query for prompt in prompts.batch.prompts),
+            scan=None,
+            n_scanned=0,
+            chance=float(chance),
+            text=prompts.batch.texts[0],
+            fallback_reason=next(filter(None, scores["reason"]), ""),
+            edits=active_edits(view),
+        )
+        for (heads, *random_sets), results in by_group
+    ]
+
+
+def _exchanged(
+    prompts: TowerPrompts, exchanges: Sequence[Exchange], n_sets: int, scores: Mapping[str, Any]
+) -> Iterator[list[Exchanged]]:
+    """Yield, for each group of `n_sets` sets, heads and their random sets, what each exchange did.
+
+    `scores` has "log_odds" and "predicted" [prompt 1 + group · exchange · set], first without an exchange, and the
+    donors' log-probabilities.
+    """
     batch = prompts.batch.to("cpu")
-    shape = len(groups), len(exchanges), 1 + n_random
-    log_odds, all_predicted = (torch.from_numpy(scores[name]) for name in ("log_odds", "predicted"))
-    lost = (log_odds[:, :1] - log_odds[:, 1:]).double().unflatten(1, shape).numpy()
-    predicted = all_predicted[:, 1:].unflatten(1, shape)[..., 0]
     donors_correct = {
         name: is_correct(torch.from_numpy(own), prompts.answers[name], choices=batch.label_mask).double().numpy()
         for name in prompts.answers
         if (own := scores.get(f"donor: {name}")) is not None
     }
-    found = []
-    for number, (heads, *random_sets) in enumerate(groups):
-        results = []
+    shape = len(batch), -1, len(exchanges), n_sets
+    log_odds = scores["log_odds"]
+    lost = (log_odds[:, :1] - log_odds[:, 1:]).astype(np.float64).reshape(shape)
+    predicted = torch.from_numpy(scores["predicted"][:, 1:].reshape(shape)[..., 0])
+    for group in range(lost.shape[1]):
+        found = []
         for index, exchange in enumerate(exchanges):
             used = [donors_correct[name] for name in exchange[1:4] if name in donors_correct]
-            said = predicted[:, number, index]
-            results.append(
+            said = predicted[:, group, index]
+            found.append(
                 Exchanged(
                     name=exchange.name,
                     predicted=exchange.predicted,
-                    lost=lost[:, number, index, 0],
-                    random_lost=lost[:, number, index, 1:].T,
+                    lost=lost[:, group, index, 0],
+                    random_lost=lost[:, group, index, 1:].T,
                     correct=(said == batch.answer).numpy(),
                     as_predicted=(said == prompts.expected(exchange.predicted)).numpy(),
                     donors_correct=np.mean(used, axis=0) if used else None,
                 )
             )
-        found.append(
-            TwoTowers(
-                model=view.name,
-                heads=heads,
-                random_sets=tuple(random_sets),
-                exchanges=tuple(results),
-                log_odds=log_odds[:, 0].double().numpy(),
-                correct=(all_predicted[:, 0] == batch.answer).numpy(),
-                queries=tuple(prompt.query for prompt in batch.prompts),
-                scan=None,
-                n_scanned=0,
-                chance=float(torch.as_tensor(batch.label_mask).double().sum(-1).reciprocal().mean()),
-                text=batch.texts[0],
-                fallback_reason=next(filter(None, scores["reason"]), ""),
-                edits=active_edits(view),
-            )
-        )
-    return found
+        yield found
 
 
 def n_drawn(n: int) -> int:
