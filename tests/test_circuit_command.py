@@ -74,6 +74,7 @@ def test_files_and_text_are_what_python_finds(inputs, found, tmp_path, monkeypat
     assert all(link.startswith("data:image/png;base64,") for link in links[1:])
 
 
+@pytest.mark.slow
 def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, monkeypatch, capsys):
     """Heads are ranked by contrast on the locating half; the folder refuses other heads and other prompts."""
     out, numbers = tmp_path / "out", tmp_path / "circuit.json"

@@ -24,7 +24,7 @@ EDGES += [("v", "text", "embed"), ("v", "other", "L0H3")]
 STEP = 1e-4
 
 
-@pytest.fixture(params=["gpt2", "llama_gqa"])
+@pytest.fixture(params=["gpt2", pytest.param("llama_gqa", marks=pytest.mark.slow)])
 def case(load_tiny, float64, request):
     model = load_tiny(request.param, dtype=torch.float64)
     batch = il.tokenize(model, PROMPTS, prepend_bos=False)
@@ -84,6 +84,7 @@ def test_estimates_are_slopes_of_hooked_passes_along_each_input(case, reader_at,
     assert compared > 10
 
 
+@pytest.mark.slow
 def test_the_readers_path_sums_to_what_all_edges_carry(case):
     model, batch, means = case
     view, space = ModelView.of(model), EdgeSpace.of(ModelView.of(model), READERS)

@@ -101,7 +101,7 @@ def test_means_replace_writers_and_roles_align_prompts_of_any_length(grouped):
             assert_close(found.log_prob[:, 0, 0], expected, msg=f"{writer}, {at}")
 
 
-@pytest.mark.parametrize("part", "qkv")
+@pytest.mark.parametrize("part", ["v", *(pytest.param(part, marks=pytest.mark.slow) for part in "qk")])
 def test_readers_at_a_role_are_those_at_its_tokens(grouped, part):
     """The sweep compares readers at roles and at all tokens with Hugging Face."""
     model, batch, _ = grouped

@@ -429,7 +429,7 @@ def test_a_frame_holds_the_whole_page(paper):
     assert paper.to_html() in [a.get("data-page") for a in Page(paper._repr_html_()).all("b")]
 
 
-@pytest.mark.parametrize("strip", [False, True])
+@pytest.mark.parametrize("strip", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_sanitized_notebook_shows_the_numbers_and_no_source(paper, strip):
     """`nbconvert --sanitize-html` shows what it does not allow as text: a short script, never the page."""
     sanitize = pytest.importorskip("nbconvert.preprocessors.sanitize", reason="nbconvert is missing")

@@ -56,7 +56,8 @@ def test_planted_edges_come_first_and_carry_the_answer(tmp_path, seed):
     assert "not better" not in " ".join(circuit.sentences())
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_planted_edges_into_labels_come_first(tmp_path, seed):
     """The mover finds the nearest text by position, and copies its category, to labels and to the last token."""
     truth, study = planted("two-tower", tmp_path, 12, seed)

@@ -1246,7 +1246,7 @@ READ_NORMS = {"last_query", "label_similarity", "metric", "score_parts"}
 """Checks in which norms of queries and keys matter most."""
 
 LONG = {"edges", "patched", "without_edges", "circuit", "towers"}
-"""Checks that take seconds, so that one family is quick."""
+"""Checks that take seconds, so that one family is quick; "edges" takes so long that none is."""
 
 
 def cases() -> Iterator[Any]:
@@ -1256,7 +1256,8 @@ def cases() -> Iterator[Any]:
         quick |= set() if check in LONG else {"qwen3" if check in READ_NORMS else IN_TURN[number % len(IN_TURN)]}
         quick |= {*families.in_turn(0, families.CONFIGS.keys() - families.SLOW)} if check == "increases" else set()
         for family in EXACT:
-            yield pytest.param(check, family, marks=() if family in quick else pytest.mark.slow)
+            is_quick = family in quick and check != "edges"
+            yield pytest.param(check, family, marks=() if is_quick else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("check", "family"), list(cases()))
