@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
+from icl_lens.analyses.two_towers import exchange_heads
 from icl_lens.cli import app
 from icl_lens.cli.towers import TowerTask
 from icl_lens.edits.interchange import Interchange
@@ -177,6 +178,31 @@ def test_queries_of_the_other_class_are_found_also_if_labels_are_exchanged():
     (only,) = donors.other_queries(own[:1])  # no other prompts: one of its own demonstrations
     assert {*only} <= {shown.text for shown in own[0].demonstrations}
     assert class_of[only.same] == class_of[own[0].query] != class_of[only.other]
+
+
+# The result
+
+
+def test_each_exchange_of_each_set_has_the_numbers_that_it_has_alone(tiny_run):
+    _, view, prompts = tiny_run
+    exchanges = [one for one in EXCHANGES if one.name in ("query", "keys: labels")]
+    sets = [tuple(HEADS[:2]), (HEADS[3],)]
+    results = exchange_heads(view, prompts, sets, exchanges=exchanges, n_random=2)
+    columns = [prompts.batch.whole_labels.index(donors.partner_label(one)) for one in PROMPTS]
+    for found, heads in zip(results, sets, strict=True):
+        assert found.heads == heads
+        for one, exchange in zip(found.exchanges, exchanges, strict=True):
+            assert one.name == exchange.name
+            all_lost = [one.lost, *one.random_lost]
+            for lost, some in zip(all_lost, (heads, *found.random_sets), strict=True):
+                scores, *_ = exchange_scores(view, prompts, [(exchange, some)])
+                assert_close(torch.from_numpy(lost), scores.log_odds[:, 0] - scores.log_odds[:, 1])
+            scores, *_ = exchange_scores(view, prompts, [(exchange, heads)])
+            said = scores.predicted[:, 1].tolist()
+            answers = prompts.batch.answer.tolist()
+            assert one.correct.tolist() == [label == answer for label, answer in zip(said, answers, strict=True)]
+            expected = answers if exchange.name == "keys: labels" else columns
+            assert one.as_predicted.tolist() == [label == other for label, other in zip(said, expected, strict=True)]
 
 
 # Planted models
