@@ -3,6 +3,7 @@
 import json
 from contextlib import nullcontext
 from functools import partial
+from threading import Thread
 
 import families
 import pytest
@@ -12,7 +13,7 @@ from test_effects import ragged
 from tolerance import assert_close
 
 import icl_lens as il
-from icl_lens.models.active_edits import active_edits
+from icl_lens.models.active_edits import active_edits, edits_disabled
 from icl_lens.models.view import ModelView
 from icl_lens.report.ablation import notes
 from icl_lens.runs.configuration import configuration
@@ -207,6 +208,18 @@ def test_a_hook_of_a_module_treats_each_prompt_as_in_a_block(load_tiny, position
     changed = (found - plain).abs().amax((1, 2))
     assert changed[1] > 1e-3
     assert_close(found[[0, 2]], plain[[0, 2]])
+
+
+def test_other_threads_wait_while_edits_are_disabled(gpt2, gpt2_batch):
+    """Or their passes would run without the edits of their blocks."""
+    happened = []
+    other = Thread(target=lambda: happened.append(il.score(gpt2, gpt2_batch)))
+    with edits_disabled(ModelView.of(gpt2)):
+        other.start()
+        other.join(0.5)
+        assert not happened
+    other.join()
+    assert len(happened) == 1
 
 
 def halve(module, args, output):
