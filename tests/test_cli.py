@@ -286,6 +286,7 @@ def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_
     assert "--by contrast" in err
 
 
+@pytest.mark.slow
 def test_a_long_check_is_announced_with_its_duration(run, tiny, words, monkeypatch, capsys):
     for seconds, said in ((2.0, ""), (30.0, "300 passes, about 2 min; --no-check omits this.")):
         seen, times = [], iter([0.0, 0.0, seconds, 2 * seconds])

@@ -53,7 +53,11 @@ def slope_of_passes(model, batch, head, part, change, where, places, moved):
 
 
 @pytest.mark.parametrize(
-    ("reader_at", "path", "steps"), [("last", None, 1), ("label", None, 1), ("label", "inputs", 2)]
+    ("reader_at", "path", "steps"),
+    [
+        ("last", None, 1),
+        *(pytest.param("label", *one, marks=pytest.mark.slow) for one in [(None, 1), ("inputs", 2)]),
+    ],
 )
 def test_estimates_are_slopes_of_hooked_passes_along_each_input(case, reader_at, path, steps):
     model, batch, means = case

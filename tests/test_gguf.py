@@ -45,7 +45,9 @@ def test_every_supported_architecture_is_tested():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("gemma3_scaled", "llama", "qwen2") else name
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("gemma2", "gemma3_scaled", "llama", "qwen2", "qwen3")
+        else name
         for name in gguf_files.ARCHITECTURES
     ],
 )
@@ -126,6 +128,7 @@ def test_a_gguf_file_in_a_folder_is_loaded_by_its_name(tmp_path):
         il.load_model(str(folder), gguf_file="x.bin")
 
 
+@pytest.mark.slow
 def test_results_state_the_quantization(tmp_path, monkeypatch, capsys):
     gguf_files.write("llama", tmp_path / "x.gguf", "Q4_0")
     model = ["--model", tmp_path / "x.gguf", "--device", "cpu"]

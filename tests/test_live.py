@@ -121,7 +121,13 @@ def test_numbers_are_those_of_the_public_functions(model, view, change):
         assert numbers["towers"]["towers"][layer][index] == pytest.approx(lost, abs=1e-4)
 
 
-@pytest.mark.parametrize(("change", "by"), list(zip(CHANGES, SCORES, strict=True)))
+@pytest.mark.parametrize(
+    ("change", "by"),
+    [
+        pytest.param(*one, marks=() if one[0] == "keys" else pytest.mark.slow)
+        for one in zip(CHANGES, SCORES, strict=True)
+    ],
+)
 def test_the_copied_code_gives_the_same_numbers(view, change, by, capsys):
     view.state = replace(view.state, change=change, by=by)
     numbers, found = settled(view), {}

@@ -76,6 +76,7 @@ def test_prompts_without_a_class_to_exchange_are_refused(gpt2, many, prompt):
 # One prompt
 
 
+@pytest.mark.slow
 def test_explain_ranks_heads_by_the_exchange_of_their_query(gpt2, run, tiny, tmp_path):
     """The score is in tables, figures, page, terminal and JSON; the other query is a demonstration's."""
     prompt = il.Prompt.parse(families.PROMPT, answer="foo")

@@ -196,7 +196,8 @@ def test_ablations_of_other_prompts_are_not_one_curve(ablations):
             plots.ablation_curve(found)
 
 
-@pytest.mark.parametrize("width", [plots.COLUMN, pytest.param(plots.PAGE, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [plots.COLUMN, plots.PAGE])
 def test_an_explanation_has_three_figures_that_fit_and_are_legible(width, tmp_path):
     explanation = ex.made(layers=36, heads=20, k=10)
     figures = plots.explanation_figures(explanation, width=width)
@@ -273,7 +274,7 @@ def rgba(png):
 
 
 @pytest.mark.parametrize(
-    "name", ["layers", "heads", *(pytest.param(name, marks=pytest.mark.slow) for name in ("top_heads", "attention"))]
+    "name", ["heads", *(pytest.param(name, marks=pytest.mark.slow) for name in ("layers", "top_heads", "attention"))]
 )
 def test_a_notebook_shows_figures_on_any_background(monkeypatch, name):
     """In a notebook, the background is transparent and no opaque ink is near black or white; files do not change."""

@@ -1240,24 +1240,22 @@ def test_no_function_that_takes_a_model_is_forgotten() -> None:
     assert sweep.takes_a_model() == set().union(*(names for names, _ in CHECKS.values()))
 
 
-IN_TURN = ("gemma2", "bloom", "gptj", "qwen3")
-"""Soft caps and windows, ALiBi, rotation of neighbors, norms of queries and keys."""
+IN_TURN = ("gpt2", "gemma2", "llama_gqa", "bloom", "gptj", "qwen3")
+"""Biases and positions, soft caps and windows, shared keys, ALiBi, rotation of neighbors, norms of queries and keys."""
 READ_NORMS = {"last_query", "label_similarity", "metric", "score_parts"}
 """Checks in which norms of queries and keys matter most."""
-
-LONG = {"edges", "patched", "without_edges", "circuit", "towers"}
-"""Checks that take seconds, so that one family is quick; "edges" takes so long that none is."""
+LONG = {"edges", "patched"}
+"""Checks that take so long that no family is quick."""
 
 
 def cases() -> Iterator[Any]:
-    """Yield every (check, family); quick are one of two families and one of `IN_TURN`, and increases of each kind."""
-    for number, check in enumerate(sorted(CHECKS)):
-        quick = {"llama_gqa"} if check in LONG else {("gpt2", "llama_gqa")[number // len(IN_TURN) % 2]}
-        quick |= set() if check in LONG else {"qwen3" if check in READ_NORMS else IN_TURN[number % len(IN_TURN)]}
+    """Yield every (check, family); quick are one of `IN_TURN`, and increases of each kind."""
+    for number, check in enumerate(sorted(CHECKS.keys() - LONG)):
+        quick = {"qwen3" if check in READ_NORMS else IN_TURN[number % len(IN_TURN)]}
         quick |= {*families.in_turn(0, families.CONFIGS.keys() - families.SLOW)} if check == "increases" else set()
         for family in EXACT:
-            is_quick = family in quick and check != "edges"
-            yield pytest.param(check, family, marks=() if is_quick else pytest.mark.slow)
+            yield pytest.param(check, family, marks=() if family in quick else pytest.mark.slow)
+    yield from (pytest.param(check, family, marks=pytest.mark.slow) for check in sorted(LONG) for family in EXACT)
 
 
 @pytest.mark.parametrize(("check", "family"), list(cases()))
