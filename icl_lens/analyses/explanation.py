@@ -399,9 +399,9 @@ def _subheads(explanation: Explanation) -> Iterator[Row]:
 
 
 def _labels(explanation: Explanation) -> Iterator[Row]:
-    """Log-probabilities, also with located and with random heads zeroed, for which it is that of the mean probability.
+    """Each label's log-probability: of the model as it is, with located and with random heads zeroed.
 
-    The page and the terminal show the same.
+    Over the draws of random heads, it is the log of the mean probability, as the page and the terminal show it.
     """
     scores, draws = explanation.scores, explanation.ablation.random
     random_zeroed = [math.nan] * len(scores.labels)
