@@ -16,6 +16,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
+from icl_lens.analyses.sections import supports
 from icl_lens.attribution.reasons import writer_in_words, writers_in_words
 from icl_lens.report.html.sections import prompt_pieces
 
@@ -398,3 +399,20 @@ def test_labels_that_are_all_the_same_have_no_reasons(icl_mini):
     explanation = il.explain(icl_mini, "love : bar like : bar eight :", k=1)
     assert explanation.heads[0].why is None
     explanation.to_html()
+
+
+@pytest.mark.parametrize(
+    ("increase", "contrast", "expected"),
+    [
+        (1.0, 0.25, "both"),  # answer +1, others +0.75
+        (1.0, -0.25, "both"),
+        (-1.0, 0.25, "neither"),
+        (1.0, 0.6, "answer"),  # more than half of the larger change
+        (0.5, -0.7, "others"),
+        (8.0, 0.7, "answer"),  # far less than half, but a factor of two in the odds
+        (8.0, -0.7, "others"),
+        (8.0, 0.69, "both"),
+    ],
+)
+def test_a_head_supports_both_if_it_hardly_tells_them_apart(increase, contrast, expected):
+    assert supports(increase, contrast) == expected
