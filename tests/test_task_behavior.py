@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -14,7 +15,7 @@ import icl_lens as il
 from experiments.planted import Kind, build
 from icl_lens.analyses.task_behavior import N_PROMPTS, _lesser, _shuffle
 from icl_lens.cli.locate import locate
-from icl_lens.intervals import percentile_interval
+from icl_lens.intervals import Interval, percentile_interval
 
 NAMES = ("number", "sentiment")
 WORDS = files("icl_lens") / "bundled" / "words.json"
@@ -335,3 +336,10 @@ def test_prompts_that_cannot_be_checked_are_refused(icl_mini):
     ]:
         with pytest.raises(il.InputError, match=message):
             il.task_check(icl_mini, [*prompts[:19], *last])
+
+
+def test_a_preference_whose_interval_includes_zero_is_no_clear_one(icl_mini):
+    found = il.task_check(icl_mini, "animal-country", n=20)
+    for low, words in ((0.1, f"prefers {found.favorite!r} by 0.5 nats"), (-0.1, "prefers no label clearly")):
+        sentence = str(replace(found, preference=Interval(0.5, low, 0.9)))
+        assert words in sentence.partition("By its log-odds")[2]
