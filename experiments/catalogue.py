@@ -5,7 +5,6 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from experiments.bundled_models import SEEDS
 from experiments.framework.finding import Finding
 from experiments.framework.models import QWEN, REAL_MODELS, SMOLLM2
 from experiments.framework.run import Cell
@@ -78,8 +77,3 @@ def published_cells(findings: Sequence[Finding], *, data: Path | None = None) ->
     for model in SMALL_MODELS:
         for task in PAPER_TASKS:
             yield from (Cell(finding, model, task, N_SMALL, model) for finding in findings)
-        for folder in sorted(SEEDS.glob(f"{model}-[0-9]")):
-            seed = int(folder.name.rpartition("-")[2])
-            for task in PAPER_TASKS:
-                cells = (Cell(one, str(folder), task, N_SMALL, model, training_seed=seed) for one in findings)
-                yield from (cell for cell in cells if cell.finding.id in LEADING)

@@ -1,7 +1,6 @@
 """The gallery: stored figures are what the page's code draws, and fit for a paper."""
 
 import re
-import shutil
 from itertools import combinations
 from pathlib import Path
 
@@ -100,9 +99,6 @@ def numbers_and_rest(svg):
 @pytest.mark.slow
 def test_the_pages_code_draws_the_stored_figures(tmp_path, monkeypatch):
     """Also: no text is small, cut off, or over another."""
-    source = "emergence/icl-mini-0/table.csv"
-    (tmp_path / source).parent.mkdir(parents=True)
-    shutil.copy(gallery_page.DOCS / source, tmp_path / source)
     (tmp_path / "gallery").mkdir()
     figures, save = {}, NotebookFigure.savefig
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import icl_lens as il
-from experiments.bundled_models.episodes import load_words
+from experiments.small_models.world import SPECIAL, load_words
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,9 @@ def build(shape: Shape, folder: Path) -> None:
                 fan_in = shape.d_mlp if shape.d_mlp in parameter.shape else shape.d_model
                 parameter.normal_(0.0, fan_in**-0.5 / 10, generator=generator)
     model.save_pretrained(folder)
-    known = load_words().all_words
+    words = load_words()
+    content = [word for group in words.categories.values() for word in group]
+    known = list(dict.fromkeys([*SPECIAL, *words.fillers, *words.labels, *content]))
     step = shape.d_vocab // (len(known) + 1)  # spreads ids over the vocabulary
     tokenizer = Tokenizer(models.WordLevel({word: step * i for i, word in enumerate(known)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
