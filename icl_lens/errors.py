@@ -21,21 +21,28 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def check_integers(**values: object) -> None:
-    """Raise InputError unless each value is an integer (Python or NumPy).
+def check_integers(**values: object) -> tuple[int, ...]:
+    """Return the values as integers of Python; raise InputError unless each is one, or one of NumPy.
+
+    Random generators, JSON and hashes of texts do not take integers of NumPy for those of Python.
 
     Example:
         >>> from icl_lens.errors import check_integers
         >>> check_integers(k=3, n=10)
+        (3, 10)
     """
+    integers: list[int] = []
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise InputError(f"{name} must be an integer, got {value!r}")
+        integers.append(int(value))
+    return tuple(integers)
 
 
-def check_at_least(minimum: int, **values: Any) -> None:
-    """Raise InputError unless each value is an integer of at least `minimum`."""
-    check_integers(**values)
-    for name, value in values.items():
+def check_at_least(minimum: int, **values: Any) -> tuple[int, ...]:
+    """Return the values as integers of Python; raise InputError unless each is an integer of at least `minimum`."""
+    integers = check_integers(**values)
+    for name, value in zip(values, integers, strict=True):
         if value < minimum:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
+    return integers

@@ -1,5 +1,8 @@
 """Scores carry their labels, errors give advice that works, and results print as tables."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from tolerance import assert_close
@@ -83,3 +86,14 @@ def test_every_function_that_scores_labels_names_them(gpt2):
 )
 def test_commands_speak_the_words_of_the_shell(python, shell):
     assert shell_spelling(python) == shell
+
+
+def test_copies_and_files_of_scores_keep_their_labels(gpt2, tmp_path):
+    scores = il.score(gpt2, il.tokenize(gpt2, prompts_of(SHOWN)))
+    torch.save(scores, tmp_path / "scores.pt")
+    shared = copy.deepcopy([scores, scores])
+    assert shared[0] is shared[1]
+    assert shared[0].data_ptr() != scores.data_ptr()
+    for same in (shared[0], copy.copy(scores), pickle.loads(pickle.dumps(scores)), torch.load(tmp_path / "scores.pt")):
+        assert same.labels == ("no", "yes")
+        assert torch.equal(same, scores)

@@ -1,5 +1,6 @@
 """Scores of labels that carry their labels, so that those of other words are not subtracted by mistake."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,8 @@ class LabelScores(Tensor):
     """A tensor whose last axis has one column per label.
 
     Arithmetic on the scores of other labels, or of the same labels in another order, raises InputError. Element-wise
-    functions, selections of rows and means over the first axis keep `labels`; all others return plain tensors.
+    functions, selections of rows and means over the first axis keep `labels`; all others return plain tensors. Copies
+    and files of `torch.save` keep them too. A new process must import this class before `torch.load` reads a file.
 
     Example:
         >>> scores = il.score(model, batch)
@@ -38,6 +40,11 @@ class LabelScores(Tensor):
         found = scores.as_subclass(cls)
         found.labels = tuple(labels)
         return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "LabelScores":
+        if id(self) not in memo:
+            memo[id(self)] = self.from_tensor(copy.deepcopy(self.as_subclass(Tensor), memo), self.labels)
+        return memo[id(self)]
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per prompt (and, with more axes, per head set or setting) and one column per label."""
@@ -61,6 +68,9 @@ class LabelScores(Tensor):
             if result.shape[-1] == len(labels):
                 return cls.from_tensor(result, labels)
         return result
+
+
+torch.serialization.add_safe_globals([LabelScores])  # for `torch.load`, which reads only plain tensors by default
 
 
 def _label_scores(values: Sequence[Any]) -> Iterator[LabelScores]:

@@ -12,7 +12,7 @@ from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.sections import Settings
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.attribution.similarity import compared_positions
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.head_scores import SCORES, Score, choose_score
 from icl_lens.measures.effects import head_effects
 from icl_lens.models.active_edits import active_edits
@@ -82,6 +82,7 @@ def explain(
         >>> il.explain(model, il.Text("love bar love", answer=" bar"), k=3).is_plain_text
         True
     """
+    k, n_ablated, n_random, seed = check_integers(k=k, n_ablated=n_ablated, n_random=n_random, seed=seed)
     options = Settings(
         final_norm=final_norm,
         bias=bias,

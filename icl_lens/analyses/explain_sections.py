@@ -33,7 +33,7 @@ from icl_lens.attribution.search import top_subheads
 from icl_lens.attribution.similarity import similarity_in
 from icl_lens.edits.ablate import Ablate
 from icl_lens.engine.score import score
-from icl_lens.errors import InputError, check_at_least, check_integers
+from icl_lens.errors import InputError, check_at_least
 from icl_lens.head_scores import SCORES, Score, score_of_parts
 from icl_lens.locate.exchanges import SINGLE, single_exchanges, tower_prompts
 from icl_lens.measures.controlled_ablation import random_head_sets
@@ -70,7 +70,6 @@ class ScoredPrompt:
         """
         batch, device = acts.batch, acts.readout.W_U.device
         max_ablated = len(acts.view.heads()) // 2
-        check_integers(n_ablated=options.n_ablated)
         check_at_least(0, n_random=options.n_random)
         check_at_least(1, k=options.k)
         if not 1 <= options.n_ablated <= max_ablated:

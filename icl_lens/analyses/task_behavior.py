@@ -21,7 +21,7 @@ from torch import Tensor
 from icl_lens.analyses.check import Check
 from icl_lens.analyses.pair_behavior import PairCheck, check_pairs
 from icl_lens.engine.score import score
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_integers
 from icl_lens.intervals import Interval, bootstrap_interval, percentile_interval, weights_with_data
 from icl_lens.metrics import label_aurocs, mean_aurocs, most_probable
 from icl_lens.models.active_edits import active_edits, edits_note
@@ -219,6 +219,7 @@ def task_check(
         >>> il.task_check(model, prompts).favorite in ("yes", "no")
         True
     """
+    (seed,) = check_integers(seed=seed)
     if isinstance(task, str | Task):
         drawn = named_task(task) if isinstance(task, str) else task
         prompts = tuple(drawn.prompts(N_PROMPTS if n is None else n, seed=seed))

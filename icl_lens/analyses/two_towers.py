@@ -100,11 +100,11 @@ def two_towers(
         True
     """
     view = ModelView.of(model)
-    check_integers(k=k, seed=seed)
-    check_at_least(1, n_random=n_random)
+    k, seed = check_integers(k=k, seed=seed)
+    (n_random,) = check_at_least(1, n_random=n_random)
     if isinstance(task, str | Task):
         n = N_PROMPTS if n is None else n
-        check_integers(n=n)
+        (n,) = check_integers(n=n)
         drawn = named_task(task) if isinstance(task, str) else task
         prompts = drawn.prompts(n_drawn(n), seed=seed, layout=layout, demonstrations=demonstrations, labels=labels)
         scanned, tested = scanned_and_tested(prompts, n)

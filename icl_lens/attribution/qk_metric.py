@@ -12,7 +12,7 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.attribution.head_projection import attention_row, check_parts, rotation_angles
 from icl_lens.attribution.projections import head_index, head_slice, part_weights, project
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, check_integers
 from icl_lens.models import attention_scores
 from icl_lens.models.attention_scores import AttentionScoring
 from icl_lens.models.head import AnyHead, Head
@@ -166,6 +166,7 @@ class QueryKeyMetric(Displayed):
 
         Structure that remains in its scores does not come from the match between W_Q and W_K.
         """
+        (seed,) = check_integers(seed=seed)
         generator = torch.Generator().manual_seed(seed)
         d_head = self.key_side.shape[1]
         random = torch.randn(d_head, d_head, generator=generator, dtype=torch.float64)

@@ -86,7 +86,7 @@ def repeated_token_scores(
 
 def random_tokens(model: Any, n: int, n_tokens: int, seed: int) -> list[list[int]]:
     """Return n rows of different tokens of the vocabulary, none of them special, in random order."""
-    check_integers(n=n, n_tokens=n_tokens, seed=seed)
+    n, n_tokens, seed = check_integers(n=n, n_tokens=n_tokens, seed=seed)
     usable = _usable_tokens(model)
     if n < 1 or not 2 <= n_tokens <= len(usable):
         raise InputError(

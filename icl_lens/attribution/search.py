@@ -265,7 +265,7 @@ def top_subheads(
     by, targets, others, readout = choose_ranking(acts, by, targets, against, final_norm, bias)
     n_layers, n_heads, width = acts.view.n_layers, acts.view.n_heads, acts.pattern.shape[-1]
     n_parts = n_layers * n_heads * (acts.batch.last.to(readout.W_U.device) + 1)
-    check_k(k, int(n_parts.min()), "(layer, head, position) parts")
+    k = check_k(k, int(n_parts.min()), "(layer, head, position) parts")
     tokens = acts.batch.token_names
     linear = linear_direction(readout, targets, others) is not None
     if linear or not readout.is_affine:
@@ -361,7 +361,7 @@ def top_heads(
     """
     by, targets, others, readout = choose_ranking(acts, by, targets, against, final_norm, bias)
     n_parts = len(acts.view.heads())
-    check_k(k, n_parts, "heads")
+    k = check_k(k, n_parts, "heads")
     means = HeadMeans(n_parts, by)
     linear = linear_direction(readout, targets, others) is not None
     if linear or not readout.is_affine:
@@ -483,8 +483,12 @@ def _unravel(index: Tensor, n_heads: int, width: int) -> tuple[Tensor, Tensor, T
     return index // (n_heads * width), index // width % n_heads, index % width
 
 
-def check_k(k: int, n_parts: int, what: str) -> None:
-    """Raise InputError unless `k` is an integer from 1 to `n_parts`; `what` names the parts in the message."""
-    check_integers(k=k)
+def check_k(k: int, n_parts: int, what: str) -> int:
+    """Return `k` as an integer of Python.
+
+    Raise InputError unless it is an integer from 1 to `n_parts`; `what` names the parts in the message.
+    """
+    (k,) = check_integers(k=k)
     if not 1 <= k <= n_parts:
         raise InputError(f"k must be between 1 and {n_parts} ({what}), got {k}")
+    return k

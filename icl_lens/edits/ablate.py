@@ -12,7 +12,7 @@ from torch import Tensor
 
 from icl_lens.edits.edit import Edit, Places, Positions, Stage
 from icl_lens.edits.reference import drawn_prompts, last_z, mean_z, reference_batches
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -66,6 +66,8 @@ class Ablate(Edit):
         if not is_finite or (not is_one and len(given) != n_heads):
             raise InputError(f"strength must be a finite number, or one per head, {n_heads}, got {self.strength!r}")
         object.__setattr__(self, "strength", float(given[0]) if is_one else tuple(map(float, given)))
+        (seed,) = check_integers(seed=self.seed)
+        object.__setattr__(self, "seed", seed)
         check_choice("positions", self.positions, ("all", "last"))
         check_choice("mode", self.mode, ("zero", "mean", "resample"))
         if (self.mode == "zero") == (self.reference is not None):

@@ -30,7 +30,7 @@ from icl_lens.attribution.scored_tokens import check_targets
 from icl_lens.edits.edges import RemovalMasks, replaced_by_sets, writer_means
 from icl_lens.edits.reader import Means
 from icl_lens.engine.score import read_labels, score_sets
-from icl_lens.errors import InputError, check_at_least, check_choice
+from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
 from icl_lens.intervals import draw_clusters
 from icl_lens.locate.edge_sets import EdgeSets
 from icl_lens.locate.edge_space import EdgeSpace
@@ -264,8 +264,9 @@ def locate_circuit(
     if not heads:
         raise InputError("readers must name at least one head, got none; pass e.g. ['L2H1']")
     check_choice("reader_at", reader_at, EDGE_ROLES)
-    check_at_least(1, n_edges=n_edges)
-    check_at_least(2, n_random=n_random)
+    (n_edges,) = check_at_least(1, n_edges=n_edges)
+    (n_random,) = check_at_least(2, n_random=n_random)
+    (seed,) = check_integers(seed=seed)
     _check_prompts(view, ranking, reader_at)
     _check_prompts(view, testing, reader_at)
     options = {

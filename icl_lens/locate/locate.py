@@ -145,8 +145,8 @@ def _searching(
     batch = prompts if isinstance(prompts, PromptBatch) else tokenize(model, prompts)
     by, chosen, others = choose_tokens(ModelView.of(model), batch, by, targets, against)
     asked = tensors_digest(targets=targets, against=batch.against if against is None else against)
+    k = check_k(k, len(ModelView.of(model).heads()), "heads")
     search = _Search(model, batch, chosen, others, by=by, k=k, slack=slack, **readout)
-    check_k(k, search.view.n_layers * search.view.n_heads, "heads")
     options = {"k": k, **readout, **({} if slack == SLACK else {"slack": slack})}
     with start(run, model, batch, by, options | asked) as stream:
         yield search, stream
@@ -214,7 +214,7 @@ def top_heads_by(
     do not demonstrate their answer and another label.
     """
     view = ModelView.of(model)
-    check_k(k, view.n_layers * view.n_heads, "heads")
+    k = check_k(k, view.n_layers * view.n_heads, "heads")
     by = choose_score(by, SCORES, comparable=batch.has_several_labels)
     if bool((batch.answer < 0).any()):
         predicted = torch.cat([most_probable(score(model, rows), rows.label_mask) for rows in batch.split(MAX_ROWS)])

@@ -61,8 +61,8 @@ class StreamedMeans:
 
     def __init__(self, view: ModelView, queries: Sequence[str], k: int | None = None):
         n_heads = len(view.heads())
-        self.view, self.k = view, min(N_SELECTED, n_heads) if k is None else k
-        check_k(self.k, n_heads, "heads")
+        self.view = view
+        self.k = check_k(min(N_SELECTED, n_heads) if k is None else k, n_heads, "heads")
         counts, self._query_of_row = draw_clusters(queries)
         self._counts = np.ascontiguousarray(counts.T)
         self._sums: dict[str, _Sums] = {}

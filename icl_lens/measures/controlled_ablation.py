@@ -26,7 +26,7 @@ from icl_lens.digest import weights_digest
 from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Edit, Positions
 from icl_lens.engine.score import read_labels, score_sets
-from icl_lens.errors import InputError, check_at_least, check_choice
+from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
 from icl_lens.intervals import Interval, cluster_weights, percentile_interval, weights_with_data
 from icl_lens.metrics import accuracy, is_correct, label_aurocs, label_log_odds, mean_aurocs
 from icl_lens.models.active_edits import active_edits
@@ -330,7 +330,8 @@ def ablate_with_controls(
     """
     view = ModelView.of(model)
     check_batch(batch)
-    check_at_least(0, n_random=n_random)
+    (n_random,) = check_at_least(0, n_random=n_random)
+    (seed,) = check_integers(seed=seed)
     chosen = list(view.check_heads(heads))
     if not chosen:
         raise InputError("heads must contain at least one head, got none")

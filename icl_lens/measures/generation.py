@@ -80,7 +80,7 @@ def generate(
     """
     view = ModelView.of(model)
     check_batch(batch)
-    check_integers(max_new_tokens=max_new_tokens, seed=seed)
+    max_new_tokens, seed = check_integers(max_new_tokens=max_new_tokens, seed=seed)
     stops = [stop] if isinstance(stop, str) else list(stop)
     longest, n_ctx = int(batch.last.max()) + 1, getattr(model.cfg, "n_ctx", None)
     if max_new_tokens < 1 or (n_ctx is not None and longest + max_new_tokens > n_ctx):
@@ -91,7 +91,7 @@ def generate(
     if not temperature >= 0:
         raise InputError(f"temperature must be non-negative, got {temperature!r}; 0 takes the most probable token")
     if top_k is not None:
-        check_integers(top_k=top_k)
+        (top_k,) = check_integers(top_k=top_k)
     if (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
         raise InputError(f"top_k must be at least 1 and top_p above 0 and at most 1, got {top_k!r} and {top_p!r}")
     if not all(stops):

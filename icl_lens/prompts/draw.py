@@ -82,9 +82,13 @@ def check_path(path: object) -> None:
         ) from error
 
 
-def check_sampling(n: int, seed: int, demonstrations: int) -> None:
-    """Raise InputError for numbers of prompts and demonstrations that are out of range, and for other types."""
-    check_integers(n=n, seed=seed)
+def check_sampling(n: int, seed: int, demonstrations: int) -> tuple[int, int, int]:
+    """Return n, seed and demonstrations as integers of Python.
+
+    Raise InputError for numbers of prompts and demonstrations that are out of range, and for other types.
+    """
+    n, seed = check_integers(n=n, seed=seed)
     if not 1 <= n <= MAX_PROMPTS:
         raise InputError(f"n must be between 1 and {MAX_PROMPTS:,}, got {n}")
-    check_at_least(1, demonstrations=demonstrations)
+    (demonstrations,) = check_at_least(1, demonstrations=demonstrations)
+    return n, seed, demonstrations

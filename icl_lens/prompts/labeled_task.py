@@ -79,7 +79,7 @@ class LabeledTask(ABC):
             (3, 4, ['foo', 'bar', 'bar'])
         """
         check_choice("layout", layout, get_args(Layout))
-        check_sampling(n, seed, demonstrations)
+        n, seed, demonstrations = check_sampling(n, seed, demonstrations)
         if layout == "imbalanced" and demonstrations < 2:
             raise InputError(f"demonstrations must be at least 2 with layout 'imbalanced', got {demonstrations}")
 

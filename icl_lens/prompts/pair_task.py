@@ -102,7 +102,7 @@ class PairTask:
         classes and must have their default. Raise InputError for other values, if the file cannot be read, and if it
         has too few pairs.
         """
-        check_sampling(n, seed, demonstrations)
+        n, seed, demonstrations = check_sampling(n, seed, demonstrations)
         for name, given, default in (("layout", layout, "random"), ("labels", labels, None)):
             if given != default:
                 raise InputError(f"{name} must be {default!r} for pairs, which have no classes, got {given!r}; omit it")

@@ -66,6 +66,8 @@ def read(path: str | Path, remedy: str) -> dict[str, Any]:
 
 def encode(value: Any) -> Any:
     """Return a value as JSON has it."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, Tensor):
         values = _finite(value.detach().cpu().flatten().tolist())
         return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "values": values}
