@@ -1,8 +1,45 @@
 """Load the fixtures of `shared`, except in the process that hands out tests, whose start others await."""
 
 import gc
+import zlib
 
 import pytest
+
+SWEEP_FILES = {
+    "test_labels_first.py",
+    "test_other_families.py",
+    "test_processed_weights.py",
+    "test_reference.py",
+    "test_sweep_batches.py",
+    "test_sweep_half.py",
+    "test_sweep_numbers.py",
+}
+"""Files whose slow tests repeat a check on one more model family."""
+SAMPLE_SHARE = 4
+"""A sample has one in so many of those tests."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sweep-sample",
+        metavar="SEED",
+        help=f"Run one in {SAMPLE_SHARE} of the slow tests that repeat a check on one more family.",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--sweep-sample")
+    if seed is None:
+        return
+    sample: list[pytest.Item] = []
+    deselected: list[pytest.Item] = []
+    for item in items:
+        is_repeated = item.path.name in SWEEP_FILES and item.get_closest_marker("slow") is not None
+        place = zlib.crc32(f"{seed} {item.nodeid}".encode()) % SAMPLE_SHARE
+        is_left_out = is_repeated and place != 0
+        (deselected if is_left_out else sample).append(item)
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = sample
 
 
 def pytest_configure(config: pytest.Config) -> None:
