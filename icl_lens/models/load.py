@@ -12,6 +12,7 @@ from icl_lens.models.load_errors import check_config, diagnose_load_error
 from icl_lens.models.offload import execution_device
 from icl_lens.models.quiet import no_processor, quiet_loading
 from icl_lens.models.resolve import bundled_models, has_tokenizer, missing_tokenizer_error, resolve_model, weight_files
+from icl_lens.models.user_tokenizer import copy_tokenizer, not_read_again
 from icl_lens.models.view import SUPPORTED_DTYPES
 from icl_lens.models.weight_checks import StrictLoader
 
@@ -79,9 +80,7 @@ def load_model(
                 f"{option} is not supported; use the revision instead, e.g. revision='step3000' for Pythia"
             )
     if tokenizer is not None:
-        kwargs["tokenizer"] = tokenizer = copy.deepcopy(tokenizer)  # TransformerLens adds tokens and changes names
-    if isinstance(init := getattr(tokenizer, "init_kwargs", None), dict):
-        init.setdefault("name_or_path", "")  # TransformerLens reads it; tokenizers built in memory lack it
+        kwargs["tokenizer"] = tokenizer = copy_tokenizer(tokenizer)
     where: dict[str, Any] = (
         {"device_map": device_map}
         if device_map is not None
@@ -91,7 +90,7 @@ def load_model(
     if kwargs.get("hf_model") is not None:
         try:
             own = {**kwargs, "hf_model": _with_shared_weights(kwargs["hf_model"])}
-            with no_processor():
+            with no_processor(), not_read_again(tokenizer):
                 model = TransformerBridge.boot_transformers(name, **own)
         except Exception as error:
             raise InputError(
@@ -132,6 +131,8 @@ def _with_shared_weights(hf_model: Any) -> Any:
 
 def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) -> Any:
     """Find a model's folder, check its files and load it with `boot`; raise InputError with the cause of a failure."""
+    from transformers import AutoTokenizer
+
     weights = kwargs.get("load_weights", True)
     needs_tokenizer = kwargs.get("tokenizer") is None
     code = kwargs["trust_remote_code"]
@@ -156,7 +157,10 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
     try:
         quick = source.kind == "gguf" or name in bundled_models()
         with quiet_loading(bars=not quick), no_processor():
-            model = boot(str(source.folder), model_class=checked, **kwargs)
+            if needs_tokenizer:
+                kwargs["tokenizer"] = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=code)
+            with not_read_again(kwargs["tokenizer"]):
+                model = boot(str(source.folder), model_class=checked, **kwargs)
     except InputError:
         raise
     except Exception as error:  # many types, from many libraries; the files show the cause

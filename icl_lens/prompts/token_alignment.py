@@ -7,8 +7,8 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from transformers import AutoTokenizer
 
@@ -163,15 +163,12 @@ def special_prefix(tokenizer: Any, text: TokenizedText, prepend_bos: bool | None
     if prepend_bos not in (None, True, False):
         raise InputError(f"prepend_bos must be True, False or None (the tokenizer's default), got {prepend_bos!r}")
     if prepend_bos is None:
-        published = _as_published(tokenizer)
-        ids = published(text.rendered.text, add_special_tokens=True, verbose=False)["input_ids"]
-        for start in range(len(ids) - len(text.ids) + 1):
-            if ids[start : start + len(text.ids)] == text.ids:
-                return ids[:start]
-        raise InputError(
-            f"the tokenizer splits {text.rendered.text[:40]!r} differently with special tokens; "
-            "pass prepend_bos=True or False (--bos or --no-bos)"
-        )
+        if not _may_be_forced_to_add_bos(tokenizer):
+            return _tokens_added_before(tokenizer, text.rendered.text)
+        published = _published_tokenizer(tokenizer)
+        added = _tokens_added_before(published, text.rendered.text)
+        # Tokens by name, since the tokenizer may have another vocabulary than the published one.
+        return tokenizer.convert_tokens_to_ids(published.convert_ids_to_tokens(added))
     if not prepend_bos:
         return []
     # TransformerLens sets a BOS token for every tokenizer; if the vocabulary lacks it, its id is the unknown token's.
@@ -180,19 +177,43 @@ def special_prefix(tokenizer: Any, text: TokenizedText, prepend_bos: bool | None
     return [tokenizer.bos_token_id]
 
 
-def _as_published(tokenizer: Any) -> Any:
-    """Return the published tokenizer; TransformerLens replaces it with a copy that has add_bos_token=True."""
-    if tokenizer.init_kwargs.get("add_bos_token") is not True:
-        return tokenizer
-    try:
-        return _load_tokenizer(tokenizer.name_or_path)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"cannot read the published tokenizer of {tokenizer.name_or_path!r}, and the loaded copy has "
-            "add_bos_token=True; pass prepend_bos=True or False (--bos or --no-bos)"
-        ) from error
+def _tokens_added_before(tokenizer: Any, text: str) -> list[int]:
+    """Return the special tokens that a tokenizer adds before a text; raise InputError if it splits it differently."""
+    bare = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"]
+    for start in range(len(ids) - len(bare) + 1):
+        if ids[start : start + len(bare)] == bare:
+            return ids[:start]
+    raise InputError(
+        f"the tokenizer splits {text[:40]!r} differently with special tokens; pass prepend_bos=True or False "
+        "(--bos or --no-bos)"
+    )
 
 
-@lru_cache(maxsize=8)
-def _load_tokenizer(name: str) -> Any:
-    return AutoTokenizer.from_pretrained(name, local_files_only=True)
+_TRUSTED = "_icl_lens_trusts_special_tokens"
+
+
+def trust_special_tokens(tokenizer: Any) -> None:
+    """Record that a tokenizer itself, not the one published in its folder, says which special tokens it adds."""
+    setattr(tokenizer, _TRUSTED, True)
+
+
+def _may_be_forced_to_add_bos(tokenizer: Any) -> bool:
+    """Return whether TransformerLens may have replaced the published tokenizer with one that has add_bos_token=True."""
+    return tokenizer.init_kwargs.get("add_bos_token") is True and not getattr(tokenizer, _TRUSTED, False)
+
+
+_PUBLISHED: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
+
+
+def _published_tokenizer(tokenizer: Any) -> Any:
+    """Return the tokenizer in the folder or repository from which `tokenizer` was read."""
+    if tokenizer not in _PUBLISHED:
+        try:
+            _PUBLISHED[tokenizer] = AutoTokenizer.from_pretrained(tokenizer.name_or_path, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"cannot read the published tokenizer of {tokenizer.name_or_path!r}, and the loaded copy has "
+                "add_bos_token=True; pass prepend_bos=True or False (--bos or --no-bos)"
+            ) from error
+    return _PUBLISHED[tokenizer]
