@@ -1,11 +1,29 @@
-"""Bootstrap intervals over prompts.
+"""Intervals over prompts: one recipe for all of them.
 
-All intervals draw clusters with `draw_clusters`: prompts with the same query (`PromptBatch.queries`) are not
-independent, so a draw contains all prompts of a query or none. Axes named `prompt` or `row` have one entry per prompt.
+1. Prompts with the same query (`PromptBatch.queries`) are not independent. They are one cluster: its prompts count
+   together or not at all.
+2. The standard error is the jackknife's: the statistic is computed without each cluster in turn.
+3. How far the ends are from the value, in standard errors, is read off a studentized bootstrap (bootstrap-t; Efron
+   and Tibshirani 1993, chapter 12): clusters are drawn with replacement, and each draw's difference from the value is
+   divided by the draw's own standard error. Ends of skewed data are thus not symmetric. An end is at most twice as far
+   away as that of Student's t interval; few clusters, or few wrong answers, would give infinite ends.
+4. A mean over random sets (of heads, of edges) also varies because other sets could have been drawn. The distance of
+   each end from the value grows to sqrt(d² + s²), where d is the distance over prompts and s that of Student's t
+   interval over the sets (method of variance estimates recovery; Zou and Donner 2008). There is no interval for fewer
+   than three sets.
+
+docs/howto/intervals.md says how often such intervals cover the truth. Axes named `prompt` or `row` have one entry per
+prompt.
+
+Means over prompts: `mean_intervals` (many columns) and `bootstrap_interval` (one number). Other statistics, such as
+ratios: `leave_one_out_weights` gives the weights of the prompts for which the statistic is computed, and
+`leave_one_out_interval` takes the results. Differences from random sets: `with_random_sets` widens either.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -16,15 +34,23 @@ from icl_lens.errors import InputError
 
 # Confidence level of intervals.
 LEVEL = 0.95
-# Values drawn at a time: limits the memory of a bootstrap for any number of prompts.
-MAX_DRAWN_VALUES = 2_000_000
+# Bootstrap draws.
+DRAWS = 2000
+# More clusters are merged into this many, which limits the memory of a bootstrap.
+MAX_CLUSTERS = 2000
+# The largest distance of an end from the value, in units of that of Student's t interval.
+MAX_REACH = 2.0
+# Fewer random sets give no interval of a mean over them.
+MIN_RANDOM_SETS = 3
 # Columns whose bootstrap samples fit in a processor's cache.
 N_COLUMNS_PER_CHUNK = 64
+# Significant bits of a float64, of which one is left for the sign of sums.
+N_EXACT_BITS = 52
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A statistic and its bootstrap interval, in the unit of the statistic."""
+    """A statistic and its interval, in the unit of the statistic; the ends are NaN if there is none."""
 
     value: float
     low: float
@@ -33,6 +59,11 @@ class Interval:
     def __iter__(self) -> Iterator[float]:
         """Support `value, low, high = …`."""
         return iter((self.value, self.low, self.high))
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether both ends are above zero or both below; False if there is no interval."""
+        return self.low > 0 or self.high < 0
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row: value, low, high."""
@@ -43,26 +74,25 @@ def bootstrap_interval(
     per_prompt: Sequence[float] | np.ndarray | Tensor,
     *,
     statistic: Callable[[np.ndarray], float] | None = None,
-    clusters: Sequence[object] | None = None,
+    clusters: Sequence[object] | np.ndarray | None = None,
     bounds: tuple[float, float] | None = None,
     level: float = LEVEL,
-    draws: int = 2000,
+    draws: int = DRAWS,
     seed: int = 0,
 ) -> Interval:
-    """Return a statistic over prompts and its percentile bootstrap interval.
+    """Return a statistic over prompts and its studentized bootstrap interval (see the recipe of this module).
 
-    `per_prompt` has one row per prompt: one number, or several that are resampled jointly (scores before and after).
-    `statistic` maps any number of such rows to one number; the default is the mean. Draws with a non-finite statistic
-    (a ratio with a zero denominator) are dropped; the interval is NaN if these are more than 5% of the draws. The
-    same seed gives the same interval.
+    `per_prompt` has one row per prompt: one number, or several that belong together (scores before and after).
+    `statistic` maps any number of such rows to one number; the default is the mean. It is called once without each
+    cluster; the interval is NaN if any of these values is not finite. The same seed gives the same interval.
 
-    Prompts that share a query are not independent: with `clusters`, such as the query of each prompt, whole clusters
-    are resampled; the statistic must then be the mean. With `bounds`, the smallest and largest possible value, an
-    interval of zero width, as for equal rows, is widened to the exact binomial width for the number of clusters (else
-    of prompts): 30 of 30 correct answers give 90.5% to 100%.
+    Prompts that share a query are not independent: pass `clusters=batch.queries`. Without it, every prompt is its own
+    cluster. `bounds` are the smallest and largest possible value: ends do not exceed them, and an interval of zero
+    width, as for equal rows, is widened to the exact binomial width for the number of clusters: 30 of 30 correct
+    answers give 90.5% to 100%. The interval is NaN for a single cluster.
 
     Raise InputError for fewer than two prompts, values that are not finite, a level outside 0 to 1, fewer than one
-    draw, `clusters` with a `statistic`, or rows of several numbers without one.
+    draw, a number of `clusters` other than that of prompts, or rows of several numbers without a `statistic`.
     """
     rows = np.asarray(per_prompt.detach().cpu() if isinstance(per_prompt, Tensor) else per_prompt, dtype=float)
     n = len(rows)
@@ -78,38 +108,45 @@ def bootstrap_interval(
             f"per_prompt must have one number per prompt, got shape {rows.shape}; pass statistic= to reduce rows to "
             "one number"
         )
-    if clusters is not None and statistic is not None:
-        raise InputError("clusters requires the mean; omit statistic=")
-    value = float(rows.mean() if statistic is None else statistic(rows))
-    if clusters is not None:
-        samples = cluster_weights(clusters, draws=draws, seed=seed) @ rows
-        return percentile_interval(value, samples, n_clusters=len(set(clusters)), bounds=bounds, level=level)
-    rng = np.random.default_rng(seed)
-    samples = np.empty(draws)
-    step = max(1, MAX_DRAWN_VALUES // n)
-    for start in range(0, draws, step):
-        index = rng.integers(n, size=(min(step, draws - start), n))
-        chunk = slice(start, start + len(index))
-        samples[chunk] = rows[index].mean(-1) if statistic is None else [statistic(rows[one]) for one in index]
-    return percentile_interval(value, samples, n_clusters=n, bounds=bounds, level=level)
+    if clusters is None:
+        clusters = range(n)
+    if len(clusters) != n:
+        raise InputError(f"clusters must have one entry per prompt, {n}, got {len(clusters)}; pass batch.queries")
+    cluster = cluster_index(clusters)
+    sizes = np.bincount(cluster).astype(float)
+    if statistic is None:
+        value = float(rows.mean())
+        sums = np.bincount(cluster, weights=rows)
+    else:
+        value = float(statistic(rows))
+        without = np.array([statistic(rows[cluster != number]) for number in range(len(sizes))], dtype=float)
+        sums = _sums_from_leave_one_out(value, without, sizes)
+    return _interval(value, sums, sizes, bounds=bounds, level=level, draws=draws, seed=seed)
 
 
 def mean_intervals(
-    rows: Float[np.ndarray, "prompt column"], clusters: Sequence[str], *, level: float = LEVEL
+    rows: Float[np.ndarray, "prompt column"],
+    clusters: Sequence[object] | np.ndarray,
+    *,
+    bounds: tuple[float, float] | None = None,
+    level: float = LEVEL,
 ) -> tuple[Float[np.ndarray, " column"], Float[np.ndarray, " column"], Float[np.ndarray, " column"]]:
-    """Return each column's mean and the ends of its `bootstrap_interval` with `clusters`; NaN for a single cluster.
+    """Return each column's mean and the low and high ends of its `bootstrap_interval` with `clusters`.
 
-    Ends are NaN for a column with a value that is not finite. Results have the same bytes in every process: no matrix
-    product is used, since its rounding depends on alignment.
+    `rows` has one row per prompt, and `clusters` the query of each. Ends are NaN for a single cluster, and for a column
+    with a value that is not finite. Results have the same bytes in every process.
     """
+    cluster = cluster_index(clusters)
+    sizes = np.bincount(cluster).astype(float)
+    sums = np.zeros((len(sizes), rows.shape[1]))
+    np.add.at(sums, cluster, rows)
     mean = rows.mean(0)
-    if len(set(clusters)) < 2:
-        return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
-    ends = np.empty((2, rows.shape[1]))
-    for start in range(0, rows.shape[1], N_COLUMNS_PER_CHUNK):
-        some = slice(start, start + N_COLUMNS_PER_CHUNK)
-        ends[:, some] = percentile_ends(resampled_means(rows[:, some], clusters), level=level)
-    return mean, ends[0], ends[1]
+    low, high = studentized_ends(sums, sizes, level=level)
+    if bounds is not None:
+        for column in range(len(mean)):
+            interval = _within(Interval(mean[column], low[column], high[column]), bounds, len(sizes), level)
+            low[column], high[column] = interval.low, interval.high
+    return mean, low, high
 
 
 def interval_table(
@@ -145,30 +182,167 @@ def interval_table(
     return index.to_frame(index=False).assign(**{value: mean}, low=low, high=high)
 
 
-def resampled_means(
-    rows: Float[np.ndarray, "prompt column"], clusters: Sequence[str]
+def leave_one_out_weights(clusters: Sequence[object] | np.ndarray) -> Float[np.ndarray, "draw row"]:
+    """Return the weights of the rows: first those of all rows, then those without each cluster. Weights sum to 1.
+
+    A statistic of weighted rows, computed for each line of weights, is what `leave_one_out_interval` takes. For a
+    single cluster, there is only the first line.
+    """
+    cluster = cluster_index(clusters)
+    n_clusters = int(cluster.max()) + 1
+    kept = np.ones((1, len(cluster)))
+    if n_clusters > 1:
+        kept = np.concatenate([kept, (cluster != np.arange(n_clusters)[:, None]).astype(float)])
+    return kept / kept.sum(1, keepdims=True)
+
+
+def leave_one_out_interval(
+    values: Float[np.ndarray, " draw"],
+    clusters: Sequence[object] | np.ndarray,
+    *,
+    bounds: tuple[float, float] | None = None,
+    level: float = LEVEL,
+) -> Interval:
+    """Return a statistic and its interval from its values for the lines of `leave_one_out_weights(clusters)`.
+
+    For a mean of the rows, this is `bootstrap_interval` with `clusters`. The interval is NaN for a single cluster, or
+    if any value is not finite. See `bootstrap_interval` for `bounds`.
+    """
+    sizes = np.bincount(cluster_index(clusters)).astype(float)
+    if len(sizes) < 2:
+        return Interval(float(values[0]), math.nan, math.nan)
+    sums = _sums_from_leave_one_out(float(values[0]), values[1:], sizes)
+    return _interval(float(values[0]), sums, sizes, bounds=bounds, level=level)
+
+
+def leave_one_out_means(
+    rows: Float[np.ndarray, "prompt column"], clusters: Sequence[object] | np.ndarray
 ) -> Float[np.ndarray, "draw column"]:
-    """Return each column's mean in bootstrap draws of clusters; see `cluster_weights`."""
-    weights, members = cluster_weights(clusters), dict[str, list[int]]()
-    for row, cluster in enumerate(clusters):
-        members.setdefault(cluster, []).append(row)
-    samples = np.zeros((len(weights), rows.shape[1]))
-    for own in members.values():
-        samples += weights[:, own[0], None] * rows[own].sum(0)
-    return samples
+    """Return each column's mean for the lines of `leave_one_out_weights(clusters)`, with the same bytes everywhere."""
+    cluster = cluster_index(clusters)
+    sizes = np.bincount(cluster)[:, None]
+    sums = np.zeros((len(sizes), rows.shape[1]))
+    np.add.at(sums, cluster, rows)
+    mean = rows.mean(0, keepdims=True)
+    if len(sizes) < 2:
+        return mean
+    return np.concatenate([mean, (rows.sum(0) - sums) / (len(rows) - sizes)])
+
+
+def with_random_sets(
+    interval: Interval,
+    *means_of_sets: Float[np.ndarray, " _"],
+    bounds: tuple[float, float] | None = None,
+    level: float = LEVEL,
+) -> Interval:
+    """Return the interval of a difference from a mean over random sets (item 4 of the recipe), or of that mean itself.
+
+    `interval` is that over prompts, of the values that are already averaged over the sets; `means_of_sets` are the
+    means over prompts of each random set, in the same unit, one array for every condition of random sets. The ends are
+    NaN if any of these has fewer than `MIN_RANDOM_SETS` sets: with one or two, nothing says how much random sets vary.
+
+    Example:
+        >>> from icl_lens.intervals import bootstrap_interval, with_random_sets
+        >>> lost, lost_in_sets = np.random.rand(12), np.random.rand(5, 12)  # [prompt], [set prompt]
+        >>> over_prompts = bootstrap_interval(lost - lost_in_sets.mean(0))
+        >>> with_random_sets(over_prompts, lost_in_sets.mean(1)).low < over_prompts.low
+        True
+    """
+    variance = 0.0
+    for means in means_of_sets:
+        n_sets = len(means)
+        if n_sets < MIN_RANDOM_SETS:
+            return Interval(interval.value, math.nan, math.nan)
+        reach = student_quantile(0.5 + level / 2, n_sets - 1) * float(np.std(means, ddof=1)) / math.sqrt(n_sets)
+        variance += reach**2
+    low = interval.value - math.sqrt((interval.value - interval.low) ** 2 + variance)
+    high = interval.value + math.sqrt((interval.high - interval.value) ** 2 + variance)
+    if bounds is not None:
+        low, high = max(bounds[0], low), min(bounds[1], high)
+    return Interval(interval.value, low, high)
+
+
+def studentized_ends(
+    sums: Float[np.ndarray, "cluster column"],
+    sizes: Float[np.ndarray, " cluster"],
+    *,
+    level: float = LEVEL,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Float[np.ndarray, "2 column"]:
+    """Return the low and high ends of the intervals of sums / sizes, each summed over clusters (items 1 to 3).
+
+    `sums` are the sums over the prompts of each cluster, and `sizes` their numbers. Clusters of size 0 are left out.
+    Ends are NaN if fewer than two are left, and for columns with a sum that is not finite.
+    """
+    sums, sizes = sums[sizes > 0], sizes[sizes > 0]
+    n_clusters, n_columns = sums.shape
+    if n_clusters < 2:
+        return np.full((2, n_columns), np.nan)
+    total = sizes.sum()
+    jackknife_weight = (1 - sizes / total)[:, None] ** -2.0
+    counts = _drawn_counts(n_clusters, draws, seed)
+    drawn_total = (counts @ sizes)[:, None]
+    drawn_square_sizes = resampled_sums(counts, jackknife_weight * sizes[:, None] ** 2)
+    most = MAX_REACH * student_quantile(0.5 + level / 2, n_clusters - 1)
+    ends = np.empty((2, n_columns))
+    for start in range(0, n_columns, N_COLUMNS_PER_CHUNK):
+        columns = slice(start, start + N_COLUMNS_PER_CHUNK)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = sums[:, columns].sum(0) / total
+            residuals = sums[:, columns] - mean * sizes[:, None]
+            weighted = jackknife_weight * residuals
+            # Sums over clusters of the squared residuals of the data, and of those of each draw around its own mean.
+            squares = (weighted * residuals).sum(0)
+            error = np.sqrt(squares * (n_clusters - 1) / n_clusters) / total
+            change = resampled_sums(counts, residuals) / drawn_total
+            drawn_squares = resampled_sums(counts, weighted * residuals)
+            drawn_squares -= 2 * change * resampled_sums(counts, weighted * sizes[:, None])
+            drawn_squares += change**2 * drawn_square_sizes
+            # A draw of equal clusters has no spread: rounding leaves less than this.
+            drawn_squares[drawn_squares < 1e-9 * squares] = 0
+            drawn_error = np.sqrt(drawn_squares * (n_clusters - 1) / n_clusters) / drawn_total
+            studentized = np.clip(change / drawn_error, -most, most)
+        studentized[change == 0] = 0  # 0 / 0
+        highest, lowest = np.quantile(studentized, [(1 + level) / 2, (1 - level) / 2], axis=0)
+        ends[:, columns] = mean - highest * error, mean - lowest * error
+    return ends
+
+
+def resampled_sums(
+    counts: Float[np.ndarray, "draw cluster"], sums: Float[np.ndarray, "cluster column"]
+) -> Float[np.ndarray, "draw column"]:
+    """Return counts @ sums, with the same bytes on every machine and in every process.
+
+    The columns of `sums` are rounded to multiples of a power of two so small that they fill 52 bits. All products and
+    sums are then exact, whatever their order; those of equal columns are equal. `counts` are whole numbers.
+    """
+    with np.errstate(invalid="ignore"):  # columns that are not finite stay so
+        largest = np.abs(sums).max(0) * counts.sum(1).max()
+        bits = N_EXACT_BITS - np.frexp(largest)[1]
+        return np.ldexp(counts @ np.rint(np.ldexp(sums, bits)), -bits)
+
+
+def cluster_index(clusters: Sequence[object] | np.ndarray) -> Int[np.ndarray, " row"]:
+    """Return the number of each row's cluster. It does not depend on the order of the rows.
+
+    If there are more than `MAX_CLUSTERS`, several clusters share a number.
+    """
+    keys = clusters if isinstance(clusters, np.ndarray) else np.array([str(cluster) for cluster in clusters])
+    return np.unique(keys, return_inverse=True)[1] % MAX_CLUSTERS
 
 
 def cluster_weights(
-    clusters: Sequence[object] | np.ndarray, *, draws: int = 2000, seed: int = 0
+    clusters: Sequence[object] | np.ndarray, *, draws: int = DRAWS, seed: int = 0
 ) -> Float[np.ndarray, "draw row"]:
     """Return the weight of each row in bootstrap draws of clusters (see `draw_clusters`); a draw's weights sum to 1."""
-    counts, place = draw_clusters(clusters, draws=draws, seed=seed)
-    weights = counts[:, place].astype(float)
+    counts, cluster = draw_clusters(clusters, draws=draws, seed=seed)
+    weights = counts[:, cluster].astype(float)
     return weights / weights.sum(1, keepdims=True)
 
 
 def weights_with_data(
-    clusters: Sequence[object] | np.ndarray, *, draws: int = 2000, seed: int = 0
+    clusters: Sequence[object] | np.ndarray, *, draws: int = DRAWS, seed: int = 0
 ) -> Float[np.ndarray, "draw row"]:
     """Return the weights of the rows: first those of the data, all equal, then those of each draw of clusters."""
     data = np.full((1, len(clusters)), 1 / len(clusters))
@@ -176,27 +350,54 @@ def weights_with_data(
 
 
 def draw_clusters(
-    clusters: Sequence[object] | np.ndarray, *, draws: int = 2000, seed: int = 0
+    clusters: Sequence[object] | np.ndarray, *, draws: int = DRAWS, seed: int = 0
 ) -> tuple[Int[np.ndarray, "draw cluster"], Int[np.ndarray, " row"]]:
     """Return how often each cluster is drawn in each bootstrap draw, and each row's index into the clusters.
 
     Of G clusters, G − 1 are drawn, so that the spread of the draws is that of a mean over G clusters (Rao and Wu 1988).
-    A single cluster is always drawn once. Draws do not depend on the order of the rows.
+    A single cluster is always drawn once. Draws do not depend on the order of the rows. Use them for what is ranked
+    again in every draw, such as `selected`; intervals have their own draws (`studentized_ends`).
     """
-    keys = clusters if isinstance(clusters, np.ndarray) else np.array([str(one) for one in clusters])
-    _, place = np.unique(keys, return_inverse=True)
-    n_clusters = int(place.max()) + 1
-    counts, rng = np.empty((draws, n_clusters), np.int32), np.random.default_rng(seed)
-    step, chances = max(1, MAX_DRAWN_VALUES // n_clusters), np.full(n_clusters, 1 / n_clusters)
-    for start in range(0, draws, step):
-        size = min(step, draws - start)
-        counts[start : start + size] = rng.multinomial(max(1, n_clusters - 1), chances, size=size)
-    return counts, place
+    cluster = cluster_index(clusters)
+    n_clusters = int(cluster.max()) + 1
+    chances = np.full(n_clusters, 1 / n_clusters)
+    counts = np.random.default_rng(seed).multinomial(max(1, n_clusters - 1), chances, size=draws)
+    return counts.astype(np.int32), cluster
+
+
+def resampled_means(
+    rows: Float[np.ndarray, "prompt column"], clusters: Sequence[str]
+) -> Float[np.ndarray, "draw column"]:
+    """Return each column's mean in bootstrap draws of clusters; see `cluster_weights`."""
+    counts, cluster = draw_clusters(clusters)
+    sums = np.zeros((counts.shape[1], rows.shape[1]))
+    np.add.at(sums, cluster, rows)
+    return resampled_sums(counts.astype(float), sums) / (counts @ np.bincount(cluster))[:, None]
 
 
 def percentile_ends(samples: Float[np.ndarray, "draw *rest"], *, level: float = LEVEL) -> Float[np.ndarray, "2 *rest"]:
     """Return the low and high ends of the central `level` of the samples."""
     return np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=0)
+
+
+def percentile_interval(
+    value: float,
+    samples: Float[np.ndarray, " draw"],
+    *,
+    n_clusters: int,
+    bounds: tuple[float, float] | None = None,
+    level: float = LEVEL,
+) -> Interval:
+    """Return a value with the percentile interval of its bootstrap samples, which is too narrow for few clusters.
+
+    The interval is NaN if more than 5% of the samples are not finite, or for a single cluster.
+    """
+    usable = samples[np.isfinite(samples)]
+    if len(usable) < 0.95 * len(samples) or n_clusters < 2:
+        return Interval(value, math.nan, math.nan)
+    low, high = map(float, percentile_ends(usable, level=level))
+    interval = Interval(value, low, high)
+    return interval if bounds is None else _within(interval, bounds, n_clusters, level)
 
 
 def top_places(values: Float[np.ndarray, "draw item"], k: int) -> Float[np.ndarray, "draw item"]:
@@ -209,23 +410,58 @@ def top_places(values: Float[np.ndarray, "draw item"], k: int) -> Float[np.ndarr
     return is_first + is_tied * (k - is_first.sum(1, keepdims=True)) / is_tied.sum(1, keepdims=True)
 
 
-def percentile_interval(
-    value: float,
-    samples: Float[np.ndarray, " draw"],
-    *,
-    n_clusters: int,
-    bounds: tuple[float, float] | None = None,
-    level: float = LEVEL,
-) -> Interval:
-    """Return a value with the percentile interval of its bootstrap samples; see `bootstrap_interval`.
+@lru_cache(maxsize=64)
+def student_quantile(probability: float, freedom: int) -> float:
+    """Return the quantile of Student's t distribution, for a probability above ½.
 
-    The interval is NaN if more than 5% of the samples are not finite, or for a single cluster.
+    t = sqrt(freedom) · tan(angle) has this distribution if the density of the angle is proportional to
+    cos(angle) ** (freedom − 1), which is summed here in steps of the trapezoidal rule.
     """
-    usable = samples[np.isfinite(samples)]
-    if len(usable) < 0.95 * len(samples) or n_clusters < 2:
-        return Interval(value, float("nan"), float("nan"))
-    low, high = map(float, percentile_ends(usable, level=level))
-    if bounds is not None and high - low < 1e-9:
+    angles = np.linspace(0, np.pi / 2, 200_001)
+    density = np.cos(angles) ** (freedom - 1)
+    below = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
+    angle = np.interp(2 * probability - 1, below / below[-1], angles)
+    return math.sqrt(freedom) * math.tan(angle)
+
+
+@lru_cache(maxsize=4)
+def _drawn_counts(n_clusters: int, draws: int, seed: int) -> Float[np.ndarray, "draw cluster"]:
+    """Return how often each of the clusters is drawn in each draw of as many clusters."""
+    chances = np.full(n_clusters, 1 / n_clusters)
+    counts = np.random.default_rng(seed).multinomial(n_clusters, chances, size=draws).astype(float)
+    counts.setflags(write=False)
+    return counts
+
+
+def _sums_from_leave_one_out(
+    value: float, without: Float[np.ndarray, " cluster"], sizes: Float[np.ndarray, " cluster"]
+) -> Float[np.ndarray, " cluster"]:
+    """Return the sums of the clusters for which a mean would have these values without each cluster."""
+    total = sizes.sum()
+    return value * total - without * (total - sizes)
+
+
+def _interval(
+    value: float,
+    sums: Float[np.ndarray, " cluster"],
+    sizes: Float[np.ndarray, " cluster"],
+    *,
+    bounds: tuple[float, float] | None,
+    level: float,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Interval:
+    """Return the value with the studentized ends around the mean of the sums, moved to the value."""
+    low, high = studentized_ends(sums[:, None], sizes, level=level, draws=draws, seed=seed)[:, 0]
+    shift = value - float(sums.sum() / sizes.sum())  # 0 for a mean, and small for a smooth statistic
+    interval = Interval(value, float(low) + shift, float(high) + shift)
+    return interval if bounds is None else _within(interval, bounds, len(sizes), level)
+
+
+def _within(interval: Interval, bounds: tuple[float, float], n_clusters: int, level: float) -> Interval:
+    """Return the interval within the bounds; one of zero width gets the exact binomial width."""
+    value, low, high = interval
+    if high - low < 1e-9:
         reach = (bounds[1] - bounds[0]) * (1 - (1 - level) ** (1 / n_clusters))
-        low, high = max(bounds[0], low - reach), min(bounds[1], high + reach)
-    return Interval(value, low, high)
+        low, high = value - reach, value + reach
+    return Interval(value, max(bounds[0], low), min(bounds[1], high))

@@ -233,9 +233,9 @@ def label_aurocs(
     does not change it, as it would accuracy. With `label=batch.answer`, it says whether a model tells the classes
     apart. `scores` are log-probabilities.
 
-    `weights` gives each prompt a weight in each bootstrap draw, as `weights_with_data` does; without it, there is one
-    row, that of the data. NaN for a label that all prompts or none of them have. Raise InputError for prompts with only
-    one label.
+    `weights` gives each prompt a weight in each line, as `intervals.leave_one_out_weights` does; without it, there is
+    one line, that of the data. NaN for a label that all prompts or none of them have. Raise InputError for prompts with
+    only one label.
 
     Example:
         >>> from icl_lens.metrics import label_aurocs

@@ -1,5 +1,6 @@
 """What `ablate` computes: the heads it chooses, scores without them, and scores without random control heads."""
 
+import math
 import random
 from collections import Counter
 
@@ -7,6 +8,7 @@ import families
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t as student
 from tolerance import assert_close
 
 import icl_lens as il
@@ -106,7 +108,7 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions, mode):
 
 
 def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
-    """With one set, an interval resamples prompts clustered by query; with several, it resamples sets as well."""
+    """One set has the interval over queries; that of a mean over random sets also contains how much sets vary."""
     batch = il.tokenize(icl_mini, il.load_task("sentiment-number", n=24, layout="random"))
     found = il.ablate_with_controls(icl_mini, batch, ["L4H0"], n_random=4, positions="last")
     odds = found.per_prompt("heads", "log_odds")[0]
@@ -114,7 +116,8 @@ def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
         il.metrics.label_log_odds(found.conditions["heads"].scores[0].label_log_probs, batch.answer.cpu()).numpy()
     )
     queries = [prompt.query for prompt in batch.prompts]
-    assert found.interval("heads", "log_odds") == bootstrap_interval(odds, clusters=queries)
+    over_queries = bootstrap_interval(odds, clusters=queries)
+    assert tuple(found.interval("heads", "log_odds")) == pytest.approx(tuple(over_queries))
     same = found.per_prompt("same layers", "log_odds")
     assert found.interval("same layers", "log_odds").value == pytest.approx(same.mean())
     difference = found.difference("heads", "same layers", "log_odds")
@@ -129,8 +132,18 @@ def test_intervals_draw_queries_and_sets(icl_mini, monkeypatch):
     assert frame.loc["heads", "over_vocabulary"] == np.mean(found.per_prompt("heads", "over_vocabulary"))
     assert found.chance == 0.5
     monkeypatch.setattr(type(found), "per_prompt", lambda *_: np.arange(4.0)[:, None].repeat(24, axis=1))
-    of_sets = found.interval("same layers", "log_odds")  # all spread is between sets
-    assert tuple(of_sets) == pytest.approx(tuple(bootstrap_interval(np.arange(4.0), clusters=range(4), seed=3)))
+    reach = student.ppf(0.975, 3) * np.std(np.arange(4), ddof=1) / 2  # all spread is between sets
+    assert tuple(found.interval("same layers", "log_odds")) == pytest.approx((1.5, 1.5 - reach, 1.5 + reach))
+
+
+def test_two_random_sets_give_no_interval(gpt2, gpt2_batch, found):
+    """Nothing says how much random sets vary."""
+    assert len(found.conditions["same layers"].sets) == 2
+    assert math.isfinite(found.interval("heads", "log_odds").low)
+    for measure in ("accuracy", "log_odds", "auroc", "over_vocabulary"):
+        assert math.isfinite(found.difference("heads", "same layers", measure).value)
+        assert math.isnan(found.difference("heads", "same layers", measure).low)
+        assert math.isnan(found.interval("same layers", measure).high)
 
 
 def test_heads_that_only_change_a_preference_lower_accuracy_but_not_the_auroc():

@@ -78,7 +78,7 @@ MISUSE = {
     lambda: metrics.bootstrap_interval([1.0, NAN]): "must be finite",
     lambda: metrics.bootstrap_interval([1.0, 2.0], level=95): "level=95",
     lambda: metrics.bootstrap_interval([[1.0, 2.0], [3.0, 4.0]]): "statistic=",
-    lambda: metrics.bootstrap_interval([1.0, 2.0], clusters=[0, 1], statistic=max): "requires the mean",
+    lambda: metrics.bootstrap_interval([1.0, 2.0], clusters=[0]): "one entry per prompt, 2, got 1",
     lambda: metrics.spearman(torch.tensor([1.0, NAN]), torch.tensor([1.0, 2.0])): "must not be NaN",
     lambda: metrics.bootstrap_interval([1.0, 2.0], draws=0): "at least 1",
     # batches: a model, its batch, and another model

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 
 import pandas as pd
 import pytest
@@ -12,7 +11,6 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.intervals import bootstrap_interval
 from icl_lens.locate import locate as dataset
-from icl_lens.locate import streamed_means
 from icl_lens.locate.located_heads import heads_result, heads_table
 from icl_lens.models.view import ModelView
 from icl_lens.runs.configuration import configuration
@@ -66,25 +64,6 @@ def test_intervals_are_those_of_every_prompts_own_values(gpt2, batch, monkeypatc
     assert one.low is None
     assert "low" not in heads_table(one)
     assert "interval" not in repr(one)
-
-
-@pytest.mark.parametrize("by", ["increase", "contrast"])
-def test_intervals_of_many_queries_are_the_same_in_less_memory(gpt2, batch, monkeypatch, by):
-    """By draw instead of by query, if there are fewer draws than queries."""
-    some = batch[[0, 1, 2, 4, 5]]
-    monkeypatch.setattr(dataset, "draw_clusters", partial(dataset.draw_clusters, draws=4))
-    kept = []
-    make = streamed_means.ResampledSums.__init__
-    monkeypatch.setattr(
-        streamed_means.ResampledSums, "__init__", lambda self, *args: make(self, *args) or kept.append(self)
-    )
-    first = il.locate_heads(gpt2, some, k=3, by=by, run=il.Run(batch_size=2))
-    monkeypatch.setattr(streamed_means, "QUERY_BYTES", 0)
-    second = il.locate_heads(gpt2, some, k=3, by=by, run=il.Run(batch_size=2))
-    assert [one.by_query for one in kept] == [True, False]
-    assert [len(one.sums) for one in kept] == [5, 4]
-    for end in ("low", "high", "selected"):
-        assert_close(getattr(second, end), getattr(first, end))
 
 
 def test_prompts_that_share_a_query_count_once(gpt2):

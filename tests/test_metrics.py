@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -72,25 +71,6 @@ def test_bias_gap_is_the_difference_of_two_accuracies():
         bias_gap(correct[:3], answer[:3], favored[:3])
 
 
-def test_intervals_cover_the_truth_as_often_as_they_say():
-    rng = np.random.default_rng(2)
-    hits = 0
-    for _ in range(200):
-        _, low, high = bootstrap_interval(rng.exponential(1.0, size=100), draws=400)
-        hits += low <= 1.0 <= high
-    assert 175 <= hits <= 199  # 95% of 200 is 190
-
-
-def test_clusters_are_drawn_whole():
-    """Ten copies of every value count as one: the interval is mean ± 1.96 standard errors over clusters."""
-    values = np.random.default_rng(4).normal(size=400)
-    value, low, high = bootstrap_interval(values.repeat(10), clusters=list(np.arange(400).repeat(10)))
-    error = values.std(ddof=1) / math.sqrt(400)
-    assert value == pytest.approx(values.mean())
-    assert (low, high) == pytest.approx((value - 1.96 * error, value + 1.96 * error), abs=0.2 * error)
-    assert math.isnan(bootstrap_interval([0.0, 1.0], clusters=["one", "one"]).low)
-
-
 def test_a_table_has_the_interval_of_every_entry():
     values = torch.randn(12, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     clusters = [f"query {i % 5}" for i in range(12)]
@@ -102,38 +82,6 @@ def test_a_table_has_the_interval_of_every_entry():
     for axes, queries in (({"kind": "xy", "layer": range(4)}, clusters), ({"kind": "xy", "layer": range(3)}, ["one"])):
         with pytest.raises(InputError, match=r"shape \[prompt kind layer\] = "):
             interval_table(values, axes, queries)
-
-
-def test_all_correct_is_not_certainty():
-    """An accuracy of 0.05 ** (1 / 30) or less gives 30 correct answers in at most 5% of samples."""
-    right = bootstrap_interval(np.ones(60), clusters=list(range(30)) * 2, bounds=(0.0, 1.0))
-    assert tuple(right) == pytest.approx((1.0, 0.05 ** (1 / 30), 1.0))
-
-
-def test_rows_are_drawn_together():
-    """A ratio of two columns that are proportional has no uncertainty at all."""
-    before = np.random.default_rng(3).uniform(1, 2, size=50)
-    rows = np.stack([before, 0.8 * before], axis=1)
-    reduction = bootstrap_interval(rows, statistic=lambda x: float(1 - x[:, 1].mean() / x[:, 0].mean()))
-    assert tuple(reduction) == pytest.approx((0.2, 0.2, 0.2))
-
-
-def test_draws_without_a_value_are_left_out_unless_there_are_many():
-    few = np.array([1.0] * 5 + [0.0] * 5)
-    share = bootstrap_interval(few, statistic=lambda x: float(1 / x.mean()) if x.any() else math.nan)
-    assert math.isfinite(share.low)
-    rare = np.array([1.0] + [0.0] * 9)  # a third of the draws miss the only one
-    share = bootstrap_interval(rare, statistic=lambda x: float(1 / x.mean()) if x.any() else math.nan)
-    assert share.value == 10.0
-    assert math.isnan(share.low)
-
-
-def test_the_same_seed_gives_the_same_interval_however_it_is_chunked(monkeypatch):
-    values = torch.rand(30)
-    whole = bootstrap_interval(values, seed=5)
-    monkeypatch.setattr("icl_lens.intervals.MAX_DRAWN_VALUES", 100)
-    assert bootstrap_interval(values, seed=5) == pytest.approx(whole)
-    assert bootstrap_interval(values, seed=6).low != whole.low
 
 
 def test_equal_values_share_their_rank():

@@ -335,7 +335,7 @@ def _ranked(
         return {"estimate": space.flatten(found).float().flatten().numpy()}
 
     counts, query_of = draw_clusters(batch.queries)
-    total, resampled = np.zeros(len(space)), ResampledSums(np.ascontiguousarray(counts.T), len(space))
+    total, resampled = np.zeros(len(space)), ResampledSums(counts, len(space))
     for number, chunk in stream.chunks("estimates", range(len(stream.plan)), estimate):
         rows = stream.plan[number]
         estimates = chunk.column("estimate").to_numpy().reshape(len(rows), -1)
@@ -344,9 +344,9 @@ def _ranked(
             resampled.add(values, int(query_of[row]))
 
     def rank() -> _Ranked:
-        weight = counts[:, query_of].sum(1).astype(float)
+        n_prompts = np.bincount(query_of, minlength=counts.shape[1])
         several, k = counts.shape[1] > 1, min(n_edges, len(space))
-        selected = resampled.selected(k, weight, absolute=True) if several else np.full(len(space), np.nan)
+        selected = resampled.selected(k, n_prompts, absolute=True) if several else np.full(len(space), np.nan)
         return _Ranked(total / len(batch), np.argsort(-np.abs(total), kind="stable"), selected)
 
     return stream.distributed.run_on_main(rank)

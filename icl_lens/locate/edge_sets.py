@@ -8,7 +8,7 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 
 from icl_lens.edits.edges import RemovalMasks
-from icl_lens.intervals import percentile_ends, resampled_means
+from icl_lens.intervals import leave_one_out_interval, leave_one_out_means, with_random_sets
 from icl_lens.locate.edge_space import EdgeSpace
 from icl_lens.measures.controlled_ablation import random_head_sets
 from icl_lens.models.view import ModelView
@@ -120,18 +120,30 @@ class EdgeSets:
 
 
 class _Tables:
-    """Each set's mean log-odds, [draw set]: row 0 is the mean over all prompts, the others are bootstrap draws."""
+    """Each set's mean log-odds, [draw set]: row 0 is over all prompts, the others are without each query."""
 
     def __init__(self, sets: EdgeSets, log_odds: Float[np.ndarray, "prompt set"], queries: Sequence[str]):
         self.sets, self.space = sets, sets.space
         self.column = {name: i for i, name in enumerate(sets.names)}
-        draws = resampled_means(log_odds, queries) if len(set(queries)) > 1 else np.full((1, len(sets)), np.nan)
-        self.means = np.concatenate([log_odds.mean(0, keepdims=True), draws])
+        self.queries = queries
+        self.means = leave_one_out_means(log_odds, queries)
         self.all_minus_none = self.mean("all") - self.mean("none")
         self.located = np.stack([self.faithfulness("located", size) for size in sets.sizes], axis=1)  # draw, size
         self.random = np.stack(
             [[self.faithfulness("random", number, size) for size in sets.sizes] for number in range(sets.n_random)]
         ).transpose(2, 0, 1)  # draw, ranking, size
+
+    def interval(
+        self, name: str, prefix: str, values: Float[np.ndarray, " draw"], *means_of_sets: Float[np.ndarray, " set"]
+    ) -> dict[str, float]:
+        """Return columns: `name` is the first of `values`, low and high are the ends of its interval.
+
+        `means_of_sets` are the random sets whose mean the value contains (see `with_random_sets`).
+        """
+        interval = leave_one_out_interval(values, self.queries)
+        if means_of_sets:
+            interval = with_random_sets(interval, *means_of_sets)
+        return {name: interval.value, f"{prefix}low": interval.low, f"{prefix}high": interval.high}
 
     def mean(self, *name: object) -> Float[np.ndarray, " draw"]:
         return self.means[:, self.column[name]]
@@ -154,8 +166,8 @@ class _Tables:
                     "role": edge.role,
                     "selected": float(selected[index]),
                     "estimate": float(estimates[index]),
-                    **_interval("effect", "", self.mean("all") - self.mean("edge", number)),
-                    **_interval("needed", "needed_", circuit - self.mean("needed", number)),
+                    **self.interval("effect", "", self.mean("all") - self.mean("edge", number)),
+                    **self.interval("needed", "needed_", circuit - self.mean("needed", number)),
                 }
             )
         return pd.DataFrame(rows)
@@ -168,11 +180,11 @@ class _Tables:
                 {
                     "kept": size,
                     "share": size / len(self.space),
-                    **_interval("faithfulness", "", located),
+                    **self.interval("faithfulness", "", located),
                     "random": float(random[0].mean()),
                     "random_low": float(random[0].min()),
                     "random_high": float(random[0].max()),
-                    **_interval("difference", "difference_", located - random.mean(1)),
+                    **self.interval("difference", "difference_", located - random.mean(1), random[0]),
                 }
             )
         return pd.DataFrame(rows)
@@ -181,32 +193,39 @@ class _Tables:
         rows = []
         for name in self.space.groups:
             effect = self.mean("all") - self.mean("group", name)
-            controls = [self.mean("control", name, number) for number in range(N_RANDOM_READERS)]
-            control = self.mean("all") - np.mean(controls, axis=0)
+            controls = np.stack([self.mean("control", name, number) for number in range(N_RANDOM_READERS)])
+            control = self.mean("all") - controls.mean(0)
             rows.append(
                 {
                     "group": name,
-                    **_interval("effect", "", effect),
+                    **self.interval("effect", "", effect),
                     "control": float(control[0]),
-                    **_interval("difference", "difference_", effect - control),
+                    **self.interval("difference", "difference_", effect - control, controls[:, 0]),
                 }
             )
         return pd.DataFrame(rows)
 
     def layers(self) -> pd.DataFrame:
         return pd.DataFrame(
-            {"input": end, "layer": layer} | _interval("effect", "", self.mean("all") - self.mean("layer", end, layer))
+            {"input": end, "layer": layer}
+            | self.interval("effect", "", self.mean("all") - self.mean("layer", end, layer))
             for end, layer in self.space.layers
         )
 
     def scores(self, estimates: Float[np.ndarray, " edge"]) -> pd.DataFrame:
         scores = {"all": self.mean("all"), "none": self.mean("none"), "all − none": self.all_minus_none}
+        random_areas: dict[str, Float[np.ndarray, " set"]] = {}
         for name in ("cpr", "cmd"):
-            located, random = self.area(name, self.located), self.area(name, self.random).mean(1)
+            located, areas = self.area(name, self.located), self.area(name, self.random)
+            random = areas.mean(1)
             scores |= {name: located, f"{name}, random": random, f"{name}, difference": located - random}
+            random_areas |= {f"{name}, random": areas[0], f"{name}, difference": areas[0]}
         gaps = [np.abs(self.mean("model without", j) - self.mean("circuit without", j)) for j in range(N_SUBSETS)]
         scores["completeness"] = np.mean(gaps, axis=0)
-        rows = [{"name": name, **_interval("value", "", values)} for name, values in scores.items()]
+        rows = []
+        for name, values in scores.items():
+            means_of_sets = [random_areas[name]] if name in random_areas else []
+            rows.append({"name": name, **self.interval("value", "", values, *means_of_sets)})
         others = np.delete(np.abs(estimates), self.sets.circuit)
         largest = {"value": float(others.max(initial=0)), "low": np.nan, "high": np.nan}
         return pd.DataFrame([*rows, {"name": "largest estimate left out", **largest}])
@@ -217,10 +236,3 @@ class _Tables:
         zero = 0 * faithfulness[..., :1]  # NaN where faithfulness is not defined
         F = np.concatenate([zero, faithfulness, zero + 1], axis=-1)
         return np.trapezoid(F if name == "cpr" else np.abs(1 - F), shares, axis=-1)
-
-
-def _interval(name: str, prefix: str, draws: Float[np.ndarray, " draw"]) -> dict[str, float]:
-    """Return columns: `name` is the first of `draws`, low and high are the ends of the interval of the others."""
-    finite = draws[1:][np.isfinite(draws[1:])]
-    low, high = percentile_ends(finite) if len(finite) else (np.nan, np.nan)
-    return {name: float(draws[0]), f"{prefix}low": float(low), f"{prefix}high": float(high)}

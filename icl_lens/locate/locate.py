@@ -252,7 +252,7 @@ class _Search:
         plan, k = stream.plan, self.k
         means, evaluated = HeadMeans(n_heads, self.by), list[np.ndarray]()
         counts, query_of = draw_clusters(self.batch.queries)
-        resampled = ResampledSums(np.ascontiguousarray(counts.T), n_heads)
+        resampled = ResampledSums(counts, n_heads)
 
         def add_to_draws(number: int, heads: np.ndarray, increase: np.ndarray) -> None:
             for row, values in zip(plan[number], increase, strict=True):
@@ -291,10 +291,10 @@ class _Search:
             if counts.shape[1] < 2:
                 return found
             located = (found.layer * self.view.n_heads + found.head).numpy()
-            weight = counts[:, query_of].sum(1).astype(float)
+            n_prompts = np.bincount(query_of, minlength=counts.shape[1])
             # Sums of other heads lack prompts.
             complete = np.flatnonzero(means.n_exact == means.n_rows)
-            shares = *resampled.ends(weight, located), resampled.selected(k, weight, complete)[located]
+            shares = *resampled.ends(n_prompts, located), resampled.selected(k, n_prompts, complete)[located]
             return replace(found, **dict(zip(("low", "high", "selected"), map(torch.from_numpy, shares), strict=True)))
 
         return replace(stream.distributed.run_on_main(top), edits=active_edits(self.view))

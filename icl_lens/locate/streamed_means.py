@@ -1,8 +1,7 @@
 """Mean scores of all heads over chunks, with intervals over queries, in memory that does not grow with the prompts.
 
-Means and intervals are accumulated in float64 in the order of the chunks, so a resumed run writes the same bytes.
-Intervals are those of `icl_lens.intervals.bootstrap_interval` over queries: all draws are made before the first chunk,
-and each prompt is added to the sums of the draws that contain its query.
+Sums over the prompts of each query are accumulated in float64 in the order of the chunks, so a resumed run writes the
+same bytes. Intervals are those of `icl_lens.intervals.mean_intervals` over queries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +17,11 @@ from torch import Tensor
 
 from icl_lens.attribution.search import check_k
 from icl_lens.errors import InputError
-from icl_lens.intervals import draw_clusters, percentile_ends, top_places
+from icl_lens.intervals import draw_clusters, resampled_sums, studentized_ends, top_places
 from icl_lens.locate.chunk import read_index
 from icl_lens.models.head import Head
-from icl_lens.models.memory import QUERY_BYTES
 from icl_lens.models.view import ModelView
 
-N_COLUMNS = 32
 # Length of the list of heads that `MeanScore.selected` refers to by default.
 N_SELECTED = 20
 # Draws and columns whose ranking is computed at a time.
@@ -63,8 +60,7 @@ class StreamedMeans:
         n_heads = len(view.heads())
         self.view = view
         self.k = check_k(min(N_SELECTED, n_heads) if k is None else k, n_heads, "heads")
-        counts, self._query_of_row = draw_clusters(queries)
-        self._counts = np.ascontiguousarray(counts.T)
+        self._counts, self._query_of_row = draw_clusters(queries)
         self._sums: dict[str, _Sums] = {}
         self.fallback_reason = ""
         """The first reason that a chunk gives for not using the prefix cache; empty if none does."""
@@ -87,7 +83,7 @@ class StreamedMeans:
 
     def n_queries(self, name: str) -> int:
         """Return the number of distinct queries of the prompts that have a score."""
-        return len(self._sums[name].queries)
+        return int((self._sums[name].n_prompts > 0).sum())
 
     def counts(self, n_prompts: int, name: str) -> dict[str, Any]:
         """Return the numbers of prompts, queries with a score and heads, and the share `selected` of a random head."""
@@ -101,87 +97,66 @@ class StreamedMeans:
 
 
 class ResampledSums:
-    """Sums of heads' scores over prompts in every bootstrap draw of queries.
+    """Sums of heads' scores over the prompts of each query, from which every draw of queries can be computed.
 
-    `counts` says how often each draw contains each query. Sums are kept by query or, if there are more queries than
-    draws and that takes more memory than `QUERY_BYTES`, by draw, which takes longer for each prompt. What is said of
-    heads holds for edges.
+    `counts` says how often each bootstrap draw contains each query. What is said of heads holds for edges.
     """
 
-    def __init__(self, counts: Int[np.ndarray, "query draw"], n_heads: int):
+    def __init__(self, counts: Int[np.ndarray, "draw query"], n_heads: int):
         self.counts = counts
-        self.by_query = len(counts) <= counts.shape[1] or len(counts) * n_heads * 8 <= QUERY_BYTES
-        self.sums = np.zeros((len(counts) if self.by_query else counts.shape[1], n_heads))
+        self.sums = np.zeros((counts.shape[1], n_heads))
 
     def add(
         self, values: Float[np.ndarray, " head"], query: int, heads: Int[np.ndarray, " head"] | slice = slice(None)
     ) -> None:
         """Add one prompt's scores of all heads, or of some."""
-        if self.by_query:
-            self.sums[query, heads] += values
-            return
-        with np.errstate(invalid="ignore"):  # 0 · infinity, which is reported with the mean
-            self.sums[:, heads] += self.counts[query][:, None] * values.astype(np.float64)
+        self.sums[query, heads] += values
 
     def ends(
-        self, weight: Float[np.ndarray, " draw"], heads: Int[np.ndarray, " head"] | None = None
+        self, n_prompts: Int[np.ndarray, " query"], heads: Int[np.ndarray, " head"] | None = None
     ) -> Float[np.ndarray, "2 head"]:
-        """Return the ends of the 95% intervals of all heads, or of some; `weight` is each draw's number of prompts."""
-        heads = np.arange(self.sums.shape[1]) if heads is None else heads
-        found = []
-        for some in np.split(heads, range(N_COLUMNS, len(heads), N_COLUMNS)):
-            means = self._of_draws(some)[weight > 0] / weight[weight > 0, None]
-            found.append(percentile_ends(means))
-        return np.concatenate(found, axis=1)
+        """Return the ends of the 95% intervals of all heads, or of some; `n_prompts` is each query's number."""
+        sums = self.sums if heads is None else self.sums[:, heads]
+        return studentized_ends(sums, n_prompts.astype(float))
 
     def selected(
         self,
         k: int,
-        weight: Float[np.ndarray, " draw"],
+        n_prompts: Int[np.ndarray, " query"],
         heads: Int[np.ndarray, " head"] | None = None,
         *,
         absolute: bool = False,
     ) -> Float[np.ndarray, " all_heads"]:
         """Return the share of draws in which each head is among the first k of all heads, or of some (NaN for others).
 
-        `absolute` ranks by the size of the mean. Sums are rounded to multiples of a power of two so small that they
-        fill 52 bits: matrix products are then exact, hence the same bytes everywhere, and equal heads stay equal.
+        `absolute` ranks by the size of the mean. Draws without a prompt are left out. Heads of equal scores stay equal
+        in every draw (see `resampled_sums`).
         """
-        n = self.sums.shape[1]
-        heads, draws = np.arange(n) if heads is None else heads, np.flatnonzero(weight > 0)
-        largest = max(self.sums.max(), -self.sums.min()) * (self.counts.sum(0).max() if self.by_query else 1)
-        bits, shares = 52 - np.frexp(largest)[1], np.zeros(len(heads))
-        for some in np.split(draws, range(N_RANKED_DRAWS, len(draws), N_RANKED_DRAWS)):
-            values, counts = np.empty((len(some), len(heads))), self.counts[:, some].T.astype(float)
-            for start in range(0, len(heads), N_RANKED_COLUMNS):
-                columns = slice(start, start + N_RANKED_COLUMNS)
-                sums = self.sums[:, heads[columns]]
-                values[:, columns] = counts @ np.rint(np.ldexp(sums, bits)) if self.by_query else sums[some]
+        n_heads = self.sums.shape[1]
+        heads = np.arange(n_heads) if heads is None else heads
+        draws = np.flatnonzero(self.counts @ n_prompts > 0)
+        shares = np.zeros(len(heads))
+        for start in range(0, len(draws), N_RANKED_DRAWS):
+            counts = self.counts[draws[start : start + N_RANKED_DRAWS]].astype(float)
+            values = np.empty((len(counts), len(heads)))
+            for first in range(0, len(heads), N_RANKED_COLUMNS):
+                columns = slice(first, first + N_RANKED_COLUMNS)
+                values[:, columns] = resampled_sums(counts, self.sums[:, heads[columns]])
             shares += top_places(np.abs(values) if absolute else values, k).sum(0)
-        found = np.full(n, np.nan)
-        found[heads] = shares / len(draws)
-        return found
-
-    def _of_draws(self, heads: Int[np.ndarray, " head"]) -> Float[np.ndarray, "draw head"]:
-        """Return the sums of some heads by draw; elementwise, because a matrix product's rounding depends on memory."""
-        if not self.by_query:
-            return self.sums[:, heads]
-        found = np.zeros((self.counts.shape[1], len(heads)))
-        with np.errstate(invalid="ignore"):
-            for count, own in zip(self.counts, self.sums[:, heads], strict=True):
-                found += count[:, None] * own
-        return found
+        selected = np.full(n_heads, np.nan)
+        selected[heads] = shares / len(draws)
+        return selected
 
 
 class _Sums:
-    """Sums of one score over prompts, unweighted for the mean and weighted for every bootstrap draw."""
+    """Sums of one score over all prompts and over those of each query."""
 
-    def __init__(self, counts: Int[np.ndarray, "query draw"], n_heads: int):
+    def __init__(self, counts: Int[np.ndarray, "draw query"], n_heads: int):
         self.n = 0
         self.total = np.zeros(n_heads)
         self.resampled = ResampledSums(counts, n_heads)
-        self.weight = np.zeros(counts.shape[1])
-        self.queries: set[int] = set()
+        self.n_prompts = np.zeros(counts.shape[1], np.int64)
+        """Number of prompts of each query that have the score."""
 
     def add(self, values: Float[np.ndarray, " head"], query: int) -> None:
         """Add one prompt's effects; a prompt without the score (all NaN) is skipped."""
@@ -190,8 +165,7 @@ class _Sums:
         self.n += 1
         self.total += values.astype(np.float64)
         self.resampled.add(values, query)
-        self.weight += self.resampled.counts[query]
-        self.queries.add(query)
+        self.n_prompts[query] += 1
 
     def mean(self, name: str, view: ModelView, k: int) -> MeanScore:
         """Return the `MeanScore` of score `name`; raise InputError if a mean is NaN or infinite."""
@@ -207,6 +181,6 @@ class _Sums:
                 "model in bfloat16 or float32, or remove edits"
             )
         found = [mean, *np.full((3, mean.size), np.nan)]
-        if len(self.queries) > 1:
-            found = [mean, *self.resampled.ends(self.weight), self.resampled.selected(k, self.weight)]
+        if (self.n_prompts > 0).sum() > 1:
+            found = [mean, *self.resampled.ends(self.n_prompts), self.resampled.selected(k, self.n_prompts)]
         return MeanScore(*(torch.from_numpy(one).reshape(shape) for one in found))

@@ -3,7 +3,7 @@
 1. `random_head_sets` draws sets that have as many heads as were chosen and contain none of these. Some layers matter
    more than others, so sets from the chosen heads' layers are the stricter control.
 2. `ablate_with_controls` scores every prompt without ablation, with the chosen heads zeroed, and with each set zeroed.
-3. Intervals resample random sets and queries (not prompts, because those with the same query are not independent).
+3. Intervals are over queries (not prompts, because those with the same query are not independent) and random sets.
 """
 
 import json
@@ -27,7 +27,13 @@ from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Edit, Positions
 from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
-from icl_lens.intervals import Interval, cluster_weights, percentile_interval, weights_with_data
+from icl_lens.intervals import (
+    Interval,
+    leave_one_out_interval,
+    leave_one_out_means,
+    leave_one_out_weights,
+    with_random_sets,
+)
 from icl_lens.metrics import accuracy, is_correct, label_aurocs, label_log_odds, mean_aurocs
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
@@ -170,19 +176,22 @@ class ControlledAblation(Result):
         return np.stack([_MEASURES[measure](one).double().numpy() for one in self.conditions[condition].scores])
 
     def interval(self, condition: ConditionName, measure: Measure) -> Interval:
-        """Return the mean of a measure over prompts and sets, with its 95% interval."""
-        per_set, drawn = self._draws(condition, measure)
-        return self._interval(float(per_set.mean()), drawn, None if measure == "log_odds" else (0.0, 1.0))
+        """Return the mean of a measure over prompts and sets, with its 95% interval.
+
+        The interval is NaN for a single query, and for fewer than three random sets.
+        """
+        bounds = None if measure == "log_odds" else (0.0, 1.0)
+        return self._interval([(condition, self._without_each_query(condition, measure))], bounds)
 
     def difference(self, condition: ConditionName, other: ConditionName, measure: Measure) -> Interval:
         """Return the mean of a measure under one condition minus that under another, with its 95% interval.
 
         Both are measured on the same prompts. "heads" minus "same layers" is below zero if the heads matter more than
-        others of their layers.
+        others of their layers. The interval is NaN for a single query, and for fewer than three random sets.
         """
-        (first, drawn), (second, other_drawn) = (self._draws(name, measure) for name in (condition, other))
         bounds = None if measure == "log_odds" else (-1.0, 1.0)
-        return self._interval(float(first.mean() - second.mean()), drawn - other_drawn, bounds)
+        first, second = self._without_each_query(condition, measure), self._without_each_query(other, measure)
+        return self._interval([(condition, first), (other, -second)], bounds)
 
     def to_frame(self) -> pd.DataFrame:
         """Return each measure's interval, range over sets and difference from "same layers", one row per condition.
@@ -227,7 +236,7 @@ class ControlledAblation(Result):
         if len(self.labels) < 2:
             measures = ("accuracy", "over_vocabulary")
         for measure in measures:
-            means, _ = self._draws(name, measure)
+            means = self._without_each_query(name, measure)[0]
             found = {"": self.interval(name, measure)}
             if name != "same layers" and self.conditions["same layers"].sets:
                 found["_minus_same_layers"] = self.difference(name, "same layers", measure)
@@ -236,24 +245,13 @@ class ControlledAblation(Result):
             row |= {f"{measure}_min": float(means.min()), f"{measure}_max": float(means.max())}
         return row | {"n_sets": len(self.conditions[name].sets)}
 
-    def _draws(
-        self, condition: ConditionName, measure: Measure
-    ) -> tuple[Float[np.ndarray, " set"], Float[np.ndarray, " draw"]]:
-        """Return a measure of every set, and its mean in each bootstrap draw of queries and sets."""
-        if measure == "auroc":
-            of_sets = self._aurocs(condition)
-        else:
-            values = self.per_prompt(condition, measure)
-            of_sets = np.concatenate([values.mean(1)[None], self._query_weights @ values.T])
-        seed = 1 + list(self.conditions).index(condition)  # sets of different conditions are drawn independently
-        sets = cluster_weights(range(of_sets.shape[1]), seed=seed)
-        return of_sets[0], (of_sets[1:] * sets).sum(1)
-
-    def _aurocs(self, condition: ConditionName) -> Float[np.ndarray, "draw set"]:
-        """Return each set's AUROC in the data (first) and in each bootstrap draw of queries."""
+    def _without_each_query(self, condition: ConditionName, measure: Measure) -> Float[np.ndarray, "draw set"]:
+        """Return a measure of every set: first over all prompts, then without each query."""
+        if measure != "auroc":
+            return leave_one_out_means(self.per_prompt(condition, measure).T, self.queries)
         check_choice("condition", condition, tuple(self.conditions))
         if condition not in self._computed_aurocs:
-            weights = weights_with_data(self.queries)
+            weights = leave_one_out_weights(self.queries)
             of_sets = [
                 mean_aurocs(label_aurocs(one.label_log_probs, one.answer, choices=one.label_mask, weights=weights))
                 for one in self.conditions[condition].scores
@@ -265,12 +263,16 @@ class ControlledAblation(Result):
     def _computed_aurocs(self) -> dict[ConditionName, Float[np.ndarray, "draw set"]]:
         return {}
 
-    @cached_property
-    def _query_weights(self) -> Float[np.ndarray, "draw prompt"]:
-        return cluster_weights(self.queries)
-
-    def _interval(self, value: float, drawn: np.ndarray, bounds: tuple[float, float] | None) -> Interval:
-        return percentile_interval(value, drawn, n_clusters=len(set(self.queries)), bounds=bounds)
+    def _interval(
+        self,
+        terms: list[tuple[ConditionName, Float[np.ndarray, "draw _"]]],
+        bounds: tuple[float, float] | None,
+    ) -> Interval:
+        """Return the sum of the means over sets of some conditions, with its interval over queries and random sets."""
+        values = np.sum([means.mean(1) for _, means in terms], axis=0)
+        interval = leave_one_out_interval(values, self.queries, bounds=bounds)
+        random = [means[0] for name, means in terms if name in ("same layers", "all layers")]
+        return with_random_sets(interval, *random, bounds=bounds)
 
 
 def random_head_sets(

@@ -28,8 +28,6 @@ PART_BYTES = 3 * BUDGET
 """Vectors [batch, part, d_model] that are computed and read out at a time."""
 STREAM_BYTES = 4 * BUDGET
 """Stored residual streams, from which passes restart at a layer."""
-QUERY_BYTES = 4 * BUDGET
-"""Sums of heads' scores by query, for bootstrap intervals."""
 KEY_BYTES = 6 * BUDGET
 """Keys and values of the prompts cached at a time."""
 GRAPH_BYTES = 16 * BUDGET
