@@ -220,7 +220,7 @@ def test_word_tasks_that_cannot_be_are_refused(words, arguments, complaint):
 
 
 def test_two_classes_a_prompt_are_those_of_query_and_another(folder):
-    prompts = load_task("trec", path=folder, n=100, layout="order")
+    prompts = load_task("trec", path=folder, n=100, layout="order", labels=("foo", "bar"))
     assert len(prompts) == 100
     for prompt in prompts:
         assert [d.label for d in prompt.demonstrations] == ["bar", "bar", "foo", "foo"]
@@ -239,7 +239,7 @@ def test_two_classes_a_prompt_are_those_of_query_and_another(folder):
 
 def test_all_classes_keep_their_labels(folder):
     """A label belongs to the same class in every prompt; the true class stands next to the query."""
-    prompts = TextTask("trec", folder, classes="all").prompts(60, layout="order")
+    prompts = TextTask("trec", folder, classes="all").prompts(60, layout="order", labels=("foo", "bar", "baz"))
     meaning = {"foo": "ABBR", "bar": "DESC", "baz": "NUM"}
     first = set()
     for prompt in prompts:
@@ -324,9 +324,10 @@ def test_what_becomes_of_odd_texts(folder):
         {"text": "test NUM " + "long " * 20, "label": "NUM"},
     ]
     write(folder / "test.jsonl", [*rows_of("test"), *odd])
-    asked = Counter(prompt.query for prompt in TextTask("trec", folder, max_words=21).prompts(19))
+    prompts = TextTask("trec", folder, max_words=21).prompts(19, labels=("foo", "bar"))
+    asked = Counter(prompt.query for prompt in prompts)
     assert asked == Counter([*(row["text"] for row in rows_of("test")), "test NUM with a line break"])
-    longest = {prompt.query for prompt in load_task("trec", path=folder, n=20)} - set(asked)
+    longest = {prompt.query for prompt in load_task("trec", path=folder, n=20, labels=("foo", "bar"))} - set(asked)
     assert longest == {("test NUM " + "long " * 20).strip()}
 
 
@@ -348,7 +349,7 @@ def test_numbers_as_labels_survive_an_empty_cell(tmp_path):
     lines = [f"text {kind} {i},{kind}" for i in range(6) for kind in range(3)]
     (tmp_path / "train.csv").write_text("text,label\n" + "\n".join([*lines, "text without label,"]))
     write(tmp_path / "test.jsonl", [{"text": f"ask {i}", "label": i % 3} for i in range(6)])
-    for prompt in TextTask("mine", tmp_path, classes="all").prompts(6):
+    for prompt in TextTask("mine", tmp_path, classes="all").prompts(6, labels=("foo", "bar", "baz")):
         assert prompt.answer == ("foo", "bar", "baz")[int(kind_of(prompt.query)) % 3]
         for d in prompt.demonstrations:
             assert d.label == ("foo", "bar", "baz")[int(kind_of(d.text))]
@@ -360,8 +361,7 @@ def test_class_names_of_parquet_files_are_read(tmp_path):
     path = tmp_path / "rows.parquet"
     datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
     for prompt in TextTask("mine", path, classes="all").prompts(20, demonstrations=1):
-        # "a", the name of 1, comes first in the alphabet.
-        assert prompt.answer == ("bar", "foo")[int(prompt.query.split()[1]) % 2]
+        assert prompt.answer == ("z", "a")[int(prompt.query.split()[1]) % 2]
         assert "t 11" not in str(prompt)
 
 
@@ -396,7 +396,8 @@ def test_datasets_that_cannot_be_used_are_refused(folder, tmp_path):
     refused("got 0 queries", max_words=1)
     refused("must be 3 different words", classes="all", labels=["foo", "bar"])
     many = write(tmp_path / "many.jsonl", rows_of("one", [f"K{i}" for i in range(20)], each=4))
-    refused("20 words.*defaults: 14", path=many, classes="all")
+    assert len(TextTask("many", many, classes="all").prompts(1)[0].labels) == 20
+    refused("must be 20 different words", path=many, classes="all", labels=["foo", "bar"])
     write(folder / "test.jsonl", [*rows_of("test"), {"text": "a new class", "label": "LOC"}])
     refused("0 of class 'LOC'")
 

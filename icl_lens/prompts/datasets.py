@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,21 @@ SUFFIXES: tuple[str, ...] = (".jsonl", ".csv", ".tsv", ".json", ".parquet")
 """Supported file suffixes."""
 
 
+PAIR_COLUMNS = ("input", "output")
+"""The columns by which a file of pairs is recognized."""
+
+Row = dict[str, Any]
+"""The cells of a row by column."""
+
+
 @dataclass(frozen=True)
 class RawTable:
-    """Raw rows. `class_names[column]` has the class names of a column of class indices."""
+    """Raw rows, which are read while they are iterated over, and only once.
 
-    rows: list[dict[str, Any]]
+    `class_names[column]` has the class names of a column of class indices.
+    """
+
+    rows: Iterable[Row]
     class_names: Mapping[str, Sequence[str]]
 
 
@@ -103,12 +113,13 @@ def load_hub_splits(name: str, splits: Sequence[str]) -> tuple[dict[str, RawTabl
     except InputError as error:
         raise InputError(f"{error}; or pass a local copy with path=") from error.__cause__
     repository.record_revision()
-    tables = {}
+    tables, columns = {}, set[str]()
     for split, file in files.items():
         path = folder / str(file)
         table = _read(path, f"delete {str(path)!r} to download it again", source.max_rows)
-        tables[split] = RawTable(table.rows, dict.fromkeys(source.labels, source.class_names) | dict(table.class_names))
-    columns = {column for table in tables.values() for row in table.rows[:1] for column in row}
+        rows = list(table.rows)
+        columns.update(*rows[:1])
+        tables[split] = RawTable(rows, dict.fromkeys(source.labels, source.class_names) | dict(table.class_names))
     label = next((column for column in source.labels if column in columns), None)
     if source.text not in columns or label is None:
         raise InputError(
@@ -120,12 +131,13 @@ def load_hub_splits(name: str, splits: Sequence[str]) -> tuple[dict[str, RawTabl
 
 
 def read_files(paths: Sequence[Path]) -> RawTable:
-    """Return the raw rows of one file or its shards; raise InputError if they cannot be read.
+    """Return the raw rows of one file or its shards, which are read one by one.
 
+    Raise InputError, while they are read, if they cannot be read.
     Cells of a .csv are strings ("01" stays "01", "NA" stays "NA"); an empty cell is a missing value.
     """
     tables = [_read(path, "fix the file or pass another") for path in paths]
-    return RawTable([row for table in tables for row in table.rows], tables[0].class_names)
+    return RawTable(itertools.chain.from_iterable(table.rows for table in tables), tables[0].class_names)
 
 
 def column_names(path: str | Path) -> tuple[str, ...]:
@@ -140,28 +152,35 @@ def column_names(path: str | Path) -> tuple[str, ...]:
 
             return tuple(pq.read_schema(path).names)
         if path.suffix == ".json":
-            table = json.loads(path.read_text(encoding="utf-8-sig"))
-            return tuple(table if isinstance(table, dict) else table[0])
+            return tuple(_columns_of(json.loads(path.read_text(encoding="utf-8-sig"))))
         return tuple(next(_READERS[path.suffix](path)))
     except Exception:  # the readers raise many types
         return ()
 
 
 def _read(path: Path, remedy: str, max_rows: int | None = None) -> RawTable:
-    """Return at most the first `max_rows` rows of a file."""
+    """Return at most the first `max_rows` rows of a file, to be read one by one."""
     if not path.is_file():
         raise InputError(f"there is no file {str(path)!r}; pass the path of an existing file or folder")
     if path.suffix not in SUFFIXES:
         raise InputError(f"path must be a file of type {quoted_list(SUFFIXES)}, got {str(path)!r}")
+
+    def unreadable(error: Exception) -> InputError:
+        return InputError(f"cannot read {str(path)!r} as {path.suffix}: {first_line(error)}; {remedy}")
+
+    def rows() -> Iterator[Row]:
+        try:
+            yield from itertools.islice(_READERS[path.suffix](path), max_rows)
+        except Exception as error:  # the readers raise many types; the file is at fault
+            raise unreadable(error) from error
+
     try:
-        if path.suffix == ".parquet":
-            return _parquet(path, max_rows)
-        return RawTable(list(itertools.islice(_READERS[path.suffix](path), max_rows)), {})
-    except Exception as error:  # the readers raise many types; the file is at fault
-        raise InputError(f"cannot read {str(path)!r} as {path.suffix}: {first_line(error)}; {remedy}") from error
+        return RawTable(rows(), _parquet_class_names(path) if path.suffix == ".parquet" else {})
+    except Exception as error:
+        raise unreadable(error) from error
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def _json_lines(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="\n") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -175,19 +194,55 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _json(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a JSON list of objects, or of an object with one list per column."""
+_CELL = (str, int, float)
+"""Types of a cell in a table of pairs without columns."""
+
+
+def _columns_of(table: Any) -> Iterable[str]:
+    """Return the columns of a JSON table; raise an exception if it has none."""
+    if _is_pair_mapping(table) or _is_pair_list(table):
+        return PAIR_COLUMNS
+    return table if isinstance(table, dict) else table[0]
+
+
+def _is_pair_mapping(table: Any) -> bool:
+    """Return whether a JSON value maps inputs to outputs, as {"France": "Paris"} does."""
+    return isinstance(table, dict) and bool(table) and all(isinstance(cell, _CELL) for cell in table.values())
+
+
+def _is_pair_list(table: Any) -> bool:
+    """Return whether a JSON value is a list of pairs, as [["France", "Paris"]] is."""
+    return (
+        isinstance(table, list)
+        and bool(table)
+        and all(
+            isinstance(pair, list) and len(pair) == 2 and all(isinstance(cell, _CELL) for cell in pair)
+            for pair in table
+        )
+    )
+
+
+def _json(path: Path) -> Iterator[Row]:
+    """Yield the rows of a JSON list of objects, of an object with one list per column, or of pairs without columns."""
     table = json.loads(path.read_text(encoding="utf-8-sig"))
-    if isinstance(table, dict) and table and all(isinstance(column, list) for column in table.values()):
+    columns: tuple[str, ...] = ()
+    if _is_pair_mapping(table):
+        columns, table = PAIR_COLUMNS, list(table.items())
+    elif _is_pair_list(table):
+        columns = PAIR_COLUMNS
+    elif isinstance(table, dict) and table and all(isinstance(column, list) for column in table.values()):
         if len({*map(len, table.values())}) > 1:
             raise ValueError(f"columns must have the same length, got {[*map(len, table.values())]} rows")
-        table = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
-    if not isinstance(table, list) or not all(isinstance(row, dict) for row in table):
+        columns, table = tuple(table), list(zip(*table.values(), strict=True))
+    elif not isinstance(table, list) or not all(isinstance(row, dict) for row in table):
         raise ValueError('it is not a list of objects like [{"text": "…", "label": "…"}]')
-    yield from table
+    table.reverse()
+    while table:  # rows are dropped as they are read, which saves memory
+        row = table.pop()
+        yield dict(zip(columns, row, strict=True)) if columns else row
 
 
-def _csv(path: Path) -> Iterator[dict[str, Any]]:
+def _csv(path: Path) -> Iterator[Row]:
     """Yield the rows of a file of comma-separated or, for .tsv, tab-separated cells; the latter are not quoted."""
     csv.field_size_limit(2**31 - 1)
     is_tsv = path.suffix == ".tsv"
@@ -206,27 +261,32 @@ def _csv(path: Path) -> Iterator[dict[str, Any]]:
             yield {name: cell or None for name, cell in zip(header, cells, strict=True)}
 
 
-_READERS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
-    ".jsonl": _json_lines,
-    ".csv": _csv,
-    ".tsv": _csv,
-    ".json": _json,
-}
-
-
-def _parquet(path: Path, max_rows: int | None) -> RawTable:
+def _parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(path)
     _distinct(file.schema_arrow.names)
-    # The library `datasets` stores class names in this metadata.
-    info = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface") or b"{}").get("info", {})
+    for batch in file.iter_batches():
+        yield from batch.to_pylist()
+
+
+def _parquet_class_names(path: Path) -> Mapping[str, Sequence[str]]:
+    """Return the class names by column, which the library `datasets` stores in the metadata."""
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_schema(path).metadata or {}
+    info = json.loads(metadata.get(b"huggingface") or b"{}").get("info", {})
     features = {column: kind for column, kind in info.get("features", {}).items() if isinstance(kind, dict)}
-    rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
-    return RawTable(
-        list(itertools.islice(rows, max_rows)),
-        {column: kind["names"] for column, kind in features.items() if kind.get("names")},
-    )
+    return {column: kind["names"] for column, kind in features.items() if kind.get("names")}
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _json_lines,
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".json": _json,
+    ".parquet": _parquet,
+}
 
 
 def _distinct(columns: list[str]) -> list[str]:
@@ -255,6 +315,8 @@ def two_cells(row: Mapping[str, Any], number: int, columns: tuple[str, str], rem
 
 def plain_cell(value: Any, number: int, column: str) -> str | int | float | None:
     """Return a cell that is text or a number; raise InputError for other types."""
+    if isinstance(value, str) and value.isascii():
+        return value
     if isinstance(value, float):
         if not math.isfinite(value):
             raise InputError(f"row {number} has {value} in column {column!r}; use text, a number or an empty cell")

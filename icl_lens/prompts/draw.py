@@ -2,7 +2,8 @@
 
 import random
 import re
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,10 +61,67 @@ class Draw:
         )
 
 
-def unused_text(texts: list[str], shown: list[str], query: str) -> str | None:
-    """Return one of `texts` that is not `shown`, or None; the choice depends on no other prompt."""
-    left = [text for text in texts if text not in shown]
-    return random.Random(f"{query} {shown}").choice(left) if left else None
+def spelling_key(text: str) -> str:
+    """Return what texts have in common that differ only in case or Unicode form, such as "Café" and "cafe\u0301".
+
+    Example:
+        >>> from icl_lens.prompts.draw import spelling_key
+        >>> spelling_key("\uff28ot") == spelling_key("hot")
+        True
+    """
+    if text.isascii():
+        return text.lower()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+
+
+class TextPool:
+    """Different texts, of which one is chosen in a time that does not depend on how many there are."""
+
+    def __init__(self, texts: Sequence[str], *, key: Callable[[str], str] = spelling_key) -> None:
+        self.texts = texts
+        self.key = key
+        """What texts share that count as the same."""
+        self.positions: dict[str, list[int]] = {}
+        """The positions of the texts with each key."""
+        for position, text in enumerate(texts):
+            self.positions.setdefault(key(text), []).append(position)
+
+    def unused(self, shown: Sequence[str], seed: str) -> str | None:
+        """Return a text with another key than those shown, or None; the choice depends on no other prompt."""
+        used = sorted({place for text in shown for place in self.positions.get(self.key(text), ())})
+        n_unused = len(self.texts) - len(used)
+        if not n_unused:
+            return None
+        place = random.Random(seed).choice(range(n_unused))
+        for used_place in used:
+            place += used_place <= place
+        return self.texts[place]
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """How many rows of a file a task uses, and how many it skips."""
+
+    used: Mapping[str, int]
+    """The number of rows used of each class; of pairs, the number under the name "pairs"."""
+    skipped: Mapping[str, int]
+    """The number of rows skipped for each reason, such as "duplicates"."""
+
+    def __str__(self) -> str:
+        n_used, n_skipped = sum(self.used.values()), sum(self.skipped.values())
+        sizes = sorted(self.used.items(), key=lambda entry: -entry[1])
+        if {*self.used} == {"pairs"}:
+            sentence = f"{n_used:,} pairs used"
+        else:
+            names = ", ".join(f"{name!r} {size:,}" for name, size in sizes[:MAX_NAMED])
+            more = f", … {sizes[-1][0]!r} {sizes[-1][1]:,}" if len(sizes) > MAX_NAMED else ""
+            sentence = f"{n_used:,} rows used, in {len(sizes)} classes ({names}{more})"
+        reasons = ", ".join(f"{size:,} {reason}" for reason, size in self.skipped.items() if size)
+        return f"{sentence}; {n_skipped:,} skipped" + (f" ({reasons})" if reasons else "")
+
+
+MAX_NAMED = 6
+"""The number of classes whose sizes are printed."""
 
 
 def check_path(path: object) -> None:

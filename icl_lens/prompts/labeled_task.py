@@ -32,6 +32,11 @@ class LabeledTask(ABC):
     """Whether all queries that the task draws are of the same class."""
     classes: Literal["binary", "all"] = "binary"
 
+    @property
+    def has_class_words(self) -> bool:
+        """Whether the names of the classes are the label words by default."""
+        return False
+
     def prompts(
         self,
         n: int = 1000,
@@ -56,6 +61,7 @@ class LabeledTask(ABC):
         in every prompt. With "order", the answer is also the last label, so a model that only copies the last label is
         always right. `Prompt.with_other_query` asks the same demonstrations for the other class.
 
+        The default labels of your own data are the names of its classes; those of other tasks are "foo" and "bar".
         Labels belong to classes, and are not exchanged, if they name them, if `labels` is a mapping from classes to
         their words ({"0": "negative", "1": "positive"}), or if the classes are numbers: their words are then given in
         the order of the numbers. Every prompt then shows classes that have words. Several words of a class are used in
@@ -86,8 +92,13 @@ class LabeledTask(ABC):
         def keep(groups: list[list[str]]) -> list[list[str]]:
             return texts_of_one_length(groups, next(_words(labels), DEFAULT_LABELS[0]), same_length_for, template)
 
-        draws = self._draws(demonstrations, random.Random(seed), None if same_length_for is None else keep)
+        uses_class_words = labels is None and self.has_class_words
+        draws = self._draws(
+            demonstrations, random.Random(seed), None if same_length_for is None else keep, is_balanced=uses_class_words
+        )
         first = next(draws)
+        if uses_class_words:
+            labels = {name: name for name in first.task_classes}
         words = class_labels(labels, first.task_classes, len(first.classes))
         exchanges = layout in _BALANCED and self.classes == "binary"
         alternates = layout in _BALANCED and self.has_one_true_class
@@ -111,8 +122,13 @@ class LabeledTask(ABC):
         """Return a 16-digit hexadecimal digest of the task's data."""
 
     @abstractmethod
-    def _draws(self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None) -> Iterator[Draw]:
-        """Yield endless draws of texts; `keep` filters the texts of each class."""
+    def _draws(
+        self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None, *, is_balanced: bool = False
+    ) -> Iterator[Draw]:
+        """Yield endless draws of texts; `keep` filters the texts of each class.
+
+        With `is_balanced`, queries of all classes are drawn equally often.
+        """
 
 
 def _words(labels: Labels | None) -> Iterator[str]:

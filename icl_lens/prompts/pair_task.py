@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import cache, partial
@@ -13,8 +14,8 @@ from typing import Any
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
 from icl_lens.prompts.class_labels import Labels
-from icl_lens.prompts.datasets import check_columns, read_files, two_cells
-from icl_lens.prompts.draw import check_path, check_sampling
+from icl_lens.prompts.datasets import PAIR_COLUMNS, check_columns, read_files, two_cells
+from icl_lens.prompts.draw import RowCounts, check_path, check_sampling, spelling_key
 from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.prompt import (
     DEFAULT_TEMPLATE,
@@ -30,8 +31,8 @@ from icl_lens.prompts.same_length import pairs_of_one_length
 Pairs = list[tuple[str, str]]
 """Inputs and their outputs."""
 
-PAIR_COLUMNS = ("input", "output")
-"""The columns by which a file of pairs is recognized."""
+MAX_SHUFFLED = 1000
+"""Up to this many pairs, each prompt shuffles all of them, as those of published numbers did."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ class PairTask:
 
     Without `path`, `name` is one of the bundled tasks: "antonyms", "country-capital", "present-past",
     "singular-plural", "english-french", "english-spanish", "next-item", "country-language", "capitalization",
-    "verb-gerund", "adjective-comparative" and "animal-class". `path` is a .json file with [{"input": …, "output": …}]
-    or {"input": [...], "output": [...]}, or a .jsonl, .csv, .tsv or .parquet file with two `columns`, the first line of
-    a .csv or .tsv being their names. White space is collapsed; duplicates and rows with an empty cell are skipped.
+    "verb-gerund", "adjective-comparative" and "animal-class". `path` is a .json file with [{"input": …, "output": …}],
+    {"input": [...], "output": [...]}, {"France": "Paris"} or [["France", "Paris"]], or a .jsonl, .csv, .tsv or .parquet
+    file with two `columns`, the first line of a .csv or .tsv being their names. White space is collapsed; duplicates
+    and rows with an empty cell are skipped; `row_counts` says how many.
 
     Every prompt shows different inputs. If the outputs are mostly words of their own (at least half as many different
-    outputs as pairs), no demonstration contains the query or the answer; otherwise, as for classes, it may.
+    outputs as pairs), no demonstration contains the query or the answer, also not in another case or Unicode form;
+    otherwise, as for classes, it may contain the answer.
 
     Raise InputError for invalid settings. Source: docs/howto/own_dataset.md.
 
@@ -76,13 +79,29 @@ class PairTask:
         """Return the usable pairs in the order of the file; raise InputError if it cannot be read."""
         if self.path is None:
             return [*bundled_pairs()[self.name].items()]
-        pairs, remedy = [], "set the input and output columns with columns=(input, output)"
+        return [*self._usable_pairs(Counter())]
+
+    def row_counts(self) -> RowCounts:
+        """Return how many rows the task uses and skips; raise InputError if they cannot be read."""
+        skipped: Counter[str] = Counter()
+        n_pairs = len(bundled_pairs()[self.name]) if self.path is None else len(self._usable_pairs(skipped))
+        return RowCounts({"pairs": n_pairs}, skipped)
+
+    def _usable_pairs(self, skipped: Counter[str]) -> dict[tuple[str, str], None]:
+        """Return the different pairs of the file; `skipped` counts its other rows by the reason."""
+        assert self.path is not None
+        remedy = "set the input and output columns with columns=(input, output)"
+        pairs: dict[tuple[str, str], None] = {}
         for number, row in enumerate(read_files([Path(self.path)]).rows, 1):
             cells = two_cells(row, number, self.columns, remedy)
             source, target = (" ".join(str(cell).split()) if cell is not None else "" for cell in cells)
-            if source and target:
-                pairs.append((source, target))
-        return list(dict.fromkeys(pairs))
+            if not source or not target:
+                skipped["with an empty cell"] += 1
+            elif (source, target) in pairs:
+                skipped["duplicates"] += 1
+            else:
+                pairs[source, target] = None
+        return pairs
 
     def prompts(
         self,
@@ -120,11 +139,14 @@ class PairTask:
         pairs = pairs if keep is None or not pairs else keep(pairs)
         are_own = 2 * len({output for _, output in pairs}) >= len(pairs)
         while True:
-            for query, answer in rng.sample(pairs, len(pairs)) or [("", "")]:
-                own = {query, answer} if are_own else {query}
+            for query, answer in _in_random_order(pairs, rng) if pairs else [("", "")]:
+                asked = {spelling_key(word) for word in ((query, answer) if are_own else (query,))}
                 shown: dict[str, str] = {}
-                for source, target in rng.sample(pairs, len(pairs)):
-                    if len(shown) < demonstrations and not own & ({source, target} if are_own else {source}):
+                for source, target in _in_random_order(pairs, rng):
+                    if len(shown) == demonstrations:
+                        break
+                    words = (source, target) if are_own else (source,)
+                    if not any(spelling_key(word) in asked for word in words):
                         shown.setdefault(source, target)
                 if len(shown) < demonstrations:
                     raise InputError(
@@ -134,6 +156,18 @@ class PairTask:
                     )
                 labels = in_order([*shown.values(), answer])
                 yield Prompt([Demonstration(*pair) for pair in shown.items()], query, answer, labels)
+
+
+def _in_random_order(pairs: Pairs, rng: random.Random) -> Iterator[tuple[str, str]]:
+    """Yield all pairs, each once; of more than `MAX_SHUFFLED`, only those are drawn that the caller asks for."""
+    if len(pairs) <= MAX_SHUFFLED:
+        yield from rng.sample(pairs, len(pairs))
+        return
+    moved: dict[int, int] = {}  # place -> index of the pair that took this place when another was drawn from it
+    for n_left in range(len(pairs), 0, -1):
+        place = rng.randrange(n_left)
+        yield pairs[moved.get(place, place)]
+        moved[place] = moved.get(n_left - 1, n_left - 1)
 
 
 @cache

@@ -2,7 +2,8 @@
 
 import random
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,7 +11,7 @@ from typing import Literal
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError, check_at_least, check_choice
 from icl_lens.prompts.datasets import SUFFIXES, RawTable, check_columns, load_hub_splits, read_files, two_cells
-from icl_lens.prompts.draw import Draw, KeepTexts, check_path, unused_text
+from icl_lens.prompts.draw import Draw, KeepTexts, RowCounts, TextPool, check_path, spelling_key
 from icl_lens.prompts.labeled_task import LabeledTask
 from icl_lens.prompts.prompt import check_unicode, in_order, quoted_list
 
@@ -26,11 +27,12 @@ class TextTask(LabeledTask):
     `path`: a .jsonl, .csv, .tsv, .json or .parquet file with the two `columns` text and label, or a folder with one
     file per split ("train.jsonl", "sst2-test.csv"). Demonstrations come from the train split and queries from `split`;
     if these are the same split, as with a single file, the texts of each class are divided in half. No text is used for
-    both. White space in texts and classes is collapsed (" pos" is "pos"). Duplicates, empty texts, texts without a
-    label and texts of more than `max_words` words are skipped. For Amazon polarity, the first 20,000 rows of a split
-    are used.
+    both, nor one that differs from a query only in case or Unicode form. White space in texts and classes is collapsed
+    (" pos" is "pos"). Duplicates, empty texts, texts without a label and texts of more than `max_words` words are
+    skipped; `row_counts` says how many. For Amazon polarity, the first 20,000 rows of a split are used.
 
-    `classes="binary"` shows two classes per prompt, `classes="all"` every class.
+    `classes="binary"` shows two classes per prompt, `classes="all"` every class. The label words of your own data are
+    the names of its classes, unless `prompts` gets others.
 
     Raise InputError for invalid settings. Source: docs/howto/own_dataset.md.
 
@@ -58,7 +60,19 @@ class TextTask(LabeledTask):
         """Return a 16-digit hexadecimal digest of the text and class of every usable row."""
         return json_digest(self._rows())
 
-    def _draws(self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None) -> Iterator[Draw]:
+    def row_counts(self) -> RowCounts:
+        """Return how many rows the task uses and skips; raise InputError if they cannot be read."""
+        skipped: Counter[str] = Counter()
+        rows = self._rows(skipped)
+        return RowCounts(Counter(name for split in rows.values() for _, name in split), skipped)
+
+    @property
+    def has_class_words(self) -> bool:
+        return self.path is not None
+
+    def _draws(
+        self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None, *, is_balanced: bool = False
+    ) -> Iterator[Draw]:
         """Yield endless draws; after all queries have been used, they are reused with other demonstrations.
 
         Raise InputError for unknown splits and files, an unreachable Hub, and a class with too few texts.
@@ -67,26 +81,39 @@ class TextTask(LabeledTask):
         if keep is not None:
             rows = _filtered(rows, keep)
         pool, queries = _pools(rows, self._split, demonstrations, rng)
+        del rows
         texts_of: dict[str, list[str]] = {}
         for text, class_name in queries:
             texts_of.setdefault(class_name, []).append(text)
-        while True:
-            for query, true_class in rng.sample(queries, len(queries)):
-                others = [name for name in in_order(pool) if name != true_class]
-                chosen = [rng.choice(others)] if self.classes == "binary" else rng.sample(others, len(others))
-                false = [(name, rng.sample(pool[name], demonstrations)) for name in chosen]
-                first, shown = false[0]
-                false_query = unused_text(texts_of.get(first) or pool[first], shown, query)
-                true = (true_class, rng.sample(pool[true_class], demonstrations))
-                yield Draw(false, true, query, false_query, in_order(pool))
+        classes = in_order(pool)
+        unasked = {name: TextPool(texts) for name, texts in pool.items() if name not in texts_of}
+        in_turn = _as_frequent(queries, rng)
+        if is_balanced or self.classes == "all":
+            in_turn = _balanced(texts_of, rng)
+        for query, true_class in in_turn:
+            others = [name for name in classes if name != true_class]
+            chosen = [rng.choice(others)] if self.classes == "binary" else rng.sample(others, len(others))
+            false = [(name, rng.sample(pool[name], demonstrations)) for name in chosen]
+            true = (true_class, rng.sample(pool[true_class], demonstrations))
+            first, shown = false[0]
+            seed = f"{query} {shown}"
+            if first in texts_of:  # no demonstration is like a query
+                false_query = random.Random(seed).choice(texts_of[first])
+            else:
+                false_query = unasked[first].unused([*shown, *true[1]], seed)
+            yield Draw(false, true, query, false_query, classes)
 
     @property
     def _split(self) -> str:
         """The split of the queries: a single file has only one."""
         return self.split if self.path is None or Path(self.path).is_dir() else "train"
 
-    def _rows(self) -> dict[str, Rows]:
-        """Return text and class of the usable rows of the train split and of the queries' split."""
+    def _rows(self, skipped: Counter[str] | None = None) -> dict[str, Rows]:
+        """Return text and class of the usable rows of the train split and of the queries' split.
+
+        `skipped` counts the other rows by the reason why they are skipped.
+        """
+        skipped = Counter() if skipped is None else skipped
         splits, columns = tuple(dict.fromkeys(("train", self._split))), self.columns
         if self.path is None:
             tables, columns = load_hub_splits(self.name, splits)
@@ -95,7 +122,23 @@ class TextTask(LabeledTask):
             tables = {
                 split: read_files(_files_of(path, self.name, split) if path.is_dir() else [path]) for split in splits
             }
-        return {split: list(_usable(table, columns, self.max_words)) for split, table in tables.items()}
+        return {split: list(_usable(table, columns, self.max_words, skipped)) for split, table in tables.items()}
+
+
+def _as_frequent(queries: Rows, rng: random.Random) -> Iterator[tuple[str, str]]:
+    """Yield endless queries with their classes, each query once before any again."""
+    while True:
+        yield from rng.sample(queries, len(queries))
+
+
+def _balanced(texts_of: Mapping[str, list[str]], rng: random.Random) -> Iterator[tuple[str, str]]:
+    """Yield endless queries with their classes, each class once before any again, and likewise each of its queries."""
+    unused: dict[str, list[str]] = {name: [] for name in in_order(texts_of)}
+    while True:
+        for name in unused:
+            if not unused[name]:
+                unused[name] = rng.sample(texts_of[name], len(texts_of[name]))
+            yield unused[name].pop(), name
 
 
 def _filtered(rows: dict[str, Rows], keep: KeepTexts) -> dict[str, Rows]:
@@ -114,10 +157,10 @@ def _pools(rows: dict[str, Rows], split: str, count: int, rng: random.Random) ->
         for text, name in rng.sample(queries, len(queries)):
             of_class.setdefault(name, []).append((text, name))
         queries = [row for name in in_order(of_class) for row in of_class[name][: len(of_class[name]) // 2]]
-    query_texts = {text for text, _ in queries}
+    query_keys = {spelling_key(text) for text, _ in queries}
     pool: dict[str, list[str]] = {}
     for text, name in rows["train"]:
-        if text not in query_texts:
+        if spelling_key(text) not in query_keys:
             pool.setdefault(name, []).append(text)
     classes = in_order({*pool} | {name for _, name in queries})
     if not queries or len(classes) < 2 or any(len(pool.get(name, ())) < count for name in classes):
@@ -129,8 +172,13 @@ def _pools(rows: dict[str, Rows], split: str, count: int, rng: random.Random) ->
     return pool, queries
 
 
-def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) -> Iterator[tuple[str, str]]:
-    """Yield text and class of the rows that `TextTask` does not skip; raise InputError for an invalid row."""
+def _usable(
+    table: RawTable, columns: tuple[str, str], max_words: int | None, skipped: Counter[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield text and class of the rows that `TextTask` does not skip; raise InputError for an invalid row.
+
+    `skipped` counts the others by reason.
+    """
     class_names = table.class_names.get(columns[1], ())
     remedy = (
         "set the text and label columns with columns=(text, label), or, if outputs are words of their own, use "
@@ -150,13 +198,18 @@ def _usable(table: RawTable, columns: tuple[str, str], max_words: int | None) ->
         words = [] if text is None else str(text).split()
         class_name, text = " ".join(str(label).split()), " ".join(words)
         if not text or label is None or not class_name:
+            skipped["without text or label"] += 1
             continue
         if is_string.setdefault(class_name, isinstance(label, str)) != isinstance(label, str):
             raise InputError(
                 f"the label {class_name} is a number in some rows and the string {class_name!r} in others (row "
                 f"{number}); write it the same way in all rows"
             )
-        if text in seen or (max_words is not None and len(words) > max_words):
+        if text in seen:
+            skipped["duplicates"] += 1
+            continue
+        if max_words is not None and len(words) > max_words:
+            skipped[f"with more than {max_words} words"] += 1
             continue
         seen.add(text)
         yield text, class_name

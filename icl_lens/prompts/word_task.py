@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from math import perm
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
 from icl_lens.prompts.datasets import DATASETS, SUFFIXES
-from icl_lens.prompts.draw import SURROGATE, Draw, KeepTexts, check_path, unused_text
+from icl_lens.prompts.draw import SURROGATE, Draw, KeepTexts, TextPool, check_path, spelling_key
 from icl_lens.prompts.labeled_task import LabeledTask
 from icl_lens.prompts.pair_task import bundled_pairs
 from icl_lens.prompts.prompt import check_unicode, quoted_list
@@ -48,7 +48,9 @@ class WordTask(LabeledTask):
         """Return a 16-digit hexadecimal digest of the word list."""
         return json_digest(word_list(self.path))
 
-    def _draws(self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None) -> Iterator[Draw]:
+    def _draws(
+        self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None, *, is_balanced: bool = False
+    ) -> Iterator[Draw]:
         """Yield endless draws; none repeats until every possible draw has been used.
 
         Raise InputError for an unknown task, an unreadable word list, and a category with too few words.
@@ -65,6 +67,7 @@ class WordTask(LabeledTask):
                     f"category {category!r} must have at least {needed} words that are not in the other category, got "
                     f"{len(words)}; use fewer demonstrations"
                 )
+        false_pool = TextPool(false_words, key=self._spelling)
         possible = perm(len(false_words), demonstrations) * perm(len(true_words), demonstrations + 1)
         seen = set()
         while True:
@@ -75,7 +78,7 @@ class WordTask(LabeledTask):
             seen.add(drawn)
             if len(seen) == possible:
                 seen.clear()
-            false_query = unused_text(false_words, shown, query)
+            false_query = false_pool.unused([*shown, *own], f"{query} {shown}")
             yield Draw([(false, shown)], (true, own), query, false_query, (false, true))
 
     def _words(self) -> tuple[str, list[str], str, list[str]]:
@@ -88,9 +91,25 @@ class WordTask(LabeledTask):
                 f"({', '.join(bundled_pairs())}), a word task such as {WORD_TASKS[0]!r} from two of the categories "
                 f"{', '.join(sorted(categories))}, or pass the path of your own sentences or pairs"
             )
-        both = {*categories[false]} & {*categories[true]}
-        only = [[word for word in dict.fromkeys(categories[c]) if word not in both] for c in (false, true)]
-        return false, only[0], true, only[1]
+        false_words, true_words = (self._different(categories[category]) for category in (false, true))
+        only_false = [word for key, word in false_words.items() if key not in true_words]
+        only_true = [word for key, word in true_words.items() if key not in false_words]
+        return false, only_false, true, only_true
+
+    @property
+    def _spelling(self) -> Callable[[str], str]:
+        """What words of the same spelling share.
+
+        The bundled words are as they are, because "turkey" and "Turkey" are in prompts of published numbers.
+        """
+        return str if self.path is None else spelling_key
+
+    def _different(self, words: Iterable[str]) -> dict[str, str]:
+        """Return the words by their spelling, the first of each spelling."""
+        by_spelling: dict[str, str] = {}
+        for word in words:
+            by_spelling.setdefault(self._spelling(word), word)
+        return by_spelling
 
 
 def word_list(path: str | Path | None = None) -> dict[str, list[str]]:
