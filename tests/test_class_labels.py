@@ -102,6 +102,8 @@ AMBIGUOUS = [
     (("neg", "pos"), ("negative", "positive"), 2),
     (("Positive", "Negative"), ("pos", "neg"), 2),
     (("True", "False"), ("no", "yes"), 2),
+    (("inside", "outside"), ("in side", "out side"), 2),
+    (("indoor", "outdoor"), ("in side", "out side"), 2),
     (("1", "2", "3", "4", "5"), ("bad", "good"), 2),
     (("negative", "neutral", "positive"), ("sad", "neutral", "glad"), 3),
 ]

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 import icl_lens as il
+from icl_lens.cli.own_data import unknown_words_warning
 from icl_lens.prompts import pair_task
 from icl_lens.prompts.draw import TextPool, spelling_key
 from icl_lens.prompts.word_task import WordTask
@@ -105,13 +106,13 @@ def test_rows_are_counted_by_what_becomes_of_them(tmp_path):
     path = write(tmp_path / "rows.csv", rows)
     counts = il.TextTask("rows", path, max_words=2).row_counts()
     assert counts.used == {"up": 2, "down": 1}
-    assert counts.skipped == {"duplicates": 1, "without text or label": 2, "with more than 2 words": 1}
+    assert counts.skipped == {"duplicate": 1, "without text or label": 2, "with more than 2 words": 1}
     assert str(counts) == (
-        "3 rows used, in 2 classes ('up' 2, 'down' 1); 4 skipped (1 duplicates, 2 without text or label, 1 with more "
+        "3 rows used, in 2 classes ('up' 2, 'down' 1); 4 skipped (1 duplicate, 2 without text or label, 1 with more "
         "than 2 words)"
     )
     paired = il.PairTask("rows", path, columns=("text", "label")).row_counts()
-    assert str(paired) == "4 pairs used; 3 skipped (1 duplicates, 2 with an empty cell)"
+    assert str(paired) == "4 pairs used; 3 skipped (1 duplicate, 2 with an empty cell)"
 
 
 def test_only_the_pairs_that_a_prompt_needs_are_drawn(monkeypatch):
@@ -145,3 +146,31 @@ def test_prompts_of_large_files_read_few_pairs(monkeypatch):
     prompts = il.PairTask("antonyms").prompts(500, demonstrations=4)
     assert len({prompt.query for prompt in prompts}) == 500
     assert 2500 <= pairs.n_read < 3100
+
+
+def test_commands_say_first_which_rows_and_label_words_they_use(run, tiny, tmp_path):
+    rows = [
+        (f"{text} {word}", label) for word in ("cat", "dog", "red") for text, label in (("one", "yes"), ("two", "no"))
+    ]
+    path = write(tmp_path / "rows.csv", [*rows, *rows[:2], ("", "yes")])
+    options = ("locate", "--path", path, "--demonstrations", 1, "-n", 4, "-m", tiny, "--no-check", "--by", "increase")
+    for labels, words in (
+        ((), "Label words: 'no', 'yes', the names of the classes."),
+        (("--labels", "foo,bar"), "Label words: 'bar', 'foo'. They change classes from prompt to prompt."),
+        (("--labels", "yes=foo,no=bar"), "Label words: 'bar' for class 'no', 'foo' for class 'yes'."),
+    ):
+        code, out, err = run(*options, *labels)
+        assert code == 0, err
+        assert out.splitlines()[0] == (
+            f"{path}: 6 rows used, in 2 classes ('yes' 3, 'no' 3); 3 skipped (2 duplicate, 1 without text or label)."
+        )
+        assert out.splitlines()[1] == words
+
+
+def test_a_bundled_model_is_said_to_know_only_its_own_words():
+    known = il.Prompt.parse("love : bar like : bar eight : foo two : foo one :")
+    assert unknown_words_warning("icl-mini", [known]) is None
+    unknown = il.Prompt.parse("love : bar movie : foo one :")
+    assert unknown_words_warning("gpt2", [unknown]) is None
+    warning = unknown_words_warning("icl-mini", [known, unknown])
+    assert "1 of the 8 different words of these prompts are others, such as 'movie'" in warning

@@ -62,12 +62,18 @@ def ablate(
 
     _check(prompt, answer, task, heads)
     output.check()
-    loaded, console = model.load(), PlainConsole()
+    console = PlainConsole()
     if prompt is None:
-        reference, batch = (tokens.tokenize(loaded, some) for some in task.split_prompts(seed))
+        locating, testing = task.split_prompts(seed)
+        task.print_data(console, model, [*locating, *testing])
+        loaded = model.load()
+        reference, batch = (tokens.tokenize(loaded, prompts) for prompts in (locating, testing))
         console.print(preview(batch))
     else:
-        batch = tokens.tokenize(loaded, [il.Prompt.parse(prompt, answer=answer)])
+        parsed = il.Prompt.parse(prompt, answer=answer)
+        task.print_data(console, model, [parsed])
+        loaded = model.load()
+        batch = tokens.tokenize(loaded, [parsed])
         if answer is None:
             predicted = batch.labels[int(il.score(loaded, batch)[0].argmax())]
             batch = tokens.tokenize(loaded, [il.Prompt.parse(prompt, answer=predicted)])

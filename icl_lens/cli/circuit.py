@@ -73,6 +73,7 @@ def circuit(
     output.check()
     with output_folder.running() as (run, console):
         locating, testing = task.split_prompts(seed)
+        task.print_data(console, model, [*locating, *testing])
         loaded = model.load(default_device=run.device)
         both = tokens.tokenize(loaded, [*locating, *testing])
         ranked, tested = both[: len(locating)], both[len(locating) :]

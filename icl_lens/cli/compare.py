@@ -77,8 +77,9 @@ def compare(
     output.check()
     if not prompts:
         prompts = [Prompt.parse(a or "", answer), Prompt.parse((a if b is None else b) or "", answer_b)]
-    first, second = models.both()
     console = PlainConsole()
+    task.print_data(console, models, prompts)
+    first, second = models.both()
     settings, others = (one | readout.readout_arguments() for one in map(readout.tokenize_arguments, (first, second)))
     if n > 1:
         if settings != others:

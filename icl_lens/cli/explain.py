@@ -127,7 +127,10 @@ def explain(
     if why_options.n is not None:
         _explain_task(output, why_options, task, readout, model, n=why_options.n, seed=seed)
         return
-    loaded, console = model.load(), PlainConsole()
+    console = PlainConsole()
+    if isinstance(shown, Prompt):
+        task.print_data(console, model, [shown])
+    loaded = model.load()
     if why_options.why is not None:
         ModelView.of(loaded).check_head(why_options.why)
     task.print_behavior(console, loaded, readout, seed=seed)

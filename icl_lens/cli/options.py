@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 from typer import Option
 
-from icl_lens.cli.console import PlainConsole, progress, with_duration
+from icl_lens.cli.console import PlainConsole, progress, report_error, with_duration
 from icl_lens.cli.option_groups import reject_options
 from icl_lens.errors import InputError
 from icl_lens.head_scores import SCORES, Score, choose_score
@@ -254,7 +254,11 @@ class TaskOptions:
     split: Annotated[str, Option(help="Split to draw queries from.")] = "test"
     max_words: Annotated[int | None, Option(min=1, help="Skip texts with more words.")] = None
     labels: Annotated[
-        str | None, Option(help="Labels a,b (query's class first, numbers in order), or class=label,….")
+        str | None,
+        Option(
+            help="Use these label words: a,b or class=a,class=b.",
+            show_default="those of the file at --path; foo,bar",
+        ),
     ] = None
     check: Annotated[bool, Option("--check/--no-check", help="First report what the model does on the task.")] = True
 
@@ -294,10 +298,22 @@ class TaskOptions:
     ) -> "tuple[Any, PromptBatch]":
         """Load the model, on `device` unless the user selects one; tokenize the prompts, and print the first."""
         prompts = self.prompts(n=n, seed=seed)
+        self.print_data(console, model, prompts)
         loaded = model.load(default_device=device)
         batch = tokens.tokenize(loaded, prompts)
         console.print(preview(batch))
         return loaded, batch
+
+    def print_data(self, console: Console, model: ModelOptions, prompts: "Sequence[Prompt]") -> None:
+        """Print what is used of the user's file; on standard error, warn if a bundled model does not know its words."""
+        from icl_lens.cli.own_data import data_sentences, unknown_words_warning
+
+        if self.name is not None:
+            for sentence in data_sentences(self.find_task(), prompts):
+                console.print(sentence, soft_wrap=True)
+        warning = unknown_words_warning(model.model, prompts)
+        if warning is not None and not console.quiet:
+            report_error("icl-lens", warning)
 
     def print_behavior(
         self, console: Console, model: Any, tokens: TokenOptions, *, seed: int

@@ -70,6 +70,7 @@ def towers(
     output.check()
     console = PlainConsole()
     scanned, tested = task.split_prompts(seed)
+    task.print_data(console, model, [*scanned, *tested])
     loaded = model.load()
     console.print(preview(tokens.tokenize(loaded, tested[:1]), n=len(tested)))
     behavior = task.print_behavior(console, loaded, tokens, seed=seed)

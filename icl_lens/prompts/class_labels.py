@@ -6,6 +6,7 @@
 4. Words that could be meant in two ways are refused with both ways to say it.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
@@ -125,14 +126,23 @@ def _is_ambiguous(unnamed: Sequence[str], named: Mapping[str, str], classes: Seq
     """
     left = [name for name in classes if name not in named]
     means_classes = all(map(is_number, classes)) or {name.casefold() for name in classes} == {"true", "false"}
-    is_alike = any(
-        min(len(word), len(name)) >= _MIN_SHARED
-        and (word.casefold().startswith(name.casefold()) or name.casefold().startswith(word.casefold()))
-        for word in unnamed
-        for name in left
-    )
+    is_alike = any(_are_alike(word, name) for word in unnamed for name in left)
     is_partial = bool(named) and len(unnamed) > 1
     return (means_classes and not (named and len(left) == 1)) or is_alike or is_partial
+
+
+def _are_alike(word: str, name: str) -> bool:
+    """Return whether one of two texts begins like the other, as "neg" and "negative" or "in side" and "inside" do.
+
+    Of a label of several words, each word counts, and all of them written as one.
+    """
+    pieces = re.findall(r"\w+", word.casefold())
+    joined_name = "".join(re.findall(r"\w+", name.casefold()))
+    return any(
+        min(len(piece), len(joined_name)) >= _MIN_SHARED
+        and (piece.startswith(joined_name) or joined_name.startswith(piece))
+        for piece in [*pieces, "".join(pieces)]
+    )
 
 
 def _ambiguous_error(

@@ -105,7 +105,7 @@ class RowCounts:
     used: Mapping[str, int]
     """The number of rows used of each class; of pairs, the number under the name "pairs"."""
     skipped: Mapping[str, int]
-    """The number of rows skipped for each reason, such as "duplicates"."""
+    """The number of rows skipped for each reason, such as "duplicate"."""
 
     def __str__(self) -> str:
         n_used, n_skipped = sum(self.used.values()), sum(self.skipped.values())

@@ -98,7 +98,7 @@ class PairTask:
             if not source or not target:
                 skipped["with an empty cell"] += 1
             elif (source, target) in pairs:
-                skipped["duplicates"] += 1
+                skipped["duplicate"] += 1
             else:
                 pairs[source, target] = None
         return pairs

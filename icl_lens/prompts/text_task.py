@@ -206,7 +206,7 @@ def _usable(
                 f"{number}); write it the same way in all rows"
             )
         if text in seen:
-            skipped["duplicates"] += 1
+            skipped["duplicate"] += 1
             continue
         if max_words is not None and len(words) > max_words:
             skipped[f"with more than {max_words} words"] += 1

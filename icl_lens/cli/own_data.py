@@ -1,0 +1,78 @@
+"""What a command says first about your own data: its rows, its label words, and whether the model knows its words."""
+
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from icl_lens.prompts.prompt import Prompt
+    from icl_lens.prompts.tasks import Task
+
+MAX_WORDS = 8
+"""The number of label words and of unknown words that are printed."""
+
+
+def data_sentences(task: "Task", prompts: "Sequence[Prompt]") -> list[str]:
+    """Return which rows of the user's file are used, and which label words the prompts have; none without a file."""
+    from icl_lens.prompts.word_task import WordTask
+
+    if task.path is None:
+        return []
+    sentences = [] if isinstance(task, WordTask) else [f"{task.path}: {task.row_counts()}."]
+    if any(prompt.classes for prompt in prompts):
+        sentences.append(label_sentence(prompts))
+    return sentences
+
+
+def label_sentence(prompts: "Sequence[Prompt]") -> str:
+    """Return which label words the prompts have, and of which classes.
+
+    Example:
+        >>> from icl_lens.cli.own_data import label_sentence
+        >>> label_sentence(il.load_task("sentiment-number", n=4))
+        "Label words: 'bar', 'foo'. They change classes from prompt to prompt."
+    """
+    from icl_lens.prompts.prompt import in_order, quoted_list
+
+    classes_of: dict[str, set[str]] = {}
+    for prompt in prompts:
+        for label, class_name in (prompt.classes or {}).items():
+            classes_of.setdefault(label, set()).add(class_name)
+    labels = in_order(classes_of)
+    more = f" and {len(labels) - MAX_WORDS} more" if len(labels) > MAX_WORDS else ""
+    words = quoted_list(labels[:MAX_WORDS]) + more
+    if any(len(classes) > 1 for classes in classes_of.values()):
+        return f"Label words: {words}. They change classes from prompt to prompt."
+    if all(classes == {label} for label, classes in classes_of.items()):
+        return f"Label words: {words}, the names of the classes."
+    pairs = [f"{label!r} for class {next(iter(classes_of[label]))!r}" for label in labels[:MAX_WORDS]]
+    return f"Label words: {', '.join(pairs)}{more}."
+
+
+def unknown_words_warning(model: str, prompts: "Sequence[Prompt]") -> str | None:
+    """Return the sentence that a bundled model does not know the prompts' words; None if it does.
+
+    `model` is the name by which the model was loaded. The bundled models know the words of their training alone.
+    """
+    from icl_lens.models.resolve import bundled_models
+    from icl_lens.prompts.prompt import quoted_list
+
+    if model not in bundled_models():
+        return None
+    content = json.loads((files("icl_lens") / "bundled" / "words.json").read_text(encoding="utf-8"))
+    word_lists = [*content["categories"].values(), content["labels"], content["fillers"]]
+    trained = {word for words in word_lists for word in words}
+    texts: list[str] = []
+    for prompt in prompts:
+        texts += [prompt.query, *prompt.labels]
+        texts += [demonstration.text for demonstration in prompt.demonstrations]
+    words = list(dict.fromkeys(word for text in texts for word in text.split()))
+    unknown = [word for word in words if word not in trained]
+    if not unknown:
+        return None
+    return (
+        f"{model} knows only the words that it was trained on. {len(unknown):,} of the {len(words):,} different words "
+        f"of these prompts are others, such as {quoted_list(unknown[:3])}, so what it does with them means nothing; "
+        "choose a language model with --model."
+    )
