@@ -153,7 +153,7 @@ def test_commands_say_first_which_rows_and_label_words_they_use(run, tiny, tmp_p
         (f"{text} {word}", label) for word in ("cat", "dog", "red") for text, label in (("one", "yes"), ("two", "no"))
     ]
     path = write(tmp_path / "rows.csv", [*rows, *rows[:2], ("", "yes")])
-    options = ("locate", "--path", path, "--demonstrations", 1, "-n", 4, "-m", tiny, "--no-check", "--by", "increase")
+    options = ("locate", "--path", path, "--demonstrations", 1, "-n", 20, "-m", tiny, "--no-check", "--by", "increase")
     for labels, words in (
         ((), "Label words: 'no', 'yes', the names of the classes."),
         (("--labels", "foo,bar"), "Label words: 'bar', 'foo'. They change classes from prompt to prompt."),
