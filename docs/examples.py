@@ -1,18 +1,18 @@
-"""Refresh the outputs of docstring examples (icl-mini) and the README's tables (SmolLM2).
+"""Refresh the outputs of docstring examples (icl-mini) and of the README's commands (SmolLM2).
 
 `refresh_examples` runs every docstring with a `>>>` under `icl_lens` and replaces outdated outputs. An example that
 raises, or that no longer prints True where it did, is not rewritten but reported, to be fixed by hand.
-`refresh_readme` updates the README's tables of command outputs and the sentences that name their heads and tokens.
+`refresh_readme` runs each command of the README that is followed by its output, and updates it.
 """
 
 import ast
 import doctest
 import os
 import re
+import shlex
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,65 +123,35 @@ def write(path: Path, text: str) -> None:
     temp_path.replace(path)
 
 
-# The README's tables: their header rows, and the options of the commands that print them.
-HEADS, LOCATED = " head    contrast   increase", " rank   head"
-TOWERS, N_EXCHANGES = " " * 21 + "predicted", 13
-N_ROWS = 2
 MODEL = ("--model", "smollm2-135m")
-TASK = (*("--task", "animal-country", "--no-check"), *("--demonstrations", "8", "--separator", r"\n"))
-EXCHANGED = (*("--task", "animal-country", "--labels", "A,B"), *("--demonstrations", "4", "--separator", r"\n"))
+COMMAND_AND_OUTPUT = re.compile(r"```bash\n(icl-lens [^`]*?)\n```\n\n```text\n(.*?)\n```", re.DOTALL)
+"""A command of the README, followed by what it prints or the beginning of that."""
 
 
-def table_of(output: str, header: str, n: int) -> str:
-    """Return the first `n` rows of the table that begins with `header`, with its header and rule."""
-    lines = [line.rstrip() for line in output.split("\n")]
-    start = next((i for i, line in enumerate(lines) if line.startswith(header)), None)
-    if start is None:
-        raise SystemExit(f"no table {header.strip()!r} in the output: has its head changed?")
-    return "\n".join(lines[start : start + 2 + n])
+def readme_with_outputs(text: str, run: Callable[[list[str]], str]) -> str:
+    """Return the README with what its commands print now, as many lines as are there.
 
-
-def readme_with(text: str, explained: str, located: str, towers: str) -> str:
-    """Return the README's `text` with current tables, and current sentences that name heads and tokens of the first.
-
-    Raise SystemExit if a table or sentence is missing.
+    `run` takes the words of a command after `icl-lens` and returns what it prints. Raise SystemExit
+    if no command has its output below it.
     """
-    for header, output in ((HEADS, explained), (LOCATED, located)):
-        text = with_block(text, header, table_of(output, header, N_ROWS))
-    text = with_block(text, TOWERS, table_of(towers, TOWERS, 1 + N_EXCHANGES))
-    head = re.search(r"^ *L(\d+)H(\d+) ", table_of(explained, HEADS, 1), re.MULTILINE)
-    label = re.search(r"→ foo@(\d+)", explained)
-    assert head is not None
-    assert label is not None
-    layer, number = head.groups()
-    for pattern, replacement in (
-        (r"`foo@\d+` is the label at token \d+", f"`foo@{label[1]}` is the label at token {label[1]}"),
-        (r"`L\d+H\d+` is head \d+ of layer \d+", f"`L{layer}H{number}` is head {number} of layer {layer}"),
-        (r"four heads such as L\d+H\d+", f"four heads such as L{layer}H{number}"),
-    ):
-        text, n = re.subn(pattern, replacement, text)
-        if n != 1:
-            raise SystemExit(f"the README must match {pattern!r} once, got {n} matches")
-    return text
+    if not COMMAND_AND_OUTPUT.search(text):
+        raise SystemExit("the README must have a command of icl-lens with its output below it")
 
+    def with_output(match: re.Match[str]) -> str:
+        command, output = match.groups()
+        n_lines = output.count("\n") + 1
+        words = shlex.split(command.replace("\\\n", " "))[1:]
+        lines = [line.rstrip() for line in run(words).strip("\n").split("\n")]
+        beginning = "\n".join(lines[:n_lines])
+        return f"```bash\n{command}\n```\n\n```text\n{beginning}\n```"
 
-def with_block(text: str, header: str, new: str) -> str:
-    """Return the text with its only block that begins with `header` replaced by `new`."""
-    block = re.compile(rf"(?<=```text\n){re.escape(header)}.*?(?=\n```)", re.DOTALL)
-    text, n = block.subn(lambda _: new, text)
-    if n != 1:
-        raise SystemExit(f"the README has {n} tables that begin with {header.strip()!r}, not one")
-    return text
+    return COMMAND_AND_OUTPUT.sub(with_output, text)
 
 
 def refresh_readme() -> None:
-    """Run the commands that the README shows, and update its tables."""
-    with tempfile.TemporaryDirectory() as folder:
-        explained = printed("explain", *MODEL, "--answer", "foo")
-        towers = printed("towers", *MODEL, *EXCHANGED, "-n", "60", width=80)
-        located = printed("locate", *MODEL, *TASK, "-n", "100", "--out", f"{folder}/located")
+    """Run the commands that the README shows with their outputs, and update these."""
     before = README.read_text(encoding="utf-8")
-    after = readme_with(before, explained, located, towers)
+    after = readme_with_outputs(before, lambda words: printed(*words, width=100))
     if after != before:
         print(README.name)
         write(README, after)

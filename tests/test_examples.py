@@ -1,9 +1,7 @@
 """Examples' outputs, refreshed: changed ones are rewritten, comparisons that become false reported; README numbers."""
 
-import json
-import re
-
 import examples  # pyright: ignore[reportMissingImports]
+import pytest
 
 SOURCE = '''"""Module.
 
@@ -48,14 +46,36 @@ def test_what_denies_itself_or_raises_is_told_and_left():
     assert len(faults) == 3
 
 
-def test_the_readme_quotes_the_table_of_tasks():
-    rows = map(json.loads, (examples.ROOT / "experiments" / "task_table.jsonl").read_text().splitlines())
-    accuracy = {
-        (row["demonstrations"], row["layout"]): round(100 * row["accuracy"])
-        for row in rows
-        if (row["model"], row["task"], row["template"]) == ("smollm2-135m", "animal-country, foo/bar", "lines")
-    }
-    text = examples.README.read_text(encoding="utf-8").partition("Does the model learn")[2]
-    quoted = [int(number) for number in re.findall(r"(\d+)%", text.partition("The command above")[0])]
-    places = ((4, "order"), (4, "reorder"), (4, "random"), (1, "random"), (16, "random"))
-    assert quoted == [accuracy[place] for place in places]
+README = """# Title
+
+```bash
+icl-lens locate -t animal-country \\
+    --separator '\\n' -n 4
+```
+
+```text
+old first line
+old second line
+```
+
+```bash
+icl-lens explain
+```
+"""
+
+
+def test_the_readmes_outputs_are_the_beginnings_of_what_its_commands_print():
+    commands = []
+
+    def run(words):
+        commands.append(words)
+        return "\nfirst  \nsecond\nthird\n"
+
+    text = examples.readme_with_outputs(README, run)
+    assert commands == [["locate", "-t", "animal-country", "--separator", "\\n", "-n", "4"]]
+    assert text == README.replace("old first line", "first").replace("old second line", "second")
+
+
+def test_a_readme_without_outputs_is_an_error():
+    with pytest.raises(SystemExit, match="output below it"):
+        examples.readme_with_outputs("# Title", lambda words: "")

@@ -1,1 +1,1 @@
-"""Time and memory of locating heads, relative to a forward pass: `python -m experiments.benchmark`."""
+"""Time and memory, one script a question: `python -m experiments.benchmark.search` and its neighbors."""

@@ -7,6 +7,7 @@ writers. Exact effects, and what the first edges keep, are those of held-out pro
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 import icl_lens as il
 from experiments.benchmark.edge_attribution import attribute_edges, counted
-from experiments.benchmark.report import machine
+from experiments.benchmark.timing import machine
 from experiments.framework import markdown
 from experiments.framework.models import SMOLLM2
 from experiments.framework.study import Study
@@ -24,6 +25,7 @@ from experiments.framework.tasks import LINES, PAPER_TASKS, Task
 from icl_lens.edits.edges import writer_means
 from icl_lens.edits.edit import Part
 from icl_lens.edits.reader import Means
+from icl_lens.files import write_text
 from icl_lens.intervals import percentile_ends, resampled_means
 from icl_lens.locate.circuit import log_odds_without
 from icl_lens.locate.edge_space import EdgeSpace
@@ -263,8 +265,8 @@ def direct_path(model: Any, locating: il.PromptBatch, testing: il.PromptBatch, r
 
 def edge_methods(device: str) -> Iterator[str]:
     """Measure all cells; yield the page after each."""
-    lines = ["# Benchmark of edges", "", "Made by `python -m experiments.benchmark --only edge-methods`; one run.", ""]
-    lines += [*(f"* {line}" for line in machine()), EXPLANATION]
+    lines = ["# Benchmark of edges", "", "Made by `python -m experiments.benchmark.edge_methods`; one run.", ""]
+    lines += [f"* {machine()}", EXPLANATION]
     for name, task, n, n_sampled, repeats in CELLS:
         study = Study(il.load_model(name, device=device), task, n)
         given = study.model, *study.halves(), study.located
@@ -275,3 +277,16 @@ def edge_methods(device: str) -> Iterator[str]:
         lines += [f"## {name}, {task.name}", "", of_estimates, "", "On held-out prompts:", "", held_out, ""]
         lines += [*(f"* {sentence}" for sentence in [*sentences, direct_path(*given)]), ""]
         yield "\n".join(lines)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmark-edges.md"
+
+
+def main() -> None:
+    """Measure all methods and write the page, again after each model."""
+    for page in edge_methods("cuda" if torch.cuda.is_available() else "cpu"):
+        write_text(PAGE, page)
+
+
+if __name__ == "__main__":
+    main()
