@@ -3,6 +3,7 @@
 Axes named `batch` have one entry per prompt; `n`, `query` and `key` count any items.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -28,16 +29,19 @@ def most_probable(
 
 def is_correct(
     scores: Float[Tensor, "batch label"],
-    answer: Int[Tensor, " batch"],
+    answer: Int[Tensor, " batch"] | Sequence[str],
     *,
     choices: Bool[Tensor, "batch label"] | None = None,
 ) -> Bool[Tensor, " batch"]:
     """Return whether the answer scores highest among each prompt's labels.
 
-    `choices` (`PromptBatch.label_mask`) restricts each prompt to its own labels; ties go to the first label. Raise
-    InputError if a prompt has no answer (-1), an answer is not among the choices, or the highest score is NaN or
-    infinite.
+    `answer` has the index of each prompt's label, or the labels themselves for scores that carry them, as those of
+    `il.score` do. `choices` (`PromptBatch.label_mask`) restricts each prompt to its own labels; ties go to the first
+    label. Raise InputError if a prompt has no answer (-1), an answer is not among the choices, labels are given for
+    scores without labels, or the highest score is NaN or infinite.
     """
+    if not isinstance(answer, Tensor):
+        answer = _label_indices(scores, answer)
     if scores.ndim != 2 or answer.shape != scores.shape[:1]:
         raise InputError(
             "scores must have shape [batch label] and answer shape [batch], got "
@@ -59,13 +63,32 @@ def is_correct(
     return best.indices == answer
 
 
+def _label_indices(scores: Float[Tensor, "batch label"], answers: Sequence[str]) -> Int[Tensor, " batch"]:
+    """Return the column of each answer; raise InputError for scores without labels and for other labels."""
+    labels: tuple[str, ...] = getattr(scores, "labels", ())
+    if not labels:
+        raise InputError(
+            "answer must have the index of each prompt's label, since these scores carry no labels, got "
+            f"{answers!r:.60}; pass batch.answer, or the scores as il.score returns them"
+        )
+    for answer in answers:
+        if answer not in labels:
+            raise InputError(f"answer must have labels of the scores {labels!r}, got {answer!r}")
+    return torch.tensor([labels.index(answer) for answer in answers], dtype=torch.long)
+
+
 def accuracy(
     scores: Float[Tensor, "batch label"],
-    answer: Int[Tensor, " batch"],
+    answer: Int[Tensor, " batch"] | Sequence[str],
     *,
     choices: Bool[Tensor, "batch label"] | None = None,
 ) -> float:
-    """Return the share of prompts whose answer scores highest among their labels, 0 to 1; see `is_correct`."""
+    """Return the share of prompts whose answer scores highest among their labels, 0 to 1; see `is_correct`.
+
+    Example:
+        >>> il.metrics.accuracy(il.score(model, batch), ["foo"])
+        1.0
+    """
     return float(is_correct(scores, answer, choices=choices).double().mean())
 
 

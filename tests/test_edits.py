@@ -13,6 +13,7 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.edits.pattern import without_keys
+from icl_lens.errors import InputError
 from icl_lens.models.view import ModelView
 
 HEADS = [(0, 1), (1, 0), (2, 2)]
@@ -81,6 +82,9 @@ def edits_of(model, batch):
     everywhere = {
         "zero everywhere": il.Ablate(HEADS),
         "gates everywhere": il.Ablate(HEADS, strength=torch.tensor([0.3, 1.0, -0.5])),
+        "zero in places": il.Ablate(HEADS, positions=[1, -2]),
+        "mean at labels": il.Ablate(HEADS, mode="mean", reference=other, positions="labels"),
+        "gates at labels": il.Ablate(HEADS, positions="labels", strength=[0.3, 1.0, -0.5]),
         "vector everywhere": il.AddVector(vector, 1, positions="all"),
         "vector in places": il.AddVector(vector, 1, replace=True, positions=[1, -2]),
         "position everywhere": il.RemovePosition(HEADS),
@@ -383,3 +387,45 @@ def test_a_pass_shorter_than_the_prompts_of_blocked_edges_is_refused(load_tiny):
         pytest.raises(il.InputError, match=r"must have at least .* tokens like batch, got 5; run the same batch"),
     ):
         model(batch.tokens[:, :5])
+
+
+def test_ablation_in_places_changes_these_alone(load_tiny):
+    """Each prompt has its own last tokens and labels, also where padding follows; other places keep their z."""
+    model = load_tiny("gpt2")
+    batch = ragged(model)
+    assert len({*batch.last.tolist()}) > 1
+    layer, head = 1, 1
+
+    def z_within(*edits):
+        seen = []
+        hooks = [(ModelView.of(model).hook(layer, "attn.hook_z"), lambda z, hook: seen.append(z.clone()))]
+        with il.edited(model, *edits, batch=batch), model.hooks(fwd_hooks=hooks):
+            last_log_probs(model, batch)
+        return seen[0]
+
+    clean = z_within()
+    for positions in ([1, -2], [0], "labels"):
+        edited = z_within(il.Ablate([(layer, head)], positions=positions))
+        for row, last in enumerate(batch.last.tolist()):
+            places = batch.label_token_positions[row].flatten().tolist() if positions == "labels" else positions
+            places = {last + 1 + place if place < 0 and positions != "labels" else place for place in places}
+            for position in range(last + 1):
+                expected = clean[row, position].clone()
+                expected[head] *= position not in places
+                assert torch.equal(edited[row, position], expected), (positions, row, position)
+
+
+@pytest.mark.parametrize(
+    ("positions", "words"),
+    [
+        ([40], "positions must be in every prompt, the shortest with"),
+        ([-40], "positions must be in every prompt"),
+        ([1, 1], "must be different positions"),
+        ([], "must be different positions"),
+        ("labels", "batch must be the prompts run in the block"),
+    ],
+)
+def test_places_that_prompts_do_not_have_are_refused(load_tiny, positions, words):
+    model = load_tiny("gpt2")
+    with pytest.raises(InputError, match=words), il.ablate_heads(model, HEADS, positions=positions):
+        il.score(model, ragged(model))

@@ -134,7 +134,7 @@ def test_labels_before_texts_are_asked_at_the_end():
         ({"demonstration": "A: {label} {text}", "query": "{text} A: "}, "once and then end in 'A:'"),
         ({"demonstration": "{label} {text}", "query": "{text} : "}, "query='{text} :'"),
         ({"query": "{text} ->"}, "write query='{text} :'"),
-        ({"demonstration": "{text} ->  {label}"}, "write query='{text} ->'"),
+        ({"demonstration": "{text} ->  {label}", "query": "{text} ->  "}, "write query='{text} ->'"),
         ({"demonstration": "{text}\n{label}", "query": "{text}"}, "write query='{text}\\n'"),
     ],
 )

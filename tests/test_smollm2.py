@@ -143,3 +143,17 @@ def test_the_queries_of_name_movers_come_from_heads_that_attend_to_the_second_su
         writer = il.Head.parse(found.writers[int(effects.argmax())])
         assert effects.max() > 0.1, mover
         assert attention["subject"][writer] > 0.4, f"{writer} → {mover}"
+
+
+def test_explain_and_score_warn_of_an_answer_without_its_space(model):
+    text = il.Text("The capital of France is", answer="Paris")
+    with pytest.warns(UserWarning, match="pass answer=' Paris' if this is meant"):
+        il.explain(model, text, k=1, n_random=1)
+    batch = il.tokenize(model, text)
+    with pytest.warns(UserWarning, match="pass answer=' Paris' if this is meant"):
+        il.score(model, batch, read=lambda log_probs, prompt: log_probs[:, 0])
+    pairs = [("France", "Paris"), ("Italy", "Rome"), ("Spain", "Madrid")]
+    prompt = il.Prompt(pairs, "Japan", "Tokyo", ("Paris", "Rome", "Madrid", "Tokyo"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        il.score(model, il.tokenize(model, prompt, template=il.Template("{text} -> {label}", separator="\n")))

@@ -703,14 +703,14 @@ def explained(c: Both) -> None:
         assert_close(torch.tensor(report.attention), seen.pattern[layer][head, -1])
         parts = theirs.increase("subheads", int(c.targets[row]))[layer, head]
         assert_close(torch.tensor(report.position_increases), parts)
-        without = reference_passes.run(c.hf, c.ids[row], c.removed([report.head], last=True)).log_probs[[FOO, BAR]]
+        without = reference_passes.run(c.hf, c.ids[row], c.removed([report.head])).log_probs[[FOO, BAR]]
         assert_close(torch.tensor(report.ablated), without)
         flat, places = c.raw_scores(row, layer)[head], c.labels(row)
         if report.similarity:
             expected = flat[[*(place - 1 for place in places), -1]][:, places]
             assert_close(torch.tensor(report.similarity), expected, scale=float(flat.abs().max()))
     assert found.ablation is not None
-    without = reference_passes.run(c.hf, c.ids[row], c.removed(found.ablation.heads, last=True)).log_probs[[FOO, BAR]]
+    without = reference_passes.run(c.hf, c.ids[row], c.removed(found.ablation.heads)).log_probs[[FOO, BAR]]
     assert_close(torch.tensor(found.ablation.located), without)
 
 
@@ -785,6 +785,14 @@ def ablated_sets(c: Both) -> None:
         edit = il.Ablate(c.heads, positions="last" if last else "all", strength=strengths)
         theirs = c.log_probs(lambda row, edit=scale: edit)[:, [FOO, BAR]]
         assert_close(il.score(c.model, c.batch, [[edit]])[:, 0], theirs)
+    labels = [sorted({*row.flatten().tolist()} - {-1}) for row in c.batch.label_token_positions]
+    for positions, places in (([1, -2], [[1, -2]] * len(labels)), ("labels", labels)):
+
+        def zeroed(row: int, places: list[list[int]] = places) -> Any:
+            return in_turn(*(writing("z", head.layer, (places[row], head.head), 0.0) for head in c.heads))
+
+        ours = il.score(c.model, c.batch, [[], [il.Ablate(c.heads, positions=positions)]])
+        assert_close(ours[:, 1], c.log_probs(zeroed)[:, [FOO, BAR]])
 
 
 @checks("head_effects", "locate_effects")

@@ -15,6 +15,8 @@ _KEEP_COLUMNS = frozenset(
     "add sub rsub mul rmul div truediv rtruediv neg abs exp log clone detach contiguous to cpu cuda float double half "
     "bfloat16 masked_fill softmax log_softmax".split()
 )
+MAX_PRINTED = 12
+"""The number of labels that are printed with the scores."""
 _REDUCE_ROWS = frozenset({"mean", "sum"})
 
 
@@ -45,6 +47,14 @@ class LabelScores(Tensor):
         if id(self) not in memo:
             memo[id(self)] = self.from_tensor(copy.deepcopy(self.as_subclass(Tensor), memo), self.labels)
         return memo[id(self)]
+
+    def __repr__(self, **_: Any) -> str:
+        text = repr(self.as_subclass(Tensor))
+        labels = getattr(self, "labels", ())
+        if not labels:
+            return text
+        more = "" if len(labels) <= MAX_PRINTED else f", … {len(labels)} labels"
+        return f"{text.removesuffix(')')}, labels=({', '.join(map(repr, labels[:MAX_PRINTED]))}{more}))"
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per prompt (and, with more axes, per head set or setting) and one column per label."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from icl_lens.activations.activations import capture
+from icl_lens.activations.answer_spacing import warn_of_answer_spacing
 from icl_lens.analyses import explain_sections as sections
 from icl_lens.analyses.explain_sections import ScoredPrompt
 from icl_lens.analyses.explanation import Explanation
@@ -47,8 +48,7 @@ def explain(
 
     `prompt` may be a string for `Prompt.parse`, or a batch of one row. Explained is the answer's token, or that of the
     label that the model predicts if the prompt has no answer. The `k` heads with the largest score are described; the
-    first `n_ablated` of them are zeroed jointly, at the last position, and compared with `n_random` random sets of the
-    same size.
+    first `n_ablated` of them are zeroed jointly and compared with `n_random` random sets of the same size.
 
     A part's contrast is what it adds to log p(answer) − log Σ p(`against`), where `against` defaults to all other
     labels; its increase is what it adds to log p(answer). The contrast separates heads that find the answer from heads
@@ -98,6 +98,7 @@ def explain(
         check_choice("by", by, SCORES)
     batch, options = _prepared(model, prompt, options, against=against, template=template, labels=labels)
     acts = capture(model, batch, writers=compared_positions(batch) if batch.has_demonstrations else False)
+    warn_of_answer_spacing(model.tokenizer, batch, acts.token_log_probs)
     why = None if why is None else acts.view.check_head(why)
     options = replace(options, why=None if why is None else str(why), dtype=str(acts.z.dtype).removeprefix("torch."))
     scored = ScoredPrompt.from_activations(model, acts, options)
@@ -117,12 +118,10 @@ def explain(
     order = found[by].flatten().argsort(descending=True)[:k].tolist()
     located = [Head.from_index(index, acts.view.n_heads) for index in order]
     located += [why] if why is not None and why not in located else []
-    cached = sections.row_cache(scored)
-    single, ablation = sections.ablation(scored, located, cached)
+    single, ablation = sections.ablation(scored, located)
     attempts = sections.Attempts()
-    added = sections.demonstrations(scored, attempts, cached)
-    del cached
     heads = tuple(sections.head_reports(scored, located, found, single, attempts))
+    added = sections.demonstrations(scored, attempts)
     read = sections.inputs(scored)
     explanation = Explanation(
         model=acts.view.name,

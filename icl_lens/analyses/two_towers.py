@@ -162,8 +162,7 @@ def exchange_heads(
     }
 
     def compute(rows: list[int]) -> dict[str, torch.Tensor | list[str]]:
-        memory = as_run(run).memory
-        scores, donors, reason = exchange_scores(view, prompts.select(rows), sets, memory=memory)
+        scores, donors, reason = exchange_scores(view, prompts.select(rows), sets)
         own = {f"donor: {name}": log_probs for name, log_probs in donors.items()}
         return {"log_odds": scores.log_odds, "predicted": scores.predicted, "reason": [reason] * len(rows), **own}
 

@@ -1,6 +1,5 @@
 """Console output that shows user text verbatim, without markup, emoji codes or control characters."""
 
-import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -9,16 +8,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+from icl_lens.printable import HIDDEN, visible
+
 if TYPE_CHECKING:
     from icl_lens.runs.progress import Progress
-
-# Control characters except tab and line feed, direction marks, and lone surrogates.
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def visible(text: str) -> str:
-    r"""Escape control characters, so that a terminal shows "\x1b[2J" instead of clearing its screen."""
-    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 class PlainConsole(Console):
@@ -32,7 +25,7 @@ class PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render like rich, with control characters in text escaped."""
         for segment in super().render(renderable, options):
-            if segment.control or not _HIDDEN.search(segment.text):
+            if segment.control or not HIDDEN.search(segment.text):
                 yield segment
             else:
                 yield Segment(visible(segment.text), segment.style)

@@ -7,11 +7,11 @@ from numbers import Real
 from typing import Any, Literal, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.edits.edit import Edit, Places, Positions, Stage
-from icl_lens.edits.reference import drawn_prompts, last_z, mean_z, reference_batches, warn_of_same_pairs
+from icl_lens.edits.reference import drawn_prompts, last_z, mean_z, reference_batches
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
@@ -30,13 +30,13 @@ class Ablate(Edit):
     `mode="zero"` sets z to zero, "mean" to its mean over all tokens of the `reference` prompts or, with
     `positions="last"`, over their last tokens, and "resample", with `positions="last"`, to that at the last token of
     one reference prompt, drawn for each prompt by its tokens and `seed` (never the same prompt). No edits are active in
-    passes over the reference. Pass several batches for a mean over several tasks, in which each has the same weight: a
-    mean over one task of pairs keeps what heads do in all its prompts, so there is a warning. `positions="last"` edits
-    only each prompt's last position. `strength` interpolates: 1 replaces z, 0 keeps it, 0.3 moves it by 30 %; one
-    number for all heads, or one per head (soft gates).
+    passes over the reference. `positions="last"` edits only each prompt's last position, "labels"
+    all tokens of the labels in the demonstrations, which needs the prompts that are run, and a list the tokens at these
+    positions of every prompt, negative ones from its end. `strength` interpolates: 1
+    replaces z, 0 keeps it, 0.3 moves it by 30 %; one number for all heads, or one per head (soft gates).
 
-    Raise InputError for an unknown head, mode or positions, a mean without `reference` or with non-finite values, a
-    `reference` for zeros, and strengths that are not finite or not one per head.
+    Raise InputError for an unknown head, mode or positions, positions outside a prompt, a mean without `reference` or
+    with non-finite values, a `reference` for zeros, and strengths that are not finite or not one per head.
 
     Example:
         >>> with il.edited(model, il.Ablate(["L2H0", "L3H1"])):
@@ -49,13 +49,15 @@ class Ablate(Edit):
     _: KW_ONLY
     mode: Mode = "zero"
     reference: Reference = None
-    positions: Positions = "all"
+    positions: Positions | Literal["labels"] | Sequence[int] = "all"
     seed: int = 0
     strength: float | Sequence[float] | Float[Tensor, "*head"] = 1.0
     recorded_z: LayerZ | None = field(default=None, repr=False)
     """What takes the place of z, once recorded."""
     _draws: Int[Tensor, " drawn"] | None = field(default=None, repr=False)
     """For each prompt, the recorded prompt that is drawn for it."""
+    _label_mask: Bool[Tensor, "batch pos"] | None = field(default=None, repr=False)
+    """For each prompt, which positions are tokens of labels."""
     _strength_of: Mapping[Head, float] = field(default_factory=dict, repr=False)
     """The strength of each head, if they differ."""
 
@@ -70,7 +72,10 @@ class Ablate(Edit):
         object.__setattr__(self, "strength", float(given[0]) if is_one else tuple(map(float, given)))
         (seed,) = check_integers(seed=self.seed)
         object.__setattr__(self, "seed", seed)
-        check_choice("positions", self.positions, ("all", "last"))
+        if isinstance(self.positions, str):
+            check_choice("positions", self.positions, ("all", "last", "labels"))
+        else:
+            object.__setattr__(self, "positions", _position_tuple(self.positions))
         check_choice("mode", self.mode, ("zero", "mean", "resample"))
         if (self.mode == "zero") == (self.reference is not None):
             raise InputError(
@@ -78,7 +83,9 @@ class Ablate(Edit):
                 f"{'None' if self.reference is None else type(self.reference).__name__}"
             )
         if self.mode == "resample" and self.positions != "last":
-            raise InputError("positions must be 'last' for mode='resample', got 'all'; prompts differ in length")
+            raise InputError(
+                f"positions must be 'last' for mode='resample', got {self.positions!r}; prompts differ in length"
+            )
         if self.reference is not None and not isinstance(self.reference, PromptBatch):
             object.__setattr__(self, "reference", tuple(reference_batches(self.reference)))
 
@@ -88,7 +95,14 @@ class Ablate(Edit):
     def what(self) -> str:
         done = {"zero": "zeroed", "mean": "set to their mean", "resample": "set to those of other prompts"}[self.mode]
         partly = "" if self.strength == 1 else f" with strength {self.strength}"
-        return done + partly + " at the last position" * (self.positions == "last")
+        return done + partly + self._where
+
+    @property
+    def _where(self) -> str:
+        """The positions in words, with a space before them; nothing for all positions."""
+        if isinstance(self.positions, str):
+            return {"all": "", "last": " at the last position", "labels": " at the labels"}[self.positions]
+        return f" at positions {', '.join(map(str, self.positions))}"
 
     @property
     def supports_cache(self) -> bool:
@@ -96,13 +110,13 @@ class Ablate(Edit):
 
     @property
     def needs_batch(self) -> bool:
-        return self.mode == "resample"
+        return self.mode == "resample" or self.positions == "labels"
 
     @property
     def shared(self) -> object:
         if type(self) is not Ablate or self._strength_of:
             return id(self)
-        return self.positions, self.strength, id(self.recorded_z), id(self._draws)
+        return self.positions, self.strength, id(self.recorded_z), id(self._draws), id(self._label_mask)
 
     @classmethod
     def prepare(cls, view: ModelView, edits: Sequence["Ablate"], batch: PromptBatch | None) -> Sequence["Ablate"]:
@@ -117,20 +131,26 @@ class Ablate(Edit):
             if one.reference is not None:
                 new: dict[str, Any] = {}
                 if one.recorded_z is None:
-                    if batch is not None:
-                        warn_of_same_pairs(batch, one.reference)
                     layers = sorted({layer for edit in group for layer in edit.by_layer(view)})
                     is_mean = one.mode == "mean"
                     new["recorded_z"] = (
-                        mean_z(view, layers, one.reference, one.positions)
+                        mean_z(view, layers, one.reference, "last" if one.positions == "last" else "all")
                         if is_mean
                         else last_z(view, layers, one.reference)
                     )
                 if batch is not None and one.mode == "resample":
                     new["_draws"] = drawn_prompts(one.reference, batch, one.seed)
                 ready |= {id(edit): replace(edit, **new) for edit in group}
-        found = [ready.get(id(edit), edit) for edit in edits]
-        return [edit._with_strengths(view) for edit in found]
+        mask = None
+        if batch is not None and any(edit.positions == "labels" for edit in edits):
+            mask = _label_mask(batch)
+        prepared = []
+        for edit in edits:
+            with_reference = ready.get(id(edit), edit)
+            if edit.positions == "labels":
+                with_reference = replace(with_reference, _label_mask=mask)
+            prepared.append(with_reference._with_strengths(view))
+        return prepared
 
     def _with_strengths(self, view: ModelView) -> "Ablate":
         if isinstance(self.strength, int | float):
@@ -139,11 +159,18 @@ class Ablate(Edit):
         return replace(self, _strength_of=dict(zip(heads, self.strength, strict=True)))
 
     def write_z(self, z: Tensor, at: Places, layer: int) -> None:
+        if self.positions == "last":
+            place: tuple[Any, ...] = (at.row, at.last, at.head)
+        elif self.positions == "all":
+            place = (at.row, slice(None), at.head)
+        else:
+            entry, position = self._entries(at, z.shape[1])
+            at = Places(*(indices[entry] for indices in at))
+            place = (at.row, position, at.head)
         value: Any = 0.0
         if self.recorded_z is not None:
             row = torch.zeros_like(at.prompt) if self._draws is None else self._draws.to(z.device)[at.prompt]
             value = self.recorded_z[layer][row, at.head].to(z)
-        place = (at.row, at.last, at.head) if self.positions == "last" else (at.row, slice(None), at.head)
         if self.positions == "all" and self.recorded_z is not None:
             value = value[:, None]
         if self.strength != 1:
@@ -153,3 +180,42 @@ class Ablate(Edit):
                 strength = z.new_tensor(each).reshape(-1, *[1] * (z[place].ndim - 1))
             value = z[place] + strength * (value - z[place])
         z[place] = value
+
+    def _entries(self, at: Places, width: int) -> tuple[Int[Tensor, " edited"], Int[Tensor, " edited"]]:
+        """Return every pair of an entry of `at` and a position to edit in its row, as two tensors of indices.
+
+        Raise InputError for listed positions outside a prompt.
+        """
+        if self._label_mask is not None:
+            entry, position = self._label_mask.to(at.row.device)[at.prompt, :width].nonzero(as_tuple=True)
+            return entry, position
+        listed = torch.tensor(self.positions, device=at.row.device)
+        positions = torch.where(listed < 0, at.last[:, None] + 1 + listed, listed)
+        if bool(((positions < 0) | (positions > at.last[:, None])).any()):
+            raise InputError(
+                f"positions must be in every prompt, the shortest with {int(at.last.min()) + 1} tokens, got "
+                f"{self.positions}"
+            )
+        entry = torch.arange(len(positions), device=positions.device)[:, None].expand_as(positions)
+        return entry.flatten(), positions.flatten()
+
+
+def _position_tuple(positions: object) -> tuple[int, ...]:
+    """Return listed positions as a tuple; raise InputError unless they are different integers."""
+    if not isinstance(positions, Iterable):
+        raise InputError(f"positions must be 'all', 'last', 'labels' or a list of positions, got {positions!r}")
+    listed = tuple(positions)
+    checked = check_integers(**{f"positions[{number}]": position for number, position in enumerate(listed)})
+    if not listed or len(set(listed)) < len(listed):
+        raise InputError(f"positions must be different positions, at least one, got {list(listed)!r}")
+    return tuple(checked)
+
+
+def _label_mask(batch: PromptBatch) -> Bool[Tensor, "batch pos"]:
+    """Return which positions of each prompt are tokens of labels; raise InputError for prompts that show no label."""
+    tokens = batch.label_token_positions.flatten(1)
+    if not bool((tokens >= 0).any()):
+        raise InputError("positions must be 'all', 'last' or a list for prompts without demonstrations, got 'labels'")
+    mask = torch.zeros(len(batch), batch.tokens.shape[1] + 1, dtype=torch.bool, device=tokens.device)
+    mask.scatter_(1, tokens.masked_fill(tokens < 0, batch.tokens.shape[1]), value=True)
+    return mask[:, :-1]

@@ -12,12 +12,13 @@ This module alone decides which, and alone falls back from the first to the othe
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from icl_lens.activations.answer_spacing import warn_of_answer_spacing
 from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.passes import NO_LABELS_HINT, last_log_probs
 from icl_lens.edits.ablate import Ablate, Mode, Reference
@@ -78,9 +79,10 @@ def ablate_heads(
     *,
     mode: Mode = "zero",
     reference: Reference = None,
-    positions: Positions = "all",
+    positions: Positions | Literal["labels"] | Sequence[int] = "all",
+    batch: PromptBatch | None = None,
 ) -> AbstractContextManager[None]:
-    """Ablate heads while the block runs: `il.edited(model, il.Ablate(heads, ...))`.
+    """Ablate heads while the block runs: `il.edited(model, il.Ablate(heads, ...), batch=batch)`.
 
     Example:
         >>> with il.ablate_heads(model, [il.Head(2, 0), il.Head(3, 1)]):
@@ -88,7 +90,7 @@ def ablate_heads(
         >>> ablated.shape
         torch.Size([1, 2])
     """
-    return edited(model, Ablate(heads, mode=mode, reference=reference, positions=positions))
+    return edited(model, Ablate(heads, mode=mode, reference=reference, positions=positions), batch=batch)
 
 
 def patch_heads(
@@ -150,7 +152,9 @@ def score(model: Any, batch: PromptBatch, sets: Sets | None = None, *, read: Rea
         batch.require_labels("label to score", NO_LABELS_HINT)
         return LabelScores.from_tensor(score(model, batch, sets, read=read_labels(batch)), batch.labels)
     if sets is None:
-        return _checked(read)(last_log_probs(model, batch), torch.arange(len(batch)))
+        log_probs = last_log_probs(model, batch)
+        warn_of_answer_spacing(model.tokenizer, batch, lambda ids: log_probs.gather(1, ids[:, None])[:, 0])
+        return _checked(read)(log_probs, torch.arange(len(batch)))
     return score_sets(ModelView.of(model), batch, sets, read)[0]
 
 

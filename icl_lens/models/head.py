@@ -7,16 +7,29 @@ from icl_lens.errors import InputError
 from icl_lens.result.tables import head_name
 
 
-class Head(NamedTuple):
-    """An attention head; shown as `L22H0`, also in lists.
-
-    Example:
-        >>> [il.Head(22, 0)], il.Head.parse("L22H0").layer
-        ([L22H0], 22)
-    """
+class LayerAndHead(NamedTuple):
+    """The two numbers of a head, from 0."""
 
     layer: int
     head: int
+
+
+class Head(LayerAndHead):
+    """An attention head; shown as `L22H0`, also in lists. Its name alone makes it, too.
+
+    Raise InputError for another text.
+
+    Example:
+        >>> [il.Head(22, 0)], il.Head("L22H0").layer
+        ([L22H0], 22)
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, layer: int | str, head: int | None = None) -> "Head":
+        if head is None:
+            return cls.parse(layer)
+        return super().__new__(cls, layer, head)
 
     def __str__(self) -> str:
         return head_name(self.layer, self.head)
@@ -34,7 +47,7 @@ class Head(NamedTuple):
         return cls(*divmod(index, n_heads))
 
     @classmethod
-    def parse(cls, text: str) -> "Head":
+    def parse(cls, text: object) -> "Head":
         """Parse `L22H0` (also in lower case or without the L); raise InputError for anything else."""
         if not isinstance(text, str):
             raise InputError(f"invalid head {text!r}; expected a name like 'L22H0'")

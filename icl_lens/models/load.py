@@ -131,7 +131,7 @@ def _with_shared_weights(hf_model: Any) -> Any:
 
 def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) -> Any:
     """Find a model's folder, check its files and load it with `boot`; raise InputError with the cause of a failure."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
 
     weights = kwargs.get("load_weights", True)
     needs_tokenizer = kwargs.get("tokenizer") is None
@@ -146,9 +146,7 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
     )
     check_config(source, trust_remote_code=code)
     if needs_tokenizer and not has_tokenizer([path.name for path in source.folder.iterdir()]):
-        raise missing_tokenizer_error(
-            name, source.folder if source.kind == "gguf" else None
-        )  # transformers would create an empty one
+        raise missing_tokenizer_error(name)  # transformers would create an empty one
     if weights and (files := weight_files(source.folder)) and files[0].suffix == ".bin":
         logging.getLogger("icl_lens").warning(
             "model %r has no safetensors; reading its weights from %s without executing code (weights_only)",
@@ -160,9 +158,7 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
         quick = source.kind == "gguf" or name in bundled_models()
         with quiet_loading(bars=not quick), no_processor():
             if needs_tokenizer:
-                # A converted tokenizer is complete; the class of its architecture would replace parts of it.
-                kind = PreTrainedTokenizerFast if source.kind == "gguf" else AutoTokenizer
-                kwargs["tokenizer"] = kind.from_pretrained(source.folder, trust_remote_code=code)
+                kwargs["tokenizer"] = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=code)
             with not_read_again(kwargs["tokenizer"]):
                 model = boot(str(source.folder), model_class=checked, **kwargs)
     except InputError:

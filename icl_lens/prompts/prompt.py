@@ -7,10 +7,11 @@ colon.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 from icl_lens.errors import InputError
-from icl_lens.prompts.chat_template import render_conversations
+from icl_lens.printable import visible
 
 Span = tuple[int, int]
 
@@ -85,6 +86,18 @@ class Demonstration:
             raise InputError(f"the demonstration {self.text!r} has an empty label; add the label")
 
 
+def _as_demonstration(demonstration: object) -> Demonstration:
+    """Return a demonstration or a pair of a text and its label as a demonstration; raise InputError for others."""
+    if isinstance(demonstration, Demonstration):
+        return demonstration
+    if isinstance(demonstration, tuple | list) and len(demonstration) == 2:
+        return Demonstration(*demonstration)
+    raise InputError(
+        f"each demonstration must be a pair (text, label) or an il.Demonstration, got {demonstration!r}; write "
+        "(text, label)"
+    )
+
+
 @dataclass(frozen=True, init=False)
 class Prompt:
     """An in-context prompt: demonstrations followed by a query whose label is predicted.
@@ -93,7 +106,8 @@ class Prompt:
     order that depends only on their set: numbers by value, words alphabetically. Labels that no demonstration shows are
     choices, too: the answer may be a word of its own (a capital), and a prompt without demonstrations asks for one of
     `labels`. The query "" is an input without content, by which a model's preference for labels is measured.
-    A `Template` renders the text; `str(prompt)` uses the default template.
+    A `Template` renders the text; `str(prompt)` uses the default template and writes control characters out. A
+    demonstration may be given as a pair of a text and its label.
 
     Raise InputError for a prompt without labels, a query of white space, an empty or repeated label, and a
     demonstration's label or an answer that is not among `labels`.
@@ -103,6 +117,8 @@ class Prompt:
         >>> il.Prompt(shown, query="one", answer="foo").labels
         ('bar', 'foo')
         >>> il.Prompt(shown, query="one") == il.Prompt.parse("love : bar two : foo one :")
+        True
+        >>> il.Prompt([("love", "bar"), ("two", "foo")], query="one") == il.Prompt(shown, query="one")
         True
     """
 
@@ -117,7 +133,7 @@ class Prompt:
 
     def __init__(
         self,
-        demonstrations: Sequence[Demonstration],
+        demonstrations: Sequence[Demonstration | tuple[str, str]],
         query: str,
         answer: str | None = None,
         labels: Sequence[str] | None = None,
@@ -127,15 +143,10 @@ class Prompt:
     ) -> None:
         if isinstance(labels, str):
             raise InputError(f"labels must be a sequence of strings, got {labels!r}; write ({labels!r},)")
-        for demonstration in demonstrations:
-            if not isinstance(demonstration, Demonstration):
-                raise InputError(
-                    f"each demonstration must be an il.Demonstration, got {demonstration!r}; write "
-                    "il.Demonstration(text, label)"
-                )
-        shown = in_order(demonstration.label for demonstration in demonstrations)
+        pairs = tuple(_as_demonstration(demonstration) for demonstration in demonstrations)
+        shown = in_order(demonstration.label for demonstration in pairs)
         # Bypass the frozen __setattr__. Sequences become tuples, so that prompts can be compared and hashed.
-        object.__setattr__(self, "demonstrations", tuple(demonstrations))
+        object.__setattr__(self, "demonstrations", pairs)
         object.__setattr__(self, "query", query)
         object.__setattr__(self, "answer", answer)
         object.__setattr__(self, "labels", shown if labels is None else tuple(labels))
@@ -249,7 +260,7 @@ class Prompt:
         return cls(demonstrations, current, answer)
 
     def __str__(self) -> str:
-        return Template().render(self).text
+        return visible(Template().render(self).text)
 
 
 @dataclass(frozen=True)
@@ -273,24 +284,25 @@ class Template:
     """The format of a prompt: `prefix`, then the demonstrations and the query, joined by `separator`.
 
     `demonstration` contains `{text}` and `{label}` once each, and `query` contains `{text}`; other braces are kept.
-    The query must be the demonstration cut before its label, without the spaces there: most tokenizers make " foo"
+    The query is the demonstration cut before its label, without the spaces there: most tokenizers make " foo"
     one token, so a query that ends in a space would be followed by a token that no demonstration contains.
     `prefix=" "` likewise puts a space before the first word, which such tokenizers may otherwise split differently.
 
-    A demonstration may have its label before its text. The query then has words of its own, and ends as the
-    demonstration does before its label: "label: {label}, text: {text}" and "text: {text}, label:". Since a token reads
-    only what comes before it, such a label knows nothing of its own text.
+    A demonstration may have its label before its text. The query then has words of its own, which must be given, and
+    ends as the demonstration does before its label: "label: {label}, text: {text}" and "text: {text}, label:". Since a
+    token reads only what comes before it, such a label knows nothing of its own text.
 
     Raise InputError for a field that is missing or repeated, and for a query that differs from this cut or end.
 
     Example:
-        >>> template = il.Template("{text} -> {label}", "{text} ->", separator="; ")
+        >>> template = il.Template("{text} -> {label}", separator="; ")
         >>> template.render(prompt).text
         'love -> bar; like -> bar; eight -> foo; two -> foo; one ->'
     """
 
     demonstration: str = "{text} : {label}"
-    query: str = "{text} :"
+    query: str = ""
+    """By default, the demonstration cut before its label."""
     separator: str = " "
     prefix: str = ""
 
@@ -303,6 +315,9 @@ class Template:
                     "write e.g. '{text} : {label}'"
                 )
         before, between, _ = self._pieces
+        wanted = f"{before}{{text}}{between.rstrip(' ')}"
+        if not self.query and not self._is_label_first:
+            object.__setattr__(self, "query", wanted)
         if self._is_label_first:
             end = before.rstrip(" ")
             example = "{text}\n" + (end or "Label:")
@@ -317,7 +332,6 @@ class Template:
                     f"demonstrations have before it, query={self.query.rstrip(' ')!r}"
                 )
             return
-        wanted = f"{before}{{text}}{between.rstrip(' ')}"
         if self.query != wanted:
             raise InputError(
                 f"query must be the demonstration {self.demonstration!r} cut before the label and its spaces, got "
@@ -332,11 +346,8 @@ class Template:
         written for the model at the query, too. The rendered text is that of the tokenizer's `apply_chat_template` with
         `add_generation_prompt=True`. Without `system`, a default system message of the template's own is used.
 
-        The template is a program that comes with the model; it runs in a process of its own, for at most 5 seconds.
-
         Raise InputError for a tokenizer without a chat template, one that refuses the messages (some have no role
-        "system"), takes longer or writes over a million characters, and one in which the turns of a conversation are
-        not written alike.
+        "system"), and one in which the turns of a conversation are not written alike.
 
         Example:
             >>> instruct = il.load_model("smollm2-135m")  # doctest: +SKIP
@@ -352,28 +363,28 @@ class Template:
         words = [f"icl{number}lens" for number in range(7)]
         first = [] if system is None else [{"role": "system", "content": system}]
 
-        turns = []
-        for number, word in enumerate(words):
-            is_user = number % 2 == 0
-            content = text.replace("{text}", word) if is_user else label.replace("{label}", word)
-            turns.append({"role": "user" if is_user else "assistant", "content": content})
-        # After a turn of the user, the model's turn is begun.
-        conversations = [([*first, *turns[:n]], n % 2 == 1) for n in (7, 2, 1)]
-        texts = render_conversations(tokenizer, conversations)
-        # What each conversation has before, between and after its words.
-        all_turns, two_turns, one_turn = (re.split("|".join(words), rendered) for rendered in texts)
-        if [len(all_turns), len(two_turns), len(one_turn)] != [8, 3, 2]:
-            raise InputError(
-                "the chat template must write each message once, but it leaves some out or repeats them; write the "
-                "turns as an il.Template of your own"
-            )
-        prefix, to_label, to_text, *rest, end = all_turns
-        closing = two_turns[-1]  # of the model's turn
+        def pieces(n: int) -> list[str]:
+            """Return what a conversation of the first n words has before, between and after them."""
+            roles = (("user", text, "{text}"), ("assistant", label, "{label}"))
+            turns = [
+                {"role": role, "content": content.replace(name, word)}
+                for word, (role, content, name) in zip(words[:n], cycle(roles), strict=False)
+            ]
+            try:
+                found = tokenizer.apply_chat_template(
+                    [*first, *turns], tokenize=False, add_generation_prompt=n % 2 == 1
+                )
+            except Exception as error:  # templates raise errors of their own
+                raise InputError(f"the chat template must accept these messages, got the error {error}") from None
+            return re.split("|".join(words), found)
+
+        prefix, to_label, to_text, *rest, end = pieces(7)
+        closing = pieces(2)[-1]  # of the model's turn
         opening = to_text.removeprefix(closing)
         query = (end + prefill).rstrip(" ")
         are_alike = (
             rest == [to_label, to_text] * 2
-            and one_turn == [prefix, end]
+            and pieces(1) == [prefix, end]
             and to_text.startswith(closing)
             and prefix.endswith(opening)
             and to_label.rstrip(" ") == query

@@ -299,8 +299,8 @@ def _patched_sets(case: Case) -> dict[str, Tensor]:
 def _ablated_sets(case: Case) -> dict[str, Tensor]:
     sets = [[], case.heads[:1], case.heads]
     return {
-        positions: il.score(case.model, case.batch, [[il.Ablate(heads, positions=positions)] for heads in sets])
-        for positions in ("all", "last")
+        str(positions): il.score(case.model, case.batch, [[il.Ablate(heads, positions=positions)] for heads in sets])
+        for positions in ("all", "last", "labels", [1, -2])
     }
 
 
