@@ -42,6 +42,7 @@ from .locate.mean_exchanges import locate_towers as locate_towers
 from .locate.mean_score_parts import mean_score_parts as mean_score_parts
 from .measures.calibration import calibrated_scores as calibrated_scores
 from .measures.controlled_ablation import ablate_with_controls as ablate_with_controls
+from .measures.controlled_ablation import random_head_sets as random_head_sets
 from .measures.debias import choose_strength as choose_strength
 from .measures.debias import debias_edits as debias_edits
 from .measures.demonstration_effects import demonstration_effects as demonstration_effects
@@ -58,6 +59,7 @@ from .models.head import Head as Head
 from .models.load import bundled_models as bundled_models
 from .models.load import load_model as load_model
 from .prompts.batch import PromptBatch as PromptBatch
+from .prompts.donors import donor_prompts as donor_prompts
 from .prompts.pair_task import PairTask as PairTask
 from .prompts.plain_text import Text as Text
 from .prompts.prompt import Demonstration as Demonstration
@@ -70,6 +72,7 @@ from .prompts.tokenize import tokenize as tokenize
 from .prompts.word_task import WordTask as WordTask
 from .report import html as html
 from .report import plots as plots
+from .runs.map_prompts import map_prompts as map_prompts
 from .runs.run import Run as Run
 
 __version__: str

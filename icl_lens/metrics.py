@@ -16,6 +16,7 @@ from icl_lens.errors import InputError
 from icl_lens.intervals import Interval as Interval
 from icl_lens.intervals import bootstrap_interval as bootstrap_interval
 from icl_lens.intervals import interval_table as interval_table
+from icl_lens.intervals import with_random_sets as with_random_sets
 from icl_lens.result.base import Result
 from icl_lens.result.tables import format_signed
 

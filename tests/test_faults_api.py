@@ -139,7 +139,7 @@ MISUSE = {
     lambda m, b, o: il.head_effects(m, b, positions="all", mode="mean", reference=b): "'mean' with positions='all'",
     lambda m, b, o: il.head_effects(m, b).top(1, outcome="odds"): "outcome must be one of 'log_odds', 'log_prob'",
     lambda m, b, o: il.head_effects(o, b): "another",
-    lambda m, b, o: random_head_sets(ModelView.of(m), ModelView.of(m).heads()[:7], draws=1, seed=0): "at most half",
+    lambda m, b, o: random_head_sets(m, ModelView.of(m).heads()[:7]): "at most half",
     lambda m, b, o: il.ablate_with_controls(m, b, HEADS, mode="mean"): "reference must be given for mode='mean'",
     lambda m, b, o: enter(il.ablate_heads(m, il.locate_heads(m, b, k=1))): "iterable of heads, got TopHeads",
     lambda m, b, o: enter(il.ablate_heads(m, [(INF, 0)])): "invalid head (inf, 0)",

@@ -331,7 +331,7 @@ def ablation(scored: ScoredPrompt, located: list[Head]) -> tuple[Float[Tensor, "
     """Return the scored tokens' log-probabilities (nats) with single heads, the located set and random sets zeroed."""
     model, batch, options = scored.model, scored.acts.batch, scored.options
     removed = located[: options.n_ablated]
-    draws = random_head_sets(scored.acts.view, removed, draws=options.n_random, seed=options.seed)
+    draws = random_head_sets(scored.model, removed, draws=options.n_random, seed=options.seed, same_layers=False)
     sets = [[Ablate(heads)] for heads in [*[[head] for head in located], removed, *draws]]
     found = score(model, batch, sets, read=lambda log_probs, _: log_probs[:, scored.tokens.to(log_probs.device)])[0]
     single, joint, random_draws = found.split([len(located), 1, len(draws)])

@@ -150,7 +150,7 @@ def exchange_heads(
     groups: list[tuple[tuple[Head, ...], ...]] = []
     for heads in head_sets:
         checked_heads(view, heads)
-        drawn = random_head_sets(view, heads, draws=n_random, seed=seed, same_layers=True)
+        drawn = random_head_sets(view.model, heads, draws=n_random, seed=seed)
         groups.append((tuple(heads), *map(tuple, drawn)))
     sets = [(exchange, some) for group in groups for exchange in exchanges for some in group]
     named = {

@@ -17,7 +17,7 @@ from icl_lens.cli.towers import towers
 app = new_app(
     invoke_without_command=True,  # for --version
     epilog="The paper's experiments are in the repository, not in the installed package: "
-    "clone it and run python -m experiments list.",
+    "see experiments/README.md there.",
 )
 
 

@@ -273,7 +273,7 @@ def layers(heads: Sequence[Head]) -> list[int]:
 
 def random_sets(scene: Scene, heads: Sequence[Head]) -> list[list[Head]]:
     """Return the random sets of the same layers: those of `ablate_with_controls` with the same seed."""
-    return random_head_sets(scene.view, heads, draws=N_RANDOM, seed=SEED, same_layers=True)
+    return random_head_sets(scene.view.model, heads, draws=N_RANDOM, seed=SEED)
 
 
 def attention(scene: Scene, heads: Sequence[Head]) -> Panel:

@@ -90,7 +90,7 @@ class EdgeSets:
     def removal_masks(self, view: ModelView, *, seed: int) -> RemovalMasks:
         """Return what each set removes from the readers and, in controls of groups, from random heads."""
         removed = self.space.removal_masks(np.stack(self.masks))
-        randoms = random_head_sets(view, self.space.readers, draws=N_RANDOM_READERS, seed=seed, same_layers=True)
+        randoms = random_head_sets(view.model, self.space.readers, draws=N_RANDOM_READERS, seed=seed)
         for number, heads in enumerate(randoms):
             space = EdgeSpace.of(view, heads, self.space.reader_at)
             masks = np.zeros((len(self), len(space)), dtype=bool)

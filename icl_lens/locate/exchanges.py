@@ -27,13 +27,11 @@ from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.donors import (
-    exchange_labels,
-    exchange_texts,
+    donor_prompts,
     other_queries,
     partner_label,
     with_other_texts,
     with_own_text,
-    with_query,
 )
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import TokenizeLike, tokenizer_like
@@ -124,15 +122,9 @@ def tower_prompts(model: Any, batch: PromptBatch, *, own_texts: bool = True) -> 
             "two classes per prompt (classes='binary')"
         )
     like, every = tokenizer_like(model, batch), range(len(batch))
-    whole: dict[str, list[Prompt]] = {
-        "query": [with_query(p, q.other, other) for p, q, other in zip(prompts, queries, partners, strict=True)],
-        "same class": [with_query(p, q.same, p.answer) for p, q in zip(prompts, queries, strict=True)],
-        "texts": list(map(exchange_texts, prompts)),
-        "labels": list(map(exchange_labels, prompts)),
-    }
     donors: dict[str, Donor] = {}
     answers: dict[str, Tensor] = {}
-    for name, some in whole.items():
+    for name, some in donor_prompts(prompts).items():
         donor = like(some, every)
         n, n_demos = batch.label_positions.shape
         donors[name] = _align(batch, donor, torch.arange(n)[:, None].expand(n, n_demos))

@@ -276,14 +276,21 @@ class ControlledAblation(Result):
 
 
 def random_head_sets(
-    view: ModelView, heads: Sequence[Head], *, draws: int, seed: int, same_layers: bool = False
+    model: Any, heads: Sequence[AnyHead], *, draws: int = 20, seed: int = 0, same_layers: bool = True
 ) -> list[list[Head]]:
-    """Return `draws` random sets of `len(heads)` distinct heads that are not in `heads`.
+    """Return `draws` random sets of `len(heads)` distinct heads that are not in `heads`: the control of an edit.
 
-    With `same_layers`, a set has as many heads of each layer as `heads`; if a layer has too few others, the rest come
-    from the nearest layers. Raise InputError if fewer than `len(heads)` other heads exist.
+    A set has as many heads of each layer as `heads`, because some layers matter more than others; if a layer has too
+    few other heads, the rest come from the nearest layers. With `same_layers=False`, heads come from all layers. The
+    same seed gives the same sets. Raise InputError for unknown heads, and if fewer than `len(heads)` other heads exist.
+
+    Example:
+        >>> random_sets = il.random_head_sets(model, ["L5H0", "L4H1"], draws=3)
+        >>> [sorted(head.layer for head in heads) for heads in random_sets]
+        [[4, 5], [4, 5], [4, 5]]
     """
-    all_heads = view.heads()
+    view = ModelView.of(model)
+    heads, all_heads = list(view.check_heads(heads)), view.heads()
     others = [head for head in all_heads if head not in heads]
     if len(others) < len(heads):
         raise InputError(
@@ -340,8 +347,8 @@ def ablate_with_controls(
     sets: dict[ConditionName, list[list[Head]]] = {
         "no ablation": [[]],
         "heads": [chosen],
-        "same layers": random_head_sets(view, chosen, draws=n_random, seed=seed, same_layers=True),
-        "all layers": random_head_sets(view, chosen, draws=n_random, seed=seed),
+        "same layers": random_head_sets(model, chosen, draws=n_random, seed=seed),
+        "all layers": random_head_sets(model, chosen, draws=n_random, seed=seed, same_layers=False),
     }
     ablation = Ablate([], mode=mode, reference=reference, positions=positions, seed=seed)
     ablated = [replace(ablation, heads=one) for one in chain.from_iterable(sets.values())]

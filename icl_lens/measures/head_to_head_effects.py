@@ -8,7 +8,7 @@ Several readers are rebuilt independently from the same unedited pass: a change 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import pandas as pd
 import torch
@@ -42,7 +42,7 @@ from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
-from icl_lens.prompts.roles import EdgeRole, role_masks
+from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, format_signed, plural_prompts
@@ -108,8 +108,9 @@ def head_to_head_effects(
     targets: Int[Tensor, " batch"] | None = None,
     against: Against = None,
     reference: PromptBatch | None = None,
+    method: Literal["exact", "gradient"] = "exact",
 ) -> HeadToHeadEffects:
-    """Return the exact effect of each writer on the answer through each reader's query, keys or values.
+    """Return the effect of each writer on the answer through each reader's query, keys or values.
 
     1. `reader_at` are the tokens at which the reader acts: it attends from them and writes to them. They are the last
        token, those of a role (see `batch.token_roles`; "label" for true and false labels), positions, or "all".
@@ -125,10 +126,14 @@ def head_to_head_effects(
     replaced by its mean over their tokens of the same role instead of zero. `targets` and `against` are those of
     `head_effects`.
 
-    Each pair of reader and writer costs a pass from the reader's layer on: over one token per prompt, if readers act at
-    the last one and the prefix cache is supported (see `head_effects`), otherwise over whole prompts. Raise InputError
-    for unknown heads or writers, invalid targets, a role that no prompt has, and model families whose attention cannot
-    be reproduced.
+    With `method="gradient"`, the reader's output without the writer is exact, but its effect on the log-odds is a
+    first-order estimate: one forward and one backward pass for all pairs. Keys and values must then be at tokens of one
+    role, writers must not be chains, and `log_prob` is NaN.
+
+    Otherwise, each pair of reader and writer costs a pass from the reader's layer on: over one token per prompt, if
+    readers act at the last one and the prefix cache is supported (see `head_effects`), otherwise over whole prompts.
+    Raise InputError for unknown heads or writers, invalid targets, a role that no prompt has, and model families whose
+    attention cannot be reproduced.
 
     Example:
         >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="q", writers=["L2H0", "F3"])
@@ -142,6 +147,7 @@ def head_to_head_effects(
     """
     view = ModelView.of(model)
     check_choice("part", part, PARTS)
+    check_choice("method", method, ("exact", "gradient"))
     check_batch(batch)
     heads = view.check_heads(readers)
     if not heads:
@@ -150,8 +156,12 @@ def head_to_head_effects(
         raise InputError(f"at must be 'all' or {reader_at!r} like reader_at for queries, got {at!r}")
     names = chosen_writers(view, heads, writers)
     texts = tuple(map(writer_text, names))
-    targets, others = outcome_tokens(view, batch, targets, against)
     means = None if reference is None else writer_means(model, reference)
+    if method == "gradient":
+        if targets is not None or against is not None:
+            raise InputError("targets and against must be omitted for method='gradient', which scores the answers")
+        return _estimated(model, batch, heads, names, part, at, reader_at, means)
+    targets, others = outcome_tokens(view, batch, targets, against)
     masks, read_by = _token_masks(batch, at), _token_masks(batch, reader_at)
     for name, value, mask in (("at", at, masks), ("reader_at", reader_at, read_by)):
         if not bool(mask.any()):
@@ -196,6 +206,38 @@ def head_to_head_effects(
     has_tokens = torch.stack([_has_tokens(batch, name, read) for name in names], dim=1) & read_by.any(2)
     drops = drops.masked_fill(~has_tokens.to(drops.device)[:, None, :, None], torch.nan)
     return HeadToHeadEffects(heads, texts, part, drops[..., 0], drops[..., 1], reason, active_edits(view))
+
+
+def _estimated(
+    model: Any,
+    batch: PromptBatch,
+    readers: Sequence[Head],
+    writers: Sequence[str | Chain],
+    part: Part,
+    at: EdgeRole | TokenPositions,
+    reader_at: EdgeRole | TokenPositions,
+    means: Means | None,
+) -> HeadToHeadEffects:
+    """Return the estimates of `estimate_effects` for some writers, 0 where a writer is not before the reader."""
+    role = reader_at if part == "q" else at
+    for name, value in (("reader_at", reader_at), ("at", role)):
+        if value not in EDGE_ROLES:
+            raise InputError(f"{name} must be a role for method='gradient', got {value!r}; use one of {EDGE_ROLES}")
+    if any(isinstance(writer, tuple) for writer in writers):
+        raise InputError("writers must be heads, FFNs or embeddings for method='gradient', got a chain")
+    view, column = ModelView.of(model), EDGE_ROLES.index(cast(EdgeRole, role))
+    effects = torch.zeros(len(batch), len(readers), len(writers))
+    estimates = estimate_effects(model, batch, readers, means, cast(EdgeRole, reader_at))
+    for place, reader in enumerate(readers):
+        earlier = writer_names(view, reader.layer)[:-1]
+        of_reader = estimates[reader][:, PARTS.index(part), column].cpu()
+        for number, writer in enumerate(writers):
+            if writer in earlier:
+                effects[:, place, number] = of_reader[:, earlier.index(writer)]
+    names = tuple(map(writer_text, writers))
+    return HeadToHeadEffects(
+        tuple(readers), names, part, torch.full_like(effects, torch.nan), effects, "", active_edits(view)
+    )
 
 
 def estimate_effects(

@@ -17,6 +17,34 @@ from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Demonstration, Prompt
 
 
+def donor_prompts(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
+    """Return each prompt with one thing exchanged: donors of interchange interventions, in the order of `prompts`.
+
+    - "query": the same demonstrations with a query of another class, whose label, the partner, is the answer;
+    - "same class": with another query of the same class;
+    - "texts": the texts of the answer and its partner exchanged, so that the partner is the answer; labels stay;
+    - "labels": the labels exchanged, so that the partner is the answer; texts stay.
+
+    With two labels, the partner is the other one. Queries come from the other prompts. Raise InputError for prompts
+    that do not demonstrate their answer and another label. Source: docs/howto/edits.md.
+
+    Example:
+        >>> prompts = il.load_task("animal-country", n=20)
+        >>> print(prompts[0])
+        Kenya : foo buffalo : bar crab : bar Scotland : foo Bolivia :
+        >>> print(il.donor_prompts(prompts)["labels"][0])
+        Kenya : bar buffalo : foo crab : foo Scotland : bar Bolivia :
+    """
+    queries = other_queries(prompts)
+    donors: dict[str, list[Prompt]] = {"query": [], "same class": [], "texts": [], "labels": []}
+    for prompt, texts in zip(prompts, queries, strict=True):
+        donors["query"].append(with_query(prompt, texts.other, partner_label(prompt)))
+        donors["same class"].append(with_query(prompt, texts.same, prompt.answer))
+        donors["texts"].append(exchange_texts(prompt))
+        donors["labels"].append(exchange_labels(prompt))
+    return donors
+
+
 def partner_label(prompt: Prompt) -> str:
     """Return the label that the answer is exchanged with: the next one that is demonstrated, in the order of `labels`.
 

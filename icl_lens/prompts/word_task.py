@@ -44,6 +44,18 @@ class WordTask(LabeledTask):
         check_unicode(self.name)
         check_path(self.path)
 
+    def words(self) -> dict[str, list[str]]:
+        """Return the words of the false and of the true category; those that are in both are left out.
+
+        Raise InputError for an unknown category and an unreadable word list.
+
+        Example:
+            >>> il.WordTask("animal-country").words()["country"][:2]
+            ['France', 'Germany']
+        """
+        false, false_words, true, true_words = self._words()
+        return {false: false_words, true: true_words}
+
     def digest(self) -> str:
         """Return a 16-digit hexadecimal digest of the word list."""
         return json_digest(word_list(self.path))

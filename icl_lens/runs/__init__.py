@@ -5,4 +5,5 @@
 3. `configuration`: everything that a run's numbers depend on, by which a folder is recognized.
 4. `folder`: chunks and results as files, and the locks by which independent processes share a folder.
 5. `stream`: plan prompts into batches, and compute or read each batch's chunk.
+6. `map_prompts`: a function of one's own over many prompts.
 """
