@@ -29,7 +29,8 @@ def floors(package: str) -> list[list[str]]:
     """Return the layers of a top-level package from the top down, each as a list of subpackages."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(c["layers"] for c in contracts if c["type"] == "layers" and c["containers"] == [package])
-    return [[name.strip() for name in layer.split("|") if name.strip() != "__main__"] for layer in layers[1:]]
+    names = [[name.strip() for name in layer.split("|")] for layer in layers]
+    return [layer for layer in names if layer != ["__main__"]]
 
 
 def job(package: str, name: str) -> str:

@@ -17,9 +17,10 @@ Invalid input prints one line to standard error and exits with code 2; an unknow
 also prints the usage. Without arguments, `icl-lens` explains the paper's prompt on the bundled model. `python -m
 icl_lens` is the same command.
 
-The paper's experiments are in the repository, not in the installed package, because they store results, figures and
-findings next to their code. To run them, clone the repository (or unpack the source distribution), install it with
-`pip install -e ".[experiments]"`, and run `python -m experiments list` in its root folder.
+The paper's experiments are in the repository, not in the installed package, because they are scripts
+to run and to copy. Clone the repository (or unpack the source distribution), install it with `pip install -e .`, and
+run, for example, `python experiments/ablation.py --model icl-mini` in its root folder; `experiments/README.md` lists
+them.
 """
 
 

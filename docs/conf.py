@@ -15,7 +15,7 @@ author = "the icl_lens contributors"
 copyright = author
 version = release = metadata.version("icl-lens")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "llms_txt", "local_links"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "llms_txt", "local_links", "results_table"]
 templates_path = []
 exclude_patterns = ["_build", "jupyter_execute", "**/.ipynb_checkpoints"]
 

@@ -1,9 +1,11 @@
 """Which tasks a model can do: accuracy by task, template, number of demonstrations, and layout.
 
-`python -m experiments tasks` measures the table in docs/bundled.md, from which experiments choose their tasks. Rows are
+`python experiments/task_table.py --model smollm2-135m` measures the table in docs/bundled.md, from
+which experiments choose their tasks. Rows are
 stored as they are measured, so that an interrupted run resumes.
 """
 
+import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,21 +13,33 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from markdown_table import table as markdown_table
 
 import icl_lens as il
-from experiments.framework import markdown
-from experiments.framework.estimate import compare
-from experiments.framework.study import clusters_of
-from experiments.framework.tasks import ARROWS, LINES, PAPER, QUESTIONS, WORDS, Layout, Task
-from icl_lens.files import write_text
-from icl_lens.metrics import is_correct, recent_label
 
+ROWS = Path(__file__).with_suffix(".jsonl")
+PAPER, LINES = il.Template(), il.Template(separator="\n")
+ARROWS = il.Template("{text} -> {label}", "{text} ->", "\n")
+QUESTIONS = il.Template("Input: {text}\nLabel: {label}", "Input: {text}\nLabel:", "\n\n")
 TEMPLATES = {"lines": LINES, "paper": PAPER, "arrows": ARROWS, "questions": QUESTIONS}
 """Lines: "cat : foo", one per line. Paper: the same in one line. Arrows: "cat -> foo". Questions: "Input: cat"."""
 DEMONSTRATIONS = (1, 2, 4, 8, 16)
 PASS_PROMPTS = 20
 """Prompts per forward pass."""
-_WORDS = str(WORDS)
+_WORDS = str(Path(__file__).with_name("words.json"))
+
+
+@dataclass(frozen=True)
+class Task:
+    """Two classes of texts and their labels, with the way prompts show them."""
+
+    name: str
+    data: str
+    labels: tuple[str, str] = ("foo", "bar")
+    demonstrations: int = 2
+    template: il.Template = PAPER
+    path: str | None = None
+
 
 TASKS = (
     Task("animal-country, foo/bar", "animal-country"),
@@ -67,7 +81,7 @@ class Setting:
 
     task: Task
     template: str
-    layout: Layout | Literal["exchanged"] = "random"
+    layout: Literal["random", "order", "reorder", "exchanged"] = "random"
 
     @property
     def key(self) -> str:
@@ -96,21 +110,30 @@ def measure(model: Any, setting: Setting, n: int, *, data: str | None = None) ->
     task = setting.task
     if data is not None and task.data in [name for _, name, _ in SENTENCES]:
         task = replace(task, path=data)
-    exchanged = setting.layout == "exchanged"
-    prompts = task.prompts(n, layout="random" if setting.layout == "exchanged" else setting.layout, exchanged=exchanged)
+    layouts = {"order": "last", "reorder": "first"}  # balanced, unlike the paper's of the same name
+    prompts = il.load_task(
+        task.data,
+        task.path,
+        n=n,
+        layout=layouts.get(setting.layout, "random"),
+        labels=task.labels[::-1],
+        demonstrations=task.demonstrations,
+    )
+    if setting.layout == "exchanged":
+        prompts = il.donor_prompts(prompts)["labels"]
     batch = il.tokenize(model, prompts, template=task.template, labels=task.labels)
     log_probs = torch.cat([il.score(model, piece).cpu() for piece in batch.split(PASS_PROMPTS)])
-    correct = is_correct(log_probs, batch.answer).double().numpy()
-    found = compare(correct, 0.5, clusters_of(batch), bounds=(0, 1))
+    correct = il.metrics.is_correct(log_probs, batch.answer).double()
+    accuracy = il.metrics.bootstrap_interval(correct, clusters=batch.queries, bounds=(0.0, 1.0))
     return {
         "task": task.name,
         "template": setting.template,
         "demonstrations": task.demonstrations,
         "layout": setting.layout,
-        "accuracy": found.quantity,
-        "low": 0.5 + found.low,
-        "high": 0.5 + found.high,
-        "says_last_label": float((log_probs.argmax(-1) == recent_label(batch.label_index)).double().mean()),
+        "accuracy": accuracy.value,
+        "low": accuracy.low,
+        "high": accuracy.high,
+        "says_last_label": float((log_probs.argmax(-1) == il.metrics.recent_label(batch.label_index)).double().mean()),
         "n": n,
     }
 
@@ -126,7 +149,7 @@ def run(
             continue
         rows.append({"model": name} | measure(model, setting, n, data=data))
         done.add(setting.key)
-        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         report(f"{setting.key}: {rows[-1]['accuracy']:.0%}")
 
 
@@ -147,7 +170,7 @@ def tables(rows: Sequence[Mapping[str, Any]], model: str) -> str:
         lines = [
             [task.name, *(_accuracy(found.get(f"{task.name}, {key}")) for key in columns.values())] for task in TASKS
         ]
-        return markdown.table(["task", *columns], lines)
+        return markdown_table(["task", *columns], lines)
 
     counts = {f"{count} per class": f"lines, {count}, random" for count in DEMONSTRATIONS}
     others = {
@@ -179,7 +202,7 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
         of_models = [found.get((name, Setting(task, "lines").key)) for name in models]
         if any(of_models):
             lines.append([task.name, str(task.demonstrations), *map(_accuracy, of_models)])
-    return markdown.table(["task", "per class", *models], lines) + "\n"
+    return markdown_table(["task", "per class", *models], lines) + "\n"
 
 
 def _accuracy(row: Mapping[str, Any] | None) -> str:
@@ -187,3 +210,23 @@ def _accuracy(row: Mapping[str, Any] | None) -> str:
         return ""
     percent = (100 * min(1.0, max(0.0, row[key])) for key in ("accuracy", "low", "high"))
     return "{:.0f} ({:.0f}–{:.0f})".format(*percent)
+
+
+def main() -> None:
+    """Measure the rows that a model lacks, and write the tables."""
+    parser = argparse.ArgumentParser(description="Which tasks can a model do?")
+    parser.add_argument("--model", default="smollm2-135m", help="model name, path or Hub repository")
+    parser.add_argument("-n", type=int, default=60, help="prompts per setting")
+    parser.add_argument("--name", default=None, help="model's name in the table")
+    parser.add_argument("--data", default=None, help="folder with copies of the sentence datasets")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="file of rows; the tables are written next to it")
+    options = parser.parse_args()
+    name = options.name or options.model
+    run(il.load_model(options.model), name, options.rows, options.n, data=options.data)
+    rows = read(options.rows)
+    options.rows.with_suffix(".md").write_text(tables(rows, "smollm2-135m"), encoding="utf-8")
+    options.rows.with_name("task_comparison.md").write_text(comparison(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

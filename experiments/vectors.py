@@ -1,6 +1,7 @@
 """Function and task vectors in place of demonstrations: what they add to the answer, beside their controls.
 
-`python -m experiments vectors` measures the table in docs/howto/vectors.md. Pairs are split in two: heads, means and
+`python experiments/vectors.py --model smollm2-135m` measures the table in docs/howto/vectors.md.
+Pairs are split in two: heads, means and
 layers come from one part, gains from the other. Rows are stored task by task.
 
 1. Heads are those with the largest indirect effects, averaged over prompts with shuffled labels and over the tasks.
@@ -12,6 +13,7 @@ layers come from one part, gains from the other. Rows are stored task by task.
 Source: Todd et al., "Function vectors in large language models", arXiv 2310.15213.
 """
 
+import argparse
 import json
 import random
 import tempfile
@@ -22,16 +24,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from location import best_heads
+from markdown_table import table as markdown_table
 from torch import Tensor
 
 import icl_lens as il
-from experiments.framework import markdown
-from experiments.framework.locating import best_heads
-from experiments.framework.tasks import ARROWS
-from icl_lens.files import write_text
-from icl_lens.intervals import mean_intervals
-from icl_lens.prompts.pair_task import Pairs
 
+ROWS = Path(__file__).with_suffix(".jsonl")
+ARROWS = il.Template("{text} -> {label}", "{text} ->", "\n")
 TASKS = ("antonyms", "country-capital", "present-past")
 N_TRAIN = 30
 """Pairs of a task from which heads, means and layers are taken."""
@@ -75,7 +75,7 @@ def draw(task: str) -> Drawn:
     )
 
 
-def _prompts(pairs: Pairs, n: int, seed: int) -> list[il.Prompt]:
+def _prompts(pairs: Sequence[tuple[str, str]], n: int, seed: int) -> list[il.Prompt]:
     """Return prompts that show and ask only these pairs."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pairs.json")
@@ -161,7 +161,7 @@ def _top_of(batch: il.PromptBatch) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _interval(name: str, values: np.ndarray, queries: Sequence[str]) -> dict[str, float]:
-    mean, low, high = (float(x[0]) for x in mean_intervals(values[:, None], queries))
+    mean, low, high = il.metrics.bootstrap_interval(values, clusters=list(queries))
     return {name: mean, f"{name}_low": low, f"{name}_high": high}
 
 
@@ -173,15 +173,17 @@ def run(model: Any, path: Path, report: Callable[[str], None] = print) -> list[d
         effects[name] = indirect_effects(model, task).double().cpu()
         report(f"{name}: mean indirect effects up to {effects[name].mean(0).max():+.4f}")
     every = torch.stack([one.mean(0) for one in effects.values()]).mean(0)
-    heads = best_heads(every[None], N_HEADS)
+    heads = best_heads(every[None].numpy(), N_HEADS)
     rows: list[dict[str, Any]] = []
     for name, task in drawn.items():
         at = [head.layer * every.shape[1] + head.head for head in heads]
-        intervals = mean_intervals(effects[name].flatten(1)[:, at].numpy(), [one.query for one in task.shuffled])
-        found = zip(map(str, heads), *(x.tolist() for x in intervals), strict=True)
-        rows.append({"task": name, "what": "indirect effects", "effects": [*map(list, found)]})
+        of_heads = effects[name].flatten(1)[:, at].numpy()
+        queries = [prompt.query for prompt in task.shuffled]
+        intervals = [il.metrics.bootstrap_interval(values, clusters=queries) for values in of_heads.T]
+        named = [[str(head), *interval] for head, interval in zip(heads, intervals, strict=True)]
+        rows.append({"task": name, "what": "indirect effects", "effects": named})
         rows += measure(model, name, task, heads)
-        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         report(f"{name}: measured")
     return rows
 
@@ -213,9 +215,9 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     columns = ["task", "at the last token", "after layer", "gain", "gain − others' gain", "top token, %"]
     return f"""\
-{markdown.table(["head", *effects], lines)}
+{markdown_table(["head", *effects], lines)}
 
-{markdown.table(columns, vectors, align="ll")}
+{markdown_table(columns, vectors, align="ll")}
 """
 
 
@@ -223,3 +225,17 @@ def _shown(values: Sequence[float], form: str) -> str:
     """Return a mean with its interval."""
     mean, low, high = (form.format(value).replace("-", "−") for value in values)
     return f"{mean} ({low}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{high})"
+
+
+def main() -> None:
+    """Measure the rows, and write them and the tables of the how-to."""
+    parser = argparse.ArgumentParser(description="What function vectors add without demonstrations, beside controls.")
+    parser.add_argument("--model", default="smollm2-135m", help="model name, path or Hub repository")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="file of rows; the tables are written next to it")
+    options = parser.parse_args()
+    rows = run(il.load_model(options.model), options.rows)
+    options.rows.with_suffix(".md").write_text(page(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -4,11 +4,10 @@ import families
 import function_vector_recipe as recipe
 import pytest
 import torch
+import vectors
 from transformers import AutoModelForCausalLM
 
 import icl_lens as il
-from experiments import vectors
-from experiments.framework.locating import best_heads
 from icl_lens.models.gguf_header import cached_parser
 from icl_lens.models.installed import SMOLLM2
 
@@ -39,7 +38,7 @@ def test_on_smollm2_the_recipe_gives_our_heads_and_gains():
         torch.testing.assert_close(ours[-1], theirs[-1], atol=1e-4, rtol=0)
         assert theirs[-1].mean(0).max() > 0.02
     heads = recipe.top_heads(torch.cat(theirs), vectors.N_HEADS)
-    assert [tuple(head) for head in best_heads(torch.cat(ours), vectors.N_HEADS)] == heads
+    assert [tuple(head) for head in vectors.best_heads(torch.cat(ours).numpy(), vectors.N_HEADS)] == heads
     for task, outputs in zip(tasks, means, strict=True):
         asked, test = (vectors.tokenized(model, some) for some in (task.asked, task.test))
         vector = recipe.function_vector(outputs, heads)

@@ -3,15 +3,15 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from planted_study import planted_study
 from tolerance import assert_close
 
 import icl_lens as il
-from experiments.framework.study import Study
-from experiments.ground_truth import task_of
 from experiments.planted import Kind, Planted, build
 from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.locate.edge_space import CURVE_INPUTS, THIRDS, EdgeSpace
@@ -20,10 +20,10 @@ from icl_lens.models.view import ModelView
 TASK = "sentiment-number"
 
 
-def planted(kind: Kind, folder: Path, n: int, seed: int = 0) -> tuple[Planted, Study]:
+def planted(kind: Kind, folder: Path, n: int, seed: int = 0) -> tuple[Planted, Any]:
     """Return the truth about a planted model, and a study of it on `n` prompts."""
-    truth = build(kind, folder, seed=seed)
-    return truth, Study(il.load_model(str(truth.folder), device="cpu"), task_of(truth), n)
+    study = planted_study(kind, folder, n, seed)
+    return build(kind, folder, seed=seed), study
 
 
 @pytest.mark.slow

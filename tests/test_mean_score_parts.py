@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from launches import contents, undisturbed
-from tiny_study import planted_study
+from planted_study import planted_study
 from tolerance import assert_close
 
 import icl_lens as il
@@ -101,12 +101,12 @@ def test_one_query_has_no_interval(gpt2, words):
 
 def of_planted(kind, folder):
     study = planted_study(kind, folder)
-    return study, il.mean_score_parts(study.model, study.held_out, study.located)
+    return study, il.mean_score_parts(study.model, study.testing, study.located_heads("contrast"))
 
 
 def test_the_planted_writer_is_first_on_both_sides(tmp_path):
     study, found = of_planted("two-tower", tmp_path)
-    for head in study.located:
+    for head in study.located_heads("contrast"):
         low = found.total(head)[1]
         assert low > 0
         for side in ("query", "key"):

@@ -18,10 +18,8 @@ from torch import Tensor
 import icl_lens as il
 from experiments.benchmark.edge_attribution import attribute_edges, counted
 from experiments.benchmark.timing import machine
-from experiments.framework import markdown
-from experiments.framework.models import SMOLLM2
-from experiments.framework.study import Study
-from experiments.framework.tasks import LINES, PAPER_TASKS, Task
+from experiments.common import Study
+from experiments.markdown_table import table as markdown_table
 from icl_lens.edits.edges import writer_means
 from icl_lens.edits.edit import Part
 from icl_lens.edits.reader import Means
@@ -36,10 +34,10 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.roles import EdgeRole, role_masks
 
 CELLS = (
-    ("icl-mini", PAPER_TASKS[0], 48, None, 3),
-    (SMOLLM2, Task("animal-country, A/B", "animal-country", ("A", "B"), 4, LINES), 60, 300, 1),
+    ("icl-mini", ["--task", "sentiment-number"], 48, None, 3),
+    ("smollm2-135m", "--task animal-country --labels B,A --demonstrations 4 --separator \\n".split(), 60, 300, 1),
 )
-"""Model, task, most prompts of each half, edges whose exact effects are measured (None: all), timed runs."""
+"""Model, options of its task, most prompts of each half, edges whose exact effects are measured (None: all), runs."""
 N_KEPT, SHARE, N_FIRST, N_RANDOM = 30, 0.01, 60, 20
 """Edges kept, as a number and as a share; first edges of each ranking in the sample; random rankings."""
 SETS_AT_ONCE, PROMPTS_AT_ONCE = 400, 24
@@ -267,14 +265,15 @@ def edge_methods(device: str) -> Iterator[str]:
     """Measure all cells; yield the page after each."""
     lines = ["# Benchmark of edges", "", "Made by `python -m experiments.benchmark.edge_methods`; one run.", ""]
     lines += [f"* {machine()}", EXPLANATION]
-    for name, task, n, n_sampled, repeats in CELLS:
-        study = Study(il.load_model(name, device=device), task, n)
-        given = study.model, *study.halves(), study.located
+    for name, task_options, n, n_sampled, repeats in CELLS:
+        options = ["--model", name, *task_options, "-n", str(n)]
+        study = Study.from_command_line("edge-methods", "", options).with_model(il.load_model(name, device=device))
+        given = study.model, *study.halves(), study.located_heads("contrast")
         rows, sentences = compare(*given, n_sampled=n_sampled, repeats=repeats)
         split = 1 + len(ESTIMATES)
-        of_estimates = markdown.table(["", *ESTIMATES], [row[:split] for row in rows])
-        held_out = markdown.table(["", *HELD_OUT], [[row[0], *row[split:]] for row in rows])
-        lines += [f"## {name}, {task.name}", "", of_estimates, "", "On held-out prompts:", "", held_out, ""]
+        of_estimates = markdown_table(["", *ESTIMATES], [row[:split] for row in rows])
+        held_out = markdown_table(["", *HELD_OUT], [[row[0], *row[split:]] for row in rows])
+        lines += [f"## {name}, {study.task_name}", "", of_estimates, "", "On held-out prompts:", "", held_out, ""]
         lines += [*(f"* {sentence}" for sentence in [*sentences, direct_path(*given)]), ""]
         yield "\n".join(lines)
 

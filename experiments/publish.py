@@ -1,0 +1,154 @@
+"""Compute what the documentation shows, and put the tables and figures where its pages read them.
+
+    python experiments/publish.py run ablation --models smollm2-135m     # all studies of a question, on some models
+    python experiments/publish.py collect                                # tables and figures for docs/results
+
+Runs resume. `collect` replaces the rows of the studies that were computed and keeps all others.
+"""
+
+import argparse
+import json
+from importlib import import_module
+from pathlib import Path
+
+import pandas as pd
+from common import save_figure
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs" / "results"
+LINES = ["--demonstrations", "4", "--separator", r"\n"]
+
+QUESTIONS = (
+    "behavior",
+    "two-towers",
+    "ablation",
+    "circuit",
+    "location",
+    "values",
+    "label-attention",
+    "shared-heads",
+    "text-to-label",
+    "majority-bias",
+    "recency-bias",
+)
+"""In the order of the pages. The script of "two-towers" is two_towers.py."""
+SMOLLM2, QWEN, QWEN_LARGE = "smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
+SOURCES = {
+    QWEN: "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+    QWEN_LARGE: "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+}
+"""What is loaded for models that are not installed; `--source` names files instead."""
+SMALL_MODELS = ("icl-mini", "icl-mini-llama", "icl-mini-gptj")
+
+TASKS: dict[str, dict[str, list[str]]] = {
+    SMOLLM2: {
+        "animal-country, A/B": ["--task", "animal-country", "--labels", "B,A", *LINES],
+        "joy-number, foo/bar": ["--task", "joy-number", "--path", str(HERE / "words.json"), *LINES],
+        "animal-country, animal/country": [
+            "--task",
+            "animal-country",
+            "--labels",
+            "animal,country",
+            "--separator",
+            r"\n",
+        ],
+    },
+    QWEN: {
+        "sentiment-number, foo/bar": ["--task", "sentiment-number", *LINES],
+        "animal-country, foo/bar": ["--task", "animal-country", *LINES],
+        "TREC, A/B": ["--task", "trec", "--labels", "B,A", *LINES],
+    },
+    QWEN_LARGE: {
+        "sentiment-number, foo/bar": ["--task", "sentiment-number", *LINES],
+        "TREC, A/B": ["--task", "trec", "--labels", "B,A", *LINES],
+    },
+} | {
+    name: {f"{task}, foo/bar": ["--task", task] for task in ("sentiment-number", "animal-country")}
+    for name in SMALL_MODELS
+}
+"""The tasks that each model does, chosen by accuracy alone, and their options."""
+N_PROMPTS = {SMOLLM2: 100, QWEN: 100, QWEN_LARGE: 40} | dict.fromkeys(SMALL_MODELS, 200)
+"""Prompts per half."""
+
+
+def run(question: str, models: list[str], sources: dict[str, str], data: str | None, out: Path) -> None:
+    """Run a question's script on every task of some models."""
+    script = import_module(question.replace("-", "_"))
+    for model in models:
+        for task_name, task_options in TASKS[model].items():
+            options = ["--model", sources.get(model, SOURCES.get(model, model)), "--name", model]
+            options += ["--task-name", task_name, "-n", str(N_PROMPTS[model]), "--out", str(out), *task_options]
+            if data is not None and "trec" in task_options:
+                options += ["--path", data]
+            script.main(options)
+
+
+def collect(out: Path, docs: Path = DOCS) -> None:
+    """Merge the tables of all studies into one per question, with what they depend on, and draw its figure."""
+    for question in QUESTIONS:
+        tables = [read(path) for path in sorted(out.glob(f"*/*/{question}.csv"))]
+        studies = {study for table in tables for study in studies_of(table)}
+        published = docs / "data" / f"{question}.csv"
+        if published.exists():
+            earlier = read(published)
+            is_kept = pd.Series([study not in studies for study in studies_of(earlier)])
+            tables.append(earlier.loc[is_kept])
+        if not tables:
+            continue
+        table = in_order(pd.concat(tables, ignore_index=True))
+        table.to_csv(published, index=False, float_format="%.6g", lineterminator="\n")
+        real = table.query("model not in @SMALL_MODELS")
+        script = import_module(question.replace("-", "_"))
+        save_figure(script.draw(table if real.empty else real), docs / "figures" / f"{question}.svg")
+        collect_settings(question, out, docs)
+
+
+def collect_settings(question: str, out: Path, docs: Path) -> None:
+    """Merge what the studies depend on into one file, by model and task."""
+    path = docs / "data" / f"{question}.json"
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for file in sorted(out.glob(f"*/*/{question}.json")):
+        about = json.loads(file.read_text(encoding="utf-8"))
+        settings[f"{about['model_name']}: {about['task_name']}"] = about
+    if settings:
+        path.write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows by model and task, in the order of `TASKS`."""
+    place = {(model, task): place for place, (model, task) in enumerate((m, t) for m in TASKS for t in TASKS[m])}
+    order = [place.get(study, len(place)) for study in studies_of(table)]
+    return table.assign(order=order).sort_values("order", kind="stable").drop(columns="order")
+
+
+def studies_of(table: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return the model and the task of each row."""
+    return list(zip(table["model"], table["task"], strict=True))
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Read a table; empty texts stay texts, and empty numbers are NaN."""
+    numbers = ("quantity", "control", "low", "high")
+    return pd.read_csv(path, keep_default_na=False, na_values={name: [""] for name in numbers})
+
+
+def main() -> None:
+    """Run questions on the published models, or collect what has been computed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "collect"))
+    parser.add_argument("questions", nargs="*", choices=[*QUESTIONS, []], help="all by default")
+    parser.add_argument("--models", nargs="*", default=list(TASKS))
+    parser.add_argument("--source", nargs="*", default=[], metavar="NAME=FILE", help="files of models")
+    parser.add_argument("--data", help="folder with copies of the sentence datasets")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    options = parser.parse_args()
+    if options.what == "collect":
+        collect(options.out)
+        return
+    sources = dict(text.split("=", 1) for text in options.source)
+    for question in options.questions or QUESTIONS:
+        run(question, options.models, sources, options.data, options.out)
+
+
+if __name__ == "__main__":
+    main()

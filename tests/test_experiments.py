@@ -1,0 +1,89 @@
+"""Every script of `experiments/` runs by its one-line command, over public names only, and resumes."""
+
+import ast
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import ground_truth
+import pandas as pd
+import publish
+import pytest
+
+import icl_lens as il
+
+EXPERIMENTS = Path(publish.__file__).parent
+SCRIPTS = sorted(path for path in EXPERIMENTS.glob("*.py") if path.stem != "__init__")
+COLUMNS = "model task measure at ranking quantity control low high unit versus prompts queries note".split()
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_imports_public_names_only(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    modules += [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
+    assert not [module for module in modules if module.startswith("icl_lens.")]
+    names = [
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "il"
+    ]
+    assert {*names} <= {*il.__all__}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.fixture(scope="module")
+def load_once():
+    """Load icl-mini once for all scripts."""
+    model = il.load_model("icl-mini")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(il, "load_model", lambda name: model)
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", publish.QUESTIONS)
+def test_a_script_writes_its_table_what_it_depends_on_and_its_figure(question, folder, load_once):
+    table = import_module(question.replace("-", "_")).main(["-n", "8", "--out", str(folder)])
+    path = folder / "icl-mini" / "animal-country--bar-foo" / question
+    assert table.columns.tolist() == COLUMNS
+    assert table["quantity"].notna().any()
+    written = pd.read_csv(path.with_suffix(".csv"))
+    pd.testing.assert_series_equal(written["quantity"], table["quantity"], rtol=1e-5, check_dtype=False)
+    about = json.loads(path.with_suffix(".json").read_text())
+    assert {"seed", "versions", "weights", "prompts", "n"} <= about.keys()
+    assert about["weights"]
+    assert path.with_suffix(".svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.slow
+def test_a_command_on_a_file_of_ones_own_resumes_with_the_same_table(tmp_path):
+    rows = [(f"{word}", label) for label, words in il.WordTask("animal-country").words().items() for word in words]
+    pd.DataFrame(rows, columns=["text", "label"]).to_csv(tmp_path / "mine.csv", index=False)
+    command = [sys.executable, EXPERIMENTS / "ablation.py", "--model", "icl-mini", "--task", "mine.csv", "-n", "6"]
+    tables = []
+    for _ in range(2):
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+        tables.append((tmp_path / "results" / "icl-mini" / "mine--bar-foo" / "ablation.csv").read_bytes())
+        chunks = sorted((tmp_path / "results").rglob("prompts-*.parquet"))
+        times = [chunk.stat().st_mtime_ns for chunk in chunks]
+        if len(tables) == 1:
+            first_times = times
+    assert tables[0] == tables[1]
+    assert times == first_times  # nothing was computed again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["two-tower", "last-label"])
+def test_planted_towers_are_seen_and_copying_the_last_label_is_not(setting, tmp_path):
+    questions = ["--questions", "label-attention", "two-towers", "behavior"]
+    table = ground_truth.main(["-n", "24", "--settings", setting, "--seeds", "0", *questions, "--out", str(tmp_path)])
+    assert len(table) == 7
+    assert table["as_predicted"].all(), table.to_string()
+    assert table["above"].any() == (setting == "two-tower")
