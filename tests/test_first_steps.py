@@ -111,3 +111,17 @@ def test_an_answer_whose_other_form_is_likely_is_warned_of(gpt2, answer, bare, s
         likely = " Paris" if answer == 1 else "Paris"
         assert f"and {likely!r}, which differs in the space before it, {max(bare, spaced):.1%}" in str(seen[0].message)
         assert f"pass answer={likely!r}" in str(seen[0].message)
+
+
+def test_a_text_far_beyond_the_context_is_refused_before_all_of_it_is_tokenized(gpt2, monkeypatch):
+    lengths = []
+    tokenizer = gpt2.tokenizer
+    monkeypatch.setattr(
+        type(tokenizer), "__call__", lambda self, text, **_: lengths.append(len(text)) or {"input_ids": text.split()}
+    )
+    words = "love " * 200_000
+    for prompt in (il.Text(words), il.Prompt(PAIRS, query=words)):
+        lengths.clear()
+        with pytest.raises(InputError, match="tokens, more than the model's context length of"):
+            il.tokenize(gpt2, prompt)
+        assert sum(lengths) <= 8 * gpt2.cfg.n_ctx

@@ -94,7 +94,8 @@ class VectorGains(Result):
 def task_vectors(model: Any, reference: PromptBatch | Iterable[PromptBatch]) -> Float[Tensor, "layer d_model"]:
     """Return the mean residual stream after each layer at the last position of the `reference` prompts.
 
-    Written in place of the residual stream of other prompts (`vector_gains(..., replace=True)`), it carries the task.
+    It is written in place of the residual stream of other prompts by `vector_gains(..., replace=True)`. Hendel et al.
+    have one such vector for each set of demonstrations, over dummy queries: pass prompts that share demonstrations.
     Raise InputError for an empty reference.
 
     Example:

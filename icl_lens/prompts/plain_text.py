@@ -22,7 +22,7 @@ from icl_lens.prompts.token_alignment import (
     tokenize_texts,
     unknown_words,
 )
-from icl_lens.prompts.token_ids import check_context_length, check_ids, name_tokens, padded_ids
+from icl_lens.prompts.token_ids import check_context_length, check_ids, check_text_length, name_tokens, padded_ids
 
 TokenSpec = str | int
 """A token given as text in context (" Mary" with its space) or as an id."""
@@ -77,6 +77,7 @@ def tokenize_plain(model: Any, texts: Sequence[Text], *, prepend_bos: bool | Non
     if len({text.against is None for text in texts}) > 1:
         raise InputError("either all texts or none must have tokens to compare with, got some; set against in all")
     tokenizer = require_fast_tokenizer(model)
+    check_text_length(model, tokenizer, [one.text for one in texts])
     tokenized = tokenize_texts(tokenizer, [Rendered(one.text, (), (), (0, len(one.text))) for one in texts])
     prefixes = special_prefixes(tokenizer, tokenized, prepend_bos)
     rows = [[*prefix, *text.ids] for prefix, text in zip(prefixes, tokenized, strict=True)]

@@ -153,6 +153,26 @@ def vocabulary_digest(tokenizer: Any) -> str:
         return ""
 
 
+CHARACTERS_PER_TOKEN = 8
+"""More than text has on average; only longer texts are measured by their beginning."""
+
+
+def check_text_length(model: Any, tokenizer: Any, texts: Sequence[str]) -> None:
+    """Raise InputError for a text whose beginning alone is longer than the model's context, before all is tokenized."""
+    n_context = model.cfg.n_ctx
+    n_characters = CHARACTERS_PER_TOKEN * n_context
+    for number, text in enumerate(texts):
+        if len(text) <= 2 * n_characters:
+            continue
+        beginning = tokenizer(text[:n_characters], add_special_tokens=False, verbose=False)["input_ids"]
+        if len(beginning) > n_context:
+            raise InputError(
+                f"prompt {number} has {len(text):,} characters, whose first {n_characters:,} are {len(beginning):,} "
+                f"tokens, more than the model's context length of {n_context:,}; shorten its texts or use fewer "
+                "demonstrations"
+            )
+
+
 def check_context_length(model: Any, rows: list[list[int]]) -> None:
     """Raise InputError if a row is longer than the model's context or has an id outside its vocabulary."""
     longest = max(range(len(rows)), key=lambda row: len(rows[row]))

@@ -30,7 +30,7 @@ from icl_lens.prompts.token_alignment import (
     special_prefixes,
     tokenize_texts,
 )
-from icl_lens.prompts.token_ids import check_context_length
+from icl_lens.prompts.token_ids import check_context_length, check_text_length
 
 
 def tokenize(
@@ -123,7 +123,9 @@ def _tokenize(
 ) -> PromptBatch:
     """Return one row per prompt and decision between its labels or, with `starts`, one row per prompt and start."""
     tokenizer = require_fast_tokenizer(model)
-    texts = tokenize_texts(tokenizer, [template.render(prompt) for prompt in prompts])
+    rendered = [template.render(prompt) for prompt in prompts]
+    check_text_length(model, tokenizer, [prompt.text for prompt in rendered])
+    texts = tokenize_texts(tokenizer, rendered)
     tokens = _label_tokens(tokenizer, template, prompts, texts, labels)
     alone = {label: None for prompt in prompts if _is_own_word(prompt) for label in prompt.every_label}
     compared = {prompt.every_label: None for prompt in prompts if not _is_own_word(prompt)}
