@@ -11,6 +11,7 @@ from torch import Tensor
 
 from icl_lens.activations.writers import has_pos_embed
 from icl_lens.errors import InputError
+from icl_lens.models.identity import compare_batch, is_new_kind
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
@@ -29,7 +30,10 @@ def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_voc
 def last_logits(
     model: Any, batch: PromptBatch, hooks: Sequence[tuple[str, Callable[..., Any]]] = (), past: Any = None
 ) -> Float[Tensor, "batch d_vocab"]:
-    """Return the model's logits after each prompt, from one pass with hooks that fills the cache `past`, if given."""
+    """Return the model's logits after each prompt, from one pass with hooks that fills the cache `past`, if given.
+
+    Raise InputError if they are not finite, or, in the first batch of a kind, not those of the Hugging Face model.
+    """
 
     def only_last(x: Tensor, hook: Any) -> Tensor:
         return x[torch.arange(len(x), device=x.device), batch.last.to(x.device), None]
@@ -46,6 +50,8 @@ def last_logits(
         passed = {"attention_mask": batch.attention_mask, "return_type": "logits", **kwargs, **cached}
         logits = model(batch.tokens, **passed)[:, 0]
     check_finite(logits)
+    if is_new_kind(model, batch.last) and not view.has_hooks:
+        compare_batch(model, batch.tokens, batch.last, logits)
     return logits
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from icl_lens.activations.writers import Writers, has_pos_embed
 from icl_lens.errors import InputError
 from icl_lens.models import attention_scores
+from icl_lens.models.identity import reads_only_earlier_tokens
 from icl_lens.models.independent_rows import rotations_by_length
 from icl_lens.models.readout import norm_scale
 from icl_lens.models.view import ModelView
@@ -31,13 +32,16 @@ class ReadPlan:
     def at(cls, view: ModelView, batch: PromptBatch, positions: TokenPositions) -> "ReadPlan":
         """Run the batch once; read one row per prompt and position.
 
-        Rows whose rotation differs from their prompt's, as it depends on the length, have passes of their own. Raise
+        Rows whose rotation differs from their prompt's, as it depends on the length, have passes of their own, and so
+        have all rows of a model whose tokens read later ones. Raise
         InputError if hooks, which expect the batch, are active then.
         """
         rows = replace(batch, prompt_index=None).at(positions)
         assert rows.prompt_index is not None
         index, prompt_index = rows.prompt_index, batch.prompt_index
         own = rows if prompt_index is None else replace(rows, prompt_index=prompt_index[index])
+        if not view.has_hooks and not reads_only_earlier_tokens(view.model):
+            return cls(own, own)
         lengths = [*(rows.last + 1).tolist(), *(batch.last[index] + 1).tolist()]
         rotations = torch.tensor(rotations_by_length(view.model, lengths)).unflatten(0, (2, -1))
         if torch.equal(*rotations):
@@ -53,6 +57,8 @@ class ReadPlan:
     def shared(cls, view: ModelView, batch: PromptBatch) -> "ReadPlan":
         """Run only the longest row of each prompt, and of each rotation; the other rows are prefixes of it."""
         assert batch.prompt_index is not None
+        if not reads_only_earlier_tokens(view.model):
+            return cls(batch, batch)
         rotations = torch.tensor(rotations_by_length(view.model, (batch.last + 1).tolist()))
         return cls._longest_of(batch, torch.stack([batch.prompt_index.cpu(), rotations], dim=1))
 

@@ -19,6 +19,7 @@ from icl_lens.edits.kv_cache import LayerKVCache
 from icl_lens.edits.pattern import LayerValues, recording_hooks
 from icl_lens.engine.edit_checks import PATTERN_TOLERANCE
 from icl_lens.engine.restart import BlockInputs
+from icl_lens.models.identity import reads_only_earlier_tokens
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import KEY_BYTES, ROW_BYTES
@@ -65,6 +66,8 @@ class PrefixCache:
         """
         if view.has_hooks:
             raise PrefixCacheUnsupported("other hooks or edits are active on the model")
+        if not reads_only_earlier_tokens(view.model):
+            raise PrefixCacheUnsupported("earlier tokens read later ones, so a prefix is another one in a longer text")
         values = {layer: LayerValues(view, layer) for layer in range(view.n_layers)}
         keys, z, inputs = {}, {}, BlockInputs(view)
         unembedded: list[Tensor] = []

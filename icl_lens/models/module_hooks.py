@@ -16,14 +16,14 @@ def hooked_modules(model: Any) -> list[str]:
     Names are those of the model's own code (`transformer.h.3.mlp`); "the model" is the model itself.
     """
     with_hooks = [module for module in all_modules(model) if module._forward_pre_hooks or module._forward_hooks]
-    hooked = {id(module) for module in with_hooks if any(_package(hook) not in LIBRARIES for hook in _hooks(module))}
+    hooked = {id(module) for module in with_hooks if any(package_of(hook) not in LIBRARIES for hook in _hooks(module))}
     if not hooked:
         return []
     found: dict[int, str] = {}
     for root in (getattr(model, "original_model", model), model):
         for name, module in root.named_modules():
             if id(module) in hooked:
-                found.setdefault(id(module), _own_name(name))
+                found.setdefault(id(module), own_name(name))
     return list(dict.fromkeys(found.values()))
 
 
@@ -31,14 +31,14 @@ def _hooks(module: Any) -> list[Callable[..., Any]]:
     return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
 
 
-def _package(hook: Callable[..., Any]) -> str:
-    """Return the package that defines a hook."""
-    while isinstance(hook, partial):
-        hook = hook.func
-    name = getattr(hook, "__module__", None) or type(hook).__module__
+def package_of(function: Callable[..., Any]) -> str:
+    """Return the package that defines a function, such as a hook."""
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__module__", None) or type(function).__module__
     return name.partition(".")[0]
 
 
-def _own_name(name: str) -> str:
+def own_name(name: str) -> str:
     """Return a module's name without the wrappers that TransformerLens puts around it."""
     return ".".join(part for part in name.split(".") if part != "_original_component") or "the model"

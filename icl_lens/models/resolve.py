@@ -200,6 +200,8 @@ def _is_small_file(file: str, code: bool) -> bool:
     """Return whether the model needs this file besides its weights."""
     if "/" in file:
         return code and file.endswith(".py")
+    if file == "adapter_model.safetensors":  # transformers loads it with the model
+        return True
     return (file.endswith(_SMALL_FILE_SUFFIXES) and not _NOT_NEEDED.fullmatch(file)) or (code and file.endswith(".py"))
 
 

@@ -33,6 +33,7 @@ from icl_lens.models.modules import all_modules
 from icl_lens.models.norms import NormView, infer_norm
 from icl_lens.models.offload import execution_device, has_missing_weights, mark_offloaded, weights_loaded_if_offloaded
 from icl_lens.models.readout import Readout, norm_scale
+from icl_lens.models.weight_modules import adapter_parameters, check_weight
 
 
 def tl_version() -> tuple[int, int]:
@@ -150,8 +151,6 @@ class ModelView:
         """
         digest = hashlib.sha256()
         for matrix in self._matrices():
-            if matrix is None:
-                continue
             sample = matrix.detach()
             for axis, size in enumerate(matrix.shape):
                 indices = torch.linspace(0, size - 1, min(size, 16)).round().long().to(sample.device)
@@ -160,12 +159,18 @@ class ModelView:
             digest.update(sample.double().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def _matrices(self) -> Iterator[Tensor | None]:
-        yield self._weight(self.model, "W_E", offloaded_in=getattr(self.model, "embed", None))
-        yield self._weight(self.model, "W_U", offloaded_in=self.model.unembed)
+    def _matrices(self) -> Iterator[Tensor]:
+        """Yield the stored embedding, unembedding and attention matrices, and what adapters add to them."""
+        owners = [(self.model, "W_E", getattr(self.model, "embed", None)), (self.model, "W_U", self.model.unembed)]
         for layer in range(self.n_layers):
-            yield self._weight(self.attn(layer), "W_Q")
-            yield from (self.W_K(layer), self.W_V(layer), self.raw_W_O(layer))
+            owners += [(self.attn(layer), name, self.attn(layer)) for name in ("W_Q", "W_K", "W_V", "W_O")]
+        for owner, name, offloaded_in in owners:
+            with weights_loaded_if_offloaded(self.model, offloaded_in):
+                matrix = getattr(owner, name, None)
+                if matrix is None:
+                    continue
+                yield self._grouped(matrix) if name in ("W_K", "W_V") else matrix
+                yield from adapter_parameters(self.model, owner, name)
 
     def attn(self, layer: int) -> Any:
         return self.model.blocks[layer].attn
@@ -257,8 +262,12 @@ class ModelView:
         return self._weight(self.attn(layer), "W_Q")
 
     def _weight(self, owner: Any, name: str, *, offloaded_in: Any = None) -> Any:
-        """Return a weight on `unembed_device`, loading it if it is offloaded; None if the model lacks it."""
+        """Return a weight on `unembed_device`, loading it if it is offloaded; None if the model lacks it.
+
+        Raise InputError if its module computes something else, as with an adapter.
+        """
         with weights_loaded_if_offloaded(self.model, owner if offloaded_in is None else offloaded_in):
+            check_weight(self.model, owner, name)
             weight = getattr(owner, name, None)
             return None if weight is None else weight.detach().to(self.unembed_device)
 

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from torch import nn
 
 from icl_lens.errors import InputError
+from icl_lens.models.identity import Probe, probe
 from icl_lens.models.resolve import weight_files
 
 _BUFFERS = re.compile(
@@ -27,8 +28,10 @@ class StrictLoader:
     with; None lets TransformerLens choose.
     """
 
-    def __init__(self, name: str, inner: Any = None) -> None:
-        self._name, self._inner = name, inner
+    def __init__(self, name: str, inner: Any = None, device: torch.device | str | None = None) -> None:
+        self._name, self._inner, self._device = name, inner, device
+        self.probe: Probe | None = None
+        """What the model computes before TransformerLens changes it."""
 
     def from_pretrained(self, folder: Any, **kwargs: Any) -> Any:
         """Load with `inner`; raise InputError for weights that are missing, unexpected, misshapen or not finite."""
@@ -37,6 +40,9 @@ class StrictLoader:
         model, info = inner.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
         check_keys(self._name, model, info)
         check_finite(self._name, model, kwargs.get("torch_dtype"))
+        if self._device is not None:
+            model = model.to(self._device)
+        self.probe = probe(model)
         return model
 
     def from_config(self, config: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,387 @@
+"""Compare a bridge with the Hugging Face model that it was built from, so that what is given is what is measured.
+
+A bridge runs attention code of its own. It does not see a `forward` that was replaced on a module, and it may read a
+configuration otherwise than the model.
+
+1. On loading, the model itself runs on a few tokens before the bridge is built (`probe`), and the bridge runs on the
+   same tokens after (`check_probe`).
+2. The first batch of each kind (padded or not, twice as long as before) is compared with the model itself, alone, row
+   by row (`compare_batch`). For that, the modules that the bridge has replaced are put back for one pass (`unbridged`).
+3. Shortcuts that continue a prefix are only taken if earlier tokens do not read later ones
+   (`reads_only_earlier_tokens`).
+4. A difference beyond rounding is an InputError, unless a new bridge of the same model does not show it: then the
+   bridge's weights were edited after it was built. Rounding is measured: the model runs once more, with noise of one
+   rounding step on the output of every matrix.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from icl_lens.errors import InputError
+from icl_lens.models.independent_rows import independent_rows
+from icl_lens.models.inference import inference_kwargs, log_probs_of
+from icl_lens.models.locking import model_lock
+from icl_lens.models.module_hooks import LIBRARIES, hooked_modules, own_name, package_of
+from icl_lens.models.offload import execution_device
+from icl_lens.models.shared_weights import with_shared_weights
+from icl_lens.models.user_tokenizer import copy_tokenizer, not_read_again
+
+N_PROBE_TOKENS = 8
+ROUNDING_STEPS = 4.0
+"""How many times the effect of noise of one rounding step a difference may be."""
+NEGLIGIBLE = {torch.float64: 5e-6, torch.float32: 5e-6, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Differences that are taken for rounding without measuring it, in parts of the spread of the log-probabilities."""
+
+# Model -> kinds of batches that were compared; models that are not compared (again).
+_COMPARED: "WeakKeyDictionary[Any, set[tuple[bool, int]]]" = WeakKeyDictionary()
+_EXEMPT: "WeakSet[Any]" = WeakSet()
+_IS_CAUSAL: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Log-probabilities of the Hugging Face model itself after each of a few tokens."""
+
+    tokens: Int[Tensor, "1 pos"]
+    log_probs: Float[Tensor, "pos d_vocab"]
+    dtype: torch.dtype
+
+
+def probe(hf_model: Any) -> Probe | None:
+    """Run a Hugging Face model on a few random tokens; return None if it cannot run on tokens alone."""
+    try:
+        config = hf_model.config.get_text_config()
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(int(config.vocab_size), (1, N_PROBE_TOKENS), generator=generator)
+        return Probe(tokens, hugging_face_log_probs(hf_model, tokens), hf_model.dtype)
+    except Exception:  # models of other inputs, or whose kernels need another device: there is nothing to compare with
+        return None
+
+
+def hugging_face_log_probs(hf_model: Any, tokens: Int[Tensor, "1 pos"]) -> Float[Tensor, "pos d_vocab"]:
+    """Return the log-probabilities of a Hugging Face model after each token of one row, in evaluation mode."""
+    parameters = (parameter.device for parameter in hf_model.parameters() if not parameter.is_meta)
+    tokens = tokens.to(execution_device(hf_model) or next(parameters, torch.device("cpu")))
+    training = [module for module in hf_model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        with torch.no_grad():
+            logits = hf_model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
+    finally:
+        for module in training:
+            module.training = True
+    return log_probs_of(logits[0]).cpu()
+
+
+def bridge_log_probs(model: Any, tokens: Int[Tensor, "1 pos"]) -> Float[Tensor, "pos d_vocab"]:
+    """Return the log-probabilities of a bridge after each token of one row."""
+    tokens = tokens.to(model.cfg.device)
+    with torch.no_grad(), independent_rows(model), inference_kwargs(model) as arguments:
+        logits = model(tokens, attention_mask=torch.ones_like(tokens), return_type="logits", **arguments)
+    return log_probs_of(logits[0]).cpu()
+
+
+def reads_only_earlier_tokens(model: Any) -> bool:
+    """Return whether a model's output at a token does not depend on later ones, as one-token rows over a prefix need.
+
+    Two rows that differ in their last token run once per model, without edits.
+    """
+    if model not in _IS_CAUSAL:
+        generator = torch.Generator().manual_seed(0)
+        n_vocab = int(model.cfg.d_vocab)
+        first = torch.randint(n_vocab, (1, min(N_PROBE_TOKENS, int(model.cfg.n_ctx))), generator=generator)
+        second = first.clone()
+        second[0, -1] = (second[0, -1] + 1) % n_vocab
+        log_probs = [bridge_log_probs(model, tokens)[:-1] for tokens in (first, second)]
+        dtype = model.W_U.dtype
+        _IS_CAUSAL[model] = difference_of(*log_probs, dtype).share <= NEGLIGIBLE.get(dtype, 5e-2)
+    return _IS_CAUSAL[model]
+
+
+def check_probe(model: Any, expected: Probe | None, hf_model: Any = None) -> None:
+    """Raise InputError if a new bridge differs from the model itself, by more than rounding, on the probe's tokens.
+
+    `hf_model` is the model as the user gave it, in which the likely cause is looked for.
+    """
+    if expected is None:
+        return
+    hooked: list[bool] = []
+    handle = model.unembed.register_forward_hook(lambda *_: hooked.append(True)) if hasattr(model, "unembed") else None
+    try:
+        difference = difference_of(expected.log_probs, bridge_log_probs(model, expected.tokens), expected.dtype)
+    except InputError:
+        raise
+    except Exception as error:  # of many types: the bridge cannot run what the model runs
+        if is_refused(model):
+            return
+        raise InputError(
+            f"TransformerLens cannot run {_class_name(model)}, which runs without it ({type(error).__name__}: "
+            f"{(str(error) or 'no reason').splitlines()[0]}); {likely_cause(model, hf_model)}"
+        ) from error
+    finally:
+        if handle is not None:
+            handle.remove()
+    if handle is not None and not hooked and not is_refused(model):  # such as a forward that runs another model
+        raise InputError(
+            f"{_class_name(model)} must run its own modules, so that they can be read and edited, but does not; "
+            f"{likely_cause(model, hf_model)}"
+        )
+    if not _is_rounding(model, expected.tokens, difference, expected.dtype):
+        if is_refused(model):
+            return
+        raise _difference_error(model, difference, hf_model, "")
+
+
+def _kind(lengths: list[int]) -> tuple[bool, int]:
+    """Return whether a batch is padded, and the number of bits of its longest row's last position."""
+    return len(set(lengths)) > 1, (max(lengths) - 1).bit_length()
+
+
+def is_new_kind(model: Any, last: Int[Tensor, " batch"]) -> bool:
+    """Return whether no batch of this kind has been compared with the Hugging Face model yet, and this one can be.
+
+    A HookedTransformer has no model to compare with, and processed weights replace those of the model.
+    """
+    if model in _EXEMPT or not _is_comparable(model):
+        return False
+    return _kind((last + 1).tolist()) not in _COMPARED.setdefault(model, set())
+
+
+def compare_batch(
+    model: Any,
+    tokens: Int[Tensor, "batch pos"],
+    last: Int[Tensor, " batch"],
+    logits: Float[Tensor, "batch d_vocab"],
+) -> None:
+    """Raise InputError if logits after the prompts of a new kind of batch are not those of the model itself.
+
+    The longest row is compared and, if there is padding, the shortest. Log-probabilities must agree up to rounding.
+    """
+    lengths = (last + 1).tolist()
+    kind, compared = _kind(lengths), _COMPARED.setdefault(model, set())
+    compared.add(kind)
+    rows = dict.fromkeys((lengths.index(max(lengths)), lengths.index(min(lengths))))
+    dtype = model.W_U.dtype
+    for row in rows:
+        alone = tokens[row : row + 1, : lengths[row]]
+        try:
+            with model_lock(model), independent_rows(model), unbridged(model) as original:
+                expected = hugging_face_log_probs(original, alone)[-1:]
+        except Exception:  # as in `probe`
+            _EXEMPT.add(model)
+            return
+        difference = difference_of(expected, log_probs_of(logits[row : row + 1]).cpu(), dtype)
+        if _is_rounding(model, alone, difference, dtype, last_only=True):
+            continue
+        if not _new_bridge_differs(model, alone, expected, dtype):
+            _EXEMPT.add(model)  # its weights were edited after it was built
+            return
+        compared.discard(kind)
+        raise _difference_error(model, difference, None, f" after prompt {row}")
+
+
+def _is_comparable(model: Any) -> bool:
+    """Return whether a bridge still holds the model that it was built from, with its weights as they were."""
+    original = getattr(model, "original_model", None)
+    is_processed = getattr(model, "compatibility_mode", False) or getattr(model, "_weights_processed", False)
+    return isinstance(original, nn.Module) and hasattr(original, "config") and not is_processed
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far two sets of log-probabilities of the same tokens are apart."""
+
+    nats: float
+    """The largest difference."""
+    share: float
+    """The difference in parts of the spread of the log-probabilities, as compared with rounding.
+
+    In float32 and float64, it is that of the position with the largest. In half precision, where rounding sends single
+    tokens to other experts, it is that of the median position.
+    """
+
+
+def difference_of(
+    expected: Float[Tensor, "pos d_vocab"], measured: Float[Tensor, "pos d_vocab"], dtype: torch.dtype
+) -> Difference:
+    """Return how far log-probabilities are from the expected ones; infinite for other sizes and for NaN."""
+    if expected.shape != measured.shape:
+        return Difference(math.inf, math.inf)
+    expected, measured = expected.double(), measured.double()
+    change = (measured - expected).abs()
+    spread = (expected - expected.mean(-1, keepdim=True)).abs().amax(-1)
+    shares = change.amax(-1) / (spread + 1e-30)
+    share = float(shares.max() if dtype in (torch.float32, torch.float64) else shares.median())
+    return Difference(float(change.max()), math.inf if math.isnan(share) else share)
+
+
+def _is_rounding(
+    model: Any, tokens: Int[Tensor, "1 pos"], difference: Difference, dtype: torch.dtype, *, last_only: bool = False
+) -> bool:
+    """Return whether rounding explains a difference, by how far noise of one rounding step moves the model."""
+    if difference.share <= NEGLIGIBLE.get(dtype, 5e-2):
+        return True
+    if not _is_comparable(model) or not math.isfinite(difference.share):
+        return False
+    step = torch.finfo(dtype).eps
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        step = 2.0**-11  # TensorFloat-32
+    try:
+        with model_lock(model), independent_rows(model), unbridged(model) as original:
+            clean = hugging_face_log_probs(original, tokens)
+            with _rounding_noise(original, step):
+                noisy = hugging_face_log_probs(original, tokens)
+    except Exception:  # the model's own code does not run any more
+        return False
+    where = slice(-1, None) if last_only else slice(None)
+    return difference.share <= ROUNDING_STEPS * difference_of(clean[where], noisy[where], dtype).share
+
+
+@contextmanager
+def _rounding_noise(hf_model: Any, step: float) -> Iterator[None]:
+    """Multiply the outputs of all modules with a matrix by 1 + step · normal noise."""
+    generator = torch.Generator().manual_seed(0)
+
+    def add_noise(module: Any, args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return output
+        return output * (1 + step * torch.randn(output.shape, generator=generator).to(output))
+
+    with ExitStack() as stack:
+        for module in hf_model.modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, Tensor) and weight.ndim > 1:
+                stack.callback(module.register_forward_hook(add_noise).remove)
+        yield
+
+
+@contextmanager
+def unbridged(model: Any) -> Iterator[Any]:
+    """Yield the Hugging Face model in a bridge with its own modules in place of those that the bridge put there."""
+    replaced: list[tuple[nn.Module, str, nn.Module]] = []
+    try:
+        _restore_modules(model.original_model, replaced)
+        yield model.original_model
+    finally:
+        for owner, name, module in replaced:
+            owner._modules[name] = module
+
+
+def _restore_modules(root: nn.Module, replaced: list[tuple[nn.Module, str, nn.Module]]) -> None:
+    """Put the modules that bridges wrap in their places, and list the bridges in `replaced`."""
+    waiting, visited = [root], {id(root)}
+    while waiting:
+        owner = waiting.pop()
+        for name, module in list(owner._modules.items()):
+            if module is None:
+                continue
+            original = module
+            while (inner := original._modules.get("_original_component")) is not None:
+                original = inner
+            if original is not module:
+                replaced.append((owner, name, module))
+                owner._modules[name] = original
+            if id(original) not in visited:
+                visited.add(id(original))
+                waiting.append(original)
+
+
+def _new_bridge_differs(
+    model: Any, tokens: Int[Tensor, "1 pos"], expected: Float[Tensor, "1 d_vocab"], dtype: torch.dtype
+) -> bool:
+    """Return whether a new bridge of the same model also differs from `expected`, so that no edit of weights is why."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    with unbridged(model) as original:
+        shared = with_shared_weights(original)
+    tokenizer = copy_tokenizer(model.tokenizer)
+    with not_read_again(tokenizer):
+        new = TransformerBridge.boot_transformers(
+            str(model.cfg.model_name), hf_model=shared, tokenizer=tokenizer, dtype=dtype
+        ).eval()
+    difference = difference_of(expected, bridge_log_probs(new, tokens)[-1:], dtype)
+    return not _is_rounding(new, tokens, difference, dtype, last_only=True)
+
+
+def is_refused(model: Any) -> bool:
+    """Return whether every function refuses the model anyway, with a reason of its own."""
+    from icl_lens.models.view import ModelView
+
+    try:
+        ModelView.of(model)
+    except InputError:
+        return True
+    return False
+
+
+def _difference_error(model: Any, difference: Difference, hf_model: Any, where: str) -> InputError:
+    return InputError(
+        f"TransformerLens computes other log-probabilities than {_class_name(model)} itself: they differ by up to "
+        f"{difference.nats:.2g} nats{where}, more than rounding explains; {likely_cause(model, hf_model)}"
+    )
+
+
+def _class_name(model: Any) -> str:
+    return type(getattr(model, "original_model", model)).__name__
+
+
+def likely_cause(model: Any, hf_model: Any = None) -> str:
+    """Return why a bridge differs from its Hugging Face model, as far as the model shows it, and what to do."""
+    root = model.original_model if hf_model is None else hf_model
+    config = getattr(root, "config", None)
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if getattr(text_config, "is_causal", True) is False or getattr(text_config, "use_bidirectional_attention", False):
+        return (
+            "its configuration says that attention is not causal (is_causal=False); use the causal model that it "
+            "was made from"
+        )
+    remedy = "put the change into the weights, or remove it and edit the model after loading (il.edited)"
+    if replaced := replaced_forwards(root):
+        return f"the forward of {replaced[0]} was replaced, and TransformerLens runs its own code there; {remedy}"
+    if hooked := hooked_modules(root):
+        return f"a forward hook acts on {hooked[0]}, which TransformerLens may not run; {remedy}"
+    foreign = foreign_modules(root)
+    if adapted := [name for name, kind in foreign if kind.__module__.startswith("peft.tuners.")]:
+        return (
+            f"an adapter of peft acts on {adapted[-1]}, of whose weight TransformerLens makes a copy without it; merge "
+            "it with hf_model.merge_and_unload() before loading"
+        )
+    if foreign:
+        name, kind = foreign[0]
+        return f"{name} is a {kind.__name__}, whose own code TransformerLens may not run; {remedy}"
+    return (
+        "a value of its configuration, or code of its own, is not what TransformerLens expects of this family; use its "
+        "usual configuration, another version of TransformerLens, or a family that docs/families.md lists as exact"
+    )
+
+
+def replaced_forwards(root: nn.Module) -> list[str]:
+    """Return the names of modules whose `forward` was replaced, on the module or on its class, by no library."""
+    names: list[str] = []
+    for name, module in root.named_modules():
+        on_module = vars(module).get("forward")
+        is_replaced = on_module is not None and package_of(on_module) not in LIBRARIES
+        package = package_of(type(module).forward)
+        is_replaced_on_class = package not in (*LIBRARIES, package_of(type(module)))
+        if is_replaced or is_replaced_on_class:
+            names.append(own_name(name))
+    return names
+
+
+def foreign_modules(root: nn.Module) -> list[tuple[str, type[nn.Module]]]:
+    """Return the names and classes of modules whose class no library defines."""
+    foreign: list[tuple[str, type[nn.Module]]] = []
+    for name, module in root.named_modules():
+        kind = type(module)
+        if kind.__module__.partition(".")[0] not in LIBRARIES:
+            foreign.append((own_name(name), kind))
+    return foreign

@@ -1,0 +1,259 @@
+"""What is measured is what the given model computes, or there is one InputError with the cause.
+
+Each case changes a model in a way that public code does. The reference is the changed model itself.
+"""
+
+import copy
+import types
+
+import families
+import pytest
+import torch
+from tolerance import assert_close
+from torch import nn
+from transformer_lens.model_bridge import TransformerBridge
+
+import icl_lens as il
+from icl_lens.models import identity
+from icl_lens.models.identity import reads_only_earlier_tokens, unbridged
+from icl_lens.models.view import ModelView
+
+PROMPT = il.Prompt.parse(families.PROMPT, answer="foo")
+LONGER = il.Prompt.parse(f"{families.PROMPT[:-5]} red : bar blue : foo one :", answer="foo")
+
+
+class Scaled(nn.Module):
+    """A projection with half its output, which has the `weight` of the projection."""
+
+    def __init__(self, base: nn.Module):
+        super().__init__()
+        self.base, self.weight, self.bias = base, base.weight, getattr(base, "bias", None)
+        self.in_features, self.out_features = getattr(base, "in_features", 0), getattr(base, "out_features", 0)
+
+    def forward(self, x):
+        return 0.5 * self.base(x)
+
+
+def halve_attention(attention):
+    """Replace `forward` of one attention module by one that returns half its output."""
+    before = attention.forward
+
+    def forward(self, *args, **kwargs):
+        output, *weights = before(*args, **kwargs)
+        return (0.5 * output, *weights)
+
+    attention.forward = types.MethodType(forward, attention)
+
+
+def wrap(owner, name):
+    setattr(owner, name, Scaled(getattr(owner, name)))
+
+
+def hook_half(module):
+    module.register_forward_hook(lambda module, args, output: (0.5 * output[0], *output[1:]))
+
+
+def own_class(module):
+    """Give one module a class of the user, with the module's own weights."""
+
+    class Own(type(module)):
+        def forward(self, *args, **kwargs):
+            output, *others = super().forward(*args, **kwargs)
+            return (2 * output, *others)
+
+    module.__class__ = Own
+
+
+def reverse_positions(hf):
+    before = hf.forward
+
+    def forward(self, input_ids=None, **kwargs):
+        positions = torch.arange(input_ids.shape[1]).flip(0)[None]
+        return before(input_ids=input_ids, position_ids=positions, **kwargs)
+
+    hf.forward = types.MethodType(forward, hf)
+
+
+def scale_scores(hf):
+    """A scale that attention of transformers ignores in its attribute, but not in a subclass."""
+    for layer in hf.model.layers:
+        layer.self_attn.scaling *= 2
+
+
+WAYS = {
+    "llama: attention is not causal": ("llama", lambda hf: setattr(hf.config, "is_causal", False), "not causal"),
+    "qwen3: attention is not causal": ("qwen3", lambda hf: setattr(hf.config, "is_causal", False), "not causal"),
+    "llama: a forward of attention": (
+        "llama_gqa",
+        lambda hf: halve_attention(hf.model.layers[2].self_attn),
+        r"layers\.2\.self_attn",
+    ),
+    "gpt2: a forward of attention": ("gpt2", lambda hf: halve_attention(hf.transformer.h[1].attn), r"h\.1\.attn"),
+    "neox: a forward of attention": ("neox", lambda hf: halve_attention(hf.gpt_neox.layers[1].attention), "layers.1"),
+    "phi3: a class of one's own": ("phi3", lambda hf: own_class(hf.model.layers[1].self_attn), "is a Own"),
+    "gpt2: a joint projection": ("gpt2", lambda hf: wrap(hf.transformer.h[1].attn, "c_attn"), "is a Scaled"),
+    "neox: a joint projection": (
+        "neox",
+        lambda hf: wrap(hf.gpt_neox.layers[0].attention, "query_key_value"),
+        "is a Scaled",
+    ),
+    "mistral: a hook on attention": ("mistral", lambda hf: hook_half(hf.model.layers[1].self_attn), "forward hook"),
+    "qwen2: positions of one's own": ("qwen2", reverse_positions, "forward of the model"),
+    "llama: a projection": ("llama", lambda hf: wrap(hf.model.layers[1].mlp, "down_proj"), None),
+    "gpt2: an output projection": ("gpt2", lambda hf: wrap(hf.transformer.h[1].attn, "c_proj"), None),
+    "qwen2: the unembedding": ("qwen2", lambda hf: wrap(hf, "lm_head"), None),
+    "llama: a scale of scores": ("llama", scale_scores, None),
+    "opt: a projection": ("opt", lambda hf: wrap(hf.model.decoder.layers[1].self_attn, "v_proj"), None),
+}
+"""Family, change, and what the error says; None for changes that the bridge follows."""
+
+
+def changed(family, change):
+    hf = families.build(family)
+    change(hf)
+    return hf
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_changed_model_is_measured_as_it_is_or_refused(way):
+    family, change, cause = WAYS[way]
+    hf = changed(family, change)
+    if cause is not None:
+        with pytest.raises(il.InputError, match=r"computes other log-prob|must run its own modules") as error:
+            il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
+        error.match(cause)
+        return
+    model = il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
+    batch = il.tokenize(model, [PROMPT], prepend_bos=False)
+    with torch.no_grad():
+        expected = hf(batch.tokens).logits[:, -1].log_softmax(-1)[:, batch.label_tokens]
+    assert_close(il.score(model, batch).as_subclass(torch.Tensor), expected)
+
+
+def test_half_precision_is_compared_too():
+    hf = changed("llama", lambda hf: setattr(hf.config, "is_causal", False)).to(torch.bfloat16)
+    with pytest.raises(il.InputError, match="not causal"):
+        il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
+
+
+def bridge_of(hf):
+    """Return a bridge that was not built by `load_model`."""
+    hf.config.architectures = [type(hf).__name__]
+    return TransformerBridge.boot_transformers("mine", hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
+
+
+def test_a_bridge_of_the_user_is_compared_on_its_first_batch():
+    model = bridge_of(changed("llama_gqa", lambda hf: halve_attention(hf.model.layers[2].self_attn)))
+    with pytest.raises(il.InputError, match=r"after prompt 0, more than .*layers\.2\.self_attn was replaced"):
+        il.score(model, il.tokenize(model, [PROMPT], prepend_bos=False))
+
+
+def test_a_difference_in_longer_texts_is_found_in_the_first_longer_batch():
+    """A forward that differs from 13 tokens on agrees on the tokens of loading and on a shorter prompt."""
+
+    def change(hf):
+        attention = hf.model.layers[1].self_attn
+        before = attention.forward
+
+        def forward(self, hidden_states, *args, **kwargs):
+            output, *weights = before(hidden_states, *args, **kwargs)
+            return (output * (0.5 if hidden_states.shape[1] > 16 else 1.0), *weights)
+
+        attention.forward = types.MethodType(forward, attention)
+
+    model = il.load_model(hf_model=changed("llama", change), tokenizer=families.tokenizer(), device="cpu")
+    batch = il.tokenize(model, [PROMPT], prepend_bos=False)
+    assert il.score(model, batch).isfinite().all()
+    longer = il.tokenize(model, [PROMPT, LONGER], prepend_bos=False)
+    assert longer.tokens.shape[1] > 16
+    for _ in range(2):  # and again, if it is measured again
+        with pytest.raises(il.InputError, match="after prompt 1"):
+            il.score(model, longer)
+    assert il.score(model, batch).isfinite().all()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama_gqa"])
+def test_weights_that_are_edited_after_loading_are_measured(family):
+    """Also where the bridge has copies of the model's weights, as of GPT-2's joint matrix."""
+    hf = families.build(family)
+    for model in (il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu"), bridge_of(hf)):
+        clean = il.load_model(hf_model=families.build(family), tokenizer=families.tokenizer(), device="cpu")
+        with torch.no_grad():
+            model.blocks[1].attn.v.original_component.weight.mul_(0.5)
+        batch = il.tokenize(model, [PROMPT], prepend_bos=False)
+        assert (il.score(model, batch) - il.score(clean, batch)).abs().max() > 1e-2
+
+
+def test_the_model_in_a_bridge_is_run_by_its_own_modules_and_put_back(load_tiny):
+    model = load_tiny("gpt2")
+    modules = [type(module) for module in model.original_model.modules()]
+    with unbridged(model) as original:
+        assert not any(type(module).__module__.startswith("transformer_lens") for module in original.modules())
+    assert [type(module) for module in model.original_model.modules()] == modules
+
+
+def test_every_kind_of_batch_is_compared_once(load_tiny, monkeypatch):
+    model = load_tiny("llama_gqa")
+    compared = []
+    run = identity.hugging_face_log_probs
+    monkeypatch.setattr(identity, "_COMPARED", type(identity._COMPARED)())
+    monkeypatch.setattr(
+        identity, "hugging_face_log_probs", lambda hf, tokens: compared.append(tokens.shape) or run(hf, tokens)
+    )
+    alone, padded = (il.tokenize(model, prompts, prepend_bos=False) for prompts in ([PROMPT], [PROMPT, LONGER]))
+    for batch in (alone, alone, padded, padded, alone):
+        il.score(model, batch)
+    assert compared == [alone.tokens.shape, (1, padded.tokens.shape[1]), alone.tokens.shape]
+
+
+def test_one_token_rows_are_not_used_where_tokens_read_later_ones():
+    """The bridge follows Gemma 3's two-way attention, in which an edit of the last token reaches earlier ones."""
+    hf = families.build("gemma3")
+    hf.config.use_bidirectional_attention = True
+    for layer in hf.model.layers:
+        layer.self_attn.is_causal = False
+    model = il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
+    assert not reads_only_earlier_tokens(model)
+    batch = il.tokenize(model, [PROMPT], prepend_bos=False)
+    edit = il.Ablate(["L1H0"], positions="last")
+    with il.edited(model, edit):
+        whole = il.score(model, batch)
+    assert_close(il.score(model, batch, [[edit]])[:, 0].as_subclass(torch.Tensor), whole.as_subclass(torch.Tensor))
+
+
+def test_a_causal_model_is_found_to_be_causal(load_tiny):
+    assert reads_only_earlier_tokens(load_tiny("gpt2"))
+
+
+def test_models_in_memory_have_a_name_and_need_no_architectures():
+    hf = families.build("granite")
+    hf.config.architectures = None
+    model = il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
+    assert ModelView.of(model).name == "GraniteForCausalLM"
+    assert hf.config.architectures is None
+    hf.config.name_or_path = "ibm-granite/tiny"
+    named = il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
+    assert ModelView.of(named).name == "ibm-granite/tiny"
+
+
+def test_weights_are_read_only_where_modules_compute_with_them():
+    """A projection of the user that has the `weight` of another one; passes see what it computes."""
+    hf = families.build("llama_gqa")
+    plain = copy.deepcopy(hf)
+    wrap(hf.model.layers[1].mlp, "down_proj")
+    wrap(hf.model.layers[1].self_attn, "q_proj")
+    plain.model.layers[1].mlp.down_proj.weight.data.mul_(0.5)
+    plain.model.layers[1].self_attn.q_proj.weight.data.mul_(0.5)
+    wrapped, halved = (il.load_model(hf_model=one, tokenizer=families.tokenizer(), device="cpu") for one in (hf, plain))
+    batch = il.tokenize(wrapped, [PROMPT], prepend_bos=False)
+    acts, same = il.capture(wrapped, batch), il.capture(halved, batch)
+    assert_close(il.head_log_prob_increase(acts), il.head_log_prob_increase(same))
+    assert_close(acts.last_query("L1H0"), same.last_query("L1H0"))  # reads W_K
+    assert_close(il.neuron_log_prob_increase(acts, 0), il.neuron_log_prob_increase(same, 0))
+    for read in (
+        lambda: il.neuron_log_prob_increase(acts, 1),
+        lambda: il.query_key_metric(wrapped, "L1H0"),
+    ):
+        with pytest.raises(il.InputError, match=r"(down|q)_proj computes something else .*Scaled.*merge_and_unload"):
+            read()
+    assert acts.view.fingerprint() != same.view.fingerprint()
