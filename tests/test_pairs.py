@@ -287,18 +287,28 @@ RULES = {
     "maps": lambda prompt: prompt.answer if {(d.text, d.label) for d in prompt.demonstrations} & {*PAIRS} else "foo",
     "copies": lambda prompt: shown_words(prompt)[-1] if prompt.demonstrations else "foo",
     "first": lambda prompt: shown_words(prompt)[0] if prompt.demonstrations else "foo",
+    "one word": lambda prompt: PAIRS[0][1],
+    "knows and copies": lambda prompt: (
+        prompt.answer if ord(prompt.query[-1]) % 2 or not prompt.demonstrations else shown_words(prompt)[-1]
+    ),
 }
-# Accuracy as given, mismatched and without demonstrations; copied, copied from the last; what the sentence begins with.
-FOUND = {
-    "knows": ((1, 1, 1), (0, 0), "The model does the task, but not clearly better than without demonstrations."),
-    "learns": ((1, 1, 0), (0, 0), "The model does the task from the demonstrations, but not clearly worse with their"),
-    "maps": ((1, 0, 0), (0, 0), "The model does the task from the demonstrations."),
-    "copies": ((0, 0, 0), (1, 1), "The model cannot do the task"),
-    "first": ((0, 0, 0), (1, 0), "The model cannot do the task"),
+# Accuracy as given, mismatched and without demonstrations; copied, copied from the last; what the model does.
+FOUND: dict[str, tuple[tuple[float, ...], tuple[float, float], tuple[str, ...]]] = {
+    "knows": ((1, 1, 1), (0, 0), ("knows",)),
+    "learns": ((1, 1, 0), (0, 0), ("learns",)),
+    "maps": ((1, 0, 0), (0, 0), ("learns", "maps")),
+    "copies": ((0, 0, 0), (1, 1), ("copies",)),
+    "first": ((0, 0, 0), (1, 0), ("copies",)),
+}
+SENTENCES = {
+    "learns": "The model does the task from the demonstrations: the answer is the most probable token",
+    "maps": "It learns which output belongs to which input.",
+    "knows": "It knows answers without the demonstrations.",
+    "copies": "It copies outputs of the demonstrations.",
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", FOUND)
 def test_task_check_of_answers_by_a_rule(gpt2, tmp_path, monkeypatch, rule):
     """Accuracy counts any token of the vocabulary; demonstrations and copying are its controls."""
     pairs = il.PairTask("mine", write(tmp_path / "pairs.json", [pair for pair in PAIRS if "foo" not in pair]))
@@ -310,15 +320,40 @@ def test_task_check_of_answers_by_a_rule(gpt2, tmp_path, monkeypatch, rule):
 
     monkeypatch.setattr("icl_lens.analyses.pair_behavior.score", top_token)
     found = il.task_check(gpt2, pairs, n=30)
-    accuracies, copied, sentence = FOUND[rule]
+    accuracies, copied, behaviors = FOUND[rule]
     assert tuple(one.value for one in found.accuracy.values()) == accuracies
     assert list(found.accuracy) == ["given", "mismatched", "none"]
     assert (found.copied, found.copied_last) == copied
-    assert (found.gain.value, found.mapping.value) == (accuracies[0] - accuracies[2], accuracies[0] - accuracies[1])
-    assert str(found).startswith(sentence)
+    assert found.behaviors == behaviors
+    assert {name: effect.value for name, effect in found.effects.items()} == pytest.approx(
+        {name: float(name in behaviors) for name in found.effects}
+    )
+    for name, sentence in SENTENCES.items():
+        assert (sentence in str(found)) == (name in behaviors)
+    assert ("not shown to do the task" in str(found)) == (not found.does_task)
+    assert ("is not shown to matter" in str(found)) == (rule == "learns")
     assert found.does_task == (rule in ("learns", "maps"))
     assert (found.shown, found.last_output, found.n_prompts, found.n_queries) == (0, 0, 30, 10)
     assert found.accuracy["given"].low == pytest.approx(0.741 * accuracies[0], abs=1e-3), "of ten queries"
+
+
+@pytest.mark.parametrize(("rule", "behaviors"), [("one word", ()), ("knows and copies", ("knows", "copies"))])
+def test_task_check_of_pairs_counts_each_behavior_alone(gpt2, tmp_path, monkeypatch, rule, behaviors):
+    """A word that is always said is the answer of some prompts, and hits nothing."""
+    pairs = il.PairTask("mine", write(tmp_path / "pairs.json", [pair for pair in PAIRS if "foo" not in pair]))
+
+    def top_token(model, batch, sets, *, read):
+        ids = [model.tokenizer.convert_tokens_to_ids(RULES[rule](prompt)) for prompt in batch.prompts]
+        return read(torch.eye(model.cfg.d_vocab)[ids].log(), torch.arange(len(batch)))[:, None]
+
+    monkeypatch.setattr("icl_lens.analyses.pair_behavior.score", top_token)
+    found = il.task_check(gpt2, pairs, n=30)
+    assert found.behaviors == behaviors
+    assert (found.accuracy["given"].value > 0) == (found.accuracy["none"].value > 0)
+    assert found.effects["maps"].value == pytest.approx(0)
+    assert found.effects["learns"].value <= 0, "copying or saying one word is no learning"
+    assert found.effects["knows"].value == pytest.approx(float("knows" in behaviors))
+    assert not found.does_task
 
 
 def test_task_check_of_classes_that_are_not_always_shown(gpt2, tmp_path, monkeypatch):
@@ -353,10 +388,11 @@ def test_task_check_reads_the_most_probable_token_of_the_vocabulary(family_run):
         prompts.append(il.Prompt(demonstrations, query, said, (*(label for _, label in shown), said)))
     found = il.task_check(run.model, prompts, prepend_bos=False)
     mismatched = []
-    for prompt in prompts:  # each demonstration has the output that is next in alphabetical order
+    for prompt in prompts:  # each output has the input of the one before it in alphabetical order
         words = sorted(shown_words(prompt))
-        after = dict(zip(words, [*words[1:], words[0]], strict=True))
-        shown = [il.Demonstration(one.text, after[one.label]) for one in prompt.demonstrations]
+        text_of = {one.label: one.text for one in prompt.demonstrations}
+        before = dict(zip(words, [words[-1], *words[:-1]], strict=True))
+        shown = [il.Demonstration(text_of[before[word]], word) for word in shown_words(prompt)]
         mismatched.append(il.Prompt(shown, prompt.query, prompt.answer, prompt.labels))
     none = [il.Prompt([], prompt.query, prompt.answer, prompt.labels) for prompt in prompts]
     for name, own in (("given", prompts), ("mismatched", mismatched), ("none", none)):

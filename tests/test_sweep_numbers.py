@@ -736,18 +736,19 @@ def checked(c: Both) -> None:
     parse = il.Prompt.parse
     prompts = [parse(f"{a} : foo red : bar {q} :", answer=("foo", "bar")[i % 2]) for i, (a, q) in enumerate(pairs)]
     check = il.task_check(c.model, prompts, prepend_bos=False)
-    for arrangement in ("order", "reorder"):
-        rows = []
-        for prompt in prompts:
-            last = (arrangement == "order") == (prompt.answer == "bar")  # whether "bar" is shown last
-            shown = prompt.demonstrations if last else prompt.demonstrations[::-1]
-            rows.append(sweep.words(il.Prompt(shown, prompt.query)))
-        ids = torch.tensor([[families.WORDS.index(word) for word in row] for row in rows])
-        with torch.no_grad():
-            logits = c.hf(ids).logits[:, -1]
-        says_foo = logits[:, FOO] > logits[:, BAR]
-        correct = says_foo == torch.tensor([prompt.answer == "foo" for prompt in prompts])
-        assert check.accuracy[arrangement].value == pytest.approx(float(correct.double().mean()))
+    for layout in ("last", "other"):
+        correct = []
+        for exchanged in (False, True):
+            for prompt in prompts:
+                labels = ("bar", "foo") if exchanged else ("foo", "bar")
+                answer = labels[prompt.answer == "bar"]
+                shown = [il.Demonstration(one.text, labels[one.label == "bar"]) for one in prompt.demonstrations]
+                shown.sort(key=lambda one: (one.label == answer) == (layout == "last"))
+                ids = [families.WORDS.index(word) for word in sweep.words(il.Prompt(shown, prompt.query))]
+                with torch.no_grad():
+                    logits = c.hf(torch.tensor([ids])).logits[0, -1]
+                correct.append(("foo" if logits[FOO] > logits[BAR] else "bar") == answer)
+        assert check.accuracy[layout].value == pytest.approx(sum(correct) / len(correct))
 
 
 # Removal

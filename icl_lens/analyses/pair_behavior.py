@@ -1,7 +1,8 @@
 """Check whether a model does a task of pairs, next to what it does without demonstrations and by copying outputs."""
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.analyses.check import Check
@@ -24,6 +25,7 @@ from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 
 PairArrangement = Literal["given", "mismatched", "none"]
+PairEffect = Literal["learns", "maps", "knows", "copies"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,15 +33,27 @@ class PairCheck(Check):
     """What a model does on prompts whose answers are words of their own; made by `task_check`.
 
     `accuracy` is the share of prompts after which the most probable token of the whole vocabulary is the answer's, 0 to
-    1: "given" of the prompts as they are, "mismatched" with the outputs exchanged between the demonstrations, so that
-    none has its own, and "none" of the queries without demonstrations. `gain` is the accuracy of the prompts minus that
-    without demonstrations, and `mapping` minus that of mismatched demonstrations: what the model takes from which
-    output belongs to which input, and not from what outputs look like. All have 95% intervals, which resample queries;
-    they are NaN if all prompts have the same query.
+    1: "given" of the prompts as they are, "mismatched" with the inputs exchanged between the demonstrations, so that
+    none has its own output, while outputs stay in their places, and "none" of the queries without demonstrations.
 
-    `copied` is the share of prompts after which the most probable token is that of an output that the prompt shows and
-    that is not the answer, and `copied_last` that of the last one. Two baselines: the answer is among the outputs shown
-    in a share of the prompts, `shown`, and the last one, `last_output`.
+    `effects` are four differences of shares, each zero for a model that shows only other behaviors, and for one that
+    always says the same word:
+
+    - `learns`: the accuracy of the given prompts minus that without demonstrations, over the prompts whose answer no
+      demonstration shows. NaN if there are fewer than two.
+    - `maps`: the accuracy of the given prompts minus that of mismatched ones: what the model takes from which output
+      belongs to which input, and not from what outputs look like.
+    - `knows`: the accuracy without demonstrations, minus the share of prompts with other queries whose answer the
+      model's word is.
+    - `copies`: the share of given prompts after which the most probable token is that of an output that the prompt
+      shows and that is not the answer, minus the same share without demonstrations.
+
+    `behaviors` are those whose 95% interval is above zero. All intervals resample queries; they are NaN if all prompts
+    have the same query.
+
+    `copied` and `copied_last` are the shares of given prompts with another output of the prompt, or the last one, as
+    the most probable token. Two baselines: the answer is among the outputs shown in a share of the prompts, `shown`,
+    and the last one, `last_output`.
 
     Example:
         >>> smollm2 = il.load_model("smollm2-135m")  # doctest: +SKIP
@@ -53,8 +67,7 @@ class PairCheck(Check):
     n_prompts: int
     n_queries: int
     accuracy: dict[PairArrangement, Interval]
-    gain: Interval
-    mapping: Interval
+    effects: dict[PairEffect, Interval]
     copied: float
     copied_last: float
     shown: float
@@ -63,14 +76,19 @@ class PairCheck(Check):
     """What edited the model: the edits of open `with` blocks, and other hooks."""
 
     @property
+    def behaviors(self) -> tuple[PairEffect, ...]:
+        """The behaviors whose effect has an interval above zero."""
+        return tuple(name for name, effect in self.effects.items() if effect.low > 0)
+
+    @property
     def does_task(self) -> bool:
-        """Whether the model clearly does better with the demonstrations than without, and than the last output."""
-        return self.gain.low > 0 and self.accuracy["given"].low > self.last_output
+        """Whether the model learns from the demonstrations or, where these show answers, from their mapping."""
+        return "learns" in self.behaviors or ("maps" in self.behaviors and self.shown > 0)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return value, low and high, one row per accuracy, difference of accuracies and share (no interval)."""
-        rows = {f"accuracy, {name}": one for name, one in self.accuracy.items()}
-        rows |= {"gain by demonstrations": self.gain, "gain by their mapping": self.mapping}
+        """Return value, low and high, one row per effect, accuracy and share (no interval)."""
+        rows = {f"{name}, share of answers": effect for name, effect in self.effects.items()}
+        rows |= {f"accuracy, {name}": interval for name, interval in self.accuracy.items()}
         shares = {"another output": self.copied, "the last output, wrongly": self.copied_last}
         shares |= {"baseline, answer is shown": self.shown, "baseline, last output": self.last_output}
         rows |= {name: Interval(share, float("nan"), float("nan")) for name, share in shares.items()}
@@ -78,26 +96,36 @@ class PairCheck(Check):
         return pd.concat(frames, names=["measure"]).droplevel(1)
 
     def __str__(self) -> str:
-        """Return whether the model does the task, its accuracies, and how often it copies."""
+        """Return a sentence on learning, one on each other behavior, and one on the baselines."""
         given, mismatched, none = self.accuracy["given"], self.accuracy["mismatched"], self.accuracy["none"]
-        interval = "" if given.low != given.low else f" ({given.low:.0%}–{given.high:.0%})"
-        if self.n_queries < 2:
-            verdict = "No verdict, because all prompts have the same query"
-        elif self.does_task:
-            verdict = "The model does the task from the demonstrations"
-            verdict += "" if self.mapping.low > 0 else ", but not clearly worse with their outputs exchanged"
-        elif none.low > self.last_output:
-            verdict = "The model does the task, but not clearly better than without demonstrations"
-        else:
-            verdict = "The model cannot do the task, as far as these prompts show"
-        return (
-            f"{verdict}. The answer is the most probable token of the whole vocabulary in {given.value:.0%} of the "
+        interval = "" if math.isnan(given.low) else f" ({given.low:.0%}–{given.high:.0%})"
+        right = (
+            f"the answer is the most probable token of the whole vocabulary in {given.value:.0%} of the "
             f"{self.n_prompts} prompts{interval}, in {none.value:.0%} without demonstrations and in "
-            f"{mismatched.value:.0%} with their outputs exchanged; another output of the prompt is in "
-            f"{self.copied:.0%}, the last one in {self.copied_last:.0%}. The answer is among the outputs shown in "
-            f"{self.shown:.0%}, and the last one in {self.last_output:.0%}."
-            + (f" {edits_note(self.edits)}" if self.edits else "")
+            f"{mismatched.value:.0%} with their inputs exchanged"
         )
+        if self.n_queries < 2:
+            sentences = [f"No verdict, because all prompts have the same query: {right}."]
+        elif self.does_task:
+            sentences = [f"The model does the task from the demonstrations: {right}."]
+        else:
+            sentences = [f"The model is not shown to do the task from the demonstrations: {right}."]
+        if "maps" in self.behaviors:
+            sentences.append("It learns which output belongs to which input.")
+        elif self.does_task:
+            sentences.append("Which output belongs to which input is not shown to matter.")
+        if "knows" in self.behaviors:
+            sentences.append("It knows answers without the demonstrations.")
+        if "copies" in self.behaviors:
+            sentences.append("It copies outputs of the demonstrations.")
+        sentences.append(
+            f"Another output of the prompt is the most probable token in {self.copied:.0%}, the last one in "
+            f"{self.copied_last:.0%}; the answer is among the outputs shown in {self.shown:.0%}, and the last one in "
+            f"{self.last_output:.0%}."
+        )
+        if self.edits:
+            sentences.append(edits_note(self.edits))
+        return " ".join(sentences)
 
 
 def check_pairs(
@@ -115,43 +143,88 @@ def check_pairs(
     plan = plan_in_order(batch, run, n_tokens=CHECK_TOKENS)
 
     def top_tokens(rows: list[int]) -> dict[str, Tensor]:
-        found = score(model, batch[rows], [[]], read=lambda log_probs, _: log_probs.argmax(-1).double())
-        return {"top": found[:, 0].long()}
+        tokens = score(model, batch[rows], [[]], read=lambda log_probs, _: log_probs.argmax(-1).double())
+        return {"top": tokens[:, 0].long()}
 
     with start(run, model, batch, "pair check", {}, plan=plan) as stream:
         top = torch.from_numpy(stream.map("check", top_tokens)["top"])
-    is_answer = (top == batch.answer_tokens.cpu()).double()
-    correct: dict[PairArrangement, Float[Tensor, " prompt"]] = {
-        name: is_answer[[row_of[prompt] for prompt in own]] for name, own in arranged.items()
+    rows: dict[PairArrangement, list[int]] = {
+        name: [row_of[prompt] for prompt in shown] for name, shown in arranged.items()
     }
-    given = [row_of[prompt] for prompt in prompts]
-    outputs = torch.where(batch.label_index < 0, -1, batch.label_tokens[batch.label_index]).cpu()[given]
-    is_copied = (outputs == top[given][:, None]) & (correct["given"] == 0)[:, None]
-    last = [len(prompt.demonstrations) - 1 for prompt in prompts]
-    queries = [prompt.query for prompt in prompts]
+    said: dict[PairArrangement, Int[Tensor, " prompt"]] = {name: top[of_name] for name, of_name in rows.items()}
+    answers = batch.answer_tokens.cpu()[rows["given"]]
+    outputs = torch.where(batch.label_index < 0, -1, batch.label_tokens[batch.label_index]).cpu()[rows["given"]]
+    return check_of_tokens(prompts, said, answers, outputs, edits=active_edits(ModelView.of(model)))
 
-    def interval(values: Float[Tensor, " prompt"], low: float) -> Interval:
-        return bootstrap_interval(values, clusters=queries, bounds=(low, 1.0))
+
+def check_of_tokens(
+    prompts: Sequence[Prompt],
+    said: dict[PairArrangement, Int[Tensor, " prompt"]],
+    answers: Int[Tensor, " prompt"],
+    outputs: Int[Tensor, "prompt demo"],
+    *,
+    edits: tuple[str, ...] = (),
+) -> PairCheck:
+    """Return what follows from the most probable token after each prompt; `outputs` are padded with -1."""
+    queries = [prompt.query for prompt in prompts]
+    correct: dict[PairArrangement, Float[Tensor, " prompt"]] = {
+        name: (tokens == answers).double() for name, tokens in said.items()
+    }
+    known = correct["none"] - _answer_share(said["none"], answers, queries)
+    is_copied = _is_other_output(said["given"], answers, outputs)
+    is_said_anyway = _is_other_output(said["none"], answers, outputs)
+    is_unshown = [prompt.has_own_answer for prompt in prompts]
+    last = [len(prompt.demonstrations) - 1 for prompt in prompts]
+
+    def effect(values: Float[Tensor, " prompt"], low: float, used: Sequence[bool] | None = None) -> Interval:
+        places = [place for place in range(len(queries)) if used is None or used[place]]
+        if len(places) < 2:
+            return Interval(math.nan, math.nan, math.nan)
+        clusters = [queries[place] for place in places]
+        return bootstrap_interval(values[places], clusters=clusters, bounds=(low, 1.0))
 
     return PairCheck(
         n_prompts=len(prompts),
-        n_queries=len(set(queries)),
-        accuracy={name: interval(values, 0.0) for name, values in correct.items()},
-        gain=interval(correct["given"] - correct["none"], -1.0),
-        mapping=interval(correct["given"] - correct["mismatched"], -1.0),
+        n_queries=len({*queries}),
+        accuracy={
+            name: bootstrap_interval(values, clusters=queries, bounds=(0.0, 1.0)) for name, values in correct.items()
+        },
+        effects={
+            "learns": effect(correct["given"] - correct["none"], -1.0, is_unshown),
+            "maps": effect(correct["given"] - correct["mismatched"], -1.0),
+            "knows": effect(known, -1.0),
+            "copies": effect(is_copied.any(1).double() - is_said_anyway.any(1).double(), -1.0),
+        },
         copied=float(is_copied.any(1).double().mean()),
         copied_last=float(is_copied[range(len(last)), last].double().mean()),
-        shown=fmean(not prompt.has_own_answer for prompt in prompts),
+        shown=fmean(not unshown for unshown in is_unshown),
         last_output=fmean(prompt.demonstrations[-1].label == prompt.answer for prompt in prompts),
-        edits=active_edits(ModelView.of(model)),
+        edits=edits,
     )
 
 
+def _answer_share(
+    said: Int[Tensor, " prompt"], answers: Int[Tensor, " prompt"], queries: Sequence[str]
+) -> Float[Tensor, " prompt"]:
+    """Return the share of prompts with other queries whose answer is the token said after a prompt."""
+    places = [sorted({*queries}).index(query) for query in queries]
+    is_other_query = torch.tensor(places)[:, None] != torch.tensor(places)
+    is_answer = (said[:, None] == answers) & is_other_query
+    return is_answer.sum(1).double() / is_other_query.sum(1).clamp(min=1)
+
+
+def _is_other_output(
+    said: Int[Tensor, " prompt"], answers: Int[Tensor, " prompt"], outputs: Int[Tensor, "prompt demo"]
+) -> Bool[Tensor, "prompt demo"]:
+    """Return which demonstrations have the token that is said after the prompt, where it is not the answer."""
+    return (outputs == said[:, None]) & (said != answers)[:, None]
+
+
 def _mismatched(prompt: Prompt) -> Prompt:
-    """Return the prompt with another demonstration's output after each input, of another word where there is one."""
-    outputs = [one.label for one in prompt.demonstrations]
+    """Return the prompt with another demonstration's input before each output, of another word where there is one."""
+    outputs = [shown.label for shown in prompt.demonstrations]
     order = sorted(range(len(outputs)), key=lambda place: outputs[place])
     shift = max(Counter(outputs).values())  # past all demonstrations with the same output
-    moved = dict(zip(order, [*order[shift:], *order[:shift]], strict=True))
-    shown = [Demonstration(one.text, outputs[moved[place]]) for place, one in enumerate(prompt.demonstrations)]
-    return Prompt(shown, prompt.query, prompt.answer, prompt.labels)
+    source = dict(zip([*order[shift:], *order[:shift]], order, strict=True))
+    moved = [Demonstration(prompt.demonstrations[source[place]].text, output) for place, output in enumerate(outputs)]
+    return Prompt(moved, prompt.query, prompt.answer, prompt.labels)

@@ -1,15 +1,16 @@
-"""Check whether a model learns a task, knows its labels, copies the last label or prefers one label.
+"""Check whether a model learns a task, knows its labels' words, copies the last label or prefers a label.
 
-Whether a model tells classes apart is judged by the log-odds of the labels, not by which label is most probable: a
-model that always predicts "bar" may still give "bar" higher log-odds where it is the answer.
+1. Each prompt runs as it is and in four arrangements of its demonstrations (`prompts.arrangements`).
+2. Each behavior is measured by one contrast of the labels' log-odds (`behavior_contrasts`). A contrast is zero for the
+   other behaviors, so that a preference for a label, however strong, does not hide that a model learns.
+3. A behavior is named if its interval lies above `SMALLEST_NATS`; each one gets a sentence.
 """
 
 import math
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, product
+from statistics import fmean
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from icl_lens.analyses.behavior_contrasts import Contrasts, Design, Effect, contrasts
 from icl_lens.analyses.check import Check
 from icl_lens.analyses.pair_behavior import PairCheck, check_pairs
 from icl_lens.engine.score import score
@@ -27,80 +29,95 @@ from icl_lens.metrics import label_aurocs, mean_aurocs, most_probable
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.memory import CHECK_TOKENS
 from icl_lens.models.view import ModelView
+from icl_lens.prompts.arrangements import ArrangedPrompt, Arrangement, arrange
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list
 from icl_lens.prompts.tasks import Task, named_task
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.result.number_format import signed
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 
-Arrangement = Literal["given", "random", "exchanged", "order", "reorder"]
-Behavior = Literal["learns", "knows", "copies", "prefers"]
+Layout = Literal["given", "last", "other", "original", "exchanged"]
+Behavior = Literal["learns", "contradicts", "knows", "misreads", "copies", "avoids", "first", "prefers"]
 
 N_PROMPTS = 60
 MIN_PROMPTS = 20
-# Confidence level of each of the four effects, so that all four intervals hold with 95% confidence (Bonferroni).
-EFFECT_LEVEL = 1 - 0.05 / 4
-# Learning and knowing add up to doing the task, so their sum is compared with the other effects.
-_COMPARED: tuple[tuple[Behavior, ...], ...] = (("learns", "knows"), ("copies",), ("prefers",))
-
-Draws = Float[np.ndarray, " draw"]
-"""A statistic of the data (first) and of each bootstrap draw of queries."""
+# A behavior is named if its contrast is clearly larger than this: odds that change by more than a tenth.
+SMALLEST_NATS = 0.1
+# Confidence level of each of the five contrasts, so that all five intervals hold with 95% confidence (Bonferroni).
+EFFECT_LEVEL = 1 - 0.05 / 5
+# What a contrast is called if it is positive, and if it is negative.
+BEHAVIORS: dict[Effect, tuple[Behavior, Behavior | None]] = {
+    "learns": ("learns", "contradicts"),
+    "knows": ("knows", "misreads"),
+    "copies": ("copies", "avoids"),
+    "first": ("first", None),
+    "prefers": ("prefers", None),
+}
+# The arrangements of each layout; "given" is the prompts as they are.
+ARRANGEMENTS: dict[Layout, tuple[Arrangement, ...]] = {
+    "last": ("last", "last, exchanged"),
+    "other": ("other", "other, exchanged"),
+    "original": ("last", "other"),
+    "exchanged": ("last, exchanged", "other, exchanged"),
+}
 
 
 @dataclass(frozen=True, repr=False)
 class TaskCheck(Check):
-    """What a model does on prompts of a task; made by `task_check`. `print` shows it in a few sentences.
+    """What a model does on prompts of a task; made by `task_check`. `print` shows a sentence for each behavior.
 
-    Each dictionary by arrangement has "given", the prompts as they are, "random", their demonstrations in a new random
-    order, "exchanged", this order with labels exchanged, and "order" and "reorder", with the query's class last and
-    first.
+    Each prompt runs as it is, "given", and in four arrangements: in a random order in which a demonstration of the
+    query's class is last, in the same order with the demonstrations of another class in their place, and in both with
+    the labels of the two classes exchanged. Four layouts have two of them each: in "last", the query's class is last;
+    in "other", the other one is; in "original", labels are as they are; in "exchanged", they are exchanged.
 
-    `accuracy` is the share of prompts whose answer is more probable than their other labels, 0 to 1. A preference for
-    one label lowers it, and may hide that the model tells the classes apart. `auroc` is free of this: the probability
-    that a label's log-odds against the prompt's other labels are larger where it is the answer than where it is not,
-    averaged over labels; chance is ½. Both have 95% intervals. `label_auroc` has the same for each label, over random
-    order and exchanged labels.
+    `effects` are five contrasts of labels' log-odds against another label, nats. Each is zero for a model that shows
+    only other behaviors, with any number of labels:
 
-    `favorite` is the label with the largest mean log-probability over random order and exchanged labels, and
-    `preference` how far it is above the mean of the prompt's other labels, nats, as if all labels were equally often
-    the answer, before and after the exchange. Two baselines for the given prompts are the accuracy of always predicting
-    the last label (`last_label`), and of always predicting `favorite` (`one_label`).
+    - `learns`: what a label gains if the demonstrations give it to the query's class. The model "learns" from the
+      demonstrations, or, if it is negative, "contradicts" them.
+    - `knows`: what the prompt's original label gains whatever the demonstrations show. The model "knows" the classes'
+      words, or "misreads" them. NaN if it cannot be told from a preference, because all answers are the same.
+    - `copies`: what a label gains when it is shown last. The model "copies" the last label, or "avoids" it.
+    - `first`: what a label gains when it is shown first. NaN if each class has one demonstration: `copies` then
+      compares the last label with the first one.
+    - `prefers`: what `favorite` gains in all arrangements; the label that gains most.
 
-    There are four `effects`. If all labels are the answer equally often, each is 1 for a model that shows only this
-    behavior, and 0 for one that shows only another. The first three are 2 · AUROC − 1 of the labels' log-odds, so that
-    a preference does not change them:
+    `shares` are the same contrasts of the model's answers: 1 if all of them follow the behavior, 0 if none does.
+    `behaviors` names the behaviors whose effect is clearly larger than 0.1 nats: a change of the odds by a tenth.
 
-    - `learns`: whether a label's log-odds are larger where it is the answer, over random order and exchanged labels.
-    - `knows`: the same with the answers before labels were exchanged.
-    - `copies`: whether a label's log-odds are larger where it is shown last, over the query's class last and first.
-    - `prefers`: how much more often the model predicts `favorite` than it is the answer, over random order and
-      exchanged labels, divided by the same for a model that always predicts `favorite`.
+    `accuracy` is the share of prompts, by layout, whose answer is more probable than their other labels, 0 to 1. A
+    preference for one label lowers it. `auroc` is free of this: the probability that a label's log-odds against the
+    prompt's other labels are larger where it is the answer than where it is not, averaged over labels; chance is ½. It
+    has the given prompts and two layouts; `label_auroc` has each label, over the given prompts. Two baselines for the
+    given prompts are the accuracy of always predicting the last label (`last_label`), and of always predicting
+    `favorite` (`one_label`).
 
-    `lesser` lists those of `behaviors` whose effect is clearly smaller than the largest: the interval of the paired
-    difference is above zero. Learning and knowing are compared as one effect, their sum, because they add up to doing
-    the task.
+    The intervals of the five effects hold jointly with 95% confidence (each alone with 99%), and so do those of the
+    shares. All intervals resample queries, since prompts with the same query are not independent. If all prompts have
+    one query, there is no interval and therefore no verdict: `behaviors` is empty.
 
-    The intervals of the four effects hold jointly with 95% confidence (each alone with 98.75%). All intervals resample
-    queries, since prompts with the same query are not independent. If all prompts have one query, there is no interval
-    and therefore no verdict: `behaviors` is empty.
+    Source: docs/howto/numbers.md.
 
     Example:
         >>> check = il.task_check(model, "animal-country", n=40)
-        >>> check.behaviors, check.tells_apart
-        (('learns', 'copies'), True)
-        >>> round(check.auroc["exchanged"].value, 2)
-        1.0
+        >>> check.behaviors
+        ('learns', 'copies')
+        >>> check.accuracy["exchanged"].value > 0.7
+        True
     """
 
     n_prompts: int
     n_queries: int
-    accuracy: dict[Arrangement, Interval]
-    auroc: dict[Arrangement, Interval]
+    n_labels: int
+    """Number of labels of a prompt, the largest of all prompts."""
+    effects: dict[Effect, Interval]
+    shares: dict[Effect, Interval]
+    accuracy: dict[Layout, Interval]
+    auroc: dict[Layout, Interval]
     label_auroc: dict[str, Interval]
-    effects: dict[Behavior, Interval]
-    lesser: tuple[Behavior, ...]
     favorite: str
-    preference: Interval
     last_label: float
     one_label: float
     edits: tuple[str, ...] = ()
@@ -108,78 +125,125 @@ class TaskCheck(Check):
 
     @property
     def behaviors(self) -> tuple[Behavior, ...]:
-        """The behaviors whose effect has an interval above zero, largest effect first."""
-        names: list[Behavior] = [name for name, effect in self.effects.items() if effect.low > 0]
-        names.sort(key=lambda name: -self.effects[name].value)
-        return tuple(names)
+        """The behaviors whose effect is clearly larger than 0.1 nats, largest effect first."""
+        names: list[tuple[float, Behavior]] = []
+        for effect, interval in self.effects.items():
+            positive, negative = BEHAVIORS[effect]
+            if interval.low > SMALLEST_NATS:
+                names.append((interval.value, positive))
+            elif interval.high < -SMALLEST_NATS and negative is not None:
+                names.append((-interval.value, negative))
+        names.sort(key=lambda size_and_name: -size_and_name[0])
+        return tuple(name for _, name in names)
 
     @property
     def tells_apart(self) -> bool:
-        """Whether the model clearly tells the classes apart: it learns from the demonstrations or knows the labels."""
+        """Whether the model learns from the demonstrations or knows the classes' words."""
         return bool({"learns", "knows"} & {*self.behaviors})
 
     def to_frame(self) -> pd.DataFrame:
-        """Return value, low and high, one row per accuracy, AUROC, baseline (no interval), preference and effect."""
-        rows = {f"accuracy, {name}": share for name, share in self.accuracy.items()}
-        rows |= {f"AUROC, {name}": share for name, share in self.auroc.items()}
-        rows |= {f"AUROC of {label!r}": share for label, share in self.label_auroc.items()}
-        baselines = {"last label": self.last_label, "one label": self.one_label}
+        """Return value, low and high, one row per effect, share, accuracy, AUROC and baseline (no interval)."""
+        rows = {f"{effect}, nats": interval for effect, interval in self.effects.items()}
+        rows |= {f"{effect}, share of answers": interval for effect, interval in self.shares.items()}
+        rows |= {f"accuracy, {layout}": interval for layout, interval in self.accuracy.items()}
+        rows |= {f"AUROC, {layout}": interval for layout, interval in self.auroc.items()}
+        rows |= {f"AUROC of {label!r}, given": interval for label, interval in self.label_auroc.items()}
+        baselines = {"last label": self.last_label, f"always {self.favorite!r}": self.one_label}
         rows |= {f"baseline, {name}": Interval(share, float("nan"), float("nan")) for name, share in baselines.items()}
-        rows[f"preference for {self.favorite!r}, nats"] = self.preference
-        frames = {name: interval.to_frame() for name, interval in (rows | self.effects).items()}
+        frames = {name: interval.to_frame() for name, interval in rows.items()}
         return pd.concat(frames, names=["measure"]).droplevel(1)
 
     def __str__(self) -> str:
-        """Return what the model does, how well it tells the classes apart, what it prefers, accuracies, baselines."""
-        preference = f"{self.favorite!r} by {self.preference.value:.1f} nats"
+        """Return a sentence on learning, one on each other behavior, and one on the accuracy of the given prompts."""
         if self.n_queries < 2:
-            verdict = (
+            measured = ", ".join(f"{name} {_nats(effect)}" for name, effect in self.effects.items())
+            sentences = [
                 f"No verdict, because all {self.n_prompts} prompts have the same query: there is no interval over "
-                f"queries. Measured: AUROC of the log-odds {_number(self.auroc['random'])} in random order; mean "
-                f"log-probability highest for {preference}"
-            )
+                f"queries. Measured, in nats: {measured}."
+            ]
         else:
-            verdict = f"The model {self._behavior()}. {self._apart(preference)}"
-        given, *others = (self.accuracy[name] for name in get_args(Arrangement))
-        shuffled, exchanged, order, reorder = (f"{one.value:.0%}" for one in others)
+            sentences = [self._learning()]
+            about = {
+                "knows": self._words,
+                "misreads": self._words,
+                "copies": self._last_label,
+                "avoids": self._last_label,
+                "first": self._first_label,
+                "prefers": self._preference,
+            }
+            sentences += [about[behavior]() for behavior in self.behaviors if behavior in about]
+        given = self.accuracy["given"]
         interval = "" if math.isnan(given.low) else f"{given.low:.0%}–{given.high:.0%}; "
+        sentences.append(
+            f"Of the {self.n_prompts} prompts as they are, the model answers {given.value:.0%} correctly ({interval}"
+            f"always the last label {self.last_label:.0%}, always {self.favorite!r} {self.one_label:.0%})."
+        )
+        if self.edits:
+            sentences.append(edits_note(self.edits))
+        return " ".join(sentences)
+
+    def _learning(self) -> str:
+        effect = self.effects["learns"]
+        gained = "the label that they give the query's class"
+        if "learns" in self.behaviors:
+            sentence = f"The model learns from the demonstrations: {gained} gains {_nats(effect)}"
+            if not self.shares["learns"].low > 0:
+                sentence += ", although its answers do not clearly follow"
+        elif "contradicts" in self.behaviors:
+            sentence = f"The model contradicts the demonstrations: {gained} loses {_nats(_negative(effect))}"
+        else:
+            sentence = f"The model is not shown to learn from the demonstrations: {gained} gains {_nats(effect)}"
+            if effect.low > 0:
+                sentence += f", not clearly more than {SMALLEST_NATS}"
+        right = f"{self.accuracy['original'].value:.0%} of answers are right as labeled"
+        return f"{sentence}; {right}, and {self.accuracy['exchanged'].value:.0%} with labels exchanged."
+
+    def _words(self) -> str:
+        effect = self.effects["knows"]
+        if "knows" in self.behaviors:
+            return (
+                "It knows the classes' words without the demonstrations: the original label gains "
+                f"{_nats(effect)}, whatever they show."
+            )
         return (
-            f"{verdict}. {given.value:.0%} of the {self.n_prompts} prompts correct ({interval}always the last label "
-            f"{self.last_label:.0%}, always {self.favorite!r} {self.one_label:.0%}), {shuffled} in a new random order, "
-            f"{exchanged} with labels exchanged, {order} with the query's class last (copying: 100%) and {reorder} "
-            "with it first (copying: 0%)." + (f" {edits_note(self.edits)}" if self.edits else "")
+            "It reads the classes' words against the original labels: these lose "
+            f"{_nats(_negative(effect))}, whatever the demonstrations show."
         )
 
-    def _behavior(self) -> str:
-        """Return the behaviors as verbs."""
-        verbs = {
-            "learns": "learns from the demonstrations",
-            "knows": "knows the label words",
-            "copies": "copies the last label",
-            "prefers": f"prefers {self.favorite!r}",
-        }
-        if self.tells_apart:
-            del verbs["prefers"]  # the next sentence says it, with its size
-        main = [verb for name, verb in verbs.items() if name in self.behaviors and name not in self.lesser]
-        lesser = [verb for name, verb in verbs.items() if name in self.lesser]
-        behavior = _join_words(main) or "cannot do the task, as far as these prompts show"
-        if lesser:
-            behavior += f", and to a lesser degree {_join_words(lesser)}"
-        if main and not self.tells_apart:
-            behavior += ", but shows no clear sign of doing the task"
-        return behavior
-
-    def _apart(self, preference: str) -> str:
-        """Return whether the model tells the classes apart, and what it prefers, with the numbers."""
-        apart = "tells the classes apart" if self.tells_apart else "does not clearly tell the classes apart"
-        aurocs = f"{_number(self.auroc['random'])} in random order, {_number(self.auroc['exchanged'])} exchanged"
-        low, high = self.preference.low, self.preference.high
-        nats = f"{preference} ({low:.1f} … {high:.1f})"
-        if not low > 0:
-            prefers = f"and prefers no label clearly ({nats})"
+    def _last_label(self) -> str:
+        effect, share = self.effects["copies"], self.shares["copies"]
+        is_copied = "copies" in self.behaviors
+        moved = f"gains {_nats(effect)}" if is_copied else f"loses {_nats(_negative(effect))}"
+        compared = "last rather than first" if math.isnan(self.effects["first"].value) else "last"
+        is_followed = share.low > 0 if is_copied else share.high < 0
+        if is_followed:
+            verb, follow = "copies" if is_copied else "avoids", ""
         else:
-            prefers = f"{'but' if self.tells_apart else 'and'} prefers {nats}"
-        return f"By its log-odds, it {apart} (AUROC {aurocs}; chance 0.5), {prefers}"
+            verb = "leans toward" if is_copied else "leans away from"
+            follow = ", but its answers do not clearly follow"
+        return (
+            f"It {verb} the last label: a label {moved} where it is shown {compared}{follow}; "
+            f"{self.accuracy['last'].value:.0%} of answers are right where the query's class is last, and "
+            f"{self.accuracy['other'].value:.0%} where another class is."
+        )
+
+    def _first_label(self) -> str:
+        if self.shares["first"].low > 0:
+            return f"It copies the first label: a label gains {_nats(self.effects['first'])} where it is shown first."
+        gained = _nats(self.effects["first"])
+        return (
+            f"It leans toward the first label: a label gains {gained} where it is shown first, but its answers do not "
+            "clearly follow."
+        )
+
+    def _preference(self) -> str:
+        nats = _nats(self.effects["prefers"])
+        if math.isnan(self.effects["knows"].value):
+            return (
+                f"It prefers {self.favorite!r} or knows its word, which these prompts cannot tell apart because each "
+                f"label is always the answer or never: it gains {nats}, whatever the demonstrations show."
+            )
+        return f"It prefers {self.favorite!r} by {nats}, whatever the query."
 
 
 def task_check(
@@ -198,19 +262,19 @@ def task_check(
     prompts. With two classes per prompt, each label of a task is the answer equally often. Your own prompts should be
     balanced in the same way: if all answers are "foo", a model that prefers "foo" is always right.
 
-    The model runs on the prompts as they are and on four arrangements of their demonstrations:
-
-    - "random": a new random order.
-    - "exchanged": the same order, with each label, also the answer, replaced by the next one.
-    - "order" and "reorder": the query's class last, and first.
+    The model runs on the prompts as they are and on four arrangements of their demonstrations: a random order in which
+    the query's class is last, the same order with the demonstrations of another class in their place, and both with the
+    labels of these two classes exchanged, also as the answer. With more than two labels, the other class is that of the
+    next demonstrated label. The two classes get as many demonstrations; what one of them has more is left out.
 
     See `TaskCheck` for what is computed from them. If any answer is a word of its own, which no demonstration shows, a
-    `PairCheck` is returned instead: the model answers with any token of its vocabulary, also with outputs exchanged
+    `PairCheck` is returned instead: the model answers with any token of its vocabulary, also with inputs exchanged
     between demonstrations, and without demonstrations. `template` and `prepend_bos` are those of
     `il.tokenize`; `run` says how the prompts run (see `Run`).
 
     The model runs on at most five texts per prompt. Raise InputError for fewer than 20 prompts, prompts without an
     answer, and prompts whose demonstrations all have the same label.
+    Source: docs/howto/numbers.md.
 
     Example:
         >>> il.task_check(model, "animal-country", n=40).behaviors
@@ -231,11 +295,12 @@ def task_check(
     tokenized = partial(tokenize, model, template=template, prepend_bos=prepend_bos)
     if any(prompt.has_own_answer for prompt in prompts):
         return check_pairs(model, prompts, tokenized, run)
-    arranged: dict[Arrangement, list[Prompt]] = {
-        name: [arrange(prompt, seed) for prompt in prompts] for name, arrange in _ARRANGE.items()
-    }
+    arranged = [arrange(prompt, seed=seed) for prompt in prompts]
+    all_prompts = [*prompts]
+    for prompt in arranged:
+        all_prompts += prompt.prompts.values()
     # A prompt that is the same in two arrangements runs once.
-    row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(chain.from_iterable(arranged.values())))}
+    row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(all_prompts))}
     batch = tokenized([*row_of])
     if batch.decision_index is not None:  # run all decisions between labels, not the answer's alone
         batch = tokenized([replace(prompt, answer=None) for prompt in row_of])
@@ -243,157 +308,164 @@ def task_check(
     plan = plan_in_order(batch, run, n_tokens=CHECK_TOKENS)
     with start(run, model, batch, "task check", {}, plan=plan) as stream:
         checked = stream.map("check", lambda rows: {"scores": score(model, batch[rows])})
-    found = batch.whole_scores(torch.from_numpy(checked["scores"]))
-    rows: dict[Arrangement, list[int]] = {
-        name: [row_of[prompt] for prompt in prompts_of] for name, prompts_of in arranged.items()
-    }
-    scores: dict[Arrangement, _Scores] = {
-        name: _Scores(found[own], torch.tensor([labels.index(prompt.answer) for prompt in arranged[name]]))
-        for name, own in rows.items()
-    }
-    last_shown: dict[Arrangement, Tensor] = {
-        name: torch.tensor([labels.index(prompt.demonstrations[-1].label) for prompt in prompts_of])
-        for name, prompts_of in arranged.items()
-    }
-    queries = [prompt.query for prompt in prompts]
-    return _from_scores(scores, last_shown, queries, labels, active_edits(ModelView.of(model)))
+    log_probs = batch.whole_scores(torch.from_numpy(checked["scores"]))
 
+    def scores_of(shown: Sequence[Prompt]) -> LabelScores:
+        answers = torch.tensor([labels.index(str(prompt.answer)) for prompt in shown])
+        return LabelScores(log_probs[[row_of[prompt] for prompt in shown]], answers)
 
-def _from_scores(
-    scores: Mapping[Arrangement, "_Scores"],
-    last_shown: Mapping[Arrangement, Int[Tensor, " batch"]],
-    queries: Sequence[str],
-    labels: Sequence[str],
-    edits: tuple[str, ...],
-) -> TaskCheck:
-    """Return what follows from the labels' scores in each arrangement, the labels shown last and the queries."""
-    weights = weights_with_data(queries)
-
-    def interval(draws: Draws, *, level: float = 0.95, bounds: tuple[float, float] | None = None) -> Interval:
-        return percentile_interval(float(draws[0]), draws[1:], n_clusters=len(set(queries)), level=level, bounds=bounds)
-
-    def aurocs(names: Sequence[Arrangement], label: Mapping[Arrangement, Tensor]) -> Float[np.ndarray, "draw label"]:
-        joint = _Scores.joint([scores[name] for name in names])
-        labels = torch.cat([label[name] for name in names])
-        return label_aurocs(
-            joint.log_probs, labels, choices=joint.choices, weights=np.tile(weights, len(names)) / len(names)
-        )
-
-    answers: dict[Arrangement, Tensor] = {name: one.answer for name, one in scores.items()}
-    both: tuple[Arrangement, ...] = ("random", "exchanged")
-    of_labels = aurocs(both, answers)
-    preferences = _preferences(
-        _Scores.joint([scores[name] for name in both]), answers["random"].repeat(2), np.tile(weights, 2) / 2
-    )
-    favorite = int(np.nanargmax(preferences[0]))
-    predicted = torch.stack([(scores[name].predicted == favorite).double() for name in both]).mean(0)
-    is_answer = torch.stack([(answers[name] == favorite).double() for name in both]).mean(0)
-    n_possible = scores["random"].choices[:, favorite].double()
-    of_original: dict[Arrangement, Tensor] = dict.fromkeys(both, answers["random"])
-    effects: dict[Behavior, Draws] = {
-        "learns": 2 * mean_aurocs(of_labels) - 1,
-        "knows": 2 * mean_aurocs(aurocs(both, of_original)) - 1,
-        "copies": 2 * mean_aurocs(aurocs(("order", "reorder"), last_shown)) - 1,
-        "prefers": weights @ ((predicted - is_answer) / (n_possible - is_answer).mean()).numpy(),
+    by_arrangement: dict[Arrangement, LabelScores] = {
+        name: scores_of([prompt.prompts[name] for prompt in arranged]) for name in get_args(Arrangement)
     }
-    intervals: dict[Behavior, Interval] = {
-        name: interval(draws, level=EFFECT_LEVEL, bounds=(-1.0, 1.0)) for name, draws in effects.items()
-    }
-    return TaskCheck(
-        n_prompts=len(queries),
-        n_queries=len(set(queries)),
-        accuracy={
-            name: bootstrap_interval(one.correct, clusters=queries, bounds=(0.0, 1.0)) for name, one in scores.items()
-        },
-        auroc={name: interval(mean_aurocs(aurocs([name], answers)), bounds=(0.0, 1.0)) for name in scores},
-        label_auroc={label: interval(of_labels[:, index], bounds=(0.0, 1.0)) for index, label in enumerate(labels)},
-        effects=intervals,
-        lesser=_lesser({name: effects[name] for name, one in intervals.items() if one.low > 0}, interval),
-        favorite=labels[favorite],
-        preference=interval(preferences[:, favorite]),
-        last_label=float((last_shown["given"] == answers["given"]).double().mean()),
-        one_label=float((answers["given"] == favorite).double().mean()),
-        edits=edits,
+    return check_of_scores(
+        scores_of(prompts), by_arrangement, prompts, arranged, labels, edits=active_edits(ModelView.of(model))
     )
 
 
 @dataclass(frozen=True)
-class _Scores:
-    """Log-probabilities of the labels after the prompts of an arrangement, with their answers and choices."""
+class LabelScores:
+    """Log-probabilities of the labels after some prompts, -inf for labels that a prompt does not offer."""
 
-    log_probs: Float[Tensor, "batch label"]
-    answer: Int[Tensor, " batch"]
+    log_probs: Float[Tensor, "prompt label"]
+    answer: Int[Tensor, " prompt"]
 
     @property
-    def choices(self) -> Bool[Tensor, "batch label"]:
+    def choices(self) -> Bool[Tensor, "prompt label"]:
         """Which labels each prompt offers."""
         return self.log_probs > -torch.inf
 
-    @classmethod
-    def joint(cls, parts: Sequence["_Scores"]) -> "_Scores":
-        """Return the scores of several arrangements, one after the other."""
-        return cls(*(torch.cat([getattr(one, name) for one in parts]) for name in ("log_probs", "answer")))
-
     @property
-    def predicted(self) -> Int[Tensor, " batch"]:
-        """The index of the most probable of each prompt's own labels."""
+    def predicted(self) -> Int[Tensor, " prompt"]:
+        """The index of the most probable of each prompt's labels."""
         return most_probable(self.log_probs, self.choices)
 
     @property
-    def correct(self) -> Float[Tensor, " batch"]:
-        """1 where the answer is the most probable of the prompt's own labels, else 0."""
+    def is_correct(self) -> Float[Tensor, " prompt"]:
+        """1 where the answer is the most probable of the prompt's labels, else 0."""
         return (self.predicted == self.answer).double()
 
 
-def _preferences(
-    scores: _Scores, original: Int[Tensor, " batch"], weights: Float[np.ndarray, "draw batch"]
-) -> Float[np.ndarray, "draw label"]:
-    """Return how far each label's mean log p is above that of a prompt's other labels, nats.
+def check_of_scores(
+    given: LabelScores,
+    by_arrangement: dict[Arrangement, LabelScores],
+    prompts: Sequence[Prompt],
+    arranged: Sequence[ArrangedPrompt],
+    labels: Sequence[str],
+    *,
+    edits: tuple[str, ...] = (),
+) -> TaskCheck:
+    """Return what follows from the labels' scores of the given prompts and of their arrangements."""
+    queries = [prompt.query for prompt in prompts]
+    choices = given.choices.numpy()
+    design = Design(
+        answer=np.array([labels.index(prompt.answer) for prompt in arranged]),
+        partner=np.array([labels.index(prompt.partner) for prompt in arranged]),
+        choices=choices,
+        starts_as_it_ends=np.array([prompt.starts_as_it_ends for prompt in arranged]),
+    )
+    log_probs = np.stack([by_arrangement[name].log_probs.double().numpy() for name in get_args(Arrangement)])
+    predicted = np.stack([np.eye(len(labels))[by_arrangement[name].predicted] for name in get_args(Arrangement)])
+    of_scores, of_answers = contrasts(np.where(choices, log_probs, 0.0), design), contrasts(predicted, design)
+    preferences = of_scores.prefers.mean(0)
+    if np.isnan(preferences).all():
+        preferences = predicted.mean((0, 1))
+    favorite = int(np.nanargmax(preferences))
 
-    It is the mean over four kinds of prompts: those that have the label as their answer and those that do not, each
-    with it as the `original` answer, before labels were exchanged, or not. With K choices, having it counts 1/K, as if
-    all labels were equally often either answer, so that neither learning nor knowing looks like a preference. Kinds
-    that do not occur are left out.
+    correct: dict[Layout, Tensor] = {"given": given.is_correct}
+    correct |= {
+        layout: torch.stack([by_arrangement[name].is_correct for name in names]).mean(0)
+        for layout, names in ARRANGEMENTS.items()
+    }
+    aurocs: dict[Layout, _Aurocs] = {"given": _Aurocs.of([given], queries)}
+    for layout in ("original", "exchanged"):
+        aurocs[layout] = _Aurocs.of([by_arrangement[name] for name in ARRANGEMENTS[layout]], queries)
+    return TaskCheck(
+        n_prompts=len(prompts),
+        n_queries=len({*queries}),
+        n_labels=int(choices.sum(1).max()),
+        effects=_intervals(of_scores, favorite, queries, n_labels=len(labels)),
+        shares=_intervals(of_answers, favorite, queries, n_labels=len(labels), bounds=(-1.0, 1.0)),
+        accuracy={
+            layout: bootstrap_interval(values, clusters=queries, bounds=(0.0, 1.0))
+            for layout, values in correct.items()
+        },
+        auroc={layout: auroc.mean() for layout, auroc in aurocs.items()},
+        label_auroc={label: aurocs["given"].of_label(index) for index, label in enumerate(labels)},
+        favorite=labels[favorite],
+        last_label=fmean(prompt.demonstrations[-1].label == prompt.answer for prompt in prompts),
+        one_label=fmean(prompt.answer == labels[favorite] for prompt in prompts),
+        edits=edits,
+    )
+
+
+def _intervals(
+    values: Contrasts,
+    favorite: int,
+    queries: Sequence[str],
+    *,
+    n_labels: int,
+    bounds: tuple[float, float] | None = None,
+) -> dict[Effect, Interval]:
+    """Return the interval of each contrast, that of the preference for the favorite label.
+
+    The favorite is the label with the largest preference of `n_labels`. Its interval is as much wider as is needed for
+    none of them to be called preferred more often by chance than one label would be.
     """
-    log_probs, choices = scores.log_probs.double(), scores.choices
-    n_choices = choices.sum(-1, keepdim=True)
-    total = log_probs.masked_fill(~choices, 0).sum(-1, keepdim=True)
-    above = (log_probs - (total - log_probs) / (n_choices - 1)).masked_fill(~choices, 0).numpy()
-    labels = torch.arange(choices.shape[1])
-    is_answer, is_original = ((label[:, None] == labels).numpy() for label in (scores.answer, original))
-    possible = choices.numpy()
-    summed, size = np.zeros((2, len(weights), len(labels)))
-    with np.errstate(invalid="ignore"):
-        share = (weights @ possible.astype(float)) / (weights @ (possible * n_choices.numpy()))  # 1/K
-        for has, had in product((True, False), repeat=2):
-            kind = possible & (is_answer == has) & (is_original == had)
-            mean = (weights @ (above * kind)) / (weights @ kind.astype(float))
-            of_kind = (share if has else 1 - share) * (share if had else 1 - share)
-            summed += np.where(np.isnan(mean), 0, of_kind * mean)
-            size += np.where(np.isnan(mean), 0, of_kind)
-        return summed / size
+    by_effect: dict[Effect, Float[np.ndarray, " prompt"]] = {
+        "learns": values.learns,
+        "knows": values.knows,
+        "copies": values.copies,
+        "first": values.first,
+        "prefers": values.prefers[:, favorite],
+    }
+    intervals: dict[Effect, Interval] = {}
+    for effect, of_prompts in by_effect.items():
+        level = 1 - (1 - EFFECT_LEVEL) * 2 / n_labels if effect == "prefers" else EFFECT_LEVEL
+        if np.isnan(of_prompts).any():
+            intervals[effect] = Interval(math.nan, math.nan, math.nan)
+        else:
+            intervals[effect] = bootstrap_interval(of_prompts, clusters=queries, level=level, bounds=bounds)
+    return intervals
 
 
-def _lesser(effects: dict[Behavior, Draws], interval: Callable[[Draws], Interval]) -> tuple[Behavior, ...]:
-    """Return the behaviors whose effect is smaller than the largest; see `TaskCheck.lesser`."""
-    groups: list[list[Behavior]] = [[name for name in names if name in effects] for names in _COMPARED]
-    totals = [(group, np.stack([effects[name] for name in group]).sum(0)) for group in groups if group]
-    if not totals:
-        return ()
-    largest = max((total for _, total in totals), key=lambda total: float(total[0]))
-    return tuple(name for group, total in totals if interval(largest - total).low > 0 for name in group)
+@dataclass(frozen=True)
+class _Aurocs:
+    """The AUROC of each label in the data, the first row, and in bootstrap draws of queries."""
+
+    draws: Float[np.ndarray, "draw label"]
+    n_queries: int
+
+    @classmethod
+    def of(cls, parts: Sequence[LabelScores], queries: Sequence[str]) -> "_Aurocs":
+        """Return the AUROCs of the answers over the prompts of several arrangements."""
+        log_probs = torch.cat([part.log_probs for part in parts])
+        answers = torch.cat([part.answer for part in parts])
+        weights = np.tile(weights_with_data(queries), len(parts)) / len(parts)
+        draws = label_aurocs(log_probs, answers, choices=log_probs > -torch.inf, weights=weights)
+        return cls(draws, len({*queries}))
+
+    def mean(self) -> Interval:
+        """Return the mean over labels."""
+        return self._interval(mean_aurocs(self.draws))
+
+    def of_label(self, index: int) -> Interval:
+        """Return that of one label."""
+        return self._interval(self.draws[:, index])
+
+    def _interval(self, draws: Float[np.ndarray, " draw"]) -> Interval:
+        return percentile_interval(float(draws[0]), draws[1:], n_clusters=self.n_queries, bounds=(0.0, 1.0))
 
 
-def _number(share: Interval) -> str:
-    """Return "0.98 (0.95–1.00)", without the parentheses if there is no interval, and "–" for NaN."""
-    if math.isnan(share.value):
+def _nats(interval: Interval) -> str:
+    """Return "3.24 nats (2.91 … 3.57)", without the parentheses if there is no interval."""
+    value, low, high = (signed(number, 2).removeprefix("+") for number in interval)
+    if math.isnan(interval.value):
         return "–"
-    return f"{share.value:.2f}" + ("" if math.isnan(share.low) else f" ({share.low:.2f}–{share.high:.2f})")
+    return f"{value} nats" if math.isnan(interval.low) else f"{value} nats ({low} … {high})"
 
 
-def _join_words(verbs: Sequence[str]) -> str:
-    """Return "a", "a and b", or "a, b and c"."""
-    return " and ".join(filter(None, (", ".join(verbs[:-1]), *verbs[-1:])))
+def _negative(interval: Interval) -> Interval:
+    return Interval(-interval.value, -interval.high, -interval.low)
 
 
 def _check_prompts(prompts: tuple[Prompt, ...]) -> None:
@@ -407,32 +479,3 @@ def _check_prompts(prompts: tuple[Prompt, ...]) -> None:
             raise InputError(
                 f"prompt {row} must have demonstrations with at least two labels, got {quoted_list(shown)}; add some"
             )
-
-
-def _shuffle(prompt: Prompt, seed: int) -> Prompt:
-    # The prompt is part of the seed, so its order does not depend on the other prompts.
-    order = random.Random(f"{seed} {prompt}").sample(prompt.demonstrations, len(prompt.demonstrations))
-    return Prompt(order, prompt.query, prompt.answer, prompt.labels)
-
-
-def _exchange_labels(prompt: Prompt, seed: int) -> Prompt:
-    """Return the shuffled prompt with each label, also the answer, replaced by the next demonstrated one."""
-    labels = [label for label in prompt.labels if label in {demo.label for demo in prompt.demonstrations}]
-    following = dict(zip(labels, [*labels[1:], labels[0]], strict=True))
-    shown = [replace(demo, label=following[demo.label]) for demo in _shuffle(prompt, seed).demonstrations]
-    return Prompt(shown, prompt.query, following[str(prompt.answer)], prompt.labels)
-
-
-def _sort_by_answer(prompt: Prompt, seed: int, *, last: bool) -> Prompt:
-    """Return the shuffled prompt with the demonstrations of the answer moved to the end, or to the start."""
-    shown = sorted(_shuffle(prompt, seed).demonstrations, key=lambda demo: (demo.label == prompt.answer) == last)
-    return Prompt(shown, prompt.query, prompt.answer, prompt.labels)
-
-
-_ARRANGE: dict[Arrangement, Callable[[Prompt, int], Prompt]] = {
-    "given": lambda prompt, seed: prompt,
-    "random": _shuffle,
-    "exchanged": _exchange_labels,
-    "order": lambda prompt, seed: _sort_by_answer(prompt, seed, last=True),
-    "reorder": lambda prompt, seed: _sort_by_answer(prompt, seed, last=False),
-}
