@@ -67,10 +67,12 @@ ARRANGEMENTS: dict[Layout, tuple[Arrangement, ...]] = {
 class TaskCheck(Check):
     """What a model does on prompts of a task; made by `task_check`. `print` shows a sentence for each behavior.
 
-    Each prompt runs as it is, "given", and in four arrangements: in a random order in which a demonstration of the
-    query's class is last, in the same order with the demonstrations of another class in their place, and in both with
-    the labels of the two classes exchanged. Four layouts have two of them each: in "last", the query's class is last;
-    in "other", the other one is; in "original", labels are as they are; in "exchanged", they are exchanged.
+    Each prompt runs as it is, "given", and in four arrangements: in an order in which a demonstration of the query's
+    class is last, in the same order with the demonstrations of another class in their place, and in both with the
+    labels of the two classes exchanged. In half of the prompts, all demonstrations of one of the two classes are last
+    and all of the other one first; the others end with the class that they begin with. Four layouts have two of the
+    arrangements each: in "last", the query's class is last; in "other", the other one is; in "original", labels are as
+    they are; in "exchanged", they are exchanged.
 
     `effects` are five contrasts of labels' log-odds against another label, nats. Each is zero for a model that shows
     only other behaviors, with any number of labels:
@@ -79,7 +81,8 @@ class TaskCheck(Check):
       demonstrations, or, if it is negative, "contradicts" them.
     - `knows`: what the prompt's original label gains whatever the demonstrations show. The model "knows" the classes'
       words, or "misreads" them. NaN if it cannot be told from a preference, because all answers are the same.
-    - `copies`: what a label gains when it is shown last. The model "copies" the last label, or "avoids" it.
+    - `copies`: what a label gains when it is shown last. The model "copies" the last label, or "avoids" it. It grows
+      with what the labels before the last one count, if these count more than earlier ones.
     - `first`: what a label gains when it is shown first. NaN if each class has one demonstration: `copies` then
       compares the last label with the first one.
     - `prefers`: what `favorite` gains in all arrangements; the label that gains most.
@@ -262,7 +265,7 @@ def task_check(
     prompts. With two classes per prompt, each label of a task is the answer equally often. Your own prompts should be
     balanced in the same way: if all answers are "foo", a model that prefers "foo" is always right.
 
-    The model runs on the prompts as they are and on four arrangements of their demonstrations: a random order in which
+    The model runs on the prompts as they are and on four arrangements of their demonstrations: an order in which
     the query's class is last, the same order with the demonstrations of another class in their place, and both with the
     labels of these two classes exchanged, also as the answer. With more than two labels, the other class is that of the
     next demonstrated label. The two classes get as many demonstrations; what one of them has more is left out.

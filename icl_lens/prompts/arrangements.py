@@ -2,8 +2,9 @@
 
 1. Two classes are compared: that of the query, and its *partner*, whose label is the next one that is demonstrated (see
    `donors.partner_label`). Both get as many demonstrations; what one of them has more is left out.
-2. The order is random, but the query's class comes last. In the mirrored order, each demonstration of one of the two
-   classes is where one of the other was.
+2. The query's class comes last. In half of the prompts, all of its demonstrations are last and all of its partner's are
+   first; the others also begin with the query's class, and are in random order between. In the mirrored order, each
+   demonstration of one of the two classes is where one of the other was.
 3. Both orders run with the labels as they are, and with the labels of the two classes exchanged, also in the answer.
 
 A model that sees only which labels stand where answers the same after both steps as before: mirroring the order and
@@ -38,7 +39,7 @@ class ArrangedPrompt:
 def arrange(prompt: Prompt, *, seed: int = 0) -> ArrangedPrompt:
     """Return the prompt's four arrangements; the order depends on the seed and the prompt, not on other prompts.
 
-    If both classes have two demonstrations or more, half of the prompts begin with the class that they end with.
+    If both classes have two demonstrations or more, about half of the prompts begin with the class that they end with.
 
     Raise InputError unless the prompt demonstrates its answer and another label.
 
@@ -62,11 +63,15 @@ def arrange(prompt: Prompt, *, seed: int = 0) -> ArrangedPrompt:
     n_each = min(len(places[answer]), len(places[partner]))
     of_answer, of_partner = places.pop(answer)[:n_each], places.pop(partner)[:n_each]
 
+    of_third_labels = [*chain(*places.values())]
+    rng.shuffle(of_third_labels)
     starts_as_it_ends = n_each > 1 and rng.random() < 0.5
-    last, first = of_answer[0], of_answer[1] if starts_as_it_ends else of_partner[0]
-    between = [place for place in (*of_answer, *of_partner, *chain(*places.values())) if place not in (first, last)]
-    rng.shuffle(between)
-    order = [first, *between, last]
+    if starts_as_it_ends:
+        between = [*of_answer[2:], *of_partner, *of_third_labels]
+        rng.shuffle(between)
+        order = [of_answer[1], *between, of_answer[0]]
+    else:
+        order = [*of_partner, *of_third_labels, *of_answer]
     mirror = dict(zip((*of_answer, *of_partner), (*of_partner, *of_answer), strict=True))
     mirrored = [mirror.get(place, place) for place in order]
 
