@@ -16,6 +16,7 @@ from tolerance import assert_close
 from typer.testing import CliRunner
 
 import icl_lens as il
+from experiments.planted import build
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.analyses.two_towers import exchange_heads
 from icl_lens.cli import app
@@ -232,6 +233,17 @@ def test_other_planted_models_are_not_called_two_towers(planted, kind, options):
 
 
 @pytest.mark.slow
+def test_two_towers_are_found_under_a_preference(tmp_path):
+    truth = build("two-tower", tmp_path, preference=6.0, preferred="bar")
+    model = il.load_model(str(truth.folder), device="cpu")
+    found = il.two_towers(
+        model, il.WordTask("sentiment-number", truth.words), truth.heads["two-tower"], n=24, n_random=2
+    )
+    assert found.is_two_towers
+    assert found.accuracy.value < 0.8
+
+
+@pytest.mark.slow
 def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):  # noqa: F811
     """The heads are found on as many prompts of each class and label."""
     truth, model = planted("two-tower")
@@ -331,18 +343,119 @@ def test_one_head_is_one_head(found):
     assert "1 head matches queries with keys and carries labels" in one.to_html()
     assert "2 heads match queries with keys and carry labels" in found.to_html()
     assert any("Random heads: 1 set of" in note for note in one.notes())
-    no = replace(one, correct=np.arange(len(one.correct)) % 2 == 0)
+    no = replace(one, partner_log_odds=-one.partner_log_odds)
     assert "whether the head works as two towers" in no.verdict
+    assert "The head moves the answer in the direction" in weakened(one, ["query"], 0.4).verdict
     lost = {one.name: one.lost for one in found.exchanges}
     pair = [replace(each, lost=lost["query"]) if each.name == "query+keys" else each for each in one.exchanges]
     assert "but it is not shown to work" in replace(one, exchanges=tuple(pair)).verdict
 
 
-def test_a_model_that_guesses_gets_no_verdict(found):
-    made_up = replace(found, correct=np.arange(len(found.correct)) % 2 == 0)
-    assert all(check.holds for check in made_up.checks)
+def with_preference(found, nats):
+    """Return the result of the same heads in a model that prefers "bar" by this many nats."""
+    gain = nats * np.array([(answer == "bar") - (answer == "foo") for answer in found.answers])
+    exchanges = [
+        replace(
+            one,
+            partner_log_odds=one.partner_log_odds + gain,
+            donors_log_odds=None if one.donors_log_odds is None else one.donors_log_odds - gain,
+            correct=one.partner_log_odds + gain > 0,
+            as_predicted=(one.partner_log_odds + gain > 0) == (one.predicted == "same"),
+        )
+        for one in found.exchanges
+    ]
+    intact = found.partner_log_odds + gain
+    return replace(found, log_odds=intact, partner_log_odds=intact, correct=intact > 0, exchanges=tuple(exchanges))
+
+
+def weakened(found, names, share):
+    """Return the result of heads that move the answer by a share of what they do, in these exchanges' log-odds left."""
+    intact = found.partner_log_odds
+    changed = [
+        replace(one, partner_log_odds=intact - share * (intact - one.partner_log_odds)) if one.name in names else one
+        for one in found.exchanges
+    ]
+    return replace(found, exchanges=tuple(changed))
+
+
+@pytest.mark.parametrize("nats", [2.0, 6.0, 20.0])
+def test_a_preference_does_not_hide_two_towers(found, nats):
+    """It hides them from the answers: the last one is larger than what the heads add, so accuracy is at chance."""
+    preferring = with_preference(found, nats)
+    assert preferring.is_two_towers
+    for name, log_odds in preferring.left.items():
+        assert log_odds.value == pytest.approx(found.left[name].value)
+    assert preferring.answered["the prompts"].value == pytest.approx(found.partner_log_odds.mean(), abs=0.1)
+    assert "become" in preferring.verdict
+    if nats == 20:
+        shares = [preferring.accuracy.value, 1 - preferring.accuracy.value]
+        assert abs(shares[0] - shares[1]) < 0.5
+        assert [one.correct.mean() for one in preferring.exchanges] == [shares[0]] * len(NAMES)
+
+
+@pytest.mark.parametrize("names", [["query"], ["keys"], ["values"], ["query", "keys", "values"]])
+def test_an_answer_that_does_not_turn_is_enough_for_no(found, names):
+    """Heads that move it by less than half of what two towers do leave it the more probable label."""
+    for share, is_two_towers in ((0.4, False), (0.95, True)):
+        made_up = weakened(found, names, share)
+        assert made_up.is_two_towers == is_two_towers
+        assert ("are not shown to turn it" in made_up.verdict) != is_two_towers
+        for name in names:
+            phrase = f"{made_up.left[name].value:+.2f}".replace("-", "−")
+            assert phrase in made_up.verdict
+            assert (f"with their {name} exchanged" in made_up.verdict) != is_two_towers
+    kept = weakened(with_preference(found, 6.0), names, 0.4)
+    assert "are not shown to turn it" in kept.verdict, "the same with a preference"
+
+
+@pytest.mark.parametrize("name", ["query", "keys", "values"])
+def test_donors_that_the_model_does_not_answer_give_no_verdict(found, name):
+    """As with labels that name the classes: prompts are answered, and prompts with exchanged labels are not."""
+    changed = [
+        replace(one, donors_log_odds=-one.donors_log_odds) if one.name == name else one for one in found.exchanges
+    ]
+    made_up = replace(found, exchanges=tuple(changed))
     assert not made_up.is_two_towers
     assert made_up.verdict.startswith("These prompts do not show whether the 2 heads work as two towers")
+    what = {"query": "a query of the other class", "keys": "exchanged texts", "values": "exchanged labels"}[name]
+    assert f"it is not shown that the model answers the prompts with {what} (−" in made_up.verdict
+
+
+def test_a_model_that_guesses_gets_no_verdict(found):
+    noise = np.where(np.arange(len(found.queries)) % 2, 1.0, -1.0)
+    made_up = replace(found, partner_log_odds=noise)
+    assert not made_up.is_two_towers
+    assert made_up.verdict.startswith("These prompts do not show whether the 2 heads work as two towers")
+    assert "not shown that the model answers the prompts (" in made_up.verdict
+
+
+def test_log_odds_are_those_against_the_partner(tiny_run):
+    """With three labels, the third one does not count; donors are judged by their own answers."""
+    model, view, _ = tiny_run
+    parse = il.Prompt.parse
+    three = [
+        parse("love : foo one : bar cat : red two :", answer="bar"),
+        parse("happy : red three : foo nine : bar dog :", answer="red"),
+        parse("two : foo cat : bar dog : red like :", answer="foo"),
+    ]
+    ready = tower_prompts(model, il.tokenize(model, three, prepend_bos=False))
+    (towers,) = exchange_heads(view, ready, [HEADS[:1]], n_random=1)
+    assert towers.answers == ("bar", "red", "foo")
+    assert towers.partners == ("foo", "bar", "red")
+    labels = ready.batch.labels
+
+    def log_odds(prompts, answers, others):
+        scores = il.score(model, il.tokenize(model, prompts, prepend_bos=False, labels=labels))
+        pairs = zip(scores, answers, others, strict=True)
+        return [float(row[labels.index(answer)] - row[labels.index(other)]) for row, answer, other in pairs]
+
+    assert_close(towers.partner_log_odds, log_odds(three, towers.answers, towers.partners))
+    for name, change in (("keys", donors.exchange_texts), ("values", donors.exchange_labels)):
+        (exchanged,) = [one for one in towers.exchanges if one.name == name]
+        expected = log_odds([change(prompt) for prompt in three], towers.partners, towers.answers)
+        assert_close(exchanged.donors_log_odds, expected)
+    scores, *_ = exchange_scores(view, ready, [(EXCHANGES[0], HEADS[:1])])
+    assert_close(towers.exchanges[0].partner_log_odds, scores.partner_log_odds[:, 1])
 
 
 @pytest.mark.parametrize("width", [80, 120])

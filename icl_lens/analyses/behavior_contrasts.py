@@ -102,6 +102,23 @@ def contrasts(scores: Float[np.ndarray, "arrangement prompt label"], design: Des
     return Contrasts(learns, knows, copies, first, np.stack(preferred, axis=1))
 
 
+def balanced_values(
+    log_odds: Float[np.ndarray, " prompt"],
+    answer: Int[np.ndarray, " prompt"],
+    partner: Int[np.ndarray, " prompt"],
+) -> Float[np.ndarray, " prompt"]:
+    """Return one value per prompt whose mean is that of log-odds of the answer against its partner without preferences.
+
+    With d = L + P(answer) − P(partner), it is L, by least squares; see `fitted_values`. Where answers and partners
+    cannot tell L from P, as with the same answer in all prompts, the log-odds are returned as they are.
+    """
+    labels = np.arange(max(answer.max(), partner.max()) + 1)
+    preference = (answer[:, None] == labels).astype(float) - (partner[:, None] == labels)
+    columns = np.concatenate([np.ones((len(answer), 1)), preference], axis=1)[:, None]
+    values = fitted_values(columns, log_odds[:, None], np.eye(columns.shape[2])[0])
+    return log_odds if np.isnan(values).any() else values
+
+
 def fitted_values(
     columns: Float[np.ndarray, "prompt row column"],
     values: Float[np.ndarray, "prompt row"],

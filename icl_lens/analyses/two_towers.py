@@ -27,6 +27,7 @@ from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
 from icl_lens.prompts.class_labels import Labels
+from icl_lens.prompts.donors import partner_label
 from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts
 from icl_lens.prompts.tasks import Task, named_task, split_by_query
@@ -164,7 +165,8 @@ def exchange_heads(
     def compute(rows: list[int]) -> dict[str, torch.Tensor | list[str]]:
         scores, donors, reason = exchange_scores(view, prompts.select(rows), sets)
         own = {f"donor: {name}": log_probs for name, log_probs in donors.items()}
-        return {"log_odds": scores.log_odds, "predicted": scores.predicted, "reason": [reason] * len(rows), **own}
+        of_rows = {"log_odds": scores.log_odds, "partner_log_odds": scores.partner_log_odds}
+        return {**of_rows, "predicted": scores.predicted, "reason": [reason] * len(rows), **own}
 
     n_tokens = n_exchanged(view, prompts) * prompts.batch.tokens.shape[1]
     plan = plan_in_order(prompts.batch, run, n_tokens=n_tokens)
@@ -179,8 +181,11 @@ def exchange_heads(
             random_sets=tuple(random_sets),
             exchanges=tuple(results),
             log_odds=scores["log_odds"][:, 0].astype(np.float64),
+            partner_log_odds=scores["partner_log_odds"][:, 0].astype(np.float64),
             correct=scores["predicted"][:, 0] == answer.numpy(),
             queries=tuple(prompt.query for prompt in prompts.batch.prompts),
+            answers=tuple(str(prompt.answer) for prompt in prompts.batch.prompts),
+            partners=tuple(map(partner_label, prompts.batch.prompts)),
             scan=None,
             n_scanned=0,
             chance=float(chance),
@@ -197,8 +202,8 @@ def _exchanged(
 ) -> Iterator[list[Exchanged]]:
     """Yield, for each group of `n_sets` sets, heads and their random sets, what each exchange did.
 
-    `scores` has "log_odds" and "predicted" [prompt 1 + group · exchange · set], first without an exchange, and the
-    donors' log-probabilities.
+    `scores` has "log_odds", "partner_log_odds" and "predicted" [prompt 1 + group · exchange · set], first without an
+    exchange, and the donors' log-probabilities.
     """
     batch = prompts.batch.to("cpu")
     donors_correct = {
@@ -206,14 +211,24 @@ def _exchanged(
         for name in prompts.answers
         if (own := scores.get(f"donor: {name}")) is not None
     }
+    donors_log_odds: dict[str, np.ndarray] = {}
+    for name, answers in prompts.answers.items():
+        log_probs = scores.get(f"donor: {name}")
+        if log_probs is not None:  # a donor's labels are those of its prompt: one of the two is its answer
+            rows, answer, partner = np.arange(len(batch)), batch.answer.numpy(), prompts.partner.numpy()
+            answer_is_kept = answers.numpy() == answer
+            difference = log_probs[rows, answer] - log_probs[rows, partner]
+            donors_log_odds[name] = np.where(answer_is_kept, difference, -difference).astype(np.float64)
     shape = len(batch), -1, len(exchanges), n_sets
     log_odds = scores["log_odds"]
     lost = (log_odds[:, :1] - log_odds[:, 1:]).astype(np.float64).reshape(shape)
+    partner_log_odds = scores["partner_log_odds"][:, 1:].astype(np.float64).reshape(shape)[..., 0]
     predicted = torch.from_numpy(scores["predicted"][:, 1:].reshape(shape)[..., 0])
     for group in range(lost.shape[1]):
         found = []
         for index, exchange in enumerate(exchanges):
             used = [donors_correct[name] for name in exchange[1:4] if name in donors_correct]
+            used_log_odds = [donors_log_odds[name] for name in exchange[1:4] if name in donors_log_odds]
             said = predicted[:, group, index]
             found.append(
                 Exchanged(
@@ -221,9 +236,11 @@ def _exchanged(
                     predicted=exchange.predicted,
                     lost=lost[:, group, index, 0],
                     random_lost=lost[:, group, index, 1:].T,
+                    partner_log_odds=partner_log_odds[:, group, index],
                     correct=(said == batch.answer).numpy(),
                     as_predicted=(said == prompts.expected(exchange.predicted)).numpy(),
                     donors_correct=np.mean(used, axis=0) if used else None,
+                    donors_log_odds=np.mean(used_log_odds, axis=0) if used_log_odds else None,
                 )
             )
         yield found

@@ -1,5 +1,6 @@
 """Whether heads work as two towers: what exchanges cost by prompt, and the sentence and tables that follow from it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -8,6 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
+from icl_lens.analyses.behavior_contrasts import balanced_values
 from icl_lens.intervals import Interval, bootstrap_interval
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
@@ -20,6 +22,12 @@ COLUMNS = ("exchanged", "two towers\npredict", "log-odds\nlost, nats", "95%\nint
 COLUMNS = (*COLUMNS, "as\npredicted", "donors'\naccuracy")
 SCAN_COLUMNS = ("head", "query", "95% interval", "selected", "keys", "values")
 N_SCAN_SHOWN = 12
+DONORS = {
+    "query": "the prompts with a query of the other class",
+    "keys": "the prompts with exchanged texts",
+    "values": "the prompts with exchanged labels",
+}
+"""The donors of the exchanges of one thing alone."""
 PAIRS = {"query+keys": ("query", "keys"), "query+values": ("query", "values"), "keys+values": ("keys", "values")}
 
 
@@ -34,23 +42,28 @@ class Exchanged:
     """Log-odds that the answer loses, nats."""
     random_lost: Float[np.ndarray, "set prompt"]
     """The same with random sets of heads."""
+    partner_log_odds: Float[np.ndarray, " prompt"]
+    """Log-odds of the answer against its partner with the exchange, nats."""
     correct: Bool[np.ndarray, " prompt"]
     """Whether the model still gives the prompt's answer."""
     as_predicted: Bool[np.ndarray, " prompt"]
     """Whether the model gives the label that two towers predict."""
     donors_correct: Float[np.ndarray, " prompt"] | None
     """Whether the model gives the donors' own answers, averaged over the donors; None for donors without a query."""
+    donors_log_odds: Float[np.ndarray, " prompt"] | None
+    """Log-odds of the donors' own answers against the answer's other label, averaged over the donors, nats."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One thing that two towers predict: a difference that is above zero, nats."""
+    """One condition of two towers: a difference that is above zero, nats."""
 
+    kind: Literal["answered", "effect", "structure", "turned"]
+    """Whether it is about what the model answers without an exchange; an effect beyond that of random heads, which
+    models of other kinds can show as well; what these fail; or an exchange that turns the answer."""
     text: str
     """What must hold, as a clause."""
     difference: Interval
-    is_decisive: bool
-    """Whether models that are no two towers fail it."""
 
     @property
     def holds(self) -> bool:
@@ -71,16 +84,21 @@ class TwoTowers(Result):
         (['head', 'query', 'low', 'high', 'selected', 'keys'], 3)
     """
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     model: str
     heads: tuple[Head, ...]
     random_sets: tuple[tuple[Head, ...], ...]
     exchanges: tuple[Exchanged, ...]
     log_odds: Float[np.ndarray, " prompt"]
     """The answer's log-odds without exchange, nats."""
+    partner_log_odds: Float[np.ndarray, " prompt"]
+    """The same against its partner alone, the label that it is exchanged with; equal with two labels."""
     correct: Bool[np.ndarray, " prompt"]
     """Whether the model gives the answer without exchange."""
     queries: tuple[str, ...]
+    answers: tuple[str, ...]
+    partners: tuple[str, ...]
+    """The label that each answer is exchanged with."""
     scan: pd.DataFrame | None = field(repr=False)
     """Mean effects (nats) of exchanging single heads, on other prompts: head, query, low, high, selected (see
     `MeanExchanges.to_frame`; the list is `heads`), keys, values, rank, layer, index; None if heads were given."""
@@ -107,6 +125,31 @@ class TwoTowers(Result):
 
     def _interval(self, values: np.ndarray) -> Interval:
         return bootstrap_interval(values, clusters=self.queries)
+
+    def _balanced(self, log_odds: Float[np.ndarray, " prompt"]) -> Interval:
+        """Return the mean log-odds against the partner, without what the model's preference for a label adds."""
+        labels = sorted({*self.answers, *self.partners})
+        answer, partner = (np.array([labels.index(one) for one in names]) for names in (self.answers, self.partners))
+        return self._interval(balanced_values(log_odds, answer, partner))
+
+    @cached_property
+    def answered(self) -> dict[str, Interval]:
+        """The mean log-odds of the right answer against its partner, nats: of the prompts, and of three donors.
+
+        The model's preference for a label is taken out: see `balanced_values`.
+        """
+        exchanges = {one.name: one for one in self.exchanges}
+        answered = {"the prompts": self._balanced(self.partner_log_odds)}
+        for name, donors in DONORS.items():
+            log_odds = exchanges[name].donors_log_odds
+            if log_odds is not None:
+                answered[donors] = self._balanced(log_odds)
+        return answered
+
+    @cached_property
+    def left(self) -> dict[str, Interval]:
+        """The mean log-odds against the partner that each exchange leaves, nats; preferences are taken out."""
+        return {one.name: self._balanced(one.partner_log_odds) for one in self.exchanges}
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per exchange.
@@ -148,77 +191,100 @@ class TwoTowers(Result):
     def checks(self) -> tuple[Prediction, ...]:
         """What two towers predict, with the interval of each difference.
 
-        Query, keys and values alone must cost more than in random heads; models of other kinds can pass this. They fail
-        the decisive ones: keys of exchanged texts cost more than keys of exchanged labels, a changed own text costs
-        more than all other texts, and each exchange costs more than a pair with another one that cancels it.
+        1. The model answers the prompts and the donors: by log-odds, since a preference for a label may hide it.
+        2. Query, keys and values alone cost more than in random heads; models of other kinds can pass this.
+        3. Keys of exchanged texts cost more than keys of exchanged labels, a changed own text costs more than all other
+           texts, and each exchange costs more than a pair with another one that cancels it; other kinds fail this.
+        4. Query, keys and values alone turn the answer: its log-odds against the other label fall below zero, with the
+           model's preference for a label taken out.
         """
-        of = {one.name: one for one in self.exchanges}
+        exchanges = {one.name: one for one in self.exchanges}
 
         def above(name: str, other: str) -> Interval:
-            return self._interval(of[name].lost - of[other].lost)
+            return self._interval(exchanges[name].lost - exchanges[other].lost)
 
-        checks = []
-        for name in ("query", "keys", "values"):
-            difference = self._interval(of[name].lost - of[name].random_lost.mean(0))
-            checks.append(Prediction(f"exchanging {_the(name)} costs more than in random heads", difference, False))
-        checks += [
-            Prediction(
-                "keys with exchanged texts cost more than keys with exchanged labels",
-                above("keys", "keys: labels"),
-                True,
-            ),
-            Prediction(
-                "keys whose own text changes cost more than keys of which all other texts change",
-                above("keys: own text", "keys: other texts"),
-                True,
-            ),
+        checks = [
+            Prediction("answered", f"the model answers {what}", log_odds) for what, log_odds in self.answered.items()
         ]
+        for name in DONORS:
+            difference = self._interval(exchanges[name].lost - exchanges[name].random_lost.mean(0))
+            checks.append(Prediction("effect", f"exchanging the {name} costs more than in random heads", difference))
+        text = "keys with exchanged texts cost more than keys with exchanged labels"
+        checks.append(Prediction("structure", text, above("keys", "keys: labels")))
+        text = "keys whose own text changes cost more than keys of which all other texts change"
+        checks.append(Prediction("structure", text, above("keys: own text", "keys: other texts")))
         for pair, parts in PAIRS.items():
             for part, other in (parts, parts[::-1]):
-                text = f"exchanging {_the(part)} costs less if {_the(other)} are exchanged as well"
+                text = f"exchanging the {part} costs less if the {other} are exchanged as well"
                 text = text.replace("the query are", "the query is")
-                checks.append(Prediction(text, above(part, pair), True))
+                checks.append(Prediction("structure", text, above(part, pair)))
+        for name in DONORS:
+            value, low, high = self.left[name]
+            checks.append(
+                Prediction("turned", f"exchanging the {name} turns the answer", Interval(-value, -high, -low))
+            )
         return tuple(checks)
 
     @property
     def is_two_towers(self) -> bool:
-        """Whether the model does the task and every one of `checks` holds."""
-        return self.accuracy.low > self.chance and all(check.holds for check in self.checks)
+        """Whether every one of `checks` holds."""
+        return all(check.holds for check in self.checks)
+
+    def _failed(self, kind: str) -> list[Prediction]:
+        return [check for check in self.checks if check.kind == kind and not check.holds]
 
     @property
     def verdict(self) -> str:
         """Whether the heads work as two towers on these prompts, in words."""
         is_one = len(self.heads) == 1
-        some, work, their = ("head", "works", "its") if is_one else (f"{len(self.heads)} heads", "work", "their")
+        heads, work, their = ("head", "works", "its") if is_one else (f"{len(self.heads)} heads", "work", "their")
         they_are = "it is" if is_one else "they are"
+        if unanswered := self._failed("answered"):
+            texts = [f"{check.text} ({_nats(check.difference)})" for check in unanswered]
+            return (
+                f"These prompts do not show whether the {heads} {work} as two towers, which needs right answers "
+                "without an exchange. By log-odds of the answer against the other label, it is not shown that "
+                f"{_join_clauses(texts)}."
+            )
+        effects, structure, turned = map(self._failed, ("effect", "structure", "turned"))
+        if effects or structure:
+            failed = effects or structure
+            texts = [f"{check.text} (difference {_nats(check.difference)})" for check in failed]
+            if effects:
+                start = f"The {heads} {'is' if is_one else 'are'} not shown to work as two towers on these prompts"
+            else:
+                change = "lowers the log-odds of" if turned else "turns"
+                start = (
+                    f"Exchanging the query, keys or values of the {heads} {change} the answer, but {they_are} not "
+                    "shown to work as two towers"
+                )
+            return f"{start}. Two towers predict, but the 95% interval is not above zero: {'; '.join(texts)}."
+        if turned:
+            names = [name for name in DONORS if any(f"the {name} turns" in check.text for check in turned)]
+            left = [f"{_nats(self.left[name])} with {their} {name} exchanged" for name in names]
+            return (
+                f"The {heads} {'moves' if is_one else 'move'} the answer in the direction that two towers predict, but "
+                f"{'is' if is_one else 'are'} not shown to turn it. Of the answer's log-odds against the other label, "
+                f"{signed(self.answered['the prompts'].value, 2)}, it keeps {_join_clauses(left)}."
+            )
+        return self._affirmed(heads, work, their)
+
+    def _affirmed(self, heads: str, work: str, their: str) -> str:
+        """Return the sentences for heads for which all checks hold."""
         lost = {name: signed(interval.value, 2) for name, interval in self.lost.items()}
-        if not self.accuracy.low > self.chance:
-            return (
-                f"These prompts do not show whether the {some} {work} as two towers: the model answers "
-                f"{percent(self.accuracy.value)} of them correctly{_shares(self.accuracy)}, and the interval does not "
-                f"exclude chance, {percent(self.chance)}."
-            )
-        failed = [check for check in self.checks if not check.holds]
-        if not failed:
-            shares = [float(one.as_predicted.mean()) for one in self.exchanges[:3]]
-            return (
-                f"The {some} {work} as two towers on these prompts. Exchanging {their} query, keys or values for those "
-                f"of the other class costs {lost['query']}, {lost['keys']} and {lost['values']} nats of "
-                f"{signed(float(self.log_odds.mean()), 2)}, and the model then gives the other label in "
-                f"{percent(shares[0])}, {percent(shares[1])} and {percent(shares[2])} of prompts. Two exchanges cancel "
-                f"({lost['query+keys']}, {lost['query+values']}, {lost['keys+values']}). Keys follow the texts, not "
-                f"the labels ({lost['keys']} and {lost['keys: labels']}), and each its own demonstration's text, not "
-                f"the others ({lost['keys: own text']} and {lost['keys: other texts']})."
-            )
-        idle = [check for check in failed if not check.is_decisive]
-        texts = [f"{check.text} (difference {_nats(check.difference)})" for check in idle or failed]
-        start = (
-            f"The {some} {'is' if is_one else 'are'} not shown to work as two towers on these prompts"
-            if idle
-            else f"Exchanging the query, keys or values of the {some} changes the answer, but {they_are} not shown to "
-            "work as two towers"
+        left = [signed(self.left[name].value, 2) for name in DONORS]
+        exchanges = {one.name: one for one in self.exchanges}
+        shares = [percent(float(exchanges[name].as_predicted.mean())) for name in DONORS]
+        return (
+            f"The {heads} {work} as two towers on these prompts. Exchanging {their} query, keys or values for those "
+            f"of the other class costs {lost['query']}, {lost['keys']} and {lost['values']} nats. It turns the answer: "
+            f"its log-odds against the other label, {signed(self.answered['the prompts'].value, 2)}, become "
+            f"{left[0]}, {left[1]} and {left[2]}, and the model then gives the other label in {shares[0]}, {shares[1]} "
+            f"and {shares[2]} of prompts. Two exchanges cancel "
+            f"({lost['query+keys']}, {lost['query+values']}, {lost['keys+values']}). Keys follow the texts, not "
+            f"the labels ({lost['keys']} and {lost['keys: labels']}), and each its own demonstration's text, not "
+            f"the others ({lost['keys: own text']} and {lost['keys: other texts']})."
         )
-        return f"{start}. Two towers predict, but the 95% interval is not above zero: {'; '.join(texts)}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict, the tables and the values of every prompt as numbers and strings for JSON."""
@@ -236,7 +302,7 @@ class TwoTowers(Result):
             "chance": self.chance,
             "exchanges": json_records(self.to_frame()),
             "checks": [
-                {"check": one.text, "decisive": one.is_decisive, "holds": one.holds, **_finite(one.difference)}
+                {"check": one.text, "kind": one.kind, "holds": one.holds, **_finite(one.difference)}
                 for one in self.checks
             ],
             "scan": None if self.scan is None else json_records(self.scan),
@@ -318,8 +384,9 @@ class TwoTowers(Result):
         return "\n".join([self.verdict, plain_table(self.summary, columns)])
 
 
-def _the(part: str) -> str:
-    return f"the {part}"
+def _join_clauses(clauses: Sequence[str]) -> str:
+    """Return "a", "a and b", or "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(clauses[:-1]), *clauses[-1:])))
 
 
 def _nats(interval: Interval) -> str:

@@ -77,6 +77,9 @@ class ExchangeScores:
     """Log-odds of the answer (nats) and label predicted, without exchange (set 0) and with each one."""
 
     log_odds: Float[Tensor, "prompt set"]
+    """Of the answer against all other labels of the prompt."""
+    partner_log_odds: Float[Tensor, "prompt set"]
+    """Of the answer against its partner, the label that it is exchanged with; the same with two labels."""
     predicted: Int[Tensor, "prompt set"]
     """The most probable of the prompt's labels, as an index."""
 
@@ -203,7 +206,7 @@ def exchange_scores(
         for name in dict.fromkeys(getattr(exchange, part) for exchange, _ in sets):
             if name is not None:
                 parts.setdefault(name, []).append(part)
-    odds, predicted, reasons = list[Tensor](), list[Tensor](), list[str]()
+    odds, partner_odds, predicted, reasons = list[Tensor](), list[Tensor](), list[Tensor](), list[str]()
     own: dict[str, list[Tensor]] = {}
     n, size = len(prompts.batch), n_exchanged(view, prompts)
     for start in range(0, n, size):
@@ -233,9 +236,12 @@ def exchange_scores(
                 [label_log_odds(one, batch.answer, choices=batch.label_mask) for one in log_probs.unbind(1)], dim=1
             )
         )
+        rows = torch.arange(len(batch))
+        partner_odds.append(log_probs[rows, :, batch.answer] - log_probs[rows, :, piece.partner])
         predicted.append(most_probable(log_probs, batch.label_mask[:, None]))
     donors = {name: torch.cat(some) for name, some in own.items()}
-    return ExchangeScores(torch.cat(odds), torch.cat(predicted)), donors, next(filter(None, reasons), "")
+    scores = ExchangeScores(torch.cat(odds), torch.cat(partner_odds), torch.cat(predicted))
+    return scores, donors, next(filter(None, reasons), "")
 
 
 def n_exchanged(view: ModelView, prompts: TowerPrompts) -> int:
