@@ -27,7 +27,7 @@ EXPECTED: dict[str, tuple[Kind, tuple[str, ...] | None, tuple[str, ...]]] = {
     "a head that compares, and others that copy": ("compare-copy", None, ("learns",)),
     "random weights": ("untrained", None, ("prefers",)),
     "the last label": ("last-label", None, ("copies",)),
-    "all labels alike": ("majority", None, ("prefers",)),
+    "all labels alike, the earlier a little more": ("majority", None, ("prefers", "avoids")),
     "an FFN that names the category": ("lookup", NAMES, ("knows",)),
     "names that are not among the labels": ("lookup", None, ("prefers",)),
 }
@@ -49,7 +49,7 @@ def test_models_that_do_one_thing(case, tmp_path, capsys):
     small = {"prefers"} - {*behaviors}  # the noise of the weights prefers a label by some tenths of a nat
     assert tuple(name for name in found.behaviors if name not in small) == behaviors
     assert "prefers" in behaviors or found.effects["prefers"].value < 0.5
-    assert all(found.shares[name].value > 0.5 for name in behaviors if kind != "untrained")
+    assert kind == "untrained" or found.shares[behaviors[0]].value > 0.5
     if kind == "lookup":
         options = {"task": "sentiment-number", "path": truth.words, "labels": ",".join(labels) if labels else None}
         capsys.readouterr()
@@ -121,6 +121,7 @@ def of_three_classes(words: Any, n: int) -> list[il.Prompt]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "tells_apart"), [("two-tower", True), ("last-label", False), ("majority", False)])
 def test_three_classes_and_a_preference(kind, tells_apart, tmp_path):
+    preferences = {}
     for nats in (0.0, 4.0):
         truth = build(kind, tmp_path / str(nats), preference=nats)
         model = il.load_model(str(truth.folder), device="cpu")
@@ -130,7 +131,9 @@ def test_three_classes_and_a_preference(kind, tells_apart, tmp_path):
         assert all((share.low > 0.8) == tells_apart for share in found.label_auroc.values())
         assert ("learns" in found.behaviors) == (kind == "two-tower")
         assert kind != "last-label" or "copies" in found.behaviors
-        assert nats == 0 or (found.favorite == "bar" and found.effects["prefers"].value == pytest.approx(nats, abs=0.5))
+        preferences[nats] = found.effects["prefers"].value
+    assert found.favorite == "bar"
+    assert abs(preferences[4] - 4) < preferences[0] + 0.1, "which the weights have without one"
 
 
 def test_aurocs_are_those_of_pairs_in_every_draw():
@@ -381,7 +384,7 @@ def test_a_behavior_that_no_answer_follows_is_called_a_leaning():
     assert "It leans away from the last label" in str(found)
     assert "It leans toward the first label" in str(found)
     hidden = planted_check(prompts, {"learns": 1, "prefers": 3})
-    assert "although its answers do not clearly follow; 50% of answers are right as labeled" in str(hidden)
+    assert "although its answers do not clearly follow; 50% of answers are right with labels as they are" in str(hidden)
     assert "answers do not" not in str(planted_check(prompts, {"learns": 1, "prefers": 0.5}))
 
 

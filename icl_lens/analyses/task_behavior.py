@@ -101,7 +101,7 @@ class TaskCheck(Check):
     shares. All intervals resample queries, since prompts with the same query are not independent. If all prompts have
     one query, there is no interval and therefore no verdict: `behaviors` is empty.
 
-    Source: docs/howto/numbers.md.
+    Source: docs/howto/task_check.md.
 
     Example:
         >>> check = il.task_check(model, "animal-country", n=40)
@@ -189,16 +189,17 @@ class TaskCheck(Check):
         effect = self.effects["learns"]
         gained = "the label that they give the query's class"
         if "learns" in self.behaviors:
-            sentence = f"The model learns from the demonstrations: {gained} gains {_nats(effect)}"
+            sentence = f"The model learns from the demonstrations: {gained} gains {_nats(effect)} over another one"
             if not self.shares["learns"].low > 0:
                 sentence += ", although its answers do not clearly follow"
         elif "contradicts" in self.behaviors:
-            sentence = f"The model contradicts the demonstrations: {gained} loses {_nats(_negative(effect))}"
+            lost = _nats(_negative(effect))
+            sentence = f"The model contradicts the demonstrations: {gained} loses {lost} to another one"
         else:
             sentence = f"The model is not shown to learn from the demonstrations: {gained} gains {_nats(effect)}"
             if effect.low > 0:
                 sentence += f", not clearly more than {SMALLEST_NATS}"
-        right = f"{self.accuracy['original'].value:.0%} of answers are right as labeled"
+        right = f"{self.accuracy['original'].value:.0%} of answers are right with labels as they are"
         return f"{sentence}; {right}, and {self.accuracy['exchanged'].value:.0%} with labels exchanged."
 
     def _words(self) -> str:
@@ -277,7 +278,7 @@ def task_check(
 
     The model runs on at most five texts per prompt. Raise InputError for fewer than 20 prompts, prompts without an
     answer, and prompts whose demonstrations all have the same label.
-    Source: docs/howto/numbers.md.
+    Source: docs/howto/task_check.md.
 
     Example:
         >>> il.task_check(model, "animal-country", n=40).behaviors
