@@ -106,7 +106,7 @@ class TaskCheck(Check):
     Example:
         >>> check = il.task_check(model, "animal-country", n=40)
         >>> check.behaviors
-        ('learns', 'copies')
+        ('learns',)
         >>> check.accuracy["exchanged"].value > 0.7
         True
     """
@@ -282,7 +282,7 @@ def task_check(
 
     Example:
         >>> il.task_check(model, "animal-country", n=40).behaviors
-        ('learns', 'copies')
+        ('learns',)
         >>> prompts = il.load_task("animal-country", n=40, labels=["yes", "no"])
         >>> il.task_check(model, prompts).favorite in ("yes", "no")
         True
