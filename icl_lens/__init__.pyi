@@ -50,6 +50,7 @@ from .measures.effects import head_effects as head_effects
 from .measures.function_vectors import function_vector as function_vector
 from .measures.function_vectors import indirect_effects as indirect_effects
 from .measures.generation import generate as generate
+from .measures.head_overlap import head_overlap as head_overlap
 from .measures.head_to_head_effects import head_to_head_effects as head_to_head_effects
 from .measures.saliency import attention_saliency as attention_saliency
 from .measures.saliency import saliency_flow as saliency_flow

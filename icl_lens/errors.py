@@ -15,6 +15,39 @@ class InputError(ValueError):
     """
 
 
+_MODEL_FIRST = {
+    "PromptBatch": "batch",
+    "Prompt": "prompt",
+    "Text": "text",
+    "Activations": "acts",
+    "ActivationCache": "cache",
+    "Template": "template",
+    "list": "prompts",
+    "tuple": "prompts",
+}
+"""Types that are passed in place of a model when arguments are exchanged, and what to call them."""
+
+
+def not_a_model_error(model: object) -> InputError:
+    """Return the error for a value in place of a TransformerLens model, with the right call.
+
+    The type is read from its name, since this module needs no other package.
+    """
+    kinds = {kind.__name__ for kind in type(model).__mro__}
+    name = type(model).__name__
+    if isinstance(model, str):
+        remedy = f"load it first, with model = il.load_model({model!r:.60}), and pass the model"
+    elif "Module" in kinds:
+        remedy = "write model = il.load_model('my-name', hf_model=model, tokenizer=tokenizer) and pass the result"
+    elif "PreTrainedTokenizerBase" in kinds:
+        remedy = "pass the model that il.load_model returns; it holds its tokenizer"
+    elif name in _MODEL_FIRST:
+        remedy = f"the model comes first, as in function(model, {_MODEL_FIRST[name]})"
+    else:
+        remedy = "load one with il.load_model or TransformerBridge.boot_transformers"
+    return InputError(f"model must be a TransformerLens model, got {name}; {remedy}")
+
+
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise InputError unless `value` is one of `choices`."""
     if value not in choices:

@@ -82,7 +82,7 @@ MISUSE = {
     lambda: metrics.spearman(torch.tensor([1.0, NAN]), torch.tensor([1.0, 2.0])): "must not be NaN",
     lambda: metrics.bootstrap_interval([1.0, 2.0], draws=0): "at least 1",
     # batches: a model, its batch, and another model
-    lambda m, b, o: il.tokenize("icl-mini", ["love : foo one :"]): "must have a tokenizer, got str",
+    lambda m, b, o: il.tokenize("icl-mini", ["love : foo one :"]): "got str; load it first, with model =",
     lambda m, b, o: il.tokenize(m, ["love : foo one :", 3]): "got 3",
     lambda m, b, o: il.tokenize(m, "love : foo one :", template="{text} : {label}"): "template must be",
     lambda m, b, o: il.tokenize(m, "love : foo one :", prepend_bos="no"): "prepend_bos must be True, False",
@@ -109,7 +109,14 @@ MISUSE = {
     lambda m, b, o: il.head_log_prob_increase(b, b.answer_tokens): "acts must be Activations, got PromptBatch",
     lambda m, b, o: il.capture(m, b).readout.top_tokens(torch.zeros(3)): "d_model=32], got (3,)",
     lambda m, b, o: il.capture(m, b).readout.top_tokens(torch.zeros(32), k=0): "k must be at least 1, got 0",
-    lambda m, b, o: il.capture(None, b): "expected a TransformerLens model, got NoneType",
+    lambda m, b, o: il.capture(None, b): "model must be a TransformerLens model, got NoneType",
+    lambda m, b, o: il.load_model(
+        m.original_model
+    ): r"GPT2LMHeadModel; write il.load_model('my-name', hf_model=model, t",
+    lambda m, b, o: il.Activations.from_cache(
+        m, b, {}
+    ): "in this order, got TransformerBridge, PromptBatch, dict; write",
+    lambda m, b, o: il.Activations.from_cache({}, m, b): "write il.Activations.from_cache(model, cache, batch)",
     lambda m, b, o: il.capture(o, b): "another",
     lambda m, b, o: il.capture(m, b).readout.using(final_norm="x", bias=True): "final_norm must be one of",
     lambda m, b, o: il.top_subheads(il.capture(m, b), b.answer_tokens, k=121): "between 1 and 120",
@@ -389,3 +396,54 @@ def test_any_label_is_kept_or_refused(label, text):
         return
     rendered = Template().render(shown)
     assert rendered.text[slice(*rendered.label_spans[0])] == label
+
+
+FIRST_IS_MODEL = []
+for public in il.__all__:
+    if inspect.isfunction(getattr(il, public)):
+        parameters = inspect.signature(getattr(il, public)).parameters
+        if next(iter(parameters), None) == "model":
+            FIRST_IS_MODEL.append(public)
+REQUIRED = {
+    "heads": HEADS,
+    "head": HEADS[0],
+    "first": HEADS,
+    "second": HEADS,
+    "vectors": torch.zeros(2, 32),
+    "task": "sentiment-number",
+    "tokens": [3, 4],
+    "readers": HEADS,
+    "part": "q",
+    "prompt": il.Prompt.parse(PROMPT, answer="foo"),
+    "prompts": [il.Prompt.parse(PROMPT, answer="foo")],
+    "fix": "majority",
+    "activation": "z",
+}
+
+
+def run_or_enter(value):
+    if hasattr(value, "__enter__"):
+        enter(value)
+
+
+@pytest.mark.parametrize("name", FIRST_IS_MODEL)
+def test_what_is_passed_in_place_of_the_model_is_said_with_the_right_call(name, gpt2, gpt2_batch):
+    """A Hugging Face model, a model's name, a tokenizer, and the batch, in every function that takes a model."""
+    function, one_row = getattr(il, name), gpt2_batch[:1]
+    required = {
+        parameter.name: REQUIRED.get(parameter.name, one_row)
+        for parameter in list(inspect.signature(function).parameters.values())[1:]
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+    }
+    calls = {
+        "write model = il.load_model('my-name', hf_model=model, tokenizer=tokenizer)": gpt2.original_model,
+        "load it first, with model = il.load_model('gpt2'), and pass the model": "gpt2",
+        "pass the model that il.load_model returns; it holds its tokenizer": gpt2.tokenizer,
+        "the model comes first, as in function(model, batch)": gpt2_batch,
+    }
+    for message, wrong in calls.items():
+        with pytest.raises(il.InputError) as error:
+            run_or_enter(function(wrong, **required))
+        assert str(error.value).startswith(f"model must be a TransformerLens model, got {type(wrong).__name__}; ")
+        assert message in str(error.value)
+        assert "\n" not in str(error.value)

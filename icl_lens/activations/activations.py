@@ -103,6 +103,12 @@ class Activations:
         Raise InputError if a hook is missing (the message names the first), if shapes do not match the batch, or if the
         cached embeddings or rotations are not those of the batch's tokens.
         """
+        if not isinstance(batch, PromptBatch) or isinstance(cache, PromptBatch) or not hasattr(model, "hook_dict"):
+            types = ", ".join(type(argument).__name__ for argument in (model, cache, batch))
+            raise InputError(
+                f"from_cache takes the model, the cache and the batch in this order, got {types}; write "
+                "il.Activations.from_cache(model, cache, batch)"
+            )
         _check_same_tokens(model, cache, batch)
         view = ModelView.of(model)
         _check_same_rotations(view, cache, batch)

@@ -68,7 +68,12 @@ def load_model(
     if name is None:
         name = "icl-mini" if kwargs.get("hf_model") is None else name_of(kwargs["hf_model"])
     if not isinstance(name, str | os.PathLike):
-        raise InputError(f"name must be a model's name or folder, got {name!r}; e.g. 'icl-mini'")
+        if isinstance(name, torch.nn.Module):
+            raise InputError(
+                f"name must be a model's name or folder, got a {type(name).__name__}; write "
+                "il.load_model('my-name', hf_model=model, tokenizer=tokenizer)"
+            )
+        raise InputError(f"name must be a model's name or folder, got {name!r:.80}; e.g. 'icl-mini'")
     name = os.fspath(name)
     wanted: Any = getattr(torch, dtype.removeprefix("torch."), "unknown") if isinstance(dtype, str) else dtype
     if wanted not in (None, *SUPPORTED_DTYPES):

@@ -13,7 +13,7 @@ from threading import Condition, Lock, get_ident
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, not_a_model_error
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,9 +38,7 @@ def _lock_of(model: Any) -> _ModelLock:
         with _CREATION_LOCK:
             return _LOCKS.setdefault(model, _ModelLock())
     except TypeError:  # of an object without weak references, such as a model's name
-        raise InputError(
-            f"expected a TransformerLens model, got {type(model).__name__}; load one with il.load_model(name)"
-        ) from None
+        raise not_a_model_error(model) from None
 
 
 def _busy_error() -> InputError:

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, not_a_model_error
 from icl_lens.models.gguf import ORIGIN, UNQUANTIZED
 from icl_lens.models.head import AnyHead, Head, head_tuple
 from icl_lens.models.independent_rows import independent_rows
@@ -56,10 +56,7 @@ class ModelView:
     def of(cls, model: Any) -> "ModelView":
         """Return the view of a model. Raise InputError unless it is a decoder of attention + FFN blocks."""
         if getattr(model, "cfg", None) is None or not hasattr(model, "hook_dict"):
-            raise InputError(
-                f"expected a TransformerLens model, got {type(model).__name__}; load one with il.load_model or "
-                "TransformerBridge.boot_transformers"
-            )
+            raise not_a_model_error(model)
         name = type(getattr(model, "original_model", model)).__name__
         if name.startswith(("Cohere", "HunYuan")) and tl_version() < (4, 0):
             raise InputError(

@@ -12,12 +12,14 @@ from weakref import WeakKeyDictionary
 
 from transformers import AutoTokenizer
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, not_a_model_error
 from icl_lens.prompts.prompt import Rendered, Span, quoted_list
 
 
 def require_fast_tokenizer(model: Any) -> Any:
     """Return the model's tokenizer; raise InputError if it is slow or missing."""
+    if getattr(model, "cfg", None) is None:
+        raise not_a_model_error(model)
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise InputError(f"model must have a tokenizer, got {type(model).__name__}; load one with il.load_model(name)")

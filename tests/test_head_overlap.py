@@ -1,0 +1,58 @@
+"""Two lists of heads are compared with random lists, whose numbers are counted here draw by draw."""
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+import icl_lens as il
+
+FIRST = ["L0H0", "L0H1", "L1H2", "L1H3"]
+
+
+def every_draw(n_heads, first, second):
+    """How many heads each pair of random lists shares: the first list stays, the second is each of its layers' sets."""
+    layers = sorted({il.Head.parse(name).layer for name in second})
+    sizes = [sum(il.Head.parse(name).layer == layer for name in second) for layer in layers]
+    sets = [
+        [{il.Head(layer, head) for head in heads} for heads in combinations(range(n_heads), size)]
+        for layer, size in zip(layers, sizes, strict=True)
+    ]
+    fixed = {il.Head.parse(name) for name in first}
+    return np.array([len(fixed & set().union(*draw)) for draw in product(*sets)])
+
+
+@pytest.mark.parametrize(
+    "second", [["L0H0", "L0H1", "L1H2"], ["L0H2", "L1H0", "L1H1"], ["L1H2", "L1H3", "L1H0"], FIRST]
+)
+def test_numbers_are_those_of_all_random_lists(second, gpt2):
+    n_heads = gpt2.cfg.n_heads
+    draws = every_draw(n_heads, FIRST, second)
+    overlap = il.head_overlap(gpt2, FIRST, second)
+    n_common = len(set(FIRST) & set(second))
+    assert [str(head) for head in overlap.common] == [name for name in FIRST if name in second]
+    assert overlap.expected == pytest.approx(draws.mean())
+    assert overlap.p_value == pytest.approx((draws >= n_common).mean())
+    lower, upper = overlap.interval
+    assert (draws < lower).mean() <= 0.025 < (draws <= lower).mean()
+    assert (draws > upper).mean() <= 0.025 < (draws >= upper).mean()
+
+
+def test_lists_without_a_common_layer_share_nothing(gpt2):
+    overlap = il.head_overlap(gpt2, ["L0H0", "L0H0"], ["L1H0"])
+    assert (overlap.common, overlap.n_first, overlap.expected, overlap.interval, overlap.p_value) == (
+        (),
+        1,
+        0,
+        (0, 0),
+        1,
+    )
+    assert str(overlap).startswith("0 heads are in both lists, of 1 and 1 among")
+
+
+@pytest.mark.parametrize(
+    ("first", "message"), [([], "first must contain at least one head"), (["L9H9"], "head must be")]
+)
+def test_lists_that_are_no_heads_are_refused(first, message, gpt2):
+    with pytest.raises(il.InputError, match=message):
+        il.head_overlap(gpt2, first, ["L0H0"])
