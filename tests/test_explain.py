@@ -73,7 +73,7 @@ def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text)
         assert_close(report.position_increases, parts["increase"][layer, head])
         assert_close(report.contrast, heads["contrast"][layer, head])
         assert_close(report.position_contrasts, parts["contrast"][layer, head])
-        with il.ablate_heads(gpt2, [report.head]):
+        with il.ablate_heads(gpt2, [report.head], positions="last"):
             assert_close(report.ablated, last_log_probs(gpt2, batch)[0, tokens])
         if plain_text:
             assert report.top_attended(1)[0][0] == int(acts.pattern[0, layer, head].argmax())
@@ -86,11 +86,11 @@ def test_ablations_are_those_of_the_context_manager(gpt2, acts, explanation):
     batch, rng = acts.batch, random.Random(explanation.settings.seed)
     located = [report.head for report in explanation.heads[:3]]
     assert list(explanation.ablation.heads) == located
-    with il.ablate_heads(gpt2, located):
+    with il.ablate_heads(gpt2, located, positions="last"):
         assert_close(explanation.ablation.located, il.score(gpt2, batch)[0])
     others = [head for head in acts.view.heads() if head not in located]
     sets = [rng.sample(others, 3) for _ in range(6)]
-    assert_close(explanation.ablation.random, il.score(gpt2, batch, [[il.Ablate(heads)] for heads in sets])[0])
+    assert_close(explanation.ablation.random, il.score(gpt2, batch, [[il.Ablate(heads, positions="last")] for heads in sets])[0])
 
 
 def test_without_an_answer_the_models_choice_is_explained(gpt2):

@@ -703,14 +703,14 @@ def explained(c: Both) -> None:
         assert_close(torch.tensor(report.attention), seen.pattern[layer][head, -1])
         parts = theirs.increase("subheads", int(c.targets[row]))[layer, head]
         assert_close(torch.tensor(report.position_increases), parts)
-        without = reference_passes.run(c.hf, c.ids[row], c.removed([report.head])).log_probs[[FOO, BAR]]
+        without = reference_passes.run(c.hf, c.ids[row], c.removed([report.head], last=True)).log_probs[[FOO, BAR]]
         assert_close(torch.tensor(report.ablated), without)
         flat, places = c.raw_scores(row, layer)[head], c.labels(row)
         if report.similarity:
             expected = flat[[*(place - 1 for place in places), -1]][:, places]
             assert_close(torch.tensor(report.similarity), expected, scale=float(flat.abs().max()))
     assert found.ablation is not None
-    without = reference_passes.run(c.hf, c.ids[row], c.removed(found.ablation.heads)).log_probs[[FOO, BAR]]
+    without = reference_passes.run(c.hf, c.ids[row], c.removed(found.ablation.heads, last=True)).log_probs[[FOO, BAR]]
     assert_close(torch.tensor(found.ablation.located), without)
 
 

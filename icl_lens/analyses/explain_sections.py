@@ -328,11 +328,14 @@ def query_exchanges(scored: ScoredPrompt) -> tuple[Float[Tensor, "layer head"], 
 
 
 def ablation(scored: ScoredPrompt, located: list[Head]) -> tuple[Float[Tensor, "located label"], AblationReport]:
-    """Return the scored tokens' log-probabilities (nats) with single heads, the located set and random sets zeroed."""
+    """Return the scored tokens' log-probabilities (nats) with single heads, the located set and random sets zeroed.
+
+    Heads are zeroed at the last position, as for effects, which costs one token for each set of them.
+    """
     model, batch, options = scored.model, scored.acts.batch, scored.options
     removed = located[: options.n_ablated]
     draws = random_head_sets(scored.model, removed, draws=options.n_random, seed=options.seed, same_layers=False)
-    sets = [[Ablate(heads)] for heads in [*[[head] for head in located], removed, *draws]]
+    sets = [[Ablate(heads, positions="last")] for heads in [*[[head] for head in located], removed, *draws]]
     found = score(model, batch, sets, read=lambda log_probs, _: log_probs[:, scored.tokens.to(log_probs.device)])[0]
     single, joint, random_draws = found.split([len(located), 1, len(draws)])
     report = AblationReport(tuple(removed), tuple(joint[0].tolist()), tuple(map(tuple, random_draws.tolist())))

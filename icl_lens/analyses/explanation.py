@@ -302,7 +302,7 @@ class Explanation(Result):
         return f"{len(positions)} {named.pop() if len(named) == 1 else 'other'} labels"
 
     def change_if_zeroed(self, report: HeadReport) -> float:
-        """Return the change of the target's score when only this head is zeroed, at all positions, nats.
+        """Return the change of the target's score when only this head is zeroed, at the last position, nats.
 
         The score is log p(target) − log Σ p(compared tokens), or log p(target) if it is compared with none. A head may
         rank first by what it adds and change nothing, if later components compensate for it.

@@ -67,9 +67,9 @@ class HeadReport:
 
     `value_words`, `key_words` and `value_ranks` have one entry per demonstration; `value_ranks` is the rank of the
     demonstration's own label in the projection of its value. `ablated` holds the label log-probabilities (nats) with
-    only this head zeroed. `contrast` and `position_contrasts` (if the target is compared with other tokens) are the
-    head's contributions to the log-odds of the target against those tokens. `effect` (with `by="effect"`) is what these
-    log-odds, or log p(target) if nothing is compared, lose if the head is zeroed at the last position; `towers` (with
+    only this head zeroed at the last position. `contrast` and `position_contrasts` (if the target is compared with
+    other tokens) are the head's contributions to the log-odds of the target against those tokens. `effect` (with
+    `by="effect"`) is what these log-odds, or log p(target) if nothing is compared, lose by that; `towers` (with
     `by="towers"`) is what the log-odds lose if the head's query there is that of the same demonstrations with
     `AllHeadsReport.other_query`. For plain text, words and ranks refer to `positions`, the tokens that the head attends
     to most; ranks are those of the tokens themselves, and there are no key words. `similarity` holds position-free
@@ -141,7 +141,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class AblationReport:
-    """Label log-probabilities (nats) with the located heads, or each random set of the same size, zeroed."""
+    """Label log-probabilities (nats) with the located heads, or each random set of their size, zeroed at the last position."""
 
     heads: tuple[Head, ...]
     located: tuple[float, ...]

@@ -163,7 +163,8 @@ def exchange_heads(
     }
 
     def compute(rows: list[int]) -> dict[str, torch.Tensor | list[str]]:
-        scores, donors, reason = exchange_scores(view, prompts.select(rows), sets)
+        memory = as_run(run).memory
+        scores, donors, reason = exchange_scores(view, prompts.select(rows), sets, memory=memory)
         own = {f"donor: {name}": log_probs for name, log_probs in donors.items()}
         of_rows = {"log_odds": scores.log_odds, "partner_log_odds": scores.partner_log_odds}
         return {**of_rows, "predicted": scores.predicted, "reason": [reason] * len(rows), **own}

@@ -23,7 +23,8 @@ from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.inference import log_probs_of
-from icl_lens.models.memory import PASS_TOKENS
+from icl_lens.models.memory import PASS_BYTES, PASS_TOKENS
+from icl_lens.models.sizes import pass_bytes
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -89,6 +90,8 @@ class Prefixes:
             try:
                 rows = PrefixCache.of(view, batch, tokens=batch.label_tokens, past=cache)
                 prefixes.add(batch, cache)
+                if prefixes.is_usable:
+                    _share_memory(cache, rows)
             except (PrefixCacheUnsupported, InputError, *CACHE_ERRORS) as error:
                 _raise_out_of_memory(error)
         prefixes.is_usable &= rows is not None
@@ -122,26 +125,19 @@ class Prefixes:
 
         The first tokens of shorter ones are padding, so that all end where the pass begins.
         """
+        from icl_lens.engine.gathered_cache import gathered_cache
+
         width = max(length for _, length in starts)
         if not width:
             return None
-        cache = new_cache(self.view)
         lengths = torch.tensor([length for _, length in starts])
-        numbers, sources = torch.tensor([self.places[prompt] for prompt, _ in starts]).T
+        source = torch.tensor([self.places[prompt] for prompt, _ in starts])
         positions = (torch.arange(width) - (width - lengths)[:, None]).clamp(min=0)
-        groups = [((numbers == number).nonzero()[:, 0], number) for number in numbers.unique().tolist()]
-        order = torch.cat([rows for rows, _ in groups]).argsort()
-        for index in range(self.view.n_layers):
-            pair = []
-            for name in ("keys", "values"):
-                pieces = [
-                    getattr(self.caches[number].layers[index], name)[sources[rows, None], :, positions[rows]]
-                    for rows, number in groups
-                ]
-                pair.append(torch.cat(pieces)[order].transpose(1, 2).contiguous())
-            cache.update(*pair, index)
-        return Pasts(cache, [length for _, length in starts])
+        return Pasts(gathered_cache(self.caches, self.view.n_layers, source, positions), lengths.tolist())
 
+
+# Keys of two caches that differ by no more than this are equal.
+ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
 
 # What Hugging Face models raise if they do not take a cache.
 CACHE_ERRORS = (AttributeError, TypeError, RuntimeError, ValueError, IndexError)
@@ -154,6 +150,16 @@ def new_cache(view: ModelView) -> Any:
     from transformers import DynamicCache
 
     return DynamicCache()
+
+
+def _share_memory(cache: Any, rows: PrefixCache) -> None:
+    """Let a cache of Hugging Face hold the same tensors as that of single-token rows, where they are equal."""
+    for number, layer in enumerate(cache.layers):
+        same = rows.keys[number]
+        for name, ours in (("keys", same.k), ("values", same.v)):
+            theirs = getattr(layer, name)
+            if theirs.shape == ours.shape and theirs.dtype == ours.dtype and torch.allclose(theirs, ours, **ROUNDING):
+                setattr(layer, name, ours)
 
 
 def _raise_out_of_memory(error: Exception) -> None:
@@ -172,8 +178,9 @@ def record(
 ) -> Recorded:
     """Run donor prompts and record queries, keys or values of all heads of some layers.
 
-    With `keep`, whole donors run, and `prefixes` gets their keys and values. Raise InputError for families without the
-    hooks of queries, keys and values.
+    With `keep`, whole donors run, and `prefixes` gets their keys and values. A pass has as many rows as fit in
+    `PASS_BYTES`, with the keys and values that they begin with. Raise InputError for families without the hooks of
+    queries, keys and values.
     """
     batch = donor.batch
     at, slots = _places_by_row(donor)
@@ -188,7 +195,7 @@ def record(
     run = partial(_record_rows, view, batch, at, donor.has_queries, layers, parts)
     order: list[int] = []
     pieces: list[dict[tuple[str, int], Tensor]] = []
-    for some in _passes([length - start for length, (_, start) in zip(lengths, starts, strict=True)]):
+    for some in _passes(view, lengths, [start for _, start in starts]):
         order += some
         if prefixes is None or not prefixes.is_usable:
             pieces.append(run(some))
@@ -213,18 +220,27 @@ def record(
     return Recorded(donor.rows < 0, **by_part, log_probs=found.get(("labels", -1)))
 
 
-def _passes(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield rows that run in one pass: of similar lengths, with at most `MAX_PADDING` tokens of padding."""
-    some: list[int] = []
-    n_padding = 0
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        n_padding += (lengths[some[0]] if some else lengths[row]) - lengths[row]
-        if some and (n_padding > MAX_PADDING or (len(some) + 1) * lengths[some[0]] > PASS_TOKENS):
-            yield some
-            some, n_padding = [], 0
-        some.append(row)
-    if some:
-        yield some
+def _passes(view: ModelView, lengths: Sequence[int], starts: Sequence[int]) -> Iterator[list[int]]:
+    """Yield rows that run in one pass, from their starts on: of similar lengths, and as many as fit in memory.
+
+    A pass has at most `MAX_PADDING` tokens of padding, `PASS_TOKENS` tokens and `PASS_BYTES` of temporary tensors.
+    """
+    n_run = [length - start for length, start in zip(lengths, starts, strict=True)]
+    rows: list[int] = []
+    n_padding = n_keys = 0
+    for row in sorted(range(len(lengths)), key=lambda row: (-n_run[row], -lengths[row])):
+        longest = n_run[rows[0]] if rows else n_run[row]
+        n_padding += longest - n_run[row]
+        n_keys = max(n_keys, longest + starts[row])
+        n_rows = len(rows) + 1
+        is_full = n_padding > MAX_PADDING or n_rows * longest > PASS_TOKENS
+        is_full |= n_rows * pass_bytes(view, longest, n_keys) > PASS_BYTES
+        if rows and is_full:
+            yield rows
+            rows, n_padding, n_keys = [], 0, lengths[row]
+        rows.append(row)
+    if rows:
+        yield rows
 
 
 def _places_by_row(donor: Donor) -> tuple[Int[Tensor, "row slot"], Int[Tensor, "prompt token"]]:

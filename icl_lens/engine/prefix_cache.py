@@ -24,6 +24,7 @@ from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import KEY_BYTES, ROW_BYTES
 from icl_lens.models.readout import Readout
+from icl_lens.models.sizes import key_bytes, rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -137,12 +138,25 @@ def _columns(
 
 
 def max_prompts(
-    view: ModelView, batch: PromptBatch, *, pass_tokens: int, n_rows: int, attention: bool, n_logits: int | None = None
+    view: ModelView,
+    batch: PromptBatch,
+    *,
+    pass_tokens: int,
+    n_rows: int,
+    attention: bool,
+    n_logits: int | None = None,
+    memory: int | None = None,
 ) -> int:
-    """Return how many prompts, with `n_rows` rows each, fit `KEY_BYTES`, `max_rows` and `pass_tokens`; at least one."""
-    width, size = batch.tokens.shape[1], 4 if view.compute_dtype == torch.float32 else 8
-    keys = (5 if attention else 2) * view.n_layers * view.n_kv_heads * view.d_head * width * size
-    return max(1, min(KEY_BYTES // keys, max_rows(view, n_logits) // (1 + n_rows), pass_tokens // width))
+    """Return how many prompts, with `n_rows` rows each, run at a time; at least one.
+
+    Their keys and values fit in `memory` (default: `KEY_BYTES`), their pass in `PASS_BYTES` and `pass_tokens`, and
+    their rows in `max_rows`.
+    """
+    memory = KEY_BYTES if memory is None else memory
+    width = batch.tokens.shape[1]
+    keys = key_bytes(view, width) * (5 if attention else 2) // 2
+    fitting = memory // keys, rows_at_once(view, width), max_rows(view, n_logits) // (1 + n_rows), pass_tokens // width
+    return max(1, min(fitting))
 
 
 def max_rows(view: ModelView, n_logits: int | None = None) -> int:

@@ -23,7 +23,7 @@ from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError
 from icl_lens.metrics import label_log_odds, most_probable
 from icl_lens.models.head import Head
-from icl_lens.models.memory import PASS_TOKENS
+from icl_lens.models.memory import BUDGET, PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.donors import (
@@ -195,10 +195,13 @@ def exchange_scores(
     view: ModelView,
     prompts: TowerPrompts,
     sets: Sequence[tuple[Exchange, Sequence[Head]]],
+    *,
+    memory: int = BUDGET,
 ) -> tuple[ExchangeScores, dict[str, Float[Tensor, "prompt label"]], str]:
     """Return the scores without exchange, followed by those of each exchange in a set of heads.
 
     Also return the donors' own log-probabilities of the labels, and why full forward passes were used, if they were.
+    `memory` limits the keys and values that are cached at a time, bytes; one prompt runs at least.
     """
     layers = sorted({head.layer for _, heads in sets for head in heads})
     parts: dict[str, list[Part]] = {}
@@ -208,7 +211,7 @@ def exchange_scores(
                 parts.setdefault(name, []).append(part)
     odds, partner_odds, predicted, reasons = list[Tensor](), list[Tensor](), list[Tensor](), list[str]()
     own: dict[str, list[Tensor]] = {}
-    n, size = len(prompts.batch), n_exchanged(view, prompts)
+    n, size = len(prompts.batch), n_exchanged(view, prompts, memory)
     for start in range(0, n, size):
         piece = prompts.select(range(start, min(start + size, n)))
         recorded: dict[str, Recorded] = {}
@@ -244,19 +247,20 @@ def exchange_scores(
     return scores, donors, next(filter(None, reasons), "")
 
 
-def n_exchanged(view: ModelView, prompts: TowerPrompts) -> int:
-    """Return how many of the prompts `exchange_scores` runs at a time."""
-    return max_prompts(view, prompts.batch, pass_tokens=PASS_TOKENS, n_rows=1, attention=False)
+def n_exchanged(view: ModelView, prompts: TowerPrompts, memory: int = BUDGET) -> int:
+    """Return how many of the prompts `exchange_scores` runs at a time; donors' caches take as much as the prompts'."""
+    options: dict[str, Any] = {"pass_tokens": PASS_TOKENS, "n_rows": 1, "attention": False}
+    return max_prompts(view, prompts.batch, memory=memory // 2, **options)
 
 
 def single_exchanges(
-    view: ModelView, prompts: TowerPrompts, exchanges: Sequence[Exchange] = SINGLE
+    view: ModelView, prompts: TowerPrompts, exchanges: Sequence[Exchange] = SINGLE, *, memory: int = BUDGET
 ) -> tuple[Float[Tensor, "prompt exchange layer head"], str]:
     """Return the log-odds (nats) that each exchange costs the answer if it is made in one head alone.
 
     The second value is the reason why full forward passes were used, "" if the prefix cache was used.
     """
     sets = [(exchange, [head]) for exchange in exchanges for head in view.heads()]
-    scores, _, reason = exchange_scores(view, prompts, sets)
+    scores, _, reason = exchange_scores(view, prompts, sets, memory=memory)
     lost = scores.log_odds[:, :1] - scores.log_odds[:, 1:]
     return lost.unflatten(1, (len(exchanges), view.n_layers, view.n_heads)), reason

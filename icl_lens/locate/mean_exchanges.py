@@ -31,7 +31,7 @@ from icl_lens.result.tables import (
     plural_prompts,
     selected_note,
 )
-from icl_lens.runs.run import Run
+from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import start
 
 NAMES = tuple(exchange.name for exchange in SINGLE)
@@ -136,7 +136,7 @@ def locate_towers(
 
     def compute(number: int) -> dict[str, Any]:
         rows = stream.plan[number]
-        lost, reason = single_exchanges(view, all_prompts.select(rows))
+        lost, reason = single_exchanges(view, all_prompts.select(rows), memory=as_run(run).memory)
         n = len(rows) * len(view.heads())
         return {
             **index_columns(np.array(rows), np.arange(len(view.heads())), view.n_heads),

@@ -1,7 +1,7 @@
 """Limits on memory and tokens at a time: one budget, and what each computation may take of it.
 
 Results depend on these only by rounding. `Run.memory` replaces the budget for the batches of one run; the others bound
-what is computed within a batch.
+what is computed within a batch. docs/howto/machines.md says what a call may take in all.
 """
 
 BUDGET = 64 * 2**20
@@ -10,6 +10,8 @@ MAX_ROWS = 64
 """Prompts per batch: above it, matrix products get no faster, and a lost chunk costs more to recompute."""
 
 # Bytes.
+KEY_BYTES = BUDGET
+"""Keys and values of the prompts cached at a time, where no `Run.memory` says otherwise."""
 SCORE_BYTES = BUDGET // 8
 """Attention scores of rows that continue a prefix, per piece."""
 ROTATED_BYTES = BUDGET // 8
@@ -28,8 +30,8 @@ PART_BYTES = 3 * BUDGET
 """Vectors [batch, part, d_model] that are computed and read out at a time."""
 STREAM_BYTES = 4 * BUDGET
 """Stored residual streams, from which passes restart at a layer."""
-KEY_BYTES = 6 * BUDGET
-"""Keys and values of the prompts cached at a time."""
+PASS_BYTES = 3 * BUDGET // 2
+"""Temporary tensors of one pass, by `sizes.pass_bytes`; a pass has one row at least."""
 GRAPH_BYTES = 16 * BUDGET
 """Activations stored for one backward pass, approximately."""
 

@@ -154,7 +154,7 @@ def _heads(explanation: Explanation) -> RenderableType:
     what = (
         f"the log-odds of {explanation.target}" if explanation.scores.compared_with else f"log p({explanation.target})"
     )
-    notes = [] if measured else [f"zeroed: change of {what} with this head alone zeroed"]
+    notes = [] if measured else [f"zeroed: change of {what} with this head alone zeroed at the last position"]
     notes += [explanation.towers_note] if explanation.all_heads.towers else []
     return Group(
         table,

@@ -1,0 +1,357 @@
+"""CPU time and peak memory of every public function that runs a model, by the length of prompts.
+
+`python experiments/benchmark/function_costs.py` runs each function at each length in a process of its own, with one
+thread, and adds a line to a file of results: the CPU time in units of one forward pass over the same prompts, and the
+peak of resident memory above that of the loaded model. Lines that the file has already are not measured again. A call
+that takes more than `--limit` seconds of CPU time is stopped; its time is then a lower bound, and so is its peak.
+"""
+
+import argparse
+import gc
+import json
+import os
+import random
+import signal
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import icl_lens as il
+
+LENGTHS = (100, 400, 1500)
+"""Tokens per prompt."""
+N_WORDS = 6
+"""Words per text, so that longer prompts have more demonstrations, of about a dozen tokens."""
+SECONDS = 400
+"""Limit of the CPU time of one call."""
+
+
+class OutOfTime(BaseException):
+    """Raised in a call that takes longer than the limit."""
+
+
+def prompts_of_length(model: Any, n: int, n_tokens: int, *, seed: int = 0) -> list[il.Prompt]:
+    """Return prompts of at most `n_tokens` tokens, with as many demonstrations as that allows.
+
+    Texts name animals or countries; both labels are demonstrated, and both are answers.
+    """
+    words: dict[str, list[str]] = {}
+    for prompt in il.load_task("animal-country", n=60, seed=seed):
+        for shown in prompt.demonstrations:
+            words.setdefault(shown.label, []).append(shown.text)
+    rng = random.Random(seed)
+    labels = sorted(words)
+
+    def text(label: str) -> str:
+        return " ".join(rng.sample(words[label], N_WORDS))
+
+    def prompt_with(n_demonstrations: int, number: int) -> il.Prompt:
+        shown = [labels[(place + number) % 2] for place in range(n_demonstrations)]
+        demonstrations = [il.Demonstration(text(label), label) for label in shown]
+        return il.Prompt(demonstrations, text(labels[number % 2]), labels[number % 2])
+
+    lengths = il.tokenize(model, [prompt_with(40, number) for number in range(n)]).last + 1
+    n_demonstrations = max(2, int(n_tokens * 40 / float(lengths.max()) - 1))
+    return [prompt_with(n_demonstrations, number) for number in range(n)]
+
+
+@dataclass
+class Case:
+    """A model with two prompts of a length, and what calls need of them."""
+
+    model: Any
+    n_tokens: int
+
+    @cached_property
+    def prompts(self) -> list[il.Prompt]:
+        return prompts_of_length(self.model, 4, self.n_tokens)
+
+    @cached_property
+    def four(self) -> il.PromptBatch:
+        return il.tokenize(self.model, self.prompts)
+
+    @cached_property
+    def batch(self) -> il.PromptBatch:
+        return il.tokenize(self.model, self.prompts[:2])
+
+    @cached_property
+    def other(self) -> il.PromptBatch:
+        return il.tokenize(self.model, self.prompts[2:])
+
+    @cached_property
+    def acts(self) -> il.Activations:
+        return il.capture(self.model, self.batch)
+
+    @cached_property
+    def acts_with_writers(self) -> il.Activations:
+        return il.capture(self.model, self.batch, writers=True)
+
+    @cached_property
+    def heads(self) -> list[il.Head]:
+        """One head each of three layers."""
+        n_layers = self.model.cfg.n_layers
+        layers = n_layers // 3, n_layers // 2, 2 * n_layers // 3
+        return [il.Head(layer, head) for head, layer in enumerate(layers)]
+
+    @property
+    def reader(self) -> il.Head:
+        return self.heads[-1]
+
+    @property
+    def sets(self) -> list[list[il.Edit]]:
+        return [[il.Ablate([head])] for head in self.heads]
+
+    def scored_in(self, *edits: il.Edit) -> Any:
+        """Score the prompts in a block of edits."""
+        with il.edited(self.model, *edits, batch=self.batch):
+            return il.score(self.model, self.batch)
+
+    def many(self, n: int) -> list[il.Prompt]:
+        return prompts_of_length(self.model, n, self.n_tokens)
+
+
+def _edges(case: Case) -> list[il.Edge]:
+    before = str(case.heads[0])
+    return [il.Edge(case.reader, "q", before), il.Edge(case.reader, "k", before, "label")]
+
+
+def _blocked(case: Case) -> Any:
+    n = case.batch.tokens.shape[1]
+    edges = torch.zeros(len(case.batch), n, n, dtype=torch.bool)
+    edges[:, -1, : n // 2] = True
+    return case.scored_in(il.Block(case.heads, edges))
+
+
+def _reweighted(case: Case) -> Any:
+    weights = torch.full(case.batch.label_positions.shape, 0.5)
+    return case.scored_in(il.Reweight(case.heads, weights, renormalize=True))
+
+
+def _from_cache(case: Case) -> Any:
+    mask = case.batch.attention_mask
+    _, cache = case.model.run_with_cache(case.batch.tokens, attention_mask=mask)
+    return il.Activations.from_cache(case.model, cache, case.batch)
+
+
+CALLS: dict[str, Callable[[Case], Any]] = {
+    "score": lambda c: il.score(c.model, c.batch),
+    "score, sets": lambda c: il.score(c.model, c.batch, c.sets),
+    "tokenize": lambda c: il.tokenize(c.model, c.prompts),
+    "Text": lambda c: il.tokenize(c.model, [il.Text(text) for text in c.batch.texts]),
+    "capture": lambda c: il.capture(c.model, c.batch),
+    "capture, writers": lambda c: il.capture(c.model, c.batch, writers=True),
+    "Activations.from_cache": _from_cache,
+    "whole_label_log_probs": lambda c: il.whole_label_log_probs(c.model, c.batch),
+    "layer_log_prob_increase": lambda c: il.layer_log_prob_increase(c.acts),
+    "head_log_prob_increase": lambda c: il.head_log_prob_increase(c.acts),
+    "subhead_log_prob_increase": lambda c: il.subhead_log_prob_increase(c.acts, layers=[c.reader.layer]),
+    "neuron_log_prob_increase": lambda c: il.neuron_log_prob_increase(c.acts, c.reader.layer),
+    "top_heads": lambda c: il.top_heads(c.acts),
+    "top_heads, increase": lambda c: il.top_heads(c.acts, by="increase"),
+    "top_subheads": lambda c: il.top_subheads(c.acts),
+    "top_subheads, increase": lambda c: il.top_subheads(c.acts, by="increase"),
+    "html.attention_to_labels": lambda c: il.html.attention_to_labels(c.acts, c.heads),
+    "query_key_metric": lambda c: il.query_key_metric(c.model, c.reader),
+    "label_similarity": lambda c: il.label_similarity(c.model, c.batch, c.heads),
+    "attention_score_parts": lambda c: il.attention_score_parts(c.acts_with_writers, c.reader),
+    "value_parts": lambda c: il.value_parts(c.acts_with_writers, c.reader),
+    "head_copying": lambda c: il.head_copying(c.model, c.reader, c.batch.label_tokens),
+    "repeated_token_scores": lambda c: il.repeated_token_scores(c.model, n=4, n_tokens=c.n_tokens // 2),
+    "explain": lambda c: il.explain(c.model, c.prompts[0]),
+    "explain, effect": lambda c: il.explain(c.model, c.prompts[0], by="effect"),
+    "explain, towers": lambda c: il.explain(c.model, c.prompts[0], by="towers"),
+    "explain, text": lambda c: il.explain(c.model, il.Text(c.batch.texts[0], answer=" foo", against=" bar")),
+    "compare_models": lambda c: il.compare_models(c.model, c.model, c.prompts[:2]),
+    "task_check": lambda c: il.task_check(c.model, c.many(20)),
+    "ablate_heads": lambda c: c.scored_in(il.Ablate(c.heads)),
+    "Ablate": lambda c: c.scored_in(il.Ablate(c.heads, mode="mean", reference=c.other)),
+    "head_effects": lambda c: il.head_effects(c.model, c.batch),
+    "head_effects, all": lambda c: il.head_effects(c.model, c.batch[:1], positions="all"),
+    "head_effects, gradient": lambda c: il.head_effects(c.model, c.batch, method="gradient"),
+    "demonstration_effects": lambda c: il.demonstration_effects(c.model, c.batch),
+    "calibrated_scores": lambda c: il.calibrated_scores(c.model, c.batch),
+    "generate": lambda c: il.generate(c.model, c.batch, max_new_tokens=4),
+    "ablate_with_controls": lambda c: il.ablate_with_controls(c.model, c.batch, c.heads, n_random=4),
+    "ablate_with_controls, all": lambda c: il.ablate_with_controls(
+        c.model, c.batch, c.heads, n_random=2, positions="all"
+    ),
+    "Block": _blocked,
+    "Reweight": _reweighted,
+    "RemovePosition": lambda c: c.scored_in(il.RemovePosition(c.heads)),
+    "debias_edits": lambda c: c.scored_in(*il.debias_edits(c.batch, c.heads, majority=0.5)),
+    "edited": lambda c: c.scored_in(il.Ablate(c.heads), il.RemovePosition(c.heads)),
+    "choose_strength": lambda c: il.choose_strength(
+        c.model, c.batch, c.batch, c.heads, fix="recency", strengths=[0.5, 1.0]
+    ),
+    "patch_heads": lambda c: c.scored_in(il.Patch(c.heads, c.other, activation="q", positions="last")),
+    "Patch": lambda c: c.scored_in(il.Patch(c.heads, c.other, activation="v", align="labels")),
+    "head_to_head_effects": lambda c: il.head_to_head_effects(c.model, c.batch, [c.reader], part="q"),
+    "head_to_head_effects, keys": lambda c: il.head_to_head_effects(
+        c.model, c.batch, [c.reader], part="k", writers=[str(c.heads[0]), "embed"]
+    ),
+    "WithoutEdges": lambda c: il.score(c.model, c.batch, [[il.WithoutEdges(_edges(c))]]),
+    "attention_saliency": lambda c: il.attention_saliency(c.model, c.batch[:1]),
+    "saliency_flow": lambda c: il.saliency_flow(c.model, c.batch),
+    "function_vector": lambda c: il.function_vector(c.model, c.batch, c.heads),
+    "indirect_effects": lambda c: il.indirect_effects(c.model, c.batch, c.batch),
+    "task_vectors": lambda c: il.task_vectors(c.model, c.batch),
+    "vector_gains": lambda c: il.vector_gains(c.model, torch.ones(c.model.cfg.d_model), c.batch),
+    "AddVector": lambda c: c.scored_in(il.AddVector(torch.ones(len(c.batch), c.model.cfg.d_model), c.reader.layer)),
+    "locate_heads": lambda c: il.locate_heads(c.model, c.four),
+    "locate_effects": lambda c: il.locate_effects(c.model, c.four),
+    "mean_score_parts": lambda c: il.mean_score_parts(c.model, c.four, [c.reader]),
+    "locate_circuit": lambda c: il.locate_circuit(c.model, c.batch, c.other, [c.reader], n_edges=3, n_random=2),
+    "two_towers": lambda c: il.two_towers(c.model, c.prompts, c.heads[:2], n_random=2),
+    "locate_towers": lambda c: il.locate_towers(c.model, c.four),
+}
+"""Name → a call; what follows a comma tells calls of one function apart."""
+
+N_PROMPTS = {"explain": 1, "head_effects, all": 1, "attention_saliency": 1, "task_check": 20, "choose_strength": 2}
+N_PROMPTS |= dict.fromkeys(("locate_heads", "locate_effects", "mean_score_parts", "locate_circuit"), 4)
+N_PROMPTS |= dict.fromkeys(("two_towers", "locate_towers", "repeated_token_scores", "tokenize"), 4)
+
+
+def n_prompts(name: str) -> int:
+    """Return how many prompts a call runs on."""
+    return N_PROMPTS.get(name, N_PROMPTS.get(name.split(",")[0], 2))
+
+
+def resident() -> tuple[float, float]:
+    """Return this process's resident memory and its largest one since `reset_peak`, GiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    sizes = {line.split()[0]: int(line.split()[1]) / 2**20 for line in lines if line.startswith("Vm")}
+    return sizes["VmRSS:"], sizes["VmHWM:"]
+
+
+def reset_peak() -> None:
+    """Forget the peak of resident memory, which loading has reached."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def forward_cost(case: Case) -> dict[str, float]:
+    """Return the CPU time of one forward pass over one prompt, and its peak above the loaded model, GiB."""
+    reset_peak()
+    loaded, _ = resident()
+    seconds = []
+    for _ in range(3 if case.n_tokens < 1000 else 1):
+        start = time.process_time()
+        il.score(case.model, case.batch[:1])
+        seconds.append(time.process_time() - start)
+    return {"forward_s": min(seconds), "forward_peak": resident()[1] - loaded}
+
+
+def measure(case: Case, name: str, forward_s: float, limit: float) -> dict[str, Any]:
+    """Return the cost of one call in this process."""
+    reset_peak()
+    loaded, _ = resident()
+    if name.startswith(("layer", "head_log", "subhead", "neuron", "top", "html")):
+        _ = case.acts
+    if name in ("attention_score_parts", "value_parts"):
+        _ = case.acts_with_writers
+
+    def stop(*_: Any) -> None:
+        raise OutOfTime
+
+    signal.signal(signal.SIGPROF, stop)
+    start, is_stopped, error = time.process_time(), False, ""
+    signal.setitimer(signal.ITIMER_PROF, limit)
+    try:
+        CALLS[name](case)
+    except OutOfTime:
+        is_stopped = True
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"[:200]
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    seconds = time.process_time() - start
+    return {
+        "forwards": seconds / forward_s / n_prompts(name),
+        "seconds": seconds,
+        "peak": resident()[1] - loaded,
+        "is_stopped": is_stopped,
+        "error": error,
+        "prompts": n_prompts(name),
+    }
+
+
+def table(path: Path) -> str:
+    """Return the results of a file in Markdown: forwards per prompt, and GiB above the loaded model."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    costs = {(one["name"], one["length"]): one for one in lines}
+    lengths = sorted({length for _, length in costs})
+    header = ["function", *(f"{length}: forwards" for length in lengths), *(f"{length}: GiB" for length in lengths)]
+    rows = [header, ["---", *["---:"] * 2 * len(lengths)]]
+    for name in dict.fromkeys(name for name, _ in costs):
+        row = [name]
+        for key, form in (("forwards", "{:.1f}"), ("peak", "{:.2f}")):
+            for length in lengths:
+                cost = costs.get((name, length))
+                text = "–" if cost is None else form.format(cost[key])
+                text = "error" if cost is not None and cost["error"] else text
+                row.append(f"> {text}" if cost is not None and cost["is_stopped"] else text)
+        rows.append(row)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def run(path: Path, names: Sequence[str], lengths: Sequence[int], model: Any, limit: float) -> None:
+    """Measure calls that the file does not have, each in a new process, and add them to the file."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    measured = {(cost["name"], cost["length"]) for cost in map(json.loads, lines)}
+    for length in lengths:
+        case = Case(model, length)
+        _ = case.prompts, case.batch, case.other, case.four
+        forward = forward_cost(case)
+        print(length, case.batch, forward, flush=True)
+        for name in names:
+            if (name, length) in measured:
+                continue
+            cost = {"name": name, "length": length, **forward}
+            cost |= in_child(case, name, forward["forward_s"], limit)
+            with path.open("a") as file:
+                file.write(json.dumps(cost) + "\n")
+            print(name, length, f"{cost['forwards']:.1f} forwards, {cost['peak']:.2f} GiB", cost["error"], flush=True)
+
+
+def in_child(case: Case, name: str, forward_s: float, limit: float) -> dict[str, Any]:
+    """Return the cost of a call in a process that begins as a copy of this one, which has loaded the model."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        with os.fdopen(writer, "w") as pipe:
+            json.dump(measure(case, name, forward_s, limit), pipe)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if text:
+        return json.loads(text)
+    return {"error": f"ended with status {status}", "forwards": 0.0, "peak": 0.0, "is_stopped": False}
+
+
+def main() -> None:
+    """Read the options; measure one call, or all and print their table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("function_costs.jsonl"), help="File of results.")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
+    parser.add_argument("--names", nargs="+", default=list(CALLS), help="Calls to measure.")
+    parser.add_argument("--limit", type=float, default=SECONDS, help="CPU seconds of one call.")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    model = il.load_model(options.model)
+    il.score(model, il.tokenize(model, il.load_task("animal-country", n=1)))  # reads the weights from the disk
+    run(options.out, options.names, options.lengths, model, options.limit)
+    print(table(options.out))
+
+
+if __name__ == "__main__":
+    main()
