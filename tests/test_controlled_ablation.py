@@ -2,6 +2,7 @@
 
 import math
 import random
+import warnings
 from collections import Counter
 
 import families
@@ -13,6 +14,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
+from icl_lens.edits.reference import SamePairsWarning, mean_z
 from icl_lens.engine import prefix_cache
 from icl_lens.intervals import bootstrap_interval
 from icl_lens.locate.locate import top_heads_by
@@ -195,3 +197,39 @@ def test_balanced_prompts_do_not_locate_a_head_that_favors_a_label(icl_mini):
         located = {layout: top_heads_by(icl_mini, batch, 48, by="contrast") for layout, batch in batches.items()}
     assert located["order"].index(head) < 3
     assert located["random"].index(head) >= 24
+
+
+def test_a_mean_over_several_tasks_weighs_each_the_same(gpt2, gpt2_batch):
+    """Of batches of two prompts and of one, the mean is that of their two means."""
+    two, single = gpt2_batch[[0, 1]], gpt2_batch[[2]]
+    means = [mean_z(ModelView.of(gpt2), [0, 2], [batch], "last") for batch in (two, single)]
+    both = mean_z(ModelView.of(gpt2), [0, 2], [two, single], "last")
+    for layer in (0, 2):
+        assert_close(both[layer], (means[0][layer] + means[1][layer]) / 2)
+
+
+def pair_prompts(pairs: str) -> list[il.Prompt]:
+    """Return three prompts of two of three pairs, whose query is the third."""
+    shown = [il.Demonstration(*pair.split()) for pair in pairs.split(",")]
+    labels = [pair.label for pair in shown]
+    return [
+        il.Prompt([*shown[:place], *shown[place + 1 :]], pair.text, pair.label, labels=labels)
+        for place, pair in enumerate(shown)
+    ]
+
+
+def test_a_mean_over_the_same_pairs_is_warned_of_and_said(gpt2):
+    """It keeps what heads do for the task; a mean over this and another task does not."""
+    same = il.tokenize(gpt2, pair_prompts("love foo,like bar,one two"), prepend_bos=False)
+    others = il.tokenize(gpt2, pair_prompts("love like,one nine,two three"), prepend_bos=False)
+    options = {"mode": "mean", "n_random": 1}
+    with pytest.warns(SamePairsWarning, match="same pairs, whose mean keeps it; pass several batches"):
+        kept = il.ablate_with_controls(gpt2, same, HEADS, reference=same, **options)
+    assert "The mean is over 3 prompts of the same task, which keeps what heads do" in repr(kept)
+    with pytest.warns(SamePairsWarning):
+        il.head_effects(gpt2, same, mode="mean", reference=same)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SamePairsWarning)
+        found = il.ablate_with_controls(gpt2, same, HEADS, reference=[same, others], **options)
+    assert "The mean is over 6 prompts of 2 tasks, each with the same weight." in repr(found)
+    assert found.reference_sentence in notes(found)

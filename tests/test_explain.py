@@ -90,7 +90,9 @@ def test_ablations_are_those_of_the_context_manager(gpt2, acts, explanation):
         assert_close(explanation.ablation.located, il.score(gpt2, batch)[0])
     others = [head for head in acts.view.heads() if head not in located]
     sets = [rng.sample(others, 3) for _ in range(6)]
-    assert_close(explanation.ablation.random, il.score(gpt2, batch, [[il.Ablate(heads, positions="last")] for heads in sets])[0])
+    assert_close(
+        explanation.ablation.random, il.score(gpt2, batch, [[il.Ablate(heads, positions="last")] for heads in sets])[0]
+    )
 
 
 def test_without_an_answer_the_models_choice_is_explained(gpt2):

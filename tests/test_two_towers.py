@@ -493,3 +493,47 @@ def test_labels_of_several_tokens_are_exchanged_as_a_whole(load_tiny):
     assert ready.positions[0].tolist() == [2, 3, 6, 7, 10, 11]
     for name in ("labels", "own text"):
         assert torch.equal(ready.donors[name].places, ready.positions)
+
+
+def test_memory_bounds_the_rows_of_a_pass_and_the_prompts_at_a_time(tiny_run, monkeypatch):
+    """Passes over donors have one row if no more fits, and caches hold one prompt and its donor, with equal numbers."""
+    _, view, prompts = tiny_run
+    sets = [(exchange, HEADS) for exchange in EXCHANGES]
+    expected, _, _ = exchange_scores(view, prompts, sets)
+    n_rows, n_cached = [], []
+    record_rows, prefixes_of = donor_passes._record_rows, Prefixes.of
+
+    def count_rows(*args, **how):
+        some = args[-1] if isinstance(args[-1], list) else args[-2]
+        n_rows.append(len(some))
+        return record_rows(*args, **how)
+
+    def count_prompts(view, batch):
+        n_cached.append(len(batch))
+        return prefixes_of(view, batch)
+
+    monkeypatch.setattr(donor_passes, "_record_rows", count_rows)
+    monkeypatch.setattr(Prefixes, "of", count_prompts)
+    exchange_scores(view, prompts, sets)
+    assert (n_cached, max(n_rows) > 1) == ([len(prompts.batch)], True)
+    n_rows.clear(), n_cached.clear()
+    monkeypatch.setattr(donor_passes, "PASS_BYTES", 1)
+    small, _, reason = exchange_scores(view, prompts, sets, memory=1)
+    assert (n_cached, {*n_rows}, reason) == ([1] * len(prompts.batch), {1}, "")
+    assert_close(small.log_odds, expected.log_odds)
+
+
+def test_a_pass_over_donors_copies_the_keys_of_one_layer_at_a_time(tiny_run):
+    """The cache that rows begin with keeps none of the keys and values that it returns."""
+    _, view, prompts = tiny_run
+    prefixes = Prefixes.of(view, prompts.batch)
+    pasts = prefixes.pasts([(0, 3), (1, 5)])
+    new = torch.ones(2, view.n_kv_heads, 1, view.d_head)
+    keys, values = pasts.cache.update(new, new, 1)
+    stored = prefixes.caches[0].layers[1]
+    assert keys.shape[2] == values.shape[2] == 6
+    assert_close(keys[0, :, 2:5], stored.keys[0, :, :3])
+    assert_close(values[1, :, :5], stored.values[1, :, :5])
+    held = [x for layer in pasts.cache.layers for x in vars(layer).values() if isinstance(x, torch.Tensor)]
+    assert not any(x.is_floating_point() for x in held)
+    assert stored.keys.data_ptr() == prefixes.rows.keys[1].k.data_ptr()

@@ -235,6 +235,11 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
+def read_weights(model: Any) -> None:
+    """Run a short prompt, so that the weights count as the loaded model's memory."""
+    il.score(model, il.tokenize(model, il.load_task("animal-country", n=1)))
+
+
 def forward_cost(case: Case) -> dict[str, float]:
     """Return the CPU time of one forward pass over one prompt, and its peak above the loaded model, GiB."""
     reset_peak()
@@ -248,7 +253,8 @@ def forward_cost(case: Case) -> dict[str, float]:
 
 
 def measure(case: Case, name: str, forward_s: float, limit: float) -> dict[str, Any]:
-    """Return the cost of one call in this process."""
+    """Return the cost of one call in this process, which first reads the weights; a fork maps no pages of files."""
+    read_weights(case.model)
     reset_peak()
     loaded, _ = resident()
     if name.startswith(("layer", "head_log", "subhead", "neuron", "top", "html")):
@@ -348,7 +354,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     model = il.load_model(options.model)
-    il.score(model, il.tokenize(model, il.load_task("animal-country", n=1)))  # reads the weights from the disk
+    read_weights(model)
     run(options.out, options.names, options.lengths, model, options.limit)
     print(table(options.out))
 

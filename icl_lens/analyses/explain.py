@@ -119,10 +119,12 @@ def explain(
     order = found[by].flatten().argsort(descending=True)[:k].tolist()
     located = [Head.from_index(index, acts.view.n_heads) for index in order]
     located += [why] if why is not None and why not in located else []
-    single, ablation = sections.ablation(scored, located)
+    cached = sections.row_cache(scored)
+    single, ablation = sections.ablation(scored, located, cached)
     attempts = sections.Attempts()
+    added = sections.demonstrations(scored, attempts, cached)
+    del cached
     heads = tuple(sections.head_reports(scored, located, found, single, attempts))
-    added = sections.demonstrations(scored, attempts)
     read = sections.inputs(scored)
     explanation = Explanation(
         model=acts.view.name,

@@ -29,15 +29,16 @@ from icl_lens.analyses.sections import (
 )
 from icl_lens.attribution.increases import head_position_increases, layer_log_prob_increase
 from icl_lens.attribution.reasons import SIDES, AttentionReasons, Side, attention_reasons
-from icl_lens.attribution.search import top_subheads
+from icl_lens.attribution.search import subhead_scores_at, top_subheads
 from icl_lens.attribution.similarity import similarity_in
 from icl_lens.edits.ablate import Ablate
-from icl_lens.engine.score import score
+from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported
+from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_at_least
 from icl_lens.head_scores import SCORES, Score, score_of_parts
 from icl_lens.locate.exchanges import SINGLE, single_exchanges, tower_prompts
 from icl_lens.measures.controlled_ablation import random_head_sets
-from icl_lens.measures.demonstration_effects import demonstration_effects
+from icl_lens.measures.demonstration_effects import effects_of_demonstrations
 from icl_lens.models.head import Head
 from icl_lens.prompts.batch import PromptBatch, with_answers
 from icl_lens.prompts.prompt import quoted_list
@@ -238,12 +239,24 @@ class Attempts:
         return tuple(LeftOut(section, reason) for section, reason in self.reasons.items())
 
 
-def demonstrations(scored: ScoredPrompt, attempts: Attempts) -> DemonstrationsReport | None:
+def row_cache(scored: ScoredPrompt) -> PrefixCache | None:
+    """Return the cache that ablations and hidden demonstrations share; None if the model does not support it."""
+    try:
+        return PrefixCache.of(scored.acts.view, scored.acts.batch)
+    except torch.OutOfMemoryError:
+        raise
+    except (PrefixCacheUnsupported, InputError, RuntimeError):
+        return None
+
+
+def demonstrations(scored: ScoredPrompt, attempts: Attempts, cached: PrefixCache | None) -> DemonstrationsReport | None:
     """Return what the explained label loses without each demonstration; None for plain text, and if it is left out."""
     if scored.scores_tokens or not scored.acts.batch.has_demonstrations:
         return None
     with attempts.at("effects of demonstrations"):
-        found = demonstration_effects(scored.model, scored.acts.batch, scored.targets, against=scored.against)
+        found = effects_of_demonstrations(
+            scored.model, scored.acts.batch, scored.targets, against=scored.against, cached=cached
+        )
         each, whole = found.of()
         hidden, keys, values = torch.cat([each[0], whole]).T.tolist()
         return DemonstrationsReport(tuple(hidden), tuple(keys), tuple(values), found.begins_text)
@@ -285,12 +298,15 @@ def subheads(scored: ScoredPrompt) -> SubheadsReport:
     by = score_of_parts(scored.options.by, comparable=bool(scored.others))
     by_contrast, against = by == "contrast", scored.against if by == "contrast" else None
     parts = top_subheads(acts, scored.targets, k=k, by=by, against=against, **scored.readout_options)
-    heads = sorted({*map(Head, parts.layer[0].tolist(), parts.head[0].tolist())})
-    other_scores = _by_position(scored, heads, None if by_contrast else scored.against) if scored.others else None
+    other_scores: list[float | None] = [None] * k
+    if scored.others:
+        other_against = None if by_contrast else scored.against
+        options = scored.readout_options
+        other_scores = [*subhead_scores_at(acts, parts, scored.targets, against=other_against, **options)[0].tolist()]
     reports = []
     columns = (parts.layer[0], parts.head[0], parts.position[0], parts.value[0])
-    for layer, head, position, value in zip(*(column.tolist() for column in columns), strict=True):
-        other = None if other_scores is None else float(other_scores[Head(layer, head)][position])
+    rows = zip(*(column.tolist() for column in columns), other_scores, strict=True)
+    for layer, head, position, value, other in rows:
         increase, contrast = (other, value) if by_contrast and other is not None else (value, other)
         token = acts.batch.token_names[0][position]
         reports.append(SubheadReport(Head(layer, head), position, token, increase, contrast))
@@ -327,17 +343,25 @@ def query_exchanges(scored: ScoredPrompt) -> tuple[Float[Tensor, "layer head"], 
     return lost[0, 0], prompts.donors["query"].batch.prompts[0].query
 
 
-def ablation(scored: ScoredPrompt, located: list[Head]) -> tuple[Float[Tensor, "located label"], AblationReport]:
+def ablation(
+    scored: ScoredPrompt, located: list[Head], cached: PrefixCache | None
+) -> tuple[Float[Tensor, "located label"], AblationReport]:
     """Return the scored tokens' log-probabilities (nats) with single heads, the located set and random sets zeroed.
 
     Heads are zeroed at the last position, as for effects, which costs one token for each set of them.
     """
-    model, batch, options = scored.model, scored.acts.batch, scored.options
+    batch, options = scored.acts.batch, scored.options
     removed = located[: options.n_ablated]
     draws = random_head_sets(scored.model, removed, draws=options.n_random, seed=options.seed, same_layers=False)
     sets = [[Ablate(heads, positions="last")] for heads in [*[[head] for head in located], removed, *draws]]
-    found = score(model, batch, sets, read=lambda log_probs, _: log_probs[:, scored.tokens.to(log_probs.device)])[0]
-    single, joint, random_draws = found.split([len(located), 1, len(draws)])
+    log_probs, _ = score_sets(
+        scored.acts.view,
+        batch,
+        sets,
+        lambda log_probs, _: log_probs[:, scored.tokens.to(log_probs.device)],
+        cached=cached,
+    )
+    single, joint, random_draws = log_probs[0].split([len(located), 1, len(draws)])
     report = AblationReport(tuple(removed), tuple(joint[0].tolist()), tuple(map(tuple, random_draws.tolist())))
     return single, report
 

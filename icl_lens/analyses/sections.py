@@ -141,7 +141,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class AblationReport:
-    """Label log-probabilities (nats) with the located heads, or each random set of their size, zeroed at the last position."""
+    """Label log-probabilities (nats) with the located heads, or random sets, zeroed at the last position."""
 
     heads: tuple[Head, ...]
     located: tuple[float, ...]

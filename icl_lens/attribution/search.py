@@ -36,7 +36,7 @@ from icl_lens.attribution.increases import (
     project_subheads,
     subhead_log_prob_increase,
 )
-from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, choose_ranking, select_rows
+from icl_lens.attribution.scored_tokens import Against, CheckedAgainst, check_scoring, choose_ranking, select_rows
 from icl_lens.errors import InputError, check_integers
 from icl_lens.head_scores import DirectScore
 from icl_lens.models.active_edits import edits_suffix
@@ -306,6 +306,28 @@ def top_subheads(
     best = value.topk(k, dim=-1)
     layer, head, position = _unravel(index.gather(1, best.indices), n_heads, width)
     return TopSubheads(best.values, layer, head, position, n_exact, n_parts, unevaluated_bound, True, tokens, by)
+
+
+def subhead_scores_at(
+    acts: Activations,
+    parts: TopSubheads,
+    targets: Int[Tensor, " batch"],
+    *,
+    against: Against = None,
+    final_norm: FinalNorm = "frozen",
+    bias: bool = True,
+) -> Float[Tensor, "batch k"]:
+    """Return the increases of parts that another score has ranked, nats, or their contrasts with `against`."""
+    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
+    batch, k = parts.layer.shape
+    layers = parts.layer.unique()
+    base = readout.scale.new_zeros(batch, acts.view.n_layers)
+    x = acts.resid_pre[:, layers].to(readout.dtype)
+    base[:, layers] = readout.token_log_probs(x, targets, against=others)
+    n_heads, width = acts.view.n_heads, acts.pattern.shape[-1]
+    index = (parts.layer * n_heads + parts.head) * width + parts.position
+    prompts = torch.arange(batch, device=index.device).repeat_interleave(k)
+    return _exact_subheads(acts, targets, others, readout, base, prompts, index.flatten()).unflatten(0, (batch, k))
 
 
 def _exact_subheads(

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -23,6 +23,9 @@ from icl_lens.cli.options import (
 )
 from icl_lens.errors import InputError
 
+if TYPE_CHECKING:
+    from icl_lens.prompts.prompt import Prompt
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsOptions(HeadChoice):
@@ -34,6 +37,9 @@ class HeadsOptions(HeadChoice):
         Literal["zero", "mean", "resample"],
         Option(help="Set heads to zero, or to their mean over, or a draw from, other prompts."),
     ] = "zero"
+    mean_over: Annotated[
+        str | None, Option(help="Tasks whose mean takes the heads' place, e.g. antonyms,present-past.")
+    ] = None
     random_sets: Annotated[int, Option(min=1, max=1000, help="Random sets from the same layers, and from all.")] = 10
 
 
@@ -83,7 +89,10 @@ def ablate(
         how += located_on(reference, batch)
     behavior = task.print_behavior(console, loaded, tokens, seed=seed)
     sets: dict[str, Any] = {"n_random": heads.random_sets, "positions": heads.positions, "seed": seed}
-    if heads.mode != "zero":
+    if heads.mean_over is not None:
+        batches = [tokens.tokenize(loaded, prompts) for prompts in _other_tasks(heads, task, seed)]
+        sets |= {"mode": "mean", "reference": batches}
+    elif heads.mode != "zero":
         sets |= {"mode": heads.mode, "reference": reference}
     with progress() as report:
         found = il.ablate_with_controls(loaded, batch, chosen, run=il.Run(progress=report), **sets)
@@ -99,6 +108,19 @@ def ablate(
     output.show(page, console)
 
 
+def _other_tasks(heads: HeadsOptions, task: SplitTask, seed: int) -> "list[list[Prompt]]":
+    """Return prompts of each task of `--mean-over`, as many as are tested, with as many demonstrations."""
+    from icl_lens.prompts.tasks import named_task
+
+    names = [name.strip() for name in (heads.mean_over or "").split(",") if name.strip()]
+    if not names:
+        raise InputError(
+            f"--mean-over must name tasks, got {heads.mean_over!r}; e.g. --mean-over antonyms,present-past"
+        )
+    options = {"seed": seed, "demonstrations": task.demonstrations}
+    return [named_task(name).prompts(task.n, **options) for name in names]
+
+
 def _check(prompt: str | None, answer: str | None, task: SplitTask, heads: HeadsOptions) -> None:
     """Raise InputError for options that conflict or have no effect."""
     if (prompt is None) == (task.name is None):
@@ -107,6 +129,10 @@ def _check(prompt: str | None, answer: str | None, task: SplitTask, heads: Heads
         raise InputError("--answer has no effect with a task, whose prompts have their own answers; remove it")
     if heads.heads is not None and (heads.k is not None or heads.by is not None):
         raise InputError("pass either --heads, or --top and --by to locate them, not both")
+    if heads.mean_over is not None and heads.mode == "resample":
+        raise InputError("--mean-over has no effect with --mode resample; pass one of them")
+    if prompt is not None and heads.mean_over is not None:
+        raise InputError("--mean-over requires --task, whose prompts have a last position to compare; pass a task")
     if prompt is not None and heads.mode != "zero":
         raise InputError(f"--mode {heads.mode} requires --task, whose other prompts take the heads' place")
     if prompt is not None:

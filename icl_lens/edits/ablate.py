@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.edits.edit import Edit, Places, Positions, Stage
-from icl_lens.edits.reference import drawn_prompts, last_z, mean_z, reference_batches
+from icl_lens.edits.reference import drawn_prompts, last_z, mean_z, reference_batches, warn_of_same_pairs
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
@@ -30,10 +30,12 @@ class Ablate(Edit):
     `mode="zero"` sets z to zero, "mean" to its mean over all tokens of the `reference` prompts or, with
     `positions="last"`, over their last tokens, and "resample", with `positions="last"`, to that at the last token of
     one reference prompt, drawn for each prompt by its tokens and `seed` (never the same prompt). No edits are active in
-    passes over the reference. `positions="last"` edits only each prompt's last position, "labels"
-    all tokens of the labels in the demonstrations, which needs the prompts that are run, and a list the tokens at these
-    positions of every prompt, negative ones from its end. `strength` interpolates: 1
-    replaces z, 0 keeps it, 0.3 moves it by 30 %; one number for all heads, or one per head (soft gates).
+    passes over the reference. Pass several batches for a mean over several tasks, in which each has the same weight: a
+    mean over one task of pairs keeps what heads do in all its prompts, so there is a warning. `positions="last"` edits
+    only each prompt's last position, "labels" all tokens of the labels in the demonstrations, which needs the prompts
+    that are run, and a list the tokens at these positions of every prompt, negative ones from its end. `strength`
+    interpolates: 1 replaces z, 0 keeps it, 0.3 moves it by 30 %; one number for all heads, or one per head (soft
+    gates).
 
     Raise InputError for an unknown head, mode or positions, positions outside a prompt, a mean without `reference` or
     with non-finite values, a `reference` for zeros, and strengths that are not finite or not one per head.
@@ -131,6 +133,8 @@ class Ablate(Edit):
             if one.reference is not None:
                 new: dict[str, Any] = {}
                 if one.recorded_z is None:
+                    if batch is not None:
+                        warn_of_same_pairs(batch, one.reference)
                     layers = sorted({layer for edit in group for layer in edit.by_layer(view)})
                     is_mean = one.mode == "mean"
                     new["recorded_z"] = (

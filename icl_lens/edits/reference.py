@@ -1,7 +1,12 @@
-"""What heads compute on reference prompts, which ablation and vectors use: z, its mean, and draws of prompts."""
+"""What heads compute on reference prompts, which ablation and vectors use: z, its mean, and draws of prompts.
+
+A mean over prompts of one task of pairs keeps what its heads do in every prompt, such as a function vector. The mean
+over several tasks, a batch each, does not; `SamePairsWarning` tells a user who takes the first.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from warnings import warn
 from zlib import crc32
 
 import torch
@@ -33,21 +38,24 @@ def reference_batches(reference: Batches) -> list[PromptBatch]:
 def mean_z(
     view: ModelView, layers: Sequence[int], reference: Batches, positions: Positions
 ) -> dict[int, Float[Tensor, "1 head d_head"]]:
-    """Return layer -> float64 mean of its heads' z over all tokens of the reference, or over each prompt's last."""
+    """Return layer -> float64 mean of its heads' z over all tokens of the reference, or over each prompt's last.
+
+    Of several batches, such as those of several tasks, it is the mean of their means, whatever their sizes.
+    """
+    batches = reference_batches(reference)
     sums: dict[int, Tensor] = {}
-    count = 0
 
     def add(batch: PromptBatch, layer: int, z: Tensor) -> None:
-        mask = batch.attention_mask.to(z.device, torch.float64)
-        total = (
-            _at_last(batch, z).double().sum(0) if positions == "last" else torch.einsum("bphd,bp->hd", z.double(), mask)
-        )
-        sums[layer] = sums.get(layer, 0.0) + total
+        if positions == "last":
+            mean = _at_last(batch, z).double().mean(0)
+        else:
+            mask = batch.attention_mask.to(z.device, torch.float64)
+            mean = torch.einsum("bphd,bp->hd", z.double(), mask) / mask.sum()
+        sums[layer] = sums.get(layer, 0.0) + mean
 
-    for batch in reference_batches(reference):
-        count += len(batch) if positions == "last" else int(batch.attention_mask.sum())
+    for batch in batches:
         _read_z(view, layers, batch, add)
-    means = {layer: total[None] / count for layer, total in sums.items()}
+    means = {layer: total[None] / len(batches) for layer, total in sums.items()}
     if not all(bool(mean.isfinite().all()) for mean in means.values()):
         raise InputError("the mean over reference must be finite, got NaN or infinite values; pass other prompts")
     return means
@@ -73,6 +81,56 @@ def drawn_prompts(reference: Batches, batch: PromptBatch, seed: int) -> Int[Tens
             raise InputError(f"reference must have a prompt other than prompt {number} of the batch; pass more prompts")
         drawn.append(others[crc32(repr((seed, tokens)).encode()) % len(others)])
     return torch.tensor(drawn)
+
+
+class SamePairsWarning(UserWarning):
+    """Given if all reference prompts show pairs of the task that is scored."""
+
+
+MIN_SHARED = 0.05
+"""Least share of the scored prompts' pairs that a batch of the same task shows; other tasks share a few by chance."""
+
+
+def warn_of_same_pairs(batch: PromptBatch, reference: Batches, *, stacklevel: int = 3) -> None:
+    """Warn if every batch of the reference shows the same pairs as the prompts that are scored."""
+    if keeps_the_task(batch, reference):
+        warn(
+            SamePairsWarning(
+                "reference must contain other tasks to take away what heads do for this one, got prompts of the same "
+                "pairs, whose mean keeps it; pass several batches, one for each of several tasks"
+            ),
+            stacklevel=stacklevel,
+        )
+
+
+def keeps_the_task(batch: PromptBatch, reference: Batches) -> bool:
+    """Return whether the prompts show pairs, and every batch of the reference shows some of the same."""
+    pairs = _pairs(batch)
+    n_outputs = len({output for _, output in pairs})
+    if len({text for text, _ in pairs}) > 2 * n_outputs or n_outputs <= 2:
+        return False  # texts of a few classes, or no prompts with demonstrations
+    return all(len(pairs & _pairs(other)) >= MIN_SHARED * len(pairs) for other in reference_batches(reference))
+
+
+def described(batch: PromptBatch, reference: Batches) -> str:
+    """Return in words which prompts a reference has: "16 prompts of 2 tasks", "8 prompts of the same pairs"."""
+    batches = reference_batches(reference)
+    n_prompts = sum(map(len, batches))
+    text = f"{n_prompts} prompt{'s' * (n_prompts != 1)}"
+    text += f" of {len(batches)} tasks, each with the same weight" if len(batches) > 1 else ""
+    if keeps_the_task(batch, reference):
+        text += " of the same task, which keeps what heads do in all of them"
+    return text
+
+
+def _pairs(batch: PromptBatch) -> set[tuple[str, str]]:
+    """Return all texts of a batch's prompts with their labels, queries with answers included."""
+    pairs: set[tuple[str, str]] = set()
+    for prompt in batch.prompts:
+        pairs |= {(shown.text, shown.label) for shown in prompt.demonstrations}
+        if prompt.answer is not None:
+            pairs.add((prompt.query, prompt.answer))
+    return pairs
 
 
 def _token_rows(batch: PromptBatch) -> list[tuple[int, ...]]:

@@ -7,7 +7,6 @@ one layer at a time, so that a pass over many rows needs the memory of one layer
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import DynamicCache

@@ -98,8 +98,10 @@ class PrefixCache:
         return cls(view, batch, log_probs, keys, inputs, z, columns)
 
     def select(self, prompts: Sequence[int]) -> "PrefixCache":
-        """Return the cache of some of the prompts, for edits that do not change attention."""
+        """Return the cache of some of the prompts, for edits that do not change attention; of all, it is not copied."""
         rows = list(prompts)
+        if rows == list(range(len(self.batch))):
+            return self
         return PrefixCache(
             self.view,
             self.batch[rows],

@@ -25,6 +25,7 @@ from icl_lens.activations.passes import NO_LABELS_HINT
 from icl_lens.digest import weights_digest
 from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Edit, Positions
+from icl_lens.edits.reference import described, warn_of_same_pairs
 from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
 from icl_lens.intervals import (
@@ -147,11 +148,19 @@ class ControlledAblation(Result):
     """What else edited the model in all conditions, "no ablation" included: open `with` blocks, and other hooks."""
     mode: Mode = "zero"
     """What heads were set to: zero, or their mean or a draw from other prompts."""
+    reference: str = ""
+    """Over which prompts their mean was taken, or from which they were drawn, in words; empty for zero."""
 
     @property
     def ablated(self) -> str:
         """What was done to the heads, in words."""
         return {"zero": "zeroed", "mean": "mean-ablated", "resample": "resample-ablated"}[self.mode]
+
+    @property
+    def reference_sentence(self) -> str:
+        """A sentence on where what takes the heads' place is from; empty for zero."""
+        verbs = {"zero": "", "mean": "The mean is over", "resample": "What takes the heads' place is drawn from"}
+        return f"{verbs[self.mode]} {self.reference}." if self.reference else ""
 
     @property
     def chance(self) -> float:
@@ -227,6 +236,7 @@ class ControlledAblation(Result):
         title = (
             f"ControlledAblation({heads} {self.ablated} {where}, {plural_prompts(len(self.queries))}; log-odds in nats)"
         )
+        title += f"\n{self.reference_sentence}" * bool(self.reference)
         return title, columns, len(shown)
 
     def _row(self, name: ConditionName) -> dict[str, float | int]:
@@ -327,7 +337,9 @@ def ablate_with_controls(
     `n_random` sets are drawn from the layers of `heads`, and the same number from all layers. Heads are ablated at
     each prompt's last position; `positions="all"` ablates them everywhere, which takes much longer. `mode="zero"` sets
     their z to zero, `mode="mean"` to its mean over the `reference` prompts, `mode="resample"` to that of one of them
-    (see `Ablate`); zero is a value that later layers have not seen in training, so it can change more than the heads'
+    (see `Ablate`). Pass several batches as `reference` for a mean over several tasks, each with the same weight; there
+    is a warning if all of them are of the pairs that are scored, since their mean keeps what heads do for these. Zero
+    is a value that later layers have not seen in training, so it can change more than the heads'
     own part. `run` says how the prompts run (see `Run`). Raise InputError for an unknown head, no heads, a negative
     `n_random`, fewer than `len(heads)` other heads, and like `Ablate` for `mode` and `reference`.
 
@@ -352,6 +364,8 @@ def ablate_with_controls(
     }
     ablation = Ablate([], mode=mode, reference=reference, positions=positions, seed=seed)
     ablated = [replace(ablation, heads=one) for one in chain.from_iterable(sets.values())]
+    if ablation.reference is not None:
+        warn_of_same_pairs(batch, ablation.reference)
     ablated = Ablate.prepare(view, ablated, None)  # runs the reference once for all pieces
     options: dict[str, Any] = {"heads": list(map(str, chosen)), "n_random_sets": n_random, "seed": seed}
     options |= {"positions": positions, "mode": mode}
@@ -381,6 +395,7 @@ def ablate_with_controls(
         positions=positions,
         edits=active_edits(view),
         mode=mode,
+        reference="" if ablation.reference is None else described(batch, ablation.reference),
     )
 
 

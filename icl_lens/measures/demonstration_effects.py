@@ -23,6 +23,7 @@ from icl_lens.attribution.scored_tokens import Against, CheckedAgainst
 from icl_lens.edits.edit import Attention, Edit, Stage, of_prompts
 from icl_lens.edits.kv_cache import HiddenKeys, LayerRows, per_kv_head
 from icl_lens.edits.pattern import without_keys
+from icl_lens.engine.prefix_cache import PrefixCache
 from icl_lens.engine.score import score_sets
 from icl_lens.errors import InputError, check_choice
 from icl_lens.intervals import mean_intervals
@@ -300,6 +301,20 @@ def demonstration_effects(
         >>> il.demonstration_effects(model, batch, ways=["removed"]).log_odds.shape
         torch.Size([1, 4, 1])
     """
+    return effects_of_demonstrations(model, batch, targets, against=against, ways=ways, pass_tokens=pass_tokens)
+
+
+def effects_of_demonstrations(
+    model: Any,
+    batch: PromptBatch,
+    targets: Int[Tensor, " batch"] | None,
+    *,
+    against: Against,
+    ways: Sequence[Way] = ("hidden", "keys", "values"),
+    pass_tokens: int = PASS_TOKENS,
+    cached: PrefixCache | None = None,
+) -> DemonstrationEffects:
+    """Return `demonstration_effects`, from a cache of the batch if there is one already."""
     view = ModelView.of(model)
     check_batch(batch)
     batch.require_demonstrations("demonstration to leave out", "pass prompts with demonstrations (il.tokenize)")
@@ -318,6 +333,7 @@ def demonstration_effects(
         [[], *([edit] for edit in edits)],
         lambda log_probs, prompts: answer_outcomes(log_probs, targets, others, prompts),
         pass_tokens=pass_tokens,
+        cached=cached,
     )
     without = found[:, 1:].reshape(len(batch), n + 1, len(hiding), len(OUTCOMES))  # the last: all at once
     if "removed" in chosen:

@@ -82,6 +82,7 @@ def notes(found: ControlledAblation) -> list[str]:
     n_sets = len(found.conditions["same layers"].sets)
     where = "all positions" if found.positions == "all" else "the last position"
     lines = [f"Heads are {found.ablated} at {where}. Random: mean over {n_sets} sets each."]
+    lines += [found.reference_sentence] if found.reference else []
     if n > 1:
         lines.append(
             f"Chance: {percent(found.chance)} between the labels. 95% intervals resample the {n_queries} queries of "
