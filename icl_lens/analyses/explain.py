@@ -1,7 +1,7 @@
 """Explain one prompt: which layers and heads raise the answer, what heads encode, and what ablating them does."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,10 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.plain_text import Text
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
+from icl_lens.runs.progress import Progress, progress_callback
+
+N_STEPS = 5
+"""Steps of an explanation that progress counts: scores, ablations, demonstrations, heads, and other sections."""
 
 
 @locks_model
@@ -43,6 +47,7 @@ def explain(
     n_ablated: int = 4,
     n_random: int = 20,
     seed: int = 0,
+    progress: Progress | bool | None = None,
 ) -> Explanation:
     """Explain one prompt's answer, or the next token of plain text (`Text`).
 
@@ -71,6 +76,9 @@ def explain(
     Inside `with` blocks that edit the model, such as `il.ablate_heads`, and under hooks of your own, the edited model
     is explained: `Explanation.edits` names the edits, as do its page, its JSON and the terminal.
 
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar; `progress=False` shows none,
+    and a function is called with the name of the stage, the steps done and their number.
+
     A section that cannot be computed for the model's family is left out, and `left_out` gives the reason.
 
     Raise InputError for invalid prompts or options; warn if a label is scored by a white-space token.
@@ -98,6 +106,24 @@ def explain(
     if by is not None:
         check_choice("by", by, SCORES)
     batch, options = _prepared(model, prompt, options, against=against, template=template, labels=labels)
+    with progress_callback(progress, unit=" steps") as report:
+        explanation = _explained(model, batch, options, by, why, lambda done: report("explaining", done, N_STEPS))
+    # The first remark only states that multi-token labels are scored by one token.
+    for remark in () if explanation.is_plain_text else explanation.remarks[1:]:
+        warnings.warn(remark, stacklevel=3)
+    return explanation
+
+
+def _explained(
+    model: Any,
+    batch: PromptBatch,
+    options: Settings,
+    by: Score | None,
+    why: AnyHead | None,
+    report: Callable[[int], None],
+) -> Explanation:
+    """Return the explanation of a batch of one row; `report` gets the number of finished steps of `N_STEPS`."""
+    report(0)
     acts = capture(model, batch, writers=compared_positions(batch) if batch.has_demonstrations else False)
     warn_of_answer_spacing(model.tokenizer, batch, acts.token_log_probs)
     why = None if why is None else acts.view.check_head(why)
@@ -116,15 +142,19 @@ def explain(
     other_query = ""
     if by == "towers":
         found["towers"], other_query = sections.query_exchanges(scored)
-    order = found[by].flatten().argsort(descending=True)[:k].tolist()
+    report(1)
+    order = found[by].flatten().argsort(descending=True)[: options.k].tolist()
     located = [Head.from_index(index, acts.view.n_heads) for index in order]
     located += [why] if why is not None and why not in located else []
     cached = sections.row_cache(scored)
     single, ablation = sections.ablation(scored, located, cached)
+    report(2)
     attempts = sections.Attempts()
     added = sections.demonstrations(scored, attempts, cached)
     del cached
+    report(3)
     heads = tuple(sections.head_reports(scored, located, found, single, attempts))
+    report(4)
     read = sections.inputs(scored)
     explanation = Explanation(
         model=acts.view.name,
@@ -140,9 +170,7 @@ def explain(
         edits=active_edits(acts.view),
         left_out=attempts.left_out,
     )
-    # The first remark only states that multi-token labels are scored by one token.
-    for remark in () if explanation.is_plain_text else explanation.remarks[1:]:
-        warnings.warn(remark, stacklevel=3)
+    report(N_STEPS)
     return explanation
 
 

@@ -52,10 +52,12 @@ def score_restarted(
     read: Read,
     *,
     pass_tokens: int,
+    advance: Callable[[int], None],
 ) -> Float[Tensor, "batch set *n"]:
     """Return what `read` reads after each prompt under each set of edits, which must edit z only.
 
-    If hooks are active on the model, each set has its own pass over the full batch, as the hooks expect.
+    If hooks are active on the model, each set has its own pass over the full batch, as the hooks expect. `advance` is
+    called with the number of scores that each pass adds.
     """
     start_layers = [min((layer for placed in one for layer in placed.heads), default=view.n_layers) for one in sets]
     layers = set(start_layers) - {view.n_layers}
@@ -78,6 +80,7 @@ def score_restarted(
             with model_lock(view.model), inputs.resumed_at(first, resid), view.model.hooks(fwd_hooks=hooks):
                 log_probs = last_log_probs(view.model, run)
             piece[rows, numbers] = read(log_probs, prompts[rows])
+            advance(len(rows))
         found.append(piece)
     return torch.cat(found)
 

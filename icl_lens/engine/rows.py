@@ -6,7 +6,7 @@
    such rows, `score_rows` returns the reason instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -34,8 +34,12 @@ def score_rows(
     read: Read,
     pass_tokens: int,
     cached: PrefixCache | None,
+    advance: Callable[[int], None],
 ) -> tuple[Float[Tensor, "batch set *n"] | None, str]:
-    """Return the scores of sets as rows of one token; None and the reason if the model does not support them."""
+    """Return the scores of sets as rows of one token; None and the reason if the model does not support them.
+
+    `advance` is called with the number of scores that each pass adds.
+    """
     tokens = read.tokens if isinstance(read, ReadAmong) else None
     n_logits = None if tokens is None else len(tokens)
     attention = any(
@@ -68,6 +72,7 @@ def score_rows(
                 if scores is None:
                     scores = values.new_empty(len(order), len(sets), *values.shape[2:])
                 scores[prompts, some.start : some.stop] = values
+                advance(len(prompts) * len(some))
         except (PrefixCacheUnsupported, InputError) as error:  # InputError: a hook that the family does not expose
             return None, str(error)
         except RuntimeError as error:

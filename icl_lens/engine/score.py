@@ -10,7 +10,7 @@
 This module alone decides which, and alone falls back from the first to the others.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, overload
 
@@ -36,6 +36,7 @@ from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.runs.progress import progress_switch, steps
 
 Sets = Sequence[Iterable[Edit]]
 
@@ -116,10 +117,16 @@ def patch_heads(
 
 
 @overload
-def score(model: Any, batch: PromptBatch, sets: Sets | None = None, *, read: None = None) -> LabelScores: ...
+def score(
+    model: Any, batch: PromptBatch, sets: Sets | None = None, *, read: None = None, progress: bool | None = None
+) -> LabelScores: ...
 @overload
-def score(model: Any, batch: PromptBatch, sets: Sets | None = None, *, read: Read) -> Tensor: ...
-def score(model: Any, batch: PromptBatch, sets: Sets | None = None, *, read: Read | None = None) -> Tensor:
+def score(
+    model: Any, batch: PromptBatch, sets: Sets | None = None, *, read: Read, progress: bool | None = None
+) -> Tensor: ...
+def score(
+    model: Any, batch: PromptBatch, sets: Sets | None = None, *, read: Read | None = None, progress: bool | None = None
+) -> Tensor:
     """Return what is read after each prompt, [batch ...], or under each set of edits, [batch set ...].
 
     By default, that is the log-probability of each label's token, nats, as `LabelScores` [batch label] or [batch set
@@ -133,6 +140,8 @@ def score(model: Any, batch: PromptBatch, sets: Sets | None = None, *, read: Rea
     changes (see each edit), every prompt runs once, and each set re-runs one token per prompt. If only z changes, each
     set re-runs the prompts from its first edited layer; otherwise, one whole pass per set. The passes that edits need
     of their own (a mean, a source) run once for all sets.
+
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
 
     Raise InputError for sets that are empty or not lists of edits and, without `read`, for prompts without labels or
     with two labels scored by the same token.
@@ -150,12 +159,15 @@ def score(model: Any, batch: PromptBatch, sets: Sets | None = None, *, read: Rea
     check_batch(batch)
     if read is None:
         batch.require_labels("label to score", NO_LABELS_HINT)
-        return LabelScores.from_tensor(score(model, batch, sets, read=read_labels(batch)), batch.labels)
+        return LabelScores.from_tensor(
+            score(model, batch, sets, read=read_labels(batch), progress=progress), batch.labels
+        )
     if sets is None:
         log_probs = last_log_probs(model, batch)
         warn_of_answer_spacing(model.tokenizer, batch, lambda ids: log_probs.gather(1, ids[:, None])[:, 0])
         return _checked(read)(log_probs, torch.arange(len(batch)))
-    return score_sets(ModelView.of(model), batch, sets, read)[0]
+    with progress_switch(progress):
+        return score_sets(ModelView.of(model), batch, sets, read)[0]
 
 
 def read_labels(batch: PromptBatch) -> Read:
@@ -180,12 +192,27 @@ def score_sets(
     check_at_least(1, pass_tokens=pass_tokens)
     checked, read = check_sets(sets), _checked(read)
     placed = place(view, checked, batch)
+    with steps("scoring", len(batch) * len(checked)) as advance:
+        return _score_placed(view, batch, checked, placed, read, pass_tokens, cached, advance)
+
+
+def _score_placed(
+    view: ModelView,
+    batch: PromptBatch,
+    checked: Sequence[tuple[Edit, ...]],
+    placed: Sequence[Sequence[Placed]],
+    read: Read,
+    pass_tokens: int,
+    cached: PrefixCache | None,
+    advance: Callable[[int], None],
+) -> tuple[Float[Tensor, "batch set *n"], str]:
+    """Return `score_sets` of edits that are ready to write; `advance` gets the number of scores that a pass adds."""
     found: dict[int, Tensor] = {}
     reason = ""
     rows = [number for number, one in enumerate(checked) if all(edit.is_only_last(batch) for edit in one)]
     if any(checked[number] for number in rows):
         in_rows = {number: placed[number] for number in rows}
-        by_rows, reason = score_rows(view, batch, [*in_rows.values()], read, pass_tokens, cached)
+        by_rows, reason = score_rows(view, batch, [*in_rows.values()], read, pass_tokens, cached, advance)
         if by_rows is not None:
             found |= dict(zip(rows, by_rows.unbind(1), strict=True))
             _check_own_edits(view, batch, in_rows, found, read)
@@ -195,11 +222,13 @@ def score_sets(
     allowed = {*Z_STAGES} if view.model not in DESCRIBE else {Stage.removal}
     restarted = [number for number in rest if all({*one.edit.stages} <= allowed for one in placed[number])]
     if restarted:
-        scores = score_restarted(view, batch, [placed[number] for number in restarted], read, pass_tokens=pass_tokens)
+        sets = [placed[number] for number in restarted]
+        scores = score_restarted(view, batch, sets, read, pass_tokens=pass_tokens, advance=advance)
         found |= dict(zip(restarted, scores.unbind(1), strict=True))
     for number in rest:
         if number not in found:
             found[number] = _read_whole(view, batch, placed[number], read)
+            advance(len(batch))
     return torch.stack([found[number] for number in range(len(checked))], dim=1), reason
 
 

@@ -37,6 +37,7 @@ from icl_lens.prompts.prompt import quoted_list
 from icl_lens.prompts.tokenize import tokenizer_like
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, interval_texts, plural_prompts
+from icl_lens.runs.progress import progress_switch
 
 Way = Literal["hidden", "keys", "values", "removed"]
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -273,6 +274,7 @@ def demonstration_effects(
     against: Against = None,
     ways: Sequence[Way] = ("hidden", "keys", "values"),
     pass_tokens: int = PASS_TOKENS,
+    progress: bool | None = None,
 ) -> DemonstrationEffects:
     """Return what the answer loses without each demonstration, exactly.
 
@@ -292,7 +294,8 @@ def demonstration_effects(
     demonstration (`Template(prefix=…)`, `prepend_bos=True`), or the first demonstration has the effect of this token.
 
     The first three ways cost one pass over the prompts, and each a token per demonstration; "removed" costs a pass per
-    demonstration. Raise InputError for prompts without demonstrations, unknown ways, and invalid targets.
+    demonstration. If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress`
+    is False. Raise InputError for prompts without demonstrations, unknown ways, and invalid targets.
 
     Example:
         >>> effects = il.demonstration_effects(model, batch)
@@ -301,7 +304,8 @@ def demonstration_effects(
         >>> il.demonstration_effects(model, batch, ways=["removed"]).log_odds.shape
         torch.Size([1, 4, 1])
     """
-    return effects_of_demonstrations(model, batch, targets, against=against, ways=ways, pass_tokens=pass_tokens)
+    with progress_switch(progress):
+        return effects_of_demonstrations(model, batch, targets, against=against, ways=ways, pass_tokens=pass_tokens)
 
 
 def effects_of_demonstrations(

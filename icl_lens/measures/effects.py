@@ -28,6 +28,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, long_frame, plural_prompts
+from icl_lens.runs.progress import progress_switch
 
 Outcome = Literal["log_odds", "log_prob"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -116,6 +117,7 @@ def head_effects(
     mode: Mode = "zero",
     reference: Reference = None,
     pass_tokens: int = PASS_TOKENS,
+    progress: bool | None = None,
 ) -> HeadEffects:
     """Return the effect of ablating each head on every prompt, at the last position or at all of them.
 
@@ -140,6 +142,8 @@ def head_effects(
     `mode="mean"` and `mode="resample"` replace a head's z by its mean over the last positions of the `reference`
     prompts, or by that of one of them, instead of zero (see `Ablate`); only for exact effects at the last position.
 
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
+
     Raise InputError for invalid targets, `against` or options.
 
     Example:
@@ -162,7 +166,8 @@ def head_effects(
     tokens = outcome_tokens(view, batch, targets, against)
     if method == "gradient":
         return estimated_effects(view, batch, *tokens, positions)
-    return exact_effects(view, batch, *tokens, ablation, pass_tokens=pass_tokens)
+    with progress_switch(progress):
+        return exact_effects(view, batch, *tokens, ablation, pass_tokens=pass_tokens)
 
 
 def exact_effects(

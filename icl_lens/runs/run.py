@@ -36,7 +36,8 @@ class Run:
     memory: int = BUDGET
     """Limit of a batch's activations in bytes, by an estimate; at least one prompt runs. A GPU can take 2**30."""
     progress: Progress | bool | None = None
-    """True shows a progress bar; a function is called with the name of a stage, finished prompts, and their total."""
+    """None shows a bar after two seconds, in terminals and notebooks, True always, and False never; a function is
+    called with the name of a stage, finished prompts, and their total."""
     processes: int | None = None
     """None shares the work between all processes that torchrun, accelerate, Slurm or MPI started; each makes the same
     call and gets the same result. 1 is this process alone."""

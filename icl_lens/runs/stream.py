@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,7 +223,7 @@ def start(
         if run.folder is not None and distributed.is_main:
             folder = RunFolder(Path(run.folder), found)
         distributed.run_on_main(lambda: folder and folder.initialize())
-    with progress_callback(run.progress) if distributed.is_main else nullcontext(lambda *_: None) as report:
+    with progress_callback(run.progress if distributed.is_main else False) as report:
         yield ChunkStream(plan, folder, distributed, report)
 
 

@@ -1,0 +1,84 @@
+"""Progress bars of long computations: when they appear, that there is one at a time, and how to switch them off."""
+
+import io
+import time
+from contextlib import redirect_stderr
+
+import pytest
+
+import icl_lens as il
+from icl_lens.runs import progress
+from icl_lens.runs.progress import progress_callback, progress_switch, steps
+
+
+class Terminal(io.StringIO):
+    """Standard error that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def is_impatient(monkeypatch):
+    """Bars appear after half a second."""
+    monkeypatch.setattr(progress, "PATIENCE", 0.5)
+
+
+def test_a_long_step_shows_its_bar_before_it_ends_and_a_short_one_shows_none():
+    with redirect_stderr(Terminal()) as terminal:
+        with steps("scoring", 10) as advance:
+            advance(1)
+        assert "scoring" not in terminal.getvalue()
+        with steps("scoring", 10):
+            time.sleep(1)
+            assert "scoring" in terminal.getvalue()
+
+
+def test_there_is_no_bar_without_a_terminal_and_none_if_it_is_switched_off():
+    with redirect_stderr(Terminal()) as terminal:
+        for block in (progress_callback(False), progress_switch(False)):
+            with block, steps("scoring", 10):
+                time.sleep(0.8)
+    with redirect_stderr(io.StringIO()) as file, steps("scoring", 10):
+        time.sleep(0.8)
+    assert terminal.getvalue() + file.getvalue() == ""
+
+
+def test_loops_below_a_function_with_progress_show_no_bar_of_their_own():
+    stages = []
+    with redirect_stderr(Terminal()) as terminal, progress_callback(lambda *stage: stages.append(stage)) as report:
+        report("explaining", 0, 5)
+        with steps("scoring", 10):
+            time.sleep(0.8)
+    assert (stages, terminal.getvalue()) == ([("explaining", 0, 5)], "")
+
+
+def test_explain_and_scores_say_how_far_they_are(gpt2, gpt2_batch, monkeypatch):
+    """All steps of an explanation are counted, and all scores of sets in every way that they run."""
+    stages = []
+    options = {"k": 2, "n_ablated": 1, "n_random": 1, "prepend_bos": False}
+    prompt = il.Prompt.parse("love : bar eight : foo one :", answer="foo")
+    il.explain(gpt2, prompt, progress=lambda *stage: stages.append(stage), **options)
+    assert stages == [("explaining", done, 5) for done in range(6)]
+    counted = []
+    monkeypatch.setattr("icl_lens.engine.score.steps", counting := Counting(counted))
+    sets = [[il.Ablate(["L0H1"], positions=where)] for where in ("last", "all")] + [[il.RemovePosition(["L0H1"])]]
+    il.score(gpt2, gpt2_batch, sets)
+    assert sum(counted) == counting.total == 3 * len(gpt2_batch)
+
+
+class Counting:
+    """`steps` that keeps what it is advanced by."""
+
+    def __init__(self, counted: list[int]) -> None:
+        self.counted, self.total = counted, 0
+
+    def __call__(self, what: str, total: int) -> "Counting":
+        self.total = total
+        return self
+
+    def __enter__(self):
+        return self.counted.append
+
+    def __exit__(self, *error: object) -> None:
+        """Leave the block."""
