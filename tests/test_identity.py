@@ -4,6 +4,7 @@ Each case changes a model in a way that public code does. The reference is the c
 """
 
 import copy
+import json
 import types
 
 import families
@@ -12,6 +13,7 @@ import torch
 from tolerance import assert_close
 from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoModelForCausalLM
 
 import icl_lens as il
 from icl_lens.models import identity
@@ -234,6 +236,30 @@ def test_models_in_memory_have_a_name_and_need_no_architectures():
     hf.config.name_or_path = "ibm-granite/tiny"
     named = il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
     assert ModelView.of(named).name == "ibm-granite/tiny"
+
+
+@pytest.mark.parametrize(
+    ("family", "setting", "reason"),
+    [("opt", "_remove_final_layer_norm", "it has no final norm"), ("gpt2", "add_cross_attention", "cross attention")],
+)
+def test_configurations_that_no_function_can_explain_are_refused_in_one_sentence(family, setting, reason):
+    config = copy.deepcopy(families.build(family).config)
+    setattr(config, setting, True)
+    hf = AutoModelForCausalLM.from_config(config).eval()
+    model = il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
+    with pytest.raises(il.InputError, match=f"is not supported: .*{reason}"):
+        il.score(model, il.tokenize(model, [PROMPT], prepend_bos=False))
+
+
+def test_an_adapter_beside_a_model_needs_peft_and_no_positions_of_its_own(tmp_path, monkeypatch):
+    families.build("llama").save_pretrained(tmp_path)
+    families.tokenizer().save_pretrained(tmp_path)
+    adapter = tmp_path / "adapter_config.json"
+    monkeypatch.setattr("icl_lens.models.load_errors.find_spec", lambda name: None)
+    for kind, reason in (("LORA", "pip install peft"), ("PREFIX_TUNING", "puts learned positions before every text")):
+        adapter.write_text(json.dumps({"peft_type": kind}))
+        with pytest.raises(il.InputError, match=reason):
+            il.load_model(tmp_path, device="cpu")
 
 
 def test_weights_are_read_only_where_modules_compute_with_them():

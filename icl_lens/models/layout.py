@@ -41,6 +41,11 @@ def check_layout(model: Any, name: str) -> None:
     parts = [part for part in ("blocks", "ln_final", "unembed") if not hasattr(model, part)]
     if parts:
         raise _layout_error(name, f"it has no {' and no '.join(parts)}", "a final norm and an unembedding")
+    if hasattr(model, "original_model") and getattr(model.ln_final, "original_component", None) is None:
+        raise _layout_error(name, "it has no final norm", "a final norm and an unembedding")
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    if getattr(config, "add_cross_attention", False):
+        raise _layout_error(name, "it has cross attention (add_cross_attention)", "attention to the text alone")
     blocks, hooks = list(model.blocks), frozenset(model.hook_dict)
     if without := [layer for layer, block in enumerate(blocks) if not hasattr(block, "attn")]:
         kind = "layers without attention" if len(without) < len(blocks) else "no attention"
