@@ -27,7 +27,7 @@ class Head(LayerAndHead):
     __slots__ = ()
 
     def __new__(cls, layer: int | str, head: int | None = None) -> "Head":
-        if head is None:
+        if head is None or isinstance(layer, str):
             return cls.parse(layer)
         return super().__new__(cls, layer, head)
 
