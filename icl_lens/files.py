@@ -1,8 +1,10 @@
-"""Write files atomically, so that no reader sees a partial file."""
+"""Write files atomically, so that no reader sees a partial file; read JSON without losing repeated keys."""
 
 import glob
+import json
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EACCES, EDQUOT, EFBIG, EISDIR, ENAMETOOLONG, ENOENT, ENOSPC
 from pathlib import Path
+from typing import Any
 
 from icl_lens.errors import InputError
 
@@ -28,19 +31,21 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     try:
         target = _target(path)
-        folder = tempfile.gettempdir() if target is None else target.parent
-        handle, name = tempfile.mkstemp(dir=folder, prefix=_temp_prefix(path), suffix=path.suffix[:20])
-        os.close(handle)
+        folder = Path(tempfile.gettempdir()) if target is None else target.parent
+        temp_path = folder / f"{_temp_prefix(path)}{secrets.token_hex(4)}{path.suffix[:20]}"
+        is_new = target is not None and not target.exists()
+        # The system applies the umask to a new file. To read the umask is to set it for a moment, for all threads.
+        os.close(os.open(temp_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if is_new else 0o600))
     except (OSError, ValueError, RuntimeError) as error:  # a null byte in the name, a symlink loop
         raise _write_error(path, error) from error
-    temp_path = Path(name)
     try:
         yield temp_path
         if target is None:
             with temp_path.open("rb") as content, path.open("ab") as device:
                 shutil.copyfileobj(content, device)
         else:
-            temp_path.chmod(_mode(target))
+            if target.exists():
+                temp_path.chmod(stat.S_IMODE(target.stat().st_mode))
             temp_path.replace(target)
     except BrokenPipeError:
         raise
@@ -66,6 +71,23 @@ def write_text(path: str | Path, text: str) -> None:
     with atomic_write(path) as temp_path:
         # Invalid Unicode (an unpaired surrogate) is written as its escape.
         temp_path.write_bytes(text.encode("utf-8", errors="backslashreplace"))
+
+
+def parse_json(text: str) -> Any:
+    """Return the data of a JSON text; raise ValueError if it is invalid or if an object has a key twice.
+
+    The standard library keeps only the last value of such a key.
+    """
+
+    def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entries: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in entries:
+                raise ValueError(f"the key {key!r:.60} occurs twice in one object")
+            entries[key] = value
+        return entries
+
+    return json.loads(text, object_pairs_hook=distinct_keys)
 
 
 def check_writable(*paths: str | Path | None) -> None:
@@ -101,15 +123,6 @@ def _target(path: Path) -> Path | None:
     if is_device or (path.exists() and not path.is_file()):
         return None
     return absolute.resolve()
-
-
-def _mode(target: Path) -> int:
-    """Return the mode of an existing file, else that of a new one: 0o666 without the bits of the process's umask."""
-    if target.exists():
-        return stat.S_IMODE(target.stat().st_mode)
-    umask = os.umask(0)
-    os.umask(umask)
-    return 0o666 & ~umask
 
 
 def _write_error(path: Path, error: Exception) -> InputError:

@@ -89,6 +89,12 @@ def open_repository(
         raise InputError(
             f"revision of {name!r} must be a branch, tag or commit, got {revision!r}; leave it out for the default"
         )
+    cache = Path(constants.HF_HUB_CACHE).expanduser()
+    if (occupied := blocking_file(cache)) is not None:
+        raise InputError(
+            f"the cache of huggingface_hub must be a folder, but {str(occupied)!r} is a file; "
+            "remove it, or set HF_HOME to a folder"
+        )
     cached = _in_cache(name, kind, revision)
     if cached is not None and not is_complete(cached):
         cached = None
@@ -135,6 +141,16 @@ def first_line(error: BaseException) -> str:
         if line:
             return line if len(line) <= 160 else f"{line[:159]}…"
     return type(error).__name__
+
+
+def blocking_file(folder: Path) -> Path | None:
+    """Return what stands in the place of a folder, or of a folder above it, without being one; None if nothing does."""
+    for path in (folder, *folder.parents):
+        if path.is_dir():
+            return None
+        if path.exists():
+            return path
+    return None
 
 
 def show_download_bars(shown: bool) -> None:

@@ -37,6 +37,7 @@ def labels_as_parquet(column):
 BAD_FILES = [
     (".jsonl", GOOD + "null\n", "line 17 is not a JSON object"),
     (".jsonl", DEEP, "as .jsonl"),
+    (".jsonl", GOOD + '{"text": "x", "label": "a", "label": "b"}\n', "the key 'label' occurs twice in one object"),
     (".jsonl", "\n\n", "got 0 queries"),
     (".jsonl", b'{"text": "\xff", "label": "a"}', "as .jsonl"),
     (".jsonl", GOOD + '{"text": "x"}\n', "row 17 has no column 'label'"),
@@ -57,6 +58,7 @@ BAD_FILES = [
     (".parquet", labels_as_parquet(pa.array([None] * 16, pa.string())), "got 0 queries"),
     (".txt", "x", "of type '.jsonl'"),
     (".json", DEEP, "is not a word list"),
+    (".json", '{"categories": {"mine": ["a"], "yours": ["b"], "mine": ["c"]}}', "the key 'mine' occurs twice"),
     (".json", '{"categories": null}', "categories must be an object"),
     (".json", '{"categories": {"mine": "abc"}}', "'mine' must be a list"),
     (".json", '{"categories": {"mine": ["a\\ud800"]}}', "must contain words"),

@@ -1,11 +1,13 @@
 """GGUF files: tiny ones of every supported architecture give the numbers of the model they were written from."""
 
+import copy
 import json
 
 import faults
 import gguf_files
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
@@ -96,6 +98,96 @@ def test_the_files_own_tokenizer_is_used(name, tmp_path):
         assert ids == own(text, add_special_tokens=False).input_ids
     begins = int(il.tokenize(loaded, [il.Prompt.parse(WORDS, answer="foo")]).tokens[0, 0]) == own.bos_token_id
     assert begins == (gguf_files.ARCHITECTURES[name][1] == "pieces")  # as add_bos_token says
+
+
+SPLITS = {  # GGUF's name -> how the original tokenizer splits text before it is written as bytes
+    "gpt-2": ([], True),
+    "smollm": ([pre_tokenizers.Digits(individual_digits=True)], True),
+    "qwen2": ([pre_tokenizers.Split(Regex(r"\p{N}"), "isolated")], True),
+}
+NUMBERS = "in 1234 and 56 : 7foo"
+
+
+def byte_level_tokenizer(split):
+    """A tokenizer with tokens of several digits, as far as `split` does not separate digits."""
+    raw = Tokenizer(models.BPE())
+    before, use_regex = SPLITS[split]
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(False, use_regex=True)
+    end = "<|endoftext|>"
+    trainer = trainers.BpeTrainer(special_tokens=[end], initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    raw.train_from_iterator([NUMBERS, *gguf_files.TEXT] * 3, trainer)
+    raw.pre_tokenizer = pre_tokenizers.Sequence([*before, pre_tokenizers.ByteLevel(False, use_regex=use_regex)])
+    raw.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token=end, eos_token=end)
+
+
+def write_and_tokenize(path, name, text, **options):
+    """Write a file with this tokenizer and return the ids that the loaded model's tokenizer has for a text."""
+    model = gguf_files.build(name)
+    if (tokenizer := options.get("own_tokenizer")) is not None:
+        with torch.no_grad():
+            model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    gguf_files.write(name, path, model=model, **options)
+    loaded = il.load_model(str(path), device="cpu")
+    ids = loaded.tokenizer(text, add_special_tokens=False).input_ids
+    assert loaded.tokenizer.decode(ids) == text
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("name", "pre", "split"),
+    [
+        ("llama", "smollm", "smollm"),
+        ("llama", "gpt-2", "gpt-2"),
+        ("qwen2", "gpt-2", "gpt-2"),  # not the split of Qwen's own tokenizers
+        ("qwen2", "default", "qwen2"),  # files from before the setting: the architecture's
+        ("starcoder2", None, "smollm"),
+        ("gpt2", "qwen2", "qwen2"),
+    ],
+)
+def test_text_is_split_as_the_file_says(name, pre, split, tmp_path):
+    original = byte_level_tokenizer(split)
+    ids = write_and_tokenize(tmp_path / "x.gguf", name, NUMBERS, own_tokenizer=original, pre=pre)
+    assert ids == original(NUMBERS).input_ids
+    other = byte_level_tokenizer("gpt-2" if split != "gpt-2" else "smollm")
+    assert ids != other(NUMBERS).input_ids
+
+
+def test_a_file_that_does_not_say_how_text_is_split_is_warned_of(tmp_path, caplog):
+    write_and_tokenize(tmp_path / "x.gguf", "llama", NUMBERS, pre=None)
+    assert "x.gguf does not say how its tokenizer splits text (tokenizer.ggml.pre), so it is split like" in caplog.text
+
+
+def test_an_unknown_split_is_refused_unless_a_tokenizer_is_given(tmp_path):
+    gguf_files.write("llama", tmp_path / "x.gguf", pre="brand-new")
+    for _ in range(2):  # converted anew, and from the cache
+        with pytest.raises(il.InputError, match=r"known way, got tokenizer\.ggml\.pre='brand-new'; pass the folder"):
+            il.load_model(str(tmp_path / "x.gguf"), device="cpu")
+    tokenizer = gguf_files.tokenizer("bytes")
+    loaded = il.load_model(str(tmp_path / "x.gguf"), device="cpu", tokenizer=tokenizer)
+    check_close(logits(loaded, ids_of("llama")), logits(gguf_files.build("llama"), ids_of("llama")))
+
+
+@pytest.mark.parametrize("name", ["llama_pieces", "phi3", "gemma2"])
+@pytest.mark.parametrize("add_space", [True, False])
+def test_a_space_is_put_before_the_text_as_the_file_says(name, add_space, tmp_path):
+    """Compared with the original: with the space, "love" is the token of " love" in the middle of a text."""
+    original = copy.deepcopy(gguf_files.tokenizer("pieces"))
+    if not add_space:
+        original.backend_tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    text = gguf_files.TEXT[0]
+    ids = write_and_tokenize(tmp_path / "x.gguf", name, text, own_tokenizer=original, add_space_prefix=add_space)
+    assert ids == original(text, add_special_tokens=False).input_ids
+    assert original.convert_ids_to_tokens(ids)[0].startswith("▁") == add_space
+    loaded = il.load_model(str(tmp_path / "x.gguf"), device="cpu")
+    assert il.tokenize(loaded, [WORDS]).label_positions.shape == (1, 4)
+
+
+def test_a_space_before_the_text_of_a_byte_level_tokenizer(tmp_path):
+    gguf_files.write("llama", tmp_path / "x.gguf", add_space_prefix=True)
+    tokenizer = il.load_model(str(tmp_path / "x.gguf"), device="cpu").tokenizer
+    own = gguf_files.tokenizer("bytes")
+    assert tokenizer("love : bar").input_ids == own(" love : bar").input_ids
 
 
 def test_a_file_without_a_tokenizer_needs_one_given(tmp_path):

@@ -13,7 +13,7 @@ import torch
 from launches import ended, forked
 
 import icl_lens as il
-from icl_lens.models import gguf
+from icl_lens.models import file_digests, gguf
 
 pytestmark = pytest.mark.slow
 
@@ -140,10 +140,70 @@ def test_a_full_disk_is_said_and_leaves_nothing(file, cache, tmp_path):
     torch.testing.assert_close(logits(load(file)), logits(gguf_files.restored("llama", file)).logits, atol=1e-4, rtol=0)
 
 
-def test_a_damaged_conversion_says_which_folder_to_delete(file, cache):
+def zero_second_half(path):
+    half = path.stat().st_size // 2
+    path.write_bytes(path.read_bytes()[:half] + bytes(path.stat().st_size - half))
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+@pytest.mark.parametrize("damage", [zero_second_half, cut_short])
+def test_a_damaged_conversion_says_which_folder_to_delete(damage, file, cache):
     load(file)
     (name,) = folders(cache)
-    weights = cache / name / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(il.InputError, match=f"delete the folder '.*{name}' and retry to reconvert it"):
+    damage(cache / name / "model.safetensors")
+    message = f"'model.safetensors' of .* is damaged; delete the folder '.*{name}' and retry to reconvert it"
+    with pytest.raises(il.InputError, match=message):
         load(file)
+
+
+def test_a_zeroed_page_of_a_large_file_is_noticed(tmp_path, monkeypatch):
+    """Each page in turn: the first, one inside, the last whole one, and the rest after it."""
+    monkeypatch.setattr(file_digests, "_WHOLE", 0)
+    content = bytes(range(1, 256)) * 100
+    (tmp_path / "weights").write_bytes(content)
+    file_digests.record_digests(tmp_path)
+    assert file_digests.damaged_file(tmp_path) is None
+    for start in range(0, len(content), 4096):
+        end = min(start + 4096, len(content))
+        (tmp_path / "weights").write_bytes(content[:start] + bytes(end - start) + content[end:])
+        assert file_digests.damaged_file(tmp_path) == "weights", start
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_file_replaced_during_its_conversion_is_not_kept_under_the_old_digest(when, file, cache, monkeypatch):
+    """Replaced by another of the same size, before or after its weights are read; the original then loads right."""
+    original = file.read_bytes()
+    model = gguf_files.build("llama")
+    with torch.no_grad():
+        model.lm_head.weight.neg_()
+    gguf_files.write("llama", file.with_name("other.gguf"), "Q8_0", model=model)
+    convert = gguf._convert
+
+    def convert_while_replacing(path, *options):
+        if when == "before":
+            file.with_name("other.gguf").replace(file)
+        convert(path, *options)
+        if when == "after":
+            file.with_name("other.gguf").replace(file)
+
+    monkeypatch.setattr(gguf, "_convert", convert_while_replacing)
+    with pytest.raises(il.InputError, match=r"x.gguf' must not change while it is converted, but it was replaced"):
+        load(file)
+    assert folders(cache) == []
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent))
+    file.write_bytes(original)
+    torch.testing.assert_close(logits(load(file)), logits(gguf_files.restored("llama", file)).logits, atol=1e-4, rtol=0)
+
+
+def test_what_is_converted_is_on_the_disk_before_it_is_in_place(file, cache, monkeypatch):
+    synced = []
+    monkeypatch.setattr(file_digests.os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))
+    load(file)
+    (name,) = folders(cache)
+    names = {path.name for path in (cache / name).iterdir()} | {"model", cache.name}
+    assert {os.path.basename(path) for path in synced} == names
+    assert all(".partial-" in path for path in synced[:-1])

@@ -11,7 +11,7 @@ import pytest
 from gguf import GGUFReader
 
 import icl_lens as il
-from icl_lens.models import gguf, installed
+from icl_lens.models import file_digests, installed
 
 
 @pytest.fixture
@@ -48,7 +48,8 @@ def test_files_of_other_formats_are_refused(start, refused, tmp_path):
 
 
 def test_unreadable_files_are_refused(file, refused, monkeypatch):
-    monkeypatch.setattr(gguf, "file_digest", Mock(side_effect=PermissionError(13, "Permission denied")))
+    denied = Mock(side_effect=PermissionError(13, "Permission denied"))
+    monkeypatch.setattr(file_digests.hashlib, "file_digest", denied)
     refused(file, "Permission denied; pass the path of a readable file")
 
 
@@ -95,10 +96,13 @@ def test_a_missing_gguf_package_is_named(file, refused, monkeypatch):
     refused(file, "the gguf package must be installed to read 'x.gguf'", "pip install 'icl-lens[gguf]'")
 
 
-def test_a_cache_that_cannot_be_written_is_named(file, monkeypatch, tmp_path):
-    (tmp_path / "occupied").touch()
+@pytest.mark.parametrize("place", ["occupied", "occupied/icl_lens/gguf"])
+def test_a_cache_folder_that_is_a_file_is_called_so(place, file, monkeypatch, tmp_path):
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "occupied"))
-    faults.assert_refused("XDG_CACHE_HOME", il.load_model, str(file), device="cpu")
+    message = f"the cache of converted models must be a folder, but '{tmp_path / place}' is a file; remove it, or set"
+    faults.assert_refused(message, il.load_model, str(file), device="cpu")
 
 
 @pytest.fixture

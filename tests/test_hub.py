@@ -326,3 +326,9 @@ def test_bars_of_downloads_in_a_terminal_only(terminal, monkeypatch):
         quiet_libraries()
     assert are_progress_bars_disabled() is not terminal
     show_download_bars(True)
+
+
+def test_a_cache_folder_that_is_a_file_is_called_so(cache):
+    cache.write_text("")
+    with pytest.raises(il.InputError, match=r"the cache of huggingface_hub must be a folder, but '.*hub' is a file"):
+        il.load_model("gpt2")

@@ -1,5 +1,8 @@
 """Captures load from disk unchanged, for the same weights only; no file is half-written; digests are stable."""
 
+import os
+import stat
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -115,6 +118,30 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         fail_halfway()
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_new_files_have_the_mode_of_the_umask_which_no_thread_sees_changed(tmp_path, monkeypatch):
+    """As files that Python itself opens; files that exist keep theirs."""
+
+    def change(mask):
+        raise AssertionError("the umask belongs to all threads")
+
+    for mask in (0o022, 0o077, 0o002):
+        before = os.umask(mask)
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "umask", change)
+                write_text(tmp_path / f"{mask}.json", "new")
+            (tmp_path / "plain").write_text("new")
+            assert stat.S_IMODE((tmp_path / f"{mask}.json").stat().st_mode) == 0o666 & ~mask
+            assert stat.S_IMODE((tmp_path / "plain").stat().st_mode) == 0o666 & ~mask
+            (tmp_path / "plain").unlink()
+        finally:
+            os.umask(before)
+    (tmp_path / "18.json").chmod(0o400)
+    write_text(tmp_path / "18.json", "newer")
+    assert stat.S_IMODE((tmp_path / "18.json").stat().st_mode) == 0o400
+    assert {path.name for path in tmp_path.iterdir()} == {"18.json", "63.json", "2.json"}
 
 
 TENSORS = {

@@ -1,6 +1,5 @@
 """Option groups shared by several commands; each group is a panel of the help page."""
 
-import json
 import re
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typer import Option
 from icl_lens.cli.console import PlainConsole, progress, report_error, with_duration
 from icl_lens.cli.option_groups import reject_options
 from icl_lens.errors import InputError
+from icl_lens.files import parse_json
 from icl_lens.head_scores import SCORES, Score, choose_score
 
 if TYPE_CHECKING:
@@ -397,7 +397,7 @@ def parse_labels(text: str) -> "Labels":
     """
     if text.lstrip().startswith("{"):
         try:
-            return json.loads(text)
+            return parse_json(text)
         except ValueError as error:
             raise InputError(f"--labels must be a JSON object from classes to words, got {text!r} ({error})") from None
     pieces = [piece.strip() for piece in text.split(",")]

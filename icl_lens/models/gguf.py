@@ -4,9 +4,10 @@
 2. Dequantize the weights and rebuild the configuration and tokenizer with transformers' GGUF loader.
 3. Write the result to a new folder and move it into place, so that an interrupted process leaves no partial result.
    Later loads use this folder, since converting the file again would take most of the loading time.
+4. Check, after converting, that the file is still the one whose digest names the folder; and, on later loads, that the
+   folder's files are as they were written (`file_digests`).
 """
 
-import hashlib
 import json
 import logging
 import shutil
@@ -20,37 +21,45 @@ from filelock import FileLock
 from safetensors import SafetensorError
 
 from icl_lens.errors import InputError
-from icl_lens.hub import first_line
+from icl_lens.hub import blocking_file, first_line
+from icl_lens.models.file_digests import DigestedFile, damaged_file, record_digests, sync_to_disk
 from icl_lens.models.gguf_header import Header, cached_parser
+from icl_lens.models.gguf_tokenizer import save_tokenizer, split_is_known
 from icl_lens.models.quiet import quiet_loading
 
 ORIGIN = "dequantized_from"
 """The key in a converted folder's config.json that describes the original file."""
+UNKNOWN_SPLIT = "tokenizer.ggml.pre"
+"""The key below `ORIGIN` for the way in which the tokenizer splits text, if it is unknown."""
 UNQUANTIZED = ("F32", "F16", "BF16", "F64")
 """GGUF types of weights that are not quantized."""
-CONVERSION = 1
+CONVERSION = 2
 """Version of the conversion; increase it to invalidate folders converted before."""
 
 
-def convert_gguf(file: Path, dtype: torch.dtype, digest: str | None = None) -> Path:
-    """Return the Hugging Face folder converted from `file`, converting it if necessary.
+def convert_gguf(source: DigestedFile, dtype: torch.dtype) -> Path:
+    """Return the Hugging Face folder converted from a GGUF file, converting it if necessary.
 
     Weights are stored in `dtype` (float32 for float64). The folder's name depends on the file's content, so a changed
-    file is reconverted; `digest` is the SHA-256 digest if known. Raise InputError if the file cannot be read as GGUF
-    or the cache cannot be written.
+    file is reconverted. Raise InputError if the file cannot be read as GGUF or changes meanwhile, and if the cache
+    cannot be written or is damaged.
     """
+    file = source.path
     dtype = torch.float32 if dtype == torch.float64 else dtype
     stored_as = str(dtype).removeprefix("torch.")
-    try:
-        digest = digest or file_digest(file)
-    except OSError as error:
-        raise InputError(f"cannot read {str(file)!r}: {error.strerror}; pass the path of a readable file") from error
-    name = f"{digest[:16]}-{stored_as}-transformers-{version('transformers')}-{CONVERSION}"
+    name = f"{source.sha256[:16]}-{stored_as}-transformers-{version('transformers')}-{CONVERSION}"
     folder = cache_folder() / name
+    if (occupied := blocking_file(folder)) is not None:
+        raise InputError(
+            f"the cache of converted models must be a folder, but {str(occupied)!r} is a file; remove it, or set the "
+            "environment variable XDG_CACHE_HOME to a folder"
+        )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.parent / f"{name}.lock"):
-            if not folder.is_dir():
+            if folder.is_dir():
+                _check_undamaged(folder, file.name)
+            else:
                 for partial in folder.parent.glob(f"{name}.partial-*"):  # from an interrupted process
                     shutil.rmtree(partial, ignore_errors=True)
                 with (
@@ -58,7 +67,10 @@ def convert_gguf(file: Path, dtype: torch.dtype, digest: str | None = None) -> P
                     quiet_loading(bars=False),
                 ):
                     _convert(file, Path(partial), dtype)
+                    source.check_unchanged()
+                    record_digests(Path(partial, "model"))
                     Path(partial, "model").rename(folder)
+                    sync_to_disk(folder.parent)
     except OSError as error:
         raise InputError(
             f"cannot write the converted weights of {file.name!r} to {str(folder.parent)!r}: {first_line(error)}; free "
@@ -74,10 +86,13 @@ def cache_folder() -> Path:
     return user_cache_path("icl_lens", appauthor=False) / "gguf"
 
 
-def file_digest(file: Path) -> str:
-    """Return a file's SHA-256 digest in hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _check_undamaged(folder: Path, name: str) -> None:
+    """Raise InputError if a file of a converted model is not as it was written."""
+    if (damaged := damaged_file(folder)) is not None:
+        raise InputError(
+            f"{damaged!r} of the model converted from {name!r} is damaged; delete the folder {str(folder)!r} and retry "
+            "to reconvert it"
+        )
 
 
 def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
@@ -104,8 +119,12 @@ def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
             found: Any = AutoModelForCausalLM.from_pretrained(link.parent, config=config, **where, **how)
             model, loading = found
             header.check_weights_used(model, **loading)
-            if header.has_tokenizer:
-                AutoTokenizer.from_pretrained(link.parent, **where).save_pretrained(folder)
+            knows_split = split_is_known(header.tokenizer.get("model"), header.tokenizer.get("pre"))
+            if header.has_tokenizer and knows_split:
+                tokenizer = AutoTokenizer.from_pretrained(link.parent, **where)
+                save_tokenizer(
+                    tokenizer, folder, file=file.name, architecture=header.architecture, settings=header.tokenizer
+                )
         except InputError:
             raise
         except Exception as error:  # many types, from several libraries
@@ -122,6 +141,8 @@ def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
         raise OSError(first_line(error)) from error
     config = json.loads((folder / "config.json").read_text())
     config[ORIGIN] = {"file": file.name, "quantization": header.quantization}
+    if not knows_split:
+        config[ORIGIN][UNKNOWN_SPLIT] = header.tokenizer["pre"]
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     log.warning("kept the converted model (%.0f MB) in %s", megabytes, cache_folder())

@@ -45,7 +45,7 @@ class Header:
             ) from error
         self._fields = reader.fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self._architecture = self._field("general.architecture")
+        self._architecture: str = self._field("general.architecture")
         if self._architecture not in ARCHITECTURES:
             raise InputError(
                 f"{file.name!r} must be of an architecture whose GGUF files load correctly "
@@ -69,6 +69,16 @@ class Header:
     @property
     def has_tokenizer(self) -> bool:
         return "tokenizer.ggml.tokens" in self._fields
+
+    @property
+    def architecture(self) -> str:
+        return self._architecture
+
+    @property
+    def tokenizer(self) -> dict[str, Any]:
+        """The settings of the tokenizer by name, without "tokenizer.ggml." and without lists of tokens."""
+        names = ("model", "pre", "add_space_prefix")
+        return {name: self._field(f"tokenizer.ggml.{name}") for name in names}
 
     def complete_config(self, config: Any) -> None:
         """Add to a configuration what transformers' loader ignores; raise InputError for settings it cannot hold."""

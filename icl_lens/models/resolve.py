@@ -12,7 +12,8 @@ import torch
 
 from icl_lens.errors import InputError
 from icl_lens.hub import Repository, open_repository
-from icl_lens.models.gguf import convert_gguf
+from icl_lens.models.file_digests import DigestedFile
+from icl_lens.models.gguf import ORIGIN, UNKNOWN_SPLIT, convert_gguf
 from icl_lens.models.installed import INSTALLED_MODELS
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -60,9 +61,9 @@ def resolve_model(
     if name in INSTALLED_MODELS:
         _check_no_revision(name, revision)
         model = INSTALLED_MODELS[name]
-        return ModelSource(name, convert_gguf(model.checked_path(), dtype, model.sha256), "gguf")
+        return ModelSource(name, convert_gguf(model.checked_file(), dtype), "gguf")
     if name.endswith(".gguf"):
-        return ModelSource(name, convert_gguf(_gguf_file(name, revision), dtype), "gguf")
+        return ModelSource(name, convert_gguf(DigestedFile.read(_gguf_file(name, revision)), dtype), "gguf")
     local = _local(name)
     if local is not None:
         _check_no_revision(name, revision)
@@ -134,8 +135,16 @@ def has_tokenizer(names: Sequence[str]) -> bool:
     return any(_TOKENIZER.fullmatch(name) for name in names)
 
 
-def missing_tokenizer_error(name: str) -> InputError:
-    """Return the error for a model without a tokenizer."""
+def missing_tokenizer_error(name: str, converted: Path | None = None) -> InputError:
+    """Return the error for a model without a tokenizer; `converted` is the folder of a converted GGUF file."""
+    if converted is not None:
+        origin = json.loads((converted / "config.json").read_text(encoding="utf-8")).get(ORIGIN, {})
+        if UNKNOWN_SPLIT in origin:
+            return InputError(
+                f"{name!r} must have a tokenizer that splits text in a known way, got tokenizer.ggml.pre="
+                f"{origin[UNKNOWN_SPLIT]!r}; pass the folder or the Hub name of the original model, or its tokenizer "
+                "(load_model(..., tokenizer=) in Python)"
+            )
     if name.endswith(".gguf"):
         return InputError(
             f"{name!r} must contain a tokenizer, got none; pass load_model(..., tokenizer=) in Python, or another file"

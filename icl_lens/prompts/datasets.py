@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from icl_lens.errors import InputError
+from icl_lens.files import parse_json
 from icl_lens.hub import Repository, first_line, open_repository
 from icl_lens.prompts.draw import SURROGATE
 from icl_lens.prompts.prompt import quoted_list
@@ -186,7 +187,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except ValueError as error:
                 raise ValueError(f"line {number} is not valid JSON ({error})") from error
             if not isinstance(row, dict):
@@ -224,7 +225,7 @@ def _is_pair_list(table: Any) -> bool:
 
 def _json(path: Path) -> Iterator[Row]:
     """Yield the rows of a JSON list of objects, of an object with one list per column, or of pairs without columns."""
-    table = json.loads(path.read_text(encoding="utf-8-sig"))
+    table = parse_json(path.read_text(encoding="utf-8-sig"))
     columns: tuple[str, ...] = ()
     if _is_pair_mapping(table):
         columns, table = PAIR_COLUMNS, list(table.items())

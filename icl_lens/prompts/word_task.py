@@ -1,6 +1,5 @@
 """Word tasks: prompts from two categories of a word list."""
 
-import json
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from typing import Any, ClassVar
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
+from icl_lens.files import parse_json
+from icl_lens.hub import first_line
 from icl_lens.prompts.datasets import DATASETS, SUFFIXES
 from icl_lens.prompts.draw import SURROGATE, Draw, KeepTexts, TextPool, check_path, spelling_key
 from icl_lens.prompts.labeled_task import LabeledTask
@@ -138,10 +139,10 @@ def word_list(path: str | Path | None = None) -> dict[str, list[str]]:
     if not source.is_file():
         raise InputError(f"there is no word list {str(source)!r}; pass the path of an existing file")
     try:
-        categories = json.loads(source.read_text(encoding="utf-8-sig"))["categories"]
+        categories = parse_json(source.read_text(encoding="utf-8-sig"))["categories"]
         wrong = _fault_of(categories)
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        wrong, categories = f"cannot be read: {type(error).__name__}", {}
+        wrong, categories = f"cannot be read: {type(error).__name__} {first_line(error)}", {}
     if wrong:
         raise InputError(
             f'{str(source)!r} is not a word list ({wrong}); write {{"categories": {{name: [words]}}}}, pairs as '

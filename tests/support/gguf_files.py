@@ -111,12 +111,16 @@ def write(
     *,
     model: PreTrainedModel | None = None,
     with_tokenizer: bool = True,
+    own_tokenizer: PreTrainedTokenizerFast | None = None,
+    pre: str | None = "gpt-2",
+    add_space_prefix: bool | None = None,
     architecture: str = "",
     settings: Mapping[str, Any] | None = None,
     change: Callable[[dict[str, np.ndarray]], None] = lambda tensors: None,
 ) -> PreTrainedModel:
     """Write a tiny GGUF file with matrices in `quantization`; return the model that was written.
 
+    `own_tokenizer` replaces that of the architecture; `pre` and `add_space_prefix` are settings of the tokenizer.
     `architecture` replaces general.architecture, `settings` are added to the architecture's own, and `change` may edit
     the tensors before they are stored.
     """
@@ -124,7 +128,9 @@ def write(
     writer = gguf.GGUFWriter(path, architecture or arch_of(name))
     _write_settings(writer, name, model.config, settings or {})
     if with_tokenizer:
-        _write_tokenizer(writer, ARCHITECTURES[name][1])
+        vocabulary = ARCHITECTURES[name][1]
+        fast = tokenizer(vocabulary) if own_tokenizer is None else own_tokenizer
+        _write_tokenizer(writer, vocabulary, fast, pre, add_space_prefix)
     kind = gguf.GGMLQuantizationType[quantization]
     tensors = {gguf_name: _converted(name, gguf_name, weight.numpy()) for gguf_name, weight in _named(name, model)}
     if name == "llama3":
@@ -223,15 +229,23 @@ def _write_settings(writer: gguf.GGUFWriter, name: str, config: Any, settings: M
         add(key, value)
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, vocabulary: str) -> None:
-    fast = tokenizer(vocabulary)
+def _write_tokenizer(
+    writer: gguf.GGUFWriter,
+    vocabulary: str,
+    fast: PreTrainedTokenizerFast,
+    pre: str | None,
+    add_space_prefix: bool | None,
+) -> None:
     tokens = [token for token, _ in sorted(fast.get_vocab().items(), key=lambda entry: entry[1])]
     special, kind = {*fast.all_special_tokens}, gguf.TokenType
     kinds = [
         kind.BYTE if token.startswith("<0x") else kind.CONTROL if token in special else kind.NORMAL for token in tokens
     ]
     writer.add_tokenizer_model("gpt2" if vocabulary == "bytes" else "llama")
-    writer.add_tokenizer_pre("default")
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
+    if add_space_prefix is not None:
+        writer.add_add_space_prefix(add_space_prefix)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     if vocabulary == "bytes":
