@@ -80,11 +80,11 @@ def parse_json(text: str) -> Any:
     """
 
     def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        entries: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in entries:
-                raise ValueError(f"the key {key!r:.60} occurs twice in one object")
-            entries[key] = value
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
+            keys = [key for key, _ in pairs]
+            repeated = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"the key {repeated!r:.60} occurs twice in one object")
         return entries
 
     return json.loads(text, object_pairs_hook=distinct_keys)

@@ -1,11 +1,14 @@
 """Chat templates: the tokens are those of the tokenizer's own `apply_chat_template`, and labels are where they are."""
 
 import copy
+import threading
+import time
 
 import pytest
 from small_tokenizers import model_of, tokenizer_of
 
 import icl_lens as il
+from icl_lens.prompts import chat_template
 
 CHATML = (
     "{% for m in messages %}"
@@ -89,9 +92,52 @@ def test_what_the_model_says_before_the_label_is_written_at_the_query():
         (None, {}, "model must have a tokenizer with a chat template"),
         (NO_SYSTEM, {"system": "Be kind."}, "must accept these messages, got the error System role not supported"),
         (FIRST_DIFFERS, {}, "must write all turns alike"),
+        ("{{ messages[0].content }}", {}, "must write each message once, but it leaves some out or repeats them"),
         (CHATML, {"text": "Text:"}, r"text must contain \{text} and label \{label} once"),
     ],
 )
 def test_templates_that_cannot_be_used_are_refused(template, options, message):
     with pytest.raises(il.InputError, match=message):
         il.Template.chat(chatting(template), **options)
+
+
+NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+ENDLESS = {
+    "loops": (NESTED, r"within 5 seconds, got no text within 1 seconds; write the turns as an il.Template"),
+    "one operation": ("{{ 10 ** (10 ** 9) }}", "got no text within 1 seconds"),
+    "text": (
+        "{% for a in range(2000) %}{{ 'x' * 1000 }}{% endfor %}",
+        r"1,000,000 characters .* got 2,000,000 characters",
+    ),
+    "memory": ("{% set x = 'x' * 2 ** 31 %}", "got the error MemoryError"),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "got the error maximum recursion depth"),
+}
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+def test_templates_that_do_not_end_are_stopped(case, monkeypatch):
+    template, message = ENDLESS[case]
+    monkeypatch.setattr(chat_template, "SECONDS", 1)
+    with pytest.raises(il.InputError, match=message.replace("5 seconds", "1 seconds")):
+        il.Template.chat(chatting(template))
+
+
+def test_a_template_that_does_not_end_holds_up_no_other_thread(monkeypatch):
+    """Rendered in a thread, as a notebook's kernel may, while this one goes on counting."""
+    monkeypatch.setattr(chat_template, "SECONDS", 1)
+    errors = []
+
+    def render():
+        try:
+            il.Template.chat(chatting(NESTED + "{# thread #}"))
+        except il.InputError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    longest, before = 0.0, time.monotonic()
+    while thread.is_alive():
+        time.sleep(0.01)
+        longest, before = max(longest, time.monotonic() - before), time.monotonic()
+    assert len(errors) == 1
+    assert longest < 1

@@ -7,11 +7,11 @@ colon.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
 from typing import Any
 
 from icl_lens.errors import InputError
 from icl_lens.printable import visible
+from icl_lens.prompts.chat_template import render_conversations
 
 Span = tuple[int, int]
 
@@ -346,8 +346,11 @@ class Template:
         written for the model at the query, too. The rendered text is that of the tokenizer's `apply_chat_template` with
         `add_generation_prompt=True`. Without `system`, a default system message of the template's own is used.
 
+        The template is a program that comes with the model; it runs in a process of its own, for at most 5 seconds.
+
         Raise InputError for a tokenizer without a chat template, one that refuses the messages (some have no role
-        "system"), and one in which the turns of a conversation are not written alike.
+        "system"), takes longer or writes over a million characters, and one in which the turns of a conversation are
+        not written alike.
 
         Example:
             >>> instruct = il.load_model("smollm2-135m")  # doctest: +SKIP
@@ -363,28 +366,28 @@ class Template:
         words = [f"icl{number}lens" for number in range(7)]
         first = [] if system is None else [{"role": "system", "content": system}]
 
-        def pieces(n: int) -> list[str]:
-            """Return what a conversation of the first n words has before, between and after them."""
-            roles = (("user", text, "{text}"), ("assistant", label, "{label}"))
-            turns = [
-                {"role": role, "content": content.replace(name, word)}
-                for word, (role, content, name) in zip(words[:n], cycle(roles), strict=False)
-            ]
-            try:
-                found = tokenizer.apply_chat_template(
-                    [*first, *turns], tokenize=False, add_generation_prompt=n % 2 == 1
-                )
-            except Exception as error:  # templates raise errors of their own
-                raise InputError(f"the chat template must accept these messages, got the error {error}") from None
-            return re.split("|".join(words), found)
-
-        prefix, to_label, to_text, *rest, end = pieces(7)
-        closing = pieces(2)[-1]  # of the model's turn
+        turns = []
+        for number, word in enumerate(words):
+            is_user = number % 2 == 0
+            content = text.replace("{text}", word) if is_user else label.replace("{label}", word)
+            turns.append({"role": "user" if is_user else "assistant", "content": content})
+        # After a turn of the user, the model's turn is begun.
+        conversations = [([*first, *turns[:n]], n % 2 == 1) for n in (7, 2, 1)]
+        texts = render_conversations(tokenizer, conversations)
+        # What each conversation has before, between and after its words.
+        all_turns, two_turns, one_turn = (re.split("|".join(words), rendered) for rendered in texts)
+        if [len(all_turns), len(two_turns), len(one_turn)] != [8, 3, 2]:
+            raise InputError(
+                "the chat template must write each message once, but it leaves some out or repeats them; write the "
+                "turns as an il.Template of your own"
+            )
+        prefix, to_label, to_text, *rest, end = all_turns
+        closing = two_turns[-1]  # of the model's turn
         opening = to_text.removeprefix(closing)
         query = (end + prefill).rstrip(" ")
         are_alike = (
             rest == [to_label, to_text] * 2
-            and pieces(1) == [prefix, end]
+            and one_turn == [prefix, end]
             and to_text.startswith(closing)
             and prefix.endswith(opening)
             and to_label.rstrip(" ") == query
