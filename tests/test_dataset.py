@@ -277,7 +277,7 @@ def test_a_folder_of_another_run_is_refused(gpt2, many, tmp_path, call, differen
 
 
 RESUMED = {
-    "two_towers": lambda model, prompts, run: il.two_towers(model, prompts, k=2, n_random=2, run=run),
+    "two_towers": lambda model, prompts, run: il.two_towers(model, prompts, k=2, n_random=3, run=run),
     "task_check": lambda model, prompts, run: il.task_check(model, prompts, run=run),
     "compare_models": lambda model, prompts, run: il.compare_models(model, model, prompts, by="effect", run=run),
     "ablate_with_controls": lambda model, prompts, run: il.ablate_with_controls(
@@ -288,7 +288,7 @@ RESUMED = {
     "locate_towers": lambda model, prompts, run: il.locate_towers(model, prompts, run=run),
     "mean_score_parts": lambda model, prompts, run: il.mean_score_parts(model, prompts, ["L2H1"], run=run),
     "locate_circuit": lambda model, prompts, run: il.locate_circuit(
-        model, prompts[:12], prompts[12:], ["L2H1"], n_edges=2, n_random=2, run=run
+        model, prompts[:12], prompts[12:], ["L2H1"], n_edges=2, n_random=3, run=run
     ),
 }
 

@@ -82,7 +82,7 @@ def test_numbers_are_those_of_the_functions(gpt2, acts, explanation, plain_text)
 
 
 def test_ablations_are_those_of_the_context_manager(gpt2, acts, explanation):
-    """The located set gives what `ablate_heads` gives, and random sets, which the seed draws from the others, too."""
+    """The located set gives what a block gives that zeroes it at the last position, and random sets do, too."""
     batch, rng = acts.batch, random.Random(explanation.settings.seed)
     located = [report.head for report in explanation.heads[:3]]
     assert list(explanation.ablation.heads) == located

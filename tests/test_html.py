@@ -664,7 +664,7 @@ def test_what_heads_support_is_decided_by_the_numbers(paper):
     explanation = ex.changed(paper, heads=heads, largest=largest, compared_with=("bar",), **layers)
     named = {which: [f"L9H{i}" for i, case in enumerate(SUPPORTS) if case[2] == which] for _, _, which in SUPPORTS}
     groups = {"foo": "answer", "bar": "others", "both": "both", "neither": "neither"}
-    line = " ".join(f"Support {name}: {', '.join(named[which])}." for name, which in groups.items())
+    line = " ".join(f"support {name}: {', '.join(named[which])}." for name, which in groups.items())
     text = Page(explanation.to_html()).text
     assert line in text
     assert "contrast, nats" in text
@@ -727,13 +727,12 @@ def test_located_heads_are_shown_with_what_zeroing_them_does():
     layers = dict.fromkeys(("attn_contrast", "ffn_contrast"), paper.layers.attn)
     heads = (replace(first, ablated=alike), replace(second, ablated=lowered))
     explanation = ex.changed(paper, compared_with=("bar",), heads=heads, contrast=paper.all_heads.increase, **layers)
-    changes = [explanation.change_if_zeroed(report) for report in explanation.heads]
-    assert changes == pytest.approx([0.0, -1.5])
-    assert ex.changed(explanation, compared_with=()).change_if_zeroed(explanation.heads[0]) == pytest.approx(-1.0)
+    assert [explanation.lost(report.ablated) for report in explanation.heads] == pytest.approx([0.0, 1.5])
+    assert ex.changed(explanation, compared_with=()).lost(explanation.heads[0].ablated) == pytest.approx(1.0)
     text = Page(explanation.to_html()).text
-    assert "change of log-odds, nats" in text
-    assert "\N{MINUS SIGN}1.500" in text
+    assert "log-odds lost, nats" in text
+    assert "+1.500" in text
     terminal = ex.terminal_text(explanation)
-    assert "zeroed: change of the log-odds of foo with this head alone zeroed" in terminal
+    assert "log-odds lost: the log-odds of foo lost with this head alone zeroed at the last position" in terminal
     rows = [line.split() for line in terminal.splitlines() if line.strip().startswith(str(second.head))]
-    assert "-1.500" in rows[0]
+    assert "+1.500" in rows[0]

@@ -56,7 +56,7 @@ def label_first(monkeypatch):
 
     def exchanged(case):
         found = il.two_towers(
-            case.model, sweep.ONE_WORD, case.heads, n_random=1, prepend_bos=False, template=LABEL_FIRST
+            case.model, sweep.ONE_WORD, case.heads, n_random=3, prepend_bos=False, template=LABEL_FIRST
         )
         return {one.name: one.lost for one in found.exchanges}
 

@@ -71,7 +71,7 @@ def test_files_and_table_hold_the_packages_numbers(inputs, unbroken, run, tmp_pa
     code, stdout, _ = run(*inputs, "--out", tmp_path / "out")
     assert code == 0
     assert contents(tmp_path / "out") == unbroken
-    assert "Exact, certified" in stdout
+    assert "The ranking is exact" in stdout
     table = pd.read_parquet(tmp_path / "out" / "heads.parquet")
     names = ["name", "increase", "low", "high", "selected", "rank", "layer", "head", "share_evaluated"]
     names += ["effect", "effect_low", "effect_high"]
@@ -310,7 +310,7 @@ def test_two_processes_share_the_work(by_two, unbroken, way):
     """Two processes compute different batches, each about half of them, and together what one computes."""
     out, nodes, chunks = by_two(way)
     assert [node.returncode for node in nodes] == [0] * len(nodes), nodes
-    assert "".join(node.stdout for node in nodes).count("Exact, certified") == 1
+    assert "".join(node.stdout for node in nodes).count("The ranking is exact") == 1
     assert_shared(chunks, range(N // BATCH))
     assert_shared(chunks, range(N // BATCH), kind="effect")
     same_numbers(out, unbroken)

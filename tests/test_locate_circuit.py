@@ -68,7 +68,7 @@ def test_planted_edges_into_labels_come_first(tmp_path, seed):
         ("last", {("v", "embed", "query")}),  # of all tokens near the last one, the query alone is a text
     ):
         edges = {str(il.Edge(mover, *edge, reader_at)) for edge in expected}
-        circuit = il.locate_circuit(study.model, *study.halves(), heads, reader_at=reader_at, n_edges=6, n_random=2)
+        circuit = il.locate_circuit(study.model, *study.halves(), heads, reader_at=reader_at, n_edges=6, n_random=3)
         table = circuit.to_frame()
         assert set(table["edge"][: len(edges)]) == edges  # precision and recall are 1
         assert table["effect"][len(edges) :].abs().max() < 0.4 < table["low"][: len(edges)].min()
@@ -111,7 +111,7 @@ def test_models_that_compare_nothing_have_no_query_or_key_edges(tmp_path, kind, 
     """In balanced order, heads that copy the last label, or all labels, raise the other label as much as the answer."""
     truth, study = planted(kind, tmp_path, 40)
     heads = truth.heads[role] or tuple(il.Head(layer, 2) for layer in (4, 5, 6))
-    circuit = il.locate_circuit(study.model, *study.halves(), heads, n_edges=4, n_random=2)
+    circuit = il.locate_circuit(study.model, *study.halves(), heads, n_edges=4, n_random=3)
     groups = circuit.to_frame("groups").set_index("group")
     for name in (f"{third} third → {end}" for third in THIRDS[:2] for end in ("query", "keys at the labels")):
         assert groups.loc[name, "low"] < 0.05, name

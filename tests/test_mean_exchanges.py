@@ -60,7 +60,7 @@ def test_means_and_intervals_are_those_of_single_exchanges(gpt2, many, expected)
 
 
 def test_the_scan_of_two_towers_is_the_same_table(gpt2, many):
-    scan = il.two_towers(gpt2, many.prompts, k=2, scan_prompts=many.prompts, n_random=1).scan
+    scan = il.two_towers(gpt2, many.prompts, k=2, scan_prompts=many.prompts, n_random=3).scan
     frame = il.locate_towers(gpt2, many.prompts, k=2).to_frame()
     pd.testing.assert_frame_equal(scan.drop(columns=["index", "head"]), frame.drop(columns=["head", "name"]))
     assert scan["head"].tolist() == frame["name"].tolist()

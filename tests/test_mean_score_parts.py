@@ -116,7 +116,7 @@ def test_the_planted_writer_is_first_on_both_sides(tmp_path):
             assert first["low"] > 0
         mover = found.strongest(head, "query", 1)["writer"].item()
         assert found.strongest(head, "pair", 1)["writer"].item() == f"{mover} × {mover}"
-        assert f"scores true labels above false labels by {found.total(head)[0]:.2f}" in found.sentence(head)
+        assert f"scores true labels above false labels: difference +{found.total(head)[0]:.2f}" in found.sentence(head)
         assert mover in found.sentence(head)
 
 

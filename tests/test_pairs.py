@@ -520,7 +520,7 @@ def test_pairs_are_correct_if_the_answer_is_the_top_token_of_the_vocabulary(fami
 def test_circuits_of_pairs_are_tested_edge_by_edge(gpt2, tmp_path):
     prompts = il.load_task("mine", write(tmp_path / "pairs.json"), n=33)
     first, second = il.split_by_query(prompts, 8)
-    edges = il.locate_circuit(gpt2, first, second, [HEAD], n_edges=50, n_random=2).to_frame()
+    edges = il.locate_circuit(gpt2, first, second, [HEAD], n_edges=50, n_random=3).to_frame()
     batch, reference = il.tokenize(gpt2, second), il.tokenize(gpt2, first)
     some = [il.Edge(HEAD, *edges.loc[row, ["part", "writer", "role"]]) for row in (0, 1, len(edges) - 1)]
     removed = [[], *([il.WithoutEdges([edge], reference=reference)] for edge in some)]

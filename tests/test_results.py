@@ -40,7 +40,7 @@ MAKE = {
     "Explanation": explained,
     "Comparison": lambda m: il.compare(m.get("Explanation"), explained(m, "two : foo love : bar like :")),
     "ModelComparison": lambda m: il.compare_models(m.model, m.model, m.prompts),
-    "TwoTowers": lambda m: il.two_towers(m.model, m.prompts, ["L5H0"], n_random=2),
+    "TwoTowers": lambda m: il.two_towers(m.model, m.prompts, ["L5H0"], n_random=3),
     "TopHeads": lambda m: il.locate_heads(m.model, m.prompts, k=3),
     "TopSubheads": lambda m: il.top_subheads(m.acts, k=3),
     "LayerIncreases": lambda m: il.layer_log_prob_increase(m.acts),
@@ -71,7 +71,7 @@ MAKE = {
     "MeanExchanges": lambda m: il.locate_towers(m.model, m.batch),
     "MeanScoreParts": lambda m: il.mean_score_parts(m.model, m.prompts, heads=["L5H0"]),
     "Circuit": lambda m: il.locate_circuit(
-        m.model, *il.split_by_query(il.load_task(TASK, n=24), 12), ["L5H0"], n_edges=4, n_random=2
+        m.model, *il.split_by_query(il.load_task(TASK, n=24), 12), ["L5H0"], n_edges=4, n_random=3
     ),
     "RepeatedTokenScores": lambda m: il.repeated_token_scores(m.model, n=2),
     "TaskCheck": lambda m: il.task_check(m.model, TASK, n=20),

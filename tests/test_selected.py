@@ -97,7 +97,7 @@ def test_heads_located_by_towers(gpt2, many):
     found = il.locate_towers(gpt2, many, k=K, run=il.Run(batch_size=7))
     for i, name in enumerate(("query", "keys", "values")):
         assert_shares(getattr(found, name).selected.flatten(), by_draws(lost[:, i].numpy(), many.queries, K))
-    scan = il.two_towers(gpt2, many.prompts[:4], k=K, scan_prompts=many.prompts, n_random=1)
+    scan = il.two_towers(gpt2, many.prompts[:4], k=K, scan_prompts=many.prompts, n_random=3)
     assert scan.scan["selected"].tolist() == found.to_frame()["selected"].tolist()
     summary = json.loads(scan.to_json())["summary"]
     assert (summary["expected_selected"], summary["scan"][0]["selected"]) == (K / 12, scan.scan["selected"][0])
@@ -143,7 +143,7 @@ def test_a_single_query_selects_nothing(gpt2, many):
     effects = il.locate_effects(gpt2, one, k=K)
     assert bool(effects.log_odds.selected.isnan().all())
     assert effects._shown()[1]["selected"][0] == "–"
-    circuit = il.locate_circuit(gpt2, one, many[:4], ["L2H1"], n_edges=2, n_random=2)
+    circuit = il.locate_circuit(gpt2, one, many[:4], ["L2H1"], n_edges=2, n_random=3)
     assert circuit.edges["selected"].isna().all()
     assert circuit._shown()[1]["selected"] == ["–", "–"]
 

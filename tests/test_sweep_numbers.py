@@ -1073,7 +1073,7 @@ def circuit(c: Both) -> None:
     """The log-odds with all edges, and the effects of single edges, with means of what writers write in each role."""
     scored = c.scored(c.clean_log_probs)
     for reader_at, head in (("last", c.reader), ("label", c.heads[1])):
-        found = il.locate_circuit(c.model, c.batch, c.batch, [head], reader_at=reader_at, n_edges=4, n_random=2)
+        found = il.locate_circuit(c.model, c.batch, c.batch, [head], reader_at=reader_at, n_edges=4, n_random=3)
         assert_close(found.score("all")[0], scored["log_odds"].mean())
         for one in found.to_frame("edges").itertuples():
 

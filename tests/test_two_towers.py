@@ -188,7 +188,7 @@ def test_queries_of_the_other_class_are_found_also_if_labels_are_exchanged():
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):  # noqa: F811
     truth, model = planted("two-tower", seed)
-    found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=2)
+    found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=3)
     assert {*found.heads} == {*truth.heads["two-tower"]}  # precision and recall 1
     assert found.scan["query"][3] > 20 * found.scan["query"][4]
     table = found.to_frame().set_index("exchanged")
@@ -201,7 +201,7 @@ def test_planted_two_towers_are_found_and_their_exchanges_cancel(planted, seed):
     assert (table["random"].abs() < 0.1 * intact).all()
     assert found.is_two_towers
     assert "work as two towers" in found.verdict
-    decoys = il.two_towers(model, il.WordTask("sentiment-number", truth.words), truth.heads["decoy"], n=24, n_random=2)
+    decoys = il.two_towers(model, il.WordTask("sentiment-number", truth.words), truth.heads["decoy"], n=24, n_random=3)
     assert not decoys.is_two_towers  # they raise all labels alike
 
 
@@ -252,7 +252,7 @@ def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):  # 
     call = f"towers -t sentiment-number --path {truth.words} -n 24 -k 4 --random-sets 2 --json {file}"
     result = CliRunner().invoke(app, shlex.split(call))
     assert result.exit_code == 0, result.output
-    found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=2)
+    found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=3)
     assert il.results.TwoTowers.load(file).heads == found.heads
     theirs = json.loads(file.read_text())["summary"]
     ours = json.loads(json.dumps(found.to_dict()))
@@ -270,7 +270,7 @@ def test_each_exchange_of_each_set_has_the_numbers_that_it_has_alone(tiny_run):
     _, view, prompts = tiny_run
     exchanges = [one for one in EXCHANGES if one.name in ("query", "keys: labels")]
     sets = [tuple(HEADS[:2]), (HEADS[3],)]
-    results = exchange_heads(view, prompts, sets, exchanges=exchanges, n_random=2)
+    results = exchange_heads(view, prompts, sets, exchanges=exchanges, n_random=3)
     columns = [prompts.batch.whole_labels.index(donors.partner_label(one)) for one in PROMPTS]
     for found, heads in zip(results, sets, strict=True):
         assert found.heads == heads
@@ -292,7 +292,7 @@ def test_each_exchange_of_each_set_has_the_numbers_that_it_has_alone(tiny_run):
 def found(planted):  # noqa: F811
     truth, model = planted("two-tower")
     prompts = il.load_task("sentiment-number", n=24, path=truth.words, layout="random")
-    return il.two_towers(model, prompts, k=2, n_random=2)
+    return il.two_towers(model, prompts, k=2, n_random=3)
 
 
 # Two exchanges of each prediction of two towers: the first must cost more than the second.

@@ -54,7 +54,7 @@ def explain(
     `prompt` may be a string for `Prompt.parse`, or a batch of one row. Explained is the answer's token, or that of the
     label that the model predicts if the prompt has no answer. The `k` heads with the largest score are described; the
     first `n_ablated` of them are zeroed jointly, at the last position, and compared with `n_random` random sets of the
-    same size.
+    same size (`Explanation.finding`).
 
     A part's contrast is what it adds to log p(answer) − log Σ p(`against`), where `against` defaults to all other
     labels; its increase is what it adds to log p(answer). The contrast separates heads that find the answer from heads

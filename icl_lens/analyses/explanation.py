@@ -26,11 +26,13 @@ from icl_lens.analyses.sections import (
 from icl_lens.attribution.reasons import SIDES, writers_in_words
 from icl_lens.errors import check_choice
 from icl_lens.head_scores import SCORES, DirectScore, score_of_parts
+from icl_lens.intervals import beside_random_sets
 from icl_lens.measures.demonstration_effects import BEGINS_TEXT
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT
 from icl_lens.result.base import Result
+from icl_lens.result.head_findings import removal_finding
 from icl_lens.result.number_format import percent
 from icl_lens.result.tables import format_signed
 
@@ -239,9 +241,10 @@ class Explanation(Result):
         named = {name: ", ".join(head for head, group in heads if group == which) for which, name in groups.items()}
         # Heads ranked by their increase or contrast need not include those with the lowest contrasts.
         scores = [(x, Head(i, j)) for i, row in enumerate(self.all_heads.contrast) for j, x in enumerate(row) if x < 0]
-        lowest = ", ".join(f"{head} ({score:+.3f})" for score, head in sorted(scores, key=lambda one: one[0])[:2])
+        lowest = ", ".join(f"{head} ({score:+z.3f})" for score, head in sorted(scores, key=lambda one: one[0])[:2])
         return (
-            " ".join(f"Support {name}: {found or 'none'}." for name, found in named.items())
+            "By what they write, without what later components do with it: "
+            + " ".join(f"support {name}: {found or 'none'}." for name, found in named.items())
             + (f" Lowest contrasts of all heads: {lowest}." if lowest else "")
             + " A head supports both (neither, if it lowers both) if its contrast is below 0.69 nats (a factor of two"
             " in the odds) and below half of the larger change; otherwise, the sign of its contrast decides."
@@ -301,11 +304,13 @@ class Explanation(Result):
         named = {self.labels[self.input.label_at[position]] for position in positions}
         return f"{len(positions)} {named.pop() if len(named) == 1 else 'other'} labels"
 
-    def change_if_zeroed(self, report: HeadReport) -> float:
-        """Return the change of the target's score when only this head is zeroed, at the last position, nats.
+    def lost(self, log_probs: Sequence[float]) -> float:
+        """Return how much less the target's score is with these log-probabilities of the labels, nats.
 
-        The score is log p(target) − log Σ p(compared tokens), or log p(target) if it is compared with none. A head may
-        rank first by what it adds and change nothing, if later components compensate for it.
+        The score is log p(target) − log Σ p(compared tokens), the log-odds, or log p(target) if it is compared with
+        none. With a head's `HeadReport.ablated`, this is what zeroing the head alone at the last position costs:
+        positive if the head was needed. A head may rank first by what it adds and cost nothing, if later components
+        compensate for it.
         """
         target, others = self.labels.index(self.target), [self.labels.index(name) for name in self.scores.compared_with]
 
@@ -314,7 +319,28 @@ class Explanation(Result):
                 return log_probs[target]
             return log_probs[target] - float(np.logaddexp.reduce([log_probs[i] for i in others]))
 
-        return score(report.ablated) - score(self.scores.log_probs)
+        return score(self.scores.log_probs) - score(log_probs)
+
+    @property
+    def lost_name(self) -> str:
+        """The name of what `lost` returns."""
+        return "log-odds lost" if self.scores.compared_with else "log p lost"
+
+    @property
+    def finding(self) -> str:
+        """Whether the located heads that are zeroed jointly matter more than random heads in this prompt."""
+        ablation = self.ablation
+        lost = self.lost(ablation.located)
+        difference = beside_random_sets(lost, [self.lost(log_probs) for log_probs in ablation.random])
+        return removal_finding(
+            ablation.heads,
+            difference,
+            lost=lost,
+            unit="nats of log-odds" if self.scores.compared_with else "nats of log p",
+            where="zeroed at the last position of this prompt",
+            random="random heads",
+            n_random_sets=len(ablation.random),
+        )
 
     def why_sentence(self, report: HeadReport) -> str:
         """Return, in two or three sentences, why a head attends where it does; empty if its scores were not split."""
@@ -335,7 +361,11 @@ class Explanation(Result):
         if why.value:
             what = f"the log-odds of {self.target}" if why.value_is_exact else f"log p({self.target}), to first order"
             writers = writers_in_words(why.value, why.value_total >= 0)
-            text += f" From {more} it adds {why.value_total:+.2f} nats to {what}; largest parts: {writers}."
+            adds = f"From {more} it adds {why.value_total:+z.2f} nats to {what}"
+            if report.contrast is not None and why.value_is_exact and self.scores.contrast_adds_up:
+                whole = f"{report.contrast:+z.2f} nats that it adds to {what}"
+                adds = f"Of the {whole}, {why.value_total:+z.2f} come from {more}"
+            text += f" {adds}; largest parts: {writers}."
         return text
 
     @property
@@ -359,8 +389,13 @@ class Explanation(Result):
             yield len(self.input.tokens) - 1, "query", report.query_words, report.query_standout, None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the headline, the prediction and the probability of each label."""
-        return {"headline": self.headline, "predicted": self.predicted, "label_probs": self.scores.probs}
+        """Return the headline, the finding, the prediction and the probability of each label."""
+        return {
+            "headline": self.headline,
+            "finding": self.finding,
+            "predicted": self.predicted,
+            "label_probs": self.scores.probs,
+        }
 
 
 def is_noise(standout: float | None) -> bool:

@@ -10,6 +10,7 @@ import torch
 from icl_lens.analyses.two_towers_result import Exchanged, TwoTowers
 from icl_lens.engine.edit_checks import checked_heads
 from icl_lens.errors import InputError, check_at_least, check_integers
+from icl_lens.intervals import MIN_RANDOM_SETS
 from icl_lens.locate.exchanges import (
     EXCHANGES,
     N_SCANNED,
@@ -102,7 +103,7 @@ def two_towers(
     """
     view = ModelView.of(model)
     k, seed = check_integers(k=k, seed=seed)
-    (n_random,) = check_at_least(1, n_random=n_random)
+    (n_random,) = check_at_least(MIN_RANDOM_SETS, n_random=n_random)
     if isinstance(task, str | Task):
         n = N_PROMPTS if n is None else n
         (n,) = check_integers(n=n)

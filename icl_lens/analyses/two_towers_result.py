@@ -10,7 +10,7 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from icl_lens.analyses.behavior_contrasts import balanced_values
-from icl_lens.intervals import Interval, bootstrap_interval
+from icl_lens.intervals import Interval, bootstrap_interval, with_random_sets
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.result.base import Result
@@ -126,6 +126,11 @@ class TwoTowers(Result):
     def _interval(self, values: np.ndarray) -> Interval:
         return bootstrap_interval(values, clusters=self.queries)
 
+    def _above_random(self, exchange: Exchanged) -> Interval:
+        """Return how much more an exchange costs than in random heads, with its interval over queries and sets."""
+        over_queries = self._interval(exchange.lost - exchange.random_lost.mean(0))
+        return with_random_sets(over_queries, exchange.random_lost.mean(1))
+
     def _balanced(self, log_odds: Float[np.ndarray, " prompt"]) -> Interval:
         """Return the mean log-odds against the partner, without what the model's preference for a label adds."""
         labels = sorted({*self.answers, *self.partners})
@@ -166,7 +171,7 @@ class TwoTowers(Result):
         for one in self.exchanges:
             value, low, high = self.lost[one.name]
             random = one.random_lost.mean(1)
-            difference = self._interval(one.lost - one.random_lost.mean(0))
+            difference = self._above_random(one)
             rows.append(
                 {
                     "exchanged": one.name,
@@ -207,7 +212,7 @@ class TwoTowers(Result):
             Prediction("answered", f"the model answers {what}", log_odds) for what, log_odds in self.answered.items()
         ]
         for name in DONORS:
-            difference = self._interval(exchanges[name].lost - exchanges[name].random_lost.mean(0))
+            difference = self._above_random(exchanges[name])
             checks.append(Prediction("effect", f"exchanging the {name} costs more than in random heads", difference))
         text = "keys with exchanged texts cost more than keys with exchanged labels"
         checks.append(Prediction("structure", text, above("keys", "keys: labels")))

@@ -147,10 +147,10 @@ def writers_in_words(writers: Sequence[Writer], above: bool) -> str:
     against = sorted((one for one in writers if (one[1] >= 0) != above), key=lambda one: -abs(one[1]))
     if not pro:
         return "many small writers"
-    named = [f"{writer_in_words(name)} ({value:+.2f})" for name, value in pro[:2] if abs(value) > abs(pro[0][1]) / 4]
+    named = [f"{writer_in_words(name)} ({value:+z.2f})" for name, value in pro[:2] if abs(value) > abs(pro[0][1]) / 4]
     text = " and ".join(named)
     if against and abs(against[0][1]) > abs(pro[0][1]) / 2:
-        text += f", against {writer_in_words(against[0][0])} ({against[0][1]:+.2f})"
+        text += f", against {writer_in_words(against[0][0])} ({against[0][1]:+z.2f})"
     return text
 
 

@@ -36,7 +36,7 @@ class EdgeOptions(HeadChoice):
     """The heads whose edges are located, and how many edges."""
 
     edges: Annotated[int, Option(min=1, help="Number of edges to test one by one.")] = 30
-    random_sets: Annotated[int, Option(min=2, max=1000, help="Random rankings to compare with.")] = 20
+    random_sets: Annotated[int, Option(min=3, max=1000, help="Random rankings to compare with.")] = 20
     reader_at: Annotated[ReaderAt, Option(help="Tokens at which the heads act.")] = "last"
 
 

@@ -61,6 +61,7 @@ def locate(
     from icl_lens.locate.mean_effects import locate_effects
     from icl_lens.locate.mean_exchanges import locate_towers
     from icl_lens.models.view import ModelView
+    from icl_lens.result.head_findings import list_finding
     from icl_lens.result.tables import selected_note
 
     if rank.by in ("effect", "towers"):
@@ -84,17 +85,19 @@ def locate(
             )
             if by == "effect":
                 found = locate_effects(loaded, batch, positions=rank.positions, method=rank.method, k=k, run=run)
-                table, sentence = found.to_frame(), found.summary()
+                table, finding, sentence = found.to_frame(), found.finding, found.summary()
             elif by == "towers":
                 found = locate_towers(loaded, batch, k=k, run=run)
-                table, sentence = found.to_frame(), found.summary()
+                table, finding, sentence = found.to_frame(), found.finding, found.summary()
             else:
                 top, table = locate_with_effects(loaded, batch, k=k, by=by, **readout.readout_arguments(), run=run)
+                finding = list_finding(table, k, by, n_heads=top.n_parts)
                 sentence = summary(top, batch)
                 if "low" in table:
                     sentence += f" 95% intervals over {len(set(batch.queries)):,} distinct queries."
                     sentence += f" {selected_note(k, top.n_parts).capitalize()}."
-                sentence += " Last column: exact, when this head alone is zeroed at the last position."
+                sentence += " Last column: with this head alone zeroed at the last position."
+        console.print(finding, style="bold")
         console.print(_heads(table.head(k), by))
         console.print(sentence)
         if output.out is not None:
@@ -113,7 +116,7 @@ def _heads(table: "pd.DataFrame", by: Score) -> Table:
     intervals = ["95% interval", "selected"] if "low" in table else []
     shown = new_table("rank", "head", f"mean {score}\n(nats)", *intervals, *others.values(), left=(1,))
     for row in table.to_dict("records"):
-        cells = [str(row["rank"]), row["name"], f"{row[score]:.4f}"]
-        cells += [f"{row['low']:.4f} … {row['high']:.4f}", format_share(row["selected"])] if intervals else []
-        shown.add_row(*cells, *(f"{row[name]:.4f}" for name in others))
+        cells = [str(row["rank"]), row["name"], f"{row[score]:z.4f}"]
+        cells += [f"{row['low']:z.4f} … {row['high']:z.4f}", format_share(row["selected"])] if intervals else []
+        shown.add_row(*cells, *(f"{row[name]:z.4f}" for name in others))
     return shown

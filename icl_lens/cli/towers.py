@@ -43,7 +43,7 @@ class TowerHeads(HeadChoice):
     """The heads to test, and the random sets to compare them with."""
 
     k: Annotated[int | None, Option("--top", "-k", min=1, help="Number of heads to find.", show_default="12")] = None
-    random_sets: Annotated[int, Option(min=1, max=1000, help="Random sets from the same layers.")] = 20
+    random_sets: Annotated[int, Option(min=3, max=1000, help="Random sets from the same layers.")] = 20
 
 
 @grouped

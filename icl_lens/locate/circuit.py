@@ -31,7 +31,7 @@ from icl_lens.edits.edges import RemovalMasks, replaced_by_sets, writer_means
 from icl_lens.edits.reader import Means
 from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
-from icl_lens.intervals import draw_clusters
+from icl_lens.intervals import MIN_RANDOM_SETS, draw_clusters
 from icl_lens.locate.edge_sets import EdgeSets
 from icl_lens.locate.edge_space import EdgeSpace
 from icl_lens.locate.streamed_means import ResampledSums
@@ -45,12 +45,12 @@ from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
+from icl_lens.result.number_format import interval_text
 from icl_lens.result.tables import (
     SHOWN_ROWS,
     columns_first,
     format_share,
     format_signed,
-    interval_suffix,
     interval_texts,
     json_records,
     plural_prompts,
@@ -162,26 +162,29 @@ class Circuit(Result):
         value, low, high = self.score("all − none")
         carried = (
             f"With all {self.n_edges:,} edges into {self.readers_in_words}, the answer's log-odds are "
-            f"{all_edges:+.2f}; with none, {none:+.2f}: the edges carry {value:+.2f} nats{interval_suffix(low, high)}"
+            f"{all_edges:+z.2f}; with none, {none:+z.2f}: the edges carry "
+            f"{interval_text(value, low, high)} nats"
         )
         if not self.is_defined:
             return [f"{carried}, which is not distinguishable from zero, so faithfulness is not defined."]
         row = self.curve[self.curve["kept"] == len(self.edges)].iloc[0]
-        interval = interval_suffix(100 * row["low"], 100 * row["high"], "z.0f")
+        share = f"{100 * row['faithfulness']:z.0f}%"
+        if row["low"] == row["low"]:
+            share += f" (95% interval {100 * row['low']:z.0f} … {100 * row['high']:z.0f})"
         kept = (
-            f"The first {len(self.edges)} edges alone keep {100 * row['faithfulness']:z.0f}% of this{interval}; random "
-            f"edges of the same parts, roles and layers keep {100 * row['random']:z.0f}%"
+            f"The first {len(self.edges)} edges alone keep {share} of this; random edges of the same parts, roles and "
+            f"layers keep {100 * row['random']:z.0f}%"
         )
         if row["difference_low"] > 0:
             kept += "."
         else:
-            interval = interval_suffix(100 * row["difference_low"], 100 * row["difference_high"], "+.0f")
-            kept += f". This is not better than random (difference {100 * row['difference']:+.0f} points{interval})."
+            ends = row["difference"], row["difference_low"], row["difference_high"]
+            kept += f". This is not better than random: the difference is {interval_text(*ends, times=100)} points."
         groups = [row for row in self.groups.to_dict("records") if min(row["low"], row["difference_low"]) > 0]
         if not groups:
             return [f"{carried}.", kept, "No group of edges matters more than the same group into random heads."]
         groups.sort(key=lambda row: -row["difference"])
-        texts = [f"{row['group']} ({row['effect']:+.2f})" for row in groups]
+        texts = [f"{row['group']} ({row['effect']:+z.2f})" for row in groups]
         texts = [*texts[:4], f"and {len(texts) - 4} more"] if len(texts) > 4 else texts
         start = "Groups of edges that matter more than the same groups into random heads, with the drop when removed: "
         return [f"{carried}.", kept, f"{start}{', '.join(texts)}."]
@@ -265,7 +268,7 @@ def locate_circuit(
         raise InputError("readers must name at least one head, got none; pass e.g. ['L2H1']")
     check_choice("reader_at", reader_at, EDGE_ROLES)
     (n_edges,) = check_at_least(1, n_edges=n_edges)
-    (n_random,) = check_at_least(2, n_random=n_random)
+    (n_random,) = check_at_least(MIN_RANDOM_SETS, n_random=n_random)
     (seed,) = check_integers(seed=seed)
     _check_prompts(view, ranking, reader_at)
     _check_prompts(view, testing, reader_at)

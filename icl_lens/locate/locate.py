@@ -124,7 +124,7 @@ def locate_with_effects(
         top = search.top(stream)
         drops = effects_of_located(model, batch, top.heads, stream, by=top.by)
         table = pd.concat([heads_table(top), drops], axis=1)
-        stream.write_result({"heads": table}, heads_result(top))
+        stream.write_result({"heads": table}, heads_result(top, table))
     return top, table
 
 

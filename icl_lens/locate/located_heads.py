@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from icl_lens.attribution.search import TopHeads
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.result.head_findings import list_finding
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,14 +21,14 @@ def heads_table(top: TopHeads) -> "pd.DataFrame":
 
 
 def summary(top: TopHeads, batch: PromptBatch) -> str:
-    """Return one or two sentences on the share of exact evaluations and the largest unevaluated bound."""
+    """Return one or two sentences on how the values were computed: exactly, of all heads or with bounds for some."""
     if not top.certified:
         return (
             f"All {top.n_parts} heads were evaluated exactly on all {batch.count_summary}, because this readout "
             "(own norm or soft-cap) has no bounds."
         )
     text = (
-        f"Exact, certified: {top.n_exact} of {top.n_parts} heads evaluated on all {batch.count_summary}, "
+        f"The ranking is exact: {top.n_exact} of {top.n_parts} heads were evaluated on all {batch.count_summary}, "
         f"{100 * top.share_evaluated:.1f}% of all evaluations."
     )
     if top.n_exact < top.n_parts:
@@ -38,9 +39,14 @@ def summary(top: TopHeads, batch: PromptBatch) -> str:
     return text
 
 
-def heads_result(top: TopHeads) -> dict[str, Any]:
-    """Return the counts, the share `selected` of a random head, and the largest unevaluated bound (nats) of a run."""
+def heads_result(top: TopHeads, table: "pd.DataFrame | None" = None) -> dict[str, Any]:
+    """Return the finding, the counts, `selected` of a random head, and the largest unevaluated bound (nats) of a run.
+
+    `table` is that of `heads_table`, with the effects of each head if they were measured.
+    """
+    table = heads_table(top) if table is None else table
     return {
+        "finding": list_finding(table, len(top.value), top.by, n_heads=top.n_parts),
         "certified": top.certified,
         "n_prompts": top.n_prompts,
         "n_heads": top.n_parts,

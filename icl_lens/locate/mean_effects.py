@@ -41,6 +41,7 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
+from icl_lens.result.head_findings import list_finding
 from icl_lens.result.tables import (
     SHOWN_ROWS,
     format_share,
@@ -121,6 +122,11 @@ class MeanEffects(Result):
         scores = {"effect": effect.mean, "low": effect.low, "high": effect.high, "selected": effect.selected}
         scores |= {"log_prob": log_prob.mean, "log_prob_low": log_prob.low, "log_prob_high": log_prob.high}
         return heads_frame(heads, scores)
+
+    @property
+    def finding(self) -> str:
+        """How many of the first `k` heads have an effect whose interval excludes zero."""
+        return list_finding(self.to_frame(), self.k, "effect", n_heads=self.log_prob.mean.numel())
 
     def summary(self) -> str:
         """Return one or two sentences on the method, the number of prompts, and the intervals."""
@@ -204,6 +210,7 @@ def locate_effects(
         scores = found["log_prob"], found["log_odds"]
         result = MeanEffects(*scores, positions, algorithms, means.fallback_reason, *sizes, edits=active_edits(view))
         counts = {
+            "finding": result.finding,
             "exact": result.exact,
             "positions": positions,
             **means.counts(batch.n_prompts, "log_prob"),

@@ -23,6 +23,7 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
+from icl_lens.result.head_findings import list_finding
 from icl_lens.result.tables import (
     SHOWN_ROWS,
     format_share,
@@ -80,6 +81,11 @@ class MeanExchanges(Result):
         scores = {"query": self.query.mean, "low": self.query.low, "high": self.query.high}
         scores["selected"] = self.query.selected
         return heads_frame(heads, scores | {"keys": self.keys.mean, "values": self.values.mean})
+
+    @property
+    def finding(self) -> str:
+        """How many of the first `k` heads have an effect of the query whose interval excludes zero."""
+        return list_finding(self.to_frame(), self.k, "effect of exchanging the query", n_heads=self.query.mean.numel())
 
     def summary(self) -> str:
         """Return one or two sentences on what is exchanged, the number of prompts, and the intervals."""

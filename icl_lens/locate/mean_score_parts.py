@@ -39,10 +39,10 @@ from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
+from icl_lens.result.number_format import interval_text
 from icl_lens.result.tables import (
     SHOWN_ROWS,
     format_signed,
-    interval_suffix,
     interval_texts,
     json_records,
     plural_prompts,
@@ -112,13 +112,13 @@ class MeanScoreParts(Result):
     def sentence(self, head: AnyHead) -> str:
         """Return in words why a head scores true labels above or below false labels, or that it does not."""
         (value, low, high), head = self.total(head), _name(head)
-        interval = interval_suffix(low, high)
         if low <= 0 <= high:
-            return f"{head} scores true and false labels alike: difference {value:+.2f}{interval}."
+            return f"{head} scores true and false labels alike: difference {interval_text(value, low, high)}."
         strongest = (self.strongest(head, side) for side in ("query", "key"))
         sides = [list(zip(rows["writer"], rows["value"], strict=True)) for rows in strongest]
         above = "above" if value > 0 else "below"
-        scored = f"{head} scores true labels {above} false labels by {abs(value):.2f}{interval}"
+        difference = interval_text(value, low, high)
+        scored = f"{head} scores true labels {above} false labels: difference {difference}"
         return f"{scored}. Largest parts: {because(*sides, above=value > 0)}."
 
     def to_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@
 """
 
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
 from icl_lens.intervals import (
     Interval,
+    beside_random_sets,
     leave_one_out_interval,
     leave_one_out_means,
     leave_one_out_weights,
@@ -42,6 +44,7 @@ from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Displayed, Result
+from icl_lens.result.head_findings import removal_finding
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, plural_prompts
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
@@ -73,7 +76,7 @@ class AnswerScores(Displayed):
             "prompt": list(range(len(scores))),
             "answer": self.answer[:SHOWN_ROWS].tolist(),
             "log p(labels), nats": [
-                "  ".join(f"{value:+.2f}" if is_own else "–" for value, is_own in zip(row, own, strict=True))
+                "  ".join(f"{value:+z.2f}" if is_own else "–" for value, is_own in zip(row, own, strict=True))
                 for row, own in zip(scores.tolist(), self.label_mask.tolist(), strict=False)
             ],
             "is top token": [str(one) for one in self.top1_correct[:SHOWN_ROWS].tolist()],
@@ -202,6 +205,36 @@ class ControlledAblation(Result):
         first, second = self._without_each_query(condition, measure), self._without_each_query(other, measure)
         return self._interval([(condition, first), (other, -second)], bounds)
 
+    @property
+    def finding(self) -> str:
+        """Whether the heads matter more than random heads, in one or two sentences; empty for prompts without answer.
+
+        The measure is the log-odds of the answer or, if there is one label, how often it is the top token. Random heads
+        are those of the same layers. For a single query, the interval is that in which another random set would lie.
+        """
+        if bool((self.conditions["no ablation"].scores[0].answer < 0).any()):
+            return ""
+        measure: PromptMeasure = "log_odds" if len(self.labels) > 1 else "over_vocabulary"
+        before, after = (float(self.per_prompt(name, measure).mean()) for name in ("no ablation", "heads"))
+        n_sets = len(self.conditions["same layers"].sets)
+        if not n_sets:
+            difference = Interval(math.nan, math.nan, math.nan)
+        elif len(set(self.queries)) > 1:
+            difference = self.difference("same layers", "heads", measure)
+        else:
+            in_sets = before - self.per_prompt("same layers", measure).mean(1)
+            difference = beside_random_sets(before - after, in_sets)
+        is_last = self.positions == "last"
+        return removal_finding(
+            self.heads,
+            difference,
+            lost=before - after,
+            unit="nats of log-odds" if measure == "log_odds" else "of its share of top tokens",
+            where=f"{self.ablated} at {'the last position' if is_last else 'all positions'}",
+            random="random heads of the same layers",
+            n_random_sets=n_sets,
+        )
+
     def to_frame(self) -> pd.DataFrame:
         """Return each measure's interval, range over sets and difference from "same layers", one row per condition.
 
@@ -214,16 +247,16 @@ class ControlledAblation(Result):
         return columns_first(table, "accuracy", "log_odds", "auroc", "over_vocabulary")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return chance and, for prompts with several labels, the table of conditions for JSON."""
+        """Return the finding, chance and, for prompts with several labels, the table of conditions for JSON."""
         table = {} if len(self.labels) < 2 else json.loads(str(self.to_frame().to_json(orient="index")))
-        return {"chance": self.chance, "conditions": table}
+        return {"finding": self.finding, "chance": self.chance, "conditions": table}
 
     def _shown(self) -> tuple[str, dict[str, list[object]], int]:
         shown = {name: len(one.sets) for name, one in self.conditions.items() if one.sets}
         columns: dict[str, list[object]] = {"condition": [*shown], "sets": [*shown.values()]}
         is_measured = bool((self.conditions["no ablation"].scores[0].answer >= 0).all())  # else there is no measure
         found = self.to_frame() if is_measured else pd.DataFrame()
-        formats = {"accuracy": "{:.1%}", "auroc": "{:.2f}", "log_odds": "{:+.2f}", "over_vocabulary": "{:.1%}"}
+        formats = {"accuracy": "{:.1%}", "auroc": "{:.2f}", "log_odds": "{:+z.2f}", "over_vocabulary": "{:.1%}"}
         for measure, form in formats.items():
             if measure in found:
                 ends = zip(*(found[measure + end] for end in ("", "_low", "_high")), strict=True)

@@ -1,13 +1,13 @@
 """An ablation with controls in words and numbers: its terminal tables and its page."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
-from icl_lens.intervals import Interval
+from icl_lens.intervals import MIN_RANDOM_SETS, Interval
 from icl_lens.measures.controlled_ablation import Condition, ConditionName, ControlledAblation
 from icl_lens.models.active_edits import edits_note
 from icl_lens.report.html.parts import Cell, Chip, Dots, Table
@@ -73,7 +73,8 @@ def terminal(found: ControlledAblation) -> Group:
             ("difference", "accuracy, points (95%)", columns[1]): comparison_rows(found),
         }
     shown = [full_table(header, rows) for header, rows in tables.items()]
-    return Group(*shown, *(Text(note, "dim") for note in notes(found)))
+    finding = [Text(found.finding, "bold")] if found.finding else []
+    return Group(*finding, *shown, *(Text(note, "dim") for note in notes(found)))
 
 
 def notes(found: ControlledAblation) -> list[str]:
@@ -85,8 +86,12 @@ def notes(found: ControlledAblation) -> list[str]:
     lines += [found.reference_sentence] if found.reference else []
     if n > 1:
         lines.append(
-            f"Chance: {percent(found.chance)} between the labels. 95% intervals resample the {n_queries} queries of "
-            f"{n} prompts, and the random sets."
+            f"Chance: {percent(found.chance)} between the labels. 95% intervals are over the {n_queries} queries of "
+            f"{n} prompts, and over the random sets."
+        )
+    if 0 < n_sets < MIN_RANDOM_SETS:
+        lines.append(
+            f"Random heads have no intervals: these need at least {MIN_RANDOM_SETS} random sets, got {n_sets}."
         )
     if n > 1 and not math.isnan(found.interval("no ablation", "auroc").value):
         aurocs = [f"{name} {_number(found.interval(one, 'auroc'))}" for one, name in condition_names(found).items()]
@@ -113,7 +118,6 @@ def page(found: ControlledAblation) -> tuple[str, dict[str, Any]]:
         "found": found,
         "answer": Chip(found.labels[answer], answer),
         "is_task": is_task,
-        "before_after": _before_after(found, answer),
         "result": _task_table(found) if is_task else _prompt_table(found),
         "comparison": Table(columns, comparison_rows(found)) if is_task else None,
         "notes": notes(found),
@@ -126,14 +130,6 @@ def _answer(found: ControlledAblation) -> int:
     scores = found.conditions["no ablation"].scores[0]
     answer = int(scores.answer[0])
     return answer if answer >= 0 else int(scores.label_log_probs[0].argmax())
-
-
-def _before_after(found: ControlledAblation, answer: int) -> Sequence[float]:
-    """Return the accuracy, or the probability of one prompt's answer, without ablation and with the heads ablated."""
-    conditions = [found.conditions[name] for name in ("no ablation", "heads")]
-    if len(found.queries) > 1:
-        return [one.scores[0].accuracy_between_labels for one in conditions]
-    return [label_probabilities(one, answer)[0] for one in conditions]
 
 
 def _task_table(found: ControlledAblation) -> Table:
@@ -170,7 +166,7 @@ def share_text(share: Interval) -> str:
 
 def _number(share: Interval) -> str:
     """Format an AUROC with its interval: "0.98 (0.95–1.00)"."""
-    return f"{share.value:.2f}" + ("" if math.isnan(share.low) else f" ({share.low:.2f}–{share.high:.2f})")
+    return f"{share.value:z.2f}" + ("" if math.isnan(share.low) else f" ({share.low:.2f}–{share.high:.2f})")
 
 
 def _interval_text(interval: Interval, text: Callable[[float], str]) -> str:

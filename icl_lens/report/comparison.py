@@ -37,13 +37,13 @@ def terminal(both: Comparison) -> Group:
         table = new_table("A", a.settings.by, "B", b.settings.by, left=(0, 2))
         for x, y in zip(a.heads, b.heads, strict=False):
             scores = x.scores[a.settings.by], y.scores[b.settings.by]
-            table.add_row(str(x.head), f"{scores[0]:+.3f}", str(y.head), f"{scores[1]:+.3f}")
+            table.add_row(str(x.head), f"{scores[0]:+z.3f}", str(y.head), f"{scores[1]:+z.3f}")
         return Group(*shown, Text(f"Heads with the largest scores, nats ({targets})", "bold"), table)
     first, *others = both.scores
     table = new_table("head", *(column for by in (first, *others) for column in (f"{by} in A", "in B", "change")))
     columns = [prefix + name for prefix in ("", *(f"{by}_" for by in others)) for name in ("a", "b", "change")]
     for row in both.to_frame().head(N_CHANGED).to_dict("records"):
-        table.add_row(row["name"], *(f"{row[column]:+.3f}" for column in columns))
+        table.add_row(row["name"], *(f"{row[column]:+z.3f}" for column in columns))
     shown += [Text(f"Heads whose {first} changed most, nats ({targets})", "bold"), table]
     shown += [MODELS_NOTE] if a.model != b.model else []
     if a.target != b.target and a.target in b.labels:

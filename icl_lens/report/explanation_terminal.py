@@ -28,6 +28,7 @@ def terminal(explanation: Explanation) -> Group:
         _prompt(explanation),
         *([Text(explanation.edits_note, "bold")] if explanation.edits else []),
         _answer(explanation),
+        Text(explanation.finding, "bold"),
         _layers(explanation),
         _heads(explanation),
         _subheads(explanation),
@@ -97,7 +98,7 @@ def _demonstrations(explanation: Explanation) -> list[RenderableType]:
     for row in explanation.shown_demonstrations:
         style = _label_style(explanation.input.demonstration_labels[row["place"] - 1]) if row["label"] else ""
         text = Text(row["text"], overflow="ellipsis", no_wrap=True)
-        table.add_row(text, Text(row["label"], style), *(f"{row[way]:+.2f}" for way in ("hidden", "keys", "values")))
+        table.add_row(text, Text(row["label"], style), *(f"{row[way]:+z.2f}" for way in ("hidden", "keys", "values")))
     return [Group(table, Text(explanation.demonstrations_note, QUIET))]
 
 
@@ -106,7 +107,7 @@ def _layers(explanation: Explanation) -> RenderableType:
     title = f"What each layer adds to log p({explanation.target}), nats"
     table = new_table("layer", "attention", "", "FFN", "", left=(0, 2, 4), title=title)
     for layer, (attn, ffn) in enumerate(zip(explanation.layers.attn, explanation.layers.ffn, strict=True)):
-        table.add_row(str(layer), f"{attn:+.2f}", _bar(attn, reach), f"{ffn:+.2f}", _bar(ffn, reach))
+        table.add_row(str(layer), f"{attn:+z.2f}", _bar(attn, reach), f"{ffn:+z.2f}", _bar(ffn, reach))
     return table
 
 
@@ -126,7 +127,7 @@ def _heads(explanation: Explanation) -> RenderableType:
     names = {position: explanation.key_name(position) for position in explanation.input.label_positions}
     columns: list[str | Text] = ["head", *_contrast_column(explanation), "increase"]
     measured = [by for by in ("effect", "towers") if explanation.all_heads.by(by)]
-    columns += measured or ["zeroed"]
+    columns += measured or [explanation.lost_name]
     n_scores = len(columns)
     labels_fit = sum(len(name) + 5 for name in names.values()) <= ATTENTION_WIDTH
     if names and labels_fit:
@@ -149,12 +150,15 @@ def _heads(explanation: Explanation) -> RenderableType:
             ]
             attention = [Text("  ".join(f"{name} {weight:.2f}" for name, weight in top))]
         scores = list(report.scores.values())
-        scores += [] if measured else [explanation.change_if_zeroed(report)]
-        table.add_row(str(report.head), *(f"{score:+.3f}" for score in scores), *attention)
+        scores += [] if measured else [explanation.lost(report.ablated)]
+        table.add_row(str(report.head), *(f"{score:+z.3f}" for score in scores), *attention)
     what = (
         f"the log-odds of {explanation.target}" if explanation.scores.compared_with else f"log p({explanation.target})"
     )
-    notes = [] if measured else [f"zeroed: change of {what} with this head alone zeroed at the last position"]
+    notes = []
+    if not measured:
+        lost = f"{explanation.lost_name}: {what} lost with this head alone zeroed at the last position"
+        notes.append(f"{lost}; positive: the head was needed")
     notes += [explanation.towers_note] if explanation.all_heads.towers else []
     return Group(
         table,
@@ -175,8 +179,8 @@ def _subheads(explanation: Explanation) -> RenderableType:
     table = new_table(*columns, left=(0, 2), title=f"(Head, position) parts by {by}, nats")
     for part in explanation.subheads.largest[: explanation.settings.k]:
         token = Text(part.token, _label_style(explanation.input.label_at.get(part.position)))
-        contrast = [] if part.contrast is None else [f"{part.contrast:+.3f}"]
-        table.add_row(str(part.head), str(part.position), token, f"{part.increase:+.3f}", *contrast)
+        contrast = [] if part.contrast is None else [f"{part.contrast:+z.3f}"]
+        table.add_row(str(part.head), str(part.position), token, f"{part.increase:+z.3f}", *contrast)
     found = explanation.subheads
     note = (
         f"{found.n_exact} of {found.n_parts} parts evaluated; the result is exact and certified"
@@ -214,10 +218,10 @@ def _why(explanation: Explanation) -> list[RenderableType]:
     columns = ["at the last token", "score", "at the keys", "score", *(["value", "nats"] if why.value else [])]
     table = new_table(*columns, left=(0, 2, 4), title=f"Why {report.head} {verb} {more} rather than {less}")
     for row in zip_longest(why.query, why.key, *([why.value] if why.value else [])):
-        table.add_row(*(cell for one in row for cell in (("", "") if one is None else (one[0], f"{one[1]:+.3f}"))))
-    pairs = ", ".join(f"{one} × {other} {value:+.2f}" for one, other, value in why.pairs[:3])
+        table.add_row(*(cell for one in row for cell in (("", "") if one is None else (one[0], f"{one[1]:+z.3f}"))))
+    pairs = ", ".join(f"{one} × {other} {value:+z.2f}" for one, other, value in why.pairs[:3])
     note = (
-        f"Each score column sums to the difference {why.score_difference:+.2f} over all {why.n_writers} writers "
+        f"Each score column sums to the difference {why.score_difference:+z.2f} over all {why.n_writers} writers "
         f"({WRITER_NAMES}). Largest pairs of query and key writers shown: {pairs}."
     )
     if why.value:
@@ -237,7 +241,7 @@ def _ablation(explanation: Explanation) -> RenderableType:
     ablation = explanation.ablation
     unit = "token" if explanation.is_plain_text else "label"
     columns = ("no ablation", "located heads zeroed", f"{len(ablation.heads)} random heads zeroed")
-    table = new_table(unit, *columns, title=f"Zeroing {', '.join(map(str, ablation.heads))}")
+    table = new_table(unit, *columns, title=f"Zeroing {', '.join(map(str, ablation.heads))} at the last position")
     for i, label in enumerate(explanation.labels):
         table.add_row(
             Text(label, _label_style(i)),

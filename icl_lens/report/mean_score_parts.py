@@ -51,4 +51,4 @@ def _of_head(found: MeanScoreParts, head: Head) -> Iterator[RenderableType]:
 
 
 def _cells(value: float, low: float, high: float) -> tuple[str, str]:
-    return f"{value:+.3f}", "–" if low != low else f"{low:+.3f} … {high:+.3f}"
+    return f"{value:+z.3f}", "–" if low != low else f"{low:+z.3f} … {high:+z.3f}"

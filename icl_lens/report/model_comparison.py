@@ -33,7 +33,7 @@ def terminal(both: ModelComparison) -> Group:
         table = new_table("head", "A", "B", "change", "95% interval")
         rows = both.to_frame(by).head(N_SHOWN)
         for row, interval in zip(rows.to_dict("records"), interval_texts(rows), strict=True):
-            table.add_row(row["name"], *(f"{row[column]:+.3f}" for column in ("a", "b", "change")), interval)
+            table.add_row(row["name"], *(f"{row[column]:+z.3f}" for column in ("a", "b", "change")), interval)
         shown += [Text(f"Heads whose mean {by} changed most, nats", "bold"), table]
     return Group(*shown, MODELS_NOTE)
 

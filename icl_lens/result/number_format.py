@@ -1,8 +1,11 @@
-"""Format probabilities as percentages, and numbers with their sign."""
+"""Format probabilities as percentages, numbers with their sign, and numbers with their intervals."""
 
+import math
 from collections.abc import Sequence
 from decimal import Decimal
 from statistics import fmean
+
+from icl_lens.intervals import Interval
 
 SMALLEST = 1e-8
 """Smallest probability that is written as a number."""
@@ -32,5 +35,34 @@ def mean_and_range(shares: Sequence[float]) -> str:
 
 
 def signed(value: float, digits: int = 3) -> str:
-    """Format a number with its sign, as "+0.123" or "−0.123" (U+2212), and NaN as "–"."""
-    return "–" if value != value else f"{value:+.{digits}f}".replace("-", "−")
+    """Format a number with its sign, as "+0.123" or "−0.123" (U+2212), and NaN as "–"; zero is "+0.000"."""
+    return "–" if value != value else f"{value:+z.{digits}f}".replace("-", "−")
+
+
+def interval_text(
+    value: float, low: float = math.nan, high: float = math.nan, *, near: Interval | None = None, times: int = 1
+) -> str:
+    """Format a number with its 95% interval: "+0.12 (95% interval +0.05 … +0.19)"; without ends, the number alone.
+
+    Numbers have two decimals or more: as many as show two digits of the interval's width, or of that of an interval
+    `near` it in the same sentence. `times` multiplies all numbers, such as by 100 for percentage points.
+
+    Example:
+        >>> from icl_lens.result.number_format import interval_text
+        >>> interval_text(-0.0004, -0.0012, 0.0004), interval_text(-0.0001)
+        ('−0.0004 (95% interval −0.0012 … +0.0004)', '+0.00')
+    """
+    ends = (low, high) if near is None else (near.low, near.high)
+    width = times * (ends[1] - ends[0])
+    decimals = 2
+    if width > 0 and math.isfinite(width):
+        decimals = min(8, max(1 if times > 1 else 2, 1 - math.floor(math.log10(width))))
+    number = signed(times * value, decimals)
+    if low != low:
+        return number
+    return f"{number} (95% interval {signed(times * low, decimals)} … {signed(times * high, decimals)})"
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return "a", "a and b", or "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

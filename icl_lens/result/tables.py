@@ -50,7 +50,7 @@ def plural_prompts(n: int) -> str:
 
 def format_signed(value: float) -> str:
     """Format an increase as "+1.234", and NaN as "–"."""
-    return "–" if value != value else f"{value:+.3f}"
+    return "–" if value != value else f"{value:+z.3f}"
 
 
 def format_share(value: float) -> str:
@@ -68,12 +68,7 @@ def interval_texts(table: pd.DataFrame) -> list[str]:
 def selected_note(k: int, n: int, what: str = "head") -> str:
     """Return a clause that says what the column `selected` is, and what a random one of n heads or edges would have."""
     by_chance = f"random {what}: {percent(k / n)}"
-    return f"selected: how often, over resampled queries, the {what} is among the first {k} ({by_chance})"
-
-
-def interval_suffix(low: float, high: float, number: str = "+.2f") -> str:
-    """Return " (95% interval +0.12 … +0.45)", or "" if the interval is NaN."""
-    return "" if low != low else f" (95% interval {low:{number}} … {high:{number}})"
+    return f"selected: how often the {what} is among the first {k} when these queries are drawn again ({by_chance})"
 
 
 def json_records(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -361,7 +361,7 @@ def _mean_parts(case: Case, **options: Any) -> Any:
 
 def _circuit(case: Case, **options: Any) -> Any:
     ranking, testing = case.batch[[0, 2]], case.batch[[1]]
-    found = il.locate_circuit(case.model, ranking, testing, [case.reader], n_edges=3, n_random=2, **options)
+    found = il.locate_circuit(case.model, ranking, testing, [case.reader], n_edges=3, n_random=3, **options)
     return found.to_frame("edges").set_index("edge").sort_index()[["estimate", "effect"]]
 
 
@@ -393,7 +393,7 @@ def _checked(case: Case) -> Any:
 
 def exchanged(case: Case) -> Any:
     """Return the log-odds [prompt] lost in each exchange between two towers, by name."""
-    found = il.two_towers(case.model, ONE_WORD, case.heads, n_random=1, prepend_bos=False)
+    found = il.two_towers(case.model, ONE_WORD, case.heads, n_random=3, prepend_bos=False)
     return {one.name: one.lost for one in found.exchanges}
 
 

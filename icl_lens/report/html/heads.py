@@ -48,7 +48,7 @@ def explorer(e: Explanation) -> dict[str, Any]:
 
 
 def located_table(e: Explanation) -> Table:
-    """Return one row per located head: its scores, attention, and p(target) with this head alone zeroed.
+    """Return one row per located head: its scores, attention, and what the target loses without this head alone.
 
     Attention is summed by label; for plain text, the most attended tokens are listed.
     """
@@ -74,15 +74,14 @@ def located_table(e: Explanation) -> Table:
                 *values,
                 *attended,
                 percent(math.exp(report.ablated[target])),
-                signed(report.ablated[target] - e.scores.log_probs[target]),
-                *([signed(e.change_if_zeroed(report))] if e.scores.compared_with else []),
+                *([] if "effect" in scores else [signed(e.lost(report.ablated))]),
             ]
         )
     columns: list[Cell] = ["head", *(["#", *names[by], ", nats"] for by in scores)]
     columns += [["#to ", Chip(e.labels[i], i)] for i in shown]
     columns += ["attends most to"] if e.is_plain_text else []
-    columns += [["#p(", Chip(e.target, target), ") with head zeroed"], "#change of log p, nats"]
-    columns += ["#change of log-odds, nats"] if e.scores.compared_with else []
+    columns += [["#p(", Chip(e.target, target), ") with head zeroed"]]
+    columns += [] if "effect" in scores else [f"#{e.lost_name}, nats"]
     return Table(columns, rows, "located")
 
 
@@ -111,7 +110,7 @@ def _panel(e: Explanation, report: HeadReport, rank: int) -> dict[str, Any]:
         title = f"{name} against {', '.join(e.scores.compared_with)}, nats by token"
         contrast = Strip(title, e.input.token_names, report.position_contrasts, farthest, {})
     zeroed: list[list[Cell]] = [
-        [Chip(label, i), percent(math.exp(before)), percent(math.exp(after)), signed(after - before)]
+        [Chip(label, i), percent(math.exp(before)), percent(math.exp(after)), signed(before - after)]
         for i, (label, before, after) in enumerate(zip(e.labels, e.scores.log_probs, report.ablated, strict=True))
     ]
     return {
@@ -127,7 +126,7 @@ def _panel(e: Explanation, report: HeadReport, rank: int) -> dict[str, Any]:
         "against": contrast_name(e),
         "contrast": contrast,
         "contrast_reach": farthest,
-        "zeroed": Table([unit_name(e), "#no ablation", "#head zeroed", "#change of log p, nats"], zeroed),
+        "zeroed": Table([unit_name(e), "#no ablation", "#head zeroed", "#log p lost, nats"], zeroed),
         "words": words_table(e, report),
         "scores": _scores(e, report),
         "why": _why(e, report),

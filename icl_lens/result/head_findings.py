@@ -1,0 +1,111 @@
+"""What a list of heads or the removal of heads shows, as the first sentence of every result.
+
+Rules, for the difference between what the answer loses without the heads and what it loses without random ones:
+
+- its interval is above zero: the heads matter;
+- below zero: they matter less than random heads;
+- it includes zero: it is not shown that they matter more than random heads;
+- there is no interval: they are not compared.
+"""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from icl_lens.intervals import MIN_RANDOM_SETS, Interval
+from icl_lens.result.number_format import interval_text, joined
+
+MAX_NAMED_HEADS = 6
+JOINT_NOT_MEASURED = (
+    "What removing them jointly costs beside random heads is not measured here; `icl-lens ablate` measures it."
+)
+
+
+def heads_in_words(heads: Sequence[object]) -> str:
+    """Return the names of a few heads, such as "L5H0 and L4H1", or "the 20 heads"."""
+    if len(heads) > MAX_NAMED_HEADS:
+        return f"the {len(heads)} heads"
+    return joined([str(head) for head in heads])
+
+
+def removal_finding(
+    heads: Sequence[object],
+    difference: Interval,
+    *,
+    lost: float,
+    unit: str,
+    where: str,
+    random: str,
+    n_random_sets: int,
+) -> str:
+    """Return one or two sentences on whether heads matter more than random ones.
+
+    `lost` is what the answer loses without the heads, and `difference` how much more that is than without random heads.
+    `unit` is the unit of both ("nats of log-odds"); `where` says what was done ("zeroed at the last position"), and
+    `random` names the random heads, such as "random heads of the same layers". `n_random_sets` is their number of sets.
+    """
+    is_one = len(heads) == 1
+    subject = heads_in_words(heads)
+    subject = subject[0].upper() + subject[1:]
+    matter = "matters" if is_one else "matter"
+    cost = "it costs" if is_one else "they cost"
+    together = "" if is_one else "jointly "
+    costs = f"{together}{where}, {cost} the answer {interval_text(lost, near=difference)} {unit}"
+    if difference.low != difference.low:
+        reason = "there is a single query"
+        if n_random_sets < MIN_RANDOM_SETS:
+            reason = f"that needs at least {MIN_RANDOM_SETS} random sets, got {n_random_sets}"
+        return f"{subject}: {costs}. They are not compared with {random}: {reason}."
+    compared = f"{interval_text(*difference)} more than {random} do"
+    if difference.low > 0:
+        return f"{subject} {matter}: {costs}, {compared}."
+    if difference.high < 0:
+        return f"{subject} {matter} less than {random}: {costs}, {compared}."
+    return (
+        f"It is not shown that {heads_in_words(heads)} {matter} more than {random}: {costs}, {compared}, "
+        "which includes zero."
+    )
+
+
+def list_finding(
+    table: pd.DataFrame, k: int, score: str, *, n_heads: int, joint_removal: str = JOINT_NOT_MEASURED
+) -> str:
+    """Return sentences on how many of the first k heads of a table have a score that is above zero.
+
+    `table` has one row per head, best first, with low and high, the ends of the interval of the mean `score`, and, if
+    each head was zeroed alone, effect_low and effect_high. `n_heads` is the number of heads that were ranked: if none
+    of them added anything, 1 of 40 would have an interval above zero. `joint_removal` says what removing the heads
+    jointly costs beside random heads, as `removal_finding` does.
+    """
+    rows = table.head(k)
+    n = len(rows)
+    listed = "the listed head" if n == 1 else f"the {n} listed heads"
+    name = f"mean {score}"
+    if "low" not in rows or rows["low"].isna().all():
+        return f"Nothing is shown about {listed}: without several queries, their {name} has no interval."
+    n_above = int((rows["low"] > 0).sum())
+    by_chance = f"of all {n_heads} heads, about {max(1, round(n_heads / 40))} would by chance"
+    if n_above == 0:
+        text = f"None of {listed} has a {name} whose 95% interval is above zero."
+        if score == "effect":
+            text += " It is not shown that zeroing any of them alone costs the answer anything."
+        else:
+            text += " It is not shown that any of them helps the answer."
+    else:
+        subject = f"{n_above} of {listed} {'has' if n_above == 1 else 'have'}"
+        if n == 1:
+            subject = "The listed head has"
+        text = f"{subject} a {name} whose 95% interval is above zero ({by_chance})."
+    if "effect_low" in rows:
+        n_cost, n_help = int((rows["effect_low"] > 0).sum()), int((rows["effect_high"] < 0).sum())
+        n_neither = n - n_cost - n_help
+        costs, helps = _verb(n_cost, "cost"), _verb(n_help, "help")
+        does = "does" if n_neither == 1 else "do"
+        text += f" Zeroed alone, {n_cost} {costs} the answer something, {n_help} {helps} it, and {n_neither} {does}"
+        text += " neither clearly (95% intervals)."
+    return f"{text} {joint_removal}"
+
+
+def _verb(n: int, verb: str) -> str:
+    """Return "costs" for one head, "cost" for another number."""
+    return f"{verb}s" if n == 1 else verb

@@ -1,0 +1,98 @@
+"""The first sentence about heads follows from the numbers beside it, for numbers of all kinds."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from icl_lens.intervals import Interval, beside_random_sets
+from icl_lens.result.head_findings import heads_in_words, list_finding, removal_finding
+from icl_lens.result.number_format import interval_text, signed
+
+REMOVED = {"unit": "nats of log-odds", "where": "zeroed at the last position", "random": "random heads"}
+
+
+@pytest.mark.parametrize(
+    ("difference", "says"),
+    [
+        (Interval(1.0, 0.4, 1.6), "L5H0 and L4H1 matter: jointly zeroed"),
+        (Interval(1.0, -0.1, 2.1), "It is not shown that L5H0 and L4H1 matter more than random heads: jointly zeroed"),
+        (Interval(-1.0, -1.6, -0.4), "L5H0 and L4H1 matter less than random heads: jointly zeroed"),
+        (Interval(-0.5, -1.6, 0.4), "It is not shown that L5H0 and L4H1 matter more than random heads: jointly zeroed"),
+        (Interval(0.0, 0.0, 0.0), "It is not shown that"),
+    ],
+)
+def test_heads_matter_if_the_interval_is_above_zero(difference, says):
+    text = removal_finding(["L5H0", "L4H1"], difference, lost=1.2, n_random_sets=10, **REMOVED)
+    assert text.startswith(says)
+    assert "they cost the answer +1.20 nats of log-odds" in text
+    assert text.count(interval_text(*difference) + " more than random heads do") == 1
+    assert ("which includes zero" in text) == (difference.low <= 0 <= difference.high)
+
+
+@pytest.mark.parametrize(
+    ("n_sets", "reason"), [(2, "at least 3 random sets, got 2"), (0, "got 0"), (10, "there is a single query")]
+)
+def test_without_an_interval_the_reason_is_given(n_sets, reason):
+    difference = Interval(1.0, math.nan, math.nan)
+    text = removal_finding(["L5H0"], difference, lost=1.0, n_random_sets=n_sets, **REMOVED)
+    assert text.startswith("L5H0: zeroed at the last position, it costs the answer +1.00 nats of log-odds. ")
+    assert "not compared with random heads" in text
+    assert reason in text
+    assert "matter" not in text
+
+
+def table_of(ends, effects=()):
+    table = pd.DataFrame(ends, columns=["low", "high"])
+    return table.assign(**pd.DataFrame(effects, columns=["effect_low", "effect_high"])) if effects else table
+
+
+def test_a_list_counts_heads_whose_interval_is_above_zero():
+    some = list_finding(table_of([(0.1, 0.3), (0.01, 0.2), (-0.1, 0.2), (-0.3, -0.1)]), 3, "contrast", n_heads=200)
+    assert some.startswith("2 of the 3 listed heads have a mean contrast whose 95% interval is above zero")
+    assert "(of all 200 heads, about 5 would by chance)" in some
+    none = list_finding(table_of([(-0.1, 0.3), (-0.2, -0.1)]), 2, "contrast", n_heads=200)
+    assert none.startswith("None of the 2 listed heads has a mean contrast whose 95% interval is above zero.")
+    assert "not shown that any of them helps" in none
+    for text in (some, none):
+        assert "`icl-lens ablate` measures it" in text
+    joint = list_finding(table_of([(0.1, 0.3)]), 1, "contrast", n_heads=200, joint_removal="The joint test.")
+    assert joint.endswith("The joint test.")
+    assert joint.startswith("The listed head has a mean contrast whose 95% interval is above zero")
+
+
+def test_a_list_counts_heads_that_help_when_removed():
+    effects = [(0.2, 0.4), (-0.1, 0.1), (-0.9, -0.2), (-0.8, -0.3)]
+    text = list_finding(table_of([(0.1, 0.3)] * 4, effects), 4, "contrast", n_heads=48)
+    assert "Zeroed alone, 1 costs the answer something, 2 help it, and 1 does neither clearly" in text
+
+
+def test_a_single_query_shows_nothing():
+    text = list_finding(table_of([(math.nan, math.nan)] * 2), 2, "effect", n_heads=48)
+    assert text.startswith("Nothing is shown about the 2 listed heads")
+    assert list_finding(pd.DataFrame({"effect": [1.0]}), 1, "effect", n_heads=48).startswith("Nothing is shown")
+
+
+def test_a_value_matters_if_it_is_outside_of_what_random_sets_have():
+    """A mean over many sets is known well, but another set may still have the value."""
+    sets = [0.0, 0.2, -0.2, 0.1, -0.1] * 4
+    assert beside_random_sets(0.6, sets).excludes_zero
+    assert not beside_random_sets(0.2, sets).excludes_zero
+    assert beside_random_sets(-0.6, sets).high < 0
+    assert math.isnan(beside_random_sets(0.6, sets[:2]).low)
+    assert math.isnan(beside_random_sets(0.6, []).value)
+
+
+def test_no_number_is_a_negative_zero_and_small_ones_have_digits():
+    assert signed(-0.0001, 2) == "+0.00"
+    assert interval_text(-0.001, -0.004, -0.0003) == "−0.0010 (95% interval −0.0040 … −0.0003)"
+    assert interval_text(-1.26, -30.0, 20.0) == "−1.26 (95% interval −30.00 … +20.00)"
+    assert interval_text(0.021, -0.057, 0.111, times=100) == "+2.1 (95% interval −5.7 … +11.1)"
+    assert interval_text(0.5) == "+0.50"
+    assert interval_text(0.0, 0.0, 0.0) == "+0.00 (95% interval +0.00 … +0.00)"
+
+
+def test_many_heads_are_counted_instead_of_named():
+    assert heads_in_words(["L0H1"]) == "L0H1"
+    assert heads_in_words(["L0H1", "L0H2", "L0H3"]) == "L0H1, L0H2 and L0H3"
+    assert heads_in_words([f"L0H{i}" for i in range(7)]) == "the 7 heads"
