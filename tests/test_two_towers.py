@@ -330,7 +330,7 @@ def test_a_difference_that_may_be_chance_is_enough_for_no(found):
 @pytest.mark.parametrize("name", ["query", "keys", "values"])
 def test_an_exchange_that_random_heads_match_is_enough_for_no(found, name):
     changed = tuple(
-        replace(one, random_lost=np.stack([one.lost] * 2)) if one.name == name else one for one in found.exchanges
+        replace(one, random_lost=np.stack([one.lost] * 3)) if one.name == name else one for one in found.exchanges
     )
     made_up = replace(found, exchanges=changed)
     assert not made_up.is_two_towers
@@ -467,7 +467,7 @@ def test_tables_are_whole_at_any_width(found, width):
     assert max(map(len, lines)) <= width
     for row in found.to_frame().to_dict("records"):
         (line,) = [line for line in lines if line.startswith(f" {row['exchanged']}  ")]
-        assert f"{row['log_odds_lost']:+.2f}".replace("-", "−") in line
+        assert f"{row['log_odds_lost']:+z.2f}".replace("-", "−") in line
         assert f"{100 * row['as_predicted']:.1f}%" in line
 
 
