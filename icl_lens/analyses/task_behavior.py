@@ -381,7 +381,8 @@ def check_of_scores(
         for layout, names in ARRANGEMENTS.items()
     }
     aurocs: dict[Layout, _Aurocs] = {"given": _Aurocs.of([given], queries)}
-    for layout in ("original", "exchanged"):
+    labelings: tuple[Layout, ...] = ("original", "exchanged")
+    for layout in labelings:
         aurocs[layout] = _Aurocs.of([by_arrangement[name] for name in ARRANGEMENTS[layout]], queries)
     return TaskCheck(
         n_prompts=len(prompts),
