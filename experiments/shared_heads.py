@@ -80,9 +80,9 @@ def locate(study: Study, table: Table, name: str, prompts: TaskPrompts) -> TaskH
     table.add(f"accuracy on {name}", right, prompts.chance, batch.queries, unit="%", versus="guessing", at=prompts.kind)
     is_done = prompts.is_done
     if is_done is None:
-        is_done = (
-            il.metrics.bootstrap_interval(right - prompts.chance, clusters=batch.queries, bounds=(-1.0, 1.0)).low > 0
-        )
+        bounds = (-prompts.chance, 1 - prompts.chance)
+        above_chance = il.metrics.bootstrap_interval(right - prompts.chance, clusters=batch.queries, bounds=bounds)
+        is_done = above_chance.low > 0
     if not is_done:
         raise il.InputError(f"the model does not do the task {name!r}: {right.mean():.0%} of the answers are right")
     heads = best_heads(scores[:, 1 : 1 + n_heads].reshape(shape), study.n_located)
