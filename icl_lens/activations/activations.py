@@ -21,7 +21,7 @@ from icl_lens.models import attention_scores
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead
 from icl_lens.models.independent_rows import first_angles
-from icl_lens.models.locking import locks_model
+from icl_lens.models.locking import reserves_model
 from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
@@ -433,7 +433,7 @@ def _model_facts(view: ModelView) -> dict[str, str | int]:
     return {"architecture": view.architecture, "layers": view.n_layers, "heads": view.n_heads, "dtype": dtype}
 
 
-@locks_model
+@reserves_model
 def capture(
     model: Any,
     batch: PromptBatch,

@@ -13,6 +13,7 @@ from icl_lens.activations.writers import has_pos_embed
 from icl_lens.errors import InputError
 from icl_lens.models.identity import compare_batch, is_new_kind
 from icl_lens.models.inference import log_probs_of
+from icl_lens.models.locking import model_lock
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
 
@@ -89,7 +90,7 @@ def _before_layers(model: Any, tokens: Tensor, mask: Tensor, last: str) -> dict[
             raise _Stop
 
     hooks = [(name, partial(keep, name=name)) for name in ("hook_pos_embed", last) if name in model.hook_dict]
-    with suppress(_Stop), torch.no_grad(), model.hooks(fwd_hooks=hooks):
+    with model_lock(model), suppress(_Stop), torch.no_grad(), model.hooks(fwd_hooks=hooks):
         model(tokens, attention_mask=mask, return_type="logits")
     return seen
 

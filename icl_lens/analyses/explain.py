@@ -18,7 +18,7 @@ from icl_lens.head_scores import SCORES, Score, choose_score
 from icl_lens.measures.effects import head_effects
 from icl_lens.models.active_edits import active_edits
 from icl_lens.models.head import AnyHead, Head
-from icl_lens.models.locking import locks_model
+from icl_lens.models.locking import reserves_model
 from icl_lens.models.readout import FinalNorm
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.plain_text import Text
@@ -30,7 +30,7 @@ N_STEPS = 5
 """Steps of an explanation that progress counts: scores, ablations, demonstrations, heads, and other sections."""
 
 
-@locks_model
+@reserves_model
 def explain(
     model: Any,
     prompt: Prompt | Text | PromptBatch | str,

@@ -15,7 +15,7 @@ from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.passes import NO_LABELS_HINT
 from icl_lens.engine.score import score
 from icl_lens.errors import InputError, check_choice
-from icl_lens.models.locking import locks_model
+from icl_lens.models.locking import reserves_model
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.tokenize import tokenizer_like
 
@@ -24,7 +24,7 @@ CONTENT_FREE = ("N/A", "[MASK]", "")
 """Inputs without content, of contextual calibration."""
 
 
-@locks_model
+@reserves_model
 def calibrated_scores(
     model: Any,
     batch: PromptBatch,

@@ -29,7 +29,7 @@ from icl_lens.errors import InputError, check_choice
 from icl_lens.intervals import mean_intervals
 from icl_lens.measures.effects import OUTCOMES, Outcome, answer_outcomes, outcome_tokens
 from icl_lens.models.active_edits import active_edits, edits_suffix
-from icl_lens.models.locking import locks_model
+from icl_lens.models.locking import reserves_model
 from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
@@ -265,7 +265,7 @@ class DemonstrationEffects(Result):
         return title, columns, len(table) + 2
 
 
-@locks_model
+@reserves_model
 def demonstration_effects(
     model: Any,
     batch: PromptBatch,

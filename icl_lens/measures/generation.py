@@ -11,7 +11,7 @@ from icl_lens.engine.editor import editing
 from icl_lens.engine.score import Sets, check_sets, place
 from icl_lens.errors import InputError, check_integers
 from icl_lens.models.active_edits import active_edits, edits_suffix
-from icl_lens.models.locking import locks_model
+from icl_lens.models.locking import reserves_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
@@ -49,7 +49,7 @@ class Generations(Result):
         return title, columns, len(table)
 
 
-@locks_model
+@reserves_model
 def generate(
     model: Any,
     batch: PromptBatch,
@@ -113,7 +113,8 @@ def generate(
         found.append([])
         for row in range(len(batch)):
             alone = batch[row]
-            with torch.random.fork_rng(), editing(view, *(one.select([row]) for one in placed)):
+            # The lock comes first, or another thread's draws would move this thread's.
+            with editing(view, *(one.select([row]) for one in placed)), torch.random.fork_rng():
                 torch.manual_seed(seed)
                 tokens = model.generate(alone.tokens, use_past_kv_cache=is_cached, **options)
             found[-1].append(tuple(tokens[0, alone.tokens.shape[1] :].tolist()))

@@ -20,7 +20,7 @@ from icl_lens.engine.score import score
 from icl_lens.errors import InputError, check_integers
 from icl_lens.intervals import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
-from icl_lens.models.locking import locks_model
+from icl_lens.models.locking import reserves_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
@@ -112,7 +112,7 @@ def task_vectors(model: Any, reference: PromptBatch | Iterable[PromptBatch]) -> 
     return (total / sum(map(len, batches))).to(view.unembed_device, view.compute_dtype)
 
 
-@locks_model
+@reserves_model
 def vector_gains(
     model: Any,
     vectors: Float[Tensor, "*layer d_model"],

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
-from icl_lens.models.locking import model_lock
+from icl_lens.models.locking import model_lock, model_reserved
 from icl_lens.models.module_hooks import hooked_modules
 from icl_lens.models.view import ModelView
 
@@ -17,26 +18,27 @@ Described = tuple[list[str], set[int]]
 
 # Model -> describes its open edits; set while `icl_lens.engine.editor` has any.
 DESCRIBE: "WeakKeyDictionary[Any, Callable[[], Described]]" = WeakKeyDictionary()
-# Models inside `edits_disabled`.
-_DISABLED: "WeakSet[Any]" = WeakSet()
+# Model -> threads inside `edits_disabled`.
+_DISABLED: "WeakKeyDictionary[Any, set[int]]" = WeakKeyDictionary()
 
 
 @contextmanager
 def edits_disabled(view: ModelView) -> Iterator[None]:
-    """Disable all edits inside the `with` block, which holds the model's lock."""
-    with model_lock(view.model):
-        is_nested = are_edits_disabled(view)
-        _DISABLED.add(view.model)
+    """Disable all edits in this thread inside the `with` block, which reserves the model."""
+    with model_reserved(view.model):
+        threads = _DISABLED.setdefault(view.model, set())
+        is_nested = get_ident() in threads
+        threads.add(get_ident())
         try:
             yield
         finally:
             if not is_nested:
-                _DISABLED.discard(view.model)
+                threads.discard(get_ident())
 
 
 def are_edits_disabled(view: ModelView) -> bool:
-    """Return whether a block of `edits_disabled` is open."""
-    return view.model in _DISABLED
+    """Return whether a block of `edits_disabled` is open in this thread."""
+    return get_ident() in _DISABLED.get(view.model, ())
 
 
 def active_edits(view: ModelView) -> tuple[str, ...]:
@@ -46,19 +48,24 @@ def active_edits(view: ModelView) -> tuple[str, ...]:
     `icl_lens.models.module_hooks.LIBRARIES`. Every function runs the model as it is, so its numbers are those of the
     edited model, and results name the edits.
     """
-    describe = DESCRIBE.get(view.model)
-    found, own = ([], set()) if describe is None else describe()
-    # A hook point may have several names; the last is that of TransformerLens' documentation.
-    names = {id(point): name for name, point in view.model.hook_dict.items()}
-    points = {id(point): point for point in view.model.hook_dict.values()}
-    hooks = [names[key] for key, point in points.items() if any(id(handle) not in own for handle in point.fwd_hooks)]
-    found = list(dict.fromkeys(found))
+    with model_lock(view.model):  # or the hooks of another thread's pass would count
+        describe = DESCRIBE.get(view.model)
+        open_edits, edit_handles = ([], set()) if describe is None else describe()
+        # A hook point may have several names; the last is that of TransformerLens' documentation.
+        names = {id(point): name for name, point in view.model.hook_dict.items()}
+        points = {id(point): point for point in view.model.hook_dict.values()}
+        hooks: list[str] = []
+        for key, point in points.items():
+            if any(id(handle) not in edit_handles for handle in point.fwd_hooks):
+                hooks.append(names[key])
+        modules = hooked_modules(view.model)
+    words = list(dict.fromkeys(open_edits))
     if hooks:
-        found.append(f"hooks at {some_of(hooks, 'activations')}")
-    if modules := hooked_modules(view.model):
+        words.append(f"hooks at {some_of(hooks, 'activations')}")
+    if modules:
         kind = "a forward hook" if len(modules) == 1 else "forward hooks"
-        found.append(f"{kind} on {some_of(modules, 'modules')}")
-    return tuple(found)
+        words.append(f"{kind} on {some_of(modules, 'modules')}")
+    return tuple(words)
 
 
 def edits_note(edits: Sequence[str], what: str = "All numbers") -> str:

@@ -137,9 +137,11 @@ class ModelView:
     @property
     def has_hooks(self) -> bool:
         """Whether edits, or forward hooks of the user on hook points or modules, are active on the model."""
-        # Permanent hooks belong to the model, such as TransformerLens' own in OPT's FFN.
-        hooks = (hook for point in self.model.hook_dict.values() for hook in point.fwd_hooks)
-        return not all(getattr(hook, "is_permanent", False) for hook in hooks) or bool(hooked_modules(self.model))
+        with model_lock(self.model):  # or the hooks of another thread's pass would count
+            # Permanent hooks belong to the model, such as TransformerLens' own in OPT's FFN.
+            hooks = [hook for point in self.model.hook_dict.values() for hook in point.fwd_hooks]
+            is_any_temporary = not all(getattr(hook, "is_permanent", False) for hook in hooks)
+            return is_any_temporary or bool(hooked_modules(self.model))
 
     def fingerprint(self) -> str:
         """Return a digest of evenly spaced entries of the embedding, unembedding and all attention matrices.
