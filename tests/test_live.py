@@ -241,6 +241,46 @@ def test_what_is_typed_wrong_is_said_and_shows_no_number(lasting, changes, messa
     assert settled(view)["answer"]["n_tokens"] == 14
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"_about": {"model": "<b>"}},
+        {"_status": {"error": "x"}, "_code": {"python": "import os"}, "_answer": {"text": "x"}},
+        {"_look": {}},
+        {"_look": None},
+        {"_look": {"state": [], "text": "t", "pick": "p"}},
+        {"_look": {"state": {}, "text": "t" * 1000, "pick": 3}},
+        {"_pins": "x"},
+        {"_pins": [None, 3, {"name": "A"}, {"name": 1, "state": {}, "answer": {}}]},
+        {"_pins": [{"name": "A", "state": {"query": "x" * 200_000}, "answer": {}}]},
+        {"_esm": "alert(1)", "_css": "", "unknown": 1},
+    ],
+)
+def test_messages_that_write_what_is_pythons_are_ignored(lasting, message):
+    view = lasting
+    before = settled(view), view.state, repr(view), view.code, view.error, view._about, view._esm
+    view.set_state(message)
+    assert (settled(view), view.state, repr(view), view.code, view.error, view._about, view._esm) == before
+    assert view.pins == []
+
+
+def test_the_newest_pins_are_kept(lasting):
+    pins = [{"name": "A", "state": {"query": str(number)}, "answer": {}} for number in range(40)]
+    lasting.set_state({"_pins": pins})
+    assert lasting.pins == pins[-12:]
+    lasting.set_state({"_pins": []})
+    assert lasting.pins == []
+
+
+def test_a_state_that_makes_no_prompt_has_a_repr(lasting, no_type_checks):
+    lasting.set_state({"_look": {"state": {"query": 3}, "text": "t", "pick": "p"}})
+    assert lasting.wait(PATIENCE)
+    assert "no valid prompt" in repr(lasting)
+    assert "text/plain" in lasting._repr_mimebundle_()[0]
+    lasting.set_state({"_look": {"state": LiveState.of(il.Prompt.parse(TEXT)).to_dict(), "text": "t3", "pick": "p3"}})
+    assert settled(lasting)["answer"]["n_tokens"] == 14
+
+
 def test_twenty_edits_typed_fast_show_the_last_alone(model, view):
     """Whenever a panel arrives, those of other texts do not count as the view's numbers."""
     stale = []

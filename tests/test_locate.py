@@ -193,7 +193,7 @@ def test_a_full_disk_is_one_line_and_the_run_resumes(inputs, unbroken, run, tmp_
     assert contents(out) == unbroken
 
 
-@pytest.mark.parametrize("damage", ["cut", "foreign"])
+@pytest.mark.parametrize("damage", ["cut", "foreign", "copied"])
 def test_a_damaged_part_is_computed_again(inputs, unbroken, run, tmp_path, damage):
     """A part that cannot be trusted is named and computed again; the others stay."""
     out = tmp_path / "out"
@@ -204,6 +204,8 @@ def test_a_damaged_part_is_computed_again(inputs, unbroken, run, tmp_path, damag
     path = out / "part-00003.parquet"
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-1000])
+    elif damage == "copied":
+        path.write_bytes((out / "part-00005.parquet").read_bytes())
     else:
         pq.write_table(pq.read_table(path).replace_schema_metadata({}), path)
     untouched = (out / "part-00004.parquet").stat().st_mtime_ns

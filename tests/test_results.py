@@ -3,6 +3,7 @@
 import html
 import inspect
 import json
+import random
 import re
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -247,3 +248,68 @@ def test_a_result_comes_back_from_its_file_and_other_files_are_refused(made, nam
         type(found).load(path)
     with pytest.raises(il.InputError, match="cannot read"):
         type(found).load(tmp_path / "missing.json")
+
+
+WRONG = [None, "x", "NaN", "-Infinity", [], {}, [[]], True, -1, 0.5, 10**400, 1e308, "float128", "L99H99"]
+
+
+def places(value, path=()):
+    """Yield the path of every value inside a JSON value."""
+    if path:
+        yield path
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in entries:
+        yield from places(entry, (*path, key))
+
+
+def at(value, path):
+    for key in path:
+        value = value[key]
+    return value
+
+
+def mutated(text, rng):
+    """Return a file with one value removed, replaced, doubled or exchanged for another, or with its end cut off."""
+    if rng.random() < 0.1:
+        return text[: rng.randrange(len(text))]
+    state = json.loads(text)
+    paths = [path for path in places(state) if path[0] not in ("summary", "versions")]
+    # Of tensors with many values, most paths lead to a number: choose among the levels first.
+    depth = rng.choice(sorted({len(path) for path in paths}))
+    first, second = (rng.choice([path for path in paths if len(path) == depth]) for _ in range(2))
+    holder, key = at(state, first[:-1]), first[-1]
+    kind = rng.choice(["remove", "replace", "replace", "exchange", "double"])
+    if kind == "remove":
+        del holder[key]
+    elif kind == "replace":
+        holder[key] = rng.choice(WRONG)
+    elif kind == "exchange":
+        other = at(state, second[:-1])
+        holder[key], other[second[-1]] = other[second[-1]], holder[key]
+    elif isinstance(holder, list):
+        holder.insert(key, holder[key])
+    return json.dumps(state)
+
+
+@pytest.mark.parametrize("name", ["TopHeads", "HeadEffects", "LayerIncreases", "Generations", "DemonstrationEffects"])
+@pytest.mark.parametrize("has_digest", [True, False])
+def test_a_damaged_result_is_refused_or_loads_as_it_was(made, name, has_digest, tmp_path):
+    """Without the digest, as in files of earlier versions, what loads can at least be shown."""
+    result, path, rng = made.get(name), tmp_path / "result.json", random.Random(0)
+    text = result.to_json()
+    if not has_digest:
+        text = json.dumps({key: value for key, value in json.loads(text).items() if key != "digest"})
+    sentences = []
+    for _ in range(60 if has_digest else 25):
+        path.write_text(mutated(text, rng))
+        try:
+            loaded = il.results.load(path)
+        except il.InputError as error:
+            sentences.append(str(error))
+            continue
+        assert repr(loaded)
+        assert loaded.to_html()
+        if has_digest:
+            assert same(result, loaded)
+    assert len(sentences) > 10
+    assert not any("\n" in sentence for sentence in sentences)

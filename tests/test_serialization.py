@@ -1,10 +1,14 @@
 """Captures load from disk unchanged, for the same weights only; no file is half-written; digests are stable."""
 
+import copy
+import json
 import os
+import random
 import stat
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from tolerance import assert_close
 
@@ -186,3 +190,76 @@ def test_digests_of_prompts_change_with_words_order_and_answer(gpt2):
     # Padding is not part of a prompt.
     longer = il.tokenize(gpt2, [*prompts, il.Prompt.parse("cat dog the a : foo the : bar a :", answer="foo")])
     assert prompts_digest(longer[:2]) == digest
+
+
+def damaged(tensors, metadata, rng):
+    """Return tensors and metadata of a file with one of them changed."""
+    tensors, metadata = dict(tensors), copy.deepcopy(metadata)
+    kind = rng.choice(["zeros", "exchange", "remove", "dtype", "cut", "not finite", "metadata", "large"])
+    name, other = rng.sample(sorted(tensors), 2)
+    tensor = tensors[name]
+    if kind == "zeros":
+        tensors[name] = torch.zeros(1)
+    elif kind == "exchange":
+        tensors[name], tensors[other] = tensors[other], tensor
+    elif kind == "remove":
+        del tensors[name]
+    elif kind == "dtype":
+        tensors[name] = tensor.float() if not tensor.is_floating_point() else tensor.long()
+    elif kind == "cut":
+        tensors[name] = tensor[..., :-1].clone()
+    elif kind == "not finite":
+        tensors["resid_pre"] = tensors["resid_pre"] * torch.nan
+    elif kind == "large":
+        tensors["batch.last"] = tensors["batch.last"] + 1000
+    else:
+        holder = rng.choice([metadata, metadata["batch"]])
+        key = rng.choice(sorted(holder))
+        holder[key] = rng.choice([None, 3, "x", [], {}, ["x"], 10**400])
+    return tensors, metadata
+
+
+@pytest.mark.parametrize("has_digest", [True, False])
+def test_damaged_files_are_refused_or_load_as_they_were(gpt2, gpt2_acts, tmp_path, has_digest):
+    """Files of earlier versions have no digest; what loads of them can at least be used."""
+    path, rng = tmp_path / "acts.safetensors", random.Random(0)
+    gpt2_acts.save(path)
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["icl_lens"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    whole, sentences = path.read_bytes(), []
+    for number in range(120):
+        if number % 4:
+            changed, about = damaged(tensors, header["about"], rng)
+            changed_header = header | {"about": about}
+            if not has_digest:
+                del changed_header["digest"]
+            save_file(changed, path, metadata={"icl_lens": json.dumps(changed_header)})
+        else:
+            place = rng.randrange(min(len(whole), 12_000))  # the header, mostly
+            path.write_bytes(whole[:place] + bytes([rng.randrange(256)]) + whole[place + rng.choice([1, 1, 5]) :])
+        try:
+            loaded = il.Activations.load(path, gpt2)
+        except il.InputError as error:
+            sentences.append(str(error))
+            continue
+        il.top_heads(loaded, loaded.batch.answer_tokens, k=2)
+        if has_digest:
+            assert_same(gpt2_acts, loaded)
+            assert_same(gpt2_acts.batch, loaded.batch)
+    assert len(sentences) > 60
+    assert not any("\n" in sentence for sentence in sentences)
+
+
+def test_tensors_of_one_zero_are_refused(gpt2, gpt2_acts, tmp_path):
+    """Files of earlier versions have no digest, so shapes are compared with the model and the batch."""
+    path = tmp_path / "acts.safetensors"
+    gpt2_acts.save(path)
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["icl_lens"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    del header["digest"]
+    for name in [name for name in tensors if not name.startswith("batch.")]:
+        save_file(tensors | {name: torch.zeros(1)}, path, metadata={"icl_lens": json.dumps(header)})
+        with pytest.raises(il.InputError, match=rf"is damaged \(ValueError: {name} must be Float \["):
+            il.Activations.load(path, gpt2)

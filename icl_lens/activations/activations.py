@@ -1,6 +1,6 @@
 """Record one forward pass: vectors at the last position and at labels, the last query's attention, and all values."""
 
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from icl_lens.activations.decompose import head_outputs, repeat_kv
 from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.passes import NO_LABELS_HINT, embedded, last_logits
 from icl_lens.activations.recorder import ReadPlan, Recorder, at_positions
-from icl_lens.activations.serialization import read_metadata, read_tensors, write_tensors
+from icl_lens.activations.serialization import damaged_error, read_metadata, read_tensors, write_tensors
 from icl_lens.activations.writers import Writers
 from icl_lens.errors import InputError, check_choice
 from icl_lens.metrics import most_probable
@@ -24,8 +24,9 @@ from icl_lens.models.independent_rows import first_angles
 from icl_lens.models.locking import reserves_model
 from icl_lens.models.readout import Readout
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch, check_batch
+from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
 from icl_lens.prompts.token_ids import TokenPositions
+from icl_lens.shapes import check_shapes
 
 # Relative tolerance of the checked sums, by dtype. Float64 allows more than its own rounding, because the RMSNorm of
 # some families always computes in float32.
@@ -388,28 +389,51 @@ class Activations:
     def load(cls, path: str | Path, model: Any) -> "Activations":
         """Read activations that `save` wrote, onto the model's device.
 
-        Raise InputError for any other file, and for activations of another model or other weights (another dtype,
-        processed weights, further training).
+        Raise InputError for any other file, for one that is damaged, and for activations of another model or other
+        weights (another dtype, processed weights, further training).
         """
         view = ModelView.of(model)
         metadata = read_metadata(path, KIND, VERSION)
         facts = _model_facts(view)
-        recorded = {name: metadata[name] for name in facts}
-        if recorded != facts or metadata["weights"] != view.fingerprint():
+        recorded = {name: metadata.get(name) for name in facts}
+        if recorded != facts or metadata.get("weights") != view.fingerprint():
             text = "{architecture} of {layers} layers × {heads} heads in {dtype}"
             what = "with other weights (training or processing)" if recorded == facts else text.format(**facts)
             raise InputError(
-                f"{str(path)!r} was recorded from {metadata['model']} ({text.format(**recorded)}), got model "
+                f"{str(path)!r} was recorded from {metadata.get('model')} ({text.format(**recorded)}), got model "
                 f"{view.name} ({what}); load the recorded model or capture again"
             )
-        tensors = read_tensors(path, view.unembed_device)
-        batch_tensors = {
-            name.removeprefix("batch."): tensors.pop(name) for name in list(tensors) if name.startswith("batch.")
-        }
-        readout = view.readout(tensors["resid_final"]).using(final_norm=metadata["final_norm"], bias=metadata["bias"])
-        batch = PromptBatch.from_state(batch_tensors, metadata["batch"])
-        edits = tuple(metadata.get("edits", ()))
-        return cls(**{"mlp_post": None, **tensors}, batch=batch, view=view, readout=readout, edits=edits)
+        tensors = read_tensors(path, KIND, view.unembed_device)
+        try:
+            return cls._from_file(view, tensors, metadata)
+        except InputError as error:  # of the prompts' own checks
+            raise damaged_error(path, KIND, error) from error
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, ArithmeticError) as error:
+            raise damaged_error(path, KIND, f"{type(error).__name__}: {error}") from error
+
+    @classmethod
+    def _from_file(cls, view: ModelView, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> "Activations":
+        """Return activations of a file's tensors and metadata; raise an error if they do not fit each other."""
+        batch_tensors = {name: value for name, value in tensors.items() if name.startswith("batch.")}
+        own_tensors = {name: value for name, value in tensors.items() if name not in batch_tensors}
+        batch = PromptBatch.from_state(
+            {name.removeprefix("batch."): value for name, value in batch_tensors.items()}, metadata["batch"]
+        )
+        unknown = own_tensors.keys() - {field.name for field in fields(cls)}
+        missing = {field.name for field in fields(cls) if field.default is MISSING} - {"batch", "view", "readout"}
+        missing -= own_tensors.keys() | {"mlp_post"}
+        if unknown or missing:
+            raise ValueError(f"it lacks {sorted(missing)} and has {sorted(unknown)}")
+        check_shapes(cls, own_tensors, _sizes(view, batch))
+        _check_values_fit(own_tensors, batch)
+        check_vocabulary(view.model, batch, "batch")
+        final_norm, bias = metadata["final_norm"], metadata["bias"]
+        check_choice("final_norm", final_norm, ("frozen", "own"))
+        readout = view.readout(own_tensors["resid_final"]).using(final_norm=final_norm, bias=bool(bias))
+        edits = metadata.get("edits", [])
+        if not isinstance(edits, list) or not all(isinstance(words, str) for words in edits):
+            raise TypeError(f"edits are {edits!r}")
+        return cls(**{"mlp_post": None, **own_tensors}, batch=batch, view=view, readout=readout, edits=tuple(edits))
 
     def __getitem__(self, index: Any) -> "Activations":
         """Select rows like `batch[index]`; tensors of a slice are views."""
@@ -425,6 +449,33 @@ class Activations:
         tensors["pass_v"] = self.pass_v[:, :, :width][passes]
         writers = None if self.writers is None else self.writers.select(index)
         return replace(self, batch=batch, readout=self.readout.select_prompts(index), writers=writers, **tensors)
+
+
+def _sizes(view: ModelView, batch: PromptBatch) -> dict[str, int]:
+    """Return the sizes of the axes of recorded tensors, by name."""
+    return {
+        "batch": len(batch),
+        "demo": batch.label_positions.shape[1],
+        "layer": view.n_layers,
+        "head": view.n_heads,
+        "kv_head": view.n_kv_heads,
+        "d_head": view.d_head,
+        "d_model": view.d_model,
+    }
+
+
+def _check_values_fit(tensors: dict[str, Tensor], batch: PromptBatch) -> None:
+    """Raise ValueError for recorded tensors that are not finite or do not belong to the batch."""
+    for name in ("resid_pre", "attn_out", "mlp_out", "resid_final", "z", "q", "pattern"):
+        if not bool(tensors[name].isfinite().all()):
+            raise ValueError(f"{name} is not finite")
+    if tensors["pattern"].shape[-1] <= int(batch.last.max()):
+        raise ValueError(f"pattern has {tensors['pattern'].shape[-1]} keys")
+    n_passes, pass_index = len(tensors["pass_v"]), tensors.get("pass_index")
+    if pass_index is None and n_passes != len(batch):
+        raise ValueError(f"pass_v has {n_passes} passes")
+    if pass_index is not None and not bool(((pass_index >= 0) & (pass_index < n_passes)).all()):
+        raise ValueError("pass_index is out of range")
 
 
 def _model_facts(view: ModelView) -> dict[str, str | int]:

@@ -139,8 +139,10 @@ export default {
       const found = panel("answer");
       if (!found) return;
       const pins = model.get("_pins"), change = panel("change");
-      const name = String.fromCharCode(65 + (pins.length % 26));
-      model.set("_pins", [...pins, { name, state: state(), answer: found, change: change && change.probs ? change : null }]);
+      const last = pins.length ? pins[pins.length - 1].name.charCodeAt(0) - 64 : 0;
+      const name = String.fromCharCode(65 + (last % 26));
+      const pinned = { name, state: state(), answer: found, change: change && change.probs ? change : null };
+      model.set("_pins", [...pins, pinned].slice(-about.max_pins));
       model.save_changes();
     } }, "Pin");
     const code = h("pre", { tabindex: 0 });

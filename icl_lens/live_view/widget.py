@@ -4,8 +4,10 @@
 2. Each panel is a trait of its own and carries the ids for which it holds. The browser shows nothing of other ids, so
    that no number outlives the text that it belongs to.
 3. When all panels of a state are computed, the static version in the notebook's file is replaced.
+4. Of what the browser sends, only the state and the pins are taken; the other traits are Python's own.
 """
 
+import json
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
@@ -41,6 +43,9 @@ WORDS = {
 }
 N_SCENES = 4
 """Prompts whose panels are kept, for going back to them."""
+MAX_PINS, MAX_PIN_CHARACTERS = 12, 100_000
+"""Pinned states that are kept, the newest, and the size of each as JSON."""
+MAX_ID_CHARACTERS = 64
 
 
 class LiveView(anywidget.AnyWidget):
@@ -74,7 +79,7 @@ class LiveView(anywidget.AnyWidget):
         self._display_id, self._is_shown = f"icl-live-{uuid.uuid4().hex[:12]}", False
         about = {"model": view.name, "layers": view.n_layers, "heads": view.n_heads, "id": self._display_id}
         self.add_traits(**{f"_{name}": traitlets.Dict().tag(sync=True) for name in PANELS})
-        super().__init__(_about=about | {"panels": PANELS, "of_choice": OF_CHOICE})
+        super().__init__(_about=about | {"panels": PANELS, "of_choice": OF_CHOICE, "max_pins": MAX_PINS})
         self.observe(self._on_look, names="_look")
         self.state = state
 
@@ -110,6 +115,16 @@ class LiveView(anywidget.AnyWidget):
     def pins(self) -> list[dict[str, Any]]:
         """The pinned states with their answers."""
         return list(self._pins)
+
+    def set_state(self, sync_data: dict[str, Any]) -> None:
+        """Take the state and the pins that a browser sends; ignore everything else."""
+        accepted: dict[str, Any] = {}
+        if "_look" in sync_data and _is_look(sync_data["_look"]):
+            accepted["_look"] = sync_data["_look"]
+        if "_pins" in sync_data and isinstance(sync_data["_pins"], list):
+            pins = [pin for pin in sync_data["_pins"] if _is_pin(pin)]
+            accepted["_pins"] = pins[-MAX_PINS:]
+        super().set_state(accepted)
 
     def wait(self, timeout: int | float | None = None) -> bool:
         """Wait until the current state is computed, at most `timeout` seconds; return whether it is."""
@@ -185,7 +200,11 @@ class LiveView(anywidget.AnyWidget):
         return scene
 
     def __repr__(self) -> str:
-        return f"LiveView({self._about['model']}: {self._look['state']['query']!r}); run the cell for the live view"
+        try:
+            what = repr(self.state.query)
+        except InputError:
+            what = "no valid prompt"
+        return f"LiveView({self._about.get('model', '')}: {what}); run the cell for the live view"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         self._save_static(first=True)
@@ -195,10 +214,35 @@ class LiveView(anywidget.AnyWidget):
         """Put the static version into the notebook's file, where one is open; the live view hides it."""
         if not (first or self._is_shown):
             return
+        try:
+            state = self.state.to_dict()
+        except InputError:  # the view says what is wrong with it
+            return
         from IPython.core.getipython import get_ipython
         from IPython.display import HTML, display
 
         if get_ipython() is not None:
-            html = static_html(self._about["model"], self._look["state"], self.numbers, self._display_id)
+            html = static_html(self._about["model"], state, self.numbers, self._display_id)
             display(HTML(html), display_id=self._display_id, update=self._is_shown and not first)
             self._is_shown = True
+
+
+def _is_look(value: Any) -> bool:
+    """Return whether a value is a state with its ids; what is wrong in the state itself is said in the view."""
+    if not isinstance(value, dict) or not isinstance(value.get("state"), dict):
+        return False
+    ids = (value.get("text"), value.get("pick"))
+    return all(isinstance(name, str) and len(name) <= MAX_ID_CHARACTERS for name in ids)
+
+
+def _is_pin(value: Any) -> bool:
+    """Return whether a value is a pinned state with its answer, of a limited size."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return False
+    parts = (value.get("state"), value.get("answer"))
+    if not all(isinstance(part, dict) for part in parts):
+        return False
+    try:
+        return len(json.dumps(value)) <= MAX_PIN_CHARACTERS
+    except (TypeError, ValueError, RecursionError):
+        return False

@@ -26,6 +26,7 @@ from icl_lens.prompts.token_ids import (
     resolve_positions,
     vocabulary_digest,
 )
+from icl_lens.shapes import check_shapes
 
 Role = Literal["text", "true label", "false label", "query", "last", "other"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -487,23 +488,56 @@ class PromptBatch:
 
     @classmethod
     def from_state(cls, tensors: dict[str, Tensor], values: dict[str, Any]) -> "PromptBatch":
-        """Restore a batch from the output of `to_state`."""
+        """Restore a batch from the output of `to_state`.
+
+        Raise InputError, KeyError, TypeError or ValueError for values that are not those of a batch.
+        """
         prompts = tuple(
             Prompt([Demonstration(*shown) for shown in demonstrations], query, answer, labels)
             for demonstrations, query, answer, labels in values["prompts"]
         )
-        return cls(
+        check_shapes(cls, tensors)
+        batch = cls(
             **tensors,
-            labels=tuple(values["labels"]),
+            labels=_texts(values["labels"]),
             prompts=prompts,
             template=Template(**values["template"]),
-            token_strings=values["token_strings"],
-            token_names=values["token_names"],
-            texts=tuple(values["texts"]),
-            whole_labels=tuple(values.get("whole_labels", ())),
-            label_groups=tuple(map(tuple, values.get("label_groups", ()))),
+            token_strings=list(map(list, map(_texts, values["token_strings"]))),
+            token_names=list(map(list, map(_texts, values["token_names"]))),
+            texts=_texts(values["texts"]),
+            whole_labels=_texts(values.get("whole_labels", ())),
+            label_groups=tuple(map(_texts, values.get("label_groups", ()))),
             vocabulary=values.get("vocabulary", ""),
         )
+        batch._check_ranges()
+        return batch
+
+    def _check_ranges(self) -> None:
+        """Raise ValueError for lists of another length than the batch, and positions and indices out of range."""
+        n_rows, width, n_labels = *self.tokens.shape, len(self.labels)
+        lists = {"prompts": self.prompts, "texts": self.texts, "token_strings": self.token_strings}
+        for name, entries in lists.items():
+            if len(entries) not in (0, n_rows):
+                raise ValueError(f"{name} has {len(entries)} entries for {n_rows} rows")
+        if len(self.label_tokens) != n_labels:
+            raise ValueError(f"label_tokens has {len(self.label_tokens)} entries for {n_labels} labels")
+        if n_rows < 1 or not isinstance(self.vocabulary, str):
+            raise ValueError("it has no rows, or no vocabulary")
+        limits = {
+            "last": (0, width),
+            "attention_mask": (0, 2),
+            "label_positions": (-1, width),
+            "label_ranges": (-1, width + 1),
+            "text_ranges": (-1, width + 1),
+            "demonstration_ranges": (-1, width + 1),
+            "query_range": (-1, width + 1),
+            "label_index": (-1, n_labels),
+            "answer": (-1, n_labels),
+        }
+        for name, (low, end) in limits.items():
+            values = getattr(self, name)
+            if not bool(((values >= low) & (values < end)).all()):
+                raise ValueError(f"{name} must be at least {low} and below {end}")
 
     def to(self, device: torch.device | str) -> "PromptBatch":
         """Return the batch with its tensors on `device`."""
@@ -511,6 +545,13 @@ class PromptBatch:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+
+def _texts(values: Sequence[Any]) -> tuple[str, ...]:
+    """Return texts of a file; raise TypeError for anything else."""
+    if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) for value in values):
+        raise TypeError(f"{values!r:.80} is not a list of texts")
+    return tuple(values)
 
 
 def check_batch(batch: Any, name: str = "batch") -> None:

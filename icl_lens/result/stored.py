@@ -4,7 +4,8 @@
    columns of tables become objects of dtype, shape and values. Numbers that JSON lacks become "NaN", "Infinity" or
    "-Infinity".
 2. `decode` restores a value of the type that a field is annotated with: files name no types.
-3. `dumps` and `load` add and check a header: the format, its version, and the versions of the packages that wrote it.
+3. `dumps` and `load` add and check a header: the format, its version, the versions of the packages that wrote it, and a
+   digest of the fields.
 """
 
 import json
@@ -21,9 +22,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
+from icl_lens.shapes import check_shapes
 
 PACKAGES = ("icl-lens", "torch", "transformers", "transformer-lens")
+HEADER = ("format", "version", "versions", "digest", "summary")
+"""Entries of a file beside the fields of the result."""
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 Kind = TypeVar("Kind")
@@ -32,7 +37,9 @@ Kind = TypeVar("Kind")
 def dumps(result: Any, format_name: str, number: int, summary: Mapping[str, Any]) -> str:
     """Return a dataclass as JSON; `summary` is for readers without icl-lens, and `load` ignores it."""
     header = {"format": format_name, "version": number, "versions": {name: version(name) for name in PACKAGES}}
-    state = header | ({"summary": encode(summary)} if summary else {}) | encode(result)
+    encoded = encode(result)
+    header["digest"] = json_digest(encoded)
+    state = header | ({"summary": encode(summary)} if summary else {}) | encoded
     return json.dumps(state, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -47,21 +54,35 @@ def load(kind: type[Kind], path: str | Path, format_name: str, number: int) -> K
             f"version of {str(path)!r} must be {number}, got {state.get('version')}; load it with the icl-lens version "
             "that it lists under versions, or compute it again"
         )
+    encoded = {name: value for name, value in state.items() if name not in HEADER}
     try:
-        return decode(kind, state)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
-        raise InputError(f"{str(path)!r} is damaged ({type(error).__name__}: {error}); {remedy}") from error
+        has_digest = "digest" in state
+        if has_digest and state["digest"] != json_digest(encoded):
+            raise ValueError("its values are not those that were written")
+        loaded: Any = decode(kind, encoded)
+        if not has_digest:  # of an earlier version, or written by hand: values must be such as can be shown
+            repr(loaded)
+            loaded.to_html()
+    except Exception as error:  # values of any kind may stand where others belong
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"{str(path)!r} is damaged ({reason:.300}); {remedy}") from error
+    return loaded
 
 
 def read(path: str | Path, remedy: str) -> dict[str, Any]:
     """Read a JSON object; raise InputError, which ends in `remedy`, for a file that is missing or is not one."""
     try:
-        state = json.loads(Path(path).read_text(encoding="utf-8"))
+        state = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}; {remedy}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{str(path)!r} is not valid JSON ({error}); {remedy}") from error
     return state if isinstance(state, dict) else {}
+
+
+def _refuse_constant(name: str) -> Any:
+    """Refuse NaN and infinities outside quotes, which are no JSON and which `encode` writes as texts."""
+    raise ValueError(f"{name} stands for a number")
 
 
 def encode(value: Any) -> Any:
@@ -130,7 +151,10 @@ def decode(kind: Any, value: Any) -> Any:
             return build.parse(value)
         hints = get_type_hints(kind)
         names = [one.name for one in fields(kind)] if is_dataclass(kind) else build._fields
-        return build(**{name: decode(hints[name], value[name]) for name in names if name in value})
+        decoded = {name: decode(hints[name], value[name]) for name in names if name in value}
+        if is_dataclass(kind):
+            check_shapes(kind, decoded)
+        return build(**decoded)
     if kind is float:
         value = NOT_FINITE.get(value, value) if isinstance(value, str) else value
         value = float(value) if isinstance(value, int) and not isinstance(value, bool) else value

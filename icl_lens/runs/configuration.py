@@ -12,6 +12,7 @@ from icl_lens.models.active_edits import active_edits
 from icl_lens.models.offload import ParameterMap
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
+from icl_lens.runs.folder import FORMAT, FORMAT_NAME
 
 PACKAGES = ("icl-lens", "transformer-lens", "transformers", "torch", "pyarrow")
 
@@ -22,11 +23,12 @@ def configuration(
     """Return everything that a run's chunks and results depend on, in manifest order.
 
     `about` is what the user says about the run, such as the names of model and task; `options` determine its numbers.
-    The result also holds digests of the weights, the prompts' tokens and answers, and the batch plan; the labels; the
-    device type; and package versions.
+    The result also holds the format of chunks; digests of the weights, the prompts' tokens and answers, and the batch
+    plan; the labels; the device type; and package versions.
     """
     view = ModelView.of(model)
     return {
+        FORMAT_NAME: FORMAT,
         **about,
         "weights": weights_digest(ParameterMap(model)),
         "labels": list(batch.labels),

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MANIFEST = "manifest.json"
+# Entry of a configuration with the format of chunks. Format 2 names the chunk and its prompts in the chunk's metadata.
+FORMAT_NAME, FORMAT = "format", 2
+# Characters of a configuration's value that an error quotes.
+MAX_SHOWN = 80
 
 
 class RunFolder:
@@ -41,44 +45,61 @@ class RunFolder:
     def initialize(self) -> None:
         """Create the folder if needed, and write the manifest or compare it with an existing one.
 
-        Raise InputError if the folder cannot be created, or holds another configuration or files without a manifest.
+        A folder with a manifest need not be writable, since its chunks may be all that the run needs. Raise InputError
+        if the folder cannot be created, or holds another configuration or files without a manifest.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with self.locked():
-                self._initialize()
+            if not self._has_manifest():
+                with self.locked():
+                    self._initialize()
         except OSError as error:
-            raise InputError(
-                f"cannot write to folder {str(self.path)!r}: {error.strerror or error}; choose another folder"
-            ) from error
+            raise self._write_error(error) from error
 
     def _initialize(self) -> None:
-        manifest = self.path / MANIFEST
-        text = json.dumps(self.configuration, indent=1, ensure_ascii=False) + "\n"
-        if manifest.is_file():
-            self._compare(manifest, json.loads(text))
-        elif others := sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")):
+        if self._has_manifest():  # written by another process in the meantime
+            return
+        if others := sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")):
             raise InputError(
                 f"folder {str(self.path)!r} must be empty or hold a {MANIFEST}, got {', '.join(others[:3])}; choose an "
                 "empty or new folder"
             )
-        else:
-            self.write_bytes(MANIFEST, text.encode())
+        text = json.dumps(self.configuration, indent=1, ensure_ascii=False) + "\n"
+        self.write_bytes(MANIFEST, text.encode())
+
+    def _has_manifest(self) -> bool:
+        """Return whether the folder has a manifest, which must be that of this configuration."""
+        manifest = self.path / MANIFEST
+        if not manifest.exists():
+            return False
+        self._compare(manifest, json.loads(json.dumps(self.configuration)))
+        return True
 
     def _compare(self, manifest: Path, ours: dict[str, Any]) -> None:
         """Raise InputError if an existing manifest is unreadable or differs from this configuration."""
         try:
             theirs = json.loads(manifest.read_text(encoding="utf-8"))
-            different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+            different = _differences(ours, theirs)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             raise InputError(f"cannot read {str(manifest)!r} as a JSON object; choose another folder") from None
+        if ours.get(FORMAT_NAME) != theirs.get(FORMAT_NAME):
+            raise InputError(
+                f"folder {str(self.path)!r} must hold a run of format {ours.get(FORMAT_NAME)}, got format "
+                f"{_shortened(theirs.get(FORMAT_NAME, 1))} of another version of icl_lens; choose another folder, or "
+                "use that version"
+            )
         if different:
-            name = different[0]
+            name, (our_value, their_value) = next(iter(different.items()))
             more = f" (and {len(different) - 1} more differ)" if len(different) > 1 else ""
             raise InputError(
-                f"folder {str(self.path)!r} holds a run with {name}={theirs.get(name)!r}, got "
-                f"{name}={ours.get(name)!r}{more}; choose another folder, or use the settings in its {MANIFEST}"
+                f"folder {str(self.path)!r} holds a run with {name}={_shortened(their_value)}, got "
+                f"{name}={_shortened(our_value)}{more}; choose another folder, or use the settings in its {MANIFEST}"
             )
+
+    def _write_error(self, error: OSError) -> InputError:
+        return InputError(
+            f"cannot write to folder {str(self.path)!r}: {error.strerror or error}; choose another folder"
+        )
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write a file atomically; call it with the lock of the chunk or folder.
@@ -92,20 +113,51 @@ class RunFolder:
         except InputError as error:
             raise InputError(f"{error}, and rerun with the same settings to resume") from error
 
-    def write(self, name: str, table: pa.Table) -> None:
-        """Write a table as Parquet, with the configuration as metadata and a checksum of every page."""
+    def remove(self, name: str) -> None:
+        """Remove a file; raise InputError if the folder is not writable."""
+        try:
+            (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._write_error(error) from error
+
+    def write(self, name: str, table: pa.Table, contents: Mapping[str, str] | None = None) -> None:
+        """Write a table as Parquet; `contents` says what it holds, which `read` compares."""
+        self.write_bytes(name, self._parquet(table, contents or {}))
+
+    def _parquet(self, table: pa.Table, contents: Mapping[str, str]) -> bytes:
+        """Return a table with the configuration and `contents` as metadata and a checksum of every page."""
         buffer = BytesIO()
-        table = table.replace_schema_metadata(self._metadata)
+        table = table.replace_schema_metadata(self._metadata | _contents_metadata(contents))
         pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
-        self.write_bytes(name, buffer.getvalue())
+        return buffer.getvalue()
 
     def write_result(self, tables: "Mapping[str, pd.DataFrame]", result: Mapping[str, Any]) -> None:
-        """Write tables as Parquet and CSV, and result.json. Raise InputError if the folder is not writable."""
-        with self.locked():
-            for name, table in tables.items():
-                self.write(f"{name}.parquet", pa.table({column: table[column].to_numpy() for column in table.columns}))
-                self.write_bytes(f"{name}.csv", table.to_csv(index=False, lineterminator="\n").encode())
-            self.write_bytes("result.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+        """Write tables as Parquet and CSV, and result.json, unless the folder has the same already.
+
+        Raise InputError if the folder is not writable.
+        """
+        files: dict[str, bytes] = {}
+        for name, table in tables.items():
+            columns = pa.table({column: table[column].to_numpy() for column in table.columns})
+            files[f"{name}.parquet"] = self._parquet(columns, {})
+            files[f"{name}.csv"] = table.to_csv(index=False, lineterminator="\n").encode()
+        files["result.json"] = (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode()
+        missing = [name for name, data in files.items() if not self._holds(name, data)]
+        if not missing:  # as in a finished run, whose folder need not be writable
+            return
+        try:
+            with self.locked():
+                for name in missing:
+                    self.write_bytes(name, files[name])
+        except OSError as error:
+            raise self._write_error(error) from error
+
+    def _holds(self, name: str, data: bytes) -> bool:
+        """Return whether a file has this content."""
+        try:
+            return (self.path / name).read_bytes() == data
+        except OSError:
+            return False
 
     @contextmanager
     def claimed(self, names: Sequence[str], n: int) -> Iterator[list[str]]:
@@ -122,7 +174,7 @@ class RunFolder:
             except Timeout:
                 return
             except OSError as error:
-                raise InputError(f"cannot write to folder {str(self.path)!r}: {error.strerror or error}") from error
+                raise self._write_error(error) from error
             claims[name] = lock
             if (self.path / name).is_file():  # stored since the caller looked
                 release(name)
@@ -148,12 +200,20 @@ class RunFolder:
         """Return the lock under which files other than chunks are written."""
         return FileLock(self.path / ".lock")
 
-    def read(self, name: str) -> pa.Table | None:
-        """Read a chunk, or return None if it does not exist. Raise CorruptChunk if it fails its checks."""
+    def read(self, name: str, contents: Mapping[str, str] | None = None) -> pa.Table | None:
+        """Read a chunk, or return None if it does not exist.
+
+        Raise CorruptChunk if it fails its checks or was not written with the same `contents`, and InputError if it is
+        no readable file.
+        """
         try:
             data = (self.path / name).read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise InputError(
+                f"cannot read {str(self.path / name)!r}: {error.strerror or error}; remove it to compute it again"
+            ) from error
         try:
             table = pq.ParquetFile(BytesIO(data), page_checksum_verification=True).read()
             metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
@@ -161,11 +221,35 @@ class RunFolder:
             raise CorruptChunk(f"{name} is corrupt ({first_line(error)})") from error
         if any(metadata.get(key) != value for key, value in self._metadata.items()):
             raise CorruptChunk(f"{name} is corrupt (it belongs to another configuration)")
+        if any(metadata.get(key) != value for key, value in _contents_metadata(contents or {}).items()):
+            raise CorruptChunk(f"{name} is corrupt (it is the chunk of other prompts)")
         return table
 
 
+def _contents_metadata(contents: Mapping[str, str]) -> dict[str, str]:
+    return {f"icl_lens.chunk.{name}": value for name, value in contents.items()}
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return name -> our value and their value where two configurations differ; entries of a mapping have a dot."""
+    different: dict[str, tuple[Any, Any]] = {}
+    for name in {**ours, **theirs}:
+        our_value, their_value = ours.get(name), theirs.get(name)
+        if isinstance(our_value, dict) and isinstance(their_value, dict):
+            different |= _differences(our_value, their_value, f"{prefix}{name}.")
+        elif our_value != their_value:
+            different[prefix + name] = our_value, their_value
+    return different
+
+
+def _shortened(value: Any) -> str:
+    """Return a value of a configuration for a sentence."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
 class CorruptChunk(UserWarning):
-    """Raised for a chunk that cannot be read, fails its checksums, or belongs to another configuration.
+    """Raised for a chunk that fails its checksums, or belongs to another configuration or to other prompts.
 
     Runs recompute the chunk and give this warning.
     """

@@ -23,7 +23,7 @@ from icl_lens.digest import json_digest
 from icl_lens.errors import InputError
 from icl_lens.models.memory import BUDGET, MAX_ROWS
 from icl_lens.models.view import ModelView
-from icl_lens.prompts.batch import PromptBatch
+from icl_lens.prompts.batch import PromptBatch, prompts_digest
 from icl_lens.runs.configuration import configuration
 from icl_lens.runs.distributed import Distributed
 from icl_lens.runs.folder import CorruptChunk, RunFolder
@@ -91,6 +91,7 @@ class ChunkStream:
     """
 
     plan: Plan
+    batch: PromptBatch
     folder: RunFolder | None
     distributed: Distributed
     progress: Progress
@@ -130,7 +131,7 @@ class ChunkStream:
                         continue
                     for one, table in zip(in_round, self._compute(broadcast(in_round), compute), strict=True):
                         if self.folder is not None:
-                            self.folder.write(chunk_name(kind, one), table)
+                            self.folder.write(chunk_name(kind, one), table, self._contents(kind, one))
                         if self.folder is None or one == number:
                             computed[one] = table
             done += len(self.plan[number])
@@ -188,15 +189,27 @@ class ChunkStream:
         return results
 
     def _stored(self, kind: str, number: int) -> pa.Table | None:
-        """Return a stored chunk; None if it does not exist or is corrupt, which gives a warning."""
+        """Return a stored chunk; None if it does not exist or is corrupt, which gives a warning.
+
+        Raise InputError if it is no readable file.
+        """
         if self.folder is None:
             return None
         try:
-            return self.folder.read(chunk_name(kind, number))
+            return self.folder.read(chunk_name(kind, number), self._contents(kind, number))
         except CorruptChunk as error:
             warn(CorruptChunk(f"{error}; recomputing"), stacklevel=3)
-            (self.folder.path / chunk_name(kind, number)).unlink(missing_ok=True)
+            self.folder.remove(chunk_name(kind, number))
             return None
+
+    def _contents(self, kind: str, number: int) -> dict[str, str]:
+        """Return what a chunk's metadata say of it: its name and a digest of its prompts."""
+        rows = self.plan[number]
+        return {
+            "name": chunk_name(kind, number),
+            "prompts": prompts_digest(self.batch[rows]),
+            "rows": json_digest(rows),
+        }
 
     def write_result(self, tables: Mapping[str, Any], result: Mapping[str, Any]) -> None:
         """Write tables and result.json to the folder, if there is one."""
@@ -224,7 +237,7 @@ def start(
             folder = RunFolder(Path(run.folder), found)
         distributed.run_on_main(lambda: folder and folder.initialize())
     with progress_callback(run.progress if distributed.is_main else False) as report:
-        yield ChunkStream(plan, folder, distributed, report)
+        yield ChunkStream(plan, batch, folder, distributed, report)
 
 
 def _to_column(values: Tensor | list[str]) -> pa.Array:
