@@ -10,12 +10,13 @@ import typer
 from typer.cli import get_docs_for_click
 
 from icl_lens.cli import app
+from icl_lens.cli.program import app_with_all_options
 
 PAGE = Path(__file__).parent / "cli.md"
 ABOUT = """
 Invalid input prints one line to standard error and exits with code 2; an unknown option or a value of a wrong type
-also prints the usage. Without arguments, `icl-lens` explains the paper's prompt on the bundled model. `python -m
-icl_lens` is the same command.
+also prints the usage. Without arguments, `icl-lens` prints what it can do. `python -m icl_lens` is
+the same command. `--help` leaves out options that are rarely needed; `--help-all` shows them, as this page does.
 
 The paper's experiments are in the repository, not in the installed package, because they are scripts
 to run and to copy. Clone the repository (or unpack the source distribution), install it with `pip install -e .`, and
@@ -26,7 +27,7 @@ them.
 
 def page() -> str:
     """Return the page as Markdown."""
-    command = typer.main.get_command(app)
+    command = app_with_all_options(app)
     context = typer.Context(command, info_name="icl-lens")
     text = get_docs_for_click(obj=command, ctx=context, name="icl-lens", title="Command line")
     # Typer truncates the list of commands here; the table of contents shows all of them.

@@ -1,6 +1,7 @@
 """Errors for invalid user input."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from numbers import Integral
 from typing import Any
 
@@ -52,6 +53,12 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise InputError unless `value` is one of `choices`."""
     if value not in choices:
         raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return " (did you mean 'icl-mini'?)" for a name that resembles one of `names`, else an empty string."""
+    matches = get_close_matches(name, [known for known in names if known != name], n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def check_integers(**values: object) -> tuple[int, ...]:

@@ -13,12 +13,13 @@ import faults
 import pandas as pd
 import pytest
 from tolerance import assert_close
-from typer import rich_utils
 from typer.testing import CliRunner
 
 import icl_lens as il
-from icl_lens.cli import app, console
+from icl_lens.cli import TASKS, app, console, stored_checks
 from icl_lens.cli.options import unescape
+from icl_lens.prompts.datasets import DATASETS
+from icl_lens.prompts.pair_task import bundled_pairs
 
 
 def test_explain_prints_everything_and_writes_it(run, tiny, tmp_path):
@@ -117,33 +118,65 @@ def test_models_and_help_need_no_model(run, argument, shown):
     assert shown in out
 
 
-PANELS = {
-    "explain": [
-        "Arguments",
-        "Options",
-        "Output",
-        "Why a head attends",
-        "Text",
-        "Task",
-        "Prompt format and readout",
-        "Model",
-    ],
-    "ablate": ["Arguments", "Options", "Output", "Heads", "Task", "Prompt format", "Model"],
-    "circuit": ["Options", "Output", "Heads", "Task", "Prompt format", "Model"],
-    "compare": ["Arguments", "Options", "Output", "Task", "Prompt format and readout", "Model"],
-    "locate": ["Options", "Task", "Output", "Prompt format and readout", "Model"],
-}
+COMMANDS = ("explain", "check", "locate", "ablate", "towers", "circuit", "compare")
 
 
-@pytest.mark.parametrize("name", sorted(PANELS))
-@pytest.mark.parametrize("width", [80, 120])
-def test_help_shows_the_panels(name, width, monkeypatch):
-    monkeypatch.setattr(rich_utils, "MAX_WIDTH", width)  # read from the environment when typer is first imported
-    result = CliRunner().invoke(app, [name, "--help"])
-    assert result.exit_code == 0
-    shown = [line.split("─ ")[1].split(" ─")[0] for line in result.output.splitlines() if line.startswith("╭─ ")]
-    assert shown == PANELS[name]
-    assert max(map(len, result.output.splitlines())) <= width
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_short_and_help_all_has_every_option(name, run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = CliRunner().invoke(app, [name, "--help"]).output.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+    assert "--help-all" in " ".join(lines)
+    assert "country-capital" in " ".join(lines)
+    _, everything, _ = run(name, "--help-all")
+    assert "--revision" in everything
+    assert "--revision" not in " ".join(lines)
+
+
+def test_every_task_is_in_help():
+    for name in (*DATASETS, *bundled_pairs()):
+        assert name in TASKS
+
+
+def test_without_arguments_the_commands_are_listed(run):
+    code, out, _ = run()
+    assert code == 0
+    assert len(out.splitlines()) <= 14
+    for name in (*COMMANDS, "models"):
+        assert f"\n  {name} " in out
+
+
+def test_typing_errors_are_answered_with_what_was_meant(run, tiny):
+    assert "Did you mean 'locate'?" in run("locat")[2]
+    assert "--task" in run("locate", "--taks", "x")[2]
+    assert "did you mean 'icl-mini'?" in run("explain", "-m", "icl-mni")[2]
+    assert "did you mean 'sentiment-number'?" in run("locate", "-m", tiny, "-t", "sentimant-number")[2]
+
+
+def test_a_check_is_kept_for_the_other_commands(run, tiny, words, monkeypatch, tmp_path):
+    task = ("-t", "sentiment-number", "--path", words, "-m", tiny)
+    assert "icl-lens check says" in run("explain", *task, "-k", 1, "--ablate", 1)[1]
+    code, out, err = run("check", *task, "--json", tmp_path / "x.json", "--html", tmp_path / "x.html")
+    assert code == 0, err
+    sentence = str(il.results.load(tmp_path / "x.json"))
+    assert " ".join(sentence.split()) in " ".join(out.split())
+    assert "<html" in (tmp_path / "x.html").read_text()
+    monkeypatch.setattr("icl_lens.analyses.task_behavior.task_check", lambda *_, **__: pytest.fail("checked again"))
+    for command in (("explain", "-k", 1, "--ablate", 1), ("locate", "-n", 4, "-k", 1), ("check",)):
+        code, out, err = run(*command, *task)
+        assert code == 0, err
+        assert " ".join(sentence.split()) in " ".join(out.split())
+
+
+def test_a_check_of_other_prompts_is_another(run, tiny, words, tmp_path):
+    task = ("-t", "sentiment-number", "--path", words, "-m", tiny, "-n", 20)
+    found = []
+    for options in ((), ("--seed", 1), ("--template", "{text} = {label}"), ("--labels", "yes,no")):
+        assert run("check", *task, *options, "--json", tmp_path / "x.json")[0] == 0
+        found.append(json.loads((tmp_path / "x.json").read_text())["digest"])
+    assert len(set(found)) == 4
+    assert len(list(stored_checks.checks_folder().iterdir())) == 4
 
 
 def test_any_text_is_explained(run, tiny, tmp_path):
@@ -209,10 +242,11 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, s
     assert "First of 2 prompts" in out
 
 
-def test_explaining_a_tasks_prompt_starts_with_what_the_model_does(run, icl_mini, monkeypatch):
-    monkeypatch.setattr("icl_lens.analyses.task_behavior.N_PROMPTS", 20)
-    _, out, _ = run("explain", "-t", "sentiment-number", "-k", 1, "--ablate", 1)
-    assert " ".join(out.split()).startswith(str(il.task_check(icl_mini, "sentiment-number")))
+def test_locating_starts_with_what_the_model_does(run, icl_mini, monkeypatch):
+    """On no more prompts than heads are located on."""
+    _, out, _ = run("locate", "-t", "sentiment-number", "-n", 20, "-k", 1)
+    behavior = str(il.task_check(icl_mini, "sentiment-number", n=20))
+    assert " ".join(behavior.split()) in " ".join(out.split())
 
 
 def test_a_task_is_drawn_by_its_seed(run, six, tmp_path):
@@ -296,8 +330,8 @@ def test_a_long_check_is_announced_with_its_duration(run, tiny, words, monkeypat
             report(*stage)
         assert seen == stages
         assert said in capsys.readouterr().err
-    arguments = ("locate", "-t", "sentiment-number", "--path", words, "-m", tiny, "-n", 4, "-k", 2)
+    arguments = ("locate", "-t", "sentiment-number", "--path", words, "-m", tiny, "-n", 20, "-k", 2)
     assert "--no-check" not in run(*arguments)[2]
     monkeypatch.setattr(console, "LONG", 0.0)
-    assert run(*arguments)[2].count("--no-check") == 1
+    assert run(*arguments, "--seed", 1)[2].count("--no-check") == 1
     assert "--no-check" not in run(*arguments, "--no-check")[2]

@@ -120,7 +120,7 @@ def test_progress_is_shown_in_a_terminal_only(capsys, monkeypatch):
     for terminal in (False, True):
         if terminal:
             monkeypatch.setenv("FORCE_COLOR", "1")
-        ablate(**TASK, k=1, positions="last")
+        ablate(**TASK | {"n": 20, "seed": int(terminal)}, k=1, positions="last")
         err = capsys.readouterr().err
         assert [stage in err for stage in stages] == [terminal] * 4
 

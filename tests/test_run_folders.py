@@ -98,3 +98,14 @@ def test_a_long_difference_is_shortened(tmp_path):
     with pytest.raises(il.InputError) as caught:
         RunFolder(tmp_path, {"labels": ["bar"] * 1000}).initialize()
     assert len(str(caught.value)) < 600
+
+
+def test_texts_are_no_formulas_in_a_spreadsheet(tmp_path):
+    """Parquet has them as they are."""
+    run = RunFolder(tmp_path, {"a": 1})
+    table = pd.DataFrame({"text": ["=1+1", "+x", "-y", "@z", "\tq", "L1H2"], "value": [-1.0, 0, 1, 2, 3, 4]})
+    run.write_result({"table": table}, {})
+    cells = pd.read_csv(tmp_path / "table.csv")
+    assert cells["text"].tolist() == ["'=1+1", "'+x", "'-y", "'@z", "'\tq", "L1H2"]
+    assert cells["value"].tolist() == table["value"].tolist()
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)

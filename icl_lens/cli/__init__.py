@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from icl_lens.cli.ablate import ablate
+from icl_lens.cli.check import check
 from icl_lens.cli.circuit import circuit
 from icl_lens.cli.compare import compare
 from icl_lens.cli.examples import as_text, cheat_sheet
@@ -19,6 +20,27 @@ app = new_app(
     epilog="The paper's experiments are in the repository, not in the installed package: "
     "see experiments/README.md there.",
 )
+
+
+TASKS = (
+    "sentiment-number, animal-country and other pairs of word categories; antonyms, country-capital, present-past, "
+    "singular-plural, english-french, english-spanish, next-item, country-language, capitalization, verb-gerund, "
+    "adjective-comparative, animal-class; sst2, trec, agnews, ethos, amazon (from the Hub); or your own with --path."
+)
+OVERVIEW = """\
+Find and explain the attention heads with which a language model learns in context.
+
+  explain   one prompt: which heads give the answer, and why
+  check     what a model does on a task
+  locate    the heads that matter over a task's prompts
+  ablate    what is lost without heads, beside random heads
+  towers    whether heads match queries and carry labels
+  circuit   the edges through which heads work
+  compare   two prompts, or two models
+  models    the models that load without a network
+
+Begin with icl-lens explain, or icl-lens locate --task sentiment-number -n 100.
+icl-lens COMMAND --help explains a command, icl-lens --examples prints examples."""
 
 
 @app.callback()
@@ -37,10 +59,11 @@ def root(
         raise typer.Exit
 
 
-for command in (explain, ablate, circuit, compare, locate, towers, models):
-    app.command()(command)
+for command in (explain, check, locate, ablate, towers, circuit, compare):
+    app.command(epilog="More options: --help-all. Tasks: " + TASKS)(command)
+app.command()(models)
 
 
 def main() -> None:
-    """Run `icl-lens`, the entry point; without arguments, run `explain`."""
-    run_program(app, "icl-lens", default="explain")
+    """Run `icl-lens`, the entry point; without arguments, print what it can do."""
+    run_program(app, "icl-lens", overview=OVERVIEW)

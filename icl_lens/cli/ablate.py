@@ -15,6 +15,7 @@ from icl_lens.cli.options import (
     ModelOptions,
     OutputOptions,
     Positions,
+    RunOutput,
     SeedOption,
     SplitTask,
     TokenOptions,
@@ -46,6 +47,7 @@ class HeadsOptions(HeadChoice):
 @grouped
 def ablate(
     output: OutputOptions,
+    output_folder: RunOutput,
     heads: HeadsOptions,
     task: SplitTask,
     tokens: TokenOptions,
@@ -87,7 +89,7 @@ def ablate(
     chosen, how = heads.choose(loaded, reference, by=heads.by)
     if heads.heads is None and prompt is None:
         how += located_on(reference, batch)
-    behavior = task.print_behavior(console, loaded, tokens, seed=seed)
+    behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
     sets: dict[str, Any] = {"n_random": heads.random_sets, "positions": heads.positions, "seed": seed}
     if heads.mean_over is not None:
         batches = [tokens.tokenize(loaded, prompts) for prompts in _other_tasks(heads, task, seed)]
@@ -95,7 +97,7 @@ def ablate(
     elif heads.mode != "zero":
         sets |= {"mode": heads.mode, "reference": reference}
     with progress() as report:
-        found = il.ablate_with_controls(loaded, batch, chosen, run=il.Run(progress=report), **sets)
+        found = il.ablate_with_controls(loaded, batch, chosen, run=il.Run(output_folder.out, progress=report), **sets)
     about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
     shown = {"text": batch.texts[0], "chosen": f"{how.capitalize()}.", "behavior": str(behavior or "")}
     page = output.write(lambda: page_of(found, **shown, **about))

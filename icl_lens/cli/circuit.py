@@ -10,6 +10,7 @@ from typer import Option
 from icl_lens.cli.console import progress
 from icl_lens.cli.option_groups import grouped
 from icl_lens.cli.options import (
+    ByOption,
     HeadChoice,
     ModelOptions,
     OutputOptions,
@@ -35,6 +36,7 @@ class CircuitTask(SplitTask):
 class EdgeOptions(HeadChoice):
     """The heads whose edges are located, and how many edges."""
 
+    by: ByOption = None
     edges: Annotated[int, Option(min=1, help="Number of edges to test one by one.")] = 30
     random_sets: Annotated[int, Option(min=3, max=1000, help="Random rankings to compare with.")] = 20
     reader_at: Annotated[ReaderAt, Option(help="Tokens at which the heads act.")] = "last"
@@ -78,10 +80,10 @@ def circuit(
         both = tokens.tokenize(loaded, [*locating, *testing])
         ranked, tested = both[: len(locating)], both[len(locating) :]
         console.print(preview(tested))
-        chosen, how = heads.choose(loaded, ranked)
+        chosen, how = heads.choose(loaded, ranked, by=heads.by)
         if heads.heads is None:
             how += located_on(ranked, tested)
-        behavior = task.print_behavior(console, loaded, tokens, seed=seed)
+        behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
         options = {"n_edges": heads.edges, "n_random": heads.random_sets, "seed": seed, "reader_at": heads.reader_at}
         with progress(hidden=console.quiet) as report:
             about = output_folder.about(task, model, tokens, n=task.n, seed=seed)

@@ -6,14 +6,15 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from icl_lens.cli.console import PlainConsole, progress
-from icl_lens.cli.option_groups import grouped
+from icl_lens.cli.option_groups import grouped, reject_options
 from icl_lens.cli.options import (
     PAPER_ANSWER,
     PAPER_PROMPT,
     ByOption,
     ModelOptions,
-    PageOptions,
+    OutputOptions,
     ReadoutOptions,
+    RunOutput,
     SeedOption,
     TaskOptions,
 )
@@ -42,7 +43,8 @@ class TwoModels(ModelOptions):
 
 @grouped
 def compare(
-    output: PageOptions,
+    output: OutputOptions,
+    output_folder: RunOutput,
     task: TaskOptions,
     readout: ReadoutOptions,
     models: TwoModels,
@@ -67,6 +69,8 @@ def compare(
 
     if n > 1 and (models.are_same or task.name is None):
         raise InputError(f"-n must be 1 without a second model and a task, got {n}; pass --model-b and --task")
+    if n == 1:
+        reject_options(output_folder, "out", reason="only -n prompts are stored")
     prompts: list[Any] = task.sample_prompts(
         2 if models.are_same else n, seed=seed, conflicting=(a, b, answer, answer_b)
     )
@@ -86,14 +90,17 @@ def compare(
             raise InputError("--chat requires two models with the same chat template; pass --template instead")
         for side, model in zip("AB", (first, second) if task.check else (), strict=False):
             console.print(f"{side}: ", end="")
-            task.print_behavior(console, model, readout, seed=seed)
+            task.print_behavior(console, model, readout, n=n, seed=seed)
         with progress() as report:
-            both = compare_models(first, second, prompts, by=by or "contrast", run=Run(progress=report), **settings)
+            both = compare_models(
+                first, second, prompts, by=by or "contrast", run=Run(output_folder.out, progress=report), **settings
+            )
     else:
         before, other = explain(first, prompts[0], by=by, **settings), prompts[-1]
         if b is None and not models.are_same:  # explain the same answer of one prompt
             other = replace(other, answer=other.answer or before.target)
         both = compare_explanations(before, explain(second, other, by=by, **others))
+    output.write_json(both.to_json)
     page = output.write(both.to_html)
     console.print(both)
     output.show(page, console)

@@ -133,7 +133,7 @@ def explain(
     loaded = model.load()
     if why_options.why is not None:
         ModelView.of(loaded).check_head(why_options.why)
-    task.print_behavior(console, loaded, readout, seed=seed)
+    task.print_behavior(console, loaded, readout, n=1, seed=seed)
     settings: dict[str, Any] = {"by": by, "why": why_options.why, "k": k, "n_ablated": n_ablated, "seed": seed}
     settings |= readout.readout_arguments() | readout.tokenize_arguments(loaded)
     settings |= {} if text_options.text is not None else {"against": text_options.against or None}
@@ -165,7 +165,7 @@ def _explain_task(
         loaded, batch = task.start(console, model, readout, n=n, seed=seed, device=run.device)
         view = ModelView.of(loaded)
         heads = [view.check_head(name) for name in (why_options.why or "").replace(",", " ").split()]
-        task.print_behavior(console, loaded, readout, seed=seed)
+        task.print_behavior(console, loaded, readout, n=n, seed=seed)
         with progress(hidden=console.quiet) as report:
             run = replace(run, progress=report, about=why_options.about(task, model, readout, n=n, seed=seed))
             found = mean_score_parts(loaded, batch, heads, run=run)

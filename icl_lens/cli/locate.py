@@ -8,7 +8,16 @@ from typer import Option
 
 from icl_lens.cli.console import progress
 from icl_lens.cli.option_groups import grouped, reject_options
-from icl_lens.cli.options import ByOption, ModelOptions, Positions, ReadoutOptions, RunOutput, SeedOption, TaskOptions
+from icl_lens.cli.options import (
+    ByOption,
+    ModelOptions,
+    OutputOptions,
+    Positions,
+    ReadoutOptions,
+    RunOutput,
+    SeedOption,
+    TaskOptions,
+)
 from icl_lens.head_scores import SCORES, Score, choose_score
 from icl_lens.report.terminal import new_table
 
@@ -38,6 +47,7 @@ class RankOptions:
 def locate(
     rank: RankOptions,
     task: TaskOptions,
+    files: OutputOptions,
     output: RunOutput,
     readout: ReadoutOptions,
     model: ModelOptions,
@@ -70,11 +80,12 @@ def locate(
         reject_options(rank, "positions", "method", reason="only --by effect ablates heads")
     if rank.batch_size is not None:
         reject_options(rank, "memory", reason="--batch-size sets the number of prompts per batch")
+    files.check()
     with output.running() as (run, console):
         loaded, batch = task.start(console, model, readout, n=n, seed=seed, device=run.device)
         k = min(20, len(ModelView.of(loaded).heads())) if rank.k is None else rank.k
         by = choose_score(rank.by, SCORES, comparable=batch.has_several_labels)
-        task.print_behavior(console, loaded, readout, seed=seed)
+        task.print_behavior(console, loaded, readout, n=n, seed=seed)
         with progress(hidden=console.quiet) as report:
             run = replace(
                 run,
@@ -84,22 +95,27 @@ def locate(
                 about=output.about(task, model, readout, n=n, seed=seed),
             )
             if by == "effect":
-                found = locate_effects(loaded, batch, positions=rank.positions, method=rank.method, k=k, run=run)
-                table, finding, sentence = found.to_frame(), found.finding, found.summary()
+                located = locate_effects(loaded, batch, positions=rank.positions, method=rank.method, k=k, run=run)
+                table, finding, sentence = located.to_frame(), located.finding, located.summary()
             elif by == "towers":
-                found = locate_towers(loaded, batch, k=k, run=run)
-                table, finding, sentence = found.to_frame(), found.finding, found.summary()
+                located = locate_towers(loaded, batch, k=k, run=run)
+                table, finding, sentence = located.to_frame(), located.finding, located.summary()
             else:
-                top, table = locate_with_effects(loaded, batch, k=k, by=by, **readout.readout_arguments(), run=run)
-                finding = list_finding(table, k, by, n_heads=top.n_parts)
-                sentence = summary(top, batch)
+                located, table = locate_with_effects(loaded, batch, k=k, by=by, **readout.readout_arguments(), run=run)
+                finding = list_finding(table, k, by, n_heads=located.n_parts)
+                sentence = summary(located, batch)
                 if "low" in table:
                     sentence += f" 95% intervals over {len(set(batch.queries)):,} distinct queries."
-                    sentence += f" {selected_note(k, top.n_parts).capitalize()}."
+                    sentence += f" {selected_note(k, located.n_parts).capitalize()}."
                 sentence += " Last column: with this head alone zeroed at the last position."
+        if console.quiet:
+            return
+        page = files.write(located.to_html)
+        files.write_json(lambda: located.to_json(model=ModelView.of(loaded).name))
         console.print(finding, style="bold")
         console.print(_heads(table.head(k), by))
         console.print(sentence)
+        files.show(page, console)
         if output.out is not None:
             console.print(f"Table: {output.out / 'heads.parquet'}, heads.csv; values per prompt: part-*.parquet")
 

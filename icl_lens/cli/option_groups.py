@@ -9,6 +9,15 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from icl_lens.errors import InputError
 
+RARE = frozenset(
+    (
+        *("classes", "layout", "columns", "split", "max_words", "pairs", "separator", "prefix", "system", "bos"),
+        *("final_norm", "bias", "revision", "revision_b", "dtype", "device", "batch_size", "memory", "method"),
+        *("random_sets", "mean_over", "n_ablated", "open_page", "seed", "chat", "check"),
+    )
+)
+"""Options that `--help` leaves out and `--help-all` shows."""
+
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with each option group among its parameters expanded for Typer.
@@ -20,6 +29,9 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     others = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
     options = [option for group in groups.values() for option in _options(group)]
+    for parameter in others:
+        for setting in getattr(hints[parameter.name], "__metadata__", ()):
+            setting.hidden = setting.hidden or parameter.name in RARE
     signature = inspect.Signature([*(p.replace(annotation=hints[p.name]) for p in others), *options])
 
     @wraps(command)
@@ -47,6 +59,7 @@ def _options(group: Any) -> list[inspect.Parameter]:
         kind, option = get_args(hints[field.name])
         option = copy(option)
         option.rich_help_panel = group.panel
+        option.hidden = option.hidden or field.name in RARE
         annotation = Annotated[kind, option]
         options.append(
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)

@@ -8,6 +8,7 @@ import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -17,7 +18,7 @@ from typer import Option
 
 from icl_lens.cli.console import PlainConsole, progress, report_error, with_duration
 from icl_lens.cli.option_groups import reject_options
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, did_you_mean
 from icl_lens.files import parse_json
 from icl_lens.head_scores import SCORES, Score, choose_score
 
@@ -74,7 +75,16 @@ class ModelOptions:
         if console.is_terminal:
             console.print(f"loading {self.model} …", style="dim")
         device = default_device if self.device is None else self.device
-        return load_model(self.model, device=device, dtype=getattr(torch, self.dtype), revision=self.revision)
+        try:
+            return load_model(self.model, device=device, dtype=getattr(torch, self.dtype), revision=self.revision)
+        except InputError as error:
+            from icl_lens import bundled_models
+            from icl_lens.models.installed import INSTALLED_MODELS
+
+            known = [*bundled_models(), *INSTALLED_MODELS]
+            if hint := did_you_mean(self.model, known):
+                raise InputError(f"{error}{hint}") from error
+            raise
 
 
 ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
@@ -316,24 +326,66 @@ class TaskOptions:
             report_error("icl-lens", warning)
 
     def print_behavior(
-        self, console: Console, model: Any, tokens: TokenOptions, *, seed: int
+        self, console: Console, model: Any, tokens: TokenOptions, *, n: int, seed: int
     ) -> "TaskCheck | PairCheck | None":
         """Print one sentence about what the model does on the task; return its numbers.
 
-        The prompts are in balanced random order regardless of --layout. A check that takes long is announced with its
-        duration, on standard error. Without a task or with --no-check, print nothing and return None.
+        The check is one that an earlier command has kept, or is made on at most `n` prompts. If these are too few,
+        print how to check instead. Without a task or with --no-check, print nothing. Then return None.
         """
-        from icl_lens.analyses.task_behavior import N_PROMPTS, task_check
-        from icl_lens.runs.run import Run
+        from icl_lens.analyses.task_behavior import MIN_PROMPTS, N_PROMPTS
 
         if self.name is None or not self.check:
             return None
-        prompts = replace(self, layout="random").prompts(n=N_PROMPTS, seed=seed)
+        size = min(n, N_PROMPTS)
+        sizes = [N_PROMPTS, size] if size >= MIN_PROMPTS else [N_PROMPTS]
+        behavior = self.behavior(console, model, tokens, sizes=sizes, seed=seed, only_kept=size < MIN_PROMPTS)
+        if behavior is None:
+            console.print(Text("icl-lens check says what the model does on this task.\n", "dim"))
+        else:
+            console.print(f"{behavior}\n")
+        return behavior
+
+    def behavior(
+        self,
+        console: Console,
+        model: Any,
+        tokens: TokenOptions,
+        *,
+        sizes: Sequence[int],
+        seed: int,
+        only_kept: bool = False,
+        run: "Run | None" = None,
+    ) -> "TaskCheck | PairCheck | None":
+        """Return what the model does on the task, for the first number of prompts in `sizes` whose check is kept.
+
+        If none is, check it on the last number of prompts and keep the result, or return None for `only_kept`. The
+        prompts are in balanced random order regardless of --layout. A check that takes long is announced with its
+        duration, on standard error.
+        """
+        from icl_lens.analyses.task_behavior import task_check
+        from icl_lens.cli.stored_checks import check_digest, store_check, stored_check
+        from icl_lens.runs.run import Run
+
+        run = Run() if run is None else run
+        tokenized = tokens.tokenize_arguments(model)
+        prompts: list[Prompt] = []
+        digest = ""
+        for size in sizes:
+            prompts = replace(self, layout="random").prompts(n=size, seed=seed)
+            digest = check_digest(model, prompts, seed=seed, tokenized=tokenized)
+            # The main process alone reads the cache, so that all processes agree on what is computed.
+            kept = run.distributed.run_on_main(partial(stored_check, digest))
+            if kept is not None:
+                return kept
+        if only_kept:
+            return None
         with progress(hidden=console.quiet) as report:
-            run = Run(progress=report if console.quiet else with_duration(report))
-            found = task_check(model, prompts, seed=seed, run=run, **tokens.tokenize_arguments(model))
-        console.print(f"{found}\n")
-        return found
+            reported = replace(run, progress=report if console.quiet else with_duration(report))
+            behavior = task_check(model, prompts, seed=seed, run=reported, **tokenized)
+        if run.distributed.is_main:
+            store_check(digest, behavior)
+        return behavior
 
     def prompts(self, *, n: int, seed: int) -> "list[Prompt]":
         """Return `n` prompts of the task.
@@ -456,6 +508,8 @@ class HeadChoice:
         from icl_lens.runs.run import Run
 
         if self.heads is not None:
+            if by is not None:
+                raise InputError("pass either --heads, or --by to locate them, not both")
             names = dict.fromkeys(self.heads.replace(",", " ").split())
             if not names:
                 raise InputError("--heads must name at least one head, e.g. L1H2,L3H0; omit it to locate heads")

@@ -21,20 +21,44 @@ def new_app(**settings: Any) -> typer.Typer:
     return typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # an option takes one or two lines of help instead of three to six
         context_settings={"help_option_names": ["-h", "--help"]},
         **settings,
     )
 
 
-def run_program(app: typer.Typer, program: str, *, default: str | None = None) -> None:
-    """Run the program's command; without arguments, run the command `default`."""
+ALL_OPTIONS = "--help-all"
+
+
+def run_program(app: typer.Typer, program: str, *, overview: str = "") -> None:
+    """Run the program's command, or print the overview if there are no arguments.
+
+    `--help-all` is `--help` with the options that it leaves out."""
     with one_line_errors(program):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # escape what the terminal cannot encode
                 stream.reconfigure(errors="backslashreplace")
-        if not {"-h", "--help", "--version", "--examples"} & set(sys.argv[1:]):
+        arguments = sys.argv[1:]
+        if overview and not arguments:
+            print(overview)
+            return
+        if ALL_OPTIONS in arguments:
+            app_with_all_options(app)(
+                args=["--help" if argument == ALL_OPTIONS else argument for argument in arguments], prog_name=program
+            )
+            return
+        if not {"-h", "--help", "--version", "--examples"} & set(arguments):
             quiet_libraries()
-        app(args=sys.argv[1:] or ([] if default is None else [default]), prog_name=program)
+        app(args=arguments, prog_name=program)
+
+
+def app_with_all_options(app: typer.Typer) -> Any:
+    """Return the program as a Click command that hides no option."""
+    command: Any = typer.main.get_command(app)
+    for subcommand in (command, *getattr(command, "commands", {}).values()):
+        for parameter in subcommand.params:
+            parameter.hidden = False
+    return command
 
 
 def quiet_libraries() -> None:

@@ -13,6 +13,7 @@ from icl_lens.cli.options import (
     HeadChoice,
     ModelOptions,
     OutputOptions,
+    RunOutput,
     SeedOption,
     SplitTask,
     TokenOptions,
@@ -49,6 +50,7 @@ class TowerHeads(HeadChoice):
 @grouped
 def towers(
     output: OutputOptions,
+    output_folder: RunOutput,
     heads: TowerHeads,
     task: TowerTask,
     tokens: TokenOptions,
@@ -73,7 +75,7 @@ def towers(
     task.print_data(console, model, [*scanned, *tested])
     loaded = model.load()
     console.print(preview(tokens.tokenize(loaded, tested[:1]), n=len(tested)))
-    behavior = task.print_behavior(console, loaded, tokens, seed=seed)
+    behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
     chosen = None if heads.heads is None else heads.choose(loaded, tokens.tokenize(loaded, tested[:1]))[0]
     with progress() as report:
         found = two_towers(
@@ -84,7 +86,7 @@ def towers(
             scan_prompts=scanned,
             n_random=heads.random_sets,
             seed=seed,
-            run=Run(progress=report),
+            run=Run(output_folder.out, progress=report),
             **tokens.tokenize_arguments(loaded),
         )
     command = shlex.join(["icl-lens", *sys.argv[1:]])

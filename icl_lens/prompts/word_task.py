@@ -4,12 +4,13 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import permutations
 from math import perm
 from pathlib import Path
 from typing import Any, ClassVar
 
 from icl_lens.digest import json_digest
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, did_you_mean
 from icl_lens.files import parse_json
 from icl_lens.hub import first_line
 from icl_lens.prompts.datasets import DATASETS, SUFFIXES
@@ -99,8 +100,10 @@ class WordTask(LabeledTask):
         categories = word_list(self.path)
         false, _, true = self.name.partition("-")
         if false not in categories or true not in categories or false == true:
+            names = [*WORD_TASKS, *DATASETS, *bundled_pairs(), *(f"{a}-{b}" for a, b in permutations(categories, 2))]
             raise InputError(
-                f"unknown task {self.name!r}; choose a sentence dataset ({', '.join(DATASETS)}), pairs "
+                f"unknown task {self.name!r}{did_you_mean(self.name, names)}; choose a sentence dataset "
+                f"({', '.join(DATASETS)}), pairs "
                 f"({', '.join(bundled_pairs())}), a word task such as {WORD_TASKS[0]!r} from two of the categories "
                 f"{', '.join(sorted(categories))}, or pass the path of your own sentences or pairs"
             )

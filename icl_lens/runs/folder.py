@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 # Entry of a configuration with the format of chunks. Format 2 names the chunk and its prompts in the chunk's metadata.
 FORMAT_NAME, FORMAT = "format", 2
+# Characters with which a spreadsheet's formulas begin.
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 # Characters of a configuration's value that an error quotes.
 MAX_SHOWN = 80
 
@@ -140,7 +142,7 @@ class RunFolder:
         for name, table in tables.items():
             columns = pa.table({column: table[column].to_numpy() for column in table.columns})
             files[f"{name}.parquet"] = self._parquet(columns, {})
-            files[f"{name}.csv"] = table.to_csv(index=False, lineterminator="\n").encode()
+            files[f"{name}.csv"] = _csv(table)
         files["result.json"] = (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode()
         missing = [name for name, data in files.items() if not self._holds(name, data)]
         if not missing:  # as in a finished run, whose folder need not be writable
@@ -224,6 +226,19 @@ class RunFolder:
         if any(metadata.get(key) != value for key, value in _contents_metadata(contents or {}).items()):
             raise CorruptChunk(f"{name} is corrupt (it is the chunk of other prompts)")
         return table
+
+
+def _csv(table: "pd.DataFrame") -> bytes:
+    """Return a table as CSV; texts that a spreadsheet would run as formulas begin with an apostrophe."""
+    safe = table.copy()
+    for name in safe.columns:
+        if safe[name].map(lambda cell: isinstance(cell, str)).any():
+            safe[name] = safe[name].map(_as_text)
+    return safe.to_csv(index=False, lineterminator="\n").encode()
+
+
+def _as_text(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_SIGNS) else cell
 
 
 def _contents_metadata(contents: Mapping[str, str]) -> dict[str, str]:

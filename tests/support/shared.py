@@ -81,6 +81,13 @@ def browser() -> Iterator[Any]:
         yield browser
 
 
+@pytest.fixture(autouse=True)
+def empty_checks_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands find no checks of other tests or of the user's."""
+    folder = tmp_path_factory.mktemp("checks")
+    monkeypatch.setattr("icl_lens.cli.stored_checks.checks_folder", lambda: folder)
+
+
 @pytest.fixture
 def no_type_checks() -> Iterator[None]:
     """Switch off the annotation checks that run under pytest, to see the error a user would see."""

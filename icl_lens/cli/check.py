@@ -1,0 +1,44 @@
+"""`icl-lens check`: what a model does on a task, kept on disk for the other commands."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
+
+from icl_lens.cli.option_groups import grouped
+from icl_lens.cli.options import ModelOptions, OutputOptions, RunOutput, SeedOption, TaskOptions, TokenOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedTask(TaskOptions):
+    """A task, which this command always checks."""
+
+    check: Annotated[bool, Option("--check/--no-check", hidden=True)] = True
+
+
+@grouped
+def check(
+    output: OutputOptions,
+    output_folder: RunOutput,
+    task: CheckedTask,
+    tokens: TokenOptions,
+    model: ModelOptions,
+    n: Annotated[int, Option("--n", "-n", min=20, help="Number of prompts.")] = 60,
+    seed: SeedOption = 0,
+) -> None:
+    """Report what the model does on a task: what it learns from the demonstrations, copies, knows and prefers.
+
+    The prompts are in balanced random order. The result is kept on disk, and the other commands print it for the same
+    model, task and options.
+    """
+    output.check()
+    task.find_task()  # before the model is loaded
+    with output_folder.running() as (run, console):
+        loaded = model.load(default_device=run.device)
+        behavior = task.behavior(console, loaded, tokens, sizes=[n], seed=seed, run=run)
+        if console.quiet or behavior is None:
+            return
+        page = output.write(behavior.to_html)
+        output.write_json(behavior.to_json)
+        console.print(behavior)
+        output.show(page, console)
