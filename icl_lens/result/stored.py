@@ -72,17 +72,12 @@ def load(kind: type[Kind], path: str | Path, format_name: str, number: int) -> K
 def read(path: str | Path, remedy: str) -> dict[str, Any]:
     """Read a JSON object; raise InputError, which ends in `remedy`, for a file that is missing or is not one."""
     try:
-        state = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        state = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}; {remedy}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{str(path)!r} is not valid JSON ({error}); {remedy}") from error
     return state if isinstance(state, dict) else {}
-
-
-def _refuse_constant(name: str) -> Any:
-    """Refuse NaN and infinities outside quotes, which are no JSON and which `encode` writes as texts."""
-    raise ValueError(f"{name} stands for a number")
 
 
 def encode(value: Any) -> Any:
