@@ -109,6 +109,6 @@ def _page_digest(path: Path) -> str:
     for start in range(0, size, step):
         block = content[start : start + step]
         pages = block[: len(block) // _PAGE * _PAGE].reshape(-1, _PAGE)
-        digest.update(np.ascontiguousarray(pages[:, -_SAMPLE:]))
+        digest.update(pages[:, -_SAMPLE:].tobytes())
         digest.update(block[len(pages) * _PAGE :].tobytes())
     return digest.hexdigest()
