@@ -115,10 +115,11 @@ def add_share(
         return float(head_means(shares(some), located, controls)[1][0])
 
     queries = table.study.testing.queries
-    about = {"unit": "%", "ranking": ranking}
-    table.add_statistic(OF_ATTENTION, rows, of_located, lambda some: 0.5, queries, versus="chance", **about)
+    table.add_statistic(
+        OF_ATTENTION, rows, of_located, lambda some: 0.5, queries, unit="%", versus="chance", ranking=ranking
+    )
     name = f"{OF_ATTENTION}, beside other heads"
-    table.add_statistic(name, rows, of_located, of_controls, queries, versus=OTHER_HEADS, **about)
+    table.add_statistic(name, rows, of_located, of_controls, queries, unit="%", versus=OTHER_HEADS, ranking=ranking)
 
 
 def add_heads(study: Study, table: Table, same: np.ndarray, other: np.ndarray) -> None:

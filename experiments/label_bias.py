@@ -61,7 +61,11 @@ def answered(
     for name, batch in zip(Pairs._fields, pairs, strict=True):
 
         def edits_of(rows: list[int], batch: il.PromptBatch = batch) -> list[Any]:
-            return [il.debias_edits(batch[rows], heads, **{fix: strength}) for heads, strength in settings]
+            edits = []
+            for heads, strength in settings:
+                majority, recency = (strength, 0.0) if fix == "majority" else (0.0, strength)
+                edits.append(il.debias_edits(batch[rows], heads, majority=majority, recency=recency))
+            return edits
 
         scores.append(study.scores(f"{part}, {name}", batch, edits_of, options))
     return PairScores(*scores)

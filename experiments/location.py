@@ -135,7 +135,7 @@ def add_depths(study: Study, table: Table, scores: dict[str, np.ndarray]) -> Non
     for place, ranking in enumerate(RANKINGS):
         of_heads = head_scores(study, ranking, testing)
         located = study.located_heads(ranking)
-        total = sum(of_heads[:, head.layer, head.head] for head in located)
+        total = np.sum([of_heads[:, head.layer, head.head] for head in located], axis=0)
         unrelated, unrelated_layers = None, None
         if ranking == "increase":
             unrelated = study.read("random token", testing, random_increases, method="increase of a random token")

@@ -177,9 +177,9 @@ def word_pairs(study: Study, name: str, *, seed: int) -> TaskPrompts:
         if half < MIN_PAIR_PROMPTS:
             raise il.InputError(f"{half} prompts per half have different first tokens of outputs; use more pairs")
         locating, testing = prompts[:half], prompts[half : 2 * half]
-        batches = [il.tokenize(study.model, some, template=PAIR_LINES) for some in (locating, testing)]
+        of_locating, of_testing = (il.tokenize(study.model, some, template=PAIR_LINES) for some in (locating, testing))
         check = il.task_check(study.model, testing, template=PAIR_LINES)
-    return TaskPrompts("pairs", *batches, is_done=getattr(check, "does_task", False))
+    return TaskPrompts("pairs", of_locating, of_testing, is_done=getattr(check, "does_task", False))
 
 
 # Copying, IOI, induction

@@ -110,7 +110,8 @@ def measure(model: Any, setting: Setting, n: int, *, data: str | None = None) ->
     task = setting.task
     if data is not None and task.data in [name for _, name, _ in SENTENCES]:
         task = replace(task, path=data)
-    layouts = {"order": "last", "reorder": "first"}  # balanced, unlike the paper's of the same name
+    # Balanced, unlike the paper's layouts of the same name.
+    layouts: dict[str, Literal["last", "first"]] = {"order": "last", "reorder": "first"}
     prompts = il.load_task(
         task.data,
         task.path,

@@ -268,7 +268,8 @@ def edge_methods(device: str) -> Iterator[str]:
     for name, task_options, n, n_sampled, repeats in CELLS:
         options = ["--model", name, *task_options, "-n", str(n)]
         study = Study.from_command_line("edge-methods", "", options).with_model(il.load_model(name, device=device))
-        given = study.model, *study.halves(), study.located_heads("contrast")
+        locating, testing = study.halves()
+        given = study.model, locating, testing, study.located_heads("contrast")
         rows, sentences = compare(*given, n_sampled=n_sampled, repeats=repeats)
         split = 1 + len(ESTIMATES)
         of_estimates = markdown_table(["", *ESTIMATES], [row[:split] for row in rows])
