@@ -344,7 +344,7 @@ def in_child(case: Case, name: str, forward_s: float, limit: float) -> dict[str,
 
 def main() -> None:
     """Read the options; measure one call, or all and print their table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("function_costs.jsonl"), help="File of results.")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
