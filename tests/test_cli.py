@@ -172,8 +172,9 @@ def test_a_check_is_kept_for_the_other_commands(run, tiny, words, monkeypatch, t
 def test_a_check_of_other_prompts_is_another(run, tiny, words, tmp_path):
     task = ("-t", "sentiment-number", "--path", words, "-m", tiny, "-n", 20)
     found = []
-    for options in ((), ("--seed", 1), ("--template", "{text} = {label}"), ("--labels", "yes,no")):
-        assert run("check", *task, *options, "--json", tmp_path / "x.json")[0] == 0
+    for options in ((), ("--seed", 1), ("--separator", " : "), ("--labels", "yes,no")):
+        code, _, error = run("check", *task, *options, "--json", tmp_path / "x.json")
+        assert code == 0, error
         found.append(json.loads((tmp_path / "x.json").read_text())["digest"])
     assert len(set(found)) == 4
     assert len(list(stored_checks.checks_folder().iterdir())) == 4
