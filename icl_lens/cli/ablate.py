@@ -119,8 +119,7 @@ def _other_tasks(heads: HeadsOptions, task: SplitTask, seed: int) -> "list[list[
         raise InputError(
             f"--mean-over must name tasks, got {heads.mean_over!r}; e.g. --mean-over antonyms,present-past"
         )
-    options = {"seed": seed, "demonstrations": task.demonstrations}
-    return [named_task(name).prompts(task.n, **options) for name in names]
+    return [named_task(name).prompts(task.n, seed=seed, demonstrations=task.demonstrations) for name in names]
 
 
 def _check(prompt: str | None, answer: str | None, task: SplitTask, heads: HeadsOptions) -> None:

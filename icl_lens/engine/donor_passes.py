@@ -158,7 +158,8 @@ def _share_memory(cache: Any, rows: PrefixCache) -> None:
         same = rows.keys[number]
         for name, ours in (("keys", same.k), ("values", same.v)):
             theirs = getattr(layer, name)
-            if theirs.shape == ours.shape and theirs.dtype == ours.dtype and torch.allclose(theirs, ours, **ROUNDING):
+            is_same_kind = theirs.shape == ours.shape and theirs.dtype == ours.dtype
+            if is_same_kind and torch.allclose(theirs, ours, rtol=ROUNDING["rtol"], atol=ROUNDING["atol"]):
                 setattr(layer, name, ours)
 
 

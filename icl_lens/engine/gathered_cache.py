@@ -54,7 +54,7 @@ def gathered_cache(
 
     Positions [row, key] end where the pass begins; what stands before a row's own first tokens is hidden by the mask.
     """
-    cache = DynamicCache()
+    cache: Any = DynamicCache()
     layers = [[prompts.layers[layer] for prompts in caches] for layer in range(n_layers)]
     cache.layers = [GatheredLayer(of_layer, source, positions) for of_layer in layers]
     return cache

@@ -189,7 +189,8 @@ def exact_effects(
     )
     drops = (found[:, :1] - found[:, 1:]).unflatten(1, (view.n_layers, view.n_heads))
     algorithm: Algorithm = "partial_forward" if ablation.positions == "all" or reason else "prefix_cache"
-    return HeadEffects(drops[..., 0], drops[..., 1], ablation.positions, algorithm, reason, active_edits(view))
+    positions: Positions = "all" if ablation.positions == "all" else "last"
+    return HeadEffects(drops[..., 0], drops[..., 1], positions, algorithm, reason, active_edits(view))
 
 
 def outcome_tokens(

@@ -101,9 +101,9 @@ def reads_only_earlier_tokens(model: Any) -> bool:
         first = torch.randint(n_vocab, (1, min(N_PROBE_TOKENS, int(model.cfg.n_ctx))), generator=generator)
         second = first.clone()
         second[0, -1] = (second[0, -1] + 1) % n_vocab
-        log_probs = [bridge_log_probs(model, tokens)[:-1] for tokens in (first, second)]
+        before, after = (bridge_log_probs(model, tokens)[:-1] for tokens in (first, second))
         dtype = model.W_U.dtype
-        _IS_CAUSAL[model] = difference_of(*log_probs, dtype).share <= NEGLIGIBLE.get(dtype, 5e-2)
+        _IS_CAUSAL[model] = difference_of(before, after, dtype).share <= NEGLIGIBLE.get(dtype, 5e-2)
     return _IS_CAUSAL[model]
 
 
@@ -337,7 +337,7 @@ def _class_name(model: Any) -> str:
 def likely_cause(model: Any, hf_model: Any = None) -> str:
     """Return why a bridge differs from its Hugging Face model, as far as the model shows it, and what to do."""
     root = model.original_model if hf_model is None else hf_model
-    config = getattr(root, "config", None)
+    config: Any = getattr(root, "config", None)
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
     if getattr(text_config, "is_causal", True) is False or getattr(text_config, "use_bidirectional_attention", False):
         return (

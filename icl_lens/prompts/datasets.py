@@ -225,7 +225,7 @@ def _is_pair_list(table: Any) -> bool:
 
 def _json(path: Path) -> Iterator[Row]:
     """Yield the rows of a JSON list of objects, of an object with one list per column, or of pairs without columns."""
-    table = parse_json(path.read_text(encoding="utf-8-sig"))
+    table: Any = parse_json(path.read_text(encoding="utf-8-sig"))
     columns: tuple[str, ...] = ()
     if _is_pair_mapping(table):
         columns, table = PAIR_COLUMNS, list(table.items())

@@ -10,6 +10,7 @@ Rules, for the difference between what the answer loses without the heads and wh
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from icl_lens.intervals import MIN_RANDOM_SETS, Interval
@@ -81,9 +82,9 @@ def list_finding(
     n = len(rows)
     listed = "the listed head" if n == 1 else f"the {n} listed heads"
     name = f"mean {score}"
-    if "low" not in rows or rows["low"].isna().all():
+    if "low" not in rows or bool(np.isnan(np.asarray(rows["low"], dtype=float)).all()):
         return f"Nothing is shown about {listed}: without several queries, their {name} has no interval."
-    n_above = int((rows["low"] > 0).sum())
+    n_above = int((np.asarray(rows["low"], dtype=float) > 0).sum())
     by_chance = f"of all {n_heads} heads, about {max(1, round(n_heads / 40))} would by chance"
     if n_above == 0:
         text = f"None of {listed} has a {name} whose 95% interval is above zero."
@@ -97,7 +98,8 @@ def list_finding(
             subject = "The listed head has"
         text = f"{subject} a {name} whose 95% interval is above zero ({by_chance})."
     if "effect_low" in rows:
-        n_cost, n_help = int((rows["effect_low"] > 0).sum()), int((rows["effect_high"] < 0).sum())
+        n_cost = int((np.asarray(rows["effect_low"], dtype=float) > 0).sum())
+        n_help = int((np.asarray(rows["effect_high"], dtype=float) < 0).sum())
         n_neither = n - n_cost - n_help
         costs, helps = _verb(n_cost, "cost"), _verb(n_help, "help")
         does = "does" if n_neither == 1 else "do"

@@ -147,7 +147,7 @@ def decode(kind: Any, value: Any) -> Any:
         hints = get_type_hints(kind)
         names = [one.name for one in fields(kind)] if is_dataclass(kind) else build._fields
         decoded = {name: decode(hints[name], value[name]) for name in names if name in value}
-        if is_dataclass(kind):
+        if isinstance(kind, type) and is_dataclass(kind):
             check_shapes(kind, decoded)
         return build(**decoded)
     if kind is float:

@@ -232,7 +232,7 @@ def _csv(table: "pd.DataFrame") -> bytes:
     """Return a table as CSV; texts that a spreadsheet would run as formulas begin with an apostrophe."""
     safe = table.copy()
     for name in safe.columns:
-        if safe[name].map(lambda cell: isinstance(cell, str)).any():
+        if any(isinstance(cell, str) for cell in safe[name]):
             safe[name] = safe[name].map(_as_text)
     return safe.to_csv(index=False, lineterminator="\n").encode()
 
