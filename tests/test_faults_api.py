@@ -50,7 +50,9 @@ MISUSE = {
     lambda: il.Demonstration("\n", "bar"): "'bar' has an empty text",
     lambda: il.Prompt([], "one"): "no demonstration",
     lambda: il.Prompt(SHOWN, " "): "no query",
-    lambda: il.Prompt([("a", "b")], "one"): "must be an il.Demonstration, got ('a', 'b')",
+    lambda: il.Prompt(
+        [("a", "b", "c")], "one"
+    ): "must be a pair (text, label) or an il.Demonstration, got ('a', 'b', 'c')",
     lambda: Template(None): "must be a string, got None",
     lambda: il.load_model(5): "name must be a model's name or folder, got 5",
     lambda: il.Prompt(SHOWN, "one", "baz"): "answer 'baz' is not one of the labels 'b'",
@@ -418,6 +420,7 @@ REQUIRED = {
     "prompts": [il.Prompt.parse(PROMPT, answer="foo")],
     "fix": "majority",
     "activation": "z",
+    "compute": lambda rows: torch.zeros(len(rows)),
 }
 
 

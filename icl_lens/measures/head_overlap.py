@@ -62,7 +62,7 @@ def head_overlap(model: Any, first: Sequence[AnyHead], second: Sequence[AnyHead]
     Example:
         >>> overlap = il.head_overlap(il.load_model("icl-mini"), ["L1H0", "L5H2"], ["L5H2", "L5H3"])
         >>> overlap.common, round(overlap.expected, 2)
-        ((Head(layer=5, head=2),), 0.33)
+        ((L5H2,), 0.33)
     """
     view = ModelView.of(model)
     lists = {"first": view.check_heads(first), "second": view.check_heads(second)}

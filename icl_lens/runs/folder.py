@@ -81,6 +81,8 @@ class RunFolder:
         """Raise InputError if an existing manifest is unreadable or differs from this configuration."""
         try:
             theirs = json.loads(manifest.read_text(encoding="utf-8"))
+            if not isinstance(theirs, dict):
+                raise TypeError("not an object")
             different = _differences(ours, theirs)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             raise InputError(f"cannot read {str(manifest)!r} as a JSON object; choose another folder") from None

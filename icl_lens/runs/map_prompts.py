@@ -9,6 +9,7 @@ from torch import Tensor
 
 from icl_lens.errors import InputError
 from icl_lens.models.memory import PASS_TOKENS
+from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
@@ -38,6 +39,7 @@ def map_prompts(
         >>> il.map_prompts(model, many, log_probs, options={"heads": ["L5H0"]}).shape
         (20, 2, 2)
     """
+    ModelView.of(model)
     check_batch(batch)
     plan = plan_in_order(batch, run, n_tokens=PASS_TOKENS)
 

@@ -534,8 +534,16 @@ def takes_a_model() -> set[str]:
             key for key, f in members.items() if callable(f) and (_takes_a_model(f) or _reads_activations(key, f))
         }
     # Prompts of tasks are those of `load_task`, chats need a tokenizer only, a live view shows numbers of the others
-    # (test_live), lists of heads are compared without running a model, and `debias_edits` returns values.
-    return found - {"PairTask.prompts", "Template.chat", "live", "head_overlap"} | {"debias_edits"}
+    # (test_live), lists of heads are compared and drawn without running a model, `map_prompts` runs what it is passed
+    # (test_map_prompts), and `debias_edits` returns values.
+    return found - {
+        "PairTask.prompts",
+        "Template.chat",
+        "head_overlap",
+        "live",
+        "map_prompts",
+        "random_head_sets",
+    } | {"debias_edits"}
 
 
 def _reads_activations(name: str, function: Any) -> bool:
