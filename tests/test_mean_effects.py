@@ -12,6 +12,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.cli import main
+from icl_lens.intervals import student_quantile
 from icl_lens.measures.effects import exact_effects
 from icl_lens.prompts.tasks import load_task
 
@@ -24,21 +25,41 @@ def many(gpt2, words):
     return il.tokenize(gpt2, load_task(TASK, n=N, layout="random", path=words))
 
 
+def studentized_by_draws(values, queries):
+    """Return the ends of the studentized intervals of means over axis 1, draw by draw."""
+    distinct = sorted(set(queries))
+    rows_of = [[row for row, query in enumerate(queries) if query == one] for one in distinct]
+    n, total = len(distinct), len(queries)
+
+    def mean_and_error(numbers):
+        """Return the mean over some queries, which may repeat, and its jackknife error with the weights of the data."""
+        rows = [row for number in numbers for row in rows_of[number]]
+        mean, squares = values[:, rows].mean(1), 0
+        for number in numbers:
+            deviation = (values[:, rows_of[number]] - mean[:, None]).sum(1)
+            squares = squares + (deviation * total / (total - len(rows_of[number])) / len(rows)) ** 2
+        return mean, (squares * (n - 1) / n).sqrt()
+
+    mean, error = mean_and_error(range(n))
+    without = [values[:, [row for row in range(total) if row not in rows]].mean(1) for rows in rows_of]
+    assert_close(error, (sum((one - mean) ** 2 for one in without) * (n - 1) / n).sqrt())
+    most = 2 * student_quantile(0.975, n - 1)  # an end is at most twice as far as that of Student's t interval
+    draws = []
+    for counts in np.random.default_rng(0).multinomial(n, [1 / n] * n, size=2000):
+        drawn, its_error = mean_and_error(np.repeat(range(n), counts))
+        draws.append(((drawn - mean) / its_error).clamp(-most, most))
+    low, high = torch.stack(draws).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+    return mean - high * error, mean - low * error
+
+
 def test_means_and_intervals_are_those_of_effects_one_by_one(gpt2, many):
-    """Means of effects one by one; intervals from draws that repeat each prompt as often as its query."""
+    """Means of effects one by one; intervals from draws of queries, each with a jackknife error of its own."""
     found = il.locate_effects(gpt2, many, run=il.Run(batch_size=7))
     expected = torch.stack(one_by_one(gpt2, many)).double()
     queries = [prompt.query for prompt in many.prompts]
     assert (found.n_prompts, found.n_queries, found.algorithms) == (N, len(set(queries)), {"prefix_cache": N})
     assert found.n_queries < N
-    distinct = sorted(set(queries))
-    drawn = np.random.default_rng(0).multinomial(len(distinct) - 1, [1 / len(distinct)] * len(distinct), size=2000)
-    draws = []
-    for counts in drawn:
-        often = dict(zip(distinct, counts, strict=True))
-        rows = [row for row, query in enumerate(queries) for _ in range(often[query])]
-        draws.append(expected[:, rows].mean(1))
-    low, high = torch.stack(draws).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+    low, high = studentized_by_draws(expected, queries)
     for i, score in enumerate((found.log_prob, found.log_odds)):
         assert_close(score.mean.float(), expected[i].mean(0))
         assert_close(score.low.float(), low[i])
