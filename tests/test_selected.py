@@ -20,6 +20,7 @@ from icl_lens.measures.head_to_head_effects import estimate_effects
 from icl_lens.models.view import ModelView
 
 N, K = 24, 3
+AGAIN = "when these queries are drawn again"
 
 
 def by_draws(values, queries, k):
@@ -54,7 +55,7 @@ def test_located_heads(gpt2, many, by):
     top = il.locate_heads(gpt2, many, k=K, by=by, run=il.Run(batch_size=5), slack=1e6)
     assert top.n_exact == top.n_parts
     assert_shares(top.selected, expected[top.layer * 4 + top.head])
-    table, text = heads_table(top), f"the head is among the first {K} (random head: 25.0%)"
+    table, text = heads_table(top), f"the head is among the first {K} {AGAIN} (random head: 25.0%)"
     assert table["selected"].tolist() == top.selected.tolist()
     assert heads_result(top)["expected_selected"] == K / 12
     for shown in (repr(top), " ".join(Page(top.to_html()).text.split())):
@@ -85,7 +86,7 @@ def test_heads_located_by_effect(gpt2, many):
     frame = found.to_frame()
     assert frame["selected"].tolist() == [float(found.log_odds.selected[head]) for head in found.top(12)]
     for shown in (repr(found), found.summary().lower()):
-        assert f"among the first {K} (random head: 25.0%)" in shown
+        assert f"among the first {K} {AGAIN} (random head: 25.0%)" in shown
     assert il.locate_effects(gpt2, many[:4]).k == 12  # 20, or all if there are fewer
     with pytest.raises(il.InputError, match=r"k must be between 1 and 12 \(heads\), got 13"):
         il.locate_effects(gpt2, many, k=13)
@@ -102,7 +103,7 @@ def test_heads_located_by_towers(gpt2, many):
     summary = json.loads(scan.to_json())["summary"]
     assert (summary["expected_selected"], summary["scan"][0]["selected"]) == (K / 12, scan.scan["selected"][0])
     text = " ".join(Page(scan.to_html()).text.split())
-    assert f"among the first {K} (random head: 25.0%)" in text
+    assert f"among the first {K} {AGAIN} (random head: 25.0%)" in text
     assert all(f"{share:.1%}" in text for share in scan.scan["selected"])
 
 
@@ -110,7 +111,7 @@ def test_edges_of_circuits(gpt2, words, tmp_path):
     """Edges are ranked by the size of their mean, on the prompts that rank them; a resumed run has the same bytes."""
     first, second = il.split_by_query(il.load_task("sentiment-number", n=60, layout="random", path=words), 16)
     ranking, testing = il.tokenize(gpt2, first), il.tokenize(gpt2, second[:4])
-    heads, options = [il.Head(2, 1), il.Head(1, 3)], {"n_edges": 6, "n_random": 2}
+    heads, options = [il.Head(2, 1), il.Head(1, 3)], {"n_edges": 6, "n_random": 3}
     run = il.Run(tmp_path / "run", batch_size=5)
     circuit = il.locate_circuit(gpt2, ranking, testing, heads, **options, run=run)
     space, means = EdgeSpace.of(ModelView.of(gpt2), heads), writer_means(gpt2, ranking)
@@ -126,7 +127,7 @@ def test_edges_of_circuits(gpt2, words, tmp_path):
     assert_shares(table["selected"], [named[edge] for edge in table["edge"]])
     assert circuit.to_dict()["expected_selected"] == 6 / len(space)
     for shown in (repr(circuit), " ".join(Page(circuit.to_html()).text.split())):
-        assert f"the edge is among the first 6 (random edge: {6 / len(space):.1%})" in shown
+        assert f"the edge is among the first 6 {AGAIN} (random edge: {6 / len(space):.1%})" in shown
         assert all(f"{share:.1%}" in shown for share in table["selected"])
     files = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*")}
     for name in ("estimates-00001.parquet", "edges.parquet", "edges.csv"):
@@ -172,10 +173,16 @@ def test_planted_scores():
 
 
 def test_files_without_it_are_read_or_refused(gpt2, many, tmp_path):
-    """Located heads of earlier versions have no `selected`; other results had another version."""
+    """Located heads of earlier versions have no `selected`, and no digest; other results had another version."""
     path = tmp_path / "old.json"
     top = il.locate_heads(gpt2, many, k=K)
-    path.write_text(json.dumps({name: one for name, one in json.loads(top.to_json()).items() if name != "selected"}))
+    saved = json.loads(top.to_json())
+    del saved["selected"]
+    path.write_text(json.dumps(saved))
+    with pytest.raises(il.InputError, match="not those that were written"):
+        il.results.TopHeads.load(path)
+    del saved["digest"]
+    path.write_text(json.dumps(saved))
     assert repr(il.results.TopHeads.load(path)) == repr(replace(top, selected=None))
     found = il.locate_effects(gpt2, many[:4], k=K)
     path.write_text(json.dumps(json.loads(found.to_json()) | {"version": 1}))
