@@ -255,7 +255,7 @@ def test_labels_that_begin_alike_are_explained(pair):  # noqa: F811
 
 
 def test_plain_text_is_loaded_unchanged_and_sections_that_do_not_fit_are_refused(gpt2, tmp_path):
-    """Other damage, and other results, are in test_results.py."""
+    """Sections are checked also in files without a digest. Other damage, and other results: test_results.py."""
     free = il.explain(gpt2, il.Text("love like", answer=" foo", against=[" bar", 4]), k=3)
     path = tmp_path / "free.json"
     free.save(path)
@@ -263,6 +263,12 @@ def test_plain_text_is_loaded_unchanged_and_sections_that_do_not_fit_are_refused
     plain = json.loads(path.read_text())
     assert plain["heads"][0]["head"] == str(free.heads[0].head)
     assert plain["summary"]["predicted"] == free.predicted
+    path.write_text(json.dumps(plain | {"heads": []}))
+    with pytest.raises(il.InputError, match=r"is damaged .*not those that were written"):
+        il.results.Explanation.load(path)
+    del plain["digest"]
+    path.write_text(json.dumps(plain))
+    assert il.results.Explanation.load(path) == free
     for change, message in [
         ({"version": 3}, "must be 4, got 3; load it with the icl-lens version that it lists under versions, or"),
         ({"heads": 3}, "is damaged"),
