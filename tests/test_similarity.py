@@ -125,9 +125,9 @@ def test_a_model_that_hides_its_rotation_is_explained_without_it(
     explanation = il.explain(model, il.Prompt.parse(PROMPT, answer="foo"), k=2)
     assert explanation.heads[0].similarity == ()
     assert [one.section for one in explanation.left_out] == [
+        "effects of demonstrations",
         "attention scores without positions",
         "why heads attend where they do",
-        "effects of demonstrations",
     ]
     assert "<h4>Attention scores without positions" not in explanation.to_html()
     with pytest.raises(il.InputError, match="does not expose its rotary angles"):
