@@ -2,13 +2,14 @@
 
 Every process writes the names of its chunks, one per line, to a file $LOGGED/rank-pid, except those of the task check.
 $LOGGED_DEATH="rank n" kills that rank by SIGKILL at the start of its nth chunk (from 0).
+Checks are kept in $LOGGED-checks instead of the user's cache.
 """
 
 import os
 import signal
 from pathlib import Path
 
-from icl_lens.cli import main
+from icl_lens.cli import main, stored_checks
 from icl_lens.runs.stream import ChunkStream, chunk_name
 
 computed = 0
@@ -33,4 +34,5 @@ def logging(each):
 
 if __name__ == "__main__":
     ChunkStream.chunks = logging(ChunkStream.chunks)
+    stored_checks.checks_folder = lambda: Path(f"{os.environ['LOGGED']}-checks")
     main()
