@@ -12,6 +12,7 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.cli.ablate import ablate
+from icl_lens.cli.check import check
 from icl_lens.cli.options import SplitTask
 from icl_lens.locate.locate import top_heads_by
 from icl_lens.prompts.word_task import word_list
@@ -58,6 +59,9 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
 def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, options, by, layout):
     """Heads are located on other prompts, whose classes and labels are balanced as well."""
     numbers, page = tmp_path / "numbers.json", tmp_path / "page.html"
+    if "check" not in options:
+        check(task=TASK["task"], device=TASK["device"])
+        assert str(il.task_check(icl_mini, "sentiment-number")) in shown(capsys)
     ablate(**TASK, **options, k=2, positions="last", json_file=numbers, html=page)
     out = shown(capsys)
     prompts = il.load_task("sentiment-number", n=32, layout=layout)
@@ -77,10 +81,10 @@ def test_ablating_a_task_is_ablate_with_controls(icl_mini, capsys, tmp_path, opt
         assert signed(found.difference("heads", "same layers", "log_odds").high, 2) in text
     assert "One prompt" not in html
     if "check" not in options:
-        check = str(il.task_check(icl_mini, "sentiment-number"))
-        assert check in out
-        assert check.split(":")[0] in html
-        assert kept["task_check"]["sentence"] == check
+        sentence = str(il.task_check(icl_mini, "sentiment-number"))
+        assert sentence in out
+        assert sentence.split(":")[0] in html
+        assert kept["task_check"]["sentence"] == sentence
     assert [one["answer"] for one in kept["prompts"]] == [prompt.answer for prompt in testing]
     for name, row in found.to_frame().to_dict("index").items():
         stored = {key: math.nan if (value := kept["conditions"][name][key]) is None else value for key in row}

@@ -428,11 +428,12 @@ def test_commands_read_pairs(run, tiny, tmp_path, suffix):
 
 def test_commands_check_pairs_first(run, tiny, tmp_path):
     path = write(tmp_path / "antonyms.json")
-    options = ("--demonstrations", 3, "--model", tiny, "-n", 6, "--by", "increase")
+    options = ("--demonstrations", 3, "--model", tiny, "-n", 20, "--by", "increase")
     code, out, err = run("locate", "--path", path, *options)
     assert code == 0, err
-    prompts = il.load_task(str(path), n=60, demonstrations=3)
-    assert str(il.task_check(il.load_model(str(tiny)), prompts)) in " ".join(out.split())
+    prompts = il.load_task(str(path), n=20, demonstrations=3)
+    sentence, said = str(il.task_check(il.load_model(str(tiny)), prompts)), " ".join(out.split())
+    assert said.index("First of 20 prompts:") < said.index(sentence) < said.index("mean increase")
     code, same, err = run("locate", "--task", path, *options)
     assert (code, same) == (0, out), err
     code, _, err = run("locate", "--task", "antonyms", "--columns", "a,b", *options)
