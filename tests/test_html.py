@@ -14,10 +14,11 @@ from types import SimpleNamespace
 import explanations as ex
 import pytest
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import icl_lens as il
 from icl_lens.cli import app
+from icl_lens.cli.program import app_with_all_options
 from icl_lens.report import html, palette
 from icl_lens.report.command import command
 from icl_lens.report.html import templating
@@ -382,7 +383,8 @@ def test_the_command_names_everything_and_the_command_line_knows_it(paper, paper
     assert command(paper) in paper_page.text
     words = shlex.split(command(ex.changed(paper, prepend_bos=False, bias=False, source="/my models/tiny")))
     assert words[words.index("--model") + 1] == "/my models/tiny"
-    shown = CliRunner().invoke(app, ["explain", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
+    program = app_with_all_options(app)
+    shown = CliRunner().invoke(program, ["explain", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
     assert [word for word in words if word.startswith("--") and word not in shown] == []
 
 
