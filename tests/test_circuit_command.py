@@ -60,7 +60,8 @@ def test_files_and_text_are_what_python_finds(inputs, found, tmp_path, monkeypat
     assert (written["model"], written["chosen"], written["task_check"]) == ("gpt2", "selected", None)
     assert written["edges"] == result["edges"]
     text, html_text = (" ".join(shown.split()) for shown in (said, Page(page.read_text()).text))
-    assert text.startswith(f"First of {N} prompts:")
+    label_words = "Label words: 'bar', 'foo'. They change classes from prompt to prompt."
+    assert text.startswith(f"{label_words} First of {N} prompts:")
     for shown in (text, html_text):
         for sentence in found.sentences():
             assert sentence in shown

@@ -189,7 +189,7 @@ def test_any_text_is_explained(run, tiny, tmp_path):
         "against bar, no",
         "attends most to",
         "Heads by contrast",
-        "Support bar, no: ",
+        "support bar, no: ",
         "Lowest contrasts of all heads: L",
     ):
         assert words in out

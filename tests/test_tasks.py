@@ -202,7 +202,10 @@ def test_prompts_differ_as_long_as_the_words_allow(words):
         ({"name": "color-shape"}, "unknown task 'color-shape'.*sst2.*sentiment-number.*color, fruit, pair"),
         ({"name": "color-pair"}, "'pair' must have at least 3 words .*got 2"),
         ({"name": "pair-fruit"}, "no unused text"),
-        ({"name": "sst3", "path": None}, r"unknown task 'sst3'; choose a sentence dataset \(sst2, trec, agnews"),
+        (
+            {"name": "sst3", "path": None},
+            r"unknown task 'sst3' \(did you mean 'sst2'\?\); choose .* \(sst2, trec, agnews",
+        ),
         ({"path": "nowhere.json"}, "no word list"),
         ({"n": 0}, "between 1 and 1,000,000, got 0"),
         ({"demonstrations": 0}, "at least 1"),
