@@ -355,7 +355,10 @@ class Table:
         study, table = self.study, self.to_frame()
         path = study.folder / study.question
         table.to_csv(path.with_suffix(".csv"), index=False, float_format="%.6g", lineterminator="\n")
-        about: dict[str, Any] = asdict(study) | {"out": str(study.out), "model_source": Path(study.model_source).name}
+        about: dict[str, Any] = asdict(study)
+        del about["out"]  # folders differ from machine to machine
+        about["model_source"] = Path(study.model_source).name
+        about["path"] = None if study.path is None else Path(study.path).name
         about["prompts"] = [digest(half.texts) for half in (study.locating, study.testing)]
         about["weights"] = self._weights()
         about["versions"] = {name: version(name) for name in PACKAGES}

@@ -4,13 +4,14 @@ A table that is wider than the terminal keeps whole words: columns of texts get 
 word. If that is not enough, the other columns are shown in several tables, each of which begins with the first column.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -22,7 +23,7 @@ WIDEST = 10_000
 class FittedTable(Table):
     """A table that fits the terminal without breaking words or leaving out columns."""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType | Segment]:
         for table in _fitted(self, console, options):
             yield from Table.__rich_console__(table, console, options)
 
