@@ -73,15 +73,16 @@ def ablate(
     console = PlainConsole()
     if prompt is None:
         locating, testing = task.split_prompts(seed)
-        task.print_data(console, model, [*locating, *testing])
+        task.print_data(console, [*locating, *testing])
         loaded = model.load()
         reference, batch = (tokens.tokenize(loaded, prompts) for prompts in (locating, testing))
+        model.warn_of_words(console, [*locating, *testing])
         console.print(preview(batch))
     else:
         parsed = il.Prompt.parse(prompt, answer=answer)
-        task.print_data(console, model, [parsed])
         loaded = model.load()
         batch = tokens.tokenize(loaded, [parsed])
+        model.warn_of_words(console, [parsed])
         if answer is None:
             predicted = batch.labels[int(il.score(loaded, batch)[0].argmax())]
             batch = tokens.tokenize(loaded, [il.Prompt.parse(prompt, answer=predicted)])

@@ -75,10 +75,11 @@ def circuit(
     output.check()
     with output_folder.running() as (run, console):
         locating, testing = task.split_prompts(seed)
-        task.print_data(console, model, [*locating, *testing])
+        task.print_data(console, [*locating, *testing])
         loaded = model.load(default_device=run.device)
         both = tokens.tokenize(loaded, [*locating, *testing])
         ranked, tested = both[: len(locating)], both[len(locating) :]
+        model.warn_of_words(console, [*locating, *testing])
         console.print(preview(tested))
         chosen, how = heads.choose(loaded, ranked, by=heads.by)
         if heads.heads is None:

@@ -82,8 +82,9 @@ def compare(
     if not prompts:
         prompts = [Prompt.parse(a or "", answer), Prompt.parse((a if b is None else b) or "", answer_b)]
     console = PlainConsole()
-    task.print_data(console, models, prompts)
+    task.print_data(console, prompts)
     first, second = models.both()
+    models.warn_of_words(console, prompts)
     settings, others = (one | readout.readout_arguments() for one in map(readout.tokenize_arguments, (first, second)))
     if n > 1:
         if settings != others:

@@ -129,7 +129,7 @@ def explain(
         return
     console = PlainConsole()
     if isinstance(shown, Prompt):
-        task.print_data(console, model, [shown])
+        task.print_data(console, [shown])
     loaded = model.load()
     if why_options.why is not None:
         ModelView.of(loaded).check_head(why_options.why)
@@ -138,6 +138,8 @@ def explain(
     settings |= readout.readout_arguments() | readout.tokenize_arguments(loaded)
     settings |= {} if text_options.text is not None else {"against": text_options.against or None}
     explanation = explain_prompt(loaded, shown, **settings)
+    if isinstance(shown, Prompt):
+        model.warn_of_words(console, [shown])
     # Files are written before printing, so that a closed pipe loses nothing.
     if output.json_file is not None:
         explanation.save(output.json_file)

@@ -86,6 +86,14 @@ class ModelOptions:
                 raise InputError(f"{error}{hint}") from error
             raise
 
+    def warn_of_words(self, console: Console, prompts: "Sequence[Prompt]") -> None:
+        """Warn, on standard error, if a bundled model does not know the words of prompts that it has read."""
+        from icl_lens.cli.own_data import unknown_words_warning
+
+        warning = unknown_words_warning(self.model, prompts)
+        if warning is not None and not console.quiet:
+            report_error("icl-lens", warning)
+
 
 ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
@@ -308,22 +316,20 @@ class TaskOptions:
     ) -> "tuple[Any, PromptBatch]":
         """Load the model, on `device` unless the user selects one; tokenize the prompts, and print the first."""
         prompts = self.prompts(n=n, seed=seed)
-        self.print_data(console, model, prompts)
+        self.print_data(console, prompts)
         loaded = model.load(default_device=device)
         batch = tokens.tokenize(loaded, prompts)
+        model.warn_of_words(console, prompts)
         console.print(preview(batch))
         return loaded, batch
 
-    def print_data(self, console: Console, model: ModelOptions, prompts: "Sequence[Prompt]") -> None:
-        """Print what is used of the user's file; on standard error, warn if a bundled model does not know its words."""
-        from icl_lens.cli.own_data import data_sentences, unknown_words_warning
+    def print_data(self, console: Console, prompts: "Sequence[Prompt]") -> None:
+        """Print what is used of the user's file."""
+        from icl_lens.cli.own_data import data_sentences
 
         if self.name is not None:
             for sentence in data_sentences(self.find_task(), prompts):
                 console.print(sentence, soft_wrap=True)
-        warning = unknown_words_warning(model.model, prompts)
-        if warning is not None and not console.quiet:
-            report_error("icl-lens", warning)
 
     def print_behavior(
         self, console: Console, model: Any, tokens: TokenOptions, *, n: int, seed: int

@@ -72,9 +72,10 @@ def towers(
     output.check()
     console = PlainConsole()
     scanned, tested = task.split_prompts(seed)
-    task.print_data(console, model, [*scanned, *tested])
+    task.print_data(console, [*scanned, *tested])
     loaded = model.load()
     console.print(preview(tokens.tokenize(loaded, tested[:1]), n=len(tested)))
+    model.warn_of_words(console, [*scanned, *tested])
     behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
     chosen = None if heads.heads is None else heads.choose(loaded, tokens.tokenize(loaded, tested[:1]))[0]
     with progress() as report:
