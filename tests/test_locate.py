@@ -140,7 +140,8 @@ def test_your_own_columns_and_labels_are_used(inputs, run, tmp_path):
     assert code == 0, stdout
     again = run(*mine, "--columns", "note, kind", "--demonstrations", "1", "--labels", "yes, no", "--out", out)
     assert again[0] == 0, again[2]
-    one_line(*run(*mine, "--columns", "note,kind", "--demonstrations", "1", "--out", out)[::2], "labels")
+    others = ("--labels", "foo,bar", "--out", out)
+    one_line(*run(*mine, "--columns", "note,kind", "--demonstrations", "1", *others)[::2], "labels")
 
 
 @pytest.fixture(scope="module")
