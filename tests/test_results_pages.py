@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
+import csv_tables
 import publish
 import pytest
-import results_table
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 PAGES = sorted(path for path in RESULTS.glob("*.md") if "results-table" in path.read_text(encoding="utf-8"))
@@ -26,7 +26,7 @@ def numbers_in(texts):
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_numbers_in_sentences_are_in_the_tables(path):
-    shown = numbers_in(cell for lines in results_table.tables(path) for line in lines for cell in line)
+    shown = numbers_in(cell for lines in csv_tables.tables(path) for line in lines for cell in line)
     cited = numbers_in([prose(path.read_text(encoding="utf-8"))])
     assert cited, "the page says no number"
     assert cited <= shown, f"{path.name} says numbers that its tables do not have: {sorted(cited - shown)}"

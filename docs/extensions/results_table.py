@@ -11,81 +11,13 @@ control with its interval. With `:across: task`, there is one line per measure a
 `:across:`, which have the quantity and, in parentheses, the control.
 """
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pandas as pd
+from csv_tables import table
 from docutils.parsers.rst import directives
 from docutils.parsers.rst.directives.tables import CSVTable
 from sphinx.application import Sphinx
-
-Lines = list[list[str]]
-BLOCK = re.compile(r"^```\{results-table\} (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-def number(value: float, unit: str) -> str:
-    """Return a number as pages show it: one decimal for percent, otherwise two; empty for NaN."""
-    if value != value:
-        return ""
-    text = f"{value:.{1 if unit == '%' else 2}f}"
-    return text.replace("-", "−") if float(text) else text.lstrip("-")
-
-
-def table(path: Path, options: Mapping[str, str]) -> Lines:
-    """Return the header and the lines of the table that the directive's options describe."""
-    rows = pd.read_csv(
-        path, keep_default_na=False, na_values={name: [""] for name in ("quantity", "control", "low", "high")}
-    )
-    if "rows" in options:
-        rows = rows.query(options["rows"], engine="python")
-    if rows.empty:
-        raise ValueError(f"{path} has no rows with {options.get('rows')!r}")
-    if "across" in options:
-        return across(rows, options["across"])
-    columns = split(options["columns"])
-    lines = [split(options.get("names", options["columns"]))]
-    for row in rows.to_dict("records"):
-        lines.append([cell(row, column) for column in columns])
-    return lines
-
-
-def cell(row: Mapping[str, Any], column: str) -> str:
-    """Return one cell; "difference" has its interval in brackets."""
-    unit = str(row["unit"])
-    if column != "difference":
-        value = row[column]
-        return number(float(value), unit) if column in ("quantity", "control", "low", "high") else str(value)
-    low, high = number(row["low"], unit), number(row["high"], unit)
-    return f"{number(row['quantity'] - row['control'], unit)} [{low}, {high}]" if low else ""
-
-
-def across(rows: pd.DataFrame, names: str) -> Lines:
-    """Return one line per measure, and one column per value of the columns `names`."""
-    groups = list(rows.groupby(split(names), sort=False))
-    lines = [["", *(", ".join(map(str, values)) for values, _ in groups)]]
-    for measure in rows["measure"].unique():
-        line = [measure]
-        for _, group in groups:
-            of_measure = group[group["measure"] == measure].to_dict("records")
-            texts = [f"{cell(row, 'quantity')} ({cell(row, 'control')})" for row in of_measure]
-            line.append(", ".join(texts))
-        lines.append(line)
-    return lines
-
-
-def split(text: str) -> list[str]:
-    return [word.strip() for word in text.split("|" if "|" in text else ",")]
-
-
-def tables(page: Path) -> list[Lines]:
-    """Return the tables that a page inserts."""
-    found = []
-    for file, block in BLOCK.findall(page.read_text(encoding="utf-8")):
-        options = dict(re.findall(r"^:(\w+): (.*)$", block, re.MULTILINE))
-        found.append(table(page.parent / file, options))
-    return found
 
 
 class ResultsTable(CSVTable):
