@@ -43,7 +43,6 @@ from .locate.mean_score_parts import mean_score_parts as mean_score_parts
 from .measures.calibration import calibrated_scores as calibrated_scores
 from .measures.controlled_ablation import ablate_with_controls as ablate_with_controls
 from .measures.controlled_ablation import random_head_sets as random_head_sets
-from .measures.debias import choose_strength as choose_strength
 from .measures.debias import debias_edits as debias_edits
 from .measures.demonstration_effects import demonstration_effects as demonstration_effects
 from .measures.effects import head_effects as head_effects

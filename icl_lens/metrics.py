@@ -20,6 +20,33 @@ from icl_lens.intervals import with_random_sets as with_random_sets
 from icl_lens.result.base import Result
 from icl_lens.result.tables import format_signed
 
+__all__ = [
+    "Agreement",
+    "Interval",
+    "accuracy",
+    "agreement",
+    "auroc",
+    "bias_gap",
+    "bootstrap_interval",
+    "interval_table",
+    "is_correct",
+    "label_aurocs",
+    "label_log_odds",
+    "majority_label",
+    "mean_aurocs",
+    "mean_reciprocal_rank",
+    "most_probable",
+    "precision_at_1",
+    "ranks_with_ties",
+    "recent_label",
+    "spearman",
+    "with_random_sets",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def most_probable(
     scores: Float[Tensor, "*batch label"], choices: Bool[Tensor, "*#batch label"]

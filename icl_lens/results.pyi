@@ -23,7 +23,6 @@ from .locate.mean_effects import MeanEffects as MeanEffects
 from .locate.mean_exchanges import MeanExchanges as MeanExchanges
 from .locate.mean_score_parts import MeanScoreParts as MeanScoreParts
 from .measures.controlled_ablation import ControlledAblation as ControlledAblation
-from .measures.debias import StrengthSearch as StrengthSearch
 from .measures.demonstration_effects import DemonstrationEffects as DemonstrationEffects
 from .measures.effects import HeadEffects as HeadEffects
 from .measures.generation import Generations as Generations

@@ -119,14 +119,13 @@ def test_circuits_parts_and_towers_name_the_edits(gpt2, words, tmp_path):
         parts = il.mean_score_parts(gpt2, batch, ["L2H1"])
         towers = il.two_towers(gpt2, prompts, ["L2H1"], n_random=3)
         edges = il.head_to_head_effects(gpt2, batch, ["L2H1"], part="q")
-        search = il.choose_strength(gpt2, batch, batch, [il.Head(2, 1)], fix="recency", strengths=[0.5])
         acts = il.capture(gpt2, batch, writers=True)
     acts.save(tmp_path / "acts.safetensors")
     assert il.Activations.load(tmp_path / "acts.safetensors", gpt2).edits == (ZEROED,)
     of_head = il.attention_score_parts(acts, "L2H1"), il.value_parts(acts, "L2H1", batch.answer_tokens)
-    for one in (circuit, parts, towers, edges, search, acts[:2]):
+    for one in (circuit, parts, towers, edges, acts[:2]):
         assert one.edits == (ZEROED,)
-    for one in (circuit, parts, towers, edges, search, acts, *of_head):
+    for one in (circuit, parts, towers, edges, acts, *of_head):
         assert ZEROED in repr(one)
     note = f"All numbers are those of the edited model: {ZEROED}."
     for one in (circuit, parts, towers):

@@ -178,7 +178,6 @@ MISUSE = {
         "other than prompt 0"
     ),
     lambda m, b, o: il.score(m, il.tokenize(m, il.Text("love one")), [[]]): "no label",
-    lambda m, b, o: il.choose_strength(m, b, b[[1, 0, 2]], HEADS, fix="majority"): "the same prompts",
 }
 
 

@@ -953,34 +953,6 @@ def scored(c: Both) -> None:
             assert_close(found[:, number], il.score(c.model, c.batch))
 
 
-@checks("choose_strength")
-def strengths(c: Both) -> None:
-    """The bias between two layouts of a prompt, at both strengths, and the share of right answers."""
-    two = c.batch[[0, 2]]
-    prompts = [il.Prompt(p.demonstrations[::-1], p.query, p.answer, p.labels) for p in two.prompts]
-    turned = sweep.tokenized(c.model, prompts)
-    found = il.choose_strength(c.model, two, turned, c.heads, fix="recency", strengths=[0.5], max_accuracy_drop=1.0)
-    other = Both(c.model, c.hf)
-    other.__dict__["batch"] = turned
-    odds = {}
-    for name, case, rows in (("favored", c, (0, 2)), ("unfavored", other, (0, 1))):
-        for strength in (0.0, 0.5):
-            log_probs = [
-                reference_passes.run(
-                    c.hf, case.ids[row], case.without_position(row, strength, last=True) if strength else None
-                ).log_probs
-                for row in rows
-            ]
-            targets = [int(case.targets[row]) for row in rows]
-            odds[name, strength] = torch.stack(
-                [one[token] - one[FOO + BAR - token] for one, token in zip(log_probs, targets, strict=True)]
-            )
-    for strength, bias, accuracy in zip((0.0, 0.5), found.bias, found.accuracy, strict=True):
-        pair = odds["favored", strength], odds["unfavored", strength]
-        assert_close(bias, (pair[0] - pair[1]).mean())
-        assert accuracy == pytest.approx(float((torch.cat(pair) > 0).double().mean()))
-
-
 @checks("patch_heads", "Patch")
 def patched(c: Both) -> None:
     for name, options in sweep._patches(c):

@@ -186,9 +186,6 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "RemovePosition": lambda c: c.scored_in(il.RemovePosition(c.heads)),
     "debias_edits": lambda c: c.scored_in(*il.debias_edits(c.batch, c.heads, majority=0.5)),
     "edited": lambda c: c.scored_in(il.Ablate(c.heads), il.RemovePosition(c.heads)),
-    "choose_strength": lambda c: il.choose_strength(
-        c.model, c.batch, c.batch, c.heads, fix="recency", strengths=[0.5, 1.0]
-    ),
     "patch_heads": lambda c: c.scored_in(il.Patch(c.heads, c.other, activation="q", positions="last")),
     "Patch": lambda c: c.scored_in(il.Patch(c.heads, c.other, activation="v", align="labels")),
     "head_to_head_effects": lambda c: il.head_to_head_effects(c.model, c.batch, [c.reader], part="q"),
@@ -212,7 +209,7 @@ CALLS: dict[str, Callable[[Case], Any]] = {
 }
 """Name → a call; what follows a comma tells calls of one function apart."""
 
-N_PROMPTS = {"explain": 1, "head_effects, all": 1, "attention_saliency": 1, "task_check": 20, "choose_strength": 2}
+N_PROMPTS = {"explain": 1, "head_effects, all": 1, "attention_saliency": 1, "task_check": 20}
 N_PROMPTS |= dict.fromkeys(("locate_heads", "locate_effects", "mean_score_parts", "locate_circuit"), 4)
 N_PROMPTS |= dict.fromkeys(("two_towers", "locate_towers", "repeated_token_scores", "tokenize"), 4)
 

@@ -40,6 +40,30 @@ from icl_lens.report.notebook_figure import COLUMN
 from icl_lens.report.notebook_figure import PAGE as PAGE
 from icl_lens.report.palette import BLUE, FILLS, GRAY, LINES
 
+__all__ = [
+    "COLUMN",
+    "PAGE",
+    "ablation_curve",
+    "attention_scatter",
+    "circuit",
+    "circuit_curve",
+    "curves",
+    "exchanges",
+    "explanation_figures",
+    "head_heatmap",
+    "head_scatter",
+    "label_attention_bars",
+    "layer_bars",
+    "similarity_matrix",
+    "top_head_bars",
+    "writer_pairs",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _INCREASE = "log-probability increase (nats)"
 _LABELS = {
     "increase": _INCREASE,

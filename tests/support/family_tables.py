@@ -66,7 +66,7 @@ def listed_types() -> set[str]:
 
 _RECOMPUTING = (
     *("Block", "Reweight", "RemovePosition", "patch_heads", "Patch", "edited", "score", "debias_edits"),
-    *("choose_strength", "two_towers"),
+    "two_towers",
     "locate_towers",
 )
 PARTLY_REFUSED: dict[str, dict[str, str]] = {

@@ -376,11 +376,6 @@ def located_towers(case: Case, **options: Any) -> pd.DataFrame:
     return frame.set_index(["layer", "head"]).sort_index()[["query", "keys", "values"]]
 
 
-def _chosen(case: Case) -> Any:
-    found = il.choose_strength(case.model, case.batch, case.batch, case.heads, fix="recency", strengths=[0.5])
-    return [found.bias, found.accuracy]
-
-
 def _saliency_flow(case: Case) -> Any:
     flow = il.saliency_flow(case.model, case.batch)
     return {name: getattr(flow, name) for name in ("text_to_label", "label_to_last", "rest", "other_to_last")}
@@ -488,7 +483,6 @@ CALLS: dict[str, Call] = {
     ),
     "score": _rows(lambda c: [il.score(c.model, c.batch, c.sets_of_edits), il.score(c.model, c.batch)]),
     "edited": _rows(lambda c: [c.within(il.edited(c.model, *edits, batch=c.batch)) for edits in c.sets_of_edits[3:]]),
-    "choose_strength": _mean(_chosen),
     "patch_heads": _rows(_patched),
     "Patch": _rows(_patched_sets),
     "head_to_head_effects": _rows(_edges),

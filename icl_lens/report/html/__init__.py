@@ -12,3 +12,18 @@ from icl_lens.report.html.visualizations import similarity_matrix as similarity_
 from icl_lens.report.html.visualizations import subhead_values as subhead_values
 from icl_lens.report.html.visualizations import token_values as token_values
 from icl_lens.report.html.visualizations import words_by_position as words_by_position
+
+__all__ = [
+    "Element",
+    "attention_patterns",
+    "attention_to_labels",
+    "head_heatmap",
+    "similarity_matrix",
+    "subhead_values",
+    "token_values",
+    "words_by_position",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
