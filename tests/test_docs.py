@@ -52,7 +52,7 @@ def bare_tensor(annotation: Any) -> bool:
 def test_public_names_are_explained(name: str) -> None:
     public = attrgetter(name)(il)
     doc = inspect.getdoc(public) or ""
-    summary = doc.partition("\n")[0]
+    summary = " ".join(doc.partition("\n\n")[0].split())
     assert re.fullmatch(r"[A-Z`\[].{10,}[.:?!`]", summary), f"{name} has no summary line: {summary!r}"
     assert not summary.startswith(f"{name}("), f"{name} has no docstring of its own"
     assert "Example:\n    >>> " in doc, f"the docstring of {name} has no example"

@@ -1,4 +1,6 @@
-"""Record one forward pass: vectors at the last position and at labels, the last query's attention, and all values."""
+"""Record one forward pass: vectors at the last position and at labels, the last query's attention,
+and all values.
+"""
 
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -13,7 +15,12 @@ from icl_lens.activations.decompose import head_outputs, repeat_kv
 from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.passes import NO_LABELS_HINT, embedded, last_logits
 from icl_lens.activations.recorder import ReadPlan, Recorder, at_positions
-from icl_lens.activations.serialization import damaged_error, read_metadata, read_tensors, write_tensors
+from icl_lens.activations.serialization import (
+    damaged_error,
+    read_metadata,
+    read_tensors,
+    write_tensors,
+)
 from icl_lens.activations.writers import Writers
 from icl_lens.errors import InputError, check_choice
 from icl_lens.metrics import most_probable
@@ -28,25 +35,28 @@ from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
 from icl_lens.prompts.token_ids import TokenPositions
 from icl_lens.shapes import check_shapes
 
-# Relative tolerance of the checked sums, by dtype. Float64 allows more than its own rounding, because the RMSNorm of
-# some families always computes in float32.
+# Relative tolerance of the checked sums, by dtype. Float64 allows more than its own rounding,
+# because the RMSNorm of some families always computes in float32.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
 KIND, VERSION = "activations", 3
-"""Kind and version of the files that `Activations.save` writes; the version increases when a field changes meaning."""
+"""Kind and version of the files that `Activations.save` writes; the version increases when a field
+changes meaning.
+"""
 
 
 @dataclass(frozen=True)
 class Activations:
     """Activations of one forward pass; made by `capture` or `Activations.from_cache`.
 
-    Tensors without a `key` or `demo` axis are at each row's last position. Vectors are in residual-stream units and the
-    model's dtype (`readout` computes in float32, or float64 for float64 models).
-    For families with a norm after attention or FFN (Gemma-2/3), `attn_out` and `mlp_out` are the normed outputs that
-    reach the residual stream, and `attn_scale`, `mlp_scale` hold that norm's scale at the last position.
+    Tensors without a `key` or `demo` axis are at each row's last position. Vectors are in
+    residual-stream units and the model's dtype (`readout` computes in float32, or float64 for
+    float64 models). For families with a norm after attention or FFN (Gemma-2/3), `attn_out` and
+    `mlp_out` are the normed outputs that reach the residual stream, and `attn_scale`, `mlp_scale`
+    hold that norm's scale at the last position.
 
-    Rows that end at different positions of one prompt come from one pass and share its values: row i has
-    `pass_v[pass_index[i]]`. `v` and `values` return them for every row.
+    Rows that end at different positions of one prompt come from one pass and share its values: row
+    i has `pass_v[pass_index[i]]`. `v` and `values` return them for every row.
 
     Example:
         >>> acts.resid_pre.shape, acts.pattern.shape
@@ -82,9 +92,13 @@ class Activations:
     """Each row's index into `pass_v`; None if row i has `pass_v[i]`."""
 
     writers: Writers | None = None
-    """What earlier components wrote at some positions; None unless captured with `writers`. `save` omits it."""
+    """What earlier components wrote at some positions; None unless captured with `writers`. `save`
+    omits it.
+    """
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing
+    edits it.
+    """
 
     @classmethod
     def from_cache(
@@ -97,18 +111,24 @@ class Activations:
         writers: bool | TokenPositions = False,
         check: bool = True,
     ) -> "Activations":
-        """Build activations from an existing TransformerLens cache (`model.run_with_cache(batch.tokens, …)`).
+        """Build activations from an existing TransformerLens cache
+        (`model.run_with_cache(batch.tokens, …)`).
 
-        `positions`, `writers` and `check` are those of `capture`, but there are no logits to check. The cache must come
-        from these tokens, have a batch axis, and hold all hooks of an unfiltered `run_with_cache`.
-        Raise InputError if a hook is missing (the message names the first), if shapes do not match the batch, or if the
-        cached embeddings or rotations are not those of the batch's tokens.
+        `positions`, `writers` and `check` are those of `capture`, but there are no logits to check.
+        The cache must come from these tokens, have a batch axis, and hold all hooks of an
+        unfiltered `run_with_cache`. Raise InputError if a hook is missing (the message names the
+        first), if shapes do not match the batch, or if the cached embeddings or rotations are not
+        those of the batch's tokens.
         """
-        if not isinstance(batch, PromptBatch) or isinstance(cache, PromptBatch) or not hasattr(model, "hook_dict"):
+        if (
+            not isinstance(batch, PromptBatch)
+            or isinstance(cache, PromptBatch)
+            or not hasattr(model, "hook_dict")
+        ):
             types = ", ".join(type(argument).__name__ for argument in (model, cache, batch))
             raise InputError(
-                f"from_cache takes the model, the cache and the batch in this order, got {types}; write "
-                "il.Activations.from_cache(model, cache, batch)"
+                f"from_cache takes the model, the cache and the batch in this order, got {types}; "
+                "write il.Activations.from_cache(model, cache, batch)"
             )
         _check_same_tokens(model, cache, batch)
         view = ModelView.of(model)
@@ -116,8 +136,9 @@ class Activations:
         plan = ReadPlan(batch, batch) if positions is None else ReadPlan.at(view, batch, positions)
         if plan.run is not batch:
             raise InputError(
-                f"positions must be those of rows as long as their prompts for {view.name}, whose rotation depends on "
-                f"the length of the text, got {positions!r}; use il.capture(model, batch, positions=…)"
+                f"positions must be those of rows as long as their prompts for {view.name}, whose "
+                f"rotation depends on the length of the text, got {positions!r}; use "
+                "il.capture(model, batch, positions=…)"
             )
         recorder = Recorder(view, plan, writers)
         for name, record in recorder.hooks():
@@ -125,13 +146,14 @@ class Activations:
                 value = cache[name]
             except KeyError:
                 raise InputError(
-                    f"cache must contain {name!r}; create it with model.run_with_cache(batch.tokens, "
-                    "attention_mask=batch.attention_mask) and no names_filter"
+                    f"cache must contain {name!r}; create it with "
+                    "model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask) and "
+                    "no names_filter"
                 ) from None
             if value.ndim < 3 or value.shape[0] != len(batch):
                 raise InputError(
-                    f"cache[{name!r}] must have {len(batch)} rows, one per prompt, got shape {tuple(value.shape)}; "
-                    "keep the batch axis and cache batch.tokens itself"
+                    f"cache[{name!r}] must have {len(batch)} rows, one per prompt, got shape "
+                    f"{tuple(value.shape)}; keep the batch axis and cache batch.tokens itself"
                 )
             record(value)
         acts = cls(**recorder.fields())
@@ -141,7 +163,10 @@ class Activations:
 
     def __repr__(self) -> str:
         size = f"{self.view.n_layers} layers × {self.view.n_heads} heads"
-        return f"Activations({self.view.name}: {self.batch.size_summary}, {size}){edits_suffix(self.edits)}"
+        return (
+            f"Activations({self.view.name}: {self.batch.size_summary}, "
+            f"{size}){edits_suffix(self.edits)}"
+        )
 
     @property
     def v(self) -> Float[Tensor, "batch layer key kv_head d_head"]:
@@ -153,23 +178,30 @@ class Activations:
 
     def values(self, layer: int) -> Float[Tensor, "batch key kv_head d_head"]:
         """Return one layer's values at every position, b_V included."""
-        return self.pass_v[:, layer] if self.pass_index is None else self.pass_v[self.pass_index, layer]
+        return (
+            self.pass_v[:, layer]
+            if self.pass_index is None
+            else self.pass_v[self.pass_index, layer]
+        )
 
     def token_log_probs(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """Return the model's log-probability of one token per row, such as `batch.answer_tokens`, nats.
+        """Return the model's log-probability of one token per row, such as `batch.answer_tokens`,
+        nats.
 
         All biases are included, regardless of `readout.bias`.
         """
         self.check_device()
         readout = self.readout.using(final_norm="frozen", bias=True)
-        return readout.token_log_probs(self.resid_final[:, None], tokens.to(self.resid_final.device))[:, 0]
+        return readout.token_log_probs(
+            self.resid_final[:, None], tokens.to(self.resid_final.device)
+        )[:, 0]
 
     @property
     def label_log_probs(self) -> LabelScores:
         """Log-probability [batch label] of each label's token after the prompt, nats.
 
-        All biases are included, regardless of `readout.bias`. Raise InputError for prompts without labels, and if two
-        labels of a prompt are scored by the same token.
+        All biases are included, regardless of `readout.bias`. Raise InputError for prompts without
+        labels, and if two labels of a prompt are scored by the same token.
         """
         self.batch.require_labels("label to score", NO_LABELS_HINT)
         self.check_device()
@@ -190,7 +222,9 @@ class Activations:
 
     @property
     def scaled_z(self) -> Float[Tensor, "batch layer head d_head"]:
-        """Each head's z times the scale of a norm after attention, if there is one: `scaled_z` · W_O is its output."""
+        """Each head's z times the scale of a norm after attention, if there is one: `scaled_z` ·
+        W_O is its output.
+        """
         z = self.z.to(self.readout.dtype)
         return z if self.attn_scale is None else z * self.attn_scale[..., None, None]
 
@@ -199,38 +233,47 @@ class Activations:
         return head_outputs(self._scaled(self.z, layer), self.view.W_O(layer))
 
     def scaled_pattern(self, layer: int) -> Float[Tensor, "batch head key"]:
-        """Return the last query's attention, times the scale of a norm after attention, if there is one.
+        """Return the last query's attention, times the scale of a norm after attention, if there is
+        one.
 
         `scaled_pattern` · `head_values` · W_O is the head's output.
         """
         return self._scaled(self.pattern, layer)
 
-    def _scaled(self, x: Float[Tensor, "batch layer head d"], layer: int) -> Float[Tensor, "batch head d"]:
+    def _scaled(
+        self, x: Float[Tensor, "batch layer head d"], layer: int
+    ) -> Float[Tensor, "batch head d"]:
         x = x[:, layer].to(self.readout.dtype)
         return x if self.attn_scale is None else x * self.attn_scale[:, layer, None, None]
 
     def head_values(self, layer: int) -> Float[Tensor, "batch key head d_head"]:
-        """Return values at every position, key-value groups repeated for their query heads, b_V included."""
+        """Return values at every position, key-value groups repeated for their query heads, b_V
+        included.
+        """
         return repeat_kv(self.values(layer).to(self.readout.dtype), self.view.n_heads)
 
     def at_labels(self, x: Float[Tensor, "batch key *rest"]) -> Float[Tensor, "batch demo *rest"]:
         """Return `x` at the labels' scored tokens; zero where a prompt has fewer demonstrations."""
         return at_positions(x, self.batch.label_positions.to(x.device))
 
-    # What the labels and the last query hold -----------------------------------------------------------------
+    # What the labels and the last query hold
+    # -----------------------------------------------------------------
 
     def attention_to_labels(self) -> Float[Tensor, "batch layer head demo"]:
-        """Return the attention probability from the last position to each label, summed over the label's tokens.
+        """Return the attention probability from the last position to each label, summed over the
+        label's tokens.
 
-        Zero where a prompt has fewer demonstrations. Rows sum to less than one because other positions are attended
-        too; `pattern` is the attention to every position. Raise InputError for prompts without demonstrations.
+        Zero where a prompt has fewer demonstrations. Rows sum to less than one because other
+        positions are attended too; `pattern` is the attention to every position. Raise InputError
+        for prompts without demonstrations.
 
         Example:
             >>> acts.attention_to_labels().shape
             torch.Size([1, 8, 6, 4])
         """
         self.batch.require_demonstrations(
-            "label to attend to", "use acts.pattern [batch layer head key], the attention to all positions"
+            "label to attend to",
+            "use acts.pattern [batch layer head key], the attention to all positions",
         )
         positions = self.batch.label_token_positions.to(self.pattern.device)
         index = positions.flatten(1)[:, None, None].expand(-1, *self.pattern.shape[1:3], -1)
@@ -238,7 +281,8 @@ class Activations:
         return picked.unflatten(-1, positions.shape[1:]).sum(-1)
 
     def attention_by_label(self) -> Float[Tensor, "batch layer head label"]:
-        """Return attention from the last position, summed over all tokens of the same label (axis: `batch.labels`).
+        """Return attention from the last position, summed over all tokens of the same label (axis:
+        `batch.labels`).
 
         Example:
             >>> acts.attention_by_label().shape
@@ -246,18 +290,20 @@ class Activations:
         """
         attention = self.attention_to_labels()
         index = self.batch.label_index.to(attention.device)
-        onehot = torch.nn.functional.one_hot(index.clamp(min=0), len(self.batch.labels)).to(attention.dtype)
+        onehot = torch.nn.functional.one_hot(index.clamp(min=0), len(self.batch.labels)).to(
+            attention.dtype
+        )
         onehot = onehot * (index >= 0)[..., None]
         return torch.einsum("blhd,bdc->blhc", attention, onehot)
 
     def label_values(self, head: AnyHead) -> Float[Tensor, "batch demo d_model"]:
-        """Return a head's value at each label times W_O, in residual-stream units, not weighted by attention.
+        """Return a head's value at each label times W_O, in residual-stream units, not weighted by
+        attention.
 
-        A label of several tokens is read at the token it is scored by (`batch.label_positions`); `head_values` has the
-        values at all positions.
-        Contains b_V where the model's values do (raw weights). Zero where a prompt has fewer demonstrations.
-        Raise InputError for an unknown head or a batch without demonstrations.
-        Source: the paper, section 3.2; docs/howto/numbers.md.
+        A label of several tokens is read at the token it is scored by (`batch.label_positions`);
+        `head_values` has the values at all positions. Contains b_V where the model's values do (raw
+        weights). Zero where a prompt has fewer demonstrations. Raise InputError for an unknown head
+        or a batch without demonstrations. Source: the paper, section 3.2; docs/howto/numbers.md.
 
         Example:
             >>> acts.label_values("L2H0").shape
@@ -274,12 +320,14 @@ class Activations:
     def label_keys(
         self, head: AnyHead, *, source: Literal["resid", "attn"] = "resid"
     ) -> Float[Tensor, "batch demo d_model"]:
-        """Return the input of a head's keys at each label's scored token, before the norm and the key matrix.
+        """Return the input of a head's keys at each label's scored token, before the norm and the
+        key matrix.
 
-        `"resid"`: the residual stream entering the head's layer, as in the paper. `"attn"`: only what earlier attention
-        layers wrote into it (no embedding, no FFN), as in the authors' code. The result is the same for all heads of a
-        layer. Zero where a prompt has fewer demonstrations. Raise InputError for an unknown head or source, and for
-        prompts without demonstrations.
+        `"resid"`: the residual stream entering the head's layer, as in the paper. `"attn"`: only
+        what earlier attention layers wrote into it (no embedding, no FFN), as in the authors' code.
+        The result is the same for all heads of a layer. Zero where a prompt has fewer
+        demonstrations. Raise InputError for an unknown head or source, and for prompts without
+        demonstrations.
 
         Example:
             >>> acts.label_keys("L2H0", source="attn").shape
@@ -295,16 +343,19 @@ class Activations:
         return self.label_attn_out[:, :layer].to(self.readout.dtype).sum(1)
 
     def last_query(self, head: AnyHead) -> Float[Tensor, "batch d_model"]:
-        """Return the last position's query mapped through the head's key matrix into d_model: `q W_Kᵀ`.
+        """Return the last position's query mapped through the head's key matrix into d_model: `q
+        W_Kᵀ`.
 
-        Its dot product with the normed input of a key position is the head's score there before division by √d_head,
-        without the b_K term (the same for every key) and, for rotary models, before rotation: content only, no
-        position. With grouped-query attention, the head's own key-value group is used.
+        Its dot product with the normed input of a key position is the head's score there before
+        division by √d_head, without the b_K term (the same for every key) and, for rotary models,
+        before rotation: content only, no position. With grouped-query attention, the head's own
+        key-value group is used.
 
-        For models that normalize queries and keys (Qwen3, Gemma-3, OLMo-2), `q` is the query after its norm, times the
-        gain of the keys' norm. Each key's own scale is omitted, because no direction in d_model can represent it: the
-        score is this dot product times 1/√(mean square of that key), so keys of different norms may be ordered
-        differently. Processed weights fold the gain of the norm before attention into W_K; raw weights do not.
+        For models that normalize queries and keys (Qwen3, Gemma-3, OLMo-2), `q` is the query after
+        its norm, times the gain of the keys' norm. Each key's own scale is omitted, because no
+        direction in d_model can represent it: the score is this dot product times 1/√(mean square
+        of that key), so keys of different norms may be ordered differently. Processed weights fold
+        the gain of the norm before attention into W_K; raw weights do not.
 
         Raise InputError for an unknown head or an unsupported query norm.
         Source: the paper, section 3.2.
@@ -321,7 +372,8 @@ class Activations:
         return einsum(q, W_K, "batch d_head, d_model d_head -> batch d_model")
 
     def own_label_ranks(self, head: AnyHead) -> Int[Tensor, "batch demo"]:
-        """Return the rank of each demonstration's label token in the vocabulary by its label value; 1 is top.
+        """Return the rank of each demonstration's label token in the vocabulary by its label value;
+        1 is top.
 
         Zero where a prompt has fewer demonstrations.
 
@@ -329,24 +381,30 @@ class Activations:
             >>> acts.own_label_ranks("L2H0").shape
             torch.Size([1, 4])
         """
-        self.batch.require_demonstrations("label to rank", "use acts.readout.ranks, which ranks any token")
+        self.batch.require_demonstrations(
+            "label to rank", "use acts.readout.ranks, which ranks any token"
+        )
         index = self.batch.label_index.to(self.readout.W_U.device)
         tokens = self.batch.label_tokens.to(index.device)[index.clamp(min=0)]
         ranks = self.readout.ranks(self.label_values(head), tokens)
         return torch.where(index >= 0, ranks, torch.zeros_like(ranks))
 
-    # Devices, files, rows ---------------------------------------------------------------------------------
+    # Devices, files, rows
+    # ---------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str) -> "Activations":
-        """Return a copy with all recorded tensors on `device`, for instance to keep many captures off the GPU.
+        """Return a copy with all recorded tensors on `device`, for instance to keep many captures
+        off the GPU.
 
-        Weights stay with the model. Methods that use weights raise InputError unless the activations are on the model's
-        device (`acts.view.unembed_device`).
+        Weights stay with the model. Methods that use weights raise InputError unless the
+        activations are on the model's device (`acts.view.unembed_device`).
         """
         tensors = {name: value.to(device) for name, value in self._tensors().items()}
         readout = replace(self.readout, scale=self.readout.scale.to(device))
         writers = None if self.writers is None else self.writers.to(device)
-        return replace(self, batch=self.batch.to(device), readout=readout, writers=writers, **tensors)
+        return replace(
+            self, batch=self.batch.to(device), readout=readout, writers=writers, **tensors
+        )
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -356,11 +414,13 @@ class Activations:
         device, needed = self.z.device, self.view.unembed_device
         if device != needed:
             raise InputError(
-                f"activations must be on the model's device {needed}, got {device}; use acts.to({str(needed)!r})"
+                f"activations must be on the model's device {needed}, got {device}; use "
+                f"acts.to({str(needed)!r})"
             )
 
     def save(self, path: str | Path) -> None:
-        """Write all recorded tensors to one safetensors file, which `load` reads with the same model.
+        """Write all recorded tensors to one safetensors file, which `load` reads with the same
+        model.
 
         Raise InputError if the folder does not exist or is not writable.
 
@@ -382,15 +442,17 @@ class Activations:
             "batch": batch_values,
             **({"edits": list(self.edits)} if self.edits else {}),
         }
-        tensors = self._tensors() | {f"batch.{name}": value for name, value in batch_tensors.items()}
+        tensors = self._tensors() | {
+            f"batch.{name}": value for name, value in batch_tensors.items()
+        }
         write_tensors(path, KIND, VERSION, tensors, metadata)
 
     @classmethod
     def load(cls, path: str | Path, model: Any) -> "Activations":
         """Read activations that `save` wrote, onto the model's device.
 
-        Raise InputError for any other file, for one that is damaged, and for activations of another model or other
-        weights (another dtype, processed weights, further training).
+        Raise InputError for any other file, for one that is damaged, and for activations of another
+        model or other weights (another dtype, processed weights, further training).
         """
         view = ModelView.of(model)
         metadata = read_metadata(path, KIND, VERSION)
@@ -398,29 +460,53 @@ class Activations:
         recorded = {name: metadata.get(name) for name in facts}
         if recorded != facts or metadata.get("weights") != view.fingerprint():
             text = "{architecture} of {layers} layers × {heads} heads in {dtype}"
-            what = "with other weights (training or processing)" if recorded == facts else text.format(**facts)
+            what = (
+                "with other weights (training or processing)"
+                if recorded == facts
+                else text.format(**facts)
+            )
             raise InputError(
-                f"{str(path)!r} was recorded from {metadata.get('model')} ({text.format(**recorded)}), got model "
-                f"{view.name} ({what}); load the recorded model or capture again"
+                f"{str(path)!r} was recorded from {metadata.get('model')} "
+                f"({text.format(**recorded)}), got model {view.name} ({what}); load the recorded "
+                "model or capture again"
             )
         tensors = read_tensors(path, KIND, view.unembed_device)
         try:
             return cls._from_file(view, tensors, metadata)
         except InputError as error:  # of the prompts' own checks
             raise damaged_error(path, KIND, error) from error
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, ArithmeticError) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RuntimeError,
+            IndexError,
+            ArithmeticError,
+        ) as error:
             raise damaged_error(path, KIND, f"{type(error).__name__}: {error}") from error
 
     @classmethod
-    def _from_file(cls, view: ModelView, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> "Activations":
-        """Return activations of a file's tensors and metadata; raise an error if they do not fit each other."""
-        batch_tensors = {name: value for name, value in tensors.items() if name.startswith("batch.")}
+    def _from_file(
+        cls, view: ModelView, tensors: dict[str, Tensor], metadata: dict[str, Any]
+    ) -> "Activations":
+        """Return activations of a file's tensors and metadata; raise an error if they do not fit
+        each other.
+        """
+        batch_tensors = {
+            name: value for name, value in tensors.items() if name.startswith("batch.")
+        }
         own_tensors = {name: value for name, value in tensors.items() if name not in batch_tensors}
         batch = PromptBatch.from_state(
-            {name.removeprefix("batch."): value for name, value in batch_tensors.items()}, metadata["batch"]
+            {name.removeprefix("batch."): value for name, value in batch_tensors.items()},
+            metadata["batch"],
         )
         unknown = own_tensors.keys() - {field.name for field in fields(cls)}
-        missing = {field.name for field in fields(cls) if field.default is MISSING} - {"batch", "view", "readout"}
+        missing = {field.name for field in fields(cls) if field.default is MISSING} - {
+            "batch",
+            "view",
+            "readout",
+        }
         missing -= own_tensors.keys() | {"mlp_post"}
         if unknown or missing:
             raise ValueError(f"it lacks {sorted(missing)} and has {sorted(unknown)}")
@@ -429,26 +515,44 @@ class Activations:
         check_vocabulary(view.model, batch, "batch")
         final_norm, bias = metadata["final_norm"], metadata["bias"]
         check_choice("final_norm", final_norm, ("frozen", "own"))
-        readout = view.readout(own_tensors["resid_final"]).using(final_norm=final_norm, bias=bool(bias))
+        readout = view.readout(own_tensors["resid_final"]).using(
+            final_norm=final_norm, bias=bool(bias)
+        )
         edits = metadata.get("edits", [])
         if not isinstance(edits, list) or not all(isinstance(words, str) for words in edits):
             raise TypeError(f"edits are {edits!r}")
-        return cls(**{"mlp_post": None, **own_tensors}, batch=batch, view=view, readout=readout, edits=tuple(edits))
+        return cls(
+            **{"mlp_post": None, **own_tensors},
+            batch=batch,
+            view=view,
+            readout=readout,
+            edits=tuple(edits),
+        )
 
     def __getitem__(self, index: Any) -> "Activations":
         """Select rows like `batch[index]`; tensors of a slice are views."""
         batch = self.batch[index]
-        if not isinstance(index, slice) or (index.step or 1) < 0:  # PyTorch has no slices with a negative step
+        if (
+            not isinstance(index, slice) or (index.step or 1) < 0
+        ):  # PyTorch has no slices with a negative step
             index = self.batch.selected_rows(index)
         width = batch.tokens.shape[1]
-        tensors = {name: value[index] for name, value in self._tensors().items() if name != "pass_v"}
+        tensors = {
+            name: value[index] for name, value in self._tensors().items() if name != "pass_v"
+        }
         tensors["pattern"] = tensors["pattern"][..., :width]
         passes = index
         if "pass_index" in tensors:  # keep only the passes of the selected rows, and renumber them
             passes, tensors["pass_index"] = tensors["pass_index"].unique(return_inverse=True)
         tensors["pass_v"] = self.pass_v[:, :, :width][passes]
         writers = None if self.writers is None else self.writers.select(index)
-        return replace(self, batch=batch, readout=self.readout.select_prompts(index), writers=writers, **tensors)
+        return replace(
+            self,
+            batch=batch,
+            readout=self.readout.select_prompts(index),
+            writers=writers,
+            **tensors,
+        )
 
 
 def _sizes(view: ModelView, batch: PromptBatch) -> dict[str, int]:
@@ -479,9 +583,16 @@ def _check_values_fit(tensors: dict[str, Tensor], batch: PromptBatch) -> None:
 
 
 def _model_facts(view: ModelView) -> dict[str, str | int]:
-    """Return what a file of activations records about the model, in addition to its name and weights."""
+    """Return what a file of activations records about the model, in addition to its name and
+    weights.
+    """
     dtype = str(view.model.W_U.dtype).removeprefix("torch.")
-    return {"architecture": view.architecture, "layers": view.n_layers, "heads": view.n_heads, "dtype": dtype}
+    return {
+        "architecture": view.architecture,
+        "layers": view.n_layers,
+        "heads": view.n_heads,
+        "dtype": dtype,
+    }
 
 
 @reserves_model
@@ -495,28 +606,29 @@ def capture(
 ) -> Activations:
     """Run one forward pass over the batch and keep only what the analysis reads.
 
-    Logits are computed at each prompt's last position only. Memory: per prompt and layer, the values at every
-    position plus a few vectors at the last position and at labels.
+    Logits are computed at each prompt's last position only. Memory: per prompt and layer, the
+    values at every position plus a few vectors at the last position and at labels.
 
-    `positions` selects positions other than the last. All positions of a prompt are read from one pass, and the result
-    has one row per prompt and position; its batch is `batch.at(positions)`. A batch made by `at` or
-    `PromptBatch.at` also runs each prompt once. If hooks are active on the model, it runs each row
-    separately instead, because a hook may depend on where the row ends.
+    `positions` selects positions other than the last. All positions of a prompt are read from one
+    pass, and the result has one row per prompt and position; its batch is `batch.at(positions)`. A
+    batch made by `at` or `PromptBatch.at` also runs each prompt once. If hooks are active on the
+    model, it runs each row separately instead, because a hook may depend on where the row ends.
 
-    A prompt of n tokens takes layers · n · key-value heads · d_head numbers for its values, and for each selected
-    position layers · (3 d_model + 2 heads · d_head + d_mlp + heads · n) numbers, plus layers · 2 d_model per label. For
-    50 positions of 1,000 tokens without labels in GPT-2 large, these are 0.4 GB in float32. Capture larger inputs in
-    pieces (`batch.split`).
+    A prompt of n tokens takes layers · n · key-value heads · d_head numbers for its values, and for
+    each selected position layers · (3 d_model + 2 heads · d_head + d_mlp + heads · n) numbers, plus
+    layers · 2 d_model per label. For 50 positions of 1,000 tokens without labels in GPT-2 large,
+    these are 0.4 GB in float32. Capture larger inputs in pieces (`batch.split`).
 
-    `writers=True` also keeps what each component wrote at all tokens of labels and at the last position (for prompts
-    without labels, at all positions). `attention_score_parts` and `value_parts` need this. `writers=positions` keeps it
-    at these positions and at the last one. With p positions, this takes layers · (p · (2 d_model + heads · d_head) + n
-    · key-value heads · d_head) numbers per prompt.
+    `writers=True` also keeps what each component wrote at all tokens of labels and at the last
+    position (for prompts without labels, at all positions). `attention_score_parts` and
+    `value_parts` need this. `writers=positions` keeps it at these positions and at the last one.
+    With p positions, this takes layers · (p · (2 d_model + heads · d_head) + n · key-value heads ·
+    d_head) numbers per prompt.
 
-    `check` (cheap) verifies that Σ heads + b_O = attention output, that x + attn + ffn = next x, that z = attention ·
-    values (unless hooks are active, which may edit it), and that the readout gives the model's logits. It raises
-    InputError for a model family where one of these does not hold. Turn it off inside blocks that edit the
-    residual stream itself.
+    `check` (cheap) verifies that Σ heads + b_O = attention output, that x + attn + ffn = next x,
+    that z = attention · values (unless hooks are active, which may edit it), and that the readout
+    gives the model's logits. It raises InputError for a model family where one of these does not
+    hold. Turn it off inside blocks that edit the residual stream itself.
 
     Example:
         >>> acts = il.capture(model, batch)
@@ -545,8 +657,9 @@ def capture(
 def _check_same_tokens(model: Any, cache: Any, batch: PromptBatch) -> None:
     """Raise InputError if the cache was made from other tokens than the batch's."""
     remedy = (
-        "create it with model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask), since strings may be "
-        "tokenized differently, for instance with a beginning-of-sequence token"
+        "create it with model.run_with_cache(batch.tokens, attention_mask=batch.attention_mask), "
+        "since strings may be tokenized differently, for instance with a beginning-of-sequence "
+        "token"
     )
     try:
         cached = cache["hook_embed"]
@@ -556,7 +669,8 @@ def _check_same_tokens(model: Any, cache: Any, batch: PromptBatch) -> None:
         return  # reported when the hooks are read
     if cached.shape[1] != batch.tokens.shape[1]:
         raise InputError(
-            f"cache must be of tokens of shape {tuple(batch.tokens.shape)}, got {tuple(cached.shape[:2])}; {remedy}"
+            f"cache must be of tokens of shape {tuple(batch.tokens.shape)}, got "
+            f"{tuple(cached.shape[:2])}; {remedy}"
         )
     expected = embedded(model, batch).to(cached.device)
     real = batch.attention_mask.to(cached.device).bool()
@@ -566,25 +680,36 @@ def _check_same_tokens(model: Any, cache: Any, batch: PromptBatch) -> None:
 
 
 def _check_same_rotations(view: ModelView, cache: Any, batch: PromptBatch) -> None:
-    """Raise InputError if a row of the cache has another rotation than it has alone (see `independent_rows`)."""
+    """Raise InputError if a row of the cache has another rotation than it has alone (see
+    `independent_rows`).
+    """
     lengths = (batch.last + 1).tolist()
     alone = {length: first_angles(view.model, length) for length in set(lengths)}
     if not alone[lengths[0]] or batch.tokens.shape[1] < 2:
         return
     for layer in range(view.n_layers):
-        cached = [cache[hook] for hook in attention_scores.rotation_hooks(view, layer) or () if hook in cache]
+        cached = [
+            cache[hook]
+            for hook in attention_scores.rotation_hooks(view, layer) or ()
+            if hook in cache
+        ]
         for row, length in enumerate(lengths if len(cached) == 2 else ()):
             found = torch.cat([one[row if len(one) > 1 else 0, 1] for one in cached])
             rounding = 8 * torch.finfo(found.dtype).eps
-            if not any(torch.allclose(one.to(found), found, atol=rounding, rtol=0) for one in alone[length]):
+            if not any(
+                torch.allclose(one.to(found), found, atol=rounding, rtol=0) for one in alone[length]
+            ):
                 raise InputError(
-                    f"cache must have the rotation that prompt {row} has alone, but that of {view.name} depends on "
-                    "the longest prompt of a pass; use il.capture(model, batch), which rotates each prompt alone"
+                    f"cache must have the rotation that prompt {row} has alone, but that of "
+                    f"{view.name} depends on the longest prompt of a pass; use il.capture(model, "
+                    "batch), which rotates each prompt alone"
                 )
 
 
 def _check_sums(acts: Activations) -> None:
-    """Raise InputError if the outputs of the model's blocks do not add up as the formulas assume."""
+    """Raise InputError if the outputs of the model's blocks do not add up as the formulas
+    assume.
+    """
     x = acts.resid_pre.to(acts.readout.dtype)
     following = torch.cat([x[:, 1:], acts.resid_final[:, None].to(x.dtype)], dim=1)
     sums = x + acts.attn_out.to(x.dtype) + acts.mlp_out.to(x.dtype)
@@ -593,48 +718,73 @@ def _check_sums(acts: Activations) -> None:
         heads = acts.head_outputs(layer).sum(1)
         b_O = acts.view.b_O(layer)
         if b_O is not None:
-            heads = heads + (b_O if acts.attn_scale is None else b_O * acts.attn_scale[:, layer, None])
+            heads = heads + (
+                b_O if acts.attn_scale is None else b_O * acts.attn_scale[:, layer, None]
+            )
         next_x = following[:, layer]
         for what, ours, theirs in (
-            ("the heads' outputs do not sum to the attention output", heads, acts.attn_out[:, layer].to(x.dtype)),
-            ("attention and FFN outputs do not add up to the residual stream", sums[:, layer], next_x),
+            (
+                "the heads' outputs do not sum to the attention output",
+                heads,
+                acts.attn_out[:, layer].to(x.dtype),
+            ),
+            (
+                "attention and FFN outputs do not add up to the residual stream",
+                sums[:, layer],
+                next_x,
+            ),
         ):
             scale = next_x.norm(dim=-1) + theirs.norm(dim=-1)
             error = float(((ours - theirs).norm(dim=-1) / (scale + 1e-30)).max())
             if not error <= tolerance:
                 raise InputError(
-                    f"{acts.view.architecture} is not supported: in layer {layer} {what} (relative error {error:.1e}, "
-                    f"allowed {tolerance:.0e}), so its blocks transform outputs in an unknown way"
+                    f"{acts.view.architecture} is not supported: in layer {layer} {what} (relative "
+                    f"error {error:.1e}, allowed {tolerance:.0e}), so its blocks transform outputs "
+                    "in an unknown way"
                 )
 
 
 def _check_values(acts: Activations) -> None:
-    """Raise InputError if heads do more than add up values by attention, such as multiplying the sum by a gate."""
+    """Raise InputError if heads do more than add up values by attention, such as multiplying the
+    sum by a gate.
+    """
     view, index = acts.view, acts.pass_index
     rows = torch.arange(len(acts.z), device=acts.z.device)
     if index is not None:  # one row of each pass is enough
-        rows = torch.zeros(len(acts.pass_v), dtype=torch.long, device=index.device).scatter(0, index, rows)
+        rows = torch.zeros(len(acts.pass_v), dtype=torch.long, device=index.device).scatter(
+            0, index, rows
+        )
     tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
     for layer in range(view.n_layers):
         v, z = (x.to(acts.readout.dtype) for x in (acts.pass_v[:, layer], acts.z[rows, layer]))
         pattern = acts.pattern[rows, layer].to(v).unflatten(1, (view.n_kv_heads, -1))
-        ours = einsum(pattern, v, "row kv member key, row key kv d -> row kv member d").flatten(1, 2)
-        error = float(((ours - z).norm(dim=-1) / (z.norm(dim=-1) + ours.norm(dim=-1) + 1e-30)).max())
+        ours = einsum(pattern, v, "row kv member key, row key kv d -> row kv member d").flatten(
+            1, 2
+        )
+        error = float(
+            ((ours - z).norm(dim=-1) / (z.norm(dim=-1) + ours.norm(dim=-1) + 1e-30)).max()
+        )
         if not error <= tolerance:
             raise InputError(
-                f"{view.architecture} is not supported: in layer {layer} the heads' outputs are not the sum of their "
-                f"values, weighted by attention (relative error {error:.1e}, allowed {tolerance:.0e}), so values "
-                "are clipped or outputs are gated or normed before W_O; in capture, check=False turns this check off"
+                f"{view.architecture} is not supported: in layer {layer} the heads' outputs are "
+                f"not the sum of their values, weighted by attention (relative error {error:.1e}, "
+                f"allowed {tolerance:.0e}), so values are clipped or outputs are gated or normed "
+                "before W_O; in capture, check=False turns this check off"
             )
 
 
 def _check_logits(acts: Activations, plan: ReadPlan, logits: Tensor) -> None:
-    """Raise InputError if the readout does not give the model's logits, for rows that end where their pass ends.
+    """Raise InputError if the readout does not give the model's logits, for rows that end where
+    their pass ends.
 
     Other rows have no logits.
     """
     device, last = logits.device, plan.rows.last
-    passes = torch.arange(len(logits), device=last.device) if plan.pass_index is None else plan.pass_index
+    passes = (
+        torch.arange(len(logits), device=last.device)
+        if plan.pass_index is None
+        else plan.pass_index
+    )
     rows = (last == plan.run.last[passes]).nonzero()[:, 0].to(device)
     if not len(rows):
         return
@@ -644,6 +794,6 @@ def _check_logits(acts: Activations, plan: ReadPlan, logits: Tensor) -> None:
     tolerance = TOLERANCE.get(acts.z.dtype, 1e-3)
     if not error <= tolerance:
         raise InputError(
-            f"{acts.view.architecture} is not supported: final norm and unembedding do not reproduce the model's "
-            f"logits (relative error {error:.1e}, allowed {tolerance:.0e})"
+            f"{acts.view.architecture} is not supported: final norm and unembedding do not "
+            f"reproduce the model's logits (relative error {error:.1e}, allowed {tolerance:.0e})"
         )

@@ -1,4 +1,6 @@
-"""Warn of an answer that lacks the space before it, or has one too many, where the other form is the likely one."""
+"""Warn of an answer that lacks the space before it, or has one too many, where the other form is
+the likely one.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -13,16 +15,21 @@ from icl_lens.prompts.batch import PromptBatch
 SPACE_MARKS = ("\u0120", "\u2581")
 """How vocabularies write a space at the beginning of a token: byte-level BPE and SentencePiece."""
 MIN_PROBABILITY, MIN_RATIO = 0.05, 20.0
-"""The other form is the likely one if it has this probability and is this many times as probable."""
+"""The other form is the likely one if it has this probability and is this many times as
+probable.
+"""
 
 
 def warn_of_answer_spacing(
-    tokenizer: Any, batch: PromptBatch, log_probs_of: Callable[[Int[Tensor, " batch"]], Float[Tensor, " batch"]]
+    tokenizer: Any,
+    batch: PromptBatch,
+    log_probs_of: Callable[[Int[Tensor, " batch"]], Float[Tensor, " batch"]],
 ) -> None:
     """Warn, once for a batch, if an answer's token with or without its space is the likely one.
 
-    `log_probs_of` returns the log-probability of one token per prompt, nats. An answer such as "Paris" after "The
-    capital of France is" is a token that hardly ever follows a word; " Paris" is the one that the model predicts.
+    `log_probs_of` returns the log-probability of one token per prompt, nats. An answer such as
+    "Paris" after "The capital of France is" is a token that hardly ever follows a word; " Paris" is
+    the one that the model predicts.
     """
     answers = batch.answer_tokens
     others = torch.tensor([other_spacing(tokenizer, token) for token in answers.tolist()])
@@ -43,14 +50,16 @@ def warn_of_answer_spacing(
         else "check the spaces around {label} in the template"
     )
     warnings.warn(
-        f"the answer {token!r} has a probability of {float(asked[row]):.2%}, and {other!r}, which differs in the space "
-        f"before it, {float(likely[row]):.1%}{more}; {remedy}",
+        f"the answer {token!r} has a probability of {float(asked[row]):.2%}, and {other!r}, which "
+        f"differs in the space before it, {float(likely[row]):.1%}{more}; {remedy}",
         stacklevel=3,
     )
 
 
 def other_spacing(tokenizer: Any, token: int) -> int:
-    """Return the id of a token with a space before it, or without it if it has one; -1 if there is no such token."""
+    """Return the id of a token with a space before it, or without it if it has one; -1 if there is
+    no such token.
+    """
     text = None if token < 0 else tokenizer.convert_ids_to_tokens(token)
     if not isinstance(text, str):
         return -1
@@ -59,6 +68,10 @@ def other_spacing(tokenizer: Any, token: int) -> int:
     unknown = tokenizer.unk_token_id
     for form in forms:
         other = tokenizer.convert_tokens_to_ids(form) if form else None
-        if other is not None and other != unknown and tokenizer.convert_ids_to_tokens(other) == form:
+        if (
+            other is not None
+            and other != unknown
+            and tokenizer.convert_ids_to_tokens(other) == form
+        ):
             return int(other)
     return -1

@@ -9,15 +9,20 @@ from torch import Tensor
 def head_outputs(
     z: Float[Tensor, "*batch head d_head"], W_O: Float[Tensor, "head d_head d_model"]
 ) -> Float[Tensor, "*batch head d_model"]:
-    """Return what each head writes, in residual-stream units; the sum over `head` plus b_O is the attention output.
+    """Return what each head writes, in residual-stream units; the sum over `head` plus b_O is the
+    attention output.
 
     Source: docs/howto/numbers.md.
     """
     return einsum(z, W_O.to(z.dtype), "... head d_head, head d_head d_model -> ... head d_model")
 
 
-def repeat_kv(v: Float[Tensor, "*batch kv_head d_head"], n_heads: int) -> Float[Tensor, "*batch head d_head"]:
-    """Repeat values (or keys) of key-value groups for the query heads that read them (grouped-query attention)."""
+def repeat_kv(
+    v: Float[Tensor, "*batch kv_head d_head"], n_heads: int
+) -> Float[Tensor, "*batch head d_head"]:
+    """Repeat values (or keys) of key-value groups for the query heads that read them (grouped-query
+    attention).
+    """
     return v if v.shape[-2] == n_heads else v.repeat_interleave(n_heads // v.shape[-2], dim=-2)
 
 
@@ -26,12 +31,19 @@ def subhead_values(
     v: Float[Tensor, "batch key head d_head"],
     W_O: Float[Tensor, "head d_head d_model"],
 ) -> Float[Tensor, "batch head key d_model"]:
-    """Split each head's output by the position it is moved from; the sum over `key` is the head output.
+    """Split each head's output by the position it is moved from; the sum over `key` is the head
+    output.
 
     `v` contains b_V; b_O is not included. Source: docs/howto/numbers.md.
     """
-    weighted = einsum(pattern.to(v.dtype), v, "batch head key, batch key head d_head -> batch head key d_head")
-    return einsum(weighted, W_O.to(v.dtype), "batch head key d_head, head d_head d_model -> batch head key d_model")
+    weighted = einsum(
+        pattern.to(v.dtype), v, "batch head key, batch key head d_head -> batch head key d_head"
+    )
+    return einsum(
+        weighted,
+        W_O.to(v.dtype),
+        "batch head key d_head, head d_head d_model -> batch head key d_model",
+    )
 
 
 def selected_subhead_values(

@@ -1,4 +1,6 @@
-"""Scores of labels that carry their labels, so that those of other words are not subtracted by mistake."""
+"""Scores of labels that carry their labels, so that those of other words are not subtracted by
+mistake.
+"""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +14,8 @@ from icl_lens.errors import InputError
 
 # Functions whose result has the same columns; all others return plain tensors.
 _KEEP_COLUMNS = frozenset(
-    "add sub rsub mul rmul div truediv rtruediv neg abs exp log clone detach contiguous to cpu cuda float double half "
+    "add sub rsub mul rmul div truediv rtruediv neg abs exp log clone detach contiguous to cpu "
+    "cuda float double half "
     "bfloat16 masked_fill softmax log_softmax".split()
 )
 MAX_PRINTED = 12
@@ -23,9 +26,10 @@ _REDUCE_ROWS = frozenset({"mean", "sum"})
 class LabelScores(Tensor):
     """A tensor whose last axis has one column per label.
 
-    Arithmetic on the scores of other labels, or of the same labels in another order, raises InputError. Element-wise
-    functions, selections of rows and means over the first axis keep `labels`; all others return plain tensors. Copies
-    and files of `torch.save` keep them too. A new process must import this class before `torch.load` reads a file.
+    Arithmetic on the scores of other labels, or of the same labels in another order, raises
+    InputError. Element-wise functions, selections of rows and means over the first axis keep
+    `labels`; all others return plain tensors. Copies and files of `torch.save` keep them too. A new
+    process must import this class before `torch.load` reads a file.
 
     Example:
         >>> scores = il.score(model, batch)
@@ -45,7 +49,9 @@ class LabelScores(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "LabelScores":
         if id(self) not in memo:
-            memo[id(self)] = self.from_tensor(copy.deepcopy(self.as_subclass(Tensor), memo), self.labels)
+            memo[id(self)] = self.from_tensor(
+                copy.deepcopy(self.as_subclass(Tensor), memo), self.labels
+            )
         return memo[id(self)]
 
     def __repr__(self, **_: Any) -> str:
@@ -54,33 +60,50 @@ class LabelScores(Tensor):
         if not labels:
             return text
         more = "" if len(labels) <= MAX_PRINTED else f", … {len(labels)} labels"
-        return f"{text.removesuffix(')')}, labels=({', '.join(map(repr, labels[:MAX_PRINTED]))}{more}))"
+        return (
+            f"{text.removesuffix(')')}, "
+            f"labels=({', '.join(map(repr, labels[:MAX_PRINTED]))}{more}))"
+        )
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per prompt (and, with more axes, per head set or setting) and one column per label."""
-        rows = self.as_subclass(Tensor).detach().cpu().flatten(0, -2) if self.ndim > 1 else self[None]
+        """Return one row per prompt (and, with more axes, per head set or setting) and one column
+        per label.
+        """
+        rows = (
+            self.as_subclass(Tensor).detach().cpu().flatten(0, -2) if self.ndim > 1 else self[None]
+        )
         return pd.DataFrame(rows.double().numpy(), columns=list(self.labels))
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         found = {one.labels: one for one in _label_scores([*args, *kwargs.values()])}
         if len(found) > 1:
             first, second, *_ = found
             raise InputError(
-                f"scores must have the same labels in the same order, got {first!r} and {second!r}; pass the same "
-                "labels= to il.tokenize, or select columns by their labels"
+                f"scores must have the same labels in the same order, got {first!r} and "
+                f"{second!r}; pass the same labels= to il.tokenize, or select columns by their "
+                "labels"
             )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-        if found and type(result) is Tensor and result.ndim and _keeps_columns(func.__name__.strip("_"), args, kwargs):
+        if (
+            found
+            and type(result) is Tensor
+            and result.ndim
+            and _keeps_columns(func.__name__.strip("_"), args, kwargs)
+        ):
             ((labels, _),) = found.items()
             if result.shape[-1] == len(labels):
                 return cls.from_tensor(result, labels)
         return result
 
 
-torch.serialization.add_safe_globals([LabelScores])  # for `torch.load`, which reads only plain tensors by default
+torch.serialization.add_safe_globals(
+    [LabelScores]
+)  # for `torch.load`, which reads only plain tensors by default
 
 
 def _label_scores(values: Sequence[Any]) -> Iterator[LabelScores]:

@@ -1,12 +1,14 @@
 """Log-probabilities of full labels that have several tokens.
 
-Elsewhere a label is scored by one token, which for " about animals" may be just " about". The full label's
-log-probability is the sum over its tokens, each conditioned on the prompt and the label's earlier tokens:
+Elsewhere a label is scored by one token, which for " about animals" may be just " about". The full
+label's log-probability is the sum over its tokens, each conditioned on the prompt and the label's
+earlier tokens:
 
     log p(label | prompt) = Σ_j log p(token_j | prompt, token_1 … token_{j−1})
 
 1. Each label is tokenized in place after the prompt.
-2. Each token of each label gets one row: the prompt and the label's earlier tokens (teacher forcing), in one batch.
+2. Each token of each label gets one row: the prompt and the label's earlier tokens (teacher
+   forcing), in one batch.
 3. The log-probabilities of these tokens are summed per label.
 """
 
@@ -28,34 +30,49 @@ Ids = Sequence[int]
 
 
 def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> tuple[Ids, tuple[Ids, ...]]:
-    """Return the tokens of a prompt, without appended label tokens, and those of each whole label after it.
+    """Return the tokens of a prompt, without appended label tokens, and those of each whole label
+    after it.
 
-    Raise InputError for prompts without demonstrations, and for a batch that another tokenizer tokenized.
+    Raise InputError for prompts without demonstrations, and for a batch that another tokenizer
+    tokenized.
     """
     batch.require_labels("label to tokenize", "set the answer of an il.Text instead")
     tokenizer, prompt, template = require_fast_tokenizer(model), batch.prompts[row], batch.template
     (query,) = tokenize_texts(tokenizer, [template.render(prompt)])
-    continued = tokenize_texts(tokenizer, [template.continuation(prompt, label) for label in batch.whole_labels])
+    continued = tokenize_texts(
+        tokenizer, [template.continuation(prompt, label) for label in batch.whole_labels]
+    )
     labels = tuple(tuple(text.continuation_tokens(query, template.gap)) for text in continued)
     n = 0 if batch.n_appended is None else int(batch.n_appended[row])
     tokens = batch.tokens[row, : int(batch.last[row]) + 1 - n].tolist()
     after = {label: ids[n : n + 1] for label, ids in zip(batch.whole_labels, labels, strict=True)}
-    columns = zip(batch.label_mask[row].tolist(), batch.label_groups, batch.label_tokens.tolist(), strict=True)
-    is_same = all(after[label] in ((), (token,)) for is_own, group, token in columns if is_own for label in group)
+    columns = zip(
+        batch.label_mask[row].tolist(), batch.label_groups, batch.label_tokens.tolist(), strict=True
+    )
+    is_same = all(
+        after[label] in ((), (token,))
+        for is_own, group, token in columns
+        if is_own
+        for label in group
+    )
     if tokens[len(tokens) - len(query.ids) :] != query.ids or not is_same:
         raise InputError(
-            f"batch must be tokenized with the model's tokenizer, got other tokens for prompt {row} and its labels; "
-            "re-tokenize the prompts for this model"
+            "batch must be tokenized with the model's tokenizer, got other tokens for prompt "
+            f"{row} and its labels; re-tokenize the prompts for this model"
         )
     return tuple(tokens), labels
 
 
-def whole_label_log_probs(model: Any, batch: PromptBatch, *, per_token: bool = False) -> LabelScores:
-    """Return each whole label's log-probability [batch whole_label], summed over its tokens (teacher forcing), nats.
+def whole_label_log_probs(
+    model: Any, batch: PromptBatch, *, per_token: bool = False
+) -> LabelScores:
+    """Return each whole label's log-probability [batch whole_label], summed over its tokens
+    (teacher forcing), nats.
 
-    With `per_token=True`, it is divided by the label's number of tokens, since long labels have small probabilities.
-    For single-token labels this equals `score`. Costs one row per token of each label. In the block
-    of an intervention, the edited model is scored. Raise InputError for prompts without labels.
+    With `per_token=True`, it is divided by the label's number of tokens, since long labels have
+    small probabilities. For single-token labels this equals `score`. Costs one row per token of
+    each label. In the block of an intervention, the edited model is scored. Raise InputError for
+    prompts without labels.
 
     Example:
         >>> whole, first = il.whole_label_log_probs(model, batch), il.score(model, batch)
@@ -74,7 +91,9 @@ def whole_label_log_probs(model: Any, batch: PromptBatch, *, per_token: bool = F
 
 
 def continuation_log_probs(model: Any, pairs: Sequence[tuple[Ids, Ids]]) -> Float[Tensor, " pair"]:
-    """Return log p(second tokens | first tokens) for each pair, summed over tokens (teacher forcing), nats."""
+    """Return log p(second tokens | first tokens) for each pair, summed over tokens (teacher
+    forcing), nats.
+    """
     rows, targets, pair_of_row = [], [], []
     for pair, (before, ids) in enumerate(pairs):
         for j, token in enumerate(ids):
@@ -87,4 +106,6 @@ def continuation_log_probs(model: Any, pairs: Sequence[tuple[Ids, Ids]]) -> Floa
         log_probs = last_log_probs(model, piece)
         found.append(log_probs.gather(-1, piece.answer_tokens.to(log_probs.device)[:, None])[:, 0])
     by_row = torch.cat(found)
-    return by_row.new_zeros(len(pairs)).index_add(0, torch.tensor(pair_of_row, device=by_row.device), by_row)
+    return by_row.new_zeros(len(pairs)).index_add(
+        0, torch.tensor(pair_of_row, device=by_row.device), by_row
+    )

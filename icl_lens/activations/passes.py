@@ -21,19 +21,26 @@ NO_LABELS_HINT = "il.score(model, batch, read=…) reads other log-probabilities
 
 
 def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_vocab"]:
-    """Return the model's log-probabilities after each prompt, nats: one forward pass, logits at the last position only.
+    """Return the model's log-probabilities after each prompt, nats: one forward pass, logits at the
+    last position only.
 
-    Inside blocks of edits these are the edited model's. Computed in float32 (float64 for float64 models).
+    Inside blocks of edits these are the edited model's. Computed in float32 (float64 for float64
+    models).
     """
     return log_probs_of(last_logits(model, batch))
 
 
 def last_logits(
-    model: Any, batch: PromptBatch, hooks: Sequence[tuple[str, Callable[..., Any]]] = (), past: Any = None
+    model: Any,
+    batch: PromptBatch,
+    hooks: Sequence[tuple[str, Callable[..., Any]]] = (),
+    past: Any = None,
 ) -> Float[Tensor, "batch d_vocab"]:
-    """Return the model's logits after each prompt, from one pass with hooks that fills the cache `past`, if given.
+    """Return the model's logits after each prompt, from one pass with hooks that fills the cache
+    `past`, if given.
 
-    Raise InputError if they are not finite, or, in the first batch of a kind, not those of the Hugging Face model.
+    Raise InputError if they are not finite, or, in the first batch of a kind, not those of the
+    Hugging Face model.
     """
 
     def only_last(x: Tensor, hook: Any) -> Tensor:
@@ -48,7 +55,12 @@ def last_logits(
         model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]),
     ):
         cached = {} if past is None else {"use_cache": True, "past_key_values": past}
-        passed = {"attention_mask": batch.attention_mask, "return_type": "logits", **kwargs, **cached}
+        passed = {
+            "attention_mask": batch.attention_mask,
+            "return_type": "logits",
+            **kwargs,
+            **cached,
+        }
         logits = model(batch.tokens, **passed)[:, 0]
     check_finite(logits)
     if is_new_kind(model, batch.last) and not view.has_hooks:
@@ -57,7 +69,9 @@ def last_logits(
 
 
 def check_finite(logits: Float[Tensor, "batch d_vocab"]) -> None:
-    """Raise InputError, naming the first prompt concerned, if the model's output is NaN or infinite."""
+    """Raise InputError, naming the first prompt concerned, if the model's output is NaN or
+    infinite.
+    """
     best = logits.amax(-1)
     if bool(best.isfinite().all()):
         return
@@ -76,12 +90,16 @@ class _Stop(Exception):
 
 
 def embedded(model: Any, batch: PromptBatch) -> Float[Tensor, "batch pos d_embed"]:
-    """Return the batch's token embeddings from a truncated forward pass, since families scale or norm them."""
+    """Return the batch's token embeddings from a truncated forward pass, since families scale or
+    norm them.
+    """
     return _before_layers(model, batch.tokens, batch.attention_mask, "hook_embed")["hook_embed"]
 
 
 def _before_layers(model: Any, tokens: Tensor, mask: Tensor, last: str) -> dict[str, Tensor]:
-    """Run a forward pass up to the hook `last`; return what this hook and the one of position embeddings have seen."""
+    """Run a forward pass up to the hook `last`; return what this hook and the one of position
+    embeddings have seen.
+    """
     seen: dict[str, Tensor] = {}
 
     def keep(value: Tensor, hook: Any, name: str) -> None:
@@ -89,7 +107,11 @@ def _before_layers(model: Any, tokens: Tensor, mask: Tensor, last: str) -> dict[
         if name == last:
             raise _Stop
 
-    hooks = [(name, partial(keep, name=name)) for name in ("hook_pos_embed", last) if name in model.hook_dict]
+    hooks = [
+        (name, partial(keep, name=name))
+        for name in ("hook_pos_embed", last)
+        if name in model.hook_dict
+    ]
     with model_lock(model), suppress(_Stop), torch.no_grad(), model.hooks(fwd_hooks=hooks):
         model(tokens, attention_mask=mask, return_type="logits")
     return seen
@@ -98,7 +120,8 @@ def _before_layers(model: Any, tokens: Tensor, mask: Tensor, last: str) -> dict[
 def token_inputs(view: ModelView, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d_model"]:
     """Return what the first layer reads of each token, without its position.
 
-    These are embeddings after the norm of BLOOM or the multiplier of Gemma and Granite. Active hooks are disabled.
+    These are embeddings after the norm of BLOOM or the multiplier of Gemma and Granite. Active
+    hooks are disabled.
     """
     last = view.hook(0, "hook_resid_pre")
     rows = tokens[:, None].to(view.cfg.device)

@@ -21,7 +21,9 @@ from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """A forward pass: the batch to run, and the rows to read, which may be several positions of each prompt."""
+    """A forward pass: the batch to run, and the rows to read, which may be several positions of
+    each prompt.
+    """
 
     run: PromptBatch
     rows: PromptBatch
@@ -32,9 +34,9 @@ class ReadPlan:
     def at(cls, view: ModelView, batch: PromptBatch, positions: TokenPositions) -> "ReadPlan":
         """Run the batch once; read one row per prompt and position.
 
-        Rows whose rotation differs from their prompt's, as it depends on the length, have passes of their own, and so
-        have all rows of a model whose tokens read later ones. Raise
-        InputError if hooks, which expect the batch, are active then.
+        Rows whose rotation differs from their prompt's, as it depends on the length, have passes of
+        their own, and so have all rows of a model whose tokens read later ones. Raise InputError if
+        hooks, which expect the batch, are active then.
         """
         rows = replace(batch, prompt_index=None).at(positions)
         assert rows.prompt_index is not None
@@ -48,14 +50,16 @@ class ReadPlan:
             return cls(batch, own, index)
         if view.has_hooks:
             raise InputError(
-                f"positions must be 'last' while hooks are active on {view.name}, whose rotation depends on the length "
-                "of the text; tokenize the text up to each position"
+                f"positions must be 'last' while hooks are active on {view.name}, whose rotation "
+                "depends on the length of the text; tokenize the text up to each position"
             )
         return cls._longest_of(own, torch.stack([index.cpu(), rotations[0]], dim=1))
 
     @classmethod
     def shared(cls, view: ModelView, batch: PromptBatch) -> "ReadPlan":
-        """Run only the longest row of each prompt, and of each rotation; the other rows are prefixes of it."""
+        """Run only the longest row of each prompt, and of each rotation; the other rows are
+        prefixes of it.
+        """
         assert batch.prompt_index is not None
         if not reads_only_earlier_tokens(view.model):
             return cls(batch, batch)
@@ -67,7 +71,9 @@ class ReadPlan:
         """Run only the longest row of each group of rows, which are prefixes of it."""
         distinct, index = groups.unique(dim=0, return_inverse=True)
         index = index.to(batch.last.device)
-        last = torch.where(index[None] == torch.arange(len(distinct), device=index.device)[:, None], batch.last, -1)
+        last = torch.where(
+            index[None] == torch.arange(len(distinct), device=index.device)[:, None], batch.last, -1
+        )
         return cls(batch[last.argmax(1)], batch, index)
 
 
@@ -83,28 +89,44 @@ class Recorder:
             self._choose_writer_rows(writers)
 
     def _choose_writer_rows(self, positions: bool | TokenPositions) -> None:
-        """Choose the rows of `Writers`: these positions (True: labels' tokens, or all without any) and the last."""
+        """Choose the rows of `Writers`: these positions (True: labels' tokens, or all without any)
+        and the last.
+        """
         batch = self.batch
         if isinstance(positions, bool):
             of_labels = [row[row >= 0].tolist() or [-1] for row in batch.label_token_positions]
             positions = of_labels if batch.has_demonstrations else "all"
-        self.passes = torch.arange(len(batch), device=self.device) if self.pass_index is None else self.pass_index
+        self.passes = (
+            torch.arange(len(batch), device=self.device)
+            if self.pass_index is None
+            else self.pass_index
+        )
         lengths = (batch.last + 1).tolist()
-        by_prompt = zip(self.passes.tolist(), resolve_positions(positions, lengths), lengths, strict=True)
+        by_prompt = zip(
+            self.passes.tolist(), resolve_positions(positions, lengths), lengths, strict=True
+        )
         kept = [
-            (prompt, i, position) for prompt, (i, chosen, n) in enumerate(by_prompt) for position in (*chosen, n - 1)
+            (prompt, i, position)
+            for prompt, (i, chosen, n) in enumerate(by_prompt)
+            for position in (*chosen, n - 1)
         ]
-        row_of = {at: row for row, at in enumerate(sorted({(i, position) for _, i, position in kept}))}
+        row_of = {
+            at: row for row, at in enumerate(sorted({(i, position) for _, i, position in kept}))
+        }
         self.row_pass, self.row_position = torch.tensor(list(row_of), device=self.device).unbind(-1)
         self.writer_row = torch.full(batch.tokens.shape, -1, dtype=torch.long)
         for prompt, i, position in kept:
             self.writer_row[prompt, position] = row_of[i, position]
 
     def hooks(self) -> list[tuple[str, Callable[..., None]]]:
-        """Return (hook name, callback) pairs for all values; those of `Writers` are stored under names with a dot."""
+        """Return (hook name, callback) pairs for all values; those of `Writers` are stored under
+        names with a dot.
+        """
         view, found = self.view, []
         if self.keeps_writers and has_pos_embed(view):
-            found.append(("hook_pos_embed", self._keep(None, {"writers.pos_embed": self._at_writer_rows})))
+            found.append(
+                ("hook_pos_embed", self._keep(None, {"writers.pos_embed": self._at_writer_rows}))
+            )
         for layer in range(view.n_layers):
             clipped = attention_scores.attention_scoring(view, layer).clipped
             hooks: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {
@@ -120,17 +142,30 @@ class Recorder:
                 hooks["mlp.hook_out"] = {"ffn.raw": self._at_last}
             if self.keeps_writers:
                 hooks["attn.hook_k"] = {"writers.k": self._everywhere}
-                for name, hook in (("resid_pre", "hook_resid_pre"), ("z", "attn.hook_z"), ("mlp_out", "hook_mlp_out")):
+                for name, hook in (
+                    ("resid_pre", "hook_resid_pre"),
+                    ("z", "attn.hook_z"),
+                    ("mlp_out", "hook_mlp_out"),
+                ):
                     hooks[hook][f"writers.{name}"] = self._at_writer_rows
                 for hook in attention_scores.rotation_hooks(view, layer) or ():
                     found.append((hook, self._keep(None, {hook: self._angles})))
-            found += [(view.hook(layer, hook), self._keep(layer, reads)) for hook, reads in hooks.items()]
+            found += [
+                (view.hook(layer, hook), self._keep(layer, reads)) for hook, reads in hooks.items()
+            ]
             if view.n_neurons is not None and f"blocks.{layer}.mlp.hook_post" in view.hook_names:
-                found.append((f"blocks.{layer}.mlp.hook_post", self._keep(layer, {"mlp_post": self._at_last})))
+                found.append(
+                    (
+                        f"blocks.{layer}.mlp.hook_post",
+                        self._keep(layer, {"mlp_post": self._at_last}),
+                    )
+                )
         last = view.hook(view.n_layers - 1, "hook_resid_post")
         return [*found, (last, self._keep(None, {"resid_final": self._at_last}))]
 
-    def _keep(self, layer: int | None, reads: dict[str, Callable[[Tensor], Tensor]]) -> Callable[..., None]:
+    def _keep(
+        self, layer: int | None, reads: dict[str, Callable[[Tensor], Tensor]]
+    ) -> Callable[..., None]:
         """Return a hook that stores what each function reads from its value."""
 
         def keep(value: Tensor, hook: Any = None) -> None:
@@ -140,7 +175,9 @@ class Recorder:
                     self.store[name] = part
                     continue
                 if name not in self.store:
-                    self.store[name] = part.new_empty((len(part), self.view.n_layers, *part.shape[1:]))
+                    self.store[name] = part.new_empty(
+                        (len(part), self.view.n_layers, *part.shape[1:])
+                    )
                 self.store[name][:, layer] = part
 
         return keep
@@ -165,7 +202,9 @@ class Recorder:
         return value[rows, self.row_position.to(value.device)]
 
     def _angles(self, angles: Tensor) -> Tensor:
-        """Return the angles of each pass, which may depend on its length; all layers share one tensor."""
+        """Return the angles of each pass, which may depend on its length; all layers share one
+        tensor.
+        """
         return angles[:, : self.batch.tokens.shape[1]]
 
     def _everywhere(self, v: Tensor) -> Tensor:
@@ -174,7 +213,9 @@ class Recorder:
         return v[:, : self.batch.tokens.shape[1], ::repeated]
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the `Activations`, including the scales of norms after attention and FFN."""
+        """Return the fields of the `Activations`, including the scales of norms after attention and
+        FFN.
+        """
         view, layers = self.view, range(self.view.n_layers)
         readout = view.readout(self.store["resid_final"])
         own = {name: value for name, value in self.store.items() if "." not in name}
@@ -183,13 +224,19 @@ class Recorder:
             for part in ("attn", "mlp"):
                 scales = [self._post_norm_scale(layer, part, readout.dtype) for layer in layers]
                 fields[f"{part}_scale"] = torch.stack(scales, dim=1)
-        return {**fields, "pass_index": self.pass_index, "writers": self._writers() if self.keeps_writers else None}
+        return {
+            **fields,
+            "pass_index": self.pass_index,
+            "writers": self._writers() if self.keeps_writers else None,
+        }
 
     def _writers(self) -> Writers:
         names = ("resid_pre", "z", "mlp_out", "k")
         angles = {}
         for layer in range(self.view.n_layers):
-            if (hooks := attention_scores.rotation_hooks(self.view, layer)) is not None and hooks[0] in self.store:
+            if (hooks := attention_scores.rotation_hooks(self.view, layer)) is not None and hooks[
+                0
+            ] in self.store:
                 angles[layer] = self.store[hooks[0]], self.store[hooks[1]]
         return Writers(
             view=self.view,
@@ -210,15 +257,23 @@ class Recorder:
         if part == "attn":
             x, weight, bias = z.flatten(1), view.raw_W_O(layer).flatten(0, 1), view.raw_b_O(layer)
         elif "mlp_post" in self.store:
-            x, weight, bias = self.store["mlp_post"][:, layer], view.raw_W_out(layer), view.raw_b_out(layer)
+            x, weight, bias = (
+                self.store["mlp_post"][:, layer],
+                view.raw_W_out(layer),
+                view.raw_b_out(layer),
+            )
         else:  # a mixture of experts
-            return norm_scale(self.store["ffn.raw"][:, layer].to(dtype), eps=norm.eps, center=norm.center)
+            return norm_scale(
+                self.store["ffn.raw"][:, layer].to(dtype), eps=norm.eps, center=norm.center
+            )
         raw = x.to(dtype) @ weight.to(dtype)
         return norm_scale(raw if bias is None else raw + bias, eps=norm.eps, center=norm.center)
 
 
 def at_positions(x: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return x [batch pos …] at [batch n] positions, zero where the position is -1; `rows` defaults to all rows."""
+    """Return x [batch pos …] at [batch n] positions, zero where the position is -1; `rows` defaults
+    to all rows.
+    """
     rows = torch.arange(len(x), device=x.device) if rows is None else rows
     picked = x[rows[:, None], positions.clamp(min=0)]
     missing = (positions < 0).reshape(*positions.shape, *[1] * (picked.ndim - 2))

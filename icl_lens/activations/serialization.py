@@ -21,7 +21,10 @@ def write_tensors(
 ) -> None:
     """Write the file atomically; raise InputError if the folder is not writable."""
     # safetensors rejects tensors that share storage, so views are copied.
-    copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+    copies = {
+        name: value.detach().clone(memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+    }
     digest = _content_digest(copies, metadata)
     header = {"kind": kind, "version": version, "about": metadata, "digest": digest}
     with atomic_write(path) as temp_path:
@@ -29,16 +32,19 @@ def write_tensors(
 
 
 def read_metadata(path: str | Path, kind: str, version: int) -> dict[str, Any]:
-    """Return a file's metadata; raise InputError if it is unreadable or of another kind or version."""
+    """Return a file's metadata; raise InputError if it is unreadable or of another kind or
+    version.
+    """
     header = _read_header(path, kind)
     if header.get("kind") != kind:
         raise InputError(
-            f"{str(path)!r} must hold {kind}, got {header.get('kind', 'other tensors')}; pass a file of saved {kind}"
+            f"{str(path)!r} must hold {kind}, got {header.get('kind', 'other tensors')}; pass a "
+            f"file of saved {kind}"
         )
     if header.get("version") != version:
         raise InputError(
-            f"version of {str(path)!r} must be {version}, got {header.get('version')}; capture and save again with "
-            "this version of icl_lens"
+            f"version of {str(path)!r} must be {version}, got {header.get('version')}; capture and "
+            "save again with this version of icl_lens"
         )
     metadata = header.get("about")
     if not isinstance(metadata, dict):
@@ -47,7 +53,9 @@ def read_metadata(path: str | Path, kind: str, version: int) -> dict[str, Any]:
 
 
 def read_tensors(path: str | Path, kind: str, device: torch.device | str) -> dict[str, Tensor]:
-    """Return all tensors of a file, on `device`; raise InputError if its content is not what was written."""
+    """Return all tensors of a file, on `device`; raise InputError if its content is not what was
+    written.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
@@ -70,7 +78,9 @@ def _read_header(path: str | Path, kind: str) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(KEY)
     except (OSError, SafetensorError, ValueError, TypeError) as error:
-        raise InputError(f"cannot read {str(path)!r}: {error}; pass a file of saved {kind}") from error
+        raise InputError(
+            f"cannot read {str(path)!r}: {error}; pass a file of saved {kind}"
+        ) from error
     if text is None:
         return {}
     try:

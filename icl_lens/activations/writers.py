@@ -1,8 +1,10 @@
-"""Record what each component wrote to the residual stream at chosen positions, and every layer's keys.
+"""Record what each component wrote to the residual stream at chosen positions, and every layer's
+keys.
 
-A layer's input is the sum of what earlier writers added to the residual stream: the embedding, every head, every FFN
-and the attention biases. `Writers` keeps each head's z and each FFN's output at a few positions, so that any linear map
-of the layer's input can be split by writer without storing anything of shape [layer, head, pos, d_model].
+A layer's input is the sum of what earlier writers added to the residual stream: the embedding,
+every head, every FFN and the attention biases. `Writers` keeps each head's z and each FFN's output
+at a few positions, so that any linear map of the layer's input can be split by writer without
+storing anything of shape [layer, head, pos, d_model].
 """
 
 from collections.abc import Iterator
@@ -32,12 +34,17 @@ def writer_names(view: ModelView, layer: int) -> tuple[str, ...]:
 @cache
 def _names(n_heads: int, layer: int, has_pos: bool) -> tuple[str, ...]:
     first = ("embed", "pos_embed") if has_pos else ("embed",)
-    blocks = [(*(str(Head(lower, head)) for head in range(n_heads)), f"F{lower}") for lower in range(layer)]
+    blocks = [
+        (*(str(Head(lower, head)) for head in range(n_heads)), f"F{lower}")
+        for lower in range(layer)
+    ]
     return (*first, *(name for block in blocks for name in block), "bias")
 
 
 def vector_bytes(view: ModelView) -> int:
-    """Return the bytes of one row of all writers' vectors in float32, with the sum of biases at every layer."""
+    """Return the bytes of one row of all writers' vectors in float32, with the sum of biases at
+    every layer.
+    """
     return 4 * (len(writer_names(view, view.n_layers)) + view.n_layers) * view.d_model
 
 
@@ -48,9 +55,11 @@ def has_pos_embed(view: ModelView) -> bool:
 
 @dataclass(frozen=True)
 class Writers:
-    """What components wrote at chosen positions, and the keys of all positions; made by `capture(writers=…)`.
+    """What components wrote at chosen positions, and the keys of all positions; made by
+    `capture(writers=…)`.
 
-    A row is one position of one forward pass. Vectors are in residual-stream units and the model's dtype.
+    A row is one position of one forward pass. Vectors are in residual-stream units and the model's
+    dtype.
     """
 
     view: ModelView
@@ -65,7 +74,9 @@ class Writers:
     k: Float[Tensor, "pass layer key kv_head d_head"]
     """Keys before their norm and rotation, b_K included."""
     angles: dict[int, tuple[Tensor, Tensor]]
-    """Cosines and sines by layer, [pass or 1, key, d_rotary] each, for models that expose them to hooks."""
+    """Cosines and sines by layer, [pass or 1, key, d_rotary] each, for models that expose them to
+    hooks.
+    """
 
     def select(self, index: Any) -> "Writers":
         """Return the writers at the selected prompts; rows and keys are shared, not copied."""
@@ -73,8 +84,14 @@ class Writers:
 
     def to(self, device: torch.device | str) -> "Writers":
         """Return a copy with all tensors on `device`."""
-        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        angles = {layer: (cos.to(device), sin.to(device)) for layer, (cos, sin) in self.angles.items()}
+        tensors = {
+            name: value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        angles = {
+            layer: (cos.to(device), sin.to(device)) for layer, (cos, sin) in self.angles.items()
+        }
         return replace(self, angles=angles, **tensors)
 
     def angles_at(self, layer: int, positions: Int[Tensor, "batch n"]) -> tuple[Tensor, Tensor]:
@@ -88,14 +105,16 @@ class Writers:
         return writer_names(self.view, layer)
 
     def rows_at(self, positions: Int[Tensor, "batch n"]) -> Int[Tensor, "batch n"]:
-        """Return the rows of these positions, -1 where a position is -1; raise InputError if one was not kept."""
+        """Return the rows of these positions, -1 where a position is -1; raise InputError if one
+        was not kept.
+        """
         positions = positions.to(self.row.device)
         rows = self.row.gather(1, positions.clamp(min=0))
         is_missing = (rows < 0) & (positions >= 0)
         if bool(is_missing.any()):
             raise InputError(
-                f"activations must hold writers at position {int(positions[is_missing][0])}; capture them with "
-                "writers= set to the positions you need, or 'all'"
+                f"activations must hold writers at position {int(positions[is_missing][0])}; "
+                "capture them with writers= set to the positions you need, or 'all'"
             )
         return rows.masked_fill(positions < 0, -1)
 
@@ -106,17 +125,20 @@ class Writers:
         """
         if len(self.z) <= WRITER_BYTES // vector_bytes(self.view):
             vectors, bias = self._vectors
-            return torch.cat([vectors[rows, : len(self.names(layer)) - 1], bias[rows, layer, None]], dim=1)
+            return torch.cat(
+                [vectors[rows, : len(self.names(layer)) - 1], bias[rows, layer, None]], dim=1
+            )
         written = list(self._vectors_by_layer(rows, layer))
         return torch.cat([*(vectors for vectors, _ in written), written[-1][1]], dim=1)
 
     def split(
         self, rows: Int[Tensor, " row"], layer: int, matrix: Float[Tensor, "d_model d_out"]
     ) -> Float[Tensor, "row writer d_out"]:
-        """Multiply what each writer added to a layer's input by a matrix; writers are in the order of `names`.
+        """Multiply what each writer added to a layer's input by a matrix; writers are in the order
+        of `names`.
 
-        For few rows, this multiplies `vectors`. For many, each W_O is multiplied by the matrix first, which is cheaper
-        and needs no vectors [row, writer, d_model].
+        For few rows, this multiplies `vectors`. For many, each W_O is multiplied by the matrix
+        first, which is cheaper and needs no vectors [row, writer, d_model].
         """
         if min(len(self.z), len(rows)) <= self._few_rows:
             return self.vectors(rows, layer) @ matrix
@@ -126,7 +148,9 @@ class Writers:
         found[:, :start] = embeddings @ matrix
         for lower in range(layer):
             z, scale = self.scaled_z(rows, lower)
-            heads = einsum(z, self.view.W_O(lower).to(z) @ matrix, "row head d, head d out -> row head out")
+            heads = einsum(
+                z, self.view.W_O(lower).to(z) @ matrix, "row head d, head d out -> row head out"
+            )
             found[:, start : start + self.view.n_heads] = heads
             start += self.view.n_heads + 1
             found[:, start - 1] = self.mlp_out[rows, lower].to(matrix) @ matrix
@@ -134,7 +158,9 @@ class Writers:
         found[:, -1:] = bias @ matrix
         return found
 
-    def written(self, rows: Int[Tensor, " row"], layer: int, writer: str) -> Float[Tensor, "row d_model"]:
+    def written(
+        self, rows: Int[Tensor, " row"], layer: int, writer: str
+    ) -> Float[Tensor, "row d_model"]:
         """Return what one writer, one of `names`, added to a layer's input."""
         if writer in ("embed", "pos_embed", "bias"):
             embeddings, bias = self._embeddings(rows)
@@ -149,20 +175,32 @@ class Writers:
 
     @property
     def _few_rows(self) -> int:
-        """Largest number of rows for which `vectors` takes fewer operations than products of W_O and fits in memory."""
-        return min(self.view.d_model // (self.view.n_heads + 1), WRITER_BYTES // vector_bytes(self.view))
+        """Largest number of rows for which `vectors` takes fewer operations than products of W_O
+        and fits in memory.
+        """
+        return min(
+            self.view.d_model // (self.view.n_heads + 1), WRITER_BYTES // vector_bytes(self.view)
+        )
 
     @cached_property
-    def _vectors(self) -> tuple[Float[Tensor, "row writer d_model"], Float[Tensor, "row layer d_model"]]:
-        """What every writer except the biases wrote at all rows, and the sum of b_O before each layer."""
+    def _vectors(
+        self,
+    ) -> tuple[Float[Tensor, "row writer d_model"], Float[Tensor, "row layer d_model"]]:
+        """What every writer except the biases wrote at all rows, and the sum of b_O before each
+        layer.
+        """
         all_rows = torch.arange(len(self.z), device=self.z.device)
         written = list(self._vectors_by_layer(all_rows, self.view.n_layers))
-        return torch.cat([vectors for vectors, _ in written], dim=1), torch.cat([bias for _, bias in written], dim=1)
+        return torch.cat([vectors for vectors, _ in written], dim=1), torch.cat(
+            [bias for _, bias in written], dim=1
+        )
 
     def _vectors_by_layer(
         self, rows: Int[Tensor, " row"], layer: int
     ) -> Iterator[tuple[Float[Tensor, "row n d_model"], Float[Tensor, "row 1 d_model"]]]:
-        """Yield the embeddings, then the heads and FFN of each layer before `layer`, with the sum of b_O so far."""
+        """Yield the embeddings, then the heads and FFN of each layer before `layer`, with the sum
+        of b_O so far.
+        """
         embeddings, bias = self._embeddings(rows)
         yield embeddings, bias
         for lower in range(layer):
@@ -189,7 +227,9 @@ class Writers:
     def scaled_z(
         self, rows: Int[Tensor, " row"], layer: int
     ) -> tuple[Float[Tensor, "row head d_head"], Float[Tensor, "row 1 1"]]:
-        """Return each head's z times the scale of the norm after attention, and that scale (1 if there is none)."""
+        """Return each head's z times the scale of the norm after attention, and that scale (1 if
+        there is none).
+        """
         z, view = self.z[rows, layer].to(self.view.compute_dtype), self.view
         scale = z.new_ones(len(z), 1, 1)
         if (post := view.attn_post_norm(layer)) is not None:

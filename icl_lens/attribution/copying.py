@@ -1,4 +1,6 @@
-"""A head's OV circuit from token embeddings to token logits: what it writes about the tokens it reads."""
+"""A head's OV circuit from token embeddings to token logits: what it writes about the tokens it
+reads.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +26,9 @@ from icl_lens.result.tables import SHOWN_ROWS, format_signed
 class HeadCopying(Result):
     """One head's OV circuit restricted to some tokens; made by `head_copying`.
 
-    `logits[i, j]`: what attending to token i with weight 1 adds to the logit of token j, up to the final norm's scale
-    and without biases, which do not depend on token i. Source: docs/howto/numbers.md.
+    `logits[i, j]`: what attending to token i with weight 1 adds to the logit of token j, up to the
+    final norm's scale and without biases, which do not depend on token i. Source:
+    docs/howto/numbers.md.
 
     Example:
         >>> copying = il.head_copying(model, "L2H0", [5, 8, 13])
@@ -37,7 +40,9 @@ class HeadCopying(Result):
     logits: Float[Tensor, "read written"]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return token (read), own_logit, promoted (the token with the largest logit) and logit: one row per token."""
+        """Return token (read), own_logit, promoted (the token with the largest logit) and logit:
+        one row per token.
+        """
         best = self.logits.argmax(-1)
         return pd.DataFrame(
             {
@@ -63,14 +68,18 @@ class HeadCopying(Result):
     def copy_score(self) -> float:
         """Share of tokens that the head promotes most when it reads them, 0 to 1; chance is 1/n."""
         return float(
-            (self.logits.argmax(-1) == torch.arange(len(self.tokens), device=self.logits.device)).double().mean()
+            (self.logits.argmax(-1) == torch.arange(len(self.tokens), device=self.logits.device))
+            .double()
+            .mean()
         )
 
     @property
     def discrimination(self) -> float:
-        """How often the head promotes a token more when reading it than when reading another, 0 to 1; chance is ½.
+        """How often the head promotes a token more when reading it than when reading another, 0 to
+        1; chance is ½.
 
-        Compares within each written token, so a head that always promotes the same token scores at chance.
+        Compares within each written token, so a head that always promotes the same token scores at
+        chance.
         """
         own = self.logits.diagonal()
         above = (own > self.logits).double() + 0.5 * (own == self.logits).double()
@@ -79,9 +88,11 @@ class HeadCopying(Result):
 
     @property
     def eigenvalue_score(self) -> float:
-        """Sum of the eigenvalues over the sum of their absolute values, -1 to 1; 1 for a circuit that copies.
+        """Sum of the eigenvalues over the sum of their absolute values, -1 to 1; 1 for a circuit
+        that copies.
 
-        Source: Elhage et al. 2021, A mathematical framework for transformer circuits (there for the full vocabulary).
+        Source: Elhage et al. 2021, A mathematical framework for transformer circuits (there for the
+        full vocabulary).
         """
         values = torch.linalg.eigvals(self.logits.double())
         return float(values.real.sum() / values.abs().sum())
@@ -97,13 +108,13 @@ def head_copying(
 ) -> HeadCopying:
     """Return a head's OV circuit `W_E W_V W_O W_U` restricted to some tokens.
 
-    The norm before attention is applied between W_E and W_V, the final norm's gain between W_O and W_U. Embeddings are
-    those that the first layer reads, without positions: normed in BLOOM, multiplied in Gemma and Granite. `inputs` are
-    residual streams to use instead, such as the actual inputs of the head's layer.
+    The norm before attention is applied between W_E and W_V, the final norm's gain between W_O and
+    W_U. Embeddings are those that the first layer reads, without positions: normed in BLOOM,
+    multiplied in Gemma and Granite. `inputs` are residual streams to use instead, such as the
+    actual inputs of the head's layer.
 
-    Raise InputError for an unknown head or token, fewer than two tokens, duplicate tokens, or `inputs` that are not one
-    vector per token.
-    Source: Elhage et al. 2021; docs/howto/numbers.md.
+    Raise InputError for an unknown head or token, fewer than two tokens, duplicate tokens, or
+    `inputs` that are not one vector per token. Source: Elhage et al. 2021; docs/howto/numbers.md.
 
     Example:
         >>> copying = il.head_copying(model, il.Head(2, 0), batch.label_tokens)
@@ -115,11 +126,14 @@ def head_copying(
     ids = token_ids("tokens", tokens, view)
     check_ids(view.model, ids.flatten().tolist())
     if ids.ndim != 1 or len(ids) < 2 or len(ids.unique()) < len(ids):
-        raise InputError(f"tokens must be at least two different ids, got {ids.tolist()}; pass each token once")
+        raise InputError(
+            f"tokens must be at least two different ids, got {ids.tolist()}; pass each token once"
+        )
     read = token_inputs(view, ids) if inputs is None else inputs
     if read.shape != (len(ids), view.d_model):
         raise InputError(
-            f"inputs must have shape {(len(ids), view.d_model)}, one residual stream per token, got {tuple(read.shape)}"
+            f"inputs must have shape {(len(ids), view.d_model)}, one residual stream per token, "
+            f"got {tuple(read.shape)}"
         )
     dtype = view.compute_dtype
     x = view.attn_input_norm(layer)._replace(shift=None)(read.to(view.unembed_device, dtype))

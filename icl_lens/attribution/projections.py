@@ -11,8 +11,12 @@ from icl_lens.models.norms import NormView
 from icl_lens.models.view import ModelView
 
 
-def part_weights(view: ModelView, layer: int, name: str) -> tuple[Tensor, Tensor | None, NormView | None]:
-    """Return the weights, the bias, and the norm of a layer's queries ("q"), keys ("k") or values ("v")."""
+def part_weights(
+    view: ModelView, layer: int, name: str
+) -> tuple[Tensor, Tensor | None, NormView | None]:
+    """Return the weights, the bias, and the norm of a layer's queries ("q"), keys ("k") or values
+    ("v").
+    """
     if name == "q":
         return view.W_Q(layer), view.b_Q(layer), view.q_norm(layer)
     if name == "k":
@@ -21,25 +25,42 @@ def part_weights(view: ModelView, layer: int, name: str) -> tuple[Tensor, Tensor
 
 
 def project(
-    view: ModelView, head: Head, name: str, x: Float[Tensor, "*n d_model"], *, rotates_later: bool = False
+    view: ModelView,
+    head: Head,
+    name: str,
+    x: Float[Tensor, "*n d_model"],
+    *,
+    rotates_later: bool = False,
 ) -> Float[Tensor, "*n d_head"]:
-    """Return a head's unrotated queries, keys or values from x, the output of the norm before attention.
+    """Return a head's unrotated queries, keys or values from x, the output of the norm before
+    attention.
 
     `rotates_later` leaves out the gain of a norm that follows rotation.
     """
     weight, bias, own = part_weights(view, head.layer, name)
-    index, scoring = head_index(view, head, name), attention_scores.attention_scoring(view, head.layer)
+    index, scoring = (
+        head_index(view, head, name),
+        attention_scores.attention_scoring(view, head.layer),
+    )
     if own is None or own.width == view.d_head:
         y = x @ weight[index].to(x)
-        return normed(y if bias is None else y + bias[index].to(x), own, scoring, rotates_later=rotates_later)
+        return normed(
+            y if bias is None else y + bias[index].to(x), own, scoring, rotates_later=rotates_later
+        )
     # One norm over all heads, so all of them are computed.
     y = einsum(x, weight.to(x), "... d_model, head d_model d_head -> ... head d_head")
     y = (y if bias is None else y + bias.to(x)).flatten(-2)
-    return normed(y, own, scoring, rotates_later=rotates_later).unflatten(-1, weight.shape[::2])[..., index, :]
+    return normed(y, own, scoring, rotates_later=rotates_later).unflatten(-1, weight.shape[::2])[
+        ..., index, :
+    ]
 
 
 def normed(
-    y: Float[Tensor, "*n d"], own: NormView | None, scoring: AttentionScoring, *, rotates_later: bool = False
+    y: Float[Tensor, "*n d"],
+    own: NormView | None,
+    scoring: AttentionScoring,
+    *,
+    rotates_later: bool = False,
 ) -> Float[Tensor, "*n d"]:
     """Return queries, keys or values after their own norm and clipping.
 
@@ -56,5 +77,7 @@ def head_index(view: ModelView, head: Head, name: str) -> int:
 
 
 def head_slice(gain: Tensor, index: int, view: ModelView) -> Tensor:
-    """Return one head's entries of the gain or shift of a query or key norm (over one head, or all jointly)."""
+    """Return one head's entries of the gain or shift of a query or key norm (over one head, or all
+    jointly).
+    """
     return gain.reshape(-1, view.d_head)[index] if gain.numel() > view.d_head else gain

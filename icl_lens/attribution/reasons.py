@@ -1,4 +1,6 @@
-"""Find the writers that contribute most to one head's attention in one prompt, and to what it adds to the answer."""
+"""Find the writers that contribute most to one head's attention in one prompt, and to what it adds
+to the answer.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +18,11 @@ from icl_lens.models.head import Head
 
 Writer = tuple[str, float]
 Side = Literal["query", "key", "value"]
-SIDES: dict[Side, str] = {"query": "at the last token", "key": "at the keys", "value": "in the values"}
+SIDES: dict[Side, str] = {
+    "query": "at the last token",
+    "key": "at the keys",
+    "value": "in the values",
+}
 """Side -> where its writers write."""
 WRITER_NAMES = "L20H5 is head 5 of layer 20, F20 the FFN of layer 20"
 
@@ -26,12 +32,14 @@ N_WRITERS, N_PAIRS, N_DECODED = 6, 8, 3
 
 @dataclass(frozen=True)
 class AttentionReasons:
-    """Why a head attends to the positions `more` rather than `less`, and what its values at `more` carry, by writer.
+    """Why a head attends to the positions `more` rather than `less`, and what its values at `more`
+    carry, by writer.
 
-    `query` and `key` are the writers with the largest parts of the score difference, at the last position and at the
-    keys; `pairs` are the largest parts of (query writer, key writer) pairs among them. `value` holds the writers with
-    the largest parts of what the head adds to the answer from `more` (if these are labels, from all their tokens),
-    nats; it is empty if the readout is not affine.
+    `query` and `key` are the writers with the largest parts of the score difference, at the last
+    position and at the keys; `pairs` are the largest parts of (query writer, key writer) pairs
+    among them. `value` holds the writers with the largest parts of what the head adds to the answer
+    from `more` (if these are labels, from all their tokens), nats; it is empty if the readout is
+    not affine.
     """
 
     more: tuple[int, ...]
@@ -50,11 +58,17 @@ class AttentionReasons:
     query_words: tuple[tuple[str, ...], ...] = ()
     """Top words of what each of the first writers of `query` adds to the query vector."""
     key_words: tuple[tuple[str, ...], ...] = ()
-    """Top words of what each of the first writers of `key` wrote at `more` minus at `less`, on average."""
+    """Top words of what each of the first writers of `key` wrote at `more` minus at `less`, on
+    average.
+    """
     value_words: tuple[tuple[str, ...], ...] = ()
-    """Top words of what each of the first writers of `value` adds to the values at `more`, on average."""
+    """Top words of what each of the first writers of `value` adds to the values at `more`, on
+    average.
+    """
     query_standouts: tuple[float, ...] = ()
-    """Standout of the vector of each entry of `query_words`, in standard deviations (`Readout.describe`)."""
+    """Standout of the vector of each entry of `query_words`, in standard deviations
+    (`Readout.describe`).
+    """
     key_standouts: tuple[float, ...] = ()
     value_standouts: tuple[float, ...] = ()
 
@@ -86,15 +100,18 @@ def attention_reasons(
 ) -> tuple[AttentionReasons, dict[Side, Float[Tensor, "n d_model"]]]:
     """Return the writers that contribute most to one head's attention, and their vectors by side.
 
-    The activations must be those of one prompt; `targets` and `against` define the answer. `read` are the positions
-    whose values count for the answer: all tokens of the labels in `more`, by default only `more`.
+    The activations must be those of one prompt; `targets` and `against` define the answer. `read`
+    are the positions whose values count for the answer: all tokens of the labels in `more`, by
+    default only `more`.
 
-    Vectors, to be decoded in words, are what the first `N_DECODED` writers of each side contribute. A query writer's
-    vector is its part mapped to the space of the keys' inputs, as in `last_query`; a key writer's is the mean of what
-    it wrote at `more` minus that at `less`; a value writer's is its mean part of the values at `more`, through W_O.
-    "value" is missing if the readout is not affine.
+    Vectors, to be decoded in words, are what the first `N_DECODED` writers of each side contribute.
+    A query writer's vector is its part mapped to the space of the keys' inputs, as in `last_query`;
+    a key writer's is the mean of what it wrote at `more` minus that at `less`; a value writer's is
+    its mean part of the values at `more`, through W_O. "value" is missing if the readout is not
+    affine.
 
-    Raise InputError for invalid token ids, activations without writers at these positions, and an unsupported family.
+    Raise InputError for invalid token ids, activations without writers at these positions, and an
+    unsupported family.
     """
     parts = attention_score_parts(acts, head, keys=[*more, *less])
     is_more = torch.arange(len(more) + len(less), device=parts.positions.device)[None] < len(more)
@@ -102,7 +119,11 @@ def attention_reasons(
     query, key = (_strongest(side[0], writers) for side in (contrast.query_side, contrast.key_side))
     all_pairs = contrast.pairs[0]
     pairs = [
-        (query_writer, key_writer, float(all_pairs[writers.index(query_writer), writers.index(key_writer)]))
+        (
+            query_writer,
+            key_writer,
+            float(all_pairs[writers.index(query_writer), writers.index(key_writer)]),
+        )
         for query_writer, _ in query
         for key_writer, _ in key
     ]
@@ -116,7 +137,9 @@ def attention_reasons(
         pairs=tuple(pairs[:N_PAIRS]),
         n_writers=len(writers),
     )
-    key_vectors = [parts.vectors(name, "key")[0].split([len(more), len(less)]) for name, _ in key[:N_DECODED]]
+    key_vectors = [
+        parts.vectors(name, "key")[0].split([len(more), len(less)]) for name, _ in key[:N_DECODED]
+    ]
     vectors: dict[Side, Tensor] = {
         "query": torch.stack([parts.vectors(name, "query")[0, 0] for name, _ in query[:N_DECODED]]),
         "key": torch.stack([at_more.mean(0) - at_less.mean(0) for at_more, at_less in key_vectors]),
@@ -127,27 +150,41 @@ def attention_reasons(
         values = value_parts(acts, head, targets, by=by, against=against, keys=list(read))
         total, at_more = values.parts[0].sum(0), [list(read).index(position) for position in more]
         value = _strongest(total, values.writers)
-        why = replace(why, value=value, value_total=float(total.sum()), value_is_exact=values.is_exact)
-        vectors["value"] = torch.stack([values.vectors(name)[0, at_more].mean(0) for name, _ in value[:N_DECODED]])
+        why = replace(
+            why, value=value, value_total=float(total.sum()), value_is_exact=values.is_exact
+        )
+        vectors["value"] = torch.stack(
+            [values.vectors(name)[0, at_more].mean(0) for name, _ in value[:N_DECODED]]
+        )
     return why, vectors
 
 
 def because(query: Sequence[Writer], key: Sequence[Writer], *, above: bool) -> str:
-    """Name the strongest writers at the last token and at the keys behind a positive or negative score difference."""
+    """Name the strongest writers at the last token and at the keys behind a positive or negative
+    score difference.
+    """
     query_words, key_words = (writers_in_words(side, above) for side in (query, key))
     return f"{query_words} at the last token (query); {key_words} at the keys"
 
 
 def writers_in_words(writers: Sequence[Writer], above: bool) -> str:
-    """Name up to two of the strongest writers of one sign (`above`: positive), and the strongest of the other sign.
+    """Name up to two of the strongest writers of one sign (`above`: positive), and the strongest of
+    the other sign.
 
-    A second writer is named if it is over a quarter as strong as the first, one of the other sign if over half.
+    A second writer is named if it is over a quarter as strong as the first, one of the other sign
+    if over half.
     """
     pro = sorted((one for one in writers if (one[1] >= 0) == above), key=lambda one: -abs(one[1]))
-    against = sorted((one for one in writers if (one[1] >= 0) != above), key=lambda one: -abs(one[1]))
+    against = sorted(
+        (one for one in writers if (one[1] >= 0) != above), key=lambda one: -abs(one[1])
+    )
     if not pro:
         return "many small writers"
-    named = [f"{writer_in_words(name)} ({value:+z.2f})" for name, value in pro[:2] if abs(value) > abs(pro[0][1]) / 4]
+    named = [
+        f"{writer_in_words(name)} ({value:+z.2f})"
+        for name, value in pro[:2]
+        if abs(value) > abs(pro[0][1]) / 4
+    ]
     text = " and ".join(named)
     if against and abs(against[0][1]) > abs(pro[0][1]) / 2:
         text += f", against {writer_in_words(against[0][0])} ({against[0][1]:+z.2f})"
@@ -156,7 +193,11 @@ def writers_in_words(writers: Sequence[Writer], above: bool) -> str:
 
 def writer_in_words(name: str) -> str:
     """Return "FFN 20" for "F20", and words for embeddings and biases; heads keep their names."""
-    words = {"embed": "the token's embedding", "pos_embed": "the position embedding", "bias": "biases"}
+    words = {
+        "embed": "the token's embedding",
+        "pos_embed": "the position embedding",
+        "bias": "biases",
+    }
     return words.get(name, f"FFN {name[1:]}" if name.startswith("F") else name)
 
 

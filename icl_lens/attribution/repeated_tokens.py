@@ -1,4 +1,6 @@
-"""Induction and previous-token scores: attention to random tokens shown twice, where words and meaning cannot help."""
+"""Induction and previous-token scores: attention to random tokens shown twice, where words and
+meaning cannot help.
+"""
 
 import random
 from dataclasses import dataclass
@@ -24,7 +26,8 @@ _SEQUENCES_AT_ONCE = 8
 
 @dataclass(frozen=True, repr=False)
 class RepeatedTokenScores(Result):
-    """How much each head attends, on repeated random tokens, to the token that came next before and to the last one.
+    """How much each head attends, on repeated random tokens, to the token that came next before and
+    to the last one.
 
     Example:
         >>> il.repeated_token_scores(model, n=8).to_frame().columns.tolist()
@@ -37,7 +40,9 @@ class RepeatedTokenScores(Result):
     """Attention to the token before, 0 to 1."""
 
     def to_frame(self) -> pd.DataFrame:
-        """Return name, induction, previous_token, layer and head: one row per head, largest induction score first."""
+        """Return name, induction, previous_token, layer and head: one row per head, largest
+        induction score first.
+        """
         frame = long_frame(self.induction, ("layer", "head"), value="induction")
         frame["previous_token"] = self.previous_token.float().flatten().numpy()
         frame = columns_first(frame, "name", "induction", "previous_token")
@@ -56,10 +61,10 @@ def repeated_token_scores(
 ) -> RepeatedTokenScores:
     """Return each head's induction and previous-token scores.
 
-    The scores are means over `n` sequences, which show `n_tokens` different random tokens twice, and over the tokens of
-    the second showing. Attention spread evenly scores about 1 / (1.5 · n_tokens). Raise InputError for a slow
-    tokenizer, `n` below 1, and `n_tokens` below two or above the vocabulary or half the context. Source: Olsson et al.
-    (2022).
+    The scores are means over `n` sequences, which show `n_tokens` different random tokens twice,
+    and over the tokens of the second showing. Attention spread evenly scores about 1 / (1.5 ·
+    n_tokens). Raise InputError for a slow tokenizer, `n` below 1, and `n_tokens` below two or above
+    the vocabulary or half the context. Source: Olsson et al. (2022).
 
     Example:
         >>> scores = il.repeated_token_scores(model).induction
@@ -69,7 +74,8 @@ def repeated_token_scores(
     prefix = prefix_tokens(model)
     if 2 * n_tokens + len(prefix) > model.cfg.n_ctx:
         raise InputError(
-            f"n_tokens must be at most {(model.cfg.n_ctx - len(prefix)) // 2}, half the context, got {n_tokens}"
+            f"n_tokens must be at most {(model.cfg.n_ctx - len(prefix)) // 2}, half the context, "
+            f"got {n_tokens}"
         )
     rows = [[*prefix, *tokens, *tokens] for tokens in random_tokens(model, n, n_tokens, seed)]
     second = range(len(rows[0]) - n_tokens, len(rows[0]))
@@ -77,20 +83,27 @@ def repeated_token_scores(
     for start in range(0, n, _SEQUENCES_AT_ONCE):
         some = rows[start : start + _SEQUENCES_AT_ONCE]
         batch = PromptBatch.from_tokens(some, model=model, positions=list(second))
-        pattern = capture(model, batch).pattern.double().cpu()  # a row for each token of the second showing
+        pattern = (
+            capture(model, batch).pattern.double().cpu()
+        )  # a row for each token of the second showing
         pattern = pattern.unflatten(0, (len(some), n_tokens))
-        attended = [pattern[:, i, ..., [query - n_tokens + 1, query - 1]] for i, query in enumerate(second)]
+        attended = [
+            pattern[:, i, ..., [query - n_tokens + 1, query - 1]] for i, query in enumerate(second)
+        ]
         found.append(torch.stack(attended).mean(0))
     return RepeatedTokenScores(*torch.cat(found).mean(0).unbind(-1))
 
 
 def random_tokens(model: Any, n: int, n_tokens: int, seed: int) -> list[list[int]]:
-    """Return n rows of different tokens of the vocabulary, none of them special, in random order."""
+    """Return n rows of different tokens of the vocabulary, none of them special, in random
+    order.
+    """
     n, n_tokens, seed = check_integers(n=n, n_tokens=n_tokens, seed=seed)
     usable = _usable_tokens(model)
     if n < 1 or not 2 <= n_tokens <= len(usable):
         raise InputError(
-            f"n must be at least 1 and n_tokens between 2 and {len(usable)}, got n={n} and n_tokens={n_tokens}"
+            f"n must be at least 1 and n_tokens between 2 and {len(usable)}, got n={n} and "
+            f"n_tokens={n_tokens}"
         )
     rng = random.Random(seed)
     return [rng.sample(usable, n_tokens) for _ in range(n)]
@@ -99,7 +112,11 @@ def random_tokens(model: Any, n: int, n_tokens: int, seed: int) -> list[list[int
 def _usable_tokens(model: Any) -> list[int]:
     """Return the tokens of the vocabulary that are not special."""
     special = {*getattr(model.tokenizer, "all_special_ids", ())}
-    return [token for token in range(min(len(model.tokenizer), model.cfg.d_vocab)) if token not in special]
+    return [
+        token
+        for token in range(min(len(model.tokenizer), model.cfg.d_vocab))
+        if token not in special
+    ]
 
 
 def prefix_tokens(model: Any) -> list[int]:

@@ -2,7 +2,8 @@
 
 1. Targets are, by default, the tokens of the answers.
 2. The increase is that of log p(target), the contrast that of log p(target) − log Σ p(against).
-3. Functions that rank heads choose between them: by default, a target is compared with the other labels of its prompt.
+3. Functions that rank heads choose between them: by default, a target is compared with the other
+   labels of its prompt.
 """
 
 from typing import Any
@@ -19,7 +20,9 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 Against = Int[Tensor, " batch"] | Int[Tensor, "batch other"] | None
-"""Token ids to compare with: one per prompt, several (padded with -1 where a prompt has fewer), or None."""
+"""Token ids to compare with: one per prompt, several (padded with -1 where a prompt has fewer), or
+None.
+"""
 CheckedAgainst = Int[Tensor, "batch kept"] | None
 """`Against` after `check_against_ids`."""
 
@@ -34,11 +37,14 @@ def check_targets(
     targets = token_ids("targets", batch.answer_tokens if targets is None else targets, view)
     n, d_vocab = len(batch), view.model.W_U.shape[1]
     if targets.shape != (n,):
-        raise InputError(f"targets must have shape ({n},), one token id per prompt, got {tuple(targets.shape)}")
+        raise InputError(
+            f"targets must have shape ({n},), one token id per prompt, got {tuple(targets.shape)}"
+        )
     if bool(((targets < 0) | (targets >= d_vocab)).any()):
         raise InputError(
-            f"targets must be between 0 and {d_vocab - 1}, got {int(targets.min())} to {int(targets.max())}; replace "
-            "-1 (a prompt without an answer), for instance by the predicted label's token"
+            f"targets must be between 0 and {d_vocab - 1}, got {int(targets.min())} to "
+            f"{int(targets.max())}; replace -1 (a prompt without an answer), for instance by the "
+            "predicted label's token"
         )
     return targets
 
@@ -48,17 +54,24 @@ def token_ids(what: str, ids: Any, view: ModelView) -> Tensor:
     try:
         tensor = torch.as_tensor(ids, device=view.unembed_device)
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"{what} must be integer token ids, got {ids!r}; pass e.g. batch.answer_tokens") from None
+        raise InputError(
+            f"{what} must be integer token ids, got {ids!r}; pass e.g. batch.answer_tokens"
+        ) from None
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise InputError(f"{what} must be integer token ids, got shape {tuple(tensor.shape)} {tensor.dtype}")
+        raise InputError(
+            f"{what} must be integer token ids, got shape {tuple(tensor.shape)} {tensor.dtype}"
+        )
     return tensor.long()
 
 
-def check_against_ids(view: ModelView, targets: Int[Tensor, " batch"], against: Against) -> CheckedAgainst:
-    """Return `against` on the model's device as [prompt, token], with padding on the right and no wider than needed.
+def check_against_ids(
+    view: ModelView, targets: Int[Tensor, " batch"], against: Against
+) -> CheckedAgainst:
+    """Return `against` on the model's device as [prompt, token], with padding on the right and no
+    wider than needed.
 
-    `targets` must be checked. Raise InputError unless every prompt has at least one token to compare with and its
-    tokens are in the vocabulary, distinct, and different from its target.
+    `targets` must be checked. Raise InputError unless every prompt has at least one token to
+    compare with and its tokens are in the vocabulary, distinct, and different from its target.
     """
     if against is None:
         return None
@@ -66,33 +79,36 @@ def check_against_ids(view: ModelView, targets: Int[Tensor, " batch"], against: 
     n, d_vocab = len(targets), view.model.W_U.shape[1]
     if against.ndim not in (1, 2) or len(against) != n:
         raise InputError(
-            f"against must be token ids of shape ({n},), one per prompt, or ({n}, n_tokens), got shape "
-            f"{tuple(against.shape)} {against.dtype}"
+            f"against must be token ids of shape ({n},), one per prompt, or ({n}, n_tokens), got "
+            f"shape {tuple(against.shape)} {against.dtype}"
         )
     against = against.reshape(n, -1)
     if bool(((against < -1) | (against >= d_vocab)).any()):
         raise InputError(
-            f"against must be between 0 and {d_vocab - 1}, or -1 for no token, got {int(against.min())} to "
-            f"{int(against.max())}"
+            f"against must be between 0 and {d_vocab - 1}, or -1 for no token, got "
+            f"{int(against.min())} to {int(against.max())}"
         )
     count = (against >= 0).sum(1)
     if bool((count == 0).any()):
         raise InputError(
-            f"against must have a token for every prompt, got none for prompt {int((count == 0).nonzero()[0])}; add "
-            "one or drop prompts with a single label or no answer"
+            "against must have a token for every prompt, got none for prompt "
+            f"{int((count == 0).nonzero()[0])}; add one or drop prompts with a single label or no "
+            "answer"
         )
     same = (against == targets[:, None]).any(1)
     if bool(same.any()):
         row = int(same.nonzero()[0])
         raise InputError(
-            f"against must differ from the target, got token {int(targets[row])} for both in prompt {row}; remove it "
-            "from against"
+            f"against must differ from the target, got token {int(targets[row])} for both in "
+            f"prompt {row}; remove it from against"
         )
     against = against.sort(dim=1, descending=True).values[:, : int(count.max())]
     has_duplicate = ((against[:, 1:] == against[:, :-1]) & (against[:, 1:] >= 0)).any(1)
     if bool(has_duplicate.any()):
         row = int(has_duplicate.nonzero()[0])
-        raise InputError(f"against must have distinct tokens per prompt, got a duplicate in prompt {row}")
+        raise InputError(
+            f"against must have distinct tokens per prompt, got a duplicate in prompt {row}"
+        )
     return against
 
 
@@ -103,23 +119,28 @@ def choose_tokens(
     targets: Int[Tensor, " batch"] | None,
     against: Against,
 ) -> tuple[DirectScore, Int[Tensor, " batch"], CheckedAgainst]:
-    """Return the score that ranks heads, and checked targets and tokens to compare with; None for increases.
+    """Return the score that ranks heads, and checked targets and tokens to compare with; None for
+    increases.
 
-    By default, targets are the answers' tokens and are compared with `PromptBatch.tokens_to_compare`. Raise InputError
-    for invalid ids or an unknown score, for `against` with increases, and for contrasts of prompts with one label.
+    By default, targets are the answers' tokens and are compared with
+    `PromptBatch.tokens_to_compare`. Raise InputError for invalid ids or an unknown score, for
+    `against` with increases, and for contrasts of prompts with one label.
     """
     targets, others = check_targets(view, batch, targets), against
     if others is None and by != "increase":
         others = batch.tokens_to_compare(targets)
     by = choose_score(by, DIRECT_SCORES, comparable=others is not None)
     if by == "increase" and against is not None:
-        raise InputError("against must be None with by='increase', which compares with no token; omit one of them")
+        raise InputError(
+            "against must be None with by='increase', which compares with no token; omit one of "
+            "them"
+        )
     if by == "increase":
         return by, targets, None
     if against is None and others is not None and bool((missing := (others < 0).all(1)).any()):
         raise InputError(
-            f"prompt {int(missing.nonzero()[0])} must have another label to compare its target with, got none; drop "
-            "the prompt, or pass by='increase'"
+            f"prompt {int(missing.nonzero()[0])} must have another label to compare its target "
+            "with, got none; drop the prompt, or pass by='increase'"
         )
     return by, targets, check_against_ids(view, targets, others)
 
@@ -131,7 +152,9 @@ def check_scoring(
     final_norm: FinalNorm,
     bias: bool,
 ) -> tuple[Int[Tensor, " batch"], CheckedAgainst, Readout]:
-    """Return checked `targets` and `against`, and the readout with these settings; raise InputError for invalid ids."""
+    """Return checked `targets` and `against`, and the readout with these settings; raise InputError
+    for invalid ids.
+    """
     check_activations(acts)
     targets = check_targets(acts.view, acts.batch, targets)
     others = check_against_ids(acts.view, targets, against)
@@ -146,7 +169,9 @@ def choose_ranking(
     final_norm: FinalNorm,
     bias: bool,
 ) -> tuple[DirectScore, Int[Tensor, " batch"], CheckedAgainst, Readout]:
-    """Return the score, the checked tokens of `choose_tokens`, and the readout with these settings."""
+    """Return the score, the checked tokens of `choose_tokens`, and the readout with these
+    settings.
+    """
     check_activations(acts)
     chosen = choose_tokens(acts.view, acts.batch, by, targets, against)
     return *chosen, acts.readout.using(final_norm=final_norm, bias=bias)
@@ -155,7 +180,9 @@ def choose_ranking(
 def check_activations(acts: Activations) -> None:
     """Raise InputError for anything but activations on their model's device."""
     if not isinstance(acts, Activations):
-        raise InputError(f"acts must be Activations, got {type(acts).__name__}; pass il.capture(model, batch)")
+        raise InputError(
+            f"acts must be Activations, got {type(acts).__name__}; pass il.capture(model, batch)"
+        )
     acts.check_device()
 
 

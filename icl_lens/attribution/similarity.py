@@ -18,17 +18,19 @@ from icl_lens.prompts.batch import PromptBatch, check_batch
 def label_similarity(
     model: Any, batch: PromptBatch, heads: Sequence[AnyHead]
 ) -> Float[Tensor, "batch head query demo"]:
-    """Return heads' similarity scores between the query vectors of a prompt and the key vectors at its labels.
+    """Return heads' similarity scores between the query vectors of a prompt and the key vectors at
+    its labels.
 
-    Query vectors are those at the positions where labels are predicted (`batch.prediction_positions`) and at the last
-    position, key vectors those at the labels' scored tokens. Scores are `query_key_metric(...).scores` without rotation
-    and without a mask, so they include keys after a query. In a head that compares texts by class, queries and keys of
-    the same label score higher. Zero where a prompt has fewer demonstrations, and where nothing precedes its first
-    label. Costs one forward pass.
+    Query vectors are those at the positions where labels are predicted
+    (`batch.prediction_positions`) and at the last position, key vectors those at the labels' scored
+    tokens. Scores are `query_key_metric(...).scores` without rotation and without a mask, so they
+    include keys after a query. In a head that compares texts by class, queries and keys of the same
+    label score higher. Zero where a prompt has fewer demonstrations, and where nothing precedes its
+    first label. Costs one forward pass.
 
-    Raise InputError for unknown heads, an empty list of heads, prompts without demonstrations, and a family in which
-    the heads' attention does not follow from such scores.
-    Source: the paper, section 5; docs/howto/numbers.md.
+    Raise InputError for unknown heads, an empty list of heads, prompts without demonstrations, and
+    a family in which the heads' attention does not follow from such scores. Source: the paper,
+    section 5; docs/howto/numbers.md.
 
     Example:
         >>> il.label_similarity(model, batch, ["L2H0", "L4H0"]).shape
@@ -42,22 +44,30 @@ def label_similarity(
     batch.require_demonstrations(
         "label position to read", "use il.query_key_metric(model, head).scores on any two inputs"
     )
-    return similarity_in(capture(model, batch, writers=compared_positions(batch), check=False), chosen)
+    return similarity_in(
+        capture(model, batch, writers=compared_positions(batch), check=False), chosen
+    )
 
 
 def compared_positions(batch: PromptBatch) -> list[list[int]]:
-    """Return the positions where labels are predicted, and those of labels' tokens: what `label_similarity` reads."""
+    """Return the positions where labels are predicted, and those of labels' tokens: what
+    `label_similarity` reads.
+    """
     both = torch.cat([batch.prediction_positions, batch.label_token_positions.flatten(1)], dim=1)
     return [row[row >= 0].tolist() or [-1] for row in both]
 
 
 @torch.no_grad()
-def similarity_in(acts: Activations, heads: Sequence[Head]) -> Float[Tensor, "batch head query demo"]:
+def similarity_in(
+    acts: Activations, heads: Sequence[Head]
+) -> Float[Tensor, "batch head query demo"]:
     """Return `label_similarity` from activations that hold writers at `compared_positions`."""
     view, batch, writers = acts.view, acts.batch, acts.writers
     assert writers is not None
     n_queries = batch.label_positions.shape[1] + 1
-    positions = torch.cat([batch.prediction_positions, batch.last[:, None], batch.label_positions], dim=1)
+    positions = torch.cat(
+        [batch.prediction_positions, batch.last[:, None], batch.label_positions], dim=1
+    )
     rows = writers.rows_at(positions)
     found = []
     for head in heads:
@@ -68,7 +78,9 @@ def similarity_in(acts: Activations, heads: Sequence[Head]) -> Float[Tensor, "ba
             if not view.has_hooks:
                 raise
             query_key_metric(view, head)  # hooks may edit attention, so check without them
-        queries, keys = writers.resid_pre[rows.clamp(min=0), head.layer].split([n_queries, n_queries - 1], 1)
+        queries, keys = writers.resid_pre[rows.clamp(min=0), head.layer].split(
+            [n_queries, n_queries - 1], 1
+        )
         found.append(metric.scores(queries, keys))
     is_known = rows >= 0
     is_pair = is_known[:, :n_queries, None] & is_known[:, None, n_queries:]

@@ -1,4 +1,6 @@
-"""Writers of a layer's input in groups: embeddings, heads and FFNs of early and of late layers, biases."""
+"""Writers of a layer's input in groups: embeddings, heads and FFNs of early and of late layers,
+biases.
+"""
 
 GROUPS = ("embeddings", "early heads", "early FFNs", "late heads", "late FFNs", "biases")
 """Early layers are those in the first half of the model."""
@@ -10,7 +12,10 @@ def group_of(writer: str, n_layers: int) -> str:
         return "embeddings"
     if writer == "bias":
         return "biases"
-    return f"{'early' if 2 * layer_of(writer) < n_layers else 'late'} {'FFNs' if writer.startswith('F') else 'heads'}"
+    return (
+        f"{'early' if 2 * layer_of(writer) < n_layers else 'late'} "
+        f"{'FFNs' if writer.startswith('F') else 'heads'}"
+    )
 
 
 def layer_of(writer: str) -> int:

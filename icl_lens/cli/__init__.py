@@ -1,4 +1,6 @@
-"""The `icl-lens` command line: one module per command. Invalid input ends in a one-line error and exit code 2."""
+"""The `icl-lens` command line: one module per command. Invalid input ends in a one-line error and
+exit code 2.
+"""
 
 from typing import Annotated
 
@@ -23,9 +25,10 @@ app = new_app(
 
 
 TASKS = (
-    "sentiment-number, animal-country and other pairs of word categories; antonyms, country-capital, present-past, "
-    "singular-plural, english-french, english-spanish, next-item, country-language, capitalization, verb-gerund, "
-    "adjective-comparative, animal-class; sst2, trec, agnews, ethos, amazon (from the Hub); or your own with --path."
+    "sentiment-number, animal-country and other pairs of word categories; antonyms, "
+    "country-capital, present-past, singular-plural, english-french, english-spanish, next-item, "
+    "country-language, capitalization, verb-gerund, adjective-comparative, animal-class; sst2, "
+    "trec, agnews, ethos, amazon (from the Hub); or your own with --path."
 )
 OVERVIEW = """\
 Find and explain the attention heads with which a language model learns in context.
@@ -45,8 +48,12 @@ icl-lens COMMAND --help explains a command, icl-lens --examples prints examples.
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-    examples: Annotated[bool, typer.Option("--examples", help="Print the cheat sheet: Python and commands.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    ] = False,
+    examples: Annotated[
+        bool, typer.Option("--examples", help="Print the cheat sheet: Python and commands.")
+    ] = False,
 ) -> None:
     """Find and explain the attention heads behind in-context learning."""
     if version:

@@ -1,4 +1,6 @@
-"""`icl-lens ablate`: zero heads and measure the answer's probability or a task's accuracy, next to random heads."""
+"""`icl-lens ablate`: zero heads and measure the answer's probability or a task's accuracy, next to
+random heads.
+"""
 
 import shlex
 import sys
@@ -39,9 +41,12 @@ class HeadsOptions(HeadChoice):
         Option(help="Set heads to zero, or to their mean over, or a draw from, other prompts."),
     ] = "zero"
     mean_over: Annotated[
-        str | None, Option(help="Tasks whose mean takes the heads' place, e.g. antonyms,present-past.")
+        str | None,
+        Option(help="Tasks whose mean takes the heads' place, e.g. antonyms,present-past."),
     ] = None
-    random_sets: Annotated[int, Option(min=1, max=1000, help="Random sets from the same layers, and from all.")] = 10
+    random_sets: Annotated[
+        int, Option(min=1, max=1000, help="Random sets from the same layers, and from all.")
+    ] = 10
 
 
 @grouped
@@ -52,17 +57,21 @@ def ablate(
     task: SplitTask,
     tokens: TokenOptions,
     model: ModelOptions,
-    prompt: Annotated[str | None, Argument(help='Prompt, e.g. "happy : bar three : foo nine :".')] = None,
+    prompt: Annotated[
+        str | None, Argument(help='Prompt, e.g. "happy : bar three : foo nine :".')
+    ] = None,
     answer: Annotated[
-        str | None, Option("--answer", "-a", help="Correct label.", show_default="model's prediction")
+        str | None,
+        Option("--answer", "-a", help="Correct label.", show_default="model's prediction"),
     ] = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Ablate heads and compare with random head sets of the same size, from the same layers and from all layers.
+    """Ablate heads and compare with random head sets of the same size, from the same layers and
+    from all layers.
 
-    With two classes, both are queried and each label is the answer equally often, so a constant answer scores at
-    chance, 50%. Accuracy is reported between the labels and over the full vocabulary (top token); log-odds are those
-    against the other labels.
+    With two classes, both are queried and each label is the answer equally often, so a constant
+    answer scores at chance, 50%. Accuracy is reported between the labels and over the full
+    vocabulary (top token); log-odds are those against the other labels.
     """
     import icl_lens as il
     from icl_lens.models.view import ModelView
@@ -91,20 +100,35 @@ def ablate(
     if heads.heads is None and prompt is None:
         how += located_on(reference, batch)
     behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
-    sets: dict[str, Any] = {"n_random": heads.random_sets, "positions": heads.positions, "seed": seed}
+    sets: dict[str, Any] = {
+        "n_random": heads.random_sets,
+        "positions": heads.positions,
+        "seed": seed,
+    }
     if heads.mean_over is not None:
         batches = [tokens.tokenize(loaded, prompts) for prompts in _other_tasks(heads, task, seed)]
         sets |= {"mode": "mean", "reference": batches}
     elif heads.mode != "zero":
         sets |= {"mode": heads.mode, "reference": reference}
     with progress() as report:
-        found = il.ablate_with_controls(loaded, batch, chosen, run=il.Run(output_folder.out, progress=report), **sets)
+        found = il.ablate_with_controls(
+            loaded, batch, chosen, run=il.Run(output_folder.out, progress=report), **sets
+        )
     about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
-    shown = {"text": batch.texts[0], "chosen": f"{how.capitalize()}.", "behavior": str(behavior or "")}
+    shown = {
+        "text": batch.texts[0],
+        "chosen": f"{how.capitalize()}.",
+        "behavior": str(behavior or ""),
+    }
     page = output.write(lambda: page_of(found, **shown, **about))
-    rows = [{"text": text, "answer": one.answer} for text, one in zip(batch.texts, batch.prompts, strict=True)]
+    rows = [
+        {"text": text, "answer": one.answer}
+        for text, one in zip(batch.texts, batch.prompts, strict=True)
+    ]
     output.write_json(
-        lambda: found.to_json(**about, chosen=how, task_check=behavior and behavior.to_dict(), prompts=rows)
+        lambda: found.to_json(
+            **about, chosen=how, task_check=behavior and behavior.to_dict(), prompts=rows
+        )
     )
     console.print(f"{about['model']}: {', '.join(map(str, found.heads))}, {how}")
     console.print(found)
@@ -112,15 +136,21 @@ def ablate(
 
 
 def _other_tasks(heads: HeadsOptions, task: SplitTask, seed: int) -> "list[list[Prompt]]":
-    """Return prompts of each task of `--mean-over`, as many as are tested, with as many demonstrations."""
+    """Return prompts of each task of `--mean-over`, as many as are tested, with as many
+    demonstrations.
+    """
     from icl_lens.prompts.tasks import named_task
 
     names = [name.strip() for name in (heads.mean_over or "").split(",") if name.strip()]
     if not names:
         raise InputError(
-            f"--mean-over must name tasks, got {heads.mean_over!r}; e.g. --mean-over antonyms,present-past"
+            f"--mean-over must name tasks, got {heads.mean_over!r}; e.g. --mean-over "
+            "antonyms,present-past"
         )
-    return [named_task(name).prompts(task.n, seed=seed, demonstrations=task.demonstrations) for name in names]
+    return [
+        named_task(name).prompts(task.n, seed=seed, demonstrations=task.demonstrations)
+        for name in names
+    ]
 
 
 def _check(prompt: str | None, answer: str | None, task: SplitTask, heads: HeadsOptions) -> None:
@@ -128,14 +158,21 @@ def _check(prompt: str | None, answer: str | None, task: SplitTask, heads: Heads
     if (prompt is None) == (task.name is None):
         raise InputError("pass either a prompt or --task, e.g. --task sentiment-number")
     if task.name is not None and answer is not None:
-        raise InputError("--answer has no effect with a task, whose prompts have their own answers; remove it")
+        raise InputError(
+            "--answer has no effect with a task, whose prompts have their own answers; remove it"
+        )
     if heads.heads is not None and (heads.k is not None or heads.by is not None):
         raise InputError("pass either --heads, or --top and --by to locate them, not both")
     if heads.mean_over is not None and heads.mode == "resample":
         raise InputError("--mean-over has no effect with --mode resample; pass one of them")
     if prompt is not None and heads.mean_over is not None:
-        raise InputError("--mean-over requires --task, whose prompts have a last position to compare; pass a task")
+        raise InputError(
+            "--mean-over requires --task, whose prompts have a last position to compare; pass a "
+            "task"
+        )
     if prompt is not None and heads.mode != "zero":
-        raise InputError(f"--mode {heads.mode} requires --task, whose other prompts take the heads' place")
+        raise InputError(
+            f"--mode {heads.mode} requires --task, whose other prompts take the heads' place"
+        )
     if prompt is not None:
         task.check_no_task()

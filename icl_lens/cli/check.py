@@ -6,7 +6,14 @@ from typing import Annotated
 from typer import Option
 
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import ModelOptions, OutputOptions, RunOutput, SeedOption, TaskOptions, TokenOptions
+from icl_lens.cli.options import (
+    ModelOptions,
+    OutputOptions,
+    RunOutput,
+    SeedOption,
+    TaskOptions,
+    TokenOptions,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +33,11 @@ def check(
     n: Annotated[int, Option("--n", "-n", min=20, help="Number of prompts.")] = 60,
     seed: SeedOption = 0,
 ) -> None:
-    """Report what the model does on a task: what it learns from the demonstrations, copies, knows and prefers.
+    """Report what the model does on a task: what it learns from the demonstrations, copies, knows
+    and prefers.
 
-    The prompts are in balanced random order. The result is kept on disk, and the other commands print it for the same
-    model, task and options.
+    The prompts are in balanced random order. The result is kept on disk, and the other commands
+    print it for the same model, task and options.
     """
     output.check()
     task.find_task()  # before the model is loaded

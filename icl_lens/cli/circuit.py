@@ -1,4 +1,6 @@
-"""`icl-lens circuit`: locate the edges through which heads work over a task, and test them on other prompts."""
+"""`icl-lens circuit`: locate the edges through which heads work over a task, and test them on other
+prompts.
+"""
 
 import shlex
 import sys
@@ -29,7 +31,9 @@ from icl_lens.errors import InputError
 class CircuitTask(SplitTask):
     """A task whose prompts are split: edges are ranked on some and tested on others."""
 
-    n: Annotated[int, Option("--n", "-n", min=1, help="Number of prompts; edges are ranked on n others.")] = 100
+    n: Annotated[
+        int, Option("--n", "-n", min=1, help="Number of prompts; edges are ranked on n others.")
+    ] = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,9 @@ class EdgeOptions(HeadChoice):
 
     by: ByOption = None
     edges: Annotated[int, Option(min=1, help="Number of edges to test one by one.")] = 30
-    random_sets: Annotated[int, Option(min=3, max=1000, help="Random rankings to compare with.")] = 20
+    random_sets: Annotated[
+        int, Option(min=3, max=1000, help="Random rankings to compare with.")
+    ] = 20
     reader_at: Annotated[ReaderAt, Option(help="Tokens at which the heads act.")] = "last"
 
 
@@ -52,14 +58,16 @@ def circuit(
     model: ModelOptions,
     seed: SeedOption = 0,
 ) -> None:
-    """Locate the edges through which heads raise the answer over a task, and test how much of it they carry.
+    """Locate the edges through which heads raise the answer over a task, and test how much of it
+    they carry.
 
-    An edge is what an earlier head, FFN or embedding wrote, as read by a head's query, keys or values. Edges are ranked
-    on some prompts. On others, the first edges of this ranking are removed one by one. Then all edges except these are
-    removed or, for comparison, all except as many random ones.
+    An edge is what an earlier head, FFN or embedding wrote, as read by a head's query, keys or
+    values. Edges are ranked on some prompts. On others, the first edges of this ranking are removed
+    one by one. Then all edges except these are removed or, for comparison, all except as many
+    random ones.
 
-    With --out, an interrupted run resumes where it stopped and writes the same files. `torchrun --nproc_per_node 2 -m
-    icl_lens circuit …` distributes the prompts over processes.
+    With --out, an interrupted run resumes where it stopped and writes the same files. `torchrun
+    --nproc_per_node 2 -m icl_lens circuit …` distributes the prompts over processes.
     """
     import icl_lens as il
     from icl_lens.files import write_text
@@ -69,7 +77,9 @@ def circuit(
     from icl_lens.report.views import page as page_of
 
     if heads.heads is None and heads.reader_at != "last":
-        raise InputError(f"--reader-at {heads.reader_at} needs --heads: heads are located at the last token")
+        raise InputError(
+            f"--reader-at {heads.reader_at} needs --heads: heads are located at the last token"
+        )
     if heads.heads is not None and heads.k is not None:
         raise InputError("pass either --heads, or --top to locate them, not both")
     output.check()
@@ -85,7 +95,12 @@ def circuit(
         if heads.heads is None:
             how += located_on(ranked, tested)
         behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
-        options = {"n_edges": heads.edges, "n_random": heads.random_sets, "seed": seed, "reader_at": heads.reader_at}
+        options = {
+            "n_edges": heads.edges,
+            "n_random": heads.random_sets,
+            "seed": seed,
+            "reader_at": heads.reader_at,
+        }
         with progress(hidden=console.quiet) as report:
             about = output_folder.about(task, model, tokens, n=task.n, seed=seed)
             run = replace(run, progress=report, about=about)
@@ -95,14 +110,24 @@ def circuit(
         folder = output_folder.out
         if folder is not None:
             write_text(folder / "circuit.svg", svg(plots.circuit(found)).decode())
-        about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
-        shown = {"text": tested.texts[0], "chosen": f"{how.capitalize()}.", "behavior": str(behavior or "")}
+        about = {
+            "model": ModelView.of(loaded).name,
+            "command": shlex.join(["icl-lens", *sys.argv[1:]]),
+        }
+        shown = {
+            "text": tested.texts[0],
+            "chosen": f"{how.capitalize()}.",
+            "behavior": str(behavior or ""),
+        }
         page = output.write(lambda: page_of(found, **shown, **about))
-        output.write_json(lambda: found.to_json(**about, chosen=how, task_check=behavior and behavior.to_dict()))
+        output.write_json(
+            lambda: found.to_json(**about, chosen=how, task_check=behavior and behavior.to_dict())
+        )
         console.print(f"{about['model']}: {', '.join(map(str, found.readers))}, {how}")
         console.print(found)
         output.show(page, console)
         if folder is not None:
             console.print(
-                f"Tables: {folder / 'edges.parquet'}, curve, groups, layers, scores, and CSV; graph: circuit.svg"
+                f"Tables: {folder / 'edges.parquet'}, curve, groups, layers, scores, and CSV; "
+                "graph: circuit.svg"
             )

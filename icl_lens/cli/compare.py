@@ -26,7 +26,9 @@ class TwoModels(ModelOptions):
     """The models of A and B, and their device and precision."""
 
     model_b: Annotated[str | None, Option(help="Model of B.", show_default="same as A")] = None
-    revision_b: Annotated[str | None, Option(help="Hub revision of B's model.", show_default="main branch")] = None
+    revision_b: Annotated[
+        str | None, Option(help="Hub revision of B's model.", show_default="main branch")
+    ] = None
 
     @property
     def are_same(self) -> bool:
@@ -38,7 +40,9 @@ class TwoModels(ModelOptions):
         first = self.load()
         if self.are_same:
             return first, first
-        return first, replace(self, model=self.model_b or self.model, revision=self.revision_b).load()
+        return first, replace(
+            self, model=self.model_b or self.model, revision=self.revision_b
+        ).load()
 
 
 @grouped
@@ -48,11 +52,14 @@ def compare(
     task: TaskOptions,
     readout: ReadoutOptions,
     models: TwoModels,
-    a: Annotated[str | None, Argument(help="First prompt.", show_default=f"{PAPER_PROMPT}, with --model-b")] = None,
+    a: Annotated[
+        str | None, Argument(help="First prompt.", show_default=f"{PAPER_PROMPT}, with --model-b")
+    ] = None,
     b: Annotated[str | None, Argument(help="Second prompt.", show_default="the first")] = None,
     answer: Annotated[str | None, Option("--answer", "-a", help="Correct label of A.")] = None,
     answer_b: Annotated[
-        str | None, Option(help="Correct label of B.", show_default="A's for one prompt, else B's prediction")
+        str | None,
+        Option(help="Correct label of B.", show_default="A's for one prompt, else B's prediction"),
     ] = None,
     n: Annotated[int, Option("--n", "-n", min=1, help="Prompts of a task, for two models.")] = 1,
     by: ByOption = None,
@@ -60,41 +67,58 @@ def compare(
 ) -> None:
     """Compare the answers and heads of two prompts on one model, or of two models on one prompt.
 
-    With --task or --path, A and B are a task's first two prompts, or its first prompt on two models. With -n, compare
-    means over prompts, with intervals of the differences. With --html, the page also compares layers and attention, or
-    shows all heads of both models.
+    With --task or --path, A and B are a task's first two prompts, or its first prompt on two
+    models. With -n, compare means over prompts, with intervals of the differences. With --html, the
+    page also compares layers and attention, or shows all heads of both models.
     """
     from icl_lens import Prompt, Run, compare_models, explain
     from icl_lens.analyses.comparison import compare as compare_explanations
 
     if n > 1 and (models.are_same or task.name is None):
-        raise InputError(f"-n must be 1 without a second model and a task, got {n}; pass --model-b and --task")
+        raise InputError(
+            f"-n must be 1 without a second model and a task, got {n}; pass --model-b and --task"
+        )
     if n == 1:
         reject_options(output_folder, "out", reason="only -n prompts are stored")
     prompts: list[Any] = task.sample_prompts(
         2 if models.are_same else n, seed=seed, conflicting=(a, b, answer, answer_b)
     )
     if not prompts and models.are_same and b is None:
-        raise InputError("nothing to compare; pass two prompts, a task, or a second model with --model-b")
+        raise InputError(
+            "nothing to compare; pass two prompts, a task, or a second model with --model-b"
+        )
     if not prompts and a is None:
         a, answer = PAPER_PROMPT, answer or PAPER_ANSWER
     output.check()
     if not prompts:
-        prompts = [Prompt.parse(a or "", answer), Prompt.parse((a if b is None else b) or "", answer_b)]
+        prompts = [
+            Prompt.parse(a or "", answer),
+            Prompt.parse((a if b is None else b) or "", answer_b),
+        ]
     console = PlainConsole()
     task.print_data(console, prompts)
     first, second = models.both()
     models.warn_of_words(console, prompts)
-    settings, others = (one | readout.readout_arguments() for one in map(readout.tokenize_arguments, (first, second)))
+    settings, others = (
+        one | readout.readout_arguments()
+        for one in map(readout.tokenize_arguments, (first, second))
+    )
     if n > 1:
         if settings != others:
-            raise InputError("--chat requires two models with the same chat template; pass --template instead")
+            raise InputError(
+                "--chat requires two models with the same chat template; pass --template instead"
+            )
         for side, model in zip("AB", (first, second) if task.check else (), strict=False):
             console.print(f"{side}: ", end="")
             task.print_behavior(console, model, readout, n=n, seed=seed)
         with progress() as report:
             both = compare_models(
-                first, second, prompts, by=by or "contrast", run=Run(output_folder.out, progress=report), **settings
+                first,
+                second,
+                prompts,
+                by=by or "contrast",
+                run=Run(output_folder.out, progress=report),
+                **settings,
             )
     else:
         before, other = explain(first, prompts[0], by=by, **settings), prompts[-1]

@@ -1,4 +1,6 @@
-"""Console output that shows user text verbatim, without markup, emoji codes or control characters."""
+"""Console output that shows user text verbatim, without markup, emoji codes or control
+characters.
+"""
 
 import time
 from collections.abc import Callable, Iterable
@@ -15,14 +17,18 @@ if TYPE_CHECKING:
 
 
 class PlainConsole(Console):
-    """A console that treats every string as plain text, whatever prompts, labels, names and paths contain."""
+    """A console that treats every string as plain text, whatever prompts, labels, names and paths
+    contain.
+    """
 
     def __init__(self, **kwargs: Any):
         super().__init__(**{"markup": False, "emoji": False, **kwargs})
         if self.width < 1:  # COLUMNS=0 means an unknown width; every line would be truncated
             self.width = 80
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """Render like rich, with control characters in text escaped."""
         for segment in super().render(renderable, options):
             if segment.control or not HIDDEN.search(segment.text):
@@ -43,7 +49,8 @@ LONG = 10.0
 
 
 def with_duration(report: "Progress", *, clock: Callable[[], float] = time.monotonic) -> "Progress":
-    """Return a progress callback that, after its first batch, says on standard error how long a check will take.
+    """Return a progress callback that, after its first batch, says on standard error how long a
+    check will take.
 
     It says nothing if less than `LONG` seconds are left.
     """
@@ -60,8 +67,8 @@ def with_duration(report: "Progress", *, clock: Callable[[], float] = time.monot
             if left >= LONG:
                 duration = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
                 PlainConsole(stderr=True, soft_wrap=True, highlight=False).print(
-                    f"First checking what the model does on the task: {total:,} passes, about {duration}; "
-                    "--no-check omits this."
+                    f"First checking what the model does on the task: {total:,} passes, about "
+                    f"{duration}; --no-check omits this."
                 )
         report(what, done, total)
 

@@ -27,9 +27,12 @@ class TextOptions:
 
     panel: ClassVar[str] = "Text"
 
-    text: Annotated[str | None, Option(help="Text to explain instead of an in-context prompt.")] = None
+    text: Annotated[str | None, Option(help="Text to explain instead of an in-context prompt.")] = (
+        None
+    )
     against: Annotated[
-        list[str] | None, Option(help="Label or token to compare with; repeatable.", show_default="all other labels")
+        list[str] | None,
+        Option(help="Label or token to compare with; repeatable.", show_default="all other labels"),
     ] = None
 
     def check(self, prompt: str | None, readout: ReadoutOptions) -> None:
@@ -48,22 +51,29 @@ class WhyOptions(RunOutput):
     panel: ClassVar[str] = "Why a head attends"
 
     why: Annotated[
-        str | None, Option(help="Head whose attention to explain, e.g. L23H1.", show_default="the first head")
+        str | None,
+        Option(help="Head whose attention to explain, e.g. L23H1.", show_default="the first head"),
     ] = None
-    n: Annotated[int | None, Option("--n", "-n", min=1, help="With --why: means over n prompts of the task.")] = None
+    n: Annotated[
+        int | None, Option("--n", "-n", min=1, help="With --why: means over n prompts of the task.")
+    ] = None
 
     def check(self, task: TaskOptions, **conflicting: Any) -> None:
         """Raise InputError for options that conflict, are missing or have no effect."""
         if self.n is None:
             if self.out is not None:
-                raise InputError("--out requires -n, the number of the task's prompts to average over")
+                raise InputError(
+                    "--out requires -n, the number of the task's prompts to average over"
+                )
             return
         if task.name is None:
             raise InputError("-n requires a task, e.g. --task sentiment-number")
         if self.why is None:
             raise InputError("-n requires --why, the heads to explain, e.g. --why L23H1,L23H0")
         if given := [name for name, is_given in conflicting.items() if is_given]:
-            raise InputError(f"--{given[0]} has no effect with -n, which prints means over prompts; remove it")
+            raise InputError(
+                f"--{given[0]} has no effect with -n, which prints means over prompts; remove it"
+            )
 
 
 @grouped
@@ -75,7 +85,8 @@ def explain(
     readout: ReadoutOptions,
     model: ModelOptions,
     prompt: Annotated[
-        str | None, Argument(help='Prompt, e.g. "happy : bar three : foo nine :".', show_default=PAPER_PROMPT)
+        str | None,
+        Argument(help='Prompt, e.g. "happy : bar three : foo nine :".', show_default=PAPER_PROMPT),
     ] = None,
     answer: Annotated[
         str | None,
@@ -88,16 +99,21 @@ def explain(
     ] = None,
     by: ByOption = None,
     k: Annotated[int, Option("--top", "-k", min=1, help="Number of heads to describe.")] = 10,
-    n_ablated: Annotated[int, Option("--ablate", min=1, help="Number of located heads to zero jointly.")] = 4,
+    n_ablated: Annotated[
+        int, Option("--ablate", min=1, help="Number of located heads to zero jointly.")
+    ] = 4,
     seed: SeedOption = 0,
 ) -> None:
-    """Explain one prompt: layers, heads, positions, top words, and the effect of ablating the located heads.
+    """Explain one prompt: layers, heads, positions, top words, and the effect of ablating the
+    located heads.
 
-    Without arguments, explain the paper's example on the bundled model; with --text, any text without demonstrations;
-    with --task or --path, the first prompt that `icl-lens locate` samples with the same options.
+    Without arguments, explain the paper's example on the bundled model; with --text, any text
+    without demonstrations; with --task or --path, the first prompt that `icl-lens locate` samples
+    with the same options.
 
-    With --why and -n, explain on average over a task's prompts why heads attend more to true labels than to false ones,
-    and what their values carry, with intervals. With --out, an interrupted run resumes where it stopped.
+    With --why and -n, explain on average over a task's prompts why heads attend more to true labels
+    than to false ones, and what their values carry, with intervals. With --out, an interrupted run
+    resumes where it stopped.
     """
     from icl_lens.analyses.explain import explain as explain_prompt
     from icl_lens.models.view import ModelView
@@ -134,7 +150,13 @@ def explain(
     if why_options.why is not None:
         ModelView.of(loaded).check_head(why_options.why)
     task.print_behavior(console, loaded, readout, n=1, seed=seed)
-    settings: dict[str, Any] = {"by": by, "why": why_options.why, "k": k, "n_ablated": n_ablated, "seed": seed}
+    settings: dict[str, Any] = {
+        "by": by,
+        "why": why_options.why,
+        "k": k,
+        "n_ablated": n_ablated,
+        "seed": seed,
+    }
     settings |= readout.readout_arguments() | readout.tokenize_arguments(loaded)
     settings |= {} if text_options.text is not None else {"against": text_options.against or None}
     explanation = explain_prompt(loaded, shown, **settings)
@@ -158,18 +180,26 @@ def _explain_task(
     n: int,
     seed: int,
 ) -> None:
-    """Print why heads attend to true labels on average over a task's prompts, and write the files."""
+    """Print why heads attend to true labels on average over a task's prompts, and write the
+    files.
+    """
     from icl_lens.locate.mean_score_parts import mean_score_parts
     from icl_lens.models.view import ModelView
 
-    reject_options(readout, "final_norm", "bias", reason="parts are those of the model's own scores")
+    reject_options(
+        readout, "final_norm", "bias", reason="parts are those of the model's own scores"
+    )
     with why_options.running() as (run, console):
         loaded, batch = task.start(console, model, readout, n=n, seed=seed, device=run.device)
         view = ModelView.of(loaded)
-        heads = [view.check_head(name) for name in (why_options.why or "").replace(",", " ").split()]
+        heads = [
+            view.check_head(name) for name in (why_options.why or "").replace(",", " ").split()
+        ]
         task.print_behavior(console, loaded, readout, n=n, seed=seed)
         with progress(hidden=console.quiet) as report:
-            run = replace(run, progress=report, about=why_options.about(task, model, readout, n=n, seed=seed))
+            run = replace(
+                run, progress=report, about=why_options.about(task, model, readout, n=n, seed=seed)
+            )
             found = mean_score_parts(loaded, batch, heads, run=run)
         if console.quiet:
             return
@@ -178,4 +208,6 @@ def _explain_task(
         output.show(None, console)
         if why_options.out is not None:
             tables = why_options.out / "writers.parquet"
-            console.print(f"Tables: {tables}, groups.parquet, also as CSV; per prompt: part-*.parquet")
+            console.print(
+                f"Tables: {tables}, groups.parquet, also as CSV; per prompt: part-*.parquet"
+            )

@@ -1,4 +1,6 @@
-"""`icl-lens locate`: locate the heads with the largest mean contrast, increase or effect over a task."""
+"""`icl-lens locate`: locate the heads with the largest mean contrast, increase or effect over a
+task.
+"""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -32,14 +34,26 @@ class RankOptions:
     panel: ClassVar[str] = "Options"
 
     k: Annotated[
-        int | None, Option("--top", "-k", min=1, help="Number of heads to find.", show_default="20, or all if fewer")
+        int | None,
+        Option(
+            "--top",
+            "-k",
+            min=1,
+            help="Number of heads to find.",
+            show_default="20, or all if fewer",
+        ),
     ] = None
     by: ByOption = None
-    positions: Annotated[Positions, Option(help="With --by effect: positions to zero ('all' is slower).")] = "last"
-    method: Annotated[Literal["exact", "gradient"], Option(help="With --by effect: exact, or a gradient estimate.")] = (
-        "exact"
-    )
-    batch_size: Annotated[int | None, Option(min=1, help="Prompts per batch.", show_default="as many as fit")] = None
+    positions: Annotated[
+        Positions, Option(help="With --by effect: positions to zero ('all' is slower).")
+    ] = "last"
+    method: Annotated[
+        Literal["exact", "gradient"],
+        Option(help="With --by effect: exact, or a gradient estimate."),
+    ] = "exact"
+    batch_size: Annotated[
+        int | None, Option(min=1, help="Prompts per batch.", show_default="as many as fit")
+    ] = None
     memory: Annotated[int, Option(min=1, help="Memory for a batch's activations, MiB.")] = 64
 
 
@@ -56,15 +70,17 @@ def locate(
 ) -> None:
     """Locate the heads with the largest mean contrast over a task's prompts, exactly.
 
-    A head's contrast is its increase of log p(answer) − log Σ p(other labels). With --by increase, rank heads by their
-    increase of log p(answer), as the paper does; with --by effect, by the log-odds that the answer loses when the head
-    is zeroed, or by a gradient estimate of this with --method gradient; with --by towers, by the log-odds that it loses
-    when the head's query alone is exchanged for that of a query of the other class. Heads that are ranked by contrast
-    or increase are shown next to what zeroing them does, because a head may rank first and have no effect.
+    A head's contrast is its increase of log p(answer) − log Σ p(other labels). With --by increase,
+    rank heads by their increase of log p(answer), as the paper does; with --by effect, by the
+    log-odds that the answer loses when the head is zeroed, or by a gradient estimate of this with
+    --method gradient; with --by towers, by the log-odds that it loses when the head's query alone
+    is exchanged for that of a query of the other class. Heads that are ranked by contrast or
+    increase are shown next to what zeroing them does, because a head may rank first and have no
+    effect.
 
-    With --out, an interrupted run resumes where it stopped and writes the same files. A corrupt chunk is reported and
-    recomputed. Different settings require a different folder. `torchrun --nproc_per_node 2 -m icl_lens locate …`
-    distributes the prompts over processes.
+    With --out, an interrupted run resumes where it stopped and writes the same files. A corrupt
+    chunk is reported and recomputed. Different settings require a different folder. `torchrun
+    --nproc_per_node 2 -m icl_lens locate …` distributes the prompts over processes.
     """
     from icl_lens.locate.locate import locate_with_effects
     from icl_lens.locate.located_heads import summary
@@ -75,7 +91,9 @@ def locate(
     from icl_lens.result.tables import selected_note
 
     if rank.by in ("effect", "towers"):
-        reject_options(readout, "final_norm", "bias", reason="effects are measured on the model's output")
+        reject_options(
+            readout, "final_norm", "bias", reason="effects are measured on the model's output"
+        )
     if rank.by != "effect":
         reject_options(rank, "positions", "method", reason="only --by effect ablates heads")
     if rank.batch_size is not None:
@@ -95,13 +113,17 @@ def locate(
                 about=output.about(task, model, readout, n=n, seed=seed),
             )
             if by == "effect":
-                located = locate_effects(loaded, batch, positions=rank.positions, method=rank.method, k=k, run=run)
+                located = locate_effects(
+                    loaded, batch, positions=rank.positions, method=rank.method, k=k, run=run
+                )
                 table, finding, sentence = located.to_frame(), located.finding, located.summary()
             elif by == "towers":
                 located = locate_towers(loaded, batch, k=k, run=run)
                 table, finding, sentence = located.to_frame(), located.finding, located.summary()
             else:
-                located, table = locate_with_effects(loaded, batch, k=k, by=by, **readout.readout_arguments(), run=run)
+                located, table = locate_with_effects(
+                    loaded, batch, k=k, by=by, **readout.readout_arguments(), run=run
+                )
                 finding = list_finding(table, k, by, n_heads=located.n_parts)
                 sentence = summary(located, batch)
                 if "low" in table:
@@ -117,7 +139,10 @@ def locate(
         console.print(sentence)
         files.show(page, console)
         if output.out is not None:
-            console.print(f"Table: {output.out / 'heads.parquet'}, heads.csv; values per prompt: part-*.parquet")
+            console.print(
+                f"Table: {output.out / 'heads.parquet'}, heads.csv; values per prompt: "
+                "part-*.parquet"
+            )
 
 
 def _heads(table: "pd.DataFrame", by: Score) -> Table:
@@ -130,9 +155,15 @@ def _heads(table: "pd.DataFrame", by: Score) -> Table:
         "towers": ("query", {"keys": "keys", "values": "values"}),
     }[by]
     intervals = ["95% interval", "selected"] if "low" in table else []
-    shown = new_table("rank", "head", f"mean {score}\n(nats)", *intervals, *others.values(), left=(1,))
+    shown = new_table(
+        "rank", "head", f"mean {score}\n(nats)", *intervals, *others.values(), left=(1,)
+    )
     for row in table.to_dict("records"):
         cells = [str(row["rank"]), row["name"], f"{row[score]:z.4f}"]
-        cells += [f"{row['low']:z.4f} … {row['high']:z.4f}", format_share(row["selected"])] if intervals else []
+        cells += (
+            [f"{row['low']:z.4f} … {row['high']:z.4f}", format_share(row["selected"])]
+            if intervals
+            else []
+        )
         shown.add_row(*cells, *(f"{row[name]:z.4f}" for name in others))
     return shown

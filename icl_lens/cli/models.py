@@ -23,6 +23,7 @@ def models() -> None:
         if model.status != "installed":
             console.print(f"To install {model.name}: {model.command}", style="dim", soft_wrap=True)
     console.print(
-        "Hugging Face folders, Hub names and GGUF files also work: gpt2-large, EleutherAI/gpt-j-6b, model.gguf, …",
+        "Hugging Face folders, Hub names and GGUF files also work: gpt2-large, "
+        "EleutherAI/gpt-j-6b, model.gguf, …",
         style="dim",
     )

@@ -11,8 +11,29 @@ from icl_lens.errors import InputError
 
 RARE = frozenset(
     (
-        *("classes", "layout", "columns", "split", "max_words", "pairs", "separator", "prefix", "system", "bos"),
-        *("final_norm", "bias", "revision", "revision_b", "dtype", "device", "batch_size", "memory", "method"),
+        *(
+            "classes",
+            "layout",
+            "columns",
+            "split",
+            "max_words",
+            "pairs",
+            "separator",
+            "prefix",
+            "system",
+            "bos",
+        ),
+        *(
+            "final_norm",
+            "bias",
+            "revision",
+            "revision_b",
+            "dtype",
+            "device",
+            "batch_size",
+            "memory",
+            "method",
+        ),
         *("random_sets", "mean_over", "n_ablated", "open_page", "seed", "chat", "check"),
     )
 )
@@ -23,7 +44,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with each option group among its parameters expanded for Typer.
 
     A group is a dataclass with a class attribute `panel`, the help panel of its options, and fields
-    `Annotated[type, typer.Option(...)]` with defaults. The options follow the command's other parameters.
+    `Annotated[type, typer.Option(...)]` with defaults. The options follow the command's other
+    parameters.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
@@ -32,7 +54,9 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     for parameter in others:
         for setting in getattr(hints[parameter.name], "__metadata__", ()):
             setting.hidden = setting.hidden or parameter.name in RARE
-    signature = inspect.Signature([*(p.replace(annotation=hints[p.name]) for p in others), *options])
+    signature = inspect.Signature(
+        [*(p.replace(annotation=hints[p.name]) for p in others), *options]
+    )
 
     @wraps(command)
     def flat(*args: Any, **kwargs: Any) -> None:
@@ -43,7 +67,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         command(**values)
 
-    # Typer keeps the source's line breaks within paragraphs; join lines so that they wrap at the terminal's width.
+    # Typer keeps the source's line breaks within paragraphs; join lines so that they wrap at the
+    # terminal's width.
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     flat.__doc__ = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
     flat.__dict__["__signature__"] = signature
@@ -62,7 +87,12 @@ def _options(group: Any) -> list[inspect.Parameter]:
         option.hidden = option.hidden or field.name in RARE
         annotation = Annotated[kind, option]
         options.append(
-            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=annotation,
+            )
         )
     return options
 
@@ -71,4 +101,6 @@ def reject_options(group: Any, *names: str, reason: str) -> None:
     """Raise InputError if one of these options, which have no effect, differs from its default."""
     for field in fields(group):
         if field.name in names and getattr(group, field.name) != field.default:
-            raise InputError(f"--{field.name.replace('_', '-')} has no effect here: {reason}; remove it")
+            raise InputError(
+                f"--{field.name.replace('_', '-')} has no effect here: {reason}; remove it"
+            )

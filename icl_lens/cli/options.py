@@ -47,9 +47,12 @@ PAPER_PROMPT, PAPER_ANSWER = "love : bar like : bar eight : foo two : foo one :"
 SeedOption = Annotated[int, Option(help="Seed for prompts and random heads.")]
 DemonstrationsOption = Annotated[int, Option(min=1, help="Demonstrations per class, or pairs.")]
 ByOption = Annotated[
-    Score | None, Option(help="Score that ranks heads.", show_default="contrast; increase without other labels")
+    Score | None,
+    Option(help="Score that ranks heads.", show_default="contrast; increase without other labels"),
 ]
-PathOption = Annotated[Path | None, Option(help="Word list, sentences or pairs (.json, .jsonl, .csv, .tsv, .parquet).")]
+PathOption = Annotated[
+    Path | None, Option(help="Word list, sentences or pairs (.json, .jsonl, .csv, .tsv, .parquet).")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +61,16 @@ class ModelOptions:
 
     panel: ClassVar[str] = "Model"
 
-    model: Annotated[str, Option("--model", "-m", help="Bundled model, folder, GGUF file or Hub name.")] = "icl-mini"
-    device: Annotated[str | None, Option(help="Device, e.g. cpu, cuda or cuda:1.", show_default="GPU if available")] = (
-        None
-    )
-    dtype: Annotated[Dtype, Option(help="Precision of the weights; the readout uses at least float32.")] = "float32"
+    model: Annotated[
+        str, Option("--model", "-m", help="Bundled model, folder, GGUF file or Hub name.")
+    ] = "icl-mini"
+    device: Annotated[
+        str | None,
+        Option(help="Device, e.g. cpu, cuda or cuda:1.", show_default="GPU if available"),
+    ] = None
+    dtype: Annotated[
+        Dtype, Option(help="Precision of the weights; the readout uses at least float32.")
+    ] = "float32"
     revision: Annotated[str | None, Option(help="Hub revision: branch, tag or commit.")] = None
 
     def load(self, *, default_device: "torch.device | None" = None) -> Any:
@@ -76,7 +84,9 @@ class ModelOptions:
             console.print(f"loading {self.model} …", style="dim")
         device = default_device if self.device is None else self.device
         try:
-            return load_model(self.model, device=device, dtype=getattr(torch, self.dtype), revision=self.revision)
+            return load_model(
+                self.model, device=device, dtype=getattr(torch, self.dtype), revision=self.revision
+            )
         except InputError as error:
             from icl_lens import bundled_models
             from icl_lens.models.installed import INSTALLED_MODELS
@@ -87,7 +97,9 @@ class ModelOptions:
             raise
 
     def warn_of_words(self, console: Console, prompts: "Sequence[Prompt]") -> None:
-        """Warn, on standard error, if a bundled model does not know the words of prompts that it has read."""
+        """Warn, on standard error, if a bundled model does not know the words of prompts that it
+        has read.
+        """
         from icl_lens.cli.own_data import unknown_words_warning
 
         warning = unknown_words_warning(self.model, prompts)
@@ -109,42 +121,58 @@ class TokenOptions:
 
     panel: ClassVar[str] = "Prompt format"
 
-    template: Annotated[str, Option(help="Format of a demonstration; \\n and \\t are escapes.")] = "{text} : {label}"
-    separator: Annotated[str | None, Option(help="Separator between demonstrations.", show_default="space")] = None
+    template: Annotated[str, Option(help="Format of a demonstration; \\n and \\t are escapes.")] = (
+        "{text} : {label}"
+    )
+    separator: Annotated[
+        str | None, Option(help="Separator between demonstrations.", show_default="space")
+    ] = None
     prefix: Annotated[str, Option(help="Text before the first demonstration.")] = ""
-    chat: Annotated[bool, Option("--chat", help="Write demonstrations as turns of the model's chat.")] = False
+    chat: Annotated[
+        bool, Option("--chat", help="Write demonstrations as turns of the model's chat.")
+    ] = False
     system: Annotated[
-        str | None, Option(help="With --chat: system message.", show_default="the chat template's own")
+        str | None,
+        Option(help="With --chat: system message.", show_default="the chat template's own"),
     ] = None
     bos: Annotated[
         bool | None,
-        Option("--bos/--no-bos", help="Add or omit a beginning-of-sequence token.", show_default="tokenizer's default"),
+        Option(
+            "--bos/--no-bos",
+            help="Add or omit a beginning-of-sequence token.",
+            show_default="tokenizer's default",
+        ),
     ] = None
 
     def prompt_template(self, model: Any = None) -> "Template":
-        """Return the template of prompts, in which the query has the format of a demonstration up to the label.
+        """Return the template of prompts, in which the query has the format of a demonstration up
+        to the label.
 
-        That of a chat is the model's. Raise InputError for an invalid template, or for one that ends in white space
-        unless a separator is given: the default separator, a space, would be added to it.
+        That of a chat is the model's. Raise InputError for an invalid template, or for one that
+        ends in white space unless a separator is given: the default separator, a space, would be
+        added to it.
         """
         from icl_lens.prompts.prompt import Template
 
         if self.chat:
-            reject_options(self, "template", "separator", "prefix", reason="--chat has the chat template's own")
+            reject_options(
+                self, "template", "separator", "prefix", reason="--chat has the chat template's own"
+            )
             return Template.chat(model, system=self.system)
         reject_options(self, "system", reason="only --chat has a system message")
         demonstration = unescape(self.template)
         before, _, after = demonstration.partition("{label}")
         if "{label}" in demonstration and "{text}" in after:
             raise InputError(
-                f"--template must have {{text}} before {{label}}, got {_quoted(demonstration)}; in Python, "
-                "il.Template(demonstration, query) takes labels before texts"
+                f"--template must have {{text}} before {{label}}, got {_quoted(demonstration)}; in "
+                "Python, il.Template(demonstration, query) takes labels before texts"
             )
         gap = after[len(after.rstrip()) :]
         if self.separator is None and gap:
             raise InputError(
-                f"--template must not end in white space without --separator, got {_quoted(demonstration)}; use "
-                f"--template {_quoted(demonstration.rstrip())} --separator {_quoted(gap)}"
+                "--template must not end in white space without --separator, got "
+                f"{_quoted(demonstration)}; use --template {_quoted(demonstration.rstrip())} "
+                f"--separator {_quoted(gap)}"
             )
         separator = " " if self.separator is None else unescape(self.separator)
         return Template(demonstration, before.rstrip(" "), separator, unescape(self.prefix))
@@ -168,7 +196,9 @@ def _quoted(text: str) -> str:
 
 
 def preview(batch: "PromptBatch", *, n: int | None = None) -> Text:
-    """Return the first of n prompts (by default those of the batch) as the model reads it, to print before a run."""
+    """Return the first of n prompts (by default those of the batch) as the model reads it, to print
+    before a run.
+    """
     what = batch.count_summary if n is None else f"{n:,} prompts"
     return Text(f"First of {what}:\n{batch.texts[0]}\n", "dim")
 
@@ -182,7 +212,9 @@ class ReadoutOptions(TokenOptions):
     final_norm: Annotated[
         FinalNorm, Option(help="Final norm's scale: frozen at the final residual, or recomputed.")
     ] = "frozen"
-    bias: Annotated[bool, Option("--bias/--no-bias", help="Include the final norm's shift and b_U.")] = True
+    bias: Annotated[
+        bool, Option("--bias/--no-bias", help="Include the final norm's shift and b_U.")
+    ] = True
 
     def readout_arguments(self) -> dict[str, Any]:
         """Return the keyword arguments `final_norm` and `bias`."""
@@ -205,7 +237,8 @@ class PageOptions:
         check_writable(*(path for name, path in vars(self).items() if name != "open_page"))
 
     def write(self, page: Callable[[], str]) -> Path | None:
-        """Write the page to `--html` or, for `--open` alone, to a temporary file that is not deleted.
+        """Write the page to `--html` or, for `--open` alone, to a temporary file that is not
+        deleted.
 
         Return None if neither is given. Raise InputError if the folder is not writable.
         """
@@ -260,14 +293,23 @@ class TaskOptions:
             show_default="file name of --path",
         ),
     ] = None
-    classes: Annotated[Classes, Option(help="Two classes per prompt, or all of a dataset.")] = "binary"
-    layout: Annotated[Layout, Option(help="Order: balanced (random, last, first) or the paper's.")] = "random"
+    classes: Annotated[Classes, Option(help="Two classes per prompt, or all of a dataset.")] = (
+        "binary"
+    )
+    layout: Annotated[
+        Layout, Option(help="Order: balanced (random, last, first) or the paper's.")
+    ] = "random"
     demonstrations: DemonstrationsOption = 2
     path: PathOption = None
-    pairs: Annotated[bool, Option("--pairs", help="Read pairs, whose answers are words of their own.")] = False
+    pairs: Annotated[
+        bool, Option("--pairs", help="Read pairs, whose answers are words of their own.")
+    ] = False
     columns: Annotated[
         str | None,
-        Option(help="Columns of texts and labels, or of pairs.", show_default="text,label; pairs: input,output"),
+        Option(
+            help="Columns of texts and labels, or of pairs.",
+            show_default="text,label; pairs: input,output",
+        ),
     ] = None
     split: Annotated[str, Option(help="Split to draw queries from.")] = "test"
     max_words: Annotated[int | None, Option(min=1, help="Skip texts with more words.")] = None
@@ -278,7 +320,9 @@ class TaskOptions:
             show_default="those of the file at --path; foo,bar",
         ),
     ] = None
-    check: Annotated[bool, Option("--check/--no-check", help="First report what the model does on the task.")] = True
+    check: Annotated[
+        bool, Option("--check/--no-check", help="First report what the model does on the task.")
+    ] = True
 
     @property
     def name(self) -> str | None:
@@ -296,25 +340,37 @@ class TaskOptions:
         """Raise InputError for task options without a task."""
         reject_options(self, *vars(self), reason="it requires --task or --path")
 
-    def sample_prompts(self, n: int, *, seed: int, conflicting: "Sequence[str | None]") -> "list[Prompt]":
+    def sample_prompts(
+        self, n: int, *, seed: int, conflicting: "Sequence[str | None]"
+    ) -> "list[Prompt]":
         """Return `n` prompts of the task, or no prompts if no task is selected.
 
-        Raise InputError for a task together with `conflicting` options, such as a prompt, and for task options without
-        a task.
+        Raise InputError for a task together with `conflicting` options, such as a prompt, and for
+        task options without a task.
         """
         if self.name is None:
             self.check_no_task()
             return []
         if any(given is not None for given in conflicting):
             raise InputError(
-                "a prompt, --answer and --text have no effect with a task; remove them, or --task and --path"
+                "a prompt, --answer and --text have no effect with a task; remove them, or --task "
+                "and --path"
             )
         return self.prompts(n=n, seed=seed)
 
     def start(
-        self, console: Console, model: ModelOptions, tokens: TokenOptions, *, n: int, seed: int, device: Any = None
+        self,
+        console: Console,
+        model: ModelOptions,
+        tokens: TokenOptions,
+        *,
+        n: int,
+        seed: int,
+        device: Any = None,
     ) -> "tuple[Any, PromptBatch]":
-        """Load the model, on `device` unless the user selects one; tokenize the prompts, and print the first."""
+        """Load the model, on `device` unless the user selects one; tokenize the prompts, and print
+        the first.
+        """
         prompts = self.prompts(n=n, seed=seed)
         self.print_data(console, prompts)
         loaded = model.load(default_device=device)
@@ -336,8 +392,9 @@ class TaskOptions:
     ) -> "TaskCheck | PairCheck | None":
         """Print one sentence about what the model does on the task; return its numbers.
 
-        The check is one that an earlier command has kept, or is made on at most `n` prompts. If these are too few,
-        print how to check instead. Without a task or with --no-check, print nothing. Then return None.
+        The check is one that an earlier command has kept, or is made on at most `n` prompts. If
+        these are too few, print how to check instead. Without a task or with --no-check, print
+        nothing. Then return None.
         """
         from icl_lens.analyses.task_behavior import MIN_PROMPTS, N_PROMPTS
 
@@ -345,7 +402,9 @@ class TaskOptions:
             return None
         size = min(n, N_PROMPTS)
         sizes = [N_PROMPTS, size] if size >= MIN_PROMPTS else [N_PROMPTS]
-        behavior = self.behavior(console, model, tokens, sizes=sizes, seed=seed, only_kept=size < MIN_PROMPTS)
+        behavior = self.behavior(
+            console, model, tokens, sizes=sizes, seed=seed, only_kept=size < MIN_PROMPTS
+        )
         if behavior is None:
             console.print(Text("icl-lens check says what the model does on this task.\n", "dim"))
         else:
@@ -363,11 +422,12 @@ class TaskOptions:
         only_kept: bool = False,
         run: "Run | None" = None,
     ) -> "TaskCheck | PairCheck | None":
-        """Return what the model does on the task, for the first number of prompts in `sizes` whose check is kept.
+        """Return what the model does on the task, for the first number of prompts in `sizes` whose
+        check is kept.
 
-        If none is, check it on the last number of prompts and keep the result, or return None for `only_kept`. The
-        prompts are in balanced random order regardless of --layout. A check that takes long is announced with its
-        duration, on standard error.
+        If none is, check it on the last number of prompts and keep the result, or return None for
+        `only_kept`. The prompts are in balanced random order regardless of --layout. A check that
+        takes long is announced with its duration, on standard error.
         """
         from icl_lens.analyses.task_behavior import task_check
         from icl_lens.cli.stored_checks import check_digest, store_check, stored_check
@@ -380,7 +440,8 @@ class TaskOptions:
         for size in sizes:
             prompts = replace(self, layout="random").prompts(n=size, seed=seed)
             digest = check_digest(model, prompts, seed=seed, tokenized=tokenized)
-            # The main process alone reads the cache, so that all processes agree on what is computed.
+            # The main process alone reads the cache, so that all processes agree on what is
+            # computed.
             kept = run.distributed.run_on_main(partial(stored_check, digest))
             if kept is not None:
                 return kept
@@ -400,7 +461,9 @@ class TaskOptions:
         """
         task = self.find_task()
         labels = None if self.labels is None else parse_labels(self.labels)
-        return task.prompts(n, seed=seed, layout=self.layout, demonstrations=self.demonstrations, labels=labels)
+        return task.prompts(
+            n, seed=seed, layout=self.layout, demonstrations=self.demonstrations, labels=labels
+        )
 
     def find_task(self) -> "Task":
         """Return the task that the options describe.
@@ -412,13 +475,16 @@ class TaskOptions:
         from icl_lens.prompts.text_task import TextTask
 
         if self.name is None:
-            raise InputError("pass --task, e.g. --task sentiment-number, or your own sentences with --path")
+            raise InputError(
+                "pass --task, e.g. --task sentiment-number, or your own sentences with --path"
+            )
         columns = None
         if self.columns is not None:
             text, _, label = self.columns.partition(",")
             if not (text and label) or "," in label:
                 raise InputError(
-                    f"--columns must name a text and a label column, e.g. review,stars, got {self.columns!r}"
+                    "--columns must name a text and a label column, e.g. review,stars, got "
+                    f"{self.columns!r}"
                 )
             columns = text.strip(), label.strip()
         named = named_task(self.name, self.path)
@@ -444,12 +510,20 @@ class TaskOptions:
             )
         if path is not None:
             named.digest()  # report an unreadable file first
-        reject_options(self, "columns", "split", "max_words", "classes", reason="it does not apply to word tasks")
+        reject_options(
+            self,
+            "columns",
+            "split",
+            "max_words",
+            "classes",
+            reason="it does not apply to word tasks",
+        )
         return named
 
 
 def parse_labels(text: str) -> "Labels":
-    """Return the labels of `--labels`: words "a,b", "class=word,class=word", or the latter as a JSON object.
+    """Return the labels of `--labels`: words "a,b", "class=word,class=word", or the latter as a
+    JSON object.
 
     Several words of a class are separated by "|". Raise InputError if only some words have a class.
     """
@@ -457,28 +531,41 @@ def parse_labels(text: str) -> "Labels":
         try:
             return parse_json(text)
         except ValueError as error:
-            raise InputError(f"--labels must be a JSON object from classes to words, got {text!r} ({error})") from None
+            raise InputError(
+                f"--labels must be a JSON object from classes to words, got {text!r} ({error})"
+            ) from None
     pieces = [piece.strip() for piece in text.split(",")]
-    pairs = [re.split(r"\s*=\s*", piece, maxsplit=1) for piece in pieces if re.search(r".=.", piece)]
+    pairs = [
+        re.split(r"\s*=\s*", piece, maxsplit=1) for piece in pieces if re.search(r".=.", piece)
+    ]
     if not pairs:
         return pieces
     if len(pairs) < len(pieces):
-        raise InputError(f"--labels must have a class for every word or for none, got {text!r}; write class=word,…")
+        raise InputError(
+            f"--labels must have a class for every word or for none, got {text!r}; write "
+            "class=word,…"
+        )
     return {name: [word.strip() for word in words.split("|")] for name, words in pairs}
 
 
 MIN_QUERIES = 16
-"""Tasks with fewer different queries are not split by query: the halves would have too few queries each."""
+"""Tasks with fewer different queries are not split by query: the halves would have too few queries
+each.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitTask(TaskOptions):
     """A task whose prompts are split: heads are located on some and tested on others."""
 
-    n: Annotated[int, Option("--n", "-n", min=1, help="Number of test prompts; n others locate the heads.")] = 200
+    n: Annotated[
+        int, Option("--n", "-n", min=1, help="Number of test prompts; n others locate the heads.")
+    ] = 200
 
     def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
-        """Return prompts to locate heads on and `n` prompts to test them on, with other queries if there are enough."""
+        """Return prompts to locate heads on and `n` prompts to test them on, with other queries if
+        there are enough.
+        """
         from icl_lens.prompts.tasks import split_by_query
 
         half = self.n + -self.n % 4  # a multiple of four, in which classes and labels are balanced
@@ -491,10 +578,16 @@ class SplitTask(TaskOptions):
 
 
 def located_on(locating: "PromptBatch", testing: "PromptBatch") -> str:
-    """Return the end of a sentence about located heads: on how many prompts, and how many queries also occur here."""
+    """Return the end of a sentence about located heads: on how many prompts, and how many queries
+    also occur here.
+    """
     tested, located = ({prompt.query for prompt in batch.prompts} for batch in (testing, locating))
     n_shared = len(tested & located)
-    queries = f"{n_shared} of their {len(located)} queries also occur here" if n_shared else "with other queries"
+    queries = (
+        f"{n_shared} of their {len(located)} queries also occur here"
+        if n_shared
+        else "with other queries"
+    )
     return f" on {len(locating)} other prompts ({queries})"
 
 
@@ -504,11 +597,20 @@ class HeadChoice:
 
     panel: ClassVar[str] = "Heads"
 
-    heads: Annotated[str | None, Option(help="Heads to test, e.g. L1H2,L3H0.", show_default="located heads")] = None
-    k: Annotated[int | None, Option("--top", "-k", min=1, help="Number of heads to locate.", show_default="6")] = None
+    heads: Annotated[
+        str | None, Option(help="Heads to test, e.g. L1H2,L3H0.", show_default="located heads")
+    ] = None
+    k: Annotated[
+        int | None,
+        Option("--top", "-k", min=1, help="Number of heads to locate.", show_default="6"),
+    ] = None
 
-    def choose(self, model: Any, prompts: "PromptBatch", *, by: Score | None = None) -> "tuple[list[Head], str]":
-        """Return the heads named by the options or located on the prompts, and how they were chosen."""
+    def choose(
+        self, model: Any, prompts: "PromptBatch", *, by: Score | None = None
+    ) -> "tuple[list[Head], str]":
+        """Return the heads named by the options or located on the prompts, and how they were
+        chosen.
+        """
         from icl_lens.locate.locate import top_heads_by
         from icl_lens.models.view import ModelView
         from icl_lens.runs.run import Run
@@ -518,11 +620,15 @@ class HeadChoice:
                 raise InputError("pass either --heads, or --by to locate them, not both")
             names = dict.fromkeys(self.heads.replace(",", " ").split())
             if not names:
-                raise InputError("--heads must name at least one head, e.g. L1H2,L3H0; omit it to locate heads")
+                raise InputError(
+                    "--heads must name at least one head, e.g. L1H2,L3H0; omit it to locate heads"
+                )
             return [ModelView.of(model).check_head(name) for name in names], "selected"
         by = choose_score(by, SCORES, comparable=prompts.has_several_labels)
         with progress() as report:
-            return top_heads_by(model, prompts, self.k or 6, by=by, run=Run(progress=report)), f"located by {by}"
+            return top_heads_by(
+                model, prompts, self.k or 6, by=by, run=Run(progress=report)
+            ), f"located by {by}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -531,15 +637,19 @@ class RunOutput:
 
     panel: ClassVar[str] = "Output"
 
-    out: Annotated[Path | None, Option("--out", "-o", help="Output folder; an interrupted run resumes from it.")] = None
+    out: Annotated[
+        Path | None,
+        Option("--out", "-o", help="Output folder; an interrupted run resumes from it."),
+    ] = None
 
     @contextmanager
     def running(self) -> Iterator[tuple["Run", PlainConsole]]:
         """Yield the run with this folder, and a console that is quiet except in the main process.
 
-        Warnings are printed. On Ctrl-C, end the run with a line that explains how to resume it. Most errors occur in
-        all processes and should be reported once. The other processes therefore wait five seconds before they report an
-        error: if the main process reports it, too, the launcher ends them before that.
+        Warnings are printed. On Ctrl-C, end the run with a line that explains how to resume it.
+        Most errors occur in all processes and should be reported once. The other processes
+        therefore wait five seconds before they report an error: if the main process reports it,
+        too, the launcher ends them before that.
         """
         from icl_lens.runs.folder import CorruptChunk
         from icl_lens.runs.run import Run
@@ -550,7 +660,9 @@ class RunOutput:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("always", CorruptChunk)
-                warnings.showwarning = lambda message, *_, **__: console.print(f"icl-lens: {message}")
+                warnings.showwarning = lambda message, *_, **__: console.print(
+                    f"icl-lens: {message}"
+                )
                 yield Run(self.out), PlainConsole(quiet=not is_main)
         except InputError as error:
             if is_main:
@@ -558,7 +670,11 @@ class RunOutput:
             time.sleep(5)
             raise InputError(f"process {distributed.rank} of {distributed.size}: {error}") from None
         except KeyboardInterrupt:
-            hint = "" if self.out is None else f"; rerun the same command to resume from {str(self.out)!r}"
+            hint = (
+                ""
+                if self.out is None
+                else f"; rerun the same command to resume from {str(self.out)!r}"
+            )
             console.print(f"icl-lens: interrupted{hint}")
             raise SystemExit(130) from None
 
@@ -566,7 +682,9 @@ class RunOutput:
         self, task: TaskOptions, model: ModelOptions, tokens: TokenOptions, *, n: int, seed: int
     ) -> dict[str, Any]:
         """Return what the folder's manifest says about the model and the prompts."""
-        template = replace(tokens, chat=False, system=None).prompt_template()  # that of a chat is the model's
+        template = replace(
+            tokens, chat=False, system=None
+        ).prompt_template()  # that of a chat is the model's
         return {
             "model": model.model,
             "revision": model.revision,

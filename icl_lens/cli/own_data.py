@@ -1,4 +1,6 @@
-"""What a command says first about your own data: its rows, its label words, and whether the model knows its words."""
+"""What a command says first about your own data: its rows, its label words, and whether the model
+knows its words.
+"""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +16,9 @@ MAX_WORDS = 8
 
 
 def data_sentences(task: "Task", prompts: "Sequence[Prompt]") -> list[str]:
-    """Return which rows of the user's file are used, and which label words the prompts have; none without a file."""
+    """Return which rows of the user's file are used, and which label words the prompts have; none
+    without a file.
+    """
     from icl_lens.prompts.word_task import WordTask
 
     if task.path is None:
@@ -46,14 +50,17 @@ def label_sentence(prompts: "Sequence[Prompt]") -> str:
         return f"Label words: {words}. They change classes from prompt to prompt."
     if all(classes == {label} for label, classes in classes_of.items()):
         return f"Label words: {words}, the names of the classes."
-    pairs = [f"{label!r} for class {next(iter(classes_of[label]))!r}" for label in labels[:MAX_WORDS]]
+    pairs = [
+        f"{label!r} for class {next(iter(classes_of[label]))!r}" for label in labels[:MAX_WORDS]
+    ]
     return f"Label words: {', '.join(pairs)}{more}."
 
 
 def unknown_words_warning(model: str, prompts: "Sequence[Prompt]") -> str | None:
     """Return the sentence that a bundled model does not know the prompts' words; None if it does.
 
-    `model` is the name by which the model was loaded. The bundled models know the words of their training alone.
+    `model` is the name by which the model was loaded. The bundled models know the words of their
+    training alone.
     """
     from icl_lens.models.resolve import bundled_models
     from icl_lens.prompts.prompt import quoted_list
@@ -72,7 +79,8 @@ def unknown_words_warning(model: str, prompts: "Sequence[Prompt]") -> str | None
     if not unknown:
         return None
     return (
-        f"{model} knows only the words that it was trained on. {len(unknown):,} of the {len(words):,} different words "
-        f"of these prompts are others, such as {quoted_list(unknown[:3])}, so what it does with them means nothing; "
-        "choose a language model with --model."
+        f"{model} knows only the words that it was trained on. {len(unknown):,} of the "
+        f"{len(words):,} different words of these prompts are others, such as "
+        f"{quoted_list(unknown[:3])}, so what it does with them means nothing; choose a language "
+        "model with --model."
     )

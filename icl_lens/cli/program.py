@@ -1,4 +1,6 @@
-"""Run a command-line program: library output silenced, and one line with exit code 2 for invalid input."""
+"""Run a command-line program: library output silenced, and one line with exit code 2 for invalid
+input.
+"""
 
 import io
 import logging
@@ -44,7 +46,8 @@ def run_program(app: typer.Typer, program: str, *, overview: str = "") -> None:
             return
         if ALL_OPTIONS in arguments:
             app_with_all_options(app)(
-                args=["--help" if argument == ALL_OPTIONS else argument for argument in arguments], prog_name=program
+                args=["--help" if argument == ALL_OPTIONS else argument for argument in arguments],
+                prog_name=program,
             )
             return
         if not {"-h", "--help", "--version", "--examples"} & set(arguments):
@@ -62,7 +65,9 @@ def app_with_all_options(app: typer.Typer) -> Any:
 
 
 def quiet_libraries() -> None:
-    """Silence loader warnings and progress bars; keep errors and, in a terminal, download progress."""
+    """Silence loader warnings and progress bars; keep errors and, in a terminal, download
+    progress.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.simplefilter("ignore")
     for name in (None, "huggingface_hub"):
@@ -79,9 +84,11 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def one_line_errors(program: str) -> Iterator[None]:
-    """Convert invalid input, exhausted memory and unwritable output to one line on standard error and exit code 2.
+    """Convert invalid input, exhausted memory and unwritable output to one line on standard error
+    and exit code 2.
 
-    A closed output pipe ends the program silently with exit code 1, because all files are written by then.
+    A closed output pipe ends the program silently with exit code 1, because all files are written
+    by then.
     """
     from icl_lens.errors import InputError
 
@@ -96,7 +103,9 @@ def one_line_errors(program: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
             raise
-        report_error(program, "out of memory; use fewer prompts, --dtype bfloat16, or another --device")
+        report_error(
+            program, "out of memory; use fewer prompts, --dtype bfloat16, or another --device"
+        )
         raise SystemExit(2) from None
     except BrokenPipeError:
         _discard_output()
@@ -105,7 +114,10 @@ def one_line_errors(program: str) -> Iterator[None]:
         if error.errno not in (ENOSPC, EDQUOT, EIO) or error.filename is not None:
             raise
         _discard_output()
-        report_error(program, f"cannot print the output: {error.strerror}; free space, or redirect it elsewhere")
+        report_error(
+            program,
+            f"cannot print the output: {error.strerror}; free space, or redirect it elsewhere",
+        )
         raise SystemExit(2) from None
 
 

@@ -7,7 +7,18 @@ _OPTIONS = {
     name: f"--{name.replace('_', '-')}"
     for name in (
         *("labels", "columns", "path", "split", "max_words", "classes", "layout", "demonstrations"),
-        *("answer", "against", "by", "template", "separator", "prefix", "device", "dtype", "revision", "seed"),
+        *(
+            "answer",
+            "against",
+            "by",
+            "template",
+            "separator",
+            "prefix",
+            "device",
+            "dtype",
+            "revision",
+            "seed",
+        ),
     )
 }
 _NAME = rf"(?<![\w'\"(.-])({'|'.join([*_OPTIONS, 'prepend_bos'])})"
@@ -24,8 +35,8 @@ def shell_spelling(message: str) -> str:
         >>> from icl_lens.cli.spelling import shell_spelling
         >>> shell_spelling('no prompts are left; pass max_words=20')
         'no prompts are left; pass --max-words 20'
-        >>> shell_spelling("set the columns with columns=(text, label); pass prepend_bos=True (--bos)")
-        'set the columns with --columns text,label; pass --bos'
+        >>> shell_spelling("use columns=(text, label); pass prepend_bos=True (--bos)")
+        'use --columns text,label; pass --bos'
     """
 
     def option(found: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """Keep what `task_check` found in the user's cache, so that one check serves all commands.
 
-1. A check is named by a digest of everything that it depends on: weights, prompts, format, precision, device, packages,
-   and the code that computes it.
+1. A check is named by a digest of everything that it depends on: weights, prompts, format,
+   precision, device, packages, and the code that computes it.
 2. It is stored as JSON, like any result. A file that cannot be read is computed again.
 3. A cache that cannot be written to is no error: then checks are not kept.
 """
@@ -24,7 +24,13 @@ if TYPE_CHECKING:
     AnyCheck = TaskCheck | PairCheck
 
 PACKAGES = ("icl-lens", "transformer-lens", "transformers", "torch")
-CODE = ("analyses/check.py", "analyses/task_behavior.py", "analyses/pair_behavior.py", "intervals.py", "metrics.py")
+CODE = (
+    "analyses/check.py",
+    "analyses/task_behavior.py",
+    "analyses/pair_behavior.py",
+    "intervals.py",
+    "metrics.py",
+)
 """Files whose changes make stored checks invalid."""
 
 
@@ -35,8 +41,12 @@ def checks_folder() -> Path:
     return user_cache_path("icl_lens", appauthor=False) / "checks"
 
 
-def check_digest(model: Any, prompts: "Sequence[Prompt]", *, seed: int, tokenized: Mapping[str, Any]) -> str:
-    """Return a digest of all that a check depends on; `tokenized` are the keyword arguments of `il.tokenize`."""
+def check_digest(
+    model: Any, prompts: "Sequence[Prompt]", *, seed: int, tokenized: Mapping[str, Any]
+) -> str:
+    """Return a digest of all that a check depends on; `tokenized` are the keyword arguments of
+    `il.tokenize`.
+    """
     from icl_lens.digest import json_digest, weights_digest
     from icl_lens.models.offload import ParameterMap
     from icl_lens.models.view import ModelView

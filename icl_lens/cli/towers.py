@@ -29,11 +29,17 @@ if TYPE_CHECKING:
 class TowerTask(SplitTask):
     """A task whose prompts are split: heads are found on some and tested on others."""
 
-    n: Annotated[int, Option("--n", "-n", min=2, help="Number of test prompts; 12 others find the heads.")] = 60
-    check: Annotated[bool, Option("--check/--no-check", help="First report what the model does on the task.")] = False
+    n: Annotated[
+        int, Option("--n", "-n", min=2, help="Number of test prompts; 12 others find the heads.")
+    ] = 60
+    check: Annotated[
+        bool, Option("--check/--no-check", help="First report what the model does on the task.")
+    ] = False
 
     def split_prompts(self, seed: int) -> "tuple[list[Prompt], list[Prompt]]":
-        """Return prompts that find heads and `n` prompts to test them on, the same as in `il.two_towers`."""
+        """Return prompts that find heads and `n` prompts to test them on, the same as in
+        `il.two_towers`.
+        """
         from icl_lens.analyses.two_towers import n_drawn, scanned_and_tested
 
         return scanned_and_tested(self.prompts(n=n_drawn(self.n), seed=seed), self.n)
@@ -43,8 +49,12 @@ class TowerTask(SplitTask):
 class TowerHeads(HeadChoice):
     """The heads to test, and the random sets to compare them with."""
 
-    k: Annotated[int | None, Option("--top", "-k", min=1, help="Number of heads to find.", show_default="12")] = None
-    random_sets: Annotated[int, Option(min=3, max=1000, help="Random sets from the same layers.")] = 20
+    k: Annotated[
+        int | None, Option("--top", "-k", min=1, help="Number of heads to find.", show_default="12")
+    ] = None
+    random_sets: Annotated[
+        int, Option(min=3, max=1000, help="Random sets from the same layers.")
+    ] = 20
 
 
 @grouped
@@ -57,11 +67,13 @@ def towers(
     model: ModelOptions,
     seed: SeedOption = 0,
 ) -> None:
-    """Test whether heads match queries with keys and carry labels as values, by exchanging these with other prompts.
+    """Test whether heads match queries with keys and carry labels as values, by exchanging these
+    with other prompts.
 
-    Without --heads, a scan finds the heads with the largest effect of exchanging their query, on other prompts. Then
-    queries, keys and values of all these heads are exchanged for those of prompts with another query, exchanged texts
-    or exchanged labels, one by one and in pairs; random heads of the same layers are the control.
+    Without --heads, a scan finds the heads with the largest effect of exchanging their query, on
+    other prompts. Then queries, keys and values of all these heads are exchanged for those of
+    prompts with another query, exchanged texts or exchanged labels, one by one and in pairs; random
+    heads of the same layers are the control.
     """
     from icl_lens.analyses.two_towers import N_HEADS, two_towers
     from icl_lens.report.views import page as page_of
@@ -77,7 +89,11 @@ def towers(
     console.print(preview(tokens.tokenize(loaded, tested[:1]), n=len(tested)))
     model.warn_of_words(console, [*scanned, *tested])
     behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
-    chosen = None if heads.heads is None else heads.choose(loaded, tokens.tokenize(loaded, tested[:1]))[0]
+    chosen = (
+        None
+        if heads.heads is None
+        else heads.choose(loaded, tokens.tokenize(loaded, tested[:1]))[0]
+    )
     with progress() as report:
         found = two_towers(
             loaded,
@@ -92,6 +108,8 @@ def towers(
         )
     command = shlex.join(["icl-lens", *sys.argv[1:]])
     page = output.write(lambda: page_of(found, command=command, behavior=str(behavior or "")))
-    output.write_json(lambda: found.to_json(command=command, task_check=behavior and behavior.to_dict()))
+    output.write_json(
+        lambda: found.to_json(command=command, task_check=behavior and behavior.to_dict())
+    )
     console.print(found)
     output.show(page, console)

@@ -1,4 +1,6 @@
-"""Ablation of heads: zeros, a mean, or another prompt's values take the place of what they compute."""
+"""Ablation of heads: zeros, a mean, or another prompt's values take the place of what they
+compute.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +13,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.edits.edit import Edit, Places, Positions, Stage
-from icl_lens.edits.reference import drawn_prompts, last_z, mean_z, reference_batches, warn_of_same_pairs
+from icl_lens.edits.reference import (
+    drawn_prompts,
+    last_z,
+    mean_z,
+    reference_batches,
+    warn_of_same_pairs,
+)
 from icl_lens.errors import InputError, check_choice, check_integers
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
@@ -27,18 +35,20 @@ LayerZ = Mapping[int, Float[Tensor, "prompt head d_head"]]
 class Ablate(Edit):
     """Ablation of heads: their z is replaced, so that they write nothing of their own; b_O is kept.
 
-    `mode="zero"` sets z to zero, "mean" to its mean over all tokens of the `reference` prompts or, with
-    `positions="last"`, over their last tokens, and "resample", with `positions="last"`, to that at the last token of
-    one reference prompt, drawn for each prompt by its tokens and `seed` (never the same prompt). No edits are active in
-    passes over the reference. Pass several batches for a mean over several tasks, in which each has the same weight: a
-    mean over one task of pairs keeps what heads do in all its prompts, so there is a warning. `positions="last"` edits
-    only each prompt's last position, "labels" all tokens of the labels in the demonstrations, which needs the prompts
-    that are run, and a list the tokens at these positions of every prompt, negative ones from its end. `strength`
-    interpolates: 1 replaces z, 0 keeps it, 0.3 moves it by 30 %; one number for all heads, or one per head (soft
-    gates).
+    `mode="zero"` sets z to zero, "mean" to its mean over all tokens of the `reference` prompts or,
+    with `positions="last"`, over their last tokens, and "resample", with `positions="last"`, to
+    that at the last token of one reference prompt, drawn for each prompt by its tokens and `seed`
+    (never the same prompt). No edits are active in passes over the reference. Pass several batches
+    for a mean over several tasks, in which each has the same weight: a mean over one task of pairs
+    keeps what heads do in all its prompts, so there is a warning. `positions="last"` edits only
+    each prompt's last position, "labels" all tokens of the labels in the demonstrations, which
+    needs the prompts that are run, and a list the tokens at these positions of every prompt,
+    negative ones from its end. `strength` interpolates: 1 replaces z, 0 keeps it, 0.3 moves it by
+    30 %; one number for all heads, or one per head (soft gates).
 
-    Raise InputError for an unknown head, mode or positions, positions outside a prompt, a mean without `reference` or
-    with non-finite values, a `reference` for zeros, and strengths that are not finite or not one per head.
+    Raise InputError for an unknown head, mode or positions, positions outside a prompt, a mean
+    without `reference` or with non-finite values, a `reference` for zeros, and strengths that are
+    not finite or not one per head.
 
     Example:
         >>> with il.edited(model, il.Ablate(["L2H0", "L3H1"])):
@@ -67,11 +77,18 @@ class Ablate(Edit):
         super().__post_init__()
         n_heads = len(tuple(self.heads))
         is_one = isinstance(self.strength, Real) or getattr(self.strength, "ndim", 1) == 0
-        given: tuple[Any, ...] = (self.strength,) if is_one else tuple(cast("Sequence[float]", self.strength))
+        given: tuple[Any, ...] = (
+            (self.strength,) if is_one else tuple(cast("Sequence[float]", self.strength))
+        )
         is_finite = all(isinstance(one, Real | Tensor) and math.isfinite(one) for one in given)
         if not is_finite or (not is_one and len(given) != n_heads):
-            raise InputError(f"strength must be a finite number, or one per head, {n_heads}, got {self.strength!r}")
-        object.__setattr__(self, "strength", float(given[0]) if is_one else tuple(map(float, given)))
+            raise InputError(
+                f"strength must be a finite number, or one per head, {n_heads}, got "
+                f"{self.strength!r}"
+            )
+        object.__setattr__(
+            self, "strength", float(given[0]) if is_one else tuple(map(float, given))
+        )
         (seed,) = check_integers(seed=self.seed)
         object.__setattr__(self, "seed", seed)
         if isinstance(self.positions, str):
@@ -81,12 +98,14 @@ class Ablate(Edit):
         check_choice("mode", self.mode, ("zero", "mean", "resample"))
         if (self.mode == "zero") == (self.reference is not None):
             raise InputError(
-                f"reference must be {'omitted' if self.mode == 'zero' else 'given'} for mode={self.mode!r}, got "
+                f"reference must be {'omitted' if self.mode == 'zero' else 'given'} for "
+                f"mode={self.mode!r}, got "
                 f"{'None' if self.reference is None else type(self.reference).__name__}"
             )
         if self.mode == "resample" and self.positions != "last":
             raise InputError(
-                f"positions must be 'last' for mode='resample', got {self.positions!r}; prompts differ in length"
+                f"positions must be 'last' for mode='resample', got {self.positions!r}; prompts "
+                "differ in length"
             )
         if self.reference is not None and not isinstance(self.reference, PromptBatch):
             object.__setattr__(self, "reference", tuple(reference_batches(self.reference)))
@@ -95,7 +114,11 @@ class Ablate(Edit):
 
     @property
     def what(self) -> str:
-        done = {"zero": "zeroed", "mean": "set to their mean", "resample": "set to those of other prompts"}[self.mode]
+        done = {
+            "zero": "zeroed",
+            "mean": "set to their mean",
+            "resample": "set to those of other prompts",
+        }[self.mode]
         partly = "" if self.strength == 1 else f" with strength {self.strength}"
         return done + partly + self._where
 
@@ -103,7 +126,9 @@ class Ablate(Edit):
     def _where(self) -> str:
         """The positions in words, with a space before them; nothing for all positions."""
         if isinstance(self.positions, str):
-            return {"all": "", "last": " at the last position", "labels": " at the labels"}[self.positions]
+            return {"all": "", "last": " at the last position", "labels": " at the labels"}[
+                self.positions
+            ]
         return f" at positions {', '.join(map(str, self.positions))}"
 
     @property
@@ -118,10 +143,18 @@ class Ablate(Edit):
     def shared(self) -> object:
         if type(self) is not Ablate or self._strength_of:
             return id(self)
-        return self.positions, self.strength, id(self.recorded_z), id(self._draws), id(self._label_mask)
+        return (
+            self.positions,
+            self.strength,
+            id(self.recorded_z),
+            id(self._draws),
+            id(self._label_mask),
+        )
 
     @classmethod
-    def prepare(cls, view: ModelView, edits: Sequence["Ablate"], batch: PromptBatch | None) -> Sequence["Ablate"]:
+    def prepare(
+        cls, view: ModelView, edits: Sequence["Ablate"], batch: PromptBatch | None
+    ) -> Sequence["Ablate"]:
         groups: dict[tuple[object, ...], list[Ablate]] = {}
         for edit in edits:
             same = edit.reference if isinstance(edit.reference, tuple) else (edit.reference,)
@@ -138,7 +171,12 @@ class Ablate(Edit):
                     layers = sorted({layer for edit in group for layer in edit.by_layer(view)})
                     is_mean = one.mode == "mean"
                     new["recorded_z"] = (
-                        mean_z(view, layers, one.reference, "last" if one.positions == "last" else "all")
+                        mean_z(
+                            view,
+                            layers,
+                            one.reference,
+                            "last" if one.positions == "last" else "all",
+                        )
                         if is_mean
                         else last_z(view, layers, one.reference)
                     )
@@ -173,7 +211,11 @@ class Ablate(Edit):
             place = (at.row, position, at.head)
         value: Any = 0.0
         if self.recorded_z is not None:
-            row = torch.zeros_like(at.prompt) if self._draws is None else self._draws.to(z.device)[at.prompt]
+            row = (
+                torch.zeros_like(at.prompt)
+                if self._draws is None
+                else self._draws.to(z.device)[at.prompt]
+            )
             value = self.recorded_z[layer][row, at.head].to(z)
         if self.positions == "all" and self.recorded_z is not None:
             value = value[:, None]
@@ -185,20 +227,25 @@ class Ablate(Edit):
             value = z[place] + strength * (value - z[place])
         z[place] = value
 
-    def _entries(self, at: Places, width: int) -> tuple[Int[Tensor, " edited"], Int[Tensor, " edited"]]:
-        """Return every pair of an entry of `at` and a position to edit in its row, as two tensors of indices.
+    def _entries(
+        self, at: Places, width: int
+    ) -> tuple[Int[Tensor, " edited"], Int[Tensor, " edited"]]:
+        """Return every pair of an entry of `at` and a position to edit in its row, as two tensors
+        of indices.
 
         Raise InputError for listed positions outside a prompt.
         """
         if self._label_mask is not None:
-            entry, position = self._label_mask.to(at.row.device)[at.prompt, :width].nonzero(as_tuple=True)
+            entry, position = self._label_mask.to(at.row.device)[at.prompt, :width].nonzero(
+                as_tuple=True
+            )
             return entry, position
         listed = torch.tensor(self.positions, device=at.row.device)
         positions = torch.where(listed < 0, at.last[:, None] + 1 + listed, listed)
         if bool(((positions < 0) | (positions > at.last[:, None])).any()):
             raise InputError(
-                f"positions must be in every prompt, the shortest with {int(at.last.min()) + 1} tokens, got "
-                f"{self.positions}"
+                f"positions must be in every prompt, the shortest with {int(at.last.min()) + 1} "
+                f"tokens, got {self.positions}"
             )
         entry = torch.arange(len(positions), device=positions.device)[:, None].expand_as(positions)
         return entry.flatten(), positions.flatten()
@@ -207,19 +254,32 @@ class Ablate(Edit):
 def _position_tuple(positions: object) -> tuple[int, ...]:
     """Return listed positions as a tuple; raise InputError unless they are different integers."""
     if not isinstance(positions, Iterable):
-        raise InputError(f"positions must be 'all', 'last', 'labels' or a list of positions, got {positions!r}")
+        raise InputError(
+            f"positions must be 'all', 'last', 'labels' or a list of positions, got {positions!r}"
+        )
     listed = tuple(positions)
-    checked = check_integers(**{f"positions[{number}]": position for number, position in enumerate(listed)})
+    checked = check_integers(
+        **{f"positions[{number}]": position for number, position in enumerate(listed)}
+    )
     if not listed or len(set(listed)) < len(listed):
-        raise InputError(f"positions must be different positions, at least one, got {list(listed)!r}")
+        raise InputError(
+            f"positions must be different positions, at least one, got {list(listed)!r}"
+        )
     return tuple(checked)
 
 
 def _label_mask(batch: PromptBatch) -> Bool[Tensor, "batch pos"]:
-    """Return which positions of each prompt are tokens of labels; raise InputError for prompts that show no label."""
+    """Return which positions of each prompt are tokens of labels; raise InputError for prompts that
+    show no label.
+    """
     tokens = batch.label_token_positions.flatten(1)
     if not bool((tokens >= 0).any()):
-        raise InputError("positions must be 'all', 'last' or a list for prompts without demonstrations, got 'labels'")
-    mask = torch.zeros(len(batch), batch.tokens.shape[1] + 1, dtype=torch.bool, device=tokens.device)
+        raise InputError(
+            "positions must be 'all', 'last' or a list for prompts without demonstrations, got "
+            "'labels'"
+        )
+    mask = torch.zeros(
+        len(batch), batch.tokens.shape[1] + 1, dtype=torch.bool, device=tokens.device
+    )
     mask.scatter_(1, tokens.masked_fill(tokens < 0, batch.tokens.shape[1]), value=True)
     return mask[:, :-1]

@@ -16,13 +16,16 @@ from icl_lens.prompts.batch import PromptBatch
 
 @dataclass(frozen=True, eq=False)
 class AddVector(Edit):
-    """A vector added to the residual stream after a layer (steering), or written in its place with `replace=True`.
+    """A vector added to the residual stream after a layer (steering), or written in its place with
+    `replace=True`.
 
-    `vector` is [d_model], or [batch d_model] for one per prompt, in residual-stream units. `positions` is the prompts'
-    last position, "all" positions, or a list of positions, negative from the end of the prompt. It needs the prompts
-    that are run, as `Reweight` does. Tokens may follow prompts of one length, as in `model.generate(batch.tokens)`: the
-    last position stays that of the prompts, with and without a KV cache. Raise InputError for a vector of the wrong
-    shape or with non-finite values, an unknown layer, positions outside a prompt, and passes over other prompts.
+    `vector` is [d_model], or [batch d_model] for one per prompt, in residual-stream units.
+    `positions` is the prompts' last position, "all" positions, or a list of positions, negative
+    from the end of the prompt. It needs the prompts that are run, as `Reweight` does. Tokens may
+    follow prompts of one length, as in `model.generate(batch.tokens)`: the last position stays that
+    of the prompts, with and without a KV cache. Raise InputError for a vector of the wrong shape or
+    with non-finite values, an unknown layer, positions outside a prompt, and passes over other
+    prompts.
 
     Example:
         >>> vector = il.function_vector(model, batch, ["L2H0"])
@@ -41,13 +44,18 @@ class AddVector(Edit):
 
     def __post_init__(self) -> None:
         if not isinstance(self.vector, Tensor):
-            raise InputError(f"vector must be a tensor, got {type(self.vector).__name__}; write torch.tensor(...)")
+            raise InputError(
+                f"vector must be a tensor, got {type(self.vector).__name__}; write "
+                "torch.tensor(...)"
+            )
         check_integers(layer=self.layer)
         if isinstance(self.positions, str):
             check_choice("positions", self.positions, ("all", "last"))
         else:
             object.__setattr__(self, "positions", tuple(self.positions))
-            check_integers(**{f"positions[{number}]": one for number, one in enumerate(self.positions)})
+            check_integers(
+                **{f"positions[{number}]": one for number, one in enumerate(self.positions)}
+            )
         if not bool(self.vector.isfinite().all()):
             raise InputError("vector must be finite, got NaN or infinite values")
 
@@ -55,10 +63,15 @@ class AddVector(Edit):
 
     @property
     def what(self) -> str:
-        done = f"a vector {'in place of the residual stream' if self.replace else 'added'} after layer {self.layer}"
+        done = (
+            f"a vector {'in place of the residual stream' if self.replace else 'added'} after "
+            f"layer {self.layer}"
+        )
         if self.positions == "last":
             return done
-        return f"{done} at {'all positions' if self.positions == 'all' else f'positions {self.positions}'}"
+        if self.positions == "all":
+            return f"{done} at all positions"
+        return f"{done} at positions {self.positions}"
 
     needs_batch = True
     at_prompt_end = True
@@ -69,32 +82,45 @@ class AddVector(Edit):
 
     def by_layer(self, view: ModelView) -> dict[int, list[int]]:
         if not 0 <= self.layer < view.n_layers:
-            raise InputError(f"layer must be between 0 and {view.n_layers - 1} for {view.name}, got {self.layer!r}")
+            raise InputError(
+                f"layer must be between 0 and {view.n_layers - 1} for {view.name}, got "
+                f"{self.layer!r}"
+            )
         return {self.layer: []}
 
     @classmethod
-    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
+    def prepare(
+        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None
+    ) -> Sequence[Edit]:
         assert batch is not None
         for edit in edits:
             if tuple(edit.vector.shape) not in ((view.d_model,), (len(batch), view.d_model)):
                 raise InputError(
-                    f"vector must have shape ({view.d_model},) or ({len(batch)}, {view.d_model}), one per prompt, got "
-                    f"{tuple(edit.vector.shape)}"
+                    f"vector must have shape ({view.d_model},) or ({len(batch)}, {view.d_model}), "
+                    f"one per prompt, got {tuple(edit.vector.shape)}"
                 )
             shortest = int(batch.last.min()) + 1
-            if not isinstance(edit.positions, str) and not all(-shortest <= one < shortest for one in edit.positions):
+            if not isinstance(edit.positions, str) and not all(
+                -shortest <= one < shortest for one in edit.positions
+            ):
                 raise InputError(
-                    f"positions must be in every prompt, the shortest with {shortest} tokens, got {edit.positions}"
+                    f"positions must be in every prompt, the shortest with {shortest} tokens, got "
+                    f"{edit.positions}"
                 )
         return edits
 
     def write_resid(self, x: Tensor, at: Places, layer: int) -> None:
-        vector = (self.vector if self.vector.ndim == 1 else self.vector[at.prompt.to(self.vector.device)]).to(x)
+        vector = (
+            self.vector if self.vector.ndim == 1 else self.vector[at.prompt.to(self.vector.device)]
+        ).to(x)
         if self.positions == "all":
             places: list[Any] = [slice(None)]
             vector = vector.unsqueeze(-2)
         else:
             given = (-1,) if self.positions == "last" else self.positions
-            places = [at.last + 1 + one if int(one) < 0 else torch.full_like(at.last, int(one)) for one in given]
+            places = [
+                at.last + 1 + one if int(one) < 0 else torch.full_like(at.last, int(one))
+                for one in given
+            ]
         for place in places:
             x[at.row, place] = vector if self.replace else x[at.row, place] + vector

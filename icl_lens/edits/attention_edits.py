@@ -1,4 +1,6 @@
-"""Edits of attention: weights of labels, scores without the position term, and blocked attention."""
+"""Edits of attention: weights of labels, scores without the position term, and blocked
+attention.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -20,16 +22,19 @@ from icl_lens.prompts.batch import PromptBatch
 
 @dataclass(frozen=True, eq=False)
 class Reweight(Edit):
-    """Attention of heads from the last position to all tokens of each label, multiplied by a factor per demonstration.
+    """Attention of heads from the last position to all tokens of each label, multiplied by a factor
+    per demonstration.
 
-    `weights` [batch demo] are factors: 1 keeps the attention to a label, 0 removes it. With `renormalize`, the last
-    position's attention is then scaled to the sum it had, which redistributes removed attention. It needs the prompts
-    that are run: `score` has them, a block takes them as `il.edited(..., batch=batch)`, where a batch of one prompt
-    stands for any number of rows that all begin with this prompt.
+    `weights` [batch demo] are factors: 1 keeps the attention to a label, 0 removes it. With
+    `renormalize`, the last position's attention is then scaled to the sum it had, which
+    redistributes removed attention. It needs the prompts that are run: `score` has them, a block
+    takes them as `il.edited(..., batch=batch)`, where a batch of one prompt stands for any number
+    of rows that all begin with this prompt.
 
-    Raise InputError for weights that are negative, not finite or of the wrong shape, an unknown head, prompts without
-    demonstrations, passes over other prompts, and families whose attention cannot be recomputed. Source: the published
-    version, section 4.1 (weights against majority-label bias).
+    Raise InputError for weights that are negative, not finite or of the wrong shape, an unknown
+    head, prompts without demonstrations, passes over other prompts, and families whose attention
+    cannot be recomputed. Source: the published version, section 4.1 (weights against majority-label
+    bias).
 
     Example:
         >>> only_foo = il.Reweight(["L2H0"], [[0.0, 0.0, 1.0, 1.0]], renormalize=True)
@@ -51,9 +56,13 @@ class Reweight(Edit):
     positions = "last"
 
     @classmethod
-    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
+    def prepare(
+        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None
+    ) -> Sequence[Edit]:
         assert batch is not None
-        batch.require_demonstrations("label attention to scale", "use il.Block, which edits attention to any position")
+        batch.require_demonstrations(
+            "label attention to scale", "use il.Block, which edits attention to any position"
+        )
         return [replace(edit, weights=edit._checked(batch), _batch=batch) for edit in edits]
 
     def _checked(self, batch: PromptBatch) -> Float[Tensor, "batch demo"]:
@@ -66,12 +75,14 @@ class Reweight(Edit):
         shape = tuple(batch.label_positions.shape)
         if tuple(weights.shape) != shape:
             raise InputError(
-                f"weights must have shape {shape}, one per prompt and demonstration, got {tuple(weights.shape)}"
+                f"weights must have shape {shape}, one per prompt and demonstration, got "
+                f"{tuple(weights.shape)}"
             )
         valid = torch.isfinite(weights) & (weights >= 0)
         if not bool(valid.all()):
             raise InputError(
-                f"weights must be finite and non-negative, got {float(weights[~valid][0])}; 1 keeps a label, 0 hides it"
+                f"weights must be finite and non-negative, got {float(weights[~valid][0])}; 1 "
+                "keeps a label, 0 hides it"
             )
         return weights
 
@@ -83,7 +94,11 @@ class Reweight(Edit):
         rows, n_keys = len(pattern), pattern.shape[-1]
         _check_length(batch, attention.prompt, n_keys)
         tokens = of_prompts(batch.label_token_positions.to(device), attention.prompt)
-        factors = of_prompts(self.weights.to(device), attention.prompt)[..., None].expand(tokens.shape).flatten(1)
+        factors = (
+            of_prompts(self.weights.to(device), attention.prompt)[..., None]
+            .expand(tokens.shape)
+            .flatten(1)
+        )
         positions = tokens.flatten(1)
         factors = factors.masked_fill(positions < 0, 1.0)
         ones = factors.new_ones(rows, n_keys)
@@ -103,14 +118,15 @@ class Reweight(Edit):
 class RemovePosition(Edit):
     """Query-key products of heads without their position term.
 
-    In rotary models, q·k is computed without rotation. With learned positions, the position embedding's share of the
-    heads' queries and keys is subtracted; the norm's scale stays that of the unedited input. With ALiBi, the bias is
-    omitted. Mask and softmax are unchanged, and position information that earlier layers wrote remains. `strength`
-    interpolates the scores: 1 removes the position term, 0 keeps it. `positions="last"` edits only the attention of the
-    last position.
+    In rotary models, q·k is computed without rotation. With learned positions, the position
+    embedding's share of the heads' queries and keys is subtracted; the norm's scale stays that of
+    the unedited input. With ALiBi, the bias is omitted. Mask and softmax are unchanged, and
+    position information that earlier layers wrote remains. `strength` interpolates the scores: 1
+    removes the position term, 0 keeps it. `positions="last"` edits only the attention of the last
+    position.
 
-    Raise InputError for an unknown head, a strength outside 0 to 1, and families whose attention cannot be recomputed.
-    Source: the published version, section 4.2.
+    Raise InputError for an unknown head, a strength outside 0 to 1, and families whose attention
+    cannot be recomputed. Source: the published version, section 4.2.
 
     Example:
         >>> with il.edited(model, il.RemovePosition(["L2H0"], strength=0.5)):
@@ -139,20 +155,25 @@ class RemovePosition(Edit):
             attention.weight[:, indices] *= 1 - self.strength
         else:
             row, last = attention.last_queries
-            attention.weight[row[:, None], torch.tensor(indices)[None], last[:, None]] *= 1 - self.strength
+            attention.weight[row[:, None], torch.tensor(indices)[None], last[:, None]] *= (
+                1 - self.strength
+            )
 
 
 @dataclass(frozen=True, eq=False)
 class Block(Edit):
-    """Attention of heads without the `edges` that are True, renormalized over the other keys (attention knockout).
+    """Attention of heads without the `edges` that are True, renormalized over the other keys
+    (attention knockout).
 
-    `edges` [batch query key]: an edge is here a pair of a query and a key position. A query with all edges blocked
-    attends nowhere. If `edges` has batch size 1, it applies to every row of a pass. Raise InputError for an unknown
-    head, passes of another shape, and families whose attention cannot be recomputed.
+    `edges` [batch query key]: an edge is here a pair of a query and a key position. A query with
+    all edges blocked attends nowhere. If `edges` has batch size 1, it applies to every row of a
+    pass. Raise InputError for an unknown head, passes of another shape, and families whose
+    attention cannot be recomputed.
 
     Example:
-        >>> edges = batch.attention_mask.new_zeros((1, batch.tokens.shape[1], batch.tokens.shape[1])).bool()
-        >>> edges[0, -1, batch.label_positions[0, :2]] = True  # from the last position to both "bar"
+        >>> n_tokens = batch.tokens.shape[1]
+        >>> edges = batch.attention_mask.new_zeros((1, n_tokens, n_tokens)).bool()
+        >>> edges[0, -1, batch.label_positions[0, :2]] = True  # from the last token to both "bar"
         >>> with il.edited(model, il.Block(["L2H0"], edges)):
         ...     blocked = il.capture(model, batch)
         >>> blocked.attention_to_labels()[0, 2, 0, :2]
@@ -167,14 +188,23 @@ class Block(Edit):
         super().__post_init__()
         edges = self.edges
         if not isinstance(edges, Tensor) or edges.dtype != torch.bool or edges.ndim != 3:
-            what = f"{tuple(edges.shape)} {edges.dtype}" if isinstance(edges, Tensor) else type(edges).__name__
-            raise InputError(f"edges must be a boolean tensor [batch query key], True to block attention, got {what}")
+            what = (
+                f"{tuple(edges.shape)} {edges.dtype}"
+                if isinstance(edges, Tensor)
+                else type(edges).__name__
+            )
+            raise InputError(
+                "edges must be a boolean tensor [batch query key], True to block attention, got "
+                f"{what}"
+            )
 
     stages = (Stage.pattern,)
     what = "with blocked attention"
 
     @classmethod
-    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
+    def prepare(
+        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None
+    ) -> Sequence[Edit]:
         if batch is not None:
             for edit in edits:
                 edit._check_shape((len(batch), batch.tokens.shape[1], batch.tokens.shape[1]))
@@ -183,11 +213,15 @@ class Block(Edit):
     def _check_shape(self, shape: tuple[int, int, int]) -> None:
         if self.edges.shape[0] not in (1, shape[0]) or tuple(self.edges.shape[1:]) != shape[1:]:
             raise InputError(
-                f"edges must have the shape of the pass, {shape}, got {tuple(self.edges.shape)}; run the same batch"
+                f"edges must have the shape of the pass, {shape}, got {tuple(self.edges.shape)}; "
+                "run the same batch"
             )
 
     def is_only_last(self, batch: PromptBatch) -> bool:
-        if self.edges.shape[0] not in (1, len(batch)) or tuple(self.edges.shape[1:]) != (batch.tokens.shape[1],) * 2:
+        if (
+            self.edges.shape[0] not in (1, len(batch))
+            or tuple(self.edges.shape[1:]) != (batch.tokens.shape[1],) * 2
+        ):
             return False  # `prepare` raises the error
         is_last = torch.arange(batch.tokens.shape[1]) == batch.last.cpu()[:, None]
         return not bool((self.edges.cpu() & ~is_last[:, :, None]).any())
@@ -202,11 +236,15 @@ class Block(Edit):
         elif self._batch is not None:  # which the pass runs, or a part of it, and tokens may follow
             _check_length(self._batch, attention.prompt, n_keys)
             more = max(0, n_keys - edges.shape[-1])
-            edges = functional.pad(of_prompts(edges, attention.prompt), (0, more, 0, more))[:, :n_queries, :n_keys]
+            edges = functional.pad(of_prompts(edges, attention.prompt), (0, more, 0, more))[
+                :, :n_queries, :n_keys
+            ]
         else:
             self._check_shape((rows, n_queries, n_keys))
         indices = attention.indices_of(heads)
-        pattern[:, indices] = without_keys(pattern[:, indices], edges[:, None], has_sink=attention.has_sink)
+        pattern[:, indices] = without_keys(
+            pattern[:, indices], edges[:, None], has_sink=attention.has_sink
+        )
 
 
 def _check_length(batch: PromptBatch, prompt: Int[Tensor, " row"], n_keys: int) -> None:
@@ -214,5 +252,6 @@ def _check_length(batch: PromptBatch, prompt: Int[Tensor, " row"], n_keys: int) 
     n_tokens = int(of_prompts(batch.last, prompt).max()) + 1
     if n_tokens > n_keys:
         raise InputError(
-            f"the forward pass must have at least {n_tokens} tokens like batch, got {n_keys}; run the same batch"
+            f"the forward pass must have at least {n_tokens} tokens like batch, got {n_keys}; run "
+            "the same batch"
         )

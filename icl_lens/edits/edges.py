@@ -1,16 +1,21 @@
-"""Remove edges between heads: what earlier components (*writers*) wrote, as read by one head (the *reader*).
+"""Remove edges between heads: what earlier components (*writers*) wrote, as read by one head (the
+*reader*).
 
-1. One pass over the prompts records what every writer wrote, and each head's queries, keys and values.
-2. `reader_at` says at which tokens the reader acts: the last one, or those of a role, such as labels. These are its
-   queries. Its keys and values are at the tokens that an edge's `role` names, among those up to each query.
-3. The reader's queries, keys or values are rebuilt without some writers, and its z is computed from them, see `reader`.
+1. One pass over the prompts records what every writer wrote, and each head's queries, keys and
+   values.
+2. `reader_at` says at which tokens the reader acts: the last one, or those of a role, such as
+   labels. These are its queries. Its keys and values are at the tokens that an edge's `role` names,
+   among those up to each query.
+3. The reader's queries, keys or values are rebuilt without some writers, and its z is computed from
+   them, see `reader`.
 4. This z replaces the reader's own at the tokens of `reader_at`; elsewhere, the reader keeps its z.
-5. All later components run as usual, at all positions from there on: only the last position changes if the reader acts
-   there, and otherwise also every later token that attends to what it wrote.
-6. In a *chain*, the writer is itself an edge, or several into one head. This head's z without them is rebuilt as in 3.
-   The difference from its own z is, after W_O, what the head writes because of them: the last reader of the chain, and
-   nothing else, reads the residual stream without it. Nothing is removed twice: chains through one head that are read
-   as the same queries, keys or values are one chain, and part of the head if this is removed as a whole.
+5. All later components run as usual, at all positions from there on: only the last position changes
+   if the reader acts there, and otherwise also every later token that attends to what it wrote.
+6. In a *chain*, the writer is itself an edge, or several into one head. This head's z without them
+   is rebuilt as in 3. The difference from its own z is, after W_O, what the head writes because of
+   them: the last reader of the chain, and nothing else, reads the residual stream without it.
+   Nothing is removed twice: chains through one head that are read as the same queries, keys or
+   values are one chain, and part of the head if this is removed as a whole.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +50,8 @@ class Edge:
         L2H0 → L5H1.k (true label)
         >>> print(il.Edge("L2H0", "v", "embed", "text", reader_at="label"))
         embed → L2H0.v (text) at label
-        >>> print(il.Edge("L5H1", "k", il.Edge("L2H0", "v", "embed", "text", reader_at="label"), "label"))
+        >>> written_at_label = il.Edge("L2H0", "v", "embed", "text", reader_at="label")
+        >>> print(il.Edge("L5H1", "k", written_at_label, "label"))
         embed → L2H0.v (text) at label → L5H1.k (label)
     """
 
@@ -53,13 +59,15 @@ class Edge:
     part: Part
     """The query ("q"), keys ("k") or values ("v")."""
     writer: "str | Edge | tuple[Edge, ...]"
-    """A head ("L2H0"), an FFN ("F3") or an embedding ("embed", "pos_embed"). With another edge, or several into one
-    head, the edge is a *chain*: from what this head writes because of them."""
+    """A head ("L2H0"), an FFN ("F3") or an embedding ("embed", "pos_embed"). With another edge, or
+    several into one head, the edge is a *chain*: from what this head writes because of them."""
     role: EdgeRole = "last"
-    """Role of the tokens whose keys or values are read (see `batch.token_roles`; "label" for both kinds of labels). A
-    query is read where the reader is, so its role is `reader_at`."""
+    """Role of the tokens whose keys or values are read (see `batch.token_roles`; "label" for both
+    kinds of labels). A query is read where the reader is, so its role is `reader_at`."""
     reader_at: EdgeRole = "last"
-    """Role of the tokens at which the reader acts: those that attend, and whose residual stream it writes to."""
+    """Role of the tokens at which the reader acts: those that attend, and whose residual stream it
+    writes to.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reader", as_head(self.reader))
@@ -81,17 +89,26 @@ Writer = str | Edge | Chain
 
 
 def chain_of(edges: object) -> Chain:
-    """Return one or several edges as a tuple; raise InputError unless they end in one head at the same tokens."""
-    chain = (edges,) if isinstance(edges, Edge) else tuple(edges) if isinstance(edges, Iterable) else ()
+    """Return one or several edges as a tuple; raise InputError unless they end in one head at the
+    same tokens.
+    """
+    chain = (
+        (edges,) if isinstance(edges, Edge) else tuple(edges) if isinstance(edges, Iterable) else ()
+    )
     if not chain or not all(isinstance(edge, Edge) for edge in chain):
         raise InputError(f"writer must be a name such as 'L2H0', an edge or edges, got {edges!r}")
     if len({(edge.reader, edge.reader_at) for edge in chain}) > 1:
-        raise InputError(f"writer must have edges into one head at the same tokens, got {', '.join(map(str, chain))}")
+        raise InputError(
+            "writer must have edges into one head at the same tokens, got "
+            f"{', '.join(map(str, chain))}"
+        )
     return chain
 
 
 def writer_text(writer: Writer) -> str:
-    """Return a writer in words, such as "L2H0", "embed → L2H0.v (text) at label" or "12 edges → L2H0 at label"."""
+    """Return a writer in words, such as "L2H0", "embed → L2H0.v (text) at label" or "12 edges →
+    L2H0 at label".
+    """
     if isinstance(writer, str):
         return writer
     first, *others = chain_of(writer)
@@ -118,23 +135,29 @@ class ReplaceZ(Edit):
         return not any(bool((self.back[:, some] > 0).any()) for some in self.index.values())
 
     def write_z(self, z: Tensor, at: Places, layer: int) -> None:
-        pairs = [(i, one) for i, head in enumerate(at.head.tolist()) for one in self.index[Head(layer, head)]]
+        pairs = [
+            (i, one)
+            for i, head in enumerate(at.head.tolist())
+            for one in self.index[Head(layer, head)]
+        ]
         place, number = torch.tensor(pairs, device=self.z.device).reshape(-1, 2).T
         row, head, prompt, last = (x.to(self.z.device)[place] for x in at)
         back = self.back[prompt, number]
         new, kept = self.z[prompt, number].to(z), back >= 0
-        z[row[kept].to(z.device), (last - back)[kept].to(z.device), head[kept].to(z.device)] = new[kept.to(z.device)]
+        z[row[kept].to(z.device), (last - back)[kept].to(z.device), head[kept].to(z.device)] = new[
+            kept.to(z.device)
+        ]
 
 
 @dataclass(frozen=True, eq=False)
 class WithoutEdges(Edit):
     """All of some edges removed jointly: what writers add to readers' queries, keys or values.
 
-    Each reader's z, at the tokens where an edge has it act, is rebuilt from a pass without edits, so a change in one
-    reader does not reach another. With `reference` prompts, removed writers are replaced by their means over tokens of
-    the same role instead of zero. It needs the prompts that are run, as `Reweight` does. For one edge, the drop equals
-    that of `head_to_head_effects`. Raise InputError for unknown heads or writers, and writers that are not in a layer
-    before the reader.
+    Each reader's z, at the tokens where an edge has it act, is rebuilt from a pass without edits,
+    so a change in one reader does not reach another. With `reference` prompts, removed writers are
+    replaced by their means over tokens of the same role instead of zero. It needs the prompts that
+    are run, as `Reweight` does. For one edge, the drop equals that of `head_to_head_effects`. Raise
+    InputError for unknown heads or writers, and writers that are not in a layer before the reader.
 
     Example:
         >>> edges = [il.Edge("L5H0", "k", "L2H0", "true label"), il.Edge("L5H0", "q", "F3")]
@@ -148,7 +171,11 @@ class WithoutEdges(Edit):
     heads: Iterable[AnyHead] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
-        edges = self.edges if isinstance(self.edges, Iterable) and not isinstance(self.edges, str) else [self.edges]
+        edges = (
+            self.edges
+            if isinstance(self.edges, Iterable) and not isinstance(self.edges, str)
+            else [self.edges]
+        )
         object.__setattr__(self, "edges", tuple(edges))
         if wrong := [edge for edge in self.edges if not isinstance(edge, Edge)]:
             raise InputError(f"edges must be a list of il.Edge, got {wrong[0]!r}")
@@ -161,7 +188,9 @@ class WithoutEdges(Edit):
         return all(edge.reader_at == "last" for edge in self.edges)
 
     @classmethod
-    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
+    def prepare(
+        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None
+    ) -> Sequence[Edit]:
         assert batch is not None
         found: dict[int, Edit] = {}
         for reference in {id(edit.reference): edit.reference for edit in edits}.values():
@@ -169,17 +198,22 @@ class WithoutEdges(Edit):
             removed, chains = removal_masks(view, [edit.edges for edit in some])
             with edits_disabled(view):
                 means = None if reference is None else writer_means(view.model, reference)
-                replaced = replaced_by_sets(view.model, batch, removed, means, n_sets=len(some), chains=chains)
+                replaced = replaced_by_sets(
+                    view.model, batch, removed, means, n_sets=len(some), chains=chains
+                )
             found |= {id(edit): one for edit, one in zip(some, replaced, strict=True)}
         return [found[id(edit)] for edit in edits]
 
 
 RemovalMasks = dict[tuple[Head, EdgeRole], Bool[Tensor, "set part role _"]]
-"""For each reader and role of the tokens at which it acts, the writers (last axis) that each set of edges removes from
-its queries, keys and values. The roles at which one reader acts have no tokens in common."""
+"""For each reader and role of the tokens at which it acts, the writers (last axis) that each set of
+edges removes from its queries, keys and values. The roles at which one reader acts have no tokens
+in common."""
 
 
-def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> tuple[RemovalMasks, tuple[Chain, ...]]:
+def removal_masks(
+    view: ModelView, edge_sets: Sequence[Iterable[Edge]]
+) -> tuple[RemovalMasks, tuple[Chain, ...]]:
     """Return sets of edges as masks, whose last axis ends with chains, and these chains.
 
     Raise InputError for edges that the model does not have.
@@ -188,13 +222,20 @@ def removal_masks(view: ModelView, edge_sets: Sequence[Iterable[Edge]]) -> tuple
     for edge in (edge for edges in sets for edge in edges):
         check_edge(view, edge)
     sets = list(map(joined_chains, sets))
-    chains = tuple(dict.fromkeys(edge.writer for edges in sets for edge in edges if isinstance(edge.writer, tuple)))
+    chains = tuple(
+        dict.fromkeys(
+            edge.writer for edges in sets for edge in edges if isinstance(edge.writer, tuple)
+        )
+    )
     removed: RemovalMasks = {}
     for number, edges in enumerate(sets):
         for edge in edges:
             reader = view.check_head(edge.reader)
             writer = writer_index(view, edge.writer, reader, chains)
-            part, n_writers = PARTS.index(edge.part), len(writer_names(view, reader.layer)) - 1 + len(chains)
+            part, n_writers = (
+                PARTS.index(edge.part),
+                len(writer_names(view, reader.layer)) - 1 + len(chains),
+            )
             shape = len(sets), len(PARTS), len(ROLES), n_writers
             for at, role in role_pairs(edge):
                 if (reader, ROLES[at]) not in removed:
@@ -217,21 +258,33 @@ def check_edge(view: ModelView, edge: Edge) -> None:
         )
     if chain and not {*indices_in_roles(edge.role)} & {*indices_in_roles(chain[0].reader_at)}:
         own = chain[0].reader_at
-        raise InputError(f"role must be {own!r} like reader_at of the writer, got {edge.role!r} in '{edge}'")
+        raise InputError(
+            f"role must be {own!r} like reader_at of the writer, got {edge.role!r} in '{edge}'"
+        )
     if edge.part == "q" and edge.role != edge.reader_at:
-        raise InputError(f"role must be {edge.reader_at!r} like reader_at for a query, got {edge.role!r}")
+        raise InputError(
+            f"role must be {edge.reader_at!r} like reader_at for a query, got {edge.role!r}"
+        )
 
 
 def role_pairs(edge: Edge) -> list[tuple[int, int]]:
     """Return `reader_at` and `role` as indices into `ROLES`, for each kind of labels."""
     places = indices_in_roles(edge.reader_at)
-    return [(at, role) for at in places for role in ((at,) if edge.part == "q" else indices_in_roles(edge.role))]
+    return [
+        (at, role)
+        for at in places
+        for role in ((at,) if edge.part == "q" else indices_in_roles(edge.role))
+    ]
 
 
 def joined_chains(edges: list[Edge]) -> list[Edge]:
-    """Return edges of which no two remove the same: chains through one head as one, or none if the head is removed."""
+    """Return edges of which no two remove the same: chains through one head as one, or none if the
+    head is removed.
+    """
     names = [edge for edge in edges if isinstance(edge.writer, str)]
-    whole = {(edge.reader, edge.part, *pair, edge.writer) for edge in names for pair in role_pairs(edge)}
+    whole = {
+        (edge.reader, edge.part, *pair, edge.writer) for edge in names for pair in role_pairs(edge)
+    }
     joined: dict[tuple[AnyHead, Part, int, int, AnyHead], list[Edge]] = {}
     for edge, chain in ((edge, edge.writer) for edge in edges if isinstance(edge.writer, tuple)):
         for at, role in role_pairs(edge):
@@ -241,24 +294,36 @@ def joined_chains(edges: list[Edge]) -> list[Edge]:
         if own and (reader, part, at, role, str(head)) not in whole:
             if len({one.reader_at for one in own}) > 1:  # "label" and one kind of labels
                 kind = {"reader_at": ROLES[role]}
-                own = [replace(one, **kind, role=ROLES[role] if one.part == "q" else one.role) for one in own]
+                own = [
+                    replace(one, **kind, role=ROLES[role] if one.part == "q" else one.role)
+                    for one in own
+                ]
             names.append(Edge(reader, part, tuple(dict.fromkeys(own)), ROLES[role], ROLES[at]))
     return names
 
 
-def writer_index(view: ModelView, writer: Writer, reader: Head, chains: Sequence[Chain]) -> int | None:
-    """Return where a writer is on a reader's axis of writers, which ends with chains; None if it is not before it."""
+def writer_index(
+    view: ModelView, writer: Writer, reader: Head, chains: Sequence[Chain]
+) -> int | None:
+    """Return where a writer is on a reader's axis of writers, which ends with chains; None if it is
+    not before it.
+    """
     names = writer_names(view, reader.layer)[:-1]
     if isinstance(writer, str):
         return names.index(writer) if writer in names else None
     chain = chain_of(writer)
-    return len(names) + chains.index(chain) if view.check_head(chain[0].reader).layer < reader.layer else None
+    return (
+        len(names) + chains.index(chain)
+        if view.check_head(chain[0].reader).layer < reader.layer
+        else None
+    )
 
 
 def chain_vectors(
     acts: Activations, chains: Sequence[Chain], means: Means | None
 ) -> Float[Tensor, "row chain d_model"] | None:
-    """Return what each chain's head writes because of its edges, in rows of captured writers; None without chains.
+    """Return what each chain's head writes because of its edges, in rows of captured writers; None
+    without chains.
 
     The scale of a norm after attention is the model's own.
     """
@@ -274,7 +339,9 @@ def chain_vectors(
         some = mask.flatten(1).any(1).nonzero()[:, 0].to(rows.device)
         reader = Reader(acts, head, means, places, more)
         q, k, v = mask[some.cpu()].to(rows.device).unbind(1)
-        change = (reader.z[:, None] - reader.z_without_sets({"q": q, "k": k, "v": v})).transpose(1, 2)[rows >= 0]
+        change = (reader.z[:, None] - reader.z_without_sets({"q": q, "k": k, "v": v})).transpose(
+            1, 2
+        )[rows >= 0]
         rows = rows[rows >= 0]
         _, scale = writers.scaled_z(rows, head.layer)
         found[rows[:, None], some] += change @ view.W_O(head.layer)[head.head].to(change) * scale
@@ -290,7 +357,9 @@ def replaced_by_sets(
     n_sets: int,
     chains: Sequence[Chain] = (),
 ) -> list[ReplaceZ]:
-    """Return for each of `n_sets` sets of edges the edit that removes it; masks end with `chains`."""
+    """Return for each of `n_sets` sets of edges the edit that removes it; masks end with
+    `chains`.
+    """
     view = ModelView.of(model)
     index: list[dict[Head, list[int]]] = [{} for _ in range(n_sets)]
     back = [batch.last.cpu().new_empty(len(batch), 0)]
@@ -312,32 +381,43 @@ def replaced_by_sets(
         more = chain_vectors(acts, chains, means)
         for head, places, mask in found:
             q, k, v = mask.to(acts.z.device).unbind(1)
-            z = Reader(acts, head, means, places[prompts], more).z_without_sets({"q": q, "k": k, "v": v})
+            z = Reader(acts, head, means, places[prompts], more).z_without_sets(
+                {"q": q, "k": k, "v": v}
+            )
             pieces.append(z.flatten(1, 2))
         return torch.cat(pieces, dim=1)
 
     new_z = torch.cat([rebuild_z(*piece) for piece in capture_pieces(model, batch, "all")])
-    return [ReplaceZ(list(one), new_z, torch.cat(back, dim=1).to(new_z.device), one) for one in index]
+    return [
+        ReplaceZ(list(one), new_z, torch.cat(back, dim=1).to(new_z.device), one) for one in index
+    ]
 
 
 def positions_in(mask: Bool[Tensor, "batch pos"]) -> Int[Tensor, "batch place"]:
-    """Return the positions of each prompt at which a mask is true, padded with -1; at least one per prompt."""
+    """Return the positions of each prompt at which a mask is true, padded with -1; at least one per
+    prompt.
+    """
     return padded_ids([row.nonzero()[:, 0].tolist() or [-1] for row in mask.cpu()])
 
 
-def tokens_back(batch: PromptBatch, places: Int[Tensor, "batch place"]) -> Int[Tensor, "batch place"]:
+def tokens_back(
+    batch: PromptBatch, places: Int[Tensor, "batch place"]
+) -> Int[Tensor, "batch place"]:
     """Return how many tokens before a prompt's last one each place is; -1 where there is none."""
     return (batch.last[:, None].to(places) - places).masked_fill(places < 0, -1)
 
 
 def writer_means(model: Any, batch: PromptBatch) -> Means:
-    """Return the mean of what each writer wrote to tokens of each role; 0 for roles that do not occur.
+    """Return the mean of what each writer wrote to tokens of each role; 0 for roles that do not
+    occur.
 
     True and false labels have one mean, so that it does not reveal which labels equal the answer.
     """
     check_batch(batch, "reference")
     view = ModelView.of(model)
-    total = torch.zeros(len(ROLES), len(writer_names(view, view.n_layers)) - 1, view.d_model, dtype=torch.float64)
+    total = torch.zeros(
+        len(ROLES), len(writer_names(view, view.n_layers)) - 1, view.d_model, dtype=torch.float64
+    )
     count = torch.zeros(len(ROLES), dtype=torch.float64)
     for acts, _ in capture_pieces(model, batch, "all"):
         writers = require_writers(acts)
@@ -356,10 +436,13 @@ def writer_means(model: Any, batch: PromptBatch) -> Means:
 def capture_pieces(
     model: Any, batch: PromptBatch, positions: TokenPositions
 ) -> Iterator[tuple[Activations, list[int]]]:
-    """Yield activations with the writers at `positions` for a few prompts at a time, and the indices of the prompts."""
+    """Yield activations with the writers at `positions` for a few prompts at a time, and the
+    indices of the prompts.
+    """
     view = ModelView.of(model)
     bytes_per_prompt = vector_bytes(view) * (1 if positions == "last" else batch.tokens.shape[1])
     for piece in torch.arange(len(batch)).split(max(1, WRITER_BYTES // bytes_per_prompt)):
-        # Rows that share a pass would share what chains write, although the same token can have another role in each.
+        # Rows that share a pass would share what chains write, although the same token can have
+        # another role in each.
         own_passes = replace(batch[piece.tolist()], prompt_index=None)
         yield capture(model, own_passes, writers=positions), piece.tolist()

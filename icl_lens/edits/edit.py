@@ -1,9 +1,11 @@
-"""What an edit is: a value that names heads and writes into their activations, and knows nothing of passes.
+"""What an edit is: a value that names heads and writes into their activations, and knows nothing of
+passes.
 
-1. `Edit` is the base class. An edit writes queries, keys, values or the pattern in `write_attention`, z in `write_z`,
-   or the residual stream after a layer in `write_resid`, at the stages that it names.
-2. `Places` and `Attention` are what these methods get: the same in passes over whole prompts, in passes that start at a
-   layer, and in rows of one token, so that an edit is written once.
+1. `Edit` is the base class. An edit writes queries, keys, values or the pattern in
+   `write_attention`, z in `write_z`, or the residual stream after a layer in `write_resid`, at the
+   stages that it names.
+2. `Places` and `Attention` are what these methods get: the same in passes over whole prompts, in
+   passes that start at a layer, and in rows of one token, so that an edit is written once.
 3. `prepare` runs the passes of its own that an edit needs, once for all edits that share them.
 """
 
@@ -31,7 +33,9 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 class Stage(IntEnum):
-    """Stage at which an edit writes; edits apply in the order of stages, and within a stage in the order given."""
+    """Stage at which an edit writes; edits apply in the order of stages, and within a stage in the
+    order given.
+    """
 
     inputs = 0
     """Queries, keys and values."""
@@ -50,7 +54,9 @@ Z_STAGES = (Stage.z, Stage.removal)
 
 
 class Places(NamedTuple):
-    """Where an edit writes z or the residual stream: one entry for every edited head of every row."""
+    """Where an edit writes z or the residual stream: one entry for every edited head of every
+    row.
+    """
 
     row: Int[Tensor, " n"]
     """Row of the pass."""
@@ -69,7 +75,9 @@ class Places(NamedTuple):
         prompt: Int[Tensor, " row"],
         last: Int[Tensor, " row"],
     ) -> "Places":
-        """Return the places of edited heads, given as (number, heads), in the rows that have this number."""
+        """Return the places of edited heads, given as (number, heads), in the rows that have this
+        number.
+        """
         pairs = [(one, head) for one, heads in members for head in heads or [-1]]
         numbers, heads = torch.tensor(pairs, device=number.device).T
         row, pair = (number[:, None] == numbers).nonzero(as_tuple=True)
@@ -82,7 +90,9 @@ class Attention:
 
     edited_heads: list[int]
     inputs: ScoreInputs | None
-    """Inputs of the attention scores; None if only patterns are edited and the model's own pattern was recorded."""
+    """Inputs of the attention scores; None if only patterns are edited and the model's own pattern
+    was recorded.
+    """
     v: Float[Tensor, "row key head d_head"]
     """Values, with key-value groups repeated."""
     weight: Float[Tensor, "row head query"]
@@ -113,9 +123,10 @@ class Attention:
 class Edit:
     """Base class of edits: values that name heads, and write into their activations.
 
-    A subclass is a frozen dataclass with a field `heads` that defines `write_z`, or `stages` and `write_attention`.
-    With `positions="last"`, it promises to change and read only the last position: `score` then re-runs one token per
-    prompt, in which z has no other position. Docs: docs/howto/edits.md.
+    A subclass is a frozen dataclass with a field `heads` that defines `write_z`, or `stages` and
+    `write_attention`. With `positions="last"`, it promises to change and read only the last
+    position: `score` then re-runs one token per prompt, in which z has no other position. Docs:
+    docs/howto/edits.md.
 
     Example:
         >>> from dataclasses import dataclass
@@ -134,26 +145,39 @@ class Edit:
     stages: tuple[Stage, ...] = (Stage.z,)
     """The stages at which the edit writes.
 
-    A subclass names them in a tuple: "inputs" (queries, keys and values), "scores" (the position term of attention
-    scores), "pattern", "z", "removal" (z, after all other edits) and "resid" (the residual stream after a layer).
+    A subclass names them in a tuple: "inputs" (queries, keys and values), "scores" (the position
+    term of attention scores), "pattern", "z", "removal" (z, after all other edits) and "resid" (the
+    residual stream after a layer).
     """
     what: str = "edited"
     """What is done to the heads, in words such as "zeroed"."""
     supports_cache: bool = False
     """Whether passes that continue a KV cache are edited like whole passes."""
     needs_batch: bool = False
-    """Whether the edit belongs to particular prompts, which every pass must run; tokens may follow them."""
+    """Whether the edit belongs to particular prompts, which every pass must run; tokens may follow
+    them.
+    """
     keeps_scores: bool = False
-    """Whether an edit at the inputs stage changes no queries or keys, so that patterns are not recomputed."""
+    """Whether an edit at the inputs stage changes no queries or keys, so that patterns are not
+    recomputed.
+    """
     is_for_last_query: bool = False
-    """Whether the last query alone reads changed keys or values; earlier positions keep what they have without."""
+    """Whether the last query alone reads changed keys or values; earlier positions keep what they
+    have without.
+    """
     at_prompt_end: bool = False
-    """Whether "last" is the last token of the prompts also in passes in which generated tokens follow them."""
+    """Whether "last" is the last token of the prompts also in passes in which generated tokens
+    follow them.
+    """
 
     def __init_subclass__(cls) -> None:
         if isinstance(names := vars(cls).get("stages"), tuple):
             for name in names:
-                check_choice("stages", name.name if isinstance(name, Stage) else name, tuple(Stage.__members__))
+                check_choice(
+                    "stages",
+                    name.name if isinstance(name, Stage) else name,
+                    tuple(Stage.__members__),
+                )
             cls.stages = tuple(Stage[name] if isinstance(name, str) else name for name in names)
 
     def __post_init__(self) -> None:
@@ -161,20 +185,29 @@ class Edit:
 
     @property
     def shared(self) -> object:
-        """Edits of one type with the same `shared` write alike, except at other heads; by default, none do."""
+        """Edits of one type with the same `shared` write alike, except at other heads; by default,
+        none do.
+        """
         return id(self)
 
     def is_only_last(self, batch: PromptBatch) -> bool:
-        """Return whether only the last position of the prompts changes, so that one token per prompt can run again."""
+        """Return whether only the last position of the prompts changes, so that one token per
+        prompt can run again.
+        """
         return getattr(self, "positions", "all") == "last"
 
     def by_layer(self, view: ModelView) -> dict[int, list[int]]:
-        """Return layer -> edited heads; raise InputError for a head that the model does not have."""
+        """Return layer -> edited heads; raise InputError for a head that the model does not
+        have.
+        """
         return group_by_layer(view, self.heads)
 
     @classmethod
-    def prepare(cls, view: ModelView, edits: Sequence["Edit"], batch: PromptBatch | None) -> Sequence["Edit"]:
-        """Return the edits with what they need from passes of their own, run once for all; raise InputError if invalid.
+    def prepare(
+        cls, view: ModelView, edits: Sequence["Edit"], batch: PromptBatch | None
+    ) -> Sequence["Edit"]:
+        """Return the edits with what they need from passes of their own, run once for all; raise
+        InputError if invalid.
 
         `batch` are the prompts that will be run, None in a block without a batch.
         """
@@ -194,37 +227,51 @@ class Edit:
 
     def _missing(self, method: str) -> InputError:
         names = ", ".join(stage.name for stage in self.stages)
-        return InputError(f"{type(self).__name__} must define {method}, because it writes at the stage {names}")
+        return InputError(
+            f"{type(self).__name__} must define {method}, because it writes at the stage {names}"
+        )
 
     write_rows: ClassVar[Callable[..., None] | None] = None
-    """If defined, writes z of all rows of one token that the type edits at once, instead of `write_attention`; see
-    `row_pass`."""
+    """If defined, writes z of all rows of one token that the type edits at once, instead of
+    `write_attention`; see `row_pass`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """An edit that is ready to write, with its heads by layer, and the prompts that passes must run, if any."""
+    """An edit that is ready to write, with its heads by layer, and the prompts that passes must
+    run, if any.
+    """
 
     edit: Edit
     heads: Mapping[int, list[int]]
     batch: PromptBatch | None = None
     prompt: Int[Tensor, " row"] | None = None
-    """Index of each prompt of `batch` among those for which the edit was prepared; None if these are the same."""
+    """Index of each prompt of `batch` among those for which the edit was prepared; None if these
+    are the same.
+    """
 
     @property
     def words(self) -> str:
         """What is done to which heads, such as "L5H0, L4H1 zeroed"."""
-        heads = [str(Head(layer, head)) for layer, indices in sorted(self.heads.items()) for head in indices]
+        heads = [
+            str(Head(layer, head))
+            for layer, indices in sorted(self.heads.items())
+            for head in indices
+        ]
         return f"{some_of(heads, 'heads')} {self.edit.what}".lstrip()
 
     def select(self, prompts: Sequence[int]) -> "Placed":
         """Return the edit for passes that run only some of the prompts."""
         rows = list(prompts)
-        return replace(self, batch=None if self.batch is None else self.batch[rows], prompt=torch.tensor(rows))
+        return replace(
+            self, batch=None if self.batch is None else self.batch[rows], prompt=torch.tensor(rows)
+        )
 
 
 LayerEdits = list[tuple[Stage, Placed, list[int]]]
-"""Edits of a layer, each with the stage and the heads at which it writes, in the order in which they apply."""
+"""Edits of a layer, each with the stage and the heads at which it writes, in the order in which
+they apply.
+"""
 
 
 def edits_at(placed: Iterable[Placed], layer: int, stages: Sequence[Stage]) -> LayerEdits:
@@ -255,12 +302,17 @@ def writes_at(
 
 
 def edited_attention(
-    values: LayerValues, edits: LayerEdits, last: Int[Tensor, " row"], prompts: Sequence[Int[Tensor, " row"]]
+    values: LayerValues,
+    edits: LayerEdits,
+    last: Int[Tensor, " row"],
+    prompts: Sequence[Int[Tensor, " row"]],
 ) -> tuple[list[int], Float[Tensor, "row head query key"], Float[Tensor, "row key head d_head"]]:
-    """Return the heads edited at the inputs, scores or pattern stage, with their edited patterns and values.
+    """Return the heads edited at the inputs, scores or pattern stage, with their edited patterns
+    and values.
 
-    `last` is the index of each row's last query, `prompts` has the index of each row's prompt for each edit. A pattern
-    is recomputed from queries and keys if an edit changes its scores or if the model's own was not recorded.
+    `last` is the index of each row's last query, `prompts` has the index of each row's prompt for
+    each edit. A pattern is recomputed from queries and keys if an edit changes its scores or if the
+    model's own was not recorded.
     """
     edited_heads = sorted({head for _, _, heads in edits for head in heads})
     n_before = sum(stage < Stage.pattern for stage, _, _ in edits)
@@ -272,10 +324,14 @@ def edited_attention(
     v = values.heads("v", edited_heads)
     weight = torch.ones(len(v), len(edited_heads), values.seen["q"].shape[1], device=v.device)
     has_sink = attention_scoring(values.view, values.layer).sinks is not None
-    attention = Attention(edited_heads, inputs, v, weight, last, last, values.queries, has_sink=has_sink)
+    attention = Attention(
+        edited_heads, inputs, v, weight, last, last, values.queries, has_sink=has_sink
+    )
 
     def write(some: slice) -> None:
-        for (stage, placed, heads), attention.prompt in zip(edits[some], prompts[some], strict=True):
+        for (stage, placed, heads), attention.prompt in zip(
+            edits[some], prompts[some], strict=True
+        ):
             if stage < Stage.pattern and not placed.edit.keeps_scores:
                 attention.rescored.update(attention.indices_of(heads))
             placed.edit.write_attention(attention, heads, values.layer)
@@ -295,13 +351,17 @@ def edited_attention(
 
 
 def group_by_layer(view: ModelView, heads: Iterable[AnyHead]) -> dict[int, list[int]]:
-    """Return layer -> its chosen heads, without duplicates; raise InputError for an unknown head."""
+    """Return layer -> its chosen heads, without duplicates; raise InputError for an unknown
+    head.
+    """
     by_layer: dict[int, list[int]] = {}
     for layer, index in sorted(view.check_heads(heads)):
         by_layer.setdefault(layer, []).append(index)
     return by_layer
 
 
-def of_prompts(x: Shaped[Tensor, "prompt *rest"], prompt: Int[Tensor, " n"]) -> Shaped[Tensor, "n *rest"]:
+def of_prompts(
+    x: Shaped[Tensor, "prompt *rest"], prompt: Int[Tensor, " n"]
+) -> Shaped[Tensor, "n *rest"]:
     """Return what belongs to each row's prompt; a single prompt's is used for all rows."""
     return x[prompt.to(x.device)] if len(x) > 1 else x.expand(len(prompt), *x.shape[1:])

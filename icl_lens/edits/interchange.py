@@ -1,13 +1,14 @@
 """Exchange queries, keys and values of heads at the last position for those of donor prompts.
 
-1. `donor_passes` records the queries at the last positions of donors, and the keys and values at their labels.
-2. Each exchange of a set of heads re-runs one token per prompt from the set's first layer (see `engine`): the set's
-   heads use donors' queries, keys or values, several of them jointly if the exchange says so. All other heads run as
-   usual on what has changed before them.
+1. `donor_passes` records the queries at the last positions of donors, and the keys and values at
+   their labels.
+2. Each exchange of a set of heads re-runs one token per prompt from the set's first layer (see
+   `engine`): the set's heads use donors' queries, keys or values, several of them jointly if the
+   exchange says so. All other heads run as usual on what has changed before them.
 
-Queries and keys are exchanged before rotation, label by label, so that donors may differ in length. At all other
-positions, the heads keep their own output. Source: method of interchange interventions, Geiger et al. (arXiv
-2106.02997).
+Queries and keys are exchanged before rotation, label by label, so that donors may differ in length.
+At all other positions, the heads keep their own output. Source: method of interchange
+interventions, Geiger et al. (arXiv 2106.02997).
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,9 @@ LayerTensors = dict[int, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """What heads of some layers have at a donor's last positions (queries) and label tokens (keys and values)."""
+    """What heads of some layers have at a donor's last positions (queries) and label tokens (keys
+    and values).
+    """
 
     is_kept: Bool[Tensor, "prompt token"]
     """Tokens at which prompts keep their own keys and values."""
@@ -63,14 +66,18 @@ class Interchange(Edit):
     is_for_last_query = True
 
     @classmethod
-    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
+    def prepare(
+        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None
+    ) -> Sequence[Edit]:
         kv_heads = tuple(map(view.kv_head, range(view.n_heads)))
         return [replace(edit, _kv_heads=kv_heads) for edit in edits]
 
     def exchanged(
         self, part: Part, layer: int, prompt: Int[Tensor, " row"]
     ) -> tuple[Int[Tensor, "row token"], Float[Tensor, "row token kv_head d_head"]]:
-        """Return the positions of the exchanged tokens, -1 for none, and the donor's keys or values for them."""
+        """Return the positions of the exchanged tokens, -1 for none, and the donor's keys or values
+        for them.
+        """
         donor = self.k if part == "k" else self.v
         assert donor is not None
         by_layer = donor.k if part == "k" else donor.v
@@ -97,7 +104,9 @@ class Interchange(Edit):
         if self.q is not None:
             inputs.q = inputs.q.clone()
             rows, last = attention.last_queries
-            inputs.q[rows[:, None], last[:, None], indices] = self.q.q[layer][prompt][:, heads].to(inputs.q)
+            inputs.q[rows[:, None], last[:, None], indices] = self.q.q[layer][prompt][:, heads].to(
+                inputs.q
+            )
 
     @staticmethod
     def write_rows(
@@ -106,7 +115,9 @@ class Interchange(Edit):
         layer: int,
         rows: LayerRows,
     ) -> None:
-        """Write z of all rows with exchanges; rows in which a head has the same keys and values attend together."""
+        """Write z of all rows with exchanges; rows in which a head has the same keys and values
+        attend together.
+        """
         n_heads, n_groups = z.shape[2], rows.cache.k.shape[1]
         groups: dict[tuple[int, int, int], list[tuple[int, Interchange]]] = {}
         for row, one, heads in members:
@@ -118,7 +129,9 @@ class Interchange(Edit):
             for part in ("k", "v"):
                 if getattr(first, part) is not None:
                     tokens, values = first.exchanged(part, layer, rows.prompt)
-                    cache = cache.with_tokens(tokens.to(z.device), **{part: values[:, :, group, None].to(z.device)})
+                    cache = cache.with_tokens(
+                        tokens.to(z.device), **{part: values[:, :, group, None].to(z.device)}
+                    )
             own = [row for row, _ in same]
             q = rows.q[:, own, head].clone()
             for place, (_, one) in enumerate(same):

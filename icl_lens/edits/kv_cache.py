@@ -1,7 +1,7 @@
 """Attention of single-token rows to one layer's cached keys and values.
 
-Keys and values are cached once per prompt and never copied per row. Attention is computed as in the model, from
-activations that its hooks expose in one pass over the prompts.
+Keys and values are cached once per prompt and never copied per row. Attention is computed as in the
+model, from activations that its hooks expose in one pass over the prompts.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,8 @@ class HiddenKeys(NamedTuple):
     ) -> Float[Tensor, "batch *row key"]:
         """Return the rows' pattern; `without` is the pattern in which the keys were never there.
 
-        All but the first and last axes are broadcast: callers give `keys` and both flags the axes of `pattern`.
+        All but the first and last axes are broadcast: callers give `keys` and both flags the axes
+        of `pattern`.
         """
         others = torch.where(self.by_weight, without, pattern).masked_fill(self.keys, 0.0)
         return others + pattern.masked_fill(~self.keys | self.by_value, 0.0)
@@ -42,7 +43,9 @@ class HiddenKeys(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerKVCache:
-    """Rotated keys, and values, of one layer, stored once per prompt and attended to by all of the prompt's rows."""
+    """Rotated keys, and values, of one layer, stored once per prompt and attended to by all of the
+    prompt's rows.
+    """
 
     k: Float[Tensor, "batch kv_head key d_head"]
     v: Float[Tensor, "batch kv_head key d_head"]
@@ -51,16 +54,24 @@ class LayerKVCache:
     alibi: Float[Tensor, "batch head key"] | None
     """ALiBi's bias of the scores; None for other models."""
     rotation: tuple[Tensor, Tensor] | None
-    """Cosines and sines of all positions, [batch key d_rotary]; None for models without rotation."""
+    """Cosines and sines of all positions, [batch key d_rotary]; None for models without
+    rotation.
+    """
     last: Int[Tensor, " batch"]
     """Position of each prompt's last token, where the rows are."""
     scoring: AttentionScoring
     values: LayerValues | None = None
-    """The prompts' activations, from which edited attention is recomputed; None if no edit changes attention."""
+    """The prompts' activations, from which edited attention is recomputed; None if no edit changes
+    attention.
+    """
 
     @classmethod
-    def of(cls, values: LayerValues, batch: PromptBatch, *, editable: bool = False) -> "LayerKVCache":
-        """Build from a layer's recorded activations; with `editable`, keep these for edits of attention."""
+    def of(
+        cls, values: LayerValues, batch: PromptBatch, *, editable: bool = False
+    ) -> "LayerKVCache":
+        """Build from a layer's recorded activations; with `editable`, keep these for edits of
+        attention.
+        """
         view, layer = values.view, values.layer
         scoring = attention_scores.attention_scoring(view, layer)
         k, v = (per_kv_head(values.seen[name], view.n_kv_heads) for name in "kv")
@@ -78,8 +89,12 @@ class LayerKVCache:
         visible = mask & (distance >= 0)
         if scoring.window is not None:
             visible = visible & (distance < scoring.window)
-        k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (k, v.to(dtype)))
-        kept = LayerValues(view, layer, mask, dict(values.seen), last[:, None]) if editable else None
+        k, v = (
+            x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (k, v.to(dtype))
+        )
+        kept = (
+            LayerValues(view, layer, mask, dict(values.seen), last[:, None]) if editable else None
+        )
         return cls(k, v, visible, alibi, angles, last, scoring, kept)
 
     def select(self, prompts: Sequence[int]) -> "LayerKVCache":
@@ -88,7 +103,13 @@ class LayerKVCache:
         alibi = None if self.alibi is None else self.alibi[rows]
         angles = None if self.rotation is None else (self.rotation[0][rows], self.rotation[1][rows])
         return LayerKVCache(
-            self.k[rows], self.v[rows], self.visible_keys[rows], alibi, angles, self.last[rows], self.scoring
+            self.k[rows],
+            self.v[rows],
+            self.visible_keys[rows],
+            alibi,
+            angles,
+            self.last[rows],
+            self.scoring,
         )
 
     def of_head(self, head: int, n_heads: int) -> "LayerKVCache":
@@ -97,7 +118,9 @@ class LayerKVCache:
         alibi = None if self.alibi is None else self.alibi[:, head, None]
         sinks = self.scoring.sinks
         scoring = self.scoring if sinks is None else self.scoring._replace(sinks=sinks[head, None])
-        return replace(self, k=self.k[:, group, None], v=self.v[:, group, None], alibi=alibi, scoring=scoring)
+        return replace(
+            self, k=self.k[:, group, None], v=self.v[:, group, None], alibi=alibi, scoring=scoring
+        )
 
     def with_tokens(
         self,
@@ -105,7 +128,9 @@ class LayerKVCache:
         k: Float[Tensor, "batch token kv_head d_head"] | None = None,
         v: Float[Tensor, "batch token kv_head d_head"] | None = None,
     ) -> "LayerKVCache":
-        """Return the cache with other keys (before rotation) or values at some tokens; a position of -1 is skipped."""
+        """Return the cache with other keys (before rotation) or values at some tokens; a position
+        of -1 is skipped.
+        """
         rows, tokens = (positions >= 0).nonzero(as_tuple=True)
         at = rows, slice(None), positions[rows, tokens]
         found = self
@@ -125,10 +150,14 @@ class LayerKVCache:
 
     @cached_property
     def last_rotation(self) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines of the last position, [batch 1 d_rotary]; None for models without rotation."""
+        """Cosines and sines of the last position, [batch 1 d_rotary]; None for models without
+        rotation.
+        """
         if self.rotation is None:
             return None
-        cos, sin = (x[torch.arange(len(x), device=x.device), self.last, None] for x in self.rotation)
+        cos, sin = (
+            x[torch.arange(len(x), device=x.device), self.last, None] for x in self.rotation
+        )
         return cos, sin
 
     def attend(
@@ -138,7 +167,9 @@ class LayerKVCache:
         v: Float[Tensor, "batch row kv_head d_head"],
         hidden: HiddenKeys | None = None,
     ) -> Float[Tensor, "batch row head d_head"]:
-        """Return z of rows at their prompt's last position, each with its own query, key and value."""
+        """Return z of rows at their prompt's last position, each with its own query, key and
+        value.
+        """
         q, k, v = (self.scoring.clipped(x.to(self.k.dtype)) for x in (q, k, v))
         if self.last_rotation is not None:
             q, k = (rotate(x, *self.last_rotation, self.scoring) for x in (q, k))
@@ -147,9 +178,16 @@ class LayerKVCache:
         pieces = [*zip(*(x.split(step, dim=1) for x in (q, k, v)), strict=True)]
         parts: list[HiddenKeys | None] = [None] * len(pieces)
         if hidden is not None:
-            split = hidden.keys.split(step, dim=1), hidden.by_weight.split(step), hidden.by_value.split(step)
+            split = (
+                hidden.keys.split(step, dim=1),
+                hidden.by_weight.split(step),
+                hidden.by_value.split(step),
+            )
             parts = [HiddenKeys(*part) for part in zip(*split, strict=True)]
-        return torch.cat([self._attend(q, k, v, part) for (q, k, v), part in zip(pieces, parts, strict=True)], dim=1)
+        return torch.cat(
+            [self._attend(q, k, v, part) for (q, k, v), part in zip(pieces, parts, strict=True)],
+            dim=1,
+        )
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, hidden: HiddenKeys | None) -> Tensor:
         n_rows, n_groups = q.shape[1], self.k.shape[1]
@@ -173,11 +211,16 @@ class LayerKVCache:
             without = attention_scores.attention(scores.masked_fill(keys, -torch.inf), sinks)
             pattern = HiddenKeys(keys, by_weight, by_value).change(pattern, without)
         to_own, to_others = pattern.gather(-1, last_key), pattern.scatter(-1, last_key, 0.0)
-        z = (to_others.flatten(2, 3) @ self.v).unflatten(2, (n_rows, -1)) + to_own * v.transpose(1, 2)[:, :, :, None]
+        z = (to_others.flatten(2, 3) @ self.v).unflatten(2, (n_rows, -1)) + to_own * v.transpose(
+            1, 2
+        )[:, :, :, None]
         return z.transpose(1, 2).flatten(2, 3)
 
-    def with_row(self, q: Tensor, k: Tensor, v: Tensor, resid: Float[Tensor, "batch d_model"]) -> LayerValues:
-        """Return the layer's activations with one row's q, k, v and `resid` in place of each prompt's last position.
+    def with_row(
+        self, q: Tensor, k: Tensor, v: Tensor, resid: Float[Tensor, "batch d_model"]
+    ) -> LayerValues:
+        """Return the layer's activations with one row's q, k, v and `resid` in place of each
+        prompt's last position.
 
         `q`, `k` and `v` are [batch head d_head]. The result has no other queries than this row's.
         """
@@ -189,7 +232,9 @@ class LayerKVCache:
             if name in seen:
                 seen[name] = seen[name].index_put(at, own.to(seen[name]))
         seen["q"] = q[:, None]
-        return LayerValues(self.values.view, self.values.layer, self.values.key_mask, seen, self.values.queries)
+        return LayerValues(
+            self.values.view, self.values.layer, self.values.key_mask, seen, self.values.queries
+        )
 
 
 @dataclass(frozen=True)
@@ -207,9 +252,15 @@ class LayerRows:
 
     def values(self, row: int) -> LayerValues:
         """Return the layer's activations with a row's at the last position."""
-        return self.cache.with_row(self.q[:, row], self.k[:, row], self.v[:, row], self.resid[:, row])
+        return self.cache.with_row(
+            self.q[:, row], self.k[:, row], self.v[:, row], self.resid[:, row]
+        )
 
 
-def per_kv_head(x: Float[Tensor, "batch pos head d_head"], n_groups: int) -> Float[Tensor, "batch pos kv_head d_head"]:
-    """Return keys or values once per key-value group, even if TransformerLens repeats them for every query head."""
+def per_kv_head(
+    x: Float[Tensor, "batch pos head d_head"], n_groups: int
+) -> Float[Tensor, "batch pos kv_head d_head"]:
+    """Return keys or values once per key-value group, even if TransformerLens repeats them for
+    every query head.
+    """
     return x if x.shape[2] == n_groups else x[:, :, :: x.shape[2] // n_groups]

@@ -1,4 +1,6 @@
-"""Replace queries, keys, values, patterns or z of some heads with those from other prompts (activation patching)."""
+"""Replace queries, keys, values, patterns or z of some heads with those from other prompts
+(activation patching).
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -9,7 +11,15 @@ from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.activations.passes import last_logits
-from icl_lens.edits.edit import Attention, Edit, Places, Positions, Stage, group_by_layer, of_prompts
+from icl_lens.edits.edit import (
+    Attention,
+    Edit,
+    Places,
+    Positions,
+    Stage,
+    group_by_layer,
+    of_prompts,
+)
 from icl_lens.edits.pattern import LayerValues, recording_hooks, score_inputs
 from icl_lens.errors import InputError, check_choice
 from icl_lens.models.active_edits import edits_disabled
@@ -22,38 +32,45 @@ Align = Literal["positions", "labels"]
 HeadActivations = dict[int, dict[str, Tensor]]
 """Layer -> activations of some of its heads in one pass, by name."""
 AlignedPositions = tuple[Int[Tensor, " n"], Int[Tensor, " n"], Int[Tensor, " n"]]
-"""For every patched position: its prompt, its position in it, and the position in the source it is patched from."""
+"""For every patched position: its prompt, its position in it, and the position in the source it is
+patched from.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Patch(Edit):
     """Activations of heads on other prompts, written position by position or label by label.
 
-    `activation` selects what is patched. `"q"` and `"k"` are queries and keys before rotation (after their norm, in
-    families that have one), from which the pattern is recomputed. The other choices are values (`"v"`), attention
-    probabilities (`"pattern"`), and the weighted sum of values (`"z"`). With grouped-query attention, only the given
-    heads use the patched keys or values. Row i of a pass is patched from row i of `source`; a single source prompt is
-    used for all rows. `source` is run once, without other edits.
+    `activation` selects what is patched. `"q"` and `"k"` are queries and keys before rotation
+    (after their norm, in families that have one), from which the pattern is recomputed. The other
+    choices are values (`"v"`), attention probabilities (`"pattern"`), and the weighted sum of
+    values (`"z"`). With grouped-query attention, only the given heads use the patched keys or
+    values. Row i of a pass is patched from row i of `source`; a single source prompt is used for
+    all rows. `source` is run once, without other edits.
 
-    With `align="positions"`, source and prompt must have the same number of tokens. With `align="labels"`, the i-th
-    label is patched from the i-th label, token by token, and the last position from the last position; prompts may
-    differ in length, but not in their number of demonstrations or in the number of tokens of any label. It then needs
-    the prompts that are run, as `Reweight` does. In a pattern, the attention to labels and to the last position is
-    patched, and the remaining attention is divided among the other positions in proportion to their unpatched
-    attention. In models with learned positions, patched queries and keys include the contribution of the source's
-    position embeddings.
+    With `align="positions"`, source and prompt must have the same number of tokens. With
+    `align="labels"`, the i-th label is patched from the i-th label, token by token, and the last
+    position from the last position; prompts may differ in length, but not in their number of
+    demonstrations or in the number of tokens of any label. It then needs the prompts that are run,
+    as `Reweight` does. In a pattern, the attention to labels and to the last position is patched,
+    and the remaining attention is divided among the other positions in proportion to their
+    unpatched attention. In models with learned positions, patched queries and keys include the
+    contribution of the source's position embeddings.
 
-    `positions="last"` patches only what the last position reads: its query, its row of the pattern, its z, or, with
-    `align="labels"`, the keys or values of the labels as its query sees them; at all other positions, the heads then
-    keep the z that they have without this edit. This isolates the direct label → last-position path. Queries and z may
-    come from prompts of another length.
+    `positions="last"` patches only what the last position reads: its query, its row of the pattern,
+    its z, or, with `align="labels"`, the keys or values of the labels as its query sees them; at
+    all other positions, the heads then keep the z that they have without this edit. This isolates
+    the direct label → last-position path. Queries and z may come from prompts of another length.
 
-    Raise InputError for an unknown head, for prompts that do not match (naming the first row that differs), and for
-    families whose attention cannot be recomputed.
+    Raise InputError for an unknown head, for prompts that do not match (naming the first row that
+    differs), and for families whose attention cannot be recomputed.
 
     Example:
-        >>> other = il.tokenize(model, il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :"))
-        >>> patches = [il.Patch([head], other, activation="q", positions="last") for head in ("L2H0", "L3H1")]
+        >>> donor = il.Prompt.parse("love : bar like : bar eight : foo two : foo sad :")
+        >>> query = {"activation": "q", "positions": "last"}
+        >>> patches = [
+        ...     il.Patch([head], il.tokenize(model, donor), **query) for head in ("L2H0", "L3H1")
+        ... ]
         >>> il.score(model, batch, [patches[:1], patches]).shape
         torch.Size([1, 2, 2])
     """
@@ -80,8 +97,8 @@ class Patch(Edit):
         check_choice("align", self.align, ("positions", "labels"))
         if self.positions == "last" and self.activation in ("k", "v") and self.align == "positions":
             raise InputError(
-                f"positions must be 'all' for activation={self.activation!r} with align='positions', got 'last'; pass "
-                "align='labels'"
+                f"positions must be 'all' for activation={self.activation!r} with "
+                "align='positions', got 'last'; pass align='labels'"
             )
 
     @property
@@ -111,15 +128,21 @@ class Patch(Edit):
         return self.positions == "last" and self.activation in ("k", "v")
 
     def is_only_last(self, batch: PromptBatch) -> bool:
-        is_row = self.is_for_last_query or (self.activation in ("q", "z") and self.align == "positions")
+        is_row = self.is_for_last_query or (
+            self.activation in ("q", "z") and self.align == "positions"
+        )
         return self.positions == "last" and is_row and len(self.source) in (1, len(batch))
 
     @classmethod
-    def prepare(cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None) -> Sequence[Edit]:
+    def prepare(
+        cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None
+    ) -> Sequence[Edit]:
         groups: dict[tuple[object, ...], list[Patch]] = {}
         for edit in edits:
             if edit._recorded is None:
-                groups.setdefault((id(edit.source), edit.activation, edit.positions, edit.align), []).append(edit)
+                groups.setdefault(
+                    (id(edit.source), edit.activation, edit.positions, edit.align), []
+                ).append(edit)
         prepared: dict[int, Edit] = {}
         for group in groups.values():
             one = group[0]
@@ -161,9 +184,13 @@ class Patch(Edit):
     def write_z(self, z: Tensor, at: Places, layer: int) -> None:
         if self.positions == "all" or self.align == "labels":
             self._check(len(z), at.row, at.prompt, at.last)
-        entry, to_positions, source, from_positions = self._positions(at.prompt, at.last, z.shape[1])
+        entry, to_positions, source, from_positions = self._positions(
+            at.prompt, at.last, z.shape[1]
+        )
         value = self._select(layer, self._heads[layer])["z"].to(z)
-        index = torch.tensor([self._heads[layer].index(head) for head in at.head[entry].tolist()], device=z.device)
+        index = torch.tensor(
+            [self._heads[layer].index(head) for head in at.head[entry].tolist()], device=z.device
+        )
         z[at.row[entry], to_positions, at.head[entry]] = value[source, from_positions, index]
 
     def _select(self, layer: int, heads: list[int]) -> dict[str, Tensor]:
@@ -171,20 +198,33 @@ class Patch(Edit):
         assert self._recorded is not None
         indices = [self._heads[layer].index(head) for head in heads]
         recorded = self._recorded[layer].items()
-        return {name: x[:, indices] if name == "pattern" else x[:, :, indices] for name, x in recorded}
+        return {
+            name: x[:, indices] if name == "pattern" else x[:, :, indices] for name, x in recorded
+        }
 
-    def _positions(self, prompt: Int[Tensor, " n"], last: Int[Tensor, " n"], width: int) -> tuple[Tensor, ...]:
-        """Return for every patched position its entry of `prompt`, itself, its source prompt and its position there."""
+    def _positions(
+        self, prompt: Int[Tensor, " n"], last: Int[Tensor, " n"], width: int
+    ) -> tuple[Tensor, ...]:
+        """Return for every patched position its entry of `prompt`, itself, its source prompt and
+        its position there.
+        """
         device = last.device
         source = prompt if len(self.source) > 1 else torch.zeros_like(prompt)
         aligns_pattern = self.activation == "pattern" and self._aligned is not None
         if self.positions == "last" and not self.is_for_last_query and not aligns_pattern:
-            return torch.arange(len(last), device=device), last, source, self.source.last.to(device)[source]
+            return (
+                torch.arange(len(last), device=device),
+                last,
+                source,
+                self.source.last.to(device)[source],
+            )
         if self._aligned is not None:
             prompts, to_positions, from_positions = (one.to(device) for one in self._aligned)
             entry, which = (prompt[:, None] == prompts).nonzero(as_tuple=True)
             return entry, to_positions[which], source[entry], from_positions[which]
-        entry, position = (torch.arange(width, device=device) <= last[:, None]).nonzero(as_tuple=True)
+        entry, position = (torch.arange(width, device=device) <= last[:, None]).nonzero(
+            as_tuple=True
+        )
         return entry, position, source[entry], position
 
     def _write(
@@ -198,13 +238,21 @@ class Patch(Edit):
         source: Int[Tensor, " n"],
         from_positions: Int[Tensor, " n"],
     ) -> None:
-        """Write value [source pos chosen …] into target [row pos head …] at the head indices `heads`."""
+        """Write value [source pos chosen …] into target [row pos head …] at the head indices
+        `heads`.
+        """
         chosen = torch.arange(len(heads), device=target.device)
         value = value.to(target)[source[:, None], from_positions[:, None], chosen]
-        target[rows[entry][:, None], to_positions[:, None], torch.tensor(heads, device=target.device)] = value
+        target[
+            rows[entry][:, None], to_positions[:, None], torch.tensor(heads, device=target.device)
+        ] = value
 
-    def _write_pattern(self, target: Tensor, value: Tensor, heads: list[int], rows: Tensor, *at: Tensor) -> None:
-        """Write value [source chosen query key] into target [row head query key], at aligned positions if any."""
+    def _write_pattern(
+        self, target: Tensor, value: Tensor, heads: list[int], rows: Tensor, *at: Tensor
+    ) -> None:
+        """Write value [source chosen query key] into target [row head query key], at aligned
+        positions if any.
+        """
         if self._aligned is None:
             # A negative width crops padding, which is 0.
             value = torch.nn.functional.pad(value, (0, target.shape[-1] - value.shape[-1]))
@@ -215,48 +263,71 @@ class Patch(Edit):
             of_row = entry == row
             to_positions, from_positions = to_all[of_row], from_all[of_row]
             queries = slice(-1, None) if self.positions == "last" else slice(None)
-            new = value[int(source[of_row][0])][:, from_positions[queries]][:, :, from_positions].to(target)
+            new = value[int(source[of_row][0])][:, from_positions[queries]][
+                :, :, from_positions
+            ].to(target)
             old = target[row, heads][:, to_positions[queries]]
             old[:, :, to_positions] = 0
-            # The other positions share what the patched attention leaves, in proportion to their own.
+            # The other positions share what the patched attention leaves, in proportion to their
+            # own.
             remaining = (1 - new.sum(-1, keepdim=True)).clamp(min=0)
             old = old / old.sum(-1, keepdim=True).clamp(min=torch.finfo(old.dtype).tiny) * remaining
             old[:, :, to_positions] = new
-            target[row, torch.tensor(heads, device=target.device)[:, None], to_positions[queries]] = old
+            target[
+                row, torch.tensor(heads, device=target.device)[:, None], to_positions[queries]
+            ] = old
 
     def _check(self, n_rows: int, row: Tensor, prompt: Tensor, last: Tensor) -> None:
-        """Raise InputError unless source and pass match in rows and, for `align="positions"`, in length."""
+        """Raise InputError unless source and pass match in rows and, for `align="positions"`, in
+        length.
+        """
         source, batch = self.source, self._batch
         if batch is None:
             _check_number(source, n_rows)
         if batch is not None and self.align == "labels":
-            if bool((of_prompts(batch.last.to(last.device), prompt) > last).any()):  # tokens may follow the prompts
-                raise InputError("the forward pass must run `batch`, got prompts of other lengths; run the same batch")
+            if bool(
+                (of_prompts(batch.last.to(last.device), prompt) > last).any()
+            ):  # tokens may follow the prompts
+                raise InputError(
+                    "the forward pass must run `batch`, got prompts of other lengths; run the same "
+                    "batch"
+                )
             return
         source_last = of_prompts(source.last.to(last.device), prompt)
         # Lengths may differ if only the last query or z is patched.
-        if (self.positions == "last" and self.activation in ("q", "z")) or torch.equal(source_last, last):
+        if (self.positions == "last" and self.activation in ("q", "z")) or torch.equal(
+            source_last, last
+        ):
             return
         at = int((source_last != last).nonzero()[0])
         raise InputError(
-            f"source and prompt must have the same number of tokens, got {int(source_last[at]) + 1} and "
-            f"{int(last[at]) + 1} in row {int(row[at])}; use prompts of the same length or align='labels'"
-            + (" or positions='last'" if self.activation in ("q", "z") else "")
+            "source and prompt must have the same number of tokens, got "
+            f"{int(source_last[at]) + 1} and {int(last[at]) + 1} in row {int(row[at])}; use "
+            "prompts of the same length or "
+            "align='labels'" + (" or positions='last'" if self.activation in ("q", "z") else "")
         )
 
 
 def _check_number(source: PromptBatch, n_rows: int) -> None:
     """Raise InputError unless there is one source prompt, or one per row."""
     if len(source) not in (1, n_rows):
-        raise InputError(f"source must have one prompt or one per row of the pass, {n_rows}, got {len(source)}")
+        raise InputError(
+            f"source must have one prompt or one per row of the pass, {n_rows}, got {len(source)}"
+        )
 
 
-def _align_labels(source: PromptBatch, batch: PromptBatch, *, include_last: bool) -> AlignedPositions:
-    """Align the i-th label of each row with the i-th of its source, token by token; with `include_last`, also the ends.
+def _align_labels(
+    source: PromptBatch, batch: PromptBatch, *, include_last: bool
+) -> AlignedPositions:
+    """Align the i-th label of each row with the i-th of its source, token by token; with
+    `include_last`, also the ends.
 
-    Raise InputError if a row and its source differ in the number of demonstrations or of tokens of a label.
+    Raise InputError if a row and its source differ in the number of demonstrations or of tokens of
+    a label.
     """
-    batch.require_demonstrations("label to align", "use positions='last' or prompts of the same length")
+    batch.require_demonstrations(
+        "label to align", "use positions='last' or prompts of the same length"
+    )
     aligned = []
     for row in range(len(batch)):
         source_row = row if len(source) > 1 else 0
@@ -264,8 +335,8 @@ def _align_labels(source: PromptBatch, batch: PromptBatch, *, include_last: bool
         ours, theirs = ([range(*tokens) for tokens in ranges if tokens[0] >= 0] for ranges in both)
         if len(ours) != len(theirs):
             raise InputError(
-                f"source and prompt must have the same number of demonstrations, got {len(theirs)} and {len(ours)} in "
-                f"row {row}"
+                f"source and prompt must have the same number of demonstrations, got {len(theirs)} "
+                f"and {len(ours)} in row {row}"
             )
         for i, (our, their) in enumerate(zip(ours, theirs, strict=True)):
             if len(our) != len(their):
@@ -277,9 +348,13 @@ def _align_labels(source: PromptBatch, batch: PromptBatch, *, include_last: bool
                     "labels of source and prompt must have the same number of tokens, got "
                     f"{' and '.join(names)} for demonstration {i} of row {row}; choose other labels"
                 )
-        to_positions, from_positions = ([at for tokens in ranges for at in tokens] for ranges in (ours, theirs))
+        to_positions, from_positions = (
+            [at for tokens in ranges for at in tokens] for ranges in (ours, theirs)
+        )
         last = [(int(batch.last[row]), int(source.last[source_row]))] if include_last else []
-        aligned += [(row, *pair) for pair in [*zip(to_positions, from_positions, strict=True), *last]]
+        aligned += [
+            (row, *pair) for pair in [*zip(to_positions, from_positions, strict=True), *last]
+        ]
     rows, to_positions, from_positions = torch.tensor(aligned).unbind(-1)
     return rows, to_positions, from_positions
 

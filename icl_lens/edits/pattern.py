@@ -1,7 +1,7 @@
 """Recompute attention patterns from queries and keys, with a chosen share of the position term.
 
-`LayerValues` holds one layer's recorded activations of one forward pass; `ModelView` handles differences between
-families.
+`LayerValues` holds one layer's recorded activations of one forward pass; `ModelView` handles
+differences between families.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,9 @@ from icl_lens.models.view import ModelView
 
 @dataclass
 class LayerValues:
-    """One layer's recorded activations of one forward pass, by short name, and the mask of real keys."""
+    """One layer's recorded activations of one forward pass, by short name, and the mask of real
+    keys.
+    """
 
     view: ModelView
     layer: int
@@ -33,12 +35,19 @@ class LayerValues:
     """Positions of the queries; None if there is one at every position."""
 
     def record(self, name: str, value: Tensor) -> None:
-        """Store an activation; normed queries and keys, which are recorded later, replace the raw ones."""
+        """Store an activation; normed queries and keys, which are recorded later, replace the raw
+        ones.
+        """
         if name.endswith("_normed"):
             # Per-head norms have the head axis first; OLMo-2's norm is over all heads jointly.
-            value = value.transpose(1, 2) if value.ndim == 4 else value.unflatten(-1, (-1, self.view.d_head))
+            value = (
+                value.transpose(1, 2)
+                if value.ndim == 4
+                else value.unflatten(-1, (-1, self.view.d_head))
+            )
         elif (
-            name in ("q", "k") and (norm := attention_scores.unhooked_qk_norm(self.view, self.layer, name)) is not None
+            name in ("q", "k")
+            and (norm := attention_scores.unhooked_qk_norm(self.view, self.layer, name)) is not None
         ):
             flat = norm.width != self.view.d_head  # one norm over all heads
             value = norm(value.flatten(2)).unflatten(2, value.shape[2:]) if flat else norm(value)
@@ -52,10 +61,16 @@ class LayerValues:
         """Return queries, keys, values or z of chosen heads, with key-value groups repeated."""
         x = self.seen[name]
         return x[
-            :, :, list(chosen) if x.shape[2] == self.view.n_heads else [self.view.kv_head(head) for head in chosen]
+            :,
+            :,
+            list(chosen)
+            if x.shape[2] == self.view.n_heads
+            else [self.view.kv_head(head) for head in chosen],
         ]
 
-    def at_queries(self, x: Shaped[Tensor, "#batch pos *rest"]) -> Shaped[Tensor, "#rows query *rest"]:
+    def at_queries(
+        self, x: Shaped[Tensor, "#batch pos *rest"]
+    ) -> Shaped[Tensor, "#rows query *rest"]:
         """Select the positions of the queries."""
         if self.queries is None:
             return x
@@ -64,9 +79,11 @@ class LayerValues:
 
 
 def layer_hooks(view: ModelView, layer: int) -> dict[str, str]:
-    """Return short name -> hook name of a layer's attention pattern and of what is needed to recompute it.
+    """Return short name -> hook name of a layer's attention pattern and of what is needed to
+    recompute it.
 
-    "cos" and "sin" are those of rotary angles; "position" and "resid" give the share of learned positions.
+    "cos" and "sin" are those of rotary angles; "position" and "resid" give the share of learned
+    positions.
     """
     hooks = {name: view.hook(layer, f"attn.hook_{name}") for name in ("q", "k", "v", "pattern")}
     hooks |= attention_scores.normed_hooks(view, layer)
@@ -80,20 +97,28 @@ def layer_hooks(view: ModelView, layer: int) -> dict[str, str]:
 
 
 def recording_hooks(values: LayerValues, *names: str) -> list[tuple[str, Any]]:
-    """Return hooks that record the activations of `layer_hooks`, or those with the given names, in `values`."""
+    """Return hooks that record the activations of `layer_hooks`, or those with the given names, in
+    `values`.
+    """
 
     def record(name: str, value: Tensor, hook: Any) -> None:
         values.record(name, value.detach())
 
     hooks = layer_hooks(values.view, values.layer).items()
-    return [(hook, partial(record, name)) for name, hook in hooks if not names or name.removesuffix("_normed") in names]
+    return [
+        (hook, partial(record, name))
+        for name, hook in hooks
+        if not names or name.removesuffix("_normed") in names
+    ]
 
 
 @dataclass
 class ScoreInputs:
-    """Queries and keys of chosen heads before rotation, and the shares that learned positions add to them.
+    """Queries and keys of chosen heads before rotation, and the shares that learned positions add
+    to them.
 
-    The shares are separate so that they can be patched from another prompt together with the queries or keys.
+    The shares are separate so that they can be patched from another prompt together with the
+    queries or keys.
     """
 
     q: Float[Tensor, "batch query chosen d_head"]
@@ -102,13 +127,18 @@ class ScoreInputs:
     k_share: Float[Tensor, "batch key chosen d_head"] | None
 
 
-def score_inputs(values: LayerValues, chosen: Sequence[int], *, position_share: bool = True) -> ScoreInputs:
-    """Return queries and keys of chosen heads and, for learned positions, the position embedding's share of them."""
+def score_inputs(
+    values: LayerValues, chosen: Sequence[int], *, position_share: bool = True
+) -> ScoreInputs:
+    """Return queries and keys of chosen heads and, for learned positions, the position embedding's
+    share of them.
+    """
     view, layer = values.view, values.layer
     q, k = values.heads("q", chosen), values.heads("k", chosen)
     if not position_share or attention_scores.attention_scoring(view, layer).position != "standard":
         return ScoreInputs(q, k, None, None)
-    # The position embedding as input of the layer's attention, with the norm's centering, gain and scale.
+    # The position embedding as input of the layer's attention, with the norm's centering, gain and
+    # scale.
     norm = view.attn_input_norm(layer)
     position = values.seen["position"].to(q.device, torch.promote_types(q.dtype, torch.float32))
     if norm.center:
@@ -127,7 +157,9 @@ def score_inputs(values: LayerValues, chosen: Sequence[int], *, position_share: 
 def without_rotation(
     x: Float[Tensor, "batch pos head d_head"], cos: Tensor, sin: Tensor, scoring: AttentionScoring
 ) -> Float[Tensor, "batch pos head d_head"]:
-    """Return queries or keys as if at position 0, keeping the scale that some families apply with the rotation."""
+    """Return queries or keys as if at position 0, keeping the scale that some families apply with
+    the rotation.
+    """
     return rotate(x, (cos.square() + sin.square()).sqrt(), torch.zeros_like(sin), scoring)
 
 
@@ -146,7 +178,11 @@ def recompute_pattern(
     q, k = inputs.q.to(dtype), inputs.k.to(dtype)
     product = "batch query head d_head, batch key head d_head -> batch head query key"
     weight, n_keys = weight[..., None].to(dtype), k.shape[1]
-    mask = torch.ones(len(k), n_keys, dtype=torch.bool, device=k.device) if values.key_mask is None else values.key_mask
+    mask = (
+        torch.ones(len(k), n_keys, dtype=torch.bool, device=k.device)
+        if values.key_mask is None
+        else values.key_mask
+    )
     free_q, free_k = q, k  # without the position term
     if scoring.position == "rotary":
         cos, sin = (x.to(q.device, dtype) for x in rotation(values, mask))
@@ -175,14 +211,25 @@ def recompute_pattern(
     allowed = allowed & mask.to(k.device)[:, None, None, :]
     # Padding before a prompt attends to nothing; its rows are never read, but must not be NaN.
     allowed = allowed | ~allowed.any(-1, keepdim=True)
-    sinks = None if scoring.sinks is None else scoring.sinks[list(chosen), None].expand(logits.shape[:-1])
-    return attention_scores.attention(logits.masked_fill(~allowed, -torch.inf), sinks).to(inputs.q.dtype)
+    sinks = (
+        None
+        if scoring.sinks is None
+        else scoring.sinks[list(chosen), None].expand(logits.shape[:-1])
+    )
+    return attention_scores.attention(logits.masked_fill(~allowed, -torch.inf), sinks).to(
+        inputs.q.dtype
+    )
 
 
 def without_keys(
-    pattern: Float[Tensor, "batch head *query key"], hidden: Bool[Tensor, "#batch 1 *query key"], *, has_sink: bool
+    pattern: Float[Tensor, "batch head *query key"],
+    hidden: Bool[Tensor, "#batch 1 *query key"],
+    *,
+    has_sink: bool,
 ) -> Float[Tensor, "batch head *query key"]:
-    """Return attention probabilities without hidden keys, whose share the other keys and an attention sink get."""
+    """Return attention probabilities without hidden keys, whose share the other keys and an
+    attention sink get.
+    """
     x = pattern.to(torch.promote_types(pattern.dtype, torch.float32))
     kept = x.masked_fill(hidden, 0.0)
     shared = kept.sum(-1, keepdim=True)
@@ -192,7 +239,8 @@ def without_keys(
 
 
 def rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines at all positions: those recorded or, if the model has no hooks for them, a table's.
+    """Return cosines and sines at all positions: those recorded or, if the model has no hooks for
+    them, a table's.
 
     Those of a layer that has hooks and did not rotate in the pass have no dimensions.
     """
@@ -213,5 +261,6 @@ def check_no_cache(values: LayerValues) -> None:
         values.key_mask is not None and values.key_mask.shape[1] != n_keys
     ):
         raise InputError(
-            "attention edits do not support a KV cache of earlier passes; generate with use_past_kv_cache=False"
+            "attention edits do not support a KV cache of earlier passes; generate with "
+            "use_past_kv_cache=False"
         )

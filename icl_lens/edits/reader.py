@@ -1,12 +1,16 @@
-"""Rebuild one head's z at some positions when earlier components are removed from its query, keys or values.
+"""Rebuild one head's z at some positions when earlier components are removed from its query, keys
+or values.
 
-1. The input x of the head's layer is the sum of what *writers* (embeddings, earlier heads and FFNs) and biases wrote.
-2. To remove writer w from the query, keys or values, they are recomputed from x − u_w, norms included. u_w is what w
-   wrote at that position. If w is replaced by its mean instead of zero, they are recomputed from x − (u_w − mean u_w).
-3. Attention and z follow as in the model, from each position where z is rebuilt (a *place*) to itself and the positions
-   before it: rotation, mask, soft-cap and softmax.
+1. The input x of the head's layer is the sum of what *writers* (embeddings, earlier heads and FFNs)
+   and biases wrote.
+2. To remove writer w from the query, keys or values, they are recomputed from x − u_w, norms
+   included. u_w is what w wrote at that position. If w is replaced by its mean instead of zero,
+   they are recomputed from x − (u_w − mean u_w).
+3. Attention and z follow as in the model, from each position where z is rebuilt (a *place*) to
+   itself and the positions before it: rotation, mask, soft-cap and softmax.
 
-Heads that share keys and values with the reader keep theirs, and so does the reader at positions that are no places.
+Heads that share keys and values with the reader keep theirs, and so does the reader at positions
+that are no places.
 
 | axis | has |
 |---|---|
@@ -42,8 +46,8 @@ Means = Float[Tensor, "role writer d_model"]
 class Reader:
     """A head in captured passes, whose z at some places can be rebuilt without some writers.
 
-    A removed writer's output is replaced by its mean in `means`, or by zero if that is None; what is in `more` is
-    subtracted as it is.
+    A removed writer's output is replaced by its mean in `means`, or by zero if that is None; what
+    is in `more` is subtracted as it is.
     """
 
     def __init__(
@@ -54,7 +58,8 @@ class Reader:
         places: Int[Tensor, "batch place"] | None = None,
         more: Float[Tensor, "row more d_model"] | None = None,
     ) -> None:
-        """Read the head's query at places, by default the last position, and its keys and values at all positions.
+        """Read the head's query at places, by default the last position, and its keys and values at
+        all positions.
 
         Raise InputError if its attention or z cannot be reproduced from them.
         """
@@ -67,12 +72,15 @@ class Reader:
         self.places = last if places is None else places.to(last)
         positions = torch.arange(acts.pattern.shape[-1], device=last.device).expand(len(last), -1)
         self.key_positions = positions.masked_fill(positions > last, -1)
-        queries = torch.cat([self.places, last], dim=1)  # the model's attention is known from the last position only
+        queries = torch.cat(
+            [self.places, last], dim=1
+        )  # the model's attention is known from the last position only
         query = HeadProjection(acts, head, "q", queries)
         x = self.writers.resid_pre[query.rows, head.layer].to(self.view.compute_dtype)
         q = torch.where((queries == last)[..., None], query.vectors_at(queries), query.project(x))
         q = query.scoring.scale * query.rotate(q, queries)
-        # Only the model's own keys are read here, and writers may be captured at the last position only.
+        # Only the model's own keys are read here, and writers may be captured at the last position
+        # only.
         no_positions = positions[:, :0]
         row = AttentionRow.from_queries(HeadProjection(acts, head, "k", no_positions), q, queries)
         check_attention(acts, head, row, row.pattern()[:, -1])
@@ -84,7 +92,9 @@ class Reader:
         self.z = self.writers.z[query.rows[:, :-1], head.layer, head.head].to(self.q)
         error = (self.z_from()[:, 0] - self.z).masked_fill(self.places[..., None] < 0, 0)
         if not acts.edits:  # an edit may have written z, and writes it again when it is rebuilt
-            check_parts(acts, head, "z does not follow from attention", error / (1 + self.z.abs().amax()))
+            check_parts(
+                acts, head, "z does not follow from attention", error / (1 + self.z.abs().amax())
+            )
 
     def z_from(
         self,
@@ -92,28 +102,37 @@ class Reader:
         k: Float[Tensor, "batch pos variant d_head"] | None = None,
         v: Float[Tensor, "batch pos variant d_head"] | None = None,
     ) -> Float[Tensor, "batch variant place d_head"]:
-        """Return z at the places from rebuilt queries, keys or values; those not given are the model's own."""
+        """Return z at the places from rebuilt queries, keys or values; those not given are the
+        model's own.
+        """
         pattern = self.attention[:, None]
         if q is not None or k is not None:
             q, k = self.q[:, :, None] if q is None else q, self.k if k is None else k
             n_variants = max(q.shape[2], k.shape[2])
             q, k = (x.expand(-1, -1, n_variants, -1) for x in (q, k))
-            scores = einsum(q, k, "batch place variant d, batch pos variant d -> batch variant place pos")
+            scores = einsum(
+                q, k, "batch place variant d, batch pos variant d -> batch variant place pos"
+            )
             pattern = self.row.pattern(scores - self.row.scores[:, None])
         v = self.v if v is None else v
         n_variants = max(pattern.shape[1], v.shape[2])
         pattern, v = pattern.expand(-1, n_variants, -1, -1), v.expand(-1, -1, n_variants, -1)
-        return einsum(pattern, v, "batch variant place pos, batch pos variant d -> batch variant place d")
+        return einsum(
+            pattern, v, "batch variant place pos, batch pos variant d -> batch variant place d"
+        )
 
     def rebuild(
         self, part: Part, removed: Bool[Tensor, "role variant writer"] | None = None
     ) -> Float[Tensor, "batch n variant d_head"]:
-        """Return the queries at all n places, or the keys or values at all n positions, when writers are removed.
+        """Return the queries at all n places, or the keys or values at all n positions, when
+        writers are removed.
 
-        `removed` says which writers each variant lacks at tokens of each role. By default, there is one variant per
-        writer, which lacks this writer at all tokens.
+        `removed` says which writers each variant lacks at tokens of each role. By default, there is
+        one variant per writer, which lacks this writer at all tokens.
         """
-        projection = HeadProjection(self.acts, self.head, part, self.places if part == "q" else self.key_positions)
+        projection = HeadProjection(
+            self.acts, self.head, part, self.places if part == "q" else self.key_positions
+        )
         rows, positions = projection.rows.flatten(), projection.positions
         roles = self.acts.batch.role_indices.to(rows.device).gather(1, positions.clamp(min=0))
         roles = roles.masked_fill(positions < 0, -1).flatten()
@@ -122,10 +141,14 @@ class Reader:
         for role in roles[roles >= 0].unique().tolist():
             distinct, index_of_variant = None, slice(None)
             if removed is not None:  # for most roles, many variants lack the same writers
-                distinct, index_of_variant = removed[role].to(rows.device).unique(dim=0, return_inverse=True)
+                distinct, index_of_variant = (
+                    removed[role].to(rows.device).unique(dim=0, return_inverse=True)
+                )
             n_distinct = n_variants if distinct is None else len(distinct)
             bytes_per_row = 4 * self.view.d_model * (self.n_writers + 2 * n_distinct)
-            for piece in (roles == role).nonzero()[:, 0].split(max(1, PIECE_BYTES // bytes_per_row)):
+            for piece in (
+                (roles == role).nonzero()[:, 0].split(max(1, PIECE_BYTES // bytes_per_row))
+            ):
                 x = self.writers.resid_pre[rows[piece], self.head.layer, None].to(found)
                 if distinct is None:
                     x = x - self._removable(rows[piece], role)
@@ -137,8 +160,12 @@ class Reader:
         rotated = projection.rotate(found, positions)
         return rotated * projection.scoring.scale if part == "q" else rotated
 
-    def _removable(self, rows: Int[Tensor, " row"], role: int) -> Float[Tensor, "row writer d_model"]:
-        """Return what each writer wrote, minus its mean over tokens of a role if it is replaced by this."""
+    def _removable(
+        self, rows: Int[Tensor, " row"], role: int
+    ) -> Float[Tensor, "row writer d_model"]:
+        """Return what each writer wrote, minus its mean over tokens of a role if it is replaced by
+        this.
+        """
         u = self.writers.vectors(rows, self.head.layer)[:, :-1]
         if self.means is not None:
             u = u - self.means[role, : self.n_components].to(u)
@@ -147,7 +174,9 @@ class Reader:
     def z_without_each(
         self, part: Part, groups: Bool[Tensor, "batch group pos"]
     ) -> Float[Tensor, "batch group writer place d_head"]:
-        """Return z without each writer in the queries, keys or values at the tokens of each group."""
+        """Return z without each writer in the queries, keys or values at the tokens of each
+        group.
+        """
         new, own = self.rebuild(part), self.z[:, None, None]
         groups = groups[..., : self.key_positions.shape[1]]  # the captured prompts may be shorter
         if part == "q":
@@ -159,18 +188,28 @@ class Reader:
             weight = self.attention[:, None] * groups[:, :, None]
             equation = "batch group place pos, batch pos writer d -> batch group writer place d"
             return own + einsum(weight, new - self.v, equation)
-        change = einsum(self.q, new - self.k, "batch place d, batch pos writer d -> batch writer place pos")
+        change = einsum(
+            self.q, new - self.k, "batch place d, batch pos writer d -> batch writer place pos"
+        )
         patterns = [self.row.pattern(change * group[:, None, None]) for group in groups.unbind(1)]
         equation = "batch writer place pos, batch pos d -> batch writer place d"
-        return torch.stack([einsum(pattern, self.v[:, :, 0], equation) for pattern in patterns], dim=1)
+        return torch.stack(
+            [einsum(pattern, self.v[:, :, 0], equation) for pattern in patterns], dim=1
+        )
 
     def z_without_sets(
         self, removed: dict[Part, Bool[Tensor, "set role writer"]]
     ) -> Float[Tensor, "batch set place d_head"]:
-        """Return z for each set, with its writers removed jointly from the queries, keys and values."""
+        """Return z for each set, with its writers removed jointly from the queries, keys and
+        values.
+        """
 
         def rebuild_if_removed(part: Part) -> Tensor | None:
-            return self.rebuild(part, removed[part].transpose(0, 1)) if bool(removed[part].any()) else None
+            return (
+                self.rebuild(part, removed[part].transpose(0, 1))
+                if bool(removed[part].any())
+                else None
+            )
 
         q, k, v = (rebuild_if_removed(part) for part in PARTS)
         return self.z_from(q=q, k=k, v=v)

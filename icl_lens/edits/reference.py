@@ -1,7 +1,9 @@
-"""What heads compute on reference prompts, which ablation and vectors use: z, its mean, and draws of prompts.
+"""What heads compute on reference prompts, which ablation and vectors use: z, its mean, and draws
+of prompts.
 
-A mean over prompts of one task of pairs keeps what its heads do in every prompt, such as a function vector. The mean
-over several tasks, a batch each, does not; `SamePairsWarning` tells a user who takes the first.
+A mean over prompts of one task of pairs keeps what its heads do in every prompt, such as a function
+vector. The mean over several tasks, a batch each, does not; `SamePairsWarning` tells a user who
+takes the first.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,9 +40,11 @@ def reference_batches(reference: Batches) -> list[PromptBatch]:
 def mean_z(
     view: ModelView, layers: Sequence[int], reference: Batches, positions: Positions
 ) -> dict[int, Float[Tensor, "1 head d_head"]]:
-    """Return layer -> float64 mean of its heads' z over all tokens of the reference, or over each prompt's last.
+    """Return layer -> float64 mean of its heads' z over all tokens of the reference, or over each
+    prompt's last.
 
-    Of several batches, such as those of several tasks, it is the mean of their means, whatever their sizes.
+    Of several batches, such as those of several tasks, it is the mean of their means, whatever
+    their sizes.
     """
     batches = reference_batches(reference)
     sums: dict[int, Tensor] = {}
@@ -57,7 +61,9 @@ def mean_z(
         _read_z(view, layers, batch, add)
     means = {layer: total[None] / len(batches) for layer, total in sums.items()}
     if not all(bool(mean.isfinite().all()) for mean in means.values()):
-        raise InputError("the mean over reference must be finite, got NaN or infinite values; pass other prompts")
+        raise InputError(
+            "the mean over reference must be finite, got NaN or infinite values; pass other prompts"
+        )
     return means
 
 
@@ -67,18 +73,28 @@ def last_z(
     """Return layer -> its heads' z at the last token of each reference prompt."""
     found: dict[int, list[Tensor]] = {layer: [] for layer in layers}
     for batch in reference_batches(reference):
-        _read_z(view, layers, batch, lambda batch, layer, z: found[layer].append(_at_last(batch, z).clone()))
+        _read_z(
+            view,
+            layers,
+            batch,
+            lambda batch, layer, z: found[layer].append(_at_last(batch, z).clone()),
+        )
     return {layer: torch.cat(pieces) for layer, pieces in found.items()}
 
 
 def drawn_prompts(reference: Batches, batch: PromptBatch, seed: int) -> Int[Tensor, " prompt"]:
-    """Return for each prompt of the batch the index of a reference prompt: drawn by its tokens, and never itself."""
+    """Return for each prompt of the batch the index of a reference prompt: drawn by its tokens, and
+    never itself.
+    """
     known = [tokens for one in reference_batches(reference) for tokens in _token_rows(one)]
     drawn = []
     for number, tokens in enumerate(_token_rows(batch)):
         others = [index for index, other in enumerate(known) if other != tokens]
         if not others:
-            raise InputError(f"reference must have a prompt other than prompt {number} of the batch; pass more prompts")
+            raise InputError(
+                f"reference must have a prompt other than prompt {number} of the batch; pass more "
+                "prompts"
+            )
         drawn.append(others[crc32(repr((seed, tokens)).encode()) % len(others)])
     return torch.tensor(drawn)
 
@@ -88,7 +104,9 @@ class SamePairsWarning(UserWarning):
 
 
 MIN_SHARED = 0.05
-"""Least share of the scored prompts' pairs that a batch of the same task shows; other tasks share a few by chance."""
+"""Least share of the scored prompts' pairs that a batch of the same task shows; other tasks share a
+few by chance.
+"""
 
 
 def warn_of_same_pairs(batch: PromptBatch, reference: Batches, *, stacklevel: int = 3) -> None:
@@ -96,24 +114,32 @@ def warn_of_same_pairs(batch: PromptBatch, reference: Batches, *, stacklevel: in
     if keeps_the_task(batch, reference):
         warn(
             SamePairsWarning(
-                "reference must contain other tasks to take away what heads do for this one, got prompts of the same "
-                "pairs, whose mean keeps it; pass several batches, one for each of several tasks"
+                "reference must contain other tasks to take away what heads do for this one, got "
+                "prompts of the same pairs, whose mean keeps it; pass several batches, one for "
+                "each of several tasks"
             ),
             stacklevel=stacklevel,
         )
 
 
 def keeps_the_task(batch: PromptBatch, reference: Batches) -> bool:
-    """Return whether the prompts show pairs, and every batch of the reference shows some of the same."""
+    """Return whether the prompts show pairs, and every batch of the reference shows some of the
+    same.
+    """
     pairs = _pairs(batch)
     n_outputs = len({output for _, output in pairs})
     if len({text for text, _ in pairs}) > 2 * n_outputs or n_outputs <= 2:
         return False  # texts of a few classes, or no prompts with demonstrations
-    return all(len(pairs & _pairs(other)) >= MIN_SHARED * len(pairs) for other in reference_batches(reference))
+    return all(
+        len(pairs & _pairs(other)) >= MIN_SHARED * len(pairs)
+        for other in reference_batches(reference)
+    )
 
 
 def described(batch: PromptBatch, reference: Batches) -> str:
-    """Return in words which prompts a reference has: "16 prompts of 2 tasks", "8 prompts of the same pairs"."""
+    """Return in words which prompts a reference has: "16 prompts of 2 tasks", "8 prompts of the
+    same pairs".
+    """
     batches = reference_batches(reference)
     n_prompts = sum(map(len, batches))
     text = f"{n_prompts} prompt{'s' * (n_prompts != 1)}"
@@ -134,15 +160,23 @@ def _pairs(batch: PromptBatch) -> set[tuple[str, str]]:
 
 
 def _token_rows(batch: PromptBatch) -> list[tuple[int, ...]]:
-    return [tuple(row[: last + 1]) for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)]
+    return [
+        tuple(row[: last + 1])
+        for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)
+    ]
 
 
-def _at_last(batch: PromptBatch, z: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch head d_head"]:
+def _at_last(
+    batch: PromptBatch, z: Float[Tensor, "batch pos head d_head"]
+) -> Float[Tensor, "batch head d_head"]:
     return z[torch.arange(len(z)), batch.last.to(z.device)]
 
 
 def _read_z(
-    view: ModelView, layers: Sequence[int], batch: PromptBatch, read: Callable[[PromptBatch, int, Tensor], None]
+    view: ModelView,
+    layers: Sequence[int],
+    batch: PromptBatch,
+    read: Callable[[PromptBatch, int, Tensor], None],
 ) -> None:
     """Run prompts of a reference without edits, and call `read` with each layer's z."""
 
@@ -151,4 +185,8 @@ def _read_z(
 
     check_vocabulary(view.model, batch, "reference")
     with edits_disabled(view):
-        last_logits(view.model, batch, [(view.hook(layer, "attn.hook_z"), reader(layer)) for layer in layers])
+        last_logits(
+            view.model,
+            batch,
+            [(view.hook(layer, "attn.hook_z"), reader(layer)) for layer in layers],
+        )

@@ -1,14 +1,18 @@
-"""Four arrangements of a prompt's demonstrations, in which what a model does by each label has a sign of its own.
+"""Four arrangements of a prompt's demonstrations, in which what a model does by each label has a
+sign of its own.
 
-1. Two classes are compared: that of the query, and its *partner*, whose label is the next one that is demonstrated (see
-   `donors.partner_label`). Both get as many demonstrations; what one of them has more is left out.
-2. The query's class comes last. In half of the prompts, all of its demonstrations are last and all of its partner's are
-   first; the others also begin with the query's class, and are in random order between. In the mirrored order, each
-   demonstration of one of the two classes is where one of the other was.
-3. Both orders run with the labels as they are, and with the labels of the two classes exchanged, also in the answer.
+1. Two classes are compared: that of the query, and its *partner*, whose label is the next one that
+   is demonstrated (see `donors.partner_label`). Both get as many demonstrations; what one of them
+   has more is left out.
+2. The query's class comes last. In half of the prompts, all of its demonstrations are last and all
+   of its partner's are first; the others also begin with the query's class, and are in random order
+   between. In the mirrored order, each demonstration of one of the two classes is where one of the
+   other was.
+3. Both orders run with the labels as they are, and with the labels of the two classes exchanged,
+   also in the answer.
 
-A model that sees only which labels stand where answers the same after both steps as before: mirroring the order and
-exchanging the labels undo each other. One that goes by the texts does not.
+A model that sees only which labels stand where answers the same after both steps as before:
+mirroring the order and exchanging the labels undo each other. One that goes by the texts does not.
 """
 
 import random
@@ -20,7 +24,9 @@ from icl_lens.prompts.donors import exchange_labels, partner_label
 from icl_lens.prompts.prompt import Prompt
 
 Arrangement = Literal["last", "other", "last, exchanged", "other, exchanged"]
-"""Whether a demonstration of the query's class or of its partner is last, and whether their labels are exchanged."""
+"""Whether a demonstration of the query's class or of its partner is last, and whether their labels
+are exchanged.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,13 +39,17 @@ class ArrangedPrompt:
     partner: str
     """The label that the answer is exchanged with."""
     starts_as_it_ends: bool
-    """Whether the first demonstration has the same label as the last one; otherwise, it has the other label."""
+    """Whether the first demonstration has the same label as the last one; otherwise, it has the
+    other label.
+    """
 
 
 def arrange(prompt: Prompt, *, seed: int = 0) -> ArrangedPrompt:
-    """Return the prompt's four arrangements; the order depends on the seed and the prompt, not on other prompts.
+    """Return the prompt's four arrangements; the order depends on the seed and the prompt, not on
+    other prompts.
 
-    If both classes have two demonstrations or more, about half of the prompts begin with the class that they end with.
+    If both classes have two demonstrations or more, about half of the prompts begin with the class
+    that they end with.
 
     Raise InputError unless the prompt demonstrates its answer and another label.
 

@@ -36,13 +36,14 @@ ROLES: tuple[Role, ...] = get_args(Role)
 class PromptBatch:
     """Tokenized prompts, padded on the right, with the positions of their labels and texts.
 
-    Positions count tokens from the start of the row, including a beginning-of-sequence token. -1 marks a missing
-    demonstration or answer. All tensors are on one device. `batch[2:5]` and `batch[[0, 3]]` are smaller batches with
-    the same labels, cropped to their longest row.
+    Positions count tokens from the start of the row, including a beginning-of-sequence token. -1
+    marks a missing demonstration or answer. All tensors are on one device. `batch[2:5]` and
+    `batch[[0, 3]]` are smaller batches with the same labels, cropped to their longest row.
 
-    `tokenize` creates batches of in-context prompts and of plain text (`Text`), `from_tokens` of token ids. The latter
-    two have no labels, `prompts` is empty, and `targets` contains the token that each row is scored
-    by. `at` returns rows that end at other positions of the same prompts. Source: docs/howto/own_dataset.md.
+    `tokenize` creates batches of in-context prompts and of plain text (`Text`), `from_tokens` of
+    token ids. The latter two have no labels, `prompts` is empty, and `targets` contains the token
+    that each row is scored by. `at` returns rows that end at other positions of the same prompts.
+    Source: docs/howto/own_dataset.md.
 
     Example:
         >>> [batch.token_strings[0][position] for position in batch.label_positions[0]]
@@ -52,13 +53,17 @@ class PromptBatch:
     """
 
     tokens: Int[Tensor, "batch pos"]
-    """Token ids, padded on the right where `attention_mask` is 0; `left_padded` has them as `model.generate` needs."""
+    """Token ids, padded on the right where `attention_mask` is 0; `left_padded` has them as
+    `model.generate` needs.
+    """
     attention_mask: Int[Tensor, "batch pos"]
     """1 on tokens, 0 on padding."""
     last: Int[Tensor, " batch"]
     """Position of each row's last token, where the label is predicted."""
     label_positions: Int[Tensor, "batch demo"]
-    """Position of the token that each demonstration's label is scored by: the first that tells the labels apart."""
+    """Position of the token that each demonstration's label is scored by: the first that tells the
+    labels apart.
+    """
     label_ranges: Int[Tensor, "batch demo 2"]
     """The token range of each demonstration's label: start and end, end exclusive.
 
@@ -69,22 +74,30 @@ class PromptBatch:
     label_mask: Bool[Tensor, "batch label"]
     """Which labels each row chooses between; they are scored by different tokens."""
     label_tokens: Int[Tensor, " label"]
-    """The token each label is scored by: its first after the query, or the first that tells it from the others."""
+    """The token each label is scored by: its first after the query, or the first that tells it from
+    the others.
+    """
     answer: Int[Tensor, " batch"]
     """The correct label, as an index into `labels`."""
     text_ranges: Int[Tensor, "batch demo 2"]
     """The token range of each demonstration's text: start and end, end exclusive."""
     demonstration_ranges: Int[Tensor, "batch demo 2"]
-    """The token range of each demonstration, with the template's words, up to the next one or the query."""
+    """The token range of each demonstration, with the template's words, up to the next one or the
+    query.
+    """
     query_range: Int[Tensor, "batch 2"]
     """The token range of the query's text: start and end, end exclusive."""
     labels: tuple[str, ...]
-    """The labels of all prompts, without duplicates; the prompts may have different ones (`label_mask`)."""
+    """The labels of all prompts, without duplicates; the prompts may have different ones
+    (`label_mask`).
+    """
     prompts: tuple[Prompt, ...]
     """One per row; empty for texts without demonstrations."""
     template: Template
     token_strings: list[list[str]]
-    """Each row's tokens without padding, decoded one by one; for display only, since joining them loses white space."""
+    """Each row's tokens without padding, decoded one by one; for display only, since joining them
+    loses white space.
+    """
     token_names: list[list[str]] = field(default_factory=list)
     """`token_strings` with visible white space: "␣to", line breaks as "⏎"."""
     texts: tuple[str, ...] = ()
@@ -102,9 +115,13 @@ class PromptBatch:
     n_appended: Int[Tensor, " batch"] | None = None
     """The number of label tokens at the end of each row, up to which its labels agree."""
     decision_index: Int[Tensor, " batch"] | None = None
-    """The index of each row's prompt, if prompts have several rows because their labels begin alike (`tokenize`)."""
+    """The index of each row's prompt, if prompts have several rows because their labels begin alike
+    (`tokenize`).
+    """
     vocabulary: str = ""
-    """A digest of the tokenizer's vocabulary, to reject models with another one; empty if unknown."""
+    """A digest of the tokenizer's vocabulary, to reject models with another one; empty if
+    unknown.
+    """
 
     def __post_init__(self) -> None:
         if not self.token_names:
@@ -112,7 +129,9 @@ class PromptBatch:
 
     @property
     def prediction_positions(self) -> Int[Tensor, "batch demo"]:
-        """Where each demonstration's label is predicted: the position just before its scored token; -1 if missing."""
+        """Where each demonstration's label is predicted: the position just before its scored token;
+        -1 if missing.
+        """
         return (self.label_positions - 1).clamp(min=-1)
 
     @property
@@ -131,10 +150,13 @@ class PromptBatch:
         """The role of every token of every prompt.
 
         - "text": a demonstration's text.
-        - "true label", "false label": all tokens of a label that equals the answer, or of one that does not.
-        - "query": the query's text. In a text without demonstrations, all tokens but the last have this role.
+        - "true label", "false label": all tokens of a label that equals the answer, or of one that
+          does not.
+        - "query": the query's text. In a text without demonstrations, all tokens but the last have
+          this role.
         - "last": the prompt's last token, whatever it is.
-        - "other": everything else, such as separators, an appended shared prefix, and the beginning-of-sequence token.
+        - "other": everything else, such as separators, an appended shared prefix, and the
+          beginning-of-sequence token.
 
         Example:
             >>> batch.token_roles[0][-4:]
@@ -162,33 +184,42 @@ class PromptBatch:
 
     @property
     def answer_tokens(self) -> Int[Tensor, " batch"]:
-        """The token each row is scored by: its target or its answer's label token; -1 if it has neither."""
+        """The token each row is scored by: its target or its answer's label token; -1 if it has
+        neither.
+        """
         if self.targets is not None:
             return self.targets
         return torch.where(self.answer < 0, -1, self.label_tokens[self.answer])
 
     @property
     def other_label_tokens(self) -> Int[Tensor, "batch other"]:
-        """The tokens of each prompt's labels except its answer, padded with -1; all -1 without an answer.
+        """The tokens of each prompt's labels except its answer, padded with -1; all -1 without an
+        answer.
 
         As `against`, they give the components that favor the answer over the other labels.
         """
         is_other = torch.arange(len(self.labels), device=self.answer.device) != self.answer[:, None]
         return self._label_tokens_where(is_other & (self.answer >= 0)[:, None])
 
-    def tokens_to_compare(self, targets: Int[Tensor, " batch"]) -> Int[Tensor, "batch other"] | None:
-        """Return what targets are compared with by default: the tokens of each prompt's other labels, or `against`.
+    def tokens_to_compare(
+        self, targets: Int[Tensor, " batch"]
+    ) -> Int[Tensor, "batch other"] | None:
+        """Return what targets are compared with by default: the tokens of each prompt's other
+        labels, or `against`.
 
-        Rows are padded with -1; None if no row has such tokens. Rows with `targets` of their own have no labels to
-        compare with, only `against`.
+        Rows are padded with -1; None if no row has such tokens. Rows with `targets` of their own
+        have no labels to compare with, only `against`.
         """
         if self.targets is not None:
             return self.against
-        others = self._label_tokens_where(self.label_tokens != targets.to(self.label_tokens.device)[:, None])
+        others = self._label_tokens_where(
+            self.label_tokens != targets.to(self.label_tokens.device)[:, None]
+        )
         return others if bool((others >= 0).any()) else None
 
     def label_columns(self, names: Sequence[str]) -> Int[Tensor, " batch"]:
-        """Return the index in `labels` of what stands for a whole label in each row, which must be one of its choices.
+        """Return the index in `labels` of what stands for a whole label in each row, which must be
+        one of its choices.
 
         Example:
             >>> batch.label_columns(["foo"])
@@ -205,19 +236,29 @@ class PromptBatch:
         """Whether any prompt has several labels to choose from."""
         return bool((self.label_mask.sum(1) > 1).any())
 
-    def _label_tokens_where(self, is_chosen: Bool[Tensor, "batch label"]) -> Int[Tensor, "batch chosen"]:
-        """Return the tokens of chosen labels of each prompt, padded with -1 on the right; at least one column."""
+    def _label_tokens_where(
+        self, is_chosen: Bool[Tensor, "batch label"]
+    ) -> Int[Tensor, "batch chosen"]:
+        """Return the tokens of chosen labels of each prompt, padded with -1 on the right; at least
+        one column.
+        """
         is_chosen = is_chosen & self.label_mask
         width = max(1, int(is_chosen.sum(1).max()))
-        order = is_chosen.int().argsort(dim=1, descending=True, stable=True)[:, :width]  # the chosen ones come first
+        order = is_chosen.int().argsort(dim=1, descending=True, stable=True)[
+            :, :width
+        ]  # the chosen ones come first
         return torch.where(is_chosen.gather(1, order), self.label_tokens[order], -1)
 
-    def whole_scores(self, scores: Float[Tensor, "batch label"]) -> Float[Tensor, "prompt whole_label"]:
-        """Return each whole label's score: the sum over its decisions; one row per prompt, columns `whole_labels`.
+    def whole_scores(
+        self, scores: Float[Tensor, "batch label"]
+    ) -> Float[Tensor, "prompt whole_label"]:
+        """Return each whole label's score: the sum over its decisions; one row per prompt, columns
+        `whole_labels`.
 
-        Sums of log-probabilities (`il.score`) are exact up to the tokens that no decision needs, since the labels leave
-        no choice there. Labels that no row of a prompt offers have −∞. Tokenize prompts without answers to have the
-        decisions of all labels; with an answer, those of other labels that agree with each other are missing.
+        Sums of log-probabilities (`il.score`) are exact up to the tokens that no decision needs,
+        since the labels leave no choice there. Labels that no row of a prompt offers have −∞.
+        Tokenize prompts without answers to have the decisions of all labels; with an answer, those
+        of other labels that agree with each other are missing.
 
         Example:
             >>> bool((batch.whole_scores(il.score(model, batch)) == il.score(model, batch)).all())
@@ -225,10 +266,16 @@ class PromptBatch:
         """
         self.require_labels("label to score", "score the answer of an il.Text instead")
         scores, mask = scores.as_subclass(Tensor), self.label_mask.to(scores.device)
-        stands_for = torch.tensor([[label in group for label in self.whole_labels] for group in self.label_groups])
+        stands_for = torch.tensor(
+            [[label in group for label in self.whole_labels] for group in self.label_groups]
+        )
         stands_for = stands_for.to(scores)
-        by_row = torch.stack([scores.masked_fill(~mask, 0.0) @ stands_for, mask.to(scores) @ stands_for], dim=-1)
-        prompts = torch.arange(len(self)) if self.decision_index is None else self.decision_index.cpu()
+        by_row = torch.stack(
+            [scores.masked_fill(~mask, 0.0) @ stands_for, mask.to(scores) @ stands_for], dim=-1
+        )
+        prompts = (
+            torch.arange(len(self)) if self.decision_index is None else self.decision_index.cpu()
+        )
         _, number = prompts.unique(return_inverse=True)
         found = by_row.new_zeros(int(number.max()) + 1, *by_row.shape[1:])
         total, n_choices = found.index_add(0, number.to(scores.device), by_row).unbind(-1)
@@ -236,9 +283,11 @@ class PromptBatch:
 
     @property
     def queries(self) -> tuple[str, ...]:
-        """What each row asks: rows with the same query are not independent, so intervals resample queries.
+        """What each row asks: rows with the same query are not independent, so intervals resample
+        queries.
 
-        The query of a row without demonstrations is its text; rows of one prompt (see `at`) have one query.
+        The query of a row without demonstrations is its text; rows of one prompt (see `at`) have
+        one query.
         """
         if self.prompt_index is not None:
             return tuple(map(str, self.prompt_index.tolist()))
@@ -249,18 +298,28 @@ class PromptBatch:
 
     @property
     def has_demonstrations(self) -> bool:
-        """Whether any prompt shows labels; without, a batch may still have `labels` to choose from."""
+        """Whether any prompt shows labels; without, a batch may still have `labels` to choose
+        from.
+        """
         return self.label_positions.shape[1] > 0
 
     def require_labels(self, what: str, alternative: str) -> None:
-        """Raise InputError if the batch has no labels, without which `what` is undefined; `alternative` is the fix."""
+        """Raise InputError if the batch has no labels, without which `what` is undefined;
+        `alternative` is the fix.
+        """
         if not self.labels:
-            raise InputError(f"the prompts have no demonstrations, so there is no {what}; {alternative}")
+            raise InputError(
+                f"the prompts have no demonstrations, so there is no {what}; {alternative}"
+            )
 
     def require_demonstrations(self, what: str, alternative: str) -> None:
-        """Raise InputError if no prompt shows a label, without which `what` is undefined; `alternative` is the fix."""
+        """Raise InputError if no prompt shows a label, without which `what` is undefined;
+        `alternative` is the fix.
+        """
         if not self.has_demonstrations:
-            raise InputError(f"the prompts have no demonstrations, so there is no {what}; {alternative}")
+            raise InputError(
+                f"the prompts have no demonstrations, so there is no {what}; {alternative}"
+            )
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -270,29 +329,41 @@ class PromptBatch:
         what = f"{n} demonstration{'s' * (n != 1)}, labels {quoted_list(self.labels)}"
         first = {row[0] for row in self.token_names}
         begin = f", all beginning with {first.pop()!r}" if len(first) == 1 else ""
-        return f"PromptBatch({self.size_summary}{begin}, {what if self.labels else 'no demonstrations'})"
+        return (
+            f"PromptBatch({self.size_summary}{begin}, "
+            f"{what if self.labels else 'no demonstrations'})"
+        )
 
     @property
     def size_summary(self) -> str:
         """The number of prompts and tokens, such as "100 prompts × 14 tokens"."""
         lengths = (self.last + 1).tolist()
-        tokens = f"{min(lengths)}–{max(lengths)}" if min(lengths) < max(lengths) else f"{max(lengths)}"
+        tokens = (
+            f"{min(lengths)}–{max(lengths)}" if min(lengths) < max(lengths) else f"{max(lengths)}"
+        )
         return f"{self.count_summary} × {tokens} token" + "s" * (tokens != "1")
 
     @property
     def n_prompts(self) -> int:
-        """The number of prompts, which is smaller than that of rows if these are several positions or decisions."""
+        """The number of prompts, which is smaller than that of rows if these are several positions
+        or decisions.
+        """
         index = self.decision_index if self.prompt_index is None else self.prompt_index
         return len(self) if index is None else len(index.unique())
 
     @property
     def count_summary(self) -> str:
-        """The number of prompts and, if it is another, that of rows, such as "20 prompts at 35 decisions"."""
+        """The number of prompts and, if it is another, that of rows, such as "20 prompts at 35
+        decisions".
+        """
         n = self.n_prompts
         prompts = f"{n:,} prompt" + "s" * (n != 1)
         if n == len(self):
             return prompts
-        return f"{prompts} at {len(self):,} {'decisions' if self.prompt_index is None else 'positions'}"
+        return (
+            f"{prompts} at {len(self):,} "
+            f"{'decisions' if self.prompt_index is None else 'positions'}"
+        )
 
     @classmethod
     def from_tokens(
@@ -305,36 +376,47 @@ class PromptBatch:
         against: int | Sequence[int] | Sequence[Sequence[int]] | Tensor | None = None,
         positions: TokenPositions | None = None,
     ) -> "PromptBatch":
-        """Create a batch without demonstrations from token ids [batch pos] or from rows of different lengths.
+        """Create a batch without demonstrations from token ids [batch pos] or from rows of
+        different lengths.
 
-        `attention_mask` [batch pos] is 1 on tokens and 0 on padding, as your tokenizer returns it; padding on either
-        side is removed. No beginning-of-sequence token is added. With `model`, ids are checked against
-        its vocabulary and context length, tokens get names, and the batch is on the model's device.
+        `attention_mask` [batch pos] is 1 on tokens and 0 on padding, as your tokenizer returns it;
+        padding on either side is removed. No beginning-of-sequence token is added. With `model`,
+        ids are checked against its vocabulary and context length, tokens get names, and the batch
+        is on the model's device.
 
-        `targets` is one id for all rows or one per row; by default, each position is scored by the next token, and the
-        last one has no target. `against` contains the ids to compare the targets with: one for all rows, one per row,
-        or a list per row. `positions` selects positions other than the last; see `at`.
+        `targets` is one id for all rows or one per row; by default, each position is scored by the
+        next token, and the last one has no target. `against` contains the ids to compare the
+        targets with: one for all rows, one per row, or a list per row. `positions` selects
+        positions other than the last; see `at`.
 
-        Raise InputError for empty rows, ids outside the model's vocabulary, rows longer than its context, and targets,
-        positions or a mask that do not match the rows. With `model` but no mask, also raise it for rows that begin or
-        end with the model's padding token.
+        Raise InputError for empty rows, ids outside the model's vocabulary, rows longer than its
+        context, and targets, positions or a mask that do not match the rows. With `model` but no
+        mask, also raise it for rows that begin or end with the model's padding token.
 
         Example:
-            >>> random = il.PromptBatch.from_tokens([[5, 8, 13, 5, 8, 13]], model=model, positions="all")
+            >>> ids = [[5, 8, 13, 5, 8, 13]]
+            >>> random = il.PromptBatch.from_tokens(ids, model=model, positions="all")
             >>> random.answer_tokens
             tensor([ 8, 13,  5,  8, 13, -1])
         """
         try:
-            rows = [list(map(int, row)) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
+            rows = [
+                list(map(int, row))
+                for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)
+            ]
         except (TypeError, ValueError):
-            raise InputError(f"tokens must be one list of integers per prompt, got {tokens!r}") from None
+            raise InputError(
+                f"tokens must be one list of integers per prompt, got {tokens!r}"
+            ) from None
         check_ids(None, [token for row in rows for token in row])
         if attention_mask is not None:
             rows = remove_padding(rows, attention_mask)
         elif model is not None:
             check_no_padding(getattr(model, "tokenizer", None), rows)
         if not rows or not all(rows):
-            raise InputError("each row of tokens must have at least one token, got an empty one; remove it")
+            raise InputError(
+                "each row of tokens must have at least one token, got an empty one; remove it"
+            )
         device = tokens.device if isinstance(tokens, Tensor) else None
         if model is not None:
             check_context_length(model, rows)
@@ -343,14 +425,19 @@ class PromptBatch:
         batch = batch if device is None else batch.to(device)
         target_ids = ids_per_row(targets, len(rows), "targets")
         against_ids = ids_per_row(against, len(rows), "against", lists=True)
-        check_ids(model, [token for row in (target_ids or []) + (against_ids or []) for token in row])
+        check_ids(
+            model, [token for row in (target_ids or []) + (against_ids or []) for token in row]
+        )
         selected = batch.at("last" if positions is None else positions)
         assert selected.prompt_index is not None
         if target_ids is not None:
-            selected = replace(selected, targets=torch.tensor(target_ids, device=device)[selected.prompt_index, 0])
+            selected = replace(
+                selected, targets=torch.tensor(target_ids, device=device)[selected.prompt_index, 0]
+            )
         if against_ids is not None:
             selected = replace(
-                selected, against=padded_ids(against_ids).to(selected.tokens.device)[selected.prompt_index]
+                selected,
+                against=padded_ids(against_ids).to(selected.tokens.device)[selected.prompt_index],
             )
         check_against_differs(selected)
         return selected if positions is not None else replace(selected, prompt_index=None)
@@ -358,16 +445,19 @@ class PromptBatch:
     def at(self, positions: TokenPositions) -> "PromptBatch":
         """Return one row per prompt and position, ending at that position.
 
-        `positions` is one position for all rows, several for all rows, a list per row, or "all"; negative positions
-        count from the end of the row. A row that ends before its prompt does is scored by the next token
-        (`answer_tokens`) and has no answer; labels after its end are dropped. `prompt_index` contains the index of each
-        row's prompt; `capture` runs all rows of a prompt in one pass. Raise InputError for a position outside a row.
+        `positions` is one position for all rows, several for all rows, a list per row, or "all";
+        negative positions count from the end of the row. A row that ends before its prompt does is
+        scored by the next token (`answer_tokens`) and has no answer; labels after its end are
+        dropped. `prompt_index` contains the index of each row's prompt; `capture` runs all rows of
+        a prompt in one pass. Raise InputError for a position outside a row.
 
         Example:
             >>> first = int(batch.label_positions[0, 0])
             >>> early = batch.at([first, int(batch.last)])
-            >>> early.token_strings[0][-2:], early.answer_tokens.tolist()[0] == batch.tokens[0, first + 1]
-            ([':', 'bar'], tensor(True))
+            >>> early.token_strings[0][-2:]
+            [':', 'bar']
+            >>> early.answer_tokens[0] == batch.tokens[0, first + 1]
+            tensor(True)
         """
         selected = resolve_positions(positions, (self.last + 1).tolist())
         row_ends = [(row, end) for row, ends in enumerate(selected) for end in ends]
@@ -375,7 +465,9 @@ class PromptBatch:
         full = self[rows]
         is_early = end < full.last
         is_kept = torch.arange(int(end.max()) + 1, device=end.device) <= end[:, None]
-        next_token = full.tokens.gather(1, (end + 1).clamp(max=full.tokens.shape[1] - 1)[:, None])[:, 0]
+        next_token = full.tokens.gather(1, (end + 1).clamp(max=full.tokens.shape[1] - 1)[:, None])[
+            :, 0
+        ]
         no_label = full.label_ranges[..., 1] > end[:, None] + 1
         no_text = (full.text_ranges[..., 1] > end[:, None] + 1)[..., None]
         no_demonstration = (full.demonstration_ranges[..., 1] > end[:, None] + 1)[..., None]
@@ -393,8 +485,12 @@ class PromptBatch:
             text_ranges=full.text_ranges.masked_fill(no_text, -1),
             demonstration_ranges=full.demonstration_ranges.masked_fill(no_demonstration, -1),
             query_range=torch.where(has_query, full.query_range, -1),
-            token_strings=[row[: last + 1] for row, (_, last) in zip(full.token_strings, row_ends, strict=True)],
-            token_names=[row[: last + 1] for row, (_, last) in zip(full.token_names, row_ends, strict=True)],
+            token_strings=[
+                row[: last + 1] for row, (_, last) in zip(full.token_strings, row_ends, strict=True)
+            ],
+            token_names=[
+                row[: last + 1] for row, (_, last) in zip(full.token_names, row_ends, strict=True)
+            ],
             targets=torch.where(is_early, next_token, full.answer_tokens),
             against=None if against is None or not bool((against >= 0).any()) else against,
             prompt_index=rows if self.prompt_index is None else full.prompt_index,
@@ -432,7 +528,9 @@ class PromptBatch:
         Raise IndexError for a row out of range, and InputError if no row is selected.
         """
         rows = self.selected_rows(index)
-        tensors = {name: value[rows] for name, value in self._tensors().items() if name != "label_tokens"}
+        tensors = {
+            name: value[rows] for name, value in self._tensors().items() if name != "label_tokens"
+        }
         width = int(tensors["last"].max()) + 1
         tensors |= {name: tensors[name][:, :width] for name in ("tokens", "attention_mask")}
         return replace(
@@ -445,7 +543,9 @@ class PromptBatch:
         )
 
     def selected_rows(self, index: Any) -> list[int]:
-        """Return the numbers of the rows that an index selects; raise the errors of `batch[index]`."""
+        """Return the numbers of the rows that an index selects; raise the errors of
+        `batch[index]`.
+        """
         if isinstance(index, Tensor):
             index = index.cpu().numpy()
         elif isinstance(index, Iterable) and not isinstance(index, np.ndarray):
@@ -456,13 +556,17 @@ class PromptBatch:
         return rows
 
     def left_padded(self) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
-        """Return tokens and attention mask padded on the left, for generation, which continues the end of each row.
+        """Return tokens and attention mask padded on the left, for generation, which continues the
+        end of each row.
 
         `model.generate(batch.tokens)` would continue the padding of all but the longest prompts.
 
         Example:
-            >>> tokens, mask = il.tokenize(model, ["love : bar one :", "eight : foo two : foo one :"]).left_padded()
-            >>> model.generate(tokens, attention_mask=mask, max_new_tokens=2, verbose=False).shape[1] - tokens.shape[1]
+            >>> prompts = ["love : bar one :", "eight : foo two : foo one :"]
+            >>> tokens, mask = il.tokenize(model, prompts).left_padded()
+            >>> settings = {"max_new_tokens": 2, "verbose": False}
+            >>> generated = model.generate(tokens, attention_mask=mask, **settings)
+            >>> generated.shape[1] - tokens.shape[1]
             2
         """
         width = self.tokens.shape[1]
@@ -472,17 +576,34 @@ class PromptBatch:
         return torch.where(mask.bool(), self.tokens.gather(1, source.clamp(min=0)), PAD), mask
 
     def split(self, size: int) -> Iterator["PromptBatch"]:
-        """Split the batch into pieces of `size` rows; the last may be smaller. Raise InputError if `size` < 1."""
+        """Split the batch into pieces of `size` rows; the last may be smaller. Raise InputError if
+        `size` < 1.
+        """
         check_at_least(1, size=size)
         return (self[start : start + size] for start in range(0, len(self), size))
 
     def to_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the batch as tensors and JSON-serializable values, from which `from_state` restores it."""
+        """Return the batch as tensors and JSON-serializable values, from which `from_state`
+        restores it.
+        """
         prompts = [
-            [[[shown.text, shown.label] for shown in prompt.demonstrations], prompt.query, prompt.answer, prompt.labels]
+            [
+                [[shown.text, shown.label] for shown in prompt.demonstrations],
+                prompt.query,
+                prompt.answer,
+                prompt.labels,
+            ]
             for prompt in self.prompts
         ]
-        names = ("labels", "token_strings", "token_names", "texts", "whole_labels", "label_groups", "vocabulary")
+        names = (
+            "labels",
+            "token_strings",
+            "token_names",
+            "texts",
+            "whole_labels",
+            "label_groups",
+            "vocabulary",
+        )
         values = {name: getattr(self, name) for name in names}
         return self._tensors(), {**values, "prompts": prompts, "template": asdict(self.template)}
 
@@ -490,7 +611,8 @@ class PromptBatch:
     def from_state(cls, tensors: dict[str, Tensor], values: dict[str, Any]) -> "PromptBatch":
         """Restore a batch from the output of `to_state`.
 
-        Raise InputError, KeyError, TypeError or ValueError for values that are not those of a batch.
+        Raise InputError, KeyError, TypeError or ValueError for values that are not those of a
+        batch.
         """
         prompts = tuple(
             Prompt([Demonstration(*shown) for shown in demonstrations], query, answer, labels)
@@ -513,14 +635,18 @@ class PromptBatch:
         return batch
 
     def _check_ranges(self) -> None:
-        """Raise ValueError for lists of another length than the batch, and positions and indices out of range."""
+        """Raise ValueError for lists of another length than the batch, and positions and indices
+        out of range.
+        """
         n_rows, width, n_labels = *self.tokens.shape, len(self.labels)
         lists = {"prompts": self.prompts, "texts": self.texts, "token_strings": self.token_strings}
         for name, entries in lists.items():
             if len(entries) not in (0, n_rows):
                 raise ValueError(f"{name} has {len(entries)} entries for {n_rows} rows")
         if len(self.label_tokens) != n_labels:
-            raise ValueError(f"label_tokens has {len(self.label_tokens)} entries for {n_labels} labels")
+            raise ValueError(
+                f"label_tokens has {len(self.label_tokens)} entries for {n_labels} labels"
+            )
         if n_rows < 1 or not isinstance(self.vocabulary, str):
             raise ValueError("it has no rows, or no vocabulary")
         limits = {
@@ -555,7 +681,9 @@ def _texts(values: Sequence[Any]) -> tuple[str, ...]:
 
 
 def check_batch(batch: Any, name: str = "batch") -> None:
-    """Raise InputError for anything but a batch, such as a list of prompts; `name` is that of the argument."""
+    """Raise InputError for anything but a batch, such as a list of prompts; `name` is that of the
+    argument.
+    """
     if not isinstance(batch, PromptBatch):
         raise InputError(
             f"{name} must be a PromptBatch of tokenized prompts, got {type(batch).__name__}; pass "
@@ -566,33 +694,47 @@ def check_batch(batch: Any, name: str = "batch") -> None:
 def with_answers(batch: PromptBatch, answer: Int[Tensor, " batch"]) -> PromptBatch:
     """Return the batch with these answers, as indices into its labels."""
     names = [batch.labels[label] for label in answer.tolist()]
-    prompts = tuple(replace(prompt, answer=name) for prompt, name in zip(batch.prompts, names, strict=False))
+    prompts = tuple(
+        replace(prompt, answer=name) for prompt, name in zip(batch.prompts, names, strict=False)
+    )
     return replace(batch, answer=answer, prompts=prompts)
 
 
 def prompts_digest(batch: PromptBatch) -> str:
     """Return a 16-digit hexadecimal digest of the unpadded token ids and the scored tokens."""
-    tokens = [row[: last + 1] for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)]
+    tokens = [
+        row[: last + 1]
+        for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)
+    ]
     return json_digest([tokens, batch.answer_tokens.tolist()])
 
 
 def check_vocabulary(model: Any, batch: PromptBatch, what: str) -> None:
-    """Raise InputError if a batch was tokenized with a vocabulary other than the model's, or has unmasked padding."""
+    """Raise InputError if a batch was tokenized with a vocabulary other than the model's, or has
+    unmasked padding.
+    """
     size = getattr(model.cfg, "d_vocab", None)
     largest = int(batch.tokens.max())
     if size is not None and largest >= size:
         raise InputError(
-            f"{what} was tokenized for another model: it contains token id {largest}, but the model's vocabulary size "
-            f"is {size}; re-tokenize the prompts for this model"
+            f"{what} was tokenized for another model: it contains token id {largest}, but the "
+            f"model's vocabulary size is {size}; re-tokenize the prompts for this model"
         )
     tokenizer = getattr(model, "tokenizer", None)
     if not batch.vocabulary:  # ids that no tokenizer has checked
         masked = zip(batch.tokens.tolist(), batch.attention_mask.tolist(), strict=True)
         check_no_padding(
-            tokenizer, [[token for token, is_token in zip(*row, strict=True) if is_token] for row in masked]
+            tokenizer,
+            [[token for token, is_token in zip(*row, strict=True) if is_token] for row in masked],
         )
-    if batch.vocabulary and tokenizer is not None and vocabulary_digest(tokenizer) != batch.vocabulary:
-        raise InputError(f"{what} was tokenized with another vocabulary; re-tokenize the prompts for this model")
+    if (
+        batch.vocabulary
+        and tokenizer is not None
+        and vocabulary_digest(tokenizer) != batch.vocabulary
+    ):
+        raise InputError(
+            f"{what} was tokenized with another vocabulary; re-tokenize the prompts for this model"
+        )
 
 
 def check_against_differs(batch: PromptBatch) -> None:
@@ -602,11 +744,16 @@ def check_against_differs(batch: PromptBatch) -> None:
     same = ((batch.against == batch.targets[:, None]) & (batch.against >= 0)).any(-1)
     if bool(same.any()):
         row = int(same.nonzero()[0])
-        raise InputError(f"targets and against must differ, got token {int(batch.targets[row])} in both for row {row}")
+        raise InputError(
+            f"targets and against must differ, got token {int(batch.targets[row])} in both for row "
+            f"{row}"
+        )
 
 
 def text_batch(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | None) -> PromptBatch:
-    """Return rows of token ids as a batch without labels; without a tokenizer, tokens are named by their ids."""
+    """Return rows of token ids as a batch without labels; without a tokenizer, tokens are named by
+    their ids.
+    """
     n = len(rows)
     if texts is None and tokenizer is not None:
         texts = tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False)
@@ -631,14 +778,18 @@ def text_batch(tokenizer: Any, rows: list[list[int]], texts: Sequence[str] | Non
 
 
 def row_fields(tokenizer: Any, rows: list[list[int]]) -> dict[str, Any]:
-    """Return the fields of a `PromptBatch` that depend only on its token ids, padded on the right."""
+    """Return the fields of a `PromptBatch` that depend only on its token ids, padded on the
+    right.
+    """
     longest = max(map(len, rows))
     strings = names = [[str(token) for token in row] for row in rows]
     if tokenizer is not None:
         strings, names = decode_tokens(tokenizer, rows), name_tokens(tokenizer, rows)
     return {
         "tokens": torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows]),
-        "attention_mask": torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows]),
+        "attention_mask": torch.tensor(
+            [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+        ),
         "last": torch.tensor([len(row) - 1 for row in rows]),
         "token_strings": strings,
         "token_names": names,

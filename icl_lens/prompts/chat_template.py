@@ -1,10 +1,11 @@
 """Render conversations with a tokenizer's chat template, within limits of time and size.
 
 A chat template is a program that comes with a model. transformers runs it in a sandbox, which keeps
-it from reading or writing anything but does not end it: nested loops run for ever, and one operation
-such as 10 ** 10 ** 9 cannot be interrupted from within its process.
+it from reading or writing anything but does not end it: nested loops run for ever, and one
+operation such as 10 ** 10 ** 9 cannot be interrupted from within its process.
 
-1. A new Python process, which holds nothing but transformers' own renderer, renders the conversations.
+1. A new Python process, which holds nothing but transformers' own renderer, renders the
+   conversations.
 2. It ends itself after `SECONDS`, by a timer that needs no cooperation of the template; on Linux,
    its memory is limited, too.
 3. A text longer than `CHARACTERS` is not passed on.
@@ -54,7 +55,8 @@ faulthandler.dump_traceback_later(request["seconds"], exit=True, file=open(os.de
 try:
     texts = []
     for conversation in request["conversations"]:
-        (text,), _ = render_jinja_template([conversation["messages"]], **conversation["options"], **request["options"])
+        options = {**conversation["options"], **request["options"]}
+        (text,), _ = render_jinja_template([conversation["messages"]], **options)
         texts.append(text)
     reply = {"texts": texts}
     longest = max(map(len, texts))
@@ -69,11 +71,13 @@ _BYTES = 1024**3
 """Limit of the memory that a template uses, on Linux."""
 
 
-def render_conversations(tokenizer: Any, conversations: list[tuple[list[dict[str, str]], bool]]) -> list[str]:
+def render_conversations(
+    tokenizer: Any, conversations: list[tuple[list[dict[str, str]], bool]]
+) -> list[str]:
     """Return the texts of conversations, each with whether the model's turn is begun at its end.
 
-    They are those of the tokenizer's `apply_chat_template`. Raise InputError if the template refuses
-    the messages, or exceeds `SECONDS` or `CHARACTERS`.
+    They are those of the tokenizer's `apply_chat_template`. Raise InputError if the template
+    refuses the messages, or exceeds `SECONDS` or `CHARACTERS`.
     """
     request = {
         "conversations": [
@@ -92,7 +96,11 @@ def render_conversations(tokenizer: Any, conversations: list[tuple[list[dict[str
 def _render(request: str) -> tuple[str, ...]:
     """Return the texts of a request; equal requests start one process."""
     # The process finds the packages of this one, and nothing in the current folder.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONIOENCODING": "utf-8"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONIOENCODING": "utf-8",
+    }
     try:
         process = subprocess.run(
             [sys.executable, "-P", "-c", _RENDERER],
@@ -104,8 +112,8 @@ def _render(request: str) -> tuple[str, ...]:
         )
     except (OSError, ValueError) as error:
         raise InputError(
-            f"the chat template must be rendered by a new Python process, but {sys.executable!r} cannot be "
-            f"started ({error}); write the turns as an il.Template of your own"
+            f"the chat template must be rendered by a new Python process, but {sys.executable!r} "
+            f"cannot be started ({error}); write the turns as an il.Template of your own"
         ) from error
     except subprocess.TimeoutExpired:
         raise _limit_error(f"no text within {_START_SECONDS + SECONDS} seconds") from None
@@ -113,17 +121,21 @@ def _render(request: str) -> tuple[str, ...]:
         raise _limit_error(f"no text within {SECONDS} seconds")
     if process.returncode != 0:
         last_line = (process.stderr.strip().splitlines() or [""])[-1][:200]
-        raise _limit_error(f"a process that ended with status {process.returncode} {last_line}".rstrip())
+        raise _limit_error(
+            f"a process that ended with status {process.returncode} {last_line}".rstrip()
+        )
     reply = json.loads(process.stdout)
     if "longest" in reply:
         raise _limit_error(f"{reply['longest']:,} characters")
     if "error" in reply:
-        raise InputError(f"the chat template must accept these messages, got the error {reply['error']}")
+        raise InputError(
+            f"the chat template must accept these messages, got the error {reply['error']}"
+        )
     return tuple(reply["texts"])
 
 
 def _limit_error(reason: str) -> InputError:
     return InputError(
-        f"the chat template must write a text of at most {CHARACTERS:,} characters within {SECONDS} seconds, got "
-        f"{reason}; write the turns as an il.Template of your own"
+        f"the chat template must write a text of at most {CHARACTERS:,} characters within "
+        f"{SECONDS} seconds, got {reason}; write the turns as an il.Template of your own"
     )

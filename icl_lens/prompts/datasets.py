@@ -1,4 +1,6 @@
-"""Read labeled texts from local files or from data files on the Hub, which are downloaded once and cached."""
+"""Read labeled texts from local files or from data files on the Hub, which are downloaded once and
+cached.
+"""
 
 import csv
 import itertools
@@ -42,9 +44,9 @@ class RawTable:
 class HubDataset:
     """The location of a dataset on the Hub, in data files that need no code from the repository.
 
-    `file` is a regular expression for the name of the file that is read for `{split}`, and `text` the text column. The
-    first existing column of `labels` is read; `class_names` are its class names if the file does not define them. At
-    most the first `max_rows` rows are read.
+    `file` is a regular expression for the name of the file that is read for `{split}`, and `text`
+    the text column. The first existing column of `labels` is read; `class_names` are its class
+    names if the file does not define them. At most the first `max_rows` rows are read.
     """
 
     repository: str
@@ -57,8 +59,11 @@ class HubDataset:
 
 DATASETS = {
     # The copy in GLUE has no labels in its test split.
-    "sst2": HubDataset("SetFit/sst2", "text", ("label_text", "label"), r"{split}\.jsonl", ("negative", "positive")),
-    # The original repository of TREC needs a script. Coarse classes: ABBR, DESC, ENTY, HUM, LOC, NUM.
+    "sst2": HubDataset(
+        "SetFit/sst2", "text", ("label_text", "label"), r"{split}\.jsonl", ("negative", "positive")
+    ),
+    # The original repository of TREC needs a script. Coarse classes: ABBR, DESC, ENTY, HUM, LOC,
+    # NUM.
     "trec": HubDataset("SetFit/TREC-QC", "text", ("label_coarse_original",), r"{split}\.jsonl"),
     "agnews": HubDataset(
         "fancyzhx/ag_news",
@@ -87,11 +92,15 @@ DATASETS = {
 """The built-in sentence datasets by name."""
 
 
-def load_hub_splits(name: str, splits: Sequence[str]) -> tuple[dict[str, RawTable], tuple[str, str]]:
-    """Return the rows of the splits of one of `DATASETS`, and the names of its text and label columns.
+def load_hub_splits(
+    name: str, splits: Sequence[str]
+) -> tuple[dict[str, RawTable], tuple[str, str]]:
+    """Return the rows of the splits of one of `DATASETS`, and the names of its text and label
+    columns.
 
-    Files are downloaded once into the cache of huggingface_hub and then read from there, also offline. Raise
-    InputError, with the cause and a remedy, if the download fails or the files are not as expected.
+    Files are downloaded once into the cache of huggingface_hub and then read from there, also
+    offline. Raise InputError, with the cause and a remedy, if the download fails or the files are
+    not as expected.
     """
     source = DATASETS[name]
 
@@ -109,7 +118,10 @@ def load_hub_splits(name: str, splits: Sequence[str]) -> tuple[dict[str, RawTabl
         if missing := [split for split in splits if files[split] is None]:
             found = re.compile(source.file.replace("{split}", r"(\w+)"))
             existing = sorted(match[1] for match in map(found.fullmatch, repository.files) if match)
-            raise InputError(f"{name} must have the split {missing[0]!r}, got {quoted_list(existing)}; choose another")
+            raise InputError(
+                f"{name} must have the split {missing[0]!r}, got {quoted_list(existing)}; choose "
+                "another"
+            )
         folder = repository.fetch([file for file in files.values() if file is not None])
     except InputError as error:
         raise InputError(f"{error}; or pass a local copy with path=") from error.__cause__
@@ -120,13 +132,15 @@ def load_hub_splits(name: str, splits: Sequence[str]) -> tuple[dict[str, RawTabl
         table = _read(path, f"delete {str(path)!r} to download it again", source.max_rows)
         rows = list(table.rows)
         columns.update(*rows[:1])
-        tables[split] = RawTable(rows, dict.fromkeys(source.labels, source.class_names) | dict(table.class_names))
+        tables[split] = RawTable(
+            rows, dict.fromkeys(source.labels, source.class_names) | dict(table.class_names)
+        )
     label = next((column for column in source.labels if column in columns), None)
     if source.text not in columns or label is None:
         raise InputError(
             f"{source.repository!r} must have the columns {source.text!r} and "
-            f"{' or '.join(map(repr, source.labels))}, got {quoted_list(sorted(columns)) or 'none'}; pass a local copy "
-            "with path="
+            f"{' or '.join(map(repr, source.labels))}, got "
+            f"{quoted_list(sorted(columns)) or 'none'}; pass a local copy with path="
         )
     return tables, (source.text, label)
 
@@ -134,11 +148,13 @@ def load_hub_splits(name: str, splits: Sequence[str]) -> tuple[dict[str, RawTabl
 def read_files(paths: Sequence[Path]) -> RawTable:
     """Return the raw rows of one file or its shards, which are read one by one.
 
-    Raise InputError, while they are read, if they cannot be read.
-    Cells of a .csv are strings ("01" stays "01", "NA" stays "NA"); an empty cell is a missing value.
+    Raise InputError, while they are read, if they cannot be read. Cells of a .csv are strings ("01"
+    stays "01", "NA" stays "NA"); an empty cell is a missing value.
     """
     tables = [_read(path, "fix the file or pass another") for path in paths]
-    return RawTable(itertools.chain.from_iterable(table.rows for table in tables), tables[0].class_names)
+    return RawTable(
+        itertools.chain.from_iterable(table.rows for table in tables), tables[0].class_names
+    )
 
 
 def column_names(path: str | Path) -> tuple[str, ...]:
@@ -162,12 +178,16 @@ def column_names(path: str | Path) -> tuple[str, ...]:
 def _read(path: Path, remedy: str, max_rows: int | None = None) -> RawTable:
     """Return at most the first `max_rows` rows of a file, to be read one by one."""
     if not path.is_file():
-        raise InputError(f"there is no file {str(path)!r}; pass the path of an existing file or folder")
+        raise InputError(
+            f"there is no file {str(path)!r}; pass the path of an existing file or folder"
+        )
     if path.suffix not in SUFFIXES:
         raise InputError(f"path must be a file of type {quoted_list(SUFFIXES)}, got {str(path)!r}")
 
     def unreadable(error: Exception) -> InputError:
-        return InputError(f"cannot read {str(path)!r} as {path.suffix}: {first_line(error)}; {remedy}")
+        return InputError(
+            f"cannot read {str(path)!r} as {path.suffix}: {first_line(error)}; {remedy}"
+        )
 
     def rows() -> Iterator[Row]:
         try:
@@ -191,7 +211,9 @@ def _json_lines(path: Path) -> Iterator[Row]:
             except ValueError as error:
                 raise ValueError(f"line {number} is not valid JSON ({error})") from error
             if not isinstance(row, dict):
-                raise ValueError(f'line {number} is not a JSON object like {{"text": "…", "label": "…"}}')
+                raise ValueError(
+                    f'line {number} is not a JSON object like {{"text": "…", "label": "…"}}'
+                )
             yield row
 
 
@@ -208,7 +230,11 @@ def _columns_of(table: Any) -> Iterable[str]:
 
 def _is_pair_mapping(table: Any) -> bool:
     """Return whether a JSON value maps inputs to outputs, as {"France": "Paris"} does."""
-    return isinstance(table, dict) and bool(table) and all(isinstance(cell, _CELL) for cell in table.values())
+    return (
+        isinstance(table, dict)
+        and bool(table)
+        and all(isinstance(cell, _CELL) for cell in table.values())
+    )
 
 
 def _is_pair_list(table: Any) -> bool:
@@ -217,23 +243,33 @@ def _is_pair_list(table: Any) -> bool:
         isinstance(table, list)
         and bool(table)
         and all(
-            isinstance(pair, list) and len(pair) == 2 and all(isinstance(cell, _CELL) for cell in pair)
+            isinstance(pair, list)
+            and len(pair) == 2
+            and all(isinstance(cell, _CELL) for cell in pair)
             for pair in table
         )
     )
 
 
 def _json(path: Path) -> Iterator[Row]:
-    """Yield the rows of a JSON list of objects, of an object with one list per column, or of pairs without columns."""
+    """Yield the rows of a JSON list of objects, of an object with one list per column, or of pairs
+    without columns.
+    """
     table: Any = parse_json(path.read_text(encoding="utf-8-sig"))
     columns: tuple[str, ...] = ()
     if _is_pair_mapping(table):
         columns, table = PAIR_COLUMNS, list(table.items())
     elif _is_pair_list(table):
         columns = PAIR_COLUMNS
-    elif isinstance(table, dict) and table and all(isinstance(column, list) for column in table.values()):
+    elif (
+        isinstance(table, dict)
+        and table
+        and all(isinstance(column, list) for column in table.values())
+    ):
         if len({*map(len, table.values())}) > 1:
-            raise ValueError(f"columns must have the same length, got {[*map(len, table.values())]} rows")
+            raise ValueError(
+                f"columns must have the same length, got {[*map(len, table.values())]} rows"
+            )
         columns, table = tuple(table), list(zip(*table.values(), strict=True))
     elif not isinstance(table, list) or not all(isinstance(row, dict) for row in table):
         raise ValueError('it is not a list of objects like [{"text": "…", "label": "…"}]')
@@ -244,7 +280,9 @@ def _json(path: Path) -> Iterator[Row]:
 
 
 def _csv(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file of comma-separated or, for .tsv, tab-separated cells; the latter are not quoted."""
+    """Yield the rows of a file of comma-separated or, for .tsv, tab-separated cells; the latter are
+    not quoted.
+    """
     csv.field_size_limit(2**31 - 1)
     is_tsv = path.suffix == ".tsv"
     with path.open(encoding="utf-8-sig", newline="") as lines:
@@ -277,7 +315,9 @@ def _parquet_class_names(path: Path) -> Mapping[str, Sequence[str]]:
 
     metadata = pq.read_schema(path).metadata or {}
     info = json.loads(metadata.get(b"huggingface") or b"{}").get("info", {})
-    features = {column: kind for column, kind in info.get("features", {}).items() if isinstance(kind, dict)}
+    features = {
+        column: kind for column, kind in info.get("features", {}).items() if isinstance(kind, dict)
+    }
     return {column: kind["names"] for column, kind in features.items() if kind.get("names")}
 
 
@@ -304,12 +344,17 @@ def check_columns(columns: Sequence[str], what: str) -> None:
         raise InputError(f"columns must be two different names, those of {what}, got {columns!r}")
 
 
-def two_cells(row: Mapping[str, Any], number: int, columns: tuple[str, str], remedy: str) -> list[Any]:
-    """Return a row's `plain_cell` of two columns; raise InputError with `remedy` if the row has no such column."""
+def two_cells(
+    row: Mapping[str, Any], number: int, columns: tuple[str, str], remedy: str
+) -> list[Any]:
+    """Return a row's `plain_cell` of two columns; raise InputError with `remedy` if the row has no
+    such column.
+    """
     missing = [column for column in columns if column not in row]
     if missing:
         raise InputError(
-            f"row {number} has no column {quoted_list(missing)}, only {quoted_list(tuple(row)) or 'none'}; {remedy}"
+            f"row {number} has no column {quoted_list(missing)}, only "
+            f"{quoted_list(tuple(row)) or 'none'}; {remedy}"
         )
     return [plain_cell(row[column], number, column) for column in columns]
 
@@ -320,13 +365,21 @@ def plain_cell(value: Any, number: int, column: str) -> str | int | float | None
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise InputError(f"row {number} has {value} in column {column!r}; use text, a number or an empty cell")
-        return int(value) if value.is_integer() else value  # integers in a column with gaps are read as floats
+            raise InputError(
+                f"row {number} has {value} in column {column!r}; use text, a number or an empty "
+                "cell"
+            )
+        return (
+            int(value) if value.is_integer() else value
+        )  # integers in a column with gaps are read as floats
     if value is not None and not isinstance(value, (str, int)):
-        kind = {"list": "a list", "dict": "an object"}.get(type(value).__name__, type(value).__name__)
+        kind = {"list": "a list", "dict": "an object"}.get(
+            type(value).__name__, type(value).__name__
+        )
         raise InputError(f"row {number} has {kind} in column {column!r}; use text or a number")
     if isinstance(value, str) and (surrogate := SURROGATE.search(value)):
         raise InputError(
-            f"row {number} has an unpaired surrogate {surrogate[0]!r} in column {column!r}; re-encode the file as UTF-8"
+            f"row {number} has an unpaired surrogate {surrogate[0]!r} in column {column!r}; "
+            "re-encode the file as UTF-8"
         )
     return value

@@ -1,11 +1,15 @@
-"""Donor prompts of an interchange intervention: what a prompt would be if one thing in it were exchanged.
+"""Donor prompts of an interchange intervention: what a prompt would be if one thing in it were
+exchanged.
 
-1. A prompt's *partner* is the label that its answer is exchanged with: with two labels, the other one.
-2. Texts or labels of the answer and its partner change places within the prompt (`exchange_texts`, `exchange_labels`).
-   Demonstrations of further labels stay as they are.
-3. Another query of the partner's class, or of the same class, comes from the other prompts (`other_queries`).
-4. One demonstration's text changes class, or those of all others (`with_own_text`, `with_other_texts`). The text of the
-   other class that replaces it is one of the two queries, which no demonstration shows.
+1. A prompt's *partner* is the label that its answer is exchanged with: with two labels, the other
+   one.
+2. Texts or labels of the answer and its partner change places within the prompt (`exchange_texts`,
+   `exchange_labels`). Demonstrations of further labels stay as they are.
+3. Another query of the partner's class, or of the same class, comes from the other prompts
+   (`other_queries`).
+4. One demonstration's text changes class, or those of all others (`with_own_text`,
+   `with_other_texts`). The text of the other class that replaces it is one of the two queries,
+   which no demonstration shows.
 """
 
 import random
@@ -18,15 +22,19 @@ from icl_lens.prompts.prompt import Demonstration, Prompt
 
 
 def donor_prompts(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
-    """Return each prompt with one thing exchanged: donors of interchange interventions, in the order of `prompts`.
+    """Return each prompt with one thing exchanged: donors of interchange interventions, in the
+    order of `prompts`.
 
-    - "query": the same demonstrations with a query of another class, whose label, the partner, is the answer;
+    - "query": the same demonstrations with a query of another class, whose label, the partner, is
+      the answer;
     - "same class": with another query of the same class;
-    - "texts": the texts of the answer and its partner exchanged, so that the partner is the answer; labels stay;
+    - "texts": the texts of the answer and its partner exchanged, so that the partner is the answer;
+      labels stay;
     - "labels": the labels exchanged, so that the partner is the answer; texts stay.
 
-    With two labels, the partner is the other one. Queries come from the other prompts. Raise InputError for prompts
-    that do not demonstrate their answer and another label. Source: docs/howto/edits.md.
+    With two labels, the partner is the other one. Queries come from the other prompts. Raise
+    InputError for prompts that do not demonstrate their answer and another label. Source:
+    docs/howto/edits.md.
 
     Example:
         >>> prompts = il.load_task("animal-country", n=20)
@@ -46,16 +54,18 @@ def donor_prompts(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
 
 
 def partner_label(prompt: Prompt) -> str:
-    """Return the label that the answer is exchanged with: the next one that is demonstrated, in the order of `labels`.
+    """Return the label that the answer is exchanged with: the next one that is demonstrated, in the
+    order of `labels`.
 
     Raise InputError unless the prompt demonstrates its answer and another label.
     """
     shown = {demonstration.label for demonstration in prompt.demonstrations}
     if prompt.answer not in shown or len(shown) < 2:
         raise InputError(
-            f"every prompt must demonstrate its answer and another label, got the answer {prompt.answer!r} and the "
-            f"labels {sorted(shown)} with query {prompt.query!r}; add answers and demonstrations, or use prompts with "
-            "classes: pairs, whose answers are words of their own, have nothing to exchange"
+            "every prompt must demonstrate its answer and another label, got the answer "
+            f"{prompt.answer!r} and the labels {sorted(shown)} with query {prompt.query!r}; add "
+            "answers and demonstrations, or use prompts with classes: pairs, whose answers are "
+            "words of their own, have nothing to exchange"
         )
     start = prompt.labels.index(prompt.answer)
     following = (*prompt.labels[start + 1 :], *prompt.labels[:start])
@@ -63,25 +73,34 @@ def partner_label(prompt: Prompt) -> str:
 
 
 def exchange_texts(prompt: Prompt) -> Prompt:
-    """Return the prompt with the texts of its answer and partner exchanged, in order; labels stay, the answer changes.
+    """Return the prompt with the texts of its answer and partner exchanged, in order; labels stay,
+    the answer changes.
 
     If one label has more demonstrations than the other, the other's texts are repeated.
     """
     exchanged = _exchanged(prompt)
-    texts = [_text(prompt, exchanged.get(index, index)) for index in range(len(prompt.demonstrations))]
+    texts = [
+        _text(prompt, exchanged.get(index, index)) for index in range(len(prompt.demonstrations))
+    ]
     return _with(prompt, texts=texts, answer=partner_label(prompt))
 
 
 def exchange_labels(prompt: Prompt) -> Prompt:
-    """Return the prompt with its answer and partner exchanged in all demonstrations, and as the answer; texts stay."""
+    """Return the prompt with its answer and partner exchanged in all demonstrations, and as the
+    answer; texts stay.
+    """
     answer, partner = prompt.answer, partner_label(prompt)
     label = {answer: partner, partner: answer}
-    shown = [Demonstration(one.text, label.get(one.label, one.label)) for one in prompt.demonstrations]
+    shown = [
+        Demonstration(one.text, label.get(one.label, one.label)) for one in prompt.demonstrations
+    ]
     return Prompt(shown, prompt.query, partner, prompt.labels)
 
 
 class Queries(NamedTuple):
-    """Queries of a prompt's two classes, neither of which a demonstration shows, if there are such queries."""
+    """Queries of a prompt's two classes, neither of which a demonstration shows, if there are such
+    queries.
+    """
 
     other: str
     """A text of the partner's class."""
@@ -92,10 +111,11 @@ class Queries(NamedTuple):
 def other_queries(prompts: Sequence[Prompt]) -> list[Queries]:
     """Return, for each prompt, a query of its partner's class and another one of its own class.
 
-    They are queries or, if there are none, demonstration texts of the other prompts. The class of a text is that which
-    a task gives to its label or, for prompts of one's own, the label itself. If prompts of one's own show the same
-    text with different labels, as when labels are exchanged in half of the prompts, classes are derived from the texts
-    that prompts share. If no other prompt has such a text, one of the prompt's own demonstrations is taken.
+    They are queries or, if there are none, demonstration texts of the other prompts. The class of a
+    text is that which a task gives to its label or, for prompts of one's own, the label itself. If
+    prompts of one's own show the same text with different labels, as when labels are exchanged in
+    half of the prompts, classes are derived from the texts that prompts share. If no other prompt
+    has such a text, one of the prompt's own demonstrations is taken.
     """
     names = _class_names(prompts)
     queries: dict[str, list[str]] = {}
@@ -106,19 +126,31 @@ def other_queries(prompts: Sequence[Prompt]) -> list[Queries]:
         for shown in prompt.demonstrations:
             if shown.label in class_of:
                 texts.setdefault(class_of[shown.label], []).append(shown.text)
-    pools = [{name: list(dict.fromkeys(some)) for name, some in pool.items()} for pool in (queries, texts)]
+    pools = [
+        {name: list(dict.fromkeys(some)) for name, some in pool.items()}
+        for pool in (queries, texts)
+    ]
     found = []
     for prompt, class_of in zip(prompts, names, strict=True):
         rng = random.Random(f"{prompt}")
         labels = partner_label(prompt), str(prompt.answer)
-        found.append(Queries(*(rng.choice(_unshown(prompt, label, class_of.get(label), pools)) for label in labels)))
+        found.append(
+            Queries(
+                *(
+                    rng.choice(_unshown(prompt, label, class_of.get(label), pools))
+                    for label in labels
+                )
+            )
+        )
     return found
 
 
 def _unshown(
     prompt: Prompt, label: str, class_name: str | None, pools: Sequence[Mapping[str, Sequence[str]]]
 ) -> list[str]:
-    """Return the texts of a class in the first pool with texts that the prompt does not show, else those of a label."""
+    """Return the texts of a class in the first pool with texts that the prompt does not show, else
+    those of a label.
+    """
     used = {prompt.query, *(shown.text for shown in prompt.demonstrations)}
     for pool in pools if class_name is not None else ():
         if some := [text for text in pool.get(str(class_name), ()) if text not in used]:
@@ -132,9 +164,11 @@ def with_query(prompt: Prompt, query: str, answer: str | None) -> Prompt:
 
 
 def with_own_text(prompt: Prompt, index: int, queries: Queries) -> Prompt:
-    """Return the prompt up to a demonstration whose text alone changes class; its label is not the last token.
+    """Return the prompt up to a demonstration whose text alone changes class; its label is not the
+    last token.
 
-    What follows is left out, because no key before it depends on it. Demonstrations of further labels do not change.
+    What follows is left out, because no key before it depends on it. Demonstrations of further
+    labels do not change.
     """
     texts = [shown.text for shown in prompt.demonstrations]
     texts[index] = _spare(prompt, index, queries, same=False)
@@ -142,9 +176,13 @@ def with_own_text(prompt: Prompt, index: int, queries: Queries) -> Prompt:
 
 
 def with_other_texts(prompt: Prompt, index: int, queries: Queries) -> Prompt:
-    """Return the prompt up to a demonstration whose text alone does not change class; see `with_own_text`."""
+    """Return the prompt up to a demonstration whose text alone does not change class; see
+    `with_own_text`.
+    """
     exchanged = _exchanged(prompt)
-    texts = [_text(prompt, exchanged.get(other, other)) for other in range(len(prompt.demonstrations))]
+    texts = [
+        _text(prompt, exchanged.get(other, other)) for other in range(len(prompt.demonstrations))
+    ]
     for other, source in exchanged.items():
         if source == index:  # where the text that stays would be shown a second time
             texts[other] = _spare(prompt, index, queries, same=True)
@@ -153,7 +191,9 @@ def with_other_texts(prompt: Prompt, index: int, queries: Queries) -> Prompt:
 
 
 def _spare(prompt: Prompt, index: int, queries: Queries, *, same: bool) -> str:
-    """Return the query that is of the class of a demonstration or, if not `same`, of the class that it changes to."""
+    """Return the query that is of the class of a demonstration or, if not `same`, of the class that
+    it changes to.
+    """
     label = prompt.demonstrations[index].label
     if label not in (prompt.answer, partner_label(prompt)):
         return _text(prompt, index)
@@ -163,7 +203,10 @@ def _spare(prompt: Prompt, index: int, queries: Queries, *, same: bool) -> str:
 def _exchanged(prompt: Prompt) -> dict[int, int]:
     """Return, for each demonstration of the answer or its partner, the one whose text it gets."""
     pair = str(prompt.answer), partner_label(prompt)
-    own, other = ([i for i, shown in enumerate(prompt.demonstrations) if shown.label == label] for label in pair)
+    own, other = (
+        [i for i, shown in enumerate(prompt.demonstrations) if shown.label == label]
+        for label in pair
+    )
     sources: Iterator[int]
     found = {}
     for places, sources in ((own, cycle(other)), (other, cycle(own))):
@@ -177,7 +220,10 @@ def _text(prompt: Prompt, index: int) -> str:
 
 def _with(prompt: Prompt, *, texts: Sequence[str], answer: str | None) -> Prompt:
     """Return the prompt with other texts, in the order of its demonstrations."""
-    shown = [Demonstration(text, one.label) for text, one in zip(texts, prompt.demonstrations, strict=True)]
+    shown = [
+        Demonstration(text, one.label)
+        for text, one in zip(texts, prompt.demonstrations, strict=True)
+    ]
     return Prompt(shown, prompt.query, answer, prompt.labels)
 
 
@@ -200,9 +246,11 @@ def _class_names(prompts: Sequence[Prompt]) -> list[dict[str, str]]:
 
 
 def _linked_classes(prompts: Sequence[Prompt]) -> list[dict[str, str]]:
-    """Return the class of each label of prompts with two labels that shared texts link to the first prompt.
+    """Return the class of each label of prompts with two labels that shared texts link to the first
+    prompt.
 
-    Return no class at all if a text would belong to both classes, or if some prompts are not linked.
+    Return no class at all if a text would belong to both classes, or if some prompts are not
+    linked.
     """
     unknown: list[dict[str, str]] = [{} for _ in prompts]
     pairs = {frozenset(label for _, label in _labeled(prompt)) for prompt in prompts}
@@ -228,7 +276,10 @@ def _linked_classes(prompts: Sequence[Prompt]) -> list[dict[str, str]]:
                     waiting.append(linked)
     if len(is_exchanged) < len(prompts):
         return unknown
-    return [other if is_exchanged[row] else {label: label for label in pair} for row in range(len(prompts))]
+    return [
+        other if is_exchanged[row] else {label: label for label in pair}
+        for row in range(len(prompts))
+    ]
 
 
 def _labeled(prompt: Prompt) -> list[tuple[str, str]]:

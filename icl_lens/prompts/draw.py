@@ -22,7 +22,9 @@ KeepTexts = Callable[[list[list[str]]], list[list[str]]]
 
 @dataclass(frozen=True)
 class Draw:
-    """One prompt's texts: those of each false class and of the true class, and a query of the true class."""
+    """One prompt's texts: those of each false class and of the true class, and a query of the true
+    class.
+    """
 
     false: list[tuple[str, list[str]]]
     true: tuple[str, list[str]]
@@ -36,33 +38,44 @@ class Draw:
     def order_seed(self) -> str:
         """The seed of the random order of the demonstrations.
 
-        It is written out, so that renaming this class or its fields changes no prompt: published numbers depend on it.
+        It is written out, so that renaming this class or its fields changes no prompt: published
+        numbers depend on it.
         """
         return (
-            f"_Draw(false={self.false!r}, true={self.true!r}, query={self.query!r}, other_query={self.false_query!r})"
+            f"_Draw(false={self.false!r}, true={self.true!r}, query={self.query!r}, "
+            f"other_query={self.false_query!r})"
         )
 
     @property
     def classes(self) -> list[str]:
-        """The classes that the prompt shows, numbers in the order of their values and names alphabetically."""
+        """The classes that the prompt shows, numbers in the order of their values and names
+        alphabetically.
+        """
         return list(in_order([self.true[0], *(class_name for class_name, _ in self.false)]))
 
     def with_false_query(self) -> "Draw":
-        """Return the same demonstrations with a query of the first false class, which becomes the true class.
+        """Return the same demonstrations with a query of the first false class, which becomes the
+        true class.
 
         Raise InputError if that class has no unused text.
         """
         if self.false_query is None:
             raise InputError(
-                f"class {self.false[0][0]!r} has no unused text for the query; reduce demonstrations or add texts"
+                f"class {self.false[0][0]!r} has no unused text for the query; reduce "
+                "demonstrations or add texts"
             )
         return replace(
-            self, false=[self.true, *self.false[1:]], true=self.false[0], query=self.false_query, false_query=self.query
+            self,
+            false=[self.true, *self.false[1:]],
+            true=self.false[0],
+            query=self.false_query,
+            false_query=self.query,
         )
 
 
 def spelling_key(text: str) -> str:
-    """Return what texts have in common that differ only in case or Unicode form, such as "Café" and "cafe\u0301".
+    """Return what texts have in common that differ only in case or Unicode form, such as "Café" and
+    "cafe\u0301".
 
     Example:
         >>> from icl_lens.prompts.draw import spelling_key
@@ -75,7 +88,9 @@ def spelling_key(text: str) -> str:
 
 
 class TextPool:
-    """Different texts, of which one is chosen in a time that does not depend on how many there are."""
+    """Different texts, of which one is chosen in a time that does not depend on how many there
+    are.
+    """
 
     def __init__(self, texts: Sequence[str], *, key: Callable[[str], str] = spelling_key) -> None:
         self.texts = texts
@@ -87,7 +102,9 @@ class TextPool:
             self.positions.setdefault(key(text), []).append(position)
 
     def unused(self, shown: Sequence[str], seed: str) -> str | None:
-        """Return a text with another key than those shown, or None; the choice depends on no other prompt."""
+        """Return a text with another key than those shown, or None; the choice depends on no other
+        prompt.
+        """
         used = sorted({place for text in shown for place in self.positions.get(self.key(text), ())})
         n_unused = len(self.texts) - len(used)
         if not n_unused:
@@ -136,14 +153,16 @@ def check_path(path: object) -> None:
         pass  # reported where it is read
     except OSError as error:
         raise InputError(
-            f"cannot access {str(path)!r}: {error.strerror}; pass the path of another file or folder"
+            f"cannot access {str(path)!r}: {error.strerror}; pass the path of another file or "
+            "folder"
         ) from error
 
 
 def check_sampling(n: int, seed: int, demonstrations: int) -> tuple[int, int, int]:
     """Return n, seed and demonstrations as integers of Python.
 
-    Raise InputError for numbers of prompts and demonstrations that are out of range, and for other types.
+    Raise InputError for numbers of prompts and demonstrations that are out of range, and for other
+    types.
     """
     n, seed = check_integers(n=n, seed=seed)
     if not 1 <= n <= MAX_PROMPTS:

@@ -1,4 +1,6 @@
-"""The tokens of labels: where labels that begin alike part, and the columns that stand for them in a batch."""
+"""The tokens of labels: where labels that begin alike part, and the columns that stand for them in
+a batch.
+"""
 
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
@@ -22,30 +24,35 @@ class LabelTokens:
         """Labels that end with a token of the template."""
 
     def add(self, label: str, ids: list[int], where: str) -> None:
-        """Record a label's tokens in the context that `where` names; raise InputError if they differ from others."""
+        """Record a label's tokens in the context that `where` names; raise InputError if they
+        differ from others.
+        """
         known, first_place = self.seen.setdefault(label, (ids, where))
         if ids != known:
             raise InputError(
-                f"the label {label!r} is {self._shown(known)} {first_place} but {self._shown(ids)} {where}; "
-                "choose a template with the same text before every label"
+                f"the label {label!r} is {self._shown(known)} {first_place} but {self._shown(ids)} "
+                f"{where}; choose a template with the same text before every label"
             )
 
     def end_with(self, token: int | None, label: str) -> None:
-        """Let a label end with the token that follows it, because another label continues with other tokens.
+        """Let a label end with the token that follows it, because another label continues with
+        other tokens.
 
         Raise InputError if there is none, since the token also covers a text.
         """
         if token is None:
             raise InputError(
-                f"the tokens of the label {label!r} begin those of another label, and the template has no token of its "
-                "own after it; choose labels that differ, or another template, such as separator='\\n'"
+                f"the tokens of the label {label!r} begin those of another label, and the template "
+                "has no token of its own after it; choose labels that differ, or another template, "
+                "such as separator='\\n'"
             )
         known, where = self.seen[label]
         self.seen[label] = [*known, token], where
         self.ended.add(label)
 
     def decisions(self, labels: Sequence[str], answer: str | None) -> list[Ids]:
-        """Return the starts after which these labels go on with different tokens, the shortest first.
+        """Return the starts after which these labels go on with different tokens, the shortest
+        first.
 
         With an answer, only those that the answer begins with. One label has the empty start.
         """
@@ -65,24 +72,34 @@ class LabelTokens:
         return found
 
     def parting(self, label: str, start: Ids) -> tuple[int, int]:
-        """Return the number of tokens that a label shares with a start, and the label's token after them."""
+        """Return the number of tokens that a label shares with a start, and the label's token after
+        them.
+        """
         ids = self.seen[label][0]
-        shared = next((i for i, (own, other) in enumerate(zip(ids, start, strict=False)) if own != other), len(start))
+        shared = next(
+            (i for i, (own, other) in enumerate(zip(ids, start, strict=False)) if own != other),
+            len(start),
+        )
         return shared, ids[shared]
 
     def parted(self, label: str, start: Ids) -> tuple[int, bool]:
-        """Return the number of tokens that a label shares with a start, and whether its end is then scored."""
+        """Return the number of tokens that a label shares with a start, and whether its end is then
+        scored.
+        """
         shared, _ = self.parting(label, start)
         return shared, label in self.ended and shared == len(self.seen[label][0]) - 1
 
     def check_different(self, labels: Sequence[str]) -> list[str]:
-        """Return the labels whose tokens begin those of another; raise InputError for labels with the same tokens."""
+        """Return the labels whose tokens begin those of another; raise InputError for labels with
+        the same tokens.
+        """
         first: dict[Ids, str] = {}
         for label in labels:
             if (other := first.setdefault(tuple(self.seen[label][0]), label)) != label:
                 raise InputError(
-                    f"labels {other!r} and {label!r} have the same tokens {self._shown(self.seen[label][0])}; "
-                    "choose labels that differ in more than white space"
+                    f"labels {other!r} and {label!r} have the same tokens "
+                    f"{self._shown(self.seen[label][0])}; choose labels that differ in more than "
+                    "white space"
                 )
         starts = {ids[:n] for ids in first for n in range(1, len(ids))}
         return [label for ids, label in first.items() if ids in starts]
@@ -99,23 +116,31 @@ class LabelPlace(NamedTuple):
     """White space before the label belongs to it only if it is scored, as does what follows it."""
 
     @classmethod
-    def of(cls, text: TokenizedText, span: Span, gap: str, shared: int, is_ended: bool) -> "LabelPlace":
-        """Return the place of a label after `shared` tokens; if it `is_ended`, the token after it is scored."""
+    def of(
+        cls, text: TokenizedText, span: Span, gap: str, shared: int, is_ended: bool
+    ) -> "LabelPlace":
+        """Return the place of a label after `shared` tokens; if it `is_ended`, the token after it
+        is scored.
+        """
         start, stop = text.label_range(span, gap)
         return cls(start + shared, (min(start + shared, text.range_of(span)[0]), stop + is_ended))
 
 
 class LabelRow(NamedTuple):
-    """The columns of a row: one for each label that its prompt has, and those that it chooses between."""
+    """The columns of a row: one for each label that its prompt has, and those that it chooses
+    between.
+    """
 
     of: dict[str, int]
     choices: set[int]
 
 
 class LabelColumns:
-    """The columns of a batch: each is a label or several labels that still agree, and the token that they go on with.
+    """The columns of a batch: each is a label or several labels that still agree, and the token
+    that they go on with.
 
-    `choices` are the sets of labels that prompts choose from, and `alone` labels that are scored by their first token.
+    `choices` are the sets of labels that prompts choose from, and `alone` labels that are scored by
+    their first token.
     """
 
     def __init__(
@@ -143,7 +168,8 @@ class LabelColumns:
     def of_row(self, labels: Sequence[str], choices: Sequence[str], start: Ids | None) -> LabelRow:
         """Return the columns of labels after a start; None if each is scored by its first token.
 
-        In the latter case, the first of `choices` with the same token is the choice, so that all choices differ.
+        In the latter case, the first of `choices` with the same token is the choice, so that all
+        choices differ.
         """
         if start is None:
             of = {label: self._index[(label,), 0] for label in labels}
@@ -154,7 +180,9 @@ class LabelColumns:
         return LabelRow(of, {of[label] for label in choices if keys[label][1] == len(start)})
 
     def _keys(self, labels: Sequence[str], start: Ids) -> dict[str, tuple[tuple[str, ...], int]]:
-        """Return for each label those that agree with it up to the token after which it parts from `start`."""
+        """Return for each label those that agree with it up to the token after which it parts from
+        `start`.
+        """
         ordered = sorted(labels, key=self._order.__getitem__)
         parted = {label: self._tokens.parting(label, start) for label in ordered}
         return {

@@ -1,8 +1,9 @@
 """Tasks whose texts have classes: their texts become prompts with labels, in one of six layouts.
 
 1. The task draws the texts of each prompt (`WordTask`, `TextTask`).
-2. `class_labels` finds the label of each class. Labels that belong to no class are arbitrary words, which the model can
-   only learn from the demonstrations; balanced layouts exchange them between prompts.
+2. `class_labels` finds the label of each class. Labels that belong to no class are arbitrary words,
+   which the model can only learn from the demonstrations; balanced layouts exchange them between
+   prompts.
 3. The layout orders the demonstrations.
 """
 
@@ -15,7 +16,14 @@ from typing import Any, ClassVar, Literal, get_args
 from icl_lens.errors import InputError, check_choice
 from icl_lens.prompts.class_labels import DEFAULT_LABELS, ClassLabels, Labels, class_labels
 from icl_lens.prompts.draw import Draw, KeepTexts, check_sampling
-from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Demonstration, Prompt, Template, in_order, quoted_list
+from icl_lens.prompts.prompt import (
+    DEFAULT_TEMPLATE,
+    Demonstration,
+    Prompt,
+    Template,
+    in_order,
+    quoted_list,
+)
 from icl_lens.prompts.same_length import check_rows_align, texts_of_one_length
 
 Layout = Literal["random", "last", "first", "order", "reorder", "imbalanced"]
@@ -48,36 +56,42 @@ class LabeledTask(ABC):
         same_length_for: Any = None,
         template: Template = DEFAULT_TEMPLATE,
     ) -> list[Prompt]:
-        """Return `n` prompts, each with its answer; the same seed gives the same texts in every layout.
+        """Return `n` prompts, each with its answer; the same seed gives the same texts in every
+        layout.
 
-        Every prompt has a true class, that of its query, and a false class, with `demonstrations` texts each. By
-        default, demonstrations are in random order, and both labels and both classes are the answer equally often, so
-        that neither a constant answer nor the last label scores above chance. Two more layouts are balanced in the
-        same way: "last" shows the true class last, next to the query, and "first" shows it first.
+        Every prompt has a true class, that of its query, and a false class, with `demonstrations`
+        texts each. By default, demonstrations are in random order, and both labels and both classes
+        are the answer equally often, so that neither a constant answer nor the last label scores
+        above chance. Two more layouts are balanced in the same way: "last" shows the true class
+        last, next to the query, and "first" shows it first.
 
-        The other layouts are the paper's: "order" puts the demonstrations of the true class last; "reorder" puts them
-        first; "imbalanced" is "order" without the last one. A word task then asks only for words of its second
-        category, the true class has the label `labels[0]` and the false class `labels[1]` (default: "foo" and "bar")
-        in every prompt. With "order", the answer is also the last label, so a model that only copies the last label is
-        always right. `Prompt.with_other_query` asks the same demonstrations for the other class.
+        The other layouts are the paper's: "order" puts the demonstrations of the true class last;
+        "reorder" puts them first; "imbalanced" is "order" without the last one. A word task then
+        asks only for words of its second category, the true class has the label `labels[0]` and the
+        false class `labels[1]` (default: "foo" and "bar") in every prompt. With "order", the answer
+        is also the last label, so a model that only copies the last label is always right.
+        `Prompt.with_other_query` asks the same demonstrations for the other class.
 
-        The default labels of your own data are the names of its classes; those of other tasks are "foo" and "bar".
-        Labels belong to classes, and are not exchanged, if they name them, if `labels` is a mapping from classes to
-        their words ({"0": "negative", "1": "positive"}), or if the classes are numbers: their words are then given in
-        the order of the numbers. Every prompt then shows classes that have words. Several words of a class are used in
-        turn by pairs of prompts: {"0": ["foo", "bar"], "1": ["bar", "foo"]} exchanges them. With
-        `TextTask(classes="all")`, labels that name no class belong to the classes in alphabetical order in every
-        prompt, and the false classes appear one after another in random order. Words that look like names of classes
-        or values ("negative" for "neg", any for "True") are refused unless they are a mapping.
+        The default labels of your own data are the names of its classes; those of other tasks are
+        "foo" and "bar". Labels belong to classes, and are not exchanged, if they name them, if
+        `labels` is a mapping from classes to their words ({"0": "negative", "1": "positive"}), or
+        if the classes are numbers: their words are then given in the order of the numbers. Every
+        prompt then shows classes that have words. Several words of a class are used in turn by
+        pairs of prompts: {"0": ["foo", "bar"], "1": ["bar", "foo"]} exchanges them. With
+        `TextTask(classes="all")`, labels that name no class belong to the classes in alphabetical
+        order in every prompt, and the false classes appear one after another in random order. Words
+        that look like names of classes or values ("negative" for "neg", any for "True") are refused
+        unless they are a mapping.
 
-        `same_length_for`, a model, keeps only texts of one token length: the length that leaves the most texts in the
-        smallest class. All rows of `il.tokenize(model, prompts, template=template)` then have their labels and end at
-        the same positions. Patching between prompts requires this. `template` has no other use.
+        `same_length_for`, a model, keeps only texts of one token length: the length that leaves the
+        most texts in the smallest class. All rows of `il.tokenize(model, prompts,
+        template=template)` then have their labels and end at the same positions. Patching between
+        prompts requires this. `template` has no other use.
 
-        Raise InputError for unknown tasks, layouts, splits and files, an unreachable Hub, a class with too few texts,
-        too few labels, and labels that could belong to classes in more than one way; with `same_length_for` also for
-        labels with different numbers of tokens.
-        Source: docs/howto/own_dataset.md.
+        Raise InputError for unknown tasks, layouts, splits and files, an unreachable Hub, a class
+        with too few texts, too few labels, and labels that could belong to classes in more than one
+        way; with `same_length_for` also for labels with different numbers of tokens. Source:
+        docs/howto/own_dataset.md.
 
         Example:
             >>> prompts = il.WordTask("sentiment-number").prompts(3)
@@ -87,14 +101,21 @@ class LabeledTask(ABC):
         check_choice("layout", layout, get_args(Layout))
         n, seed, demonstrations = check_sampling(n, seed, demonstrations)
         if layout == "imbalanced" and demonstrations < 2:
-            raise InputError(f"demonstrations must be at least 2 with layout 'imbalanced', got {demonstrations}")
+            raise InputError(
+                f"demonstrations must be at least 2 with layout 'imbalanced', got {demonstrations}"
+            )
 
         def keep(groups: list[list[str]]) -> list[list[str]]:
-            return texts_of_one_length(groups, next(_words(labels), DEFAULT_LABELS[0]), same_length_for, template)
+            return texts_of_one_length(
+                groups, next(_words(labels), DEFAULT_LABELS[0]), same_length_for, template
+            )
 
         uses_class_words = labels is None and self.has_class_words
         draws = self._draws(
-            demonstrations, random.Random(seed), None if same_length_for is None else keep, is_balanced=uses_class_words
+            demonstrations,
+            random.Random(seed),
+            None if same_length_for is None else keep,
+            is_balanced=uses_class_words,
         )
         first = next(draws)
         if uses_class_words:
@@ -110,9 +131,18 @@ class LabeledTask(ABC):
             choices = words.choices or tuple(label_of[name] for name in draw.classes)
             if alternates:
                 asks_other_class = bool(number % 2)
-            else:  # labels that belong to classes are not swapped, so the queries are chosen by their labels
-                asks_other_class = exchanges and bool(words.words) and label_of[draw.true[0]] != choices[number % 2]
-            prompts.append(_prompt(draw.with_false_query() if asks_other_class else draw, label_of, choices, layout))
+            else:
+                # labels that belong to classes are not swapped: their queries alternate instead
+                asks_other_class = (
+                    exchanges
+                    and bool(words.words)
+                    and label_of[draw.true[0]] != choices[number % 2]
+                )
+            prompts.append(
+                _prompt(
+                    draw.with_false_query() if asks_other_class else draw, label_of, choices, layout
+                )
+            )
         if same_length_for is not None:
             check_rows_align(prompts, same_length_for, template)
         return prompts
@@ -123,7 +153,12 @@ class LabeledTask(ABC):
 
     @abstractmethod
     def _draws(
-        self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None, *, is_balanced: bool = False
+        self,
+        demonstrations: int,
+        rng: random.Random,
+        keep: KeepTexts | None = None,
+        *,
+        is_balanced: bool = False,
     ) -> Iterator[Draw]:
         """Yield endless draws of texts; `keep` filters the texts of each class.
 
@@ -137,23 +172,41 @@ def _words(labels: Labels | None) -> Iterator[str]:
         yield from (given,) if isinstance(given, str) else given
 
 
-def _prompt(draw: Draw, label_of: dict[str, str], choices: tuple[str, ...], layout: Layout) -> Prompt:
-    """Return the prompt of one draw: its texts with the labels of their classes, ordered by `layout`."""
-    false = [Demonstration(text, label_of[class_name]) for class_name, texts in draw.false for text in texts]
+def _prompt(
+    draw: Draw, label_of: dict[str, str], choices: tuple[str, ...], layout: Layout
+) -> Prompt:
+    """Return the prompt of one draw: its texts with the labels of their classes, ordered by
+    `layout`.
+    """
+    false = [
+        Demonstration(text, label_of[class_name])
+        for class_name, texts in draw.false
+        for text in texts
+    ]
     true = [Demonstration(text, label_of[draw.true[0]]) for text in draw.true[1]]
     if layout in ("reorder", "first"):
         shown = [*true, *false]
     else:
         shown = [*false, *(true[:-1] if layout == "imbalanced" else true)]
-    if layout == "random":  # with a generator seeded by the texts, so that all layouts have the same texts
+    if (
+        layout == "random"
+    ):  # with a generator seeded by the texts, so that all layouts have the same texts
         random.Random(draw.order_seed).shuffle(shown)
-    other = None if draw.false_query is None else Demonstration(draw.false_query, label_of[draw.false[0][0]])
+    other = (
+        None
+        if draw.false_query is None
+        else Demonstration(draw.false_query, label_of[draw.false[0][0]])
+    )
     classes = {label: class_name for class_name, label in label_of.items()}
-    return Prompt(shown, draw.query, label_of[draw.true[0]], choices, classes=classes, other_query=other)
+    return Prompt(
+        shown, draw.query, label_of[draw.true[0]], choices, classes=classes, other_query=other
+    )
 
 
 def _with_classes(draws: Iterable[Draw], labels: ClassLabels) -> Iterator[Draw]:
-    """Yield the draws whose classes `labels` fit; raise InputError after `MAX_SKIPPED` others in a row."""
+    """Yield the draws whose classes `labels` fit; raise InputError after `MAX_SKIPPED` others in a
+    row.
+    """
     n_skipped = 0
     for draw in draws:
         if labels.fits(draw.classes):
@@ -161,6 +214,7 @@ def _with_classes(draws: Iterable[Draw], labels: ClassLabels) -> Iterator[Draw]:
             yield draw
         elif (n_skipped := n_skipped + 1) > MAX_SKIPPED:
             raise InputError(
-                f"labels must name classes of the same prompt, got the names of {quoted_list(in_order(labels.words))}, "
-                "of which the split has no queries; use other labels or another split"
+                "labels must name classes of the same prompt, got the names of "
+                f"{quoted_list(in_order(labels.words))}, of which the split has no queries; use "
+                "other labels or another split"
             )

@@ -1,4 +1,6 @@
-"""Pairs: prompts whose demonstrations and query have answers of their own, such as country and capital."""
+"""Pairs: prompts whose demonstrations and query have answers of their own, such as country and
+capital.
+"""
 
 import json
 import random
@@ -39,23 +41,25 @@ MAX_SHUFFLED = 1000
 class PairTask:
     """A task of pairs of an input and its own output.
 
-    Without `path`, `name` is one of the bundled tasks: "antonyms", "country-capital", "present-past",
-    "singular-plural", "english-french", "english-spanish", "next-item", "country-language", "capitalization",
-    "verb-gerund", "adjective-comparative" and "animal-class". `path` is a .json file with [{"input": …, "output": …}],
-    {"input": [...], "output": [...]}, {"France": "Paris"} or [["France", "Paris"]], or a .jsonl, .csv, .tsv or .parquet
-    file with two `columns`, the first line of a .csv or .tsv being their names. White space is collapsed; duplicates
-    and rows with an empty cell are skipped; `row_counts` says how many.
+    Without `path`, `name` is one of the bundled tasks: "antonyms", "country-capital",
+    "present-past", "singular-plural", "english-french", "english-spanish", "next-item",
+    "country-language", "capitalization", "verb-gerund", "adjective-comparative" and "animal-class".
+    `path` is a .json file with [{"input": …, "output": …}], {"input": [...], "output": [...]},
+    {"France": "Paris"} or [["France", "Paris"]], or a .jsonl, .csv, .tsv or .parquet file with two
+    `columns`, the first line of a .csv or .tsv being their names. White space is collapsed;
+    duplicates and rows with an empty cell are skipped; `row_counts` says how many.
 
-    Every prompt shows different inputs. If the outputs are mostly words of their own (at least half as many different
-    outputs as pairs), no demonstration contains the query or the answer, also not in another case or Unicode form;
-    otherwise, as for classes, it may contain the answer.
+    Every prompt shows different inputs. If the outputs are mostly words of their own (at least half
+    as many different outputs as pairs), no demonstration contains the query or the answer, also not
+    in another case or Unicode form; otherwise, as for classes, it may contain the answer.
 
     Raise InputError for invalid settings. Source: docs/howto/own_dataset.md.
 
     Example:
         >>> print(il.PairTask("antonyms").prompts(1)[0])
         male : female strong : weak friend :
-        >>> capitals = il.PairTask("capitals", "capitals.csv", columns=("country", "capital"))  # doctest: +SKIP
+        >>> columns = ("country", "capital")
+        >>> capitals = il.PairTask("capitals", "capitals.csv", columns=columns)  # doctest: +SKIP
         >>> prompts = capitals.prompts(100, demonstrations=10)  # doctest: +SKIP
     """
 
@@ -69,14 +73,19 @@ class PairTask:
         check_path(self.path)
         check_columns(self.columns, "inputs and outputs")
         if self.path is None and self.name not in bundled_pairs():
-            raise InputError(f"name must be one of {quoted_list([*bundled_pairs()])}, got {self.name!r}; or pass path=")
+            raise InputError(
+                f"name must be one of {quoted_list([*bundled_pairs()])}, got {self.name!r}; or "
+                "pass path="
+            )
 
     def digest(self) -> str:
         """Return a 16-digit hexadecimal digest of the pairs."""
         return json_digest(self.pairs())
 
     def pairs(self) -> Pairs:
-        """Return the usable pairs in the order of the file; raise InputError if it cannot be read."""
+        """Return the usable pairs in the order of the file; raise InputError if it cannot be
+        read.
+        """
         if self.path is None:
             return [*bundled_pairs()[self.name].items()]
         return [*self._usable_pairs(Counter())]
@@ -84,7 +93,11 @@ class PairTask:
     def row_counts(self) -> RowCounts:
         """Return how many rows the task uses and skips; raise InputError if they cannot be read."""
         skipped: Counter[str] = Counter()
-        n_pairs = len(bundled_pairs()[self.name]) if self.path is None else len(self._usable_pairs(skipped))
+        n_pairs = (
+            len(bundled_pairs()[self.name])
+            if self.path is None
+            else len(self._usable_pairs(skipped))
+        )
         return RowCounts({"pairs": n_pairs}, skipped)
 
     def _usable_pairs(self, skipped: Counter[str]) -> dict[tuple[str, str], None]:
@@ -94,7 +107,9 @@ class PairTask:
         pairs: dict[tuple[str, str], None] = {}
         for number, row in enumerate(read_files([Path(self.path)]).rows, 1):
             cells = two_cells(row, number, self.columns, remedy)
-            source, target = (" ".join(str(cell).split()) if cell is not None else "" for cell in cells)
+            source, target = (
+                " ".join(str(cell).split()) if cell is not None else "" for cell in cells
+            )
             if not source or not target:
                 skipped["with an empty cell"] += 1
             elif (source, target) in pairs:
@@ -114,24 +129,33 @@ class PairTask:
         same_length_for: Any = None,
         template: Template = DEFAULT_TEMPLATE,
     ) -> list[Prompt]:
-        """Return `n` prompts, each with `demonstrations` pairs in random order and another pair as query and answer.
+        """Return `n` prompts, each with `demonstrations` pairs in random order and another pair as
+        query and answer.
 
-        A prompt's `labels` are the outputs it shows and its answer. `same_length_for`, a model, keeps only pairs with
-        the most frequent numbers of tokens, for which `template` is used. `layout` and `labels` are for tasks with
-        classes and must have their default. Raise InputError for other values, if the file cannot be read, and if it
-        has too few pairs.
+        A prompt's `labels` are the outputs it shows and its answer. `same_length_for`, a model,
+        keeps only pairs with the most frequent numbers of tokens, for which `template` is used.
+        `layout` and `labels` are for tasks with classes and must have their default. Raise
+        InputError for other values, if the file cannot be read, and if it has too few pairs.
         """
         n, seed, demonstrations = check_sampling(n, seed, demonstrations)
         for name, given, default in (("layout", layout, "random"), ("labels", labels, None)):
             if given != default:
-                raise InputError(f"{name} must be {default!r} for pairs, which have no classes, got {given!r}; omit it")
-        keep = None if same_length_for is None else partial(pairs_of_one_length, same_length_for, template)
+                raise InputError(
+                    f"{name} must be {default!r} for pairs, which have no classes, got {given!r}; "
+                    "omit it"
+                )
+        keep = (
+            None
+            if same_length_for is None
+            else partial(pairs_of_one_length, same_length_for, template)
+        )
         return list(islice(self._prompts(demonstrations, random.Random(seed), keep), n))
 
     def _prompts(
         self, demonstrations: int, rng: random.Random, keep: Callable[[Pairs], Pairs] | None
     ) -> Iterator[Prompt]:
-        """Yield endless prompts; after all queries have been used, they are reused with other demonstrations.
+        """Yield endless prompts; after all queries have been used, they are reused with other
+        demonstrations.
 
         `keep` filters the pairs. Raise InputError if the file cannot be read or has too few pairs.
         """
@@ -150,20 +174,26 @@ class PairTask:
                         shown.setdefault(source, target)
                 if len(shown) < demonstrations:
                     raise InputError(
-                        f"the data must have at least {demonstrations} pairs with other words than each query, got "
-                        f"{len(shown)} for the query {query!r} among {len(pairs)} pairs; add pairs or use fewer "
-                        "demonstrations"
+                        f"the data must have at least {demonstrations} pairs with other words than "
+                        f"each query, got {len(shown)} for the query {query!r} among {len(pairs)} "
+                        "pairs; add pairs or use fewer demonstrations"
                     )
                 labels = in_order([*shown.values(), answer])
-                yield Prompt([Demonstration(*pair) for pair in shown.items()], query, answer, labels)
+                yield Prompt(
+                    [Demonstration(*pair) for pair in shown.items()], query, answer, labels
+                )
 
 
 def _in_random_order(pairs: Pairs, rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Yield all pairs, each once; of more than `MAX_SHUFFLED`, only those are drawn that the caller asks for."""
+    """Yield all pairs, each once; of more than `MAX_SHUFFLED`, only those are drawn that the caller
+    asks for.
+    """
     if len(pairs) <= MAX_SHUFFLED:
         yield from rng.sample(pairs, len(pairs))
         return
-    moved: dict[int, int] = {}  # place -> index of the pair that took this place when another was drawn from it
+    moved: dict[
+        int, int
+    ] = {}  # place -> index of the pair that took this place when another was drawn from it
     for n_left in range(len(pairs), 0, -1):
         place = rng.randrange(n_left)
         yield pairs[moved.get(place, place)]

@@ -1,7 +1,7 @@
 """Prompts as data, and their rendered text with the character span of every part.
 
-Spans are counted while the text is assembled and never searched for, so a text may contain the label word, braces or a
-colon.
+Spans are counted while the text is assembled and never searched for, so a text may contain the
+label word, braces or a colon.
 """
 
 import re
@@ -24,7 +24,9 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNOR
 
 
 def check_unicode(*texts: object, what: str = "text") -> None:
-    """Raise InputError for values that are not strings, and for unpaired surrogates, which no tokenizer reads."""
+    """Raise InputError for values that are not strings, and for unpaired surrogates, which no
+    tokenizer reads.
+    """
     for text in texts:
         if not isinstance(text, str):
             remedy = f"; write {str(text)!r}" if isinstance(text, int | float) else ""
@@ -33,8 +35,8 @@ def check_unicode(*texts: object, what: str = "text") -> None:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"{what} must be valid Unicode, got an unpaired surrogate at character {error.start} of "
-                f"{text[:60]!r}; re-encode it as UTF-8"
+                f"{what} must be valid Unicode, got an unpaired surrogate at character "
+                f"{error.start} of {text[:60]!r}; re-encode it as UTF-8"
             ) from None
 
 
@@ -44,7 +46,8 @@ def is_number(name: str) -> bool:
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names in an order that depends only on their set: numbers by value, then other names alphabetically.
+    """Return names in an order that depends only on their set: numbers by value, then other names
+    alphabetically.
 
     Numbers within names also count by value.
 
@@ -58,7 +61,12 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
         if is_number(name):
             return False, float(name), (), name
         pieces = re.split("([0-9]+)", name)  # text and digits alternate
-        return True, 0.0, tuple(int(piece) if i % 2 else piece for i, piece in enumerate(pieces)), name
+        return (
+            True,
+            0.0,
+            tuple(int(piece) if i % 2 else piece for i, piece in enumerate(pieces)),
+            name,
+        )
 
     return tuple(sorted({*names}, key=key))
 
@@ -81,20 +89,24 @@ class Demonstration:
         check_unicode(self.text)
         check_unicode(self.label, what="label")
         if not self.text.strip():
-            raise InputError(f"the demonstration with label {self.label!r} has an empty text; add the text")
+            raise InputError(
+                f"the demonstration with label {self.label!r} has an empty text; add the text"
+            )
         if not self.label.strip():
             raise InputError(f"the demonstration {self.text!r} has an empty label; add the label")
 
 
 def _as_demonstration(demonstration: object) -> Demonstration:
-    """Return a demonstration or a pair of a text and its label as a demonstration; raise InputError for others."""
+    """Return a demonstration or a pair of a text and its label as a demonstration; raise InputError
+    for others.
+    """
     if isinstance(demonstration, Demonstration):
         return demonstration
     if isinstance(demonstration, tuple | list) and len(demonstration) == 2:
         return Demonstration(*demonstration)
     raise InputError(
-        f"each demonstration must be a pair (text, label) or an il.Demonstration, got {demonstration!r}; write "
-        "(text, label)"
+        "each demonstration must be a pair (text, label) or an il.Demonstration, got "
+        f"{demonstration!r}; write (text, label)"
     )
 
 
@@ -102,15 +114,16 @@ def _as_demonstration(demonstration: object) -> Demonstration:
 class Prompt:
     """An in-context prompt: demonstrations followed by a query whose label is predicted.
 
-    `answer` is the correct label, if known. `labels` are the choices; the default is the demonstrations' labels in an
-    order that depends only on their set: numbers by value, words alphabetically. Labels that no demonstration shows are
-    choices, too: the answer may be a word of its own (a capital), and a prompt without demonstrations asks for one of
-    `labels`. The query "" is an input without content, by which a model's preference for labels is measured.
-    A `Template` renders the text; `str(prompt)` uses the default template and writes control characters out. A
+    `answer` is the correct label, if known. `labels` are the choices; the default is the
+    demonstrations' labels in an order that depends only on their set: numbers by value, words
+    alphabetically. Labels that no demonstration shows are choices, too: the answer may be a word of
+    its own (a capital), and a prompt without demonstrations asks for one of `labels`. The query ""
+    is an input without content, by which a model's preference for labels is measured. A `Template`
+    renders the text; `str(prompt)` uses the default template and writes control characters out. A
     demonstration may be given as a pair of a text and its label.
 
-    Raise InputError for a prompt without labels, a query of white space, an empty or repeated label, and a
-    demonstration's label or an answer that is not among `labels`.
+    Raise InputError for a prompt without labels, a query of white space, an empty or repeated
+    label, and a demonstration's label or an answer that is not among `labels`.
 
     Example:
         >>> shown = [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
@@ -118,7 +131,8 @@ class Prompt:
         ('bar', 'foo')
         >>> il.Prompt(shown, query="one") == il.Prompt.parse("love : bar two : foo one :")
         True
-        >>> il.Prompt([("love", "bar"), ("two", "foo")], query="one") == il.Prompt(shown, query="one")
+        >>> pairs = [("love", "bar"), ("two", "foo")]
+        >>> il.Prompt(pairs, query="one") == il.Prompt(shown, query="one")
         True
     """
 
@@ -127,7 +141,9 @@ class Prompt:
     answer: str | None
     labels: tuple[str, ...]
     classes: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
-    """The class of each label's texts, as a task knows it; None if unknown. Prompts compare equal without it."""
+    """The class of each label's texts, as a task knows it; None if unknown. Prompts compare equal
+    without it.
+    """
     other_query: Demonstration | None = field(default=None, compare=False, repr=False)
     """A text of another class that no demonstration shows, with its label, as a task knows it."""
 
@@ -142,10 +158,13 @@ class Prompt:
         other_query: Demonstration | None = None,
     ) -> None:
         if isinstance(labels, str):
-            raise InputError(f"labels must be a sequence of strings, got {labels!r}; write ({labels!r},)")
+            raise InputError(
+                f"labels must be a sequence of strings, got {labels!r}; write ({labels!r},)"
+            )
         pairs = tuple(_as_demonstration(demonstration) for demonstration in demonstrations)
         shown = in_order(demonstration.label for demonstration in pairs)
-        # Bypass the frozen __setattr__. Sequences become tuples, so that prompts can be compared and hashed.
+        # Bypass the frozen __setattr__. Sequences become tuples, so that prompts can be compared
+        # and hashed.
         object.__setattr__(self, "demonstrations", pairs)
         object.__setattr__(self, "query", query)
         object.__setattr__(self, "answer", answer)
@@ -157,23 +176,28 @@ class Prompt:
         check_unicode(*(() if self.answer is None else (self.answer,)), what="answer")
         if not self.labels:
             raise InputError(
-                f"the prompt with query {self.query!r} has no demonstration; "
-                "add at least one text with its label before the query, or pass labels= to choose from"
+                f"the prompt with query {self.query!r} has no demonstration; add at least one text "
+                "with its label before the query, or pass labels= to choose from"
             )
         if self.query and not self.query.strip():
             raise InputError(
-                f"the prompt has no query, only white space ({self.query!r}); add the text to classify, or pass '' for "
-                "a query without content"
+                f"the prompt has no query, only white space ({self.query!r}); add the text to "
+                "classify, or pass '' for a query without content"
             )
         if not all(label.strip() for label in self.labels):
-            raise InputError(f"the labels {quoted_list(self.labels)} contain an empty one; remove it")
+            raise InputError(
+                f"the labels {quoted_list(self.labels)} contain an empty one; remove it"
+            )
         if len(set(self.labels)) != len(self.labels):
-            raise InputError(f"the labels {quoted_list(self.labels)} contain a duplicate; list each once")
+            raise InputError(
+                f"the labels {quoted_list(self.labels)} contain a duplicate; list each once"
+            )
         missing = [label for label in shown if label not in self.labels]
         if missing:
             raise InputError(
-                f"the demonstrations use {quoted_list(missing)}, not among the labels {quoted_list(self.labels)}; "
-                "add what is missing, or omit labels= to use those of the demonstrations"
+                f"the demonstrations use {quoted_list(missing)}, not among the labels "
+                f"{quoted_list(self.labels)}; add what is missing, or omit labels= to use those of "
+                "the demonstrations"
             )
         if self.answer is not None and self.answer not in self.labels:
             raise InputError(
@@ -184,7 +208,9 @@ class Prompt:
     @property
     def has_own_answer(self) -> bool:
         """Whether the answer is a word that no demonstration shows, such as a capital."""
-        return self.answer is not None and self.answer not in {shown.label for shown in self.demonstrations}
+        return self.answer is not None and self.answer not in {
+            shown.label for shown in self.demonstrations
+        }
 
     @property
     def every_label(self) -> tuple[str, ...]:
@@ -192,31 +218,37 @@ class Prompt:
         return tuple(dict.fromkeys([*(shown.label for shown in self.demonstrations), *self.labels]))
 
     def with_other_query(self) -> "Prompt":
-        """Return the same demonstrations with the query of another class, `other_query`, and its label as the answer.
+        """Return the same demonstrations with the query of another class, `other_query`, and its
+        label as the answer.
 
-        Raise InputError for a prompt that knows no such query, because no task has drawn it or all texts are shown.
+        Raise InputError for a prompt that knows no such query, because no task has drawn it or all
+        texts are shown.
 
         Example:
             >>> drawn = il.load_task("animal-country", n=1)[0]
-            >>> drawn.answer, drawn.with_other_query().answer, drawn.with_other_query().with_other_query() == drawn
+            >>> other = drawn.with_other_query()
+            >>> drawn.answer, other.answer, other.with_other_query() == drawn
             ('foo', 'bar', True)
         """
         if self.other_query is None or self.answer is None:
             raise InputError(
-                f"the prompt with query {self.query!r} has no query of another class; use a prompt of a task, with "
-                "fewer demonstrations or more texts"
+                f"the prompt with query {self.query!r} has no query of another class; use a prompt "
+                "of a task, with fewer demonstrations or more texts"
             )
         asked = Demonstration(self.query, self.answer)
         query, answer = self.other_query.text, self.other_query.label
-        return Prompt(self.demonstrations, query, answer, self.labels, classes=self.classes, other_query=asked)
+        return Prompt(
+            self.demonstrations, query, answer, self.labels, classes=self.classes, other_query=asked
+        )
 
     @classmethod
     def parse(cls, text: str, answer: str | None = None) -> "Prompt":
         """Parse "love : bar like : bar eight : foo two : foo one :".
 
-        Texts and labels alternate around " : " separators: the first word after a separator is the label, the rest up
-        to the next separator is the next text, and the last text is the query. The final colon is optional. Use the
-        constructor for labels of several words and for texts that contain " : ".
+        Texts and labels alternate around " : " separators: the first word after a separator is the
+        label, the rest up to the next separator is the next text, and the last text is the query.
+        The final colon is optional. Use the constructor for labels of several words and for texts
+        that contain " : ".
 
         Raise InputError if there is no demonstration or no query.
         """
@@ -247,15 +279,15 @@ class Prompt:
             )
         if not demonstrations:
             raise InputError(
-                f"the prompt with query {current!r} has no demonstration; "
-                "add at least one text with its label before the query, or for plain text pass il.Text(...) (--text)"
+                f"the prompt with query {current!r} has no demonstration; add at least one text "
+                "with its label before the query, or for plain text pass il.Text(...) (--text)"
             )
         labels = {one.label for one in demonstrations}
         if answer is not None and answer not in labels:
             check_unicode(answer, what="answer")
             raise InputError(
-                f"the answer {answer!r} is not one of the labels {quoted_list(in_order(labels))}; use one of them, or "
-                "omit the answer"
+                f"the answer {answer!r} is not one of the labels {quoted_list(in_order(labels))}; "
+                "use one of them, or omit the answer"
             )
         return cls(demonstrations, current, answer)
 
@@ -267,8 +299,9 @@ class Prompt:
 class Rendered:
     """A prompt's text and the spans of its parts.
 
-    Spans are (start, end) in characters, end exclusive, and exclude the template's characters. `text_spans` and
-    `label_spans` have one span per demonstration; a continuation has an additional label span for its final label.
+    Spans are (start, end) in characters, end exclusive, and exclude the template's characters.
+    `text_spans` and `label_spans` have one span per demonstration; a continuation has an additional
+    label span for its final label.
     """
 
     text: str
@@ -281,18 +314,22 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Template:
-    """The format of a prompt: `prefix`, then the demonstrations and the query, joined by `separator`.
+    """The format of a prompt: `prefix`, then the demonstrations and the query, joined by
+    `separator`.
 
-    `demonstration` contains `{text}` and `{label}` once each, and `query` contains `{text}`; other braces are kept.
-    The query is the demonstration cut before its label, without the spaces there: most tokenizers make " foo"
-    one token, so a query that ends in a space would be followed by a token that no demonstration contains.
-    `prefix=" "` likewise puts a space before the first word, which such tokenizers may otherwise split differently.
+    `demonstration` contains `{text}` and `{label}` once each, and `query` contains `{text}`; other
+    braces are kept. The query is the demonstration cut before its label, without the spaces there:
+    most tokenizers make " foo" one token, so a query that ends in a space would be followed by a
+    token that no demonstration contains. `prefix=" "` likewise puts a space before the first word,
+    which such tokenizers may otherwise split differently.
 
-    A demonstration may have its label before its text. The query then has words of its own, which must be given, and
-    ends as the demonstration does before its label: "label: {label}, text: {text}" and "text: {text}, label:". Since a
-    token reads only what comes before it, such a label knows nothing of its own text.
+    A demonstration may have its label before its text. The query then has words of its own, which
+    must be given, and ends as the demonstration does before its label: "label: {label}, text:
+    {text}" and "text: {text}, label:". Since a token reads only what comes before it, such a label
+    knows nothing of its own text.
 
-    Raise InputError for a field that is missing or repeated, and for a query that differs from this cut or end.
+    Raise InputError for a field that is missing or repeated, and for a query that differs from this
+    cut or end.
 
     Example:
         >>> template = il.Template("{text} -> {label}", separator="; ")
@@ -311,8 +348,8 @@ class Template:
         for name in ("{text}", "{label}"):
             if (count := self.demonstration.count(name)) != 1:
                 raise InputError(
-                    f"demonstration must contain {name} once, got {self.demonstration!r} with {count}; "
-                    "write e.g. '{text} : {label}'"
+                    f"demonstration must contain {name} once, got {self.demonstration!r} with "
+                    f"{count}; write e.g. '{{text}} : {{label}}'"
                 )
         before, between, _ = self._pieces
         wanted = f"{before}{{text}}{between.rstrip(' ')}"
@@ -321,47 +358,61 @@ class Template:
         if self._is_label_first:
             end = before.rstrip(" ")
             example = "{text}\n" + (end or "Label:")
-            if self.query.count("{text}") != 1 or not self.query.partition("{text}")[2].endswith(end):
+            if self.query.count("{text}") != 1 or not self.query.partition("{text}")[2].endswith(
+                end
+            ):
                 raise InputError(
-                    f"query must contain {{text}} once and then end in {end!r}, as {self.demonstration!r} has before "
-                    f"its label, got {self.query!r}; write e.g. query={example!r}"
+                    f"query must contain {{text}} once and then end in {end!r}, as "
+                    f"{self.demonstration!r} has before its label, got {self.query!r}; write e.g. "
+                    f"query={example!r}"
                 )
             if self.query.endswith(" "):
                 raise InputError(
-                    f"query must not end in a space, got {self.query!r}; the label is written after the spaces that "
-                    f"demonstrations have before it, query={self.query.rstrip(' ')!r}"
+                    f"query must not end in a space, got {self.query!r}; the label is written "
+                    "after the spaces that demonstrations have before it, "
+                    f"query={self.query.rstrip(' ')!r}"
                 )
             return
         if self.query != wanted:
             raise InputError(
-                f"query must be the demonstration {self.demonstration!r} cut before the label and its spaces, got "
-                f"{self.query!r}; write query={wanted!r}"
+                f"query must be the demonstration {self.demonstration!r} cut before the label and "
+                f"its spaces, got {self.query!r}; write query={wanted!r}"
             )
 
     @classmethod
-    def chat(cls, model: Any, *, text: str = "{text}", label: str = "{label}", system: str | None = None) -> "Template":
-        """Return the tokenizer's own chat template: each demonstration is a turn of the user and one of the model.
+    def chat(
+        cls, model: Any, *, text: str = "{text}", label: str = "{label}", system: str | None = None
+    ) -> "Template":
+        """Return the tokenizer's own chat template: each demonstration is a turn of the user and
+        one of the model.
 
-        The user says `text`, such as "Review: {text}", and the model answers `label`; what this has before {label} is
-        written for the model at the query, too. The rendered text is that of the tokenizer's `apply_chat_template` with
-        `add_generation_prompt=True`. Without `system`, a default system message of the template's own is used.
+        The user says `text`, such as "Review: {text}", and the model answers `label`; what this has
+        before {label} is written for the model at the query, too. The rendered text is that of the
+        tokenizer's `apply_chat_template` with `add_generation_prompt=True`. Without `system`, a
+        default system message of the template's own is used.
 
-        The template is a program that comes with the model; it runs in a process of its own, for at most 5 seconds.
+        The template is a program that comes with the model; it runs in a process of its own, for at
+        most 5 seconds.
 
-        Raise InputError for a tokenizer without a chat template, one that refuses the messages (some have no role
-        "system"), takes longer or writes over a million characters, and one in which the turns of a conversation are
-        not written alike.
+        Raise InputError for a tokenizer without a chat template, one that refuses the messages
+        (some have no role "system"), takes longer or writes over a million characters, and one in
+        which the turns of a conversation are not written alike.
 
         Example:
             >>> instruct = il.load_model("smollm2-135m")  # doctest: +SKIP
             >>> template = il.Template.chat(instruct, text="Text: {text}")  # doctest: +SKIP
-            >>> batch = il.tokenize(instruct, il.load_task("sentiment-number"), template=template)  # doctest: +SKIP
+            >>> prompts = il.load_task("sentiment-number")
+            >>> batch = il.tokenize(instruct, prompts, template=template)  # doctest: +SKIP
         """
         tokenizer: Any = getattr(model, "tokenizer", None)
         if not getattr(tokenizer, "chat_template", None):
-            raise InputError("model must have a tokenizer with a chat template; use an instruction-tuned model")
+            raise InputError(
+                "model must have a tokenizer with a chat template; use an instruction-tuned model"
+            )
         if text.count("{text}") != 1 or label.count("{label}") != 1:
-            raise InputError(f"text must contain {{text}} and label {{label}} once, got {text!r} and {label!r}")
+            raise InputError(
+                f"text must contain {{text}} and label {{label}} once, got {text!r} and {label!r}"
+            )
         prefill = label.partition("{label}")[0]
         words = [f"icl{number}lens" for number in range(7)]
         first = [] if system is None else [{"role": "system", "content": system}]
@@ -378,8 +429,8 @@ class Template:
         all_turns, two_turns, one_turn = (re.split("|".join(words), rendered) for rendered in texts)
         if [len(all_turns), len(two_turns), len(one_turn)] != [8, 3, 2]:
             raise InputError(
-                "the chat template must write each message once, but it leaves some out or repeats them; write the "
-                "turns as an il.Template of your own"
+                "the chat template must write each message once, but it leaves some out or repeats "
+                "them; write the turns as an il.Template of your own"
             )
         prefix, to_label, to_text, *rest, end = all_turns
         closing = two_turns[-1]  # of the model's turn
@@ -394,8 +445,8 @@ class Template:
         )
         if not are_alike:
             raise InputError(
-                "the chat template must write all turns alike, but they differ by their place; write them out as an "
-                "il.Template of your own"
+                "the chat template must write all turns alike, but they differ by their place; "
+                "write them out as an il.Template of your own"
             )
         return cls(
             demonstration=f"{opening}{{text}}{to_label}{{label}}{closing}",
@@ -418,7 +469,9 @@ class Template:
 
     @property
     def _pieces(self) -> tuple[str, str, str]:
-        """What a demonstration has before, between and after its text and label, in whichever order."""
+        """What a demonstration has before, between and after its text and label, in whichever
+        order.
+        """
         before, between, after = re.split(r"{text}|{label}", self.demonstration)
         return before, between, after
 
@@ -429,7 +482,8 @@ class Template:
     def continuation(self, prompt: Prompt, label: str) -> Rendered:
         """Return the prompt's text with `label` after the query, formatted like a demonstration.
 
-        The last of `label_spans` is that of `label`: the label in the context in which the model predicts it.
+        The last of `label_spans` is that of `label`: the label in the context in which the model
+        predicts it.
         """
         return self._write(prompt, label)
 
@@ -464,19 +518,29 @@ class Template:
             add(self.gap)
             label_spans.append(add(answer))
             add("" if label_first else after)
-        return Rendered("".join(parts), tuple(label_spans), tuple(text_spans), query_span, tuple(starts))
+        return Rendered(
+            "".join(parts), tuple(label_spans), tuple(text_spans), query_span, tuple(starts)
+        )
 
 
 DEFAULT_TEMPLATE = Template()
 
 
 def as_prompts(prompts: Any) -> tuple[Prompt, ...]:
-    """Return prompts as a tuple, parsing strings with `Prompt.parse`; raise InputError for anything else."""
-    items = (prompts,) if isinstance(prompts, str) or not isinstance(prompts, Iterable) else tuple(prompts)
+    """Return prompts as a tuple, parsing strings with `Prompt.parse`; raise InputError for anything
+    else.
+    """
+    items = (
+        (prompts,)
+        if isinstance(prompts, str) or not isinstance(prompts, Iterable)
+        else tuple(prompts)
+    )
     several = tuple(Prompt.parse(one) if isinstance(one, str) else one for one in items)
     for one in several:
         if not isinstance(one, Prompt):
-            raise InputError(f"prompts must be il.Prompt or texts like 'love : bar one : foo two :', got {one!r}")
+            raise InputError(
+                f"prompts must be il.Prompt or texts like 'love : bar one : foo two :', got {one!r}"
+            )
     return several
 
 

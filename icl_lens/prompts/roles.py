@@ -1,4 +1,6 @@
-"""Roles of tokens, such as label or query text, by which prompts of different lengths are compared."""
+"""Roles of tokens, such as label or query text, by which prompts of different lengths are
+compared.
+"""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -21,7 +23,9 @@ def indices_in_roles(role: EdgeRole) -> tuple[int, ...]:
     return tuple(ROLES.index(name) for name in names)
 
 
-def role_masks(batch: PromptBatch, roles: Sequence[EdgeRole] = EDGE_ROLES) -> Bool[Tensor, "batch role pos"]:
+def role_masks(
+    batch: PromptBatch, roles: Sequence[EdgeRole] = EDGE_ROLES
+) -> Bool[Tensor, "batch role pos"]:
     """Return which tokens have each role."""
     found = batch.role_indices
     indices = [torch.tensor(indices_in_roles(role), device=found.device) for role in roles]

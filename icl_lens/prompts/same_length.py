@@ -1,4 +1,6 @@
-"""Texts with the same number of tokens, so that all rows of a batch have their labels at the same positions."""
+"""Texts with the same number of tokens, so that all rows of a batch have their labels at the same
+positions.
+"""
 
 from collections import Counter
 from typing import Any
@@ -11,20 +13,29 @@ from icl_lens.prompts.token_alignment import require_fast_tokenizer, tokenize_te
 from icl_lens.prompts.tokenize import tokenize
 
 
-def texts_of_one_length(groups: list[list[str]], label: str, model: Any, template: Template) -> list[list[str]]:
-    """Return the texts of each group that have one token length: that which leaves the smallest group the most texts.
+def texts_of_one_length(
+    groups: list[list[str]], label: str, model: Any, template: Template
+) -> list[list[str]]:
+    """Return the texts of each group that have one token length: that which leaves the smallest
+    group the most texts.
 
-    Tokens are counted in context, from the start of the prompt to the label and from the label to the end of the
-    query, since some tokenizers split a word differently at the start.
+    Tokens are counted in context, from the start of the prompt to the label and from the label to
+    the end of the query, since some tokenizers split a word differently at the start.
     """
     texts = list(dict.fromkeys(text for group in groups for text in group))
-    lengths = dict(zip(texts, _token_lengths([(text, label) for text in texts], model, template), strict=True))
+    lengths = dict(
+        zip(texts, _token_lengths([(text, label) for text in texts], model, template), strict=True)
+    )
     counts = [Counter(lengths[text] for text in group) for group in groups]
-    best = max(sorted({*lengths.values()}), key=lambda length: min(count[length] for count in counts))
+    best = max(
+        sorted({*lengths.values()}), key=lambda length: min(count[length] for count in counts)
+    )
     return [[text for text in group if lengths[text] == best] for group in groups]
 
 
-def pairs_of_one_length(model: Any, template: Template, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def pairs_of_one_length(
+    model: Any, template: Template, pairs: list[tuple[str, str]]
+) -> list[tuple[str, str]]:
     """Return the pairs with the most frequent numbers of tokens of their texts and outputs."""
     lengths = _token_lengths(pairs, model, template)
     (best, _), *_ = Counter(lengths).most_common(1)
@@ -32,7 +43,9 @@ def pairs_of_one_length(model: Any, template: Template, pairs: list[tuple[str, s
 
 
 def check_rows_align(prompts: list[Prompt], model: Any, template: Template) -> None:
-    """Raise InputError for the first row whose labels or end are at other positions than those of row 0."""
+    """Raise InputError for the first row whose labels or end are at other positions than those of
+    row 0.
+    """
     batch = tokenize(model, prompts, template=template)
     ranges = torch.cat([batch.label_ranges.flatten(1), batch.last[:, None]], dim=1)
     positions = torch.cat([batch.label_ranges[..., 1] - 1, batch.last[:, None]], dim=1)
@@ -40,15 +53,22 @@ def check_rows_align(prompts: list[Prompt], model: Any, template: Template) -> N
     if bool(differs.any()):
         row = int(differs.nonzero()[0])
         raise InputError(
-            f"labels must have the same number of tokens, got {quoted_list(batch.labels)}, which put the labels and "
-            f"end of prompt {row} at {positions[row].tolist()} and of prompt 0 at {positions[0].tolist()}; choose "
-            "other labels"
+            f"labels must have the same number of tokens, got {quoted_list(batch.labels)}, which "
+            f"put the labels and end of prompt {row} at {positions[row].tolist()} and of prompt 0 "
+            f"at {positions[0].tolist()}; choose other labels"
         )
 
 
-def _token_lengths(pairs: list[tuple[str, str]], model: Any, template: Template) -> list[tuple[int, int, int]]:
-    """Return for each text and label where the label begins and how long it is, and the length of a query after it."""
+def _token_lengths(
+    pairs: list[tuple[str, str]], model: Any, template: Template
+) -> list[tuple[int, int, int]]:
+    """Return for each text and label where the label begins and how long it is, and the length of a
+    query after it.
+    """
     shown = [Prompt([Demonstration(text, label)], text) for text, label in pairs]
     tokenized = tokenize_texts(require_fast_tokenizer(model), list(map(template.render, shown)))
     labels = [one.range_of(one.rendered.label_spans[0]) for one in tokenized]
-    return [(start, end - start, len(one.ids) - end) for (start, end), one in zip(labels, tokenized, strict=True)]
+    return [
+        (start, end - start, len(one.ids) - end)
+        for (start, end), one in zip(labels, tokenized, strict=True)
+    ]

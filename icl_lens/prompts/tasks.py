@@ -20,16 +20,25 @@ Task = WordTask | TextTask | PairTask
 def named_task(name: str, path: str | Path | None = None) -> Task:
     """Return the task of this name, read from `path` if given, with default settings.
 
-    The name may itself be the path of a file: the task is named after it. A file with the columns input and output
-    contains pairs; other .json files with rows or columns, and all other files, contain labeled texts; a .json file
-    with "categories" is a word list.
+    The name may itself be the path of a file: the task is named after it. A file with the columns
+    input and output contains pairs; other .json files with rows or columns, and all other files,
+    contain labeled texts; a .json file with "categories" is a word list.
     """
     if not isinstance(name, str):
-        raise InputError(f"name must be the name of a task, got {name!r}; a task has its own method, task.prompts()")
+        raise InputError(
+            f"name must be the name of a task, got {name!r}; a task has its own method, "
+            "task.prompts()"
+        )
     if path is None and Path(name).suffix in SUFFIXES:
         name, path = Path(name).stem, name
     if path is None:
-        return TextTask(name) if name in DATASETS else PairTask(name) if name in bundled_pairs() else WordTask(name)
+        return (
+            TextTask(name)
+            if name in DATASETS
+            else PairTask(name)
+            if name in bundled_pairs()
+            else WordTask(name)
+        )
     columns = column_names(path)
     if {*PAIR_COLUMNS} <= {*columns} and not {*TextTask.columns} <= {*columns}:
         return PairTask(name, path)
@@ -52,16 +61,18 @@ def load_task(
 ) -> list[Prompt]:
     """Return prompts of the task with this name, each with its answer.
 
-    Without `path`, the name is a word task "FALSE-TRUE" from any two categories of the word list ("sentiment-number",
-    `WordTask`), a task of pairs such as "antonyms" (`PairTask` lists them), or one of "sst2", "trec", "agnews", "ethos"
-    and "amazon", which are downloaded once from the Hub (`TextTask`). To use your own data under any name, set `path`
-    to a .jsonl, .csv, .tsv, .json or .parquet file or folder of labeled texts, to a word list (.json, `WordTask`), or
-    to a file with the columns input and output (`PairTask`). The path of a file is a name, too. `columns` are the two
-    columns of your texts and labels, or of pairs, by default text and label, or input and output. A task with other
-    settings, or of pairs in other columns, is a value: `TextTask("reviews", "reviews.csv", max_words=40).prompts(n)`.
+    Without `path`, the name is a word task "FALSE-TRUE" from any two categories of the word list
+    ("sentiment-number", `WordTask`), a task of pairs such as "antonyms" (`PairTask` lists them), or
+    one of "sst2", "trec", "agnews", "ethos" and "amazon", which are downloaded once from the Hub
+    (`TextTask`). To use your own data under any name, set `path` to a .jsonl, .csv, .tsv, .json or
+    .parquet file or folder of labeled texts, to a word list (.json, `WordTask`), or to a file with
+    the columns input and output (`PairTask`). The path of a file is a name, too. `columns` are the
+    two columns of your texts and labels, or of pairs, by default text and label, or input and
+    output. A task with other settings, or of pairs in other columns, is a value:
+    `TextTask("reviews", "reviews.csv", max_words=40).prompts(n)`.
 
-    The other keywords are those of `WordTask.prompts`, `TextTask.prompts` and `PairTask.prompts`. Raise InputError like
-    these, and for `columns` of a task that reads no columns of a file.
+    The other keywords are those of `WordTask.prompts`, `TextTask.prompts` and `PairTask.prompts`.
+    Raise InputError like these, and for `columns` of a task that reads no columns of a file.
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=3)
@@ -72,8 +83,8 @@ def load_task(
     if columns is not None:
         if isinstance(task, WordTask) or task.path is None:
             raise InputError(
-                f"columns must be None for the task {task.name!r}, which has no columns to choose, got {columns!r}; "
-                "pass the file of your own texts as path="
+                f"columns must be None for the task {task.name!r}, which has no columns to choose, "
+                f"got {columns!r}; pass the file of your own texts as path="
             )
         task = replace(task, columns=columns)
     return task.prompts(
@@ -90,11 +101,12 @@ def load_task(
 def split_by_query(
     prompts: Sequence[Prompt], n: int, *, assigned: Mapping[str, int] | None = None
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Return two lists of at most n prompts that share no query: one to locate heads on, one to test them on.
+    """Return two lists of at most n prompts that share no query: one to locate heads on, one to
+    test them on.
 
-    `prompts` are those of `load_task`, at least three times n, because all prompts of a query go to the same list. Each
-    list has equally many prompts of every class and label. `assigned` maps queries to their list, 0 or 1. Raise
-    InputError if the prompts have fewer than two queries.
+    `prompts` are those of `load_task`, at least three times n, because all prompts of a query go to
+    the same list. Each list has equally many prompts of every class and label. `assigned` maps
+    queries to their list, 0 or 1. Raise InputError if the prompts have fewer than two queries.
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=60)
@@ -105,7 +117,10 @@ def split_by_query(
     assigned = assigned or {}
     queries = list(dict.fromkeys(prompt.query for prompt in prompts))
     if len(queries) < 2:
-        raise InputError(f"prompts must have at least two queries, got {len(queries)}; use more prompts or more data")
+        raise InputError(
+            f"prompts must have at least two queries, got {len(queries)}; use more prompts or more "
+            "data"
+        )
     free = [query for query in queries if query not in assigned]
     first = set(free[::4]) | set(free[1::4])  # of both classes, which alternate
     first |= {query for query in queries if assigned.get(query) == 0}

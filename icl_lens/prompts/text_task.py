@@ -10,7 +10,14 @@ from typing import Literal
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError, check_at_least, check_choice
-from icl_lens.prompts.datasets import SUFFIXES, RawTable, check_columns, load_hub_splits, read_files, two_cells
+from icl_lens.prompts.datasets import (
+    SUFFIXES,
+    RawTable,
+    check_columns,
+    load_hub_splits,
+    read_files,
+    two_cells,
+)
 from icl_lens.prompts.draw import Draw, KeepTexts, RowCounts, TextPool, check_path, spelling_key
 from icl_lens.prompts.labeled_task import LabeledTask
 from icl_lens.prompts.prompt import check_unicode, in_order, quoted_list
@@ -23,21 +30,24 @@ Rows = list[tuple[str, str]]
 class TextTask(LabeledTask):
     """A task of labeled texts.
 
-    `name` is a dataset downloaded once from the Hub ("sst2", "trec", "agnews", "ethos", "amazon"), or any name with
-    `path`: a .jsonl, .csv, .tsv, .json or .parquet file with the two `columns` text and label, or a folder with one
-    file per split ("train.jsonl", "sst2-test.csv"). Demonstrations come from the train split and queries from `split`;
-    if these are the same split, as with a single file, the texts of each class are divided in half. No text is used for
-    both, nor one that differs from a query only in case or Unicode form. White space in texts and classes is collapsed
-    (" pos" is "pos"). Duplicates, empty texts, texts without a label and texts of more than `max_words` words are
-    skipped; `row_counts` says how many. For Amazon polarity, the first 20,000 rows of a split are used.
+    `name` is a dataset downloaded once from the Hub ("sst2", "trec", "agnews", "ethos", "amazon"),
+    or any name with `path`: a .jsonl, .csv, .tsv, .json or .parquet file with the two `columns`
+    text and label, or a folder with one file per split ("train.jsonl", "sst2-test.csv").
+    Demonstrations come from the train split and queries from `split`; if these are the same split,
+    as with a single file, the texts of each class are divided in half. No text is used for both,
+    nor one that differs from a query only in case or Unicode form. White space in texts and classes
+    is collapsed (" pos" is "pos"). Duplicates, empty texts, texts without a label and texts of more
+    than `max_words` words are skipped; `row_counts` says how many. For Amazon polarity, the first
+    20,000 rows of a split are used.
 
-    `classes="binary"` shows two classes per prompt, `classes="all"` every class. The label words of your own data are
-    the names of its classes, unless `prompts` gets others.
+    `classes="binary"` shows two classes per prompt, `classes="all"` every class. The label words of
+    your own data are the names of its classes, unless `prompts` gets others.
 
     Raise InputError for invalid settings. Source: docs/howto/own_dataset.md.
 
     Example:
-        >>> prompts = il.TextTask("sst2", max_words=20, classes="all").prompts(100)  # doctest: +SKIP
+        >>> task = il.TextTask("sst2", max_words=20, classes="all")
+        >>> prompts = task.prompts(100)  # doctest: +SKIP
     """
 
     name: str
@@ -71,11 +81,18 @@ class TextTask(LabeledTask):
         return self.path is not None
 
     def _draws(
-        self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None, *, is_balanced: bool = False
+        self,
+        demonstrations: int,
+        rng: random.Random,
+        keep: KeepTexts | None = None,
+        *,
+        is_balanced: bool = False,
     ) -> Iterator[Draw]:
-        """Yield endless draws; after all queries have been used, they are reused with other demonstrations.
+        """Yield endless draws; after all queries have been used, they are reused with other
+        demonstrations.
 
-        Raise InputError for unknown splits and files, an unreachable Hub, and a class with too few texts.
+        Raise InputError for unknown splits and files, an unreachable Hub, and a class with too few
+        texts.
         """
         rows = self._rows()
         if keep is not None:
@@ -92,7 +109,11 @@ class TextTask(LabeledTask):
             in_turn = _balanced(texts_of, rng)
         for query, true_class in in_turn:
             others = [name for name in classes if name != true_class]
-            chosen = [rng.choice(others)] if self.classes == "binary" else rng.sample(others, len(others))
+            chosen = (
+                [rng.choice(others)]
+                if self.classes == "binary"
+                else rng.sample(others, len(others))
+            )
             false = [(name, rng.sample(pool[name], demonstrations)) for name in chosen]
             true = (true_class, rng.sample(pool[true_class], demonstrations))
             first, shown = false[0]
@@ -120,9 +141,13 @@ class TextTask(LabeledTask):
         else:
             path = Path(self.path)
             tables = {
-                split: read_files(_files_of(path, self.name, split) if path.is_dir() else [path]) for split in splits
+                split: read_files(_files_of(path, self.name, split) if path.is_dir() else [path])
+                for split in splits
             }
-        return {split: list(_usable(table, columns, self.max_words, skipped)) for split, table in tables.items()}
+        return {
+            split: list(_usable(table, columns, self.max_words, skipped))
+            for split, table in tables.items()
+        }
 
 
 def _as_frequent(queries: Rows, rng: random.Random) -> Iterator[tuple[str, str]]:
@@ -132,7 +157,9 @@ def _as_frequent(queries: Rows, rng: random.Random) -> Iterator[tuple[str, str]]
 
 
 def _balanced(texts_of: Mapping[str, list[str]], rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Yield endless queries with their classes, each class once before any again, and likewise each of its queries."""
+    """Yield endless queries with their classes, each class once before any again, and likewise each
+    of its queries.
+    """
     unused: dict[str, list[str]] = {name: [] for name in in_order(texts_of)}
     while True:
         for name in unused:
@@ -142,21 +169,31 @@ def _balanced(texts_of: Mapping[str, list[str]], rng: random.Random) -> Iterator
 
 
 def _filtered(rows: dict[str, Rows], keep: KeepTexts) -> dict[str, Rows]:
-    """Return the rows of each split whose text remains when `keep` filters the texts of every split and class."""
-    groups = [(split, group) for split in rows for group in sorted({name for _, name in rows[split]})]
+    """Return the rows of each split whose text remains when `keep` filters the texts of every split
+    and class.
+    """
+    groups = [
+        (split, group) for split in rows for group in sorted({name for _, name in rows[split]})
+    ]
     texts = keep([[text for text, name in rows[split] if name == group] for split, group in groups])
     kept = dict(zip(groups, map(set, texts), strict=True))
     return {split: [row for row in rows[split] if row[0] in kept[split, row[1]]] for split in rows}
 
 
-def _pools(rows: dict[str, Rows], split: str, count: int, rng: random.Random) -> tuple[dict[str, list[str]], Rows]:
-    """Return the demonstration texts of each class, and the queries with their classes, without overlap."""
+def _pools(
+    rows: dict[str, Rows], split: str, count: int, rng: random.Random
+) -> tuple[dict[str, list[str]], Rows]:
+    """Return the demonstration texts of each class, and the queries with their classes, without
+    overlap.
+    """
     queries = rows[split]
     if split == "train":
         of_class: dict[str, Rows] = {}
         for text, name in rng.sample(queries, len(queries)):
             of_class.setdefault(name, []).append((text, name))
-        queries = [row for name in in_order(of_class) for row in of_class[name][: len(of_class[name]) // 2]]
+        queries = [
+            row for name in in_order(of_class) for row in of_class[name][: len(of_class[name]) // 2]
+        ]
     query_keys = {spelling_key(text) for text, _ in queries}
     pool: dict[str, list[str]] = {}
     for text, name in rows["train"]:
@@ -164,10 +201,13 @@ def _pools(rows: dict[str, Rows], split: str, count: int, rng: random.Random) ->
             pool.setdefault(name, []).append(text)
     classes = in_order({*pool} | {name for _, name in queries})
     if not queries or len(classes) < 2 or any(len(pool.get(name, ())) < count for name in classes):
-        counts = ", ".join(f"{len(pool.get(name, ()))} of class {name!r}" for name in classes) or "none"
+        counts = (
+            ", ".join(f"{len(pool.get(name, ()))} of class {name!r}" for name in classes) or "none"
+        )
         raise InputError(
-            f"the data must have at least one query and two classes with {count} demonstration texts each, got "
-            f"{len(queries)} queries and {counts}; add rows, or use a larger max_words or fewer demonstrations"
+            f"the data must have at least one query and two classes with {count} demonstration "
+            f"texts each, got {len(queries)} queries and {counts}; add rows, or use a larger "
+            "max_words or fewer demonstrations"
         )
     return pool, queries
 
@@ -175,14 +215,15 @@ def _pools(rows: dict[str, Rows], split: str, count: int, rng: random.Random) ->
 def _usable(
     table: RawTable, columns: tuple[str, str], max_words: int | None, skipped: Counter[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield text and class of the rows that `TextTask` does not skip; raise InputError for an invalid row.
+    """Yield text and class of the rows that `TextTask` does not skip; raise InputError for an
+    invalid row.
 
     `skipped` counts the others by reason.
     """
     class_names = table.class_names.get(columns[1], ())
     remedy = (
-        "set the text and label columns with columns=(text, label), or, if outputs are words of their own, use "
-        "il.PairTask (--pairs)"
+        "set the text and label columns with columns=(text, label), or, if outputs are words of "
+        "their own, use il.PairTask (--pairs)"
     )
     seen = set()
     is_string: dict[str, bool] = {}  # by class
@@ -202,8 +243,8 @@ def _usable(
             continue
         if is_string.setdefault(class_name, isinstance(label, str)) != isinstance(label, str):
             raise InputError(
-                f"the label {class_name} is a number in some rows and the string {class_name!r} in others (row "
-                f"{number}); write it the same way in all rows"
+                f"the label {class_name} is a number in some rows and the string {class_name!r} in "
+                f"others (row {number}); write it the same way in all rows"
             )
         if text in seen:
             skipped["duplicate"] += 1
@@ -216,14 +257,17 @@ def _usable(
 
 
 def _files_of(folder: Path, name: str, split: str) -> list[Path]:
-    """Return the file of a split or its shards; if a folder has several datasets, those of `name`."""
+    """Return the file of a split or its shards; if a folder has several datasets, those of
+    `name`.
+    """
     readable = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
     found = [file for file in readable if split in re.split(r"[\W_]+", file.stem)]
     found = [file for file in found if name in re.split(r"[\W_]+", file.stem)] or found
     if len({re.sub(r"\d+", "", file.name) for file in found}) != 1:
         names = quoted_list([file.name for file in found or readable]) or "no readable file"
         raise InputError(
-            f"folder {str(folder)!r} must have one file for the split {split!r} of {name!r}, such as '{split}.jsonl', "
-            f"got {names}; rename the file, choose another split, or pass the path of one file"
+            f"folder {str(folder)!r} must have one file for the split {split!r} of {name!r}, such "
+            f"as '{split}.jsonl', got {names}; rename the file, choose another split, or pass the "
+            "path of one file"
         )
     return found

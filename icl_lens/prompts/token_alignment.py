@@ -22,18 +22,23 @@ def require_fast_tokenizer(model: Any) -> Any:
         raise not_a_model_error(model)
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
-        raise InputError(f"model must have a tokenizer, got {type(model).__name__}; load one with il.load_model(name)")
+        raise InputError(
+            f"model must have a tokenizer, got {type(model).__name__}; load one with "
+            "il.load_model(name)"
+        )
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(
-            f"the model's tokenizer must be a fast tokenizer with character offsets, got {type(tokenizer).__name__}; "
-            "load the fast tokenizer of the model (use_fast=True)"
+            "the model's tokenizer must be a fast tokenizer with character offsets, got "
+            f"{type(tokenizer).__name__}; load the fast tokenizer of the model (use_fast=True)"
         )
     return tokenizer
 
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """A rendered prompt and its tokens, without special tokens, with the character range of each."""
+    """A rendered prompt and its tokens, without special tokens, with the character range of
+    each.
+    """
 
     rendered: Rendered
     ids: list[int]
@@ -41,38 +46,43 @@ class TokenizedText:
     ends: list[int]
 
     def range_of(self, span: Span, shift: int = 0) -> tuple[int, int]:
-        """Return the range of tokens that overlap `span`, shifted by `shift`; for an empty span, an empty range.
+        """Return the range of tokens that overlap `span`, shifted by `shift`; for an empty span, an
+        empty range.
 
         Raise InputError if no token overlaps other spans.
         """
         if span[0] == span[1]:
             start = bisect_left(self.starts, span[0]) + shift
             return start, start
-        # Offsets never decrease. A zero-width token (white space whose offsets were trimmed) overlaps the span that
-        # contains it.
+        # Offsets never decrease. A zero-width token (white space whose offsets were trimmed)
+        # overlaps the span that contains it.
         start, stop = bisect_right(self.ends, span[0]), bisect_left(self.starts, span[1])
         if start >= stop:
             raise InputError(
-                f"the tokenizer produces no token for {self._at(*span)!r} in {self._around(span)!r}; "
-                "use other words or remove the prompt"
+                f"the tokenizer produces no token for {self._at(*span)!r} in "
+                f"{self._around(span)!r}; use other words or remove the prompt"
             )
         return start + shift, stop + shift
 
     def starts_of_parts(self, shift: int = 0) -> list[int]:
         """Return the first tokens of the demonstrations and of the query, shifted by `shift`.
 
-        A token that also covers what comes before belongs to the part that it begins, such as " like" after a space.
+        A token that also covers what comes before belongs to the part that it begins, such as "
+        like" after a space.
         """
         return [bisect_right(self.ends, start) + shift for start in self.rendered.starts]
 
     def label_range(self, span: Span, gap: str) -> tuple[int, int]:
-        """Return the token range of the label at `span`, including the `gap` before it, which a query omits.
+        """Return the token range of the label at `span`, including the `gap` before it, which a
+        query omits.
 
         Raise InputError if one of the tokens also covers other characters.
         """
         self.range_of(span)
         start, stop = self.range_of((span[0] - len(gap), span[1]))
-        outside = self._at(self.starts[start], span[0]).strip() + self._at(span[1], self.ends[stop - 1])
+        outside = self._at(self.starts[start], span[0]).strip() + self._at(
+            span[1], self.ends[stop - 1]
+        )
         if outside:
             raise InputError(
                 f"the label {self._at(*span)!r} shares a token with the adjacent {outside!r} in "
@@ -81,7 +91,9 @@ class TokenizedText:
         return start, stop
 
     def token_after_label(self, gap: str) -> int | None:
-        """Return the token after the first demonstration's label; None if it is also a text's, or there is none."""
+        """Return the token after the first demonstration's label; None if it is also a text's, or
+        there is none.
+        """
         span, (text, *_) = self.rendered.label_spans[0], self.rendered.text_spans
         _, stop = self.label_range(span, gap)
         texts_begin = min(start for start in (text[0], self.rendered.starts[1]) if start >= span[1])
@@ -97,7 +109,8 @@ class TokenizedText:
         if self.ids[: len(query.ids)] != query.ids:
             raise InputError(
                 f"the end of {query.rendered.text[-30:]!r} is tokenized differently when the label "
-                f"{self._at(*span)!r} follows; choose a template whose query ends at a token boundary"
+                f"{self._at(*span)!r} follows; choose a template whose query ends at a token "
+                "boundary"
             )
         return self.ids[len(query.ids) : stop]
 
@@ -122,19 +135,27 @@ def tokenize_texts(tokenizer: Any, rendered: list[Rendered]) -> list[TokenizedTe
     )
     texts = [
         TokenizedText(one, ids, [start for start, _ in offsets], [end for _, end in offsets])
-        for one, ids, offsets in zip(rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        for one, ids, offsets in zip(
+            rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True
+        )
     ]
     words = dict.fromkeys(word for text in texts for word in unknown_words(tokenizer, text))
     if words:
-        shown = quoted_list(tuple(words)[:10]) + (f" and {len(words) - 10} more" if len(words) > 10 else "")
-        raise InputError(f"words must be in the tokenizer's vocabulary, got {shown}; use other words or another model")
+        shown = quoted_list(tuple(words)[:10]) + (
+            f" and {len(words) - 10} more" if len(words) > 10 else ""
+        )
+        raise InputError(
+            f"words must be in the tokenizer's vocabulary, got {shown}; use other words or another "
+            "model"
+        )
     return texts
 
 
 def unknown_words(tokenizer: Any, text: TokenizedText, start: int = 0) -> list[str]:
     """Return the words, from token `start` on, that have the unknown token.
 
-    The unknown token itself, written out, is a known word: GPT-2's "<|endoftext|>" is also its unknown token.
+    The unknown token itself, written out, is a known word: GPT-2's "<|endoftext|>" is also its
+    unknown token.
     """
     unknown_id, unknown = tokenizer.unk_token_id, tokenizer.unk_token
     pieces = zip(text.ids[start:], text.starts[start:], text.ends[start:], strict=True)
@@ -146,7 +167,9 @@ def unknown_words(tokenizer: Any, text: TokenizedText, start: int = 0) -> list[s
 
 
 def word_around(text: str, start: int, end: int) -> str:
-    """Return the word around the characters from `start` to `end`, or only these if it is over 30 characters longer."""
+    """Return the word around the characters from `start` to `end`, or only these if it is over 30
+    characters longer.
+    """
     piece = text[start:end].strip()
     if text[start:end] != piece:
         return piece
@@ -154,8 +177,12 @@ def word_around(text: str, start: int, end: int) -> str:
     return f"{before}{piece}{after}" if len(before) + len(after) <= 30 else piece
 
 
-def special_prefixes(tokenizer: Any, texts: Sequence[TokenizedText], prepend_bos: bool | None) -> list[list[int]]:
-    """Return the tokens to prepend to each text: those of `special_prefix`, or none if a text begins with them."""
+def special_prefixes(
+    tokenizer: Any, texts: Sequence[TokenizedText], prepend_bos: bool | None
+) -> list[list[int]]:
+    """Return the tokens to prepend to each text: those of `special_prefix`, or none if a text
+    begins with them.
+    """
     front = special_prefix(tokenizer, texts[0], prepend_bos)
     return [[] if text.ids[: len(front)] == front else front for text in texts]
 
@@ -163,7 +190,10 @@ def special_prefixes(tokenizer: Any, texts: Sequence[TokenizedText], prepend_bos
 def special_prefix(tokenizer: Any, text: TokenizedText, prepend_bos: bool | None) -> list[int]:
     """Return the tokens to prepend to every row; raise InputError for an invalid `prepend_bos`."""
     if prepend_bos not in (None, True, False):
-        raise InputError(f"prepend_bos must be True, False or None (the tokenizer's default), got {prepend_bos!r}")
+        raise InputError(
+            "prepend_bos must be True, False or None (the tokenizer's default), got "
+            f"{prepend_bos!r}"
+        )
     if prepend_bos is None:
         if not _may_be_forced_to_add_bos(tokenizer):
             return _tokens_added_before(tokenizer, text.rendered.text)
@@ -173,22 +203,30 @@ def special_prefix(tokenizer: Any, text: TokenizedText, prepend_bos: bool | None
         return tokenizer.convert_tokens_to_ids(published.convert_ids_to_tokens(added))
     if not prepend_bos:
         return []
-    # TransformerLens sets a BOS token for every tokenizer; if the vocabulary lacks it, its id is the unknown token's.
-    if tokenizer.bos_token_id is None or tokenizer.decode([tokenizer.bos_token_id]) != tokenizer.bos_token:
-        raise InputError("the model's tokenizer has no beginning-of-sequence token; omit prepend_bos (--bos)")
+    # TransformerLens sets a BOS token for every tokenizer; if the vocabulary lacks it, its id is
+    # the unknown token's.
+    if (
+        tokenizer.bos_token_id is None
+        or tokenizer.decode([tokenizer.bos_token_id]) != tokenizer.bos_token
+    ):
+        raise InputError(
+            "the model's tokenizer has no beginning-of-sequence token; omit prepend_bos (--bos)"
+        )
     return [tokenizer.bos_token_id]
 
 
 def _tokens_added_before(tokenizer: Any, text: str) -> list[int]:
-    """Return the special tokens that a tokenizer adds before a text; raise InputError if it splits it differently."""
+    """Return the special tokens that a tokenizer adds before a text; raise InputError if it splits
+    it differently.
+    """
     bare = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     ids = tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"]
     for start in range(len(ids) - len(bare) + 1):
         if ids[start : start + len(bare)] == bare:
             return ids[:start]
     raise InputError(
-        f"the tokenizer splits {text[:40]!r} differently with special tokens; pass prepend_bos=True or False "
-        "(--bos or --no-bos)"
+        f"the tokenizer splits {text[:40]!r} differently with special tokens; pass "
+        "prepend_bos=True or False (--bos or --no-bos)"
     )
 
 
@@ -196,13 +234,19 @@ _TRUSTED = "_icl_lens_trusts_special_tokens"
 
 
 def trust_special_tokens(tokenizer: Any) -> None:
-    """Record that a tokenizer itself, not the one published in its folder, says which special tokens it adds."""
+    """Record that a tokenizer itself, not the one published in its folder, says which special
+    tokens it adds.
+    """
     setattr(tokenizer, _TRUSTED, True)
 
 
 def _may_be_forced_to_add_bos(tokenizer: Any) -> bool:
-    """Return whether TransformerLens may have replaced the published tokenizer with one that has add_bos_token=True."""
-    return tokenizer.init_kwargs.get("add_bos_token") is True and not getattr(tokenizer, _TRUSTED, False)
+    """Return whether TransformerLens may have replaced the published tokenizer with one that has
+    add_bos_token=True.
+    """
+    return tokenizer.init_kwargs.get("add_bos_token") is True and not getattr(
+        tokenizer, _TRUSTED, False
+    )
 
 
 _PUBLISHED: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
@@ -212,10 +256,13 @@ def _published_tokenizer(tokenizer: Any) -> Any:
     """Return the tokenizer in the folder or repository from which `tokenizer` was read."""
     if tokenizer not in _PUBLISHED:
         try:
-            _PUBLISHED[tokenizer] = AutoTokenizer.from_pretrained(tokenizer.name_or_path, local_files_only=True)
+            _PUBLISHED[tokenizer] = AutoTokenizer.from_pretrained(
+                tokenizer.name_or_path, local_files_only=True
+            )
         except (OSError, ValueError) as error:
             raise InputError(
-                f"cannot read the published tokenizer of {tokenizer.name_or_path!r}, and the loaded copy has "
-                "add_bos_token=True; pass prepend_bos=True or False (--bos or --no-bos)"
+                f"cannot read the published tokenizer of {tokenizer.name_or_path!r}, and the "
+                "loaded copy has add_bos_token=True; pass prepend_bos=True or False (--bos or "
+                "--no-bos)"
             ) from error
     return _PUBLISHED[tokenizer]

@@ -27,8 +27,9 @@ WORD_TASKS = ("sentiment-number", "number-sentiment", "animal-country", "country
 class WordTask(LabeledTask):
     """A task "FALSE-TRUE" from two categories of a word list.
 
-    The paper's are "sentiment-number", "number-sentiment", "animal-country" and "country-animal". `path` may be another
-    word list, a .json file with {"categories": {name: [words]}}. Words that are in both categories are skipped.
+    The paper's are "sentiment-number", "number-sentiment", "animal-country" and "country-animal".
+    `path` may be another word list, a .json file with {"categories": {name: [words]}}. Words that
+    are in both categories are skipped.
 
     Raise InputError for an inaccessible path. Source: docs/howto/own_dataset.md.
 
@@ -47,7 +48,8 @@ class WordTask(LabeledTask):
         check_path(self.path)
 
     def words(self) -> dict[str, list[str]]:
-        """Return the words of the false and of the true category; those that are in both are left out.
+        """Return the words of the false and of the true category; those that are in both are left
+        out.
 
         Raise InputError for an unknown category and an unreadable word list.
 
@@ -63,11 +65,17 @@ class WordTask(LabeledTask):
         return json_digest(word_list(self.path))
 
     def _draws(
-        self, demonstrations: int, rng: random.Random, keep: KeepTexts | None = None, *, is_balanced: bool = False
+        self,
+        demonstrations: int,
+        rng: random.Random,
+        keep: KeepTexts | None = None,
+        *,
+        is_balanced: bool = False,
     ) -> Iterator[Draw]:
         """Yield endless draws; none repeats until every possible draw has been used.
 
-        Raise InputError for an unknown task, an unreadable word list, and a category with too few words.
+        Raise InputError for an unknown task, an unreadable word list, and a category with too few
+        words.
         """
         false, false_words, true, true_words = self._words()
         if keep is not None:
@@ -78,11 +86,13 @@ class WordTask(LabeledTask):
         ):
             if len(words) < needed:
                 raise InputError(
-                    f"category {category!r} must have at least {needed} words that are not in the other category, got "
-                    f"{len(words)}; use fewer demonstrations"
+                    f"category {category!r} must have at least {needed} words that are not in the "
+                    f"other category, got {len(words)}; use fewer demonstrations"
                 )
         false_pool = TextPool(false_words, key=self._spelling)
-        possible = perm(len(false_words), demonstrations) * perm(len(true_words), demonstrations + 1)
+        possible = perm(len(false_words), demonstrations) * perm(
+            len(true_words), demonstrations + 1
+        )
         seen = set()
         while True:
             shown = rng.sample(false_words, demonstrations)
@@ -100,14 +110,21 @@ class WordTask(LabeledTask):
         categories = word_list(self.path)
         false, _, true = self.name.partition("-")
         if false not in categories or true not in categories or false == true:
-            names = [*WORD_TASKS, *DATASETS, *bundled_pairs(), *(f"{a}-{b}" for a, b in permutations(categories, 2))]
+            names = [
+                *WORD_TASKS,
+                *DATASETS,
+                *bundled_pairs(),
+                *(f"{a}-{b}" for a, b in permutations(categories, 2)),
+            ]
             raise InputError(
-                f"unknown task {self.name!r}{did_you_mean(self.name, names)}; choose a sentence dataset "
-                f"({', '.join(DATASETS)}), pairs "
-                f"({', '.join(bundled_pairs())}), a word task such as {WORD_TASKS[0]!r} from two of the categories "
+                f"unknown task {self.name!r}{did_you_mean(self.name, names)}; choose a sentence "
+                f"dataset ({', '.join(DATASETS)}), pairs ({', '.join(bundled_pairs())}), a word "
+                f"task such as {WORD_TASKS[0]!r} from two of the categories "
                 f"{', '.join(sorted(categories))}, or pass the path of your own sentences or pairs"
             )
-        false_words, true_words = (self._different(categories[category]) for category in (false, true))
+        false_words, true_words = (
+            self._different(categories[category]) for category in (false, true)
+        )
         only_false = [word for key, word in false_words.items() if key not in true_words]
         only_true = [word for key, word in true_words.items() if key not in false_words]
         return false, only_false, true, only_true
@@ -116,7 +133,8 @@ class WordTask(LabeledTask):
     def _spelling(self) -> Callable[[str], str]:
         """What words of the same spelling share.
 
-        The bundled words are as they are, because "turkey" and "Turkey" are in prompts of published numbers.
+        The bundled words are as they are, because "turkey" and "Turkey" are in prompts of published
+        numbers.
         """
         return str if self.path is None else spelling_key
 
@@ -140,7 +158,9 @@ def word_list(path: str | Path | None = None) -> dict[str, list[str]]:
     """
     source = files("icl_lens") / "bundled" / "words.json" if path is None else Path(path)
     if not source.is_file():
-        raise InputError(f"there is no word list {str(source)!r}; pass the path of an existing file")
+        raise InputError(
+            f"there is no word list {str(source)!r}; pass the path of an existing file"
+        )
     try:
         categories = parse_json(source.read_text(encoding="utf-8-sig"))["categories"]
         wrong = _fault_of(categories)
@@ -148,8 +168,10 @@ def word_list(path: str | Path | None = None) -> dict[str, list[str]]:
         wrong, categories = f"cannot be read: {type(error).__name__} {first_line(error)}", {}
     if wrong:
         raise InputError(
-            f'{str(source)!r} is not a word list ({wrong}); write {{"categories": {{name: [words]}}}}, pairs as '
-            f'[{{"input": text, "output": answer}}], or pass sentences in a file of type {quoted_list(SUFFIXES)}'
+            f'{str(source)!r} is not a word list ({wrong}); write {{"categories": {{name: '
+            f"[words]}}}}, pairs as "
+            f'[{{"input": text, "output": answer}}], or pass sentences in a file of type '
+            f"{quoted_list(SUFFIXES)}"
         )
     return categories
 
