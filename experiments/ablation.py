@@ -1,10 +1,12 @@
 """What is lost without the located heads, and how many heads does it take?
 
 1. Heads are ranked by what they add to the answer, on one half of the prompts.
-2. On the other half, the first 12 are set to zero at the last position; to their means over other prompts; and to what
-   they write in donor prompts, whose query is of the other class, or another one of the same class.
+2. On the other half, the first 12 are set to zero at the last position; to their means over other
+   prompts; and to what they write in donor prompts, whose query is of the other class, or another
+   one of the same class.
 3. The control is the mean over 20 random sets with as many heads of the same layers.
-4. The curve has the answer's log-odds without the first 1, 2, 4, ... heads, and without as many random heads.
+4. The curve has the answer's log-odds without the first 1, 2, 4, ... heads, and without as many
+   random heads.
 
     python experiments/ablation.py --model icl-mini --task animal-country -n 200
 
@@ -15,7 +17,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from common import COLORS, N_RANDOM_SETS, RANKINGS, Ranking, Scores, Study, Table, legend_below, panels
+from common import (
+    COLORS,
+    N_RANDOM_SETS,
+    RANKINGS,
+    Ranking,
+    Scores,
+    Study,
+    Table,
+    legend_below,
+    panels,
+)
 from matplotlib.figure import Figure
 
 import icl_lens as il
@@ -32,11 +44,14 @@ HeadSets = Sequence[Sequence[il.Head]]
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
     """Remove located heads in four ways, and more and more of them, next to random heads."""
-    study = Study.from_command_line("ablation", "What is lost without the located heads?", arguments)
+    study = Study.from_command_line(
+        "ablation", "What is lost without the located heads?", arguments
+    )
     table = Table(study)
     for ranking in RANKINGS:
         add_removals(study, table, ranking)
         add_curve(study, table, ranking)
+        table.save(draw(table.to_frame()))
     return table.write(draw(table.to_frame()))
 
 
@@ -49,7 +64,16 @@ def add_removals(study: Study, table: Table, ranking: Ranking) -> None:
 
     def add(measure: str, lost: np.ndarray, unit: str = "nats") -> None:
         names = " ".join(map(str, located))
-        table.add(measure, lost[:, 1], lost[:, 2:], queries, versus=VERSUS, unit=unit, ranking=ranking, note=names)
+        table.add(
+            measure,
+            lost[:, 1],
+            lost[:, 2:],
+            queries,
+            versus=VERSUS,
+            unit=unit,
+            ranking=ranking,
+            note=names,
+        )
 
     zeroed = ablated(study, head_sets, f"zeroed, {ranking}")
     add("log-odds lost, heads zeroed", zeroed.log_odds[:, :1] - zeroed.log_odds)
@@ -67,42 +91,58 @@ def add_removals(study: Study, table: Table, ranking: Ranking) -> None:
     add("log-odds lost, means over other prompts", with_means[:, :1] - with_means)
     donors = il.donor_prompts(study.testing.prompts)
     for name, measure in (("query", "other answer"), ("same class", "same answer")):
-        patched = from_donors(study, head_sets, study.tokenize(donors[name]), f"{name}, {ranking}").log_odds
+        patched = from_donors(
+            study, head_sets, study.tokenize(donors[name]), f"{name}, {ranking}"
+        ).log_odds
         add(f"log-odds lost, outputs from prompts with the {measure}", patched[:, :1] - patched)
 
 
 def ablated(study: Study, head_sets: HeadSets, part: str) -> Scores:
-    """Return how the testing prompts are answered with each set of heads zero at the last position."""
+    """Return how testing prompts are answered with each set of heads zero at the last position."""
     edits = [[il.Ablate(heads, positions="last")] for heads in head_sets]
     return study.scores(part, study.testing, lambda rows: edits, {"zeroed": names_of(head_sets)})
 
 
 def averaged(study: Study, head_sets: HeadSets, part: str) -> Scores:
-    """Return how the testing prompts are answered with each set's outputs set to their means over locating prompts."""
+    """Return how the testing prompts are answered with each set's outputs set to their means over
+    locating prompts."""
     step = max(1, len(study.locating) // N_MEAN)
     reference = list(study.locating[::step].split(64))
-    edits = [[il.Ablate(heads, positions="last", mode="mean", reference=reference)] for heads in head_sets]
-    return study.scores(part, study.testing, lambda rows: edits, {"means": names_of(head_sets), "step": step})
+    edits = [
+        [il.Ablate(heads, positions="last", mode="mean", reference=reference)]
+        for heads in head_sets
+    ]
+    return study.scores(
+        part, study.testing, lambda rows: edits, {"means": names_of(head_sets), "step": step}
+    )
 
 
 def from_donors(study: Study, head_sets: HeadSets, donors: il.PromptBatch, part: str) -> Scores:
-    """Return how the testing prompts are answered with each set's outputs taken from the donor of the same row."""
+    """Return how the testing prompts are answered with each set's outputs taken from the donor of
+    the same row."""
 
     def edits_of(rows: list[int]) -> list[list[il.Patch]]:
         source = donors[rows]
         return [[il.Patch(heads, source, activation="z", positions="last")] for heads in head_sets]
 
-    return study.scores(part, study.testing, edits_of, {"patched": names_of(head_sets), "donors": list(donors.texts)})
+    return study.scores(
+        part,
+        study.testing,
+        edits_of,
+        {"patched": names_of(head_sets), "donors": list(donors.texts)},
+    )
 
 
 def add_curve(study: Study, table: Table, ranking: Ranking) -> None:
-    """Add the answer's log-odds and the accuracy without the first k heads, next to k random heads."""
+    """Add log-odds and accuracy without the first k heads, next to k random heads."""
     n_heads = study.model.cfg.n_layers * study.model.cfg.n_heads
     counts = [count for count in COUNTS if count <= n_heads // 2]
     ranked = study.located_heads(ranking, counts[-1])
     head_sets: list[list[il.Head]] = []
     for count in counts:
-        random_sets = il.random_head_sets(study.model, ranked[:count], draws=N_RANDOM_CURVE, seed=study.seed)
+        random_sets = il.random_head_sets(
+            study.model, ranked[:count], draws=N_RANDOM_CURVE, seed=study.seed
+        )
         head_sets += [ranked[:count], *random_sets]
     scores = ablated(study, head_sets, f"curve, {ranking}")
     shape = (len(study.testing), len(counts), 1 + N_RANDOM_CURVE)
@@ -131,12 +171,19 @@ def names_of(head_sets: HeadSets) -> list[str]:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw the answer's log-odds without the first k heads by contrast, and without k random heads."""
+    """Draw the answer's log-odds without the first k heads by contrast, or k random ones."""
     curve = table.query("measure == 'log-odds without k heads' and ranking == 'contrast'")
     figure, pairs = panels(curve)
     for axes, rows in pairs:
         axes.plot(rows["at"], rows["quantity"], "o-", color=COLORS[0], ms=3, label="located heads")
-        axes.plot(rows["at"], rows["control"], "o-", color=COLORS[1], ms=3, label="random heads of the same layers")
+        axes.plot(
+            rows["at"],
+            rows["control"],
+            "o-",
+            color=COLORS[1],
+            ms=3,
+            label="random heads of the same layers",
+        )
         axes.axhline(0, color="#bbbbbb", lw=0.8)
         axes.set_xscale("log", base=2)
         axes.set_xlabel("heads removed")

@@ -1,8 +1,9 @@
 """Does the model learn the task from its demonstrations?
 
-Prompts show both classes equally often. In random order, each class is the query's in half of the prompts and each
-label the answer in half of those, so that neither a fixed answer nor the last label scores above 50%. The same texts
-are then shown with the query's class last, with it first, and with the two labels exchanged.
+Prompts show both classes equally often. In random order, each class is the query's in half of the
+prompts and each label the answer in half of those, so that neither a fixed answer nor the last
+label scores above 50%. The same texts are then shown with the query's class last, with it first,
+and with the two labels exchanged.
 
 The control is a model that copies the label of the last demonstration.
 
@@ -21,7 +22,7 @@ CONDITIONS = ("random order", "query's class last", "query's class first", "labe
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
-    """Measure accuracy between the labels in four conditions, on the prompts of the testing half."""
+    """Measure accuracy between the labels in four conditions, on the testing half."""
     study = Study.from_command_line("behavior", "Does the model learn the task?", arguments)
     table = Table(study)
     for condition, batch in batches(study).items():
@@ -42,7 +43,12 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
 def batches(study: Study) -> dict[str, il.PromptBatch]:
     """Return the testing prompts in each condition."""
     exchanged = il.donor_prompts(study.testing.prompts)["labels"]
-    prompts = (study.testing, study.halves("last")[1], study.halves("first")[1], study.tokenize(exchanged))
+    prompts = (
+        study.testing,
+        study.halves("last")[1],
+        study.halves("first")[1],
+        study.tokenize(exchanged),
+    )
     return dict(zip(CONDITIONS, prompts, strict=True))
 
 

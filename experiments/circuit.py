@@ -1,15 +1,17 @@
-"""Which earlier components do located heads depend on, and do the strongest edges alone carry the answer?
+"""Which earlier components do located heads depend on, and do the strongest edges alone carry the
+answer?
 
-An edge is what an earlier head, FFN or embedding wrote, as read by a located head: by its query at the last position,
-or by its keys or values at tokens of one role. To remove an edge is to replace what was written by its mean over other
-prompts' tokens of the same role (`il.locate_circuit`).
+An edge is what an earlier head, FFN or embedding wrote, as read by a located head: by its query at
+the last position, or by its keys or values at tokens of one role. To remove an edge is to replace
+what was written by its mean over other prompts' tokens of the same role (`il.locate_circuit`).
 
-1. Edges into the located heads are ranked on prompts of the locating half, by their first-order effect.
-2. On prompts of the testing half, only the first edges are kept. Faithfulness is the share of the answer's log-odds
-   that they keep, and CPR its mean over all numbers of edges, from none to all (MIB, arXiv 2504.13151). The control are
-   20 random rankings with as many edges of the same kinds.
-3. Edges from each third of the layers to the heads' queries, keys or values are removed jointly. The control are the
-   same edges into random heads of the same layers.
+1. Edges into the located heads are ranked on prompts of the locating half, by their first-order
+   effect.
+2. On prompts of the testing half, only the first edges are kept. Faithfulness is the share of the
+   answer's log-odds that they keep, and CPR its mean over all numbers of edges, from none to all
+   (MIB, arXiv 2504.13151). The control are 20 random rankings with as many edges of the same kinds.
+3. Edges from each third of the layers to the heads' queries, keys or values are removed jointly.
+   The control are the same edges into random heads of the same layers.
 
     python experiments/circuit.py --model icl-mini --task animal-country -n 200
 
@@ -23,7 +25,8 @@ from matplotlib.figure import Figure
 import icl_lens as il
 
 N_PROMPTS, N_RANDOM = 40, 20
-"""Prompts of each half (to twice as many, or all of a half that has fewer), and number of random rankings."""
+"""Prompts of each half (to twice as many, or all of a half that has fewer), and number of random
+rankings."""
 SHARE = 0.01
 """The share of all edges that the measure "kept by the first 1%" keeps."""
 RANDOM_EDGES = "random edges of the same parts, roles and layers"
@@ -33,10 +36,16 @@ INPUTS = ("query", "keys at the labels", "keys at demonstrations' texts", "value
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
     """Measure what the first edges keep, and what is lost without groups of edges."""
-    study = Study.from_command_line("circuit", "Which earlier components do located heads depend on?", arguments)
+    study = Study.from_command_line(
+        "circuit", "Which earlier components do located heads depend on?", arguments
+    )
     located = study.located_heads("contrast")
-    ranking, testing = (half[:: max(1, len(half) // N_PROMPTS)] for half in (study.locating, study.testing))
-    circuit = il.locate_circuit(study.model, ranking, testing, located, n_random=N_RANDOM, run=study.run("circuit"))
+    ranking, testing = (
+        half[:: max(1, len(half) // N_PROMPTS)] for half in (study.locating, study.testing)
+    )
+    circuit = il.locate_circuit(
+        study.model, ranking, testing, located, n_random=N_RANDOM, run=study.run("circuit")
+    )
     table = Table(study)
     add_kept(table, circuit)
     add_groups(table, circuit)
@@ -52,7 +61,9 @@ def add_kept(table: Table, circuit: il.results.Circuit) -> None:
     _, low, high = circuit.score("cpr, difference")
     numbers = {"quantity": circuit.score("cpr")[0], "control": circuit.score("cpr, random")[0]}
     heads = " ".join(map(str, circuit.readers))
-    table.add_row("CPR", **numbers, low=low, high=high, unit="0–1", versus=RANDOM_EDGES, **sizes, note=heads)
+    table.add_row(
+        "CPR", **numbers, low=low, high=high, unit="0–1", versus=RANDOM_EDGES, **sizes, note=heads
+    )
     curve = circuit.to_frame("curve")
     one_percent = (curve["share"] - SHARE).abs().argmin()
     for place, row in enumerate(curve.to_dict("records")):
@@ -74,19 +85,40 @@ def add_kept(table: Table, circuit: il.results.Circuit) -> None:
 
 
 def add_groups(table: Table, circuit: il.results.Circuit) -> None:
-    """Add the log-odds lost without edges from each third of the layers, and from each single layer."""
+    """Add the log-odds lost without edges from each third of the layers, and from each single
+    layer."""
     sizes = {"prompts": circuit.n_prompts, "queries": circuit.n_queries}
     for row in circuit.to_frame("groups").to_dict("records"):
         ends = {"low": row["difference_low"], "high": row["difference_high"]}
         numbers = {"quantity": row["effect"], "control": row["control"]}
-        table.add_row(f"lost without {row['group']}", **numbers, **ends, unit="nats", versus=RANDOM_HEADS, **sizes)
+        table.add_row(
+            f"lost without {row['group']}",
+            **numbers,
+            **ends,
+            unit="nats",
+            versus=RANDOM_HEADS,
+            **sizes,
+        )
     for row in circuit.to_frame("layers").to_dict("records"):
-        numbers = {"quantity": row["effect"], "control": 0.0, "low": row["low"], "high": row["high"]}
-        table.add_row(f"one layer → {row['input']}", at=row["layer"], **numbers, unit="nats", versus="zero", **sizes)
+        numbers = {
+            "quantity": row["effect"],
+            "control": 0.0,
+            "low": row["low"],
+            "high": row["high"],
+        }
+        table.add_row(
+            f"one layer → {row['input']}",
+            at=row["layer"],
+            **numbers,
+            unit="nats",
+            versus="zero",
+            **sizes,
+        )
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw what edges from each layer carry, and what the first edges keep: a row of panels per model and task."""
+    """Draw what edges from each layer carry, and what the first edges keep: a row of panels per
+    model and task."""
     figure, rows_of_panels = grid(table, 2, width_ratios=(3, 2))
     for (left, right), title, rows in rows_of_panels:
         left.set_title(title, fontsize=8)

@@ -1,13 +1,15 @@
-"""What the scripts share: their options, a model on a task with prompts in two halves, and the table that they write.
+"""What the scripts share: their options, a model on a task with prompts in two halves, and the
+table that they write.
 
-1. `Study.from_command_line` reads the options. A study has a model, a task, and prompts in two halves: some of them
-   choose heads, the others, with other queries, test these heads.
+1. `Study.from_command_line` reads the options. A study has a model, a task, and prompts in two
+   halves: some of them choose heads, the others, with other queries, test these heads.
 2. `Study.located_heads` are the heads that write most of the answer in the first half.
-3. `Table.add` takes one number per prompt and its control, and keeps both means with the interval of their difference.
+3. `Table.add` takes one number per prompt and its control, and keeps both means with the interval
+   of their difference.
 4. `Table.write` writes the rows as a csv file, and what they depend on as a json file.
 
-Numbers per prompt are stored in run folders: a script that was interrupted goes on where it stopped.
-"""
+Numbers per prompt are stored in run folders: a script that was interrupted goes on where it
+stopped."""
 
 import argparse
 import hashlib
@@ -30,11 +32,13 @@ from matplotlib.figure import Figure
 import icl_lens as il
 
 N_LOCATED = 12
-"""Number of heads to locate: 12, as in the published paper, but at most an eighth of the model's heads."""
+"""Number of heads to locate: 12, as in the published paper, but at most an eighth of the model's
+heads."""
 N_RANDOM_SETS = 20
 """Number of random sets of heads that a set of heads is compared with."""
 RANKINGS: tuple["Ranking", ...] = ("contrast", "increase")
-"""How located heads are ranked: by what they add to the answer's log-odds or, as in the paper, to its log p."""
+"""How located heads are ranked: by what they add to the answer's log-odds or, as in the paper, to
+its log p."""
 
 PACKAGES = ("icl-lens", "torch", "transformers", "transformer-lens")
 
@@ -79,17 +83,37 @@ class Study:
     out: Path
 
     @classmethod
-    def from_command_line(cls, question: str, description: str, arguments: Sequence[str] | None = None) -> "Study":
+    def from_command_line(
+        cls, question: str, description: str, arguments: Sequence[str] | None = None
+    ) -> "Study":
         """Return the study that the command line asks for."""
         parser = argparse.ArgumentParser(
             description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
         )
         add = parser.add_argument
         add("--model", default="icl-mini", help="model name, path or Hub repository")
-        add("--task", default="animal-country", help="word task, dataset, or a file with the columns text and label")
-        add("-n", type=int, default=200, help="prompts to choose heads on, and as many to test them on")
-        add("--heads", type=int, default=None, help="heads to locate; by default 12, at most an eighth of all")
-        add("--labels", default="bar,foo", help="label words; names of the classes are never exchanged")
+        add(
+            "--task",
+            default="animal-country",
+            help="word task, dataset, or a file with the columns text and label",
+        )
+        add(
+            "-n",
+            type=int,
+            default=200,
+            help="prompts to choose heads on, and as many to test them on",
+        )
+        add(
+            "--heads",
+            type=int,
+            default=None,
+            help="heads to locate; by default 12, at most an eighth of all",
+        )
+        add(
+            "--labels",
+            default="bar,foo",
+            help="label words; names of the classes are never exchanged",
+        )
         add("--demonstrations", type=int, default=2, help="demonstrations of each class")
         add("--separator", default=" ", help=r"text between demonstrations; \n is a line break")
         add("--path", default=None, help="file or folder that the task is read from")
@@ -134,14 +158,19 @@ class Study:
     def halves(self, layout: Layout = "random") -> list[il.PromptBatch]:
         """Return prompts to choose heads on and prompts to test them on, which share no query.
 
-        The same texts are shown in every layout: in random order, or with the query's class last or first.
-        """
+        The same texts are shown in every layout: in random order, or with the query's class last or
+        first."""
         return [self.tokenize(half) for half in il.split_by_query(self.prompts(layout), self.n)]
 
     def prompts(
-        self, layout: Layout = "random", *, demonstrations: int | None = None, same_length: bool = False
+        self,
+        layout: Layout = "random",
+        *,
+        demonstrations: int | None = None,
+        same_length: bool = False,
     ) -> list[il.Prompt]:
-        """Return three times as many prompts as a half has, because all prompts of a query are in the same half.
+        """Return three times as many prompts as a half has, because all prompts of a query are in
+        the same half.
 
         With `same_length`, all texts have the same number of tokens.
         """
@@ -157,7 +186,9 @@ class Study:
             template=self.template,
         )
 
-    def halves_with(self, demonstrations: int, *, same_length: bool = False) -> tuple[list[il.Prompt], list[il.Prompt]]:
+    def halves_with(
+        self, demonstrations: int, *, same_length: bool = False
+    ) -> tuple[list[il.Prompt], list[il.Prompt]]:
         """Return prompts in random order with this many demonstrations of each class.
 
         Their texts differ from those of `halves`, but a query stays in its half.
@@ -189,7 +220,8 @@ class Study:
         return self.n_heads or min(N_LOCATED, self.model.cfg.n_layers * self.model.cfg.n_heads // 8)
 
     def control_heads(self, located: Sequence[il.Head]) -> dict[int, list[il.Head]]:
-        """Return, for each layer of located heads, its other heads, or those of the nearest layer that has some."""
+        """Return, for each layer of located heads, its other heads, or those of the nearest layer
+        that has some."""
         located_heads = set(located)
         others = [head for head in self.all_heads() if head not in located_heads]
         by_layer = {}
@@ -200,12 +232,18 @@ class Study:
 
     def all_heads(self) -> list[il.Head]:
         n_heads = self.model.cfg.n_heads
-        return [il.Head.from_index(index, n_heads) for index in range(self.model.cfg.n_layers * n_heads)]
+        return [
+            il.Head.from_index(index, n_heads) for index in range(self.model.cfg.n_layers * n_heads)
+        ]
 
     def located_heads(self, ranking: Ranking, k: int | None = None) -> list[il.Head]:
         """Return the k heads that add most to the answer on the locating prompts, best first."""
         run = self.run(f"located by {ranking}, {k}")
-        return list(il.locate_heads(self.model, self.locating, k=k or self.n_located, by=ranking, run=run).heads)
+        return list(
+            il.locate_heads(
+                self.model, self.locating, k=k or self.n_located, by=ranking, run=run
+            ).heads
+        )
 
     # Scores
 
@@ -216,26 +254,37 @@ class Study:
         edits_of: Callable[[list[int]], Sequence[Sequence[Any]]],
         options: dict[str, Any],
     ) -> Scores:
-        """Return how the prompts are answered under sets of edits; an empty set is the intact model.
+        """Return how the prompts are answered under sets of edits; an empty set is the intact
+        model.
 
-        `edits_of` returns the sets for some rows of the batch, `options` name what they depend on, and `part` is where
-        the numbers are stored.
-        """
+        `edits_of` returns the sets for some rows of the batch, `options` name what they depend on,
+        and `part` is where the numbers are stored."""
 
         def label_log_probs(rows: list[int]) -> torch.Tensor:
             return il.score(self.model, batch[rows], edits_of(rows))
 
-        log_probs = il.map_prompts(self.model, batch, label_log_probs, options=options, run=self.run(part))
+        log_probs = il.map_prompts(
+            self.model, batch, label_log_probs, options=options, run=self.run(part)
+        )
         log_odds, correct = [], []
         for of_set in torch.from_numpy(log_probs).unbind(1):
-            log_odds.append(il.metrics.label_log_odds(of_set, batch.answer, choices=batch.label_mask))
+            log_odds.append(
+                il.metrics.label_log_odds(of_set, batch.answer, choices=batch.label_mask)
+            )
             correct.append(il.metrics.is_correct(of_set, batch.answer, choices=batch.label_mask))
-        return Scores(torch.stack(log_odds, 1).double().numpy(), torch.stack(correct, 1).double().numpy())
+        return Scores(
+            torch.stack(log_odds, 1).double().numpy(), torch.stack(correct, 1).double().numpy()
+        )
 
     def read(
-        self, part: str, batch: il.PromptBatch, measure: Callable[[il.Activations], torch.Tensor], **options: Any
+        self,
+        part: str,
+        batch: il.PromptBatch,
+        measure: Callable[[il.Activations], torch.Tensor],
+        **options: Any,
     ) -> np.ndarray:
-        """Return what `measure` reads from the activations of every prompt, [prompt ...], in double precision.
+        """Return what `measure` reads from the activations of every prompt, [prompt ...], in double
+        precision.
 
         `options` name what it depends on, and `part` is where the numbers are stored.
         """
@@ -252,7 +301,8 @@ class Study:
         return self.out / file_name(self.model_name) / file_name(self.task_name)
 
     def run(self, part: str) -> il.Run:
-        """Return where a part is stored; other numbers of prompts or demonstrations, and seeds, have other folders."""
+        """Return where a part is stored; other numbers of prompts or demonstrations, and seeds,
+        have other folders."""
         settings = f"{self.question}, {self.demonstrations} per class, n {self.n}, seed {self.seed}"
         return il.Run(self.folder / "runs" / file_name(settings) / file_name(part), processes=1)
 
@@ -264,7 +314,8 @@ def file_name(name: str) -> str:
 
 @dataclass
 class Table:
-    """The rows of a question's answer: means over prompts beside their control, in the unit of the row."""
+    """The rows of a question's answer: means over prompts beside their control, in the unit of the
+    row."""
 
     study: Study
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -282,12 +333,13 @@ class Table:
         at: object = "",
         note: str = "",
     ) -> None:
-        """Add a measure: one number per prompt, the same for the control, and the query of each prompt.
+        """Add a measure: one number per prompt, the same for the control, and the query of each
+        prompt.
 
-        A control of random sets has one number per prompt and set. In the unit "%", numbers are shares from 0 to 1, or
-        their differences. `at` says which head, layer or number of heads the row is about. `low` and `high` are the 95%
-        interval of quantity − control over queries and, of such a control, over random sets.
-        """
+        A control of random sets has one number per prompt and set. In the unit "%", numbers are
+        shares from 0 to 1, or their differences. `at` says which head, layer or number of heads the
+        row is about. `low` and `high` are the 95% interval of quantity − control over queries and,
+        of such a control, over random sets."""
         scale = 100.0 if unit == "%" else 1.0
         quantity = scale * np.asarray(quantity, dtype=float)
         control = scale * np.asarray(control, dtype=float)
@@ -298,9 +350,16 @@ class Table:
         interval = il.metrics.bootstrap_interval(difference, clusters=list(queries), bounds=bounds)
         if set_means is not None:
             interval = il.metrics.with_random_sets(interval, set_means, bounds=bounds)
-        numbers = {"quantity": quantity.mean(), "control": control.mean(), "low": interval.low, "high": interval.high}
+        numbers = {
+            "quantity": quantity.mean(),
+            "control": control.mean(),
+            "low": interval.low,
+            "high": interval.high,
+        }
         sizes = {"prompts": len(quantity), "queries": len(set(queries))}
-        self.add_row(measure, **numbers, **sizes, versus=versus, unit=unit, ranking=ranking, at=at, note=note)
+        self.add_row(
+            measure, **numbers, **sizes, versus=versus, unit=unit, ranking=ranking, at=at, note=note
+        )
 
     def add_statistic(
         self,
@@ -316,18 +375,21 @@ class Table:
     ) -> None:
         """Add a measure that is no mean over prompts, such as a ratio of means.
 
-        `rows` has what `quantity` and `control` need of each prompt; both are computed from any of the rows. If the
-        control is a mean over random sets, `set_values` are their values.
-        """
+        `rows` has what `quantity` and `control` need of each prompt; both are computed from any of
+        the rows. If the control is a mean over random sets, `set_values` are their values."""
         scale = 100.0 if unit == "%" else 1.0
         interval = il.metrics.bootstrap_interval(
-            rows, statistic=lambda some: scale * (quantity(some) - control(some)), clusters=list(queries)
+            rows,
+            statistic=lambda some: scale * (quantity(some) - control(some)),
+            clusters=list(queries),
         )
         if set_values is not None:
             interval = il.metrics.with_random_sets(interval, scale * set_values)
         numbers = {"quantity": scale * quantity(rows), "control": scale * control(rows)}
         sizes = {"prompts": len(rows), "queries": len(set(queries))}
-        self.add_row(measure, **numbers, low=interval.low, high=interval.high, **sizes, unit=unit, **columns)
+        self.add_row(
+            measure, **numbers, low=interval.low, high=interval.high, **sizes, unit=unit, **columns
+        )
 
     def add_row(self, measure: str, **columns: Any) -> None:
         """Add a row of numbers that have been computed already."""
@@ -335,11 +397,24 @@ class Table:
         self.rows.append(about | columns)
 
     def add_difference_of_shares(
-        self, measure: str, quantity: np.ndarray, control: np.ndarray, queries: Sequence[str], **columns: Any
+        self,
+        measure: str,
+        quantity: np.ndarray,
+        control: np.ndarray,
+        queries: Sequence[str],
+        **columns: Any,
     ) -> None:
-        """Add a measure like `add`, whose numbers are differences of shares, −1 to 1, shown in points."""
+        """Add a measure like `add`, whose numbers are differences of shares, −1 to 1, shown in
+        points."""
         points = 100 * np.asarray(quantity, dtype=float)
-        self.add(measure, points, 100 * np.asarray(control, dtype=float), queries, unit="points", **columns)
+        self.add(
+            measure,
+            points,
+            100 * np.asarray(control, dtype=float),
+            queries,
+            unit="points",
+            **columns,
+        )
 
     def add_missing(self, measure: str, reason: object, **columns: Any) -> None:
         """Add a measure that this model or task does not allow, with the reason."""
@@ -347,14 +422,38 @@ class Table:
 
     def to_frame(self) -> pd.DataFrame:
         """Return the rows, with the same columns in every script."""
-        names = ["model", "task", "measure", "at", "ranking", "quantity", "control", "low", "high", "unit", "versus"]
+        names = [
+            "model",
+            "task",
+            "measure",
+            "at",
+            "ranking",
+            "quantity",
+            "control",
+            "low",
+            "high",
+            "unit",
+            "versus",
+        ]
         return pd.DataFrame(self.rows).reindex(columns=[*names, "prompts", "queries", "note"])
 
     def write(self, figure: Figure | None = None) -> pd.DataFrame:
         """Write the table, what it depends on, and the figure; print and return the table."""
+        table = self.save(figure)
+        names = ["measure", "at", "ranking", "quantity", "control", "low", "high", "unit"]
+        options = ("display.width", 160, "display.max_columns", None, "display.max_rows", None)
+        with pd.option_context(*options):
+            print(table[names].round(2))
+        print(f"written: {(self.study.folder / self.study.question).with_suffix('.csv')}")
+        return table
+
+    def save(self, figure: Figure | None = None) -> pd.DataFrame:
+        """Write what has been added so far, as `write` does, but print nothing."""
         study, table = self.study, self.to_frame()
         path = study.folder / study.question
-        table.to_csv(path.with_suffix(".csv"), index=False, float_format="%.6g", lineterminator="\n")
+        table.to_csv(
+            path.with_suffix(".csv"), index=False, float_format="%.6g", lineterminator="\n"
+        )
         about: dict[str, Any] = asdict(study)
         del about["out"]  # folders differ from machine to machine
         about["model_source"] = Path(study.model_source).name
@@ -365,14 +464,13 @@ class Table:
         path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         if figure is not None:
             save_figure(figure, path.with_suffix(".svg"))
-        with pd.option_context("display.width", 160, "display.max_columns", None, "display.max_rows", None):
-            print(table[["measure", "at", "ranking", "quantity", "control", "low", "high", "unit"]].round(2))
-        print(f"written: {path.with_suffix('.csv')}")
         return table
 
     def _weights(self) -> str:
         """Return the digest of the weights that the runs' manifests contain."""
-        manifests = sorted((self.study.folder / "runs").glob(f"{self.study.question}-*/**/manifest.json"))
+        manifests = sorted(
+            (self.study.folder / "runs").glob(f"{self.study.question}-*/**/manifest.json")
+        )
         return json.loads(manifests[0].read_text(encoding="utf-8"))["weights"] if manifests else ""
 
 
@@ -384,12 +482,22 @@ def digest(texts: Sequence[str]) -> str:
 # Figures
 
 
-rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "icl_lens"})
+rcParams.update(
+    {
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "svg.hashsalt": "icl_lens",
+    }
+)
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 
 
-def panels(table: pd.DataFrame, height: float = 2.3) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
-    """Return a figure with one panel per model and task, three in a row, and each panel's rows of the table."""
+def panels(
+    table: pd.DataFrame, height: float = 2.3
+) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
+    """Return a figure with one panel per model and task, three in a row, and each panel's rows of
+    the table."""
     groups: list[tuple[Any, pd.DataFrame]] = list(table.groupby(["model", "task"], sort=False))
     n_columns = min(3, len(groups))
     n_rows = math.ceil(len(groups) / n_columns)
@@ -418,14 +526,23 @@ def grid(
 
 
 def dots(table: pd.DataFrame, *, label: str, names: tuple[str, str]) -> Figure:
-    """Draw every measure with its interval (dot, bar) and its control (circle): one panel per model and task."""
+    """Draw every measure with its interval (dot, bar) and its control (circle): one panel per model
+    and task."""
     n_measures = len(set(table["measure"]))
     figure, pairs = panels(table, height=max(2.3, 0.9 + 0.2 * n_measures))
     for place, (axes, rows) in enumerate(pairs):
         measures = rows["measure"].tolist()
-        axes.hlines(measures, rows["control"] + rows["low"], rows["control"] + rows["high"], color=COLORS[0], lw=2)
+        axes.hlines(
+            measures,
+            rows["control"] + rows["low"],
+            rows["control"] + rows["high"],
+            color=COLORS[0],
+            lw=2,
+        )
         axes.plot(rows["quantity"], measures, "o", color=COLORS[0], ms=6, label=names[0])
-        axes.plot(rows["control"], measures, "o", mfc="none", mec=COLORS[1], mew=1.3, ms=8, label=names[1])
+        axes.plot(
+            rows["control"], measures, "o", mfc="none", mec=COLORS[1], mew=1.3, ms=8, label=names[1]
+        )
         axes.axvline(0, color="black", lw=0.8, ls="--")
         axes.margins(y=0.5 / n_measures)
         axes.invert_yaxis()

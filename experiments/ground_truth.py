@@ -1,9 +1,12 @@
-"""The scripts on models whose circuit is known: do they see two towers where these are planted, and nowhere else?
+"""The scripts on models whose circuit is known: do they see two towers where these are planted, and
+nowhere else?
 
-1. Small transformers are written by hand (`planted`): two circuits with two towers, and other ways to answer or not.
-2. Every script runs on each of them, with three seeds. As many heads are located as were planted to write labels.
-3. `EXPECTED` says in which models each measure must be above its control, and where another outcome was explained after
-   it had been seen. The table says what was found.
+1. Small transformers are written by hand (`tests/support/planted`): two circuits with two towers,
+   and other ways to answer or not.
+2. Every script runs on each of them, with three seeds. As many heads are located as were planted to
+   write labels.
+3. `EXPECTED` says in which models each measure must be above its control, and where another outcome
+   was explained after it had been seen. The table says what was found.
 
     python experiments/ground_truth.py -n 60 --out results
 
@@ -19,9 +22,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-sys.path.append(str(Path(__file__).parent.parent))  # the planted models are no script
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
 
-from experiments.planted import Kind, build
+from planted import Kind, build
 
 SEEDS = (0, 1, 2)
 NAMES = "lookup, names"
@@ -34,7 +37,8 @@ SETTINGS: dict[str, tuple[Kind, str]] = {
     NAMES: ("lookup", "animal,country"),
     "untrained": ("untrained", "bar,foo"),
 }
-"""Setting -> the kind of model, and the labels that it is measured with; the page says how each one answers."""
+"""Setting -> the kind of model, and the labels that it is measured with; the page says how each one
+answers."""
 TOWERS = ("two-tower", "compare-copy")
 """Settings whose circuit has two towers."""
 WRITING = ("two-tower", "copier", "last-label", "majority")
@@ -49,7 +53,8 @@ class Expected(NamedTuple):
     measure: str
     above: Sequence[str]
     explained: Sequence[str] = ()
-    """Settings in which another outcome was explained after results had been seen; the page says how."""
+    """Settings in which another outcome was explained after results had been seen; the page says
+    how."""
     at: str = ""
 
 
@@ -72,18 +77,34 @@ EXPECTED = (
     Expected("shared-heads", "heads in common with other classification tasks", TOWERS),
     Expected("text-to-label", "movers → keys", TOWERS, (NAMES,)),
     Expected("text-to-label", "texts → movers", TOWERS, (NAMES,)),
-    Expected("majority-bias", "log-odds, favored − unfavored prompts", ("majority",), (*TOWERS, "untrained")),
+    Expected(
+        "majority-bias",
+        "log-odds, favored − unfavored prompts",
+        ("majority",),
+        (*TOWERS, "untrained"),
+    ),
     Expected("recency-bias", "log-odds, favored − unfavored prompts", ("last-label",)),
 )
 QUESTIONS = tuple(dict.fromkeys(row.question for row in EXPECTED))
 
 
-def measured(setting: str, seed: int, questions: Sequence[str], n: int, out: Path) -> Iterator[dict[str, Any]]:
+def measured(
+    setting: str, seed: int, questions: Sequence[str], n: int, out: Path
+) -> Iterator[dict[str, Any]]:
     """Yield a row for each measure of `EXPECTED` on a planted model, with what was predicted."""
     kind, labels = SETTINGS[setting]
     planted = build(kind, out / "planted-models" / f"{kind}-{seed}", seed=seed)
     n_heads = sum(len(planted.heads[role]) for role in WRITING) or 4
-    options = ["--model", str(planted.folder), "--path", str(planted.words), "--labels", labels, "-n", str(n)]
+    options = [
+        "--model",
+        str(planted.folder),
+        "--path",
+        str(planted.words),
+        "--labels",
+        labels,
+        "-n",
+        str(n),
+    ]
     options += [
         "--heads",
         str(n_heads),
@@ -104,12 +125,17 @@ def measured(setting: str, seed: int, questions: Sequence[str], n: int, out: Pat
 
 def outcome(table: pd.DataFrame, expected: Expected, setting: str) -> dict[str, Any]:
     """Return a measure's numbers, and whether its interval is above zero as predicted."""
-    rows = table.query("measure == @measure and ranking != 'increase'", local_dict={"measure": expected.measure})
+    rows = table.query(
+        "measure == @measure and ranking != 'increase'", local_dict={"measure": expected.measure}
+    )
     if expected.at:
         rows = rows.query("at == @at", local_dict={"at": expected.at})
     about = {"question": expected.question, "measure": expected.measure, "at": expected.at}
     if rows.empty:
-        return about | {"note": "not measured: the script says why", "as_predicted": setting not in expected.above}
+        return about | {
+            "note": "not measured: the script says why",
+            "as_predicted": setting not in expected.above,
+        }
     row = rows.iloc[0]
     is_above = bool(row["low"] > 0)
     numbers = {name: row[name] for name in ("quantity", "control", "low", "high", "unit")}
@@ -124,14 +150,21 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--questions", nargs="*", default=list(QUESTIONS), choices=list(QUESTIONS))
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
-    parser.add_argument("--out", type=Path, default=Path("results"), help="folder of models, runs and the table")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results"), help="folder of models, runs and the table"
+    )
     options = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
     for setting in options.settings:
         for seed in options.seeds:
             rows += measured(setting, seed, options.questions, options.n, options.out)
             table = pd.DataFrame(rows)
-            table.to_csv(options.out / "ground-truth.csv", index=False, float_format="%.6g", lineterminator="\n")
+            table.to_csv(
+                options.out / "ground-truth.csv",
+                index=False,
+                float_format="%.6g",
+                lineterminator="\n",
+            )
     return table
 
 

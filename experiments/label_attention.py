@@ -1,13 +1,15 @@
 """Do located heads attend to labels of the query's class?
 
-1. Attention is that of the last position to each label. A head's share is its attention to labels of the answer's class
-   over that to all labels: a ratio of means over prompts, because the ratio in a prompt where the head hardly attends
-   to labels is noise. Every head counts alike. Prompts are balanced, so a head that attends to the nearest label, or to
-   one label word, has a share of 50%, the control.
-2. The gap is the difference instead of the ratio, so that heads count by how much they attend to labels. Its control,
-   like that of all further measures, is the mean over the other heads of each located head's layer.
-3. With a query of the other class after the same demonstrations, attention should move to the other class's labels. The
-   shift is half of the drop of the gap.
+1. Attention is that of the last position to each label. A head's share is its attention to labels
+   of the answer's class over that to all labels: a ratio of means over prompts, because the ratio
+   in a prompt where the head hardly attends to labels is noise. Every head counts alike. Prompts
+   are balanced, so a head that attends to the nearest label, or to one label word, has a share of
+   50%, the control.
+2. The gap is the difference instead of the ratio, so that heads count by how much they attend to
+   labels. Its control, like that of all further measures, is the mean over the other heads of each
+   located head's layer.
+3. With a query of the other class after the same demonstrations, attention should move to the other
+   class's labels. The shift is half of the drop of the gap.
 4. Within a prompt, attention to each label is ranked against what it adds to this label's log-odds.
 
     python experiments/label_attention.py --model icl-mini --task animal-country -n 200
@@ -30,13 +32,20 @@ OF_ATTENTION = "share of the attention to labels"
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
-    """Measure attention to either class's labels, its shift with the query's class, and its rank against effects."""
-    study = Study.from_command_line("label-attention", "Do heads attend to labels of the query's class?", arguments)
+    """Measure attention to either class's labels, its shift with the query's class, and its rank
+    against effects."""
+    study = Study.from_command_line(
+        "label-attention", "Do heads attend to labels of the query's class?", arguments
+    )
     table, batch = Table(study), study.testing
-    both = study.read("attention and effects", batch, attention_and_effects, what="attention, effects")
+    both = study.read(
+        "attention and effects", batch, attention_and_effects, what="attention, effects"
+    )
     attention, effects = both[..., 0], both[..., 1]
     of_other_query = study.tokenize([prompt.with_other_query() for prompt in batch.prompts])
-    after = study.read("other query", of_other_query, il.Activations.attention_to_labels, what="attention")
+    after = study.read(
+        "other query", of_other_query, il.Activations.attention_to_labels, what="attention"
+    )
     is_same = (batch.label_index == batch.answer[:, None]).numpy()
     same, other = by_class(attention, is_same)
     same_after, other_after = by_class(after, is_same)
@@ -44,8 +53,14 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     measures = {
         "attention to the answer's class minus the other": (same - other, "%"),
         "attention to labels": (same + other, "%"),
-        "attention that moves with the query's class": ((same - other - same_after + other_after) / 2, "%"),
-        "rank correlation of attention and effect": (correlation.nan_to_num(0.0).numpy(), "−1 to 1"),
+        "attention that moves with the query's class": (
+            (same - other - same_after + other_after) / 2,
+            "%",
+        ),
+        "rank correlation of attention and effect": (
+            correlation.nan_to_num(0.0).numpy(),
+            "−1 to 1",
+        ),
     }
     for ranking in RANKINGS:
         located = study.located_heads(ranking)
@@ -53,13 +68,22 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         add_share(table, same, same + other, located, controls, ranking)
         for measure, (values, unit) in measures.items():
             of_located, of_controls = head_means(values, located, controls)
-            table.add(measure, of_located, of_controls, batch.queries, versus=OTHER_HEADS, unit=unit, ranking=ranking)
+            table.add(
+                measure,
+                of_located,
+                of_controls,
+                batch.queries,
+                versus=OTHER_HEADS,
+                unit=unit,
+                ranking=ranking,
+            )
     add_heads(study, table, same, other)
     return table.write(draw(table.to_frame()))
 
 
 def attention_and_effects(acts: il.Activations) -> torch.Tensor:
-    """Return attention to each label, and what attention times value there adds to its log-odds, nats.
+    """Return attention to each label, and what attention times value there adds to its log-odds,
+    nats.
 
     The result has the axes [prompt layer head label 2].
     """
@@ -76,14 +100,18 @@ def attention_and_effects(acts: il.Activations) -> torch.Tensor:
 
 
 def by_class(attention: np.ndarray, is_same: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return attention summed over labels of the answer's class, and over the others, [prompt layer head]."""
-    return (attention * is_same[:, None, None]).sum(-1), (attention * ~is_same[:, None, None]).sum(-1)
+    """Return attention summed over labels of the answer's class, and over the others, [prompt layer
+    head]."""
+    return (attention * is_same[:, None, None]).sum(-1), (attention * ~is_same[:, None, None]).sum(
+        -1
+    )
 
 
 def head_means(
     values: np.ndarray, located: Sequence[il.Head], controls: dict[int, list[il.Head]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return each prompt's mean over located heads, and over the means of the control heads of their layers."""
+    """Return each prompt's mean over located heads, and over the means of the control heads of
+    their layers."""
     of_located = np.mean([values[:, head.layer, head.head] for head in located], axis=0)
     of_layer = {}
     for layer, heads in controls.items():
@@ -103,7 +131,8 @@ def add_share(
     rows = np.stack([same, total], axis=-1)
 
     def shares(some: np.ndarray) -> np.ndarray:
-        """Return the share of every head, [1 layer head]; a half for a head that never attends to a label."""
+        """Return the share of every head, [1 layer head]; a half for a head that never attends to a
+        label."""
         same_mean, total_mean = some.mean(0)[..., 0], some.mean(0)[..., 1]
         share = np.full_like(total_mean, 0.5)
         return np.divide(same_mean, total_mean, out=share, where=total_mean > 0)[None]
@@ -116,14 +145,24 @@ def add_share(
 
     queries = table.study.testing.queries
     table.add_statistic(
-        OF_ATTENTION, rows, of_located, lambda some: 0.5, queries, unit="%", versus="chance", ranking=ranking
+        OF_ATTENTION,
+        rows,
+        of_located,
+        lambda some: 0.5,
+        queries,
+        unit="%",
+        versus="chance",
+        ranking=ranking,
     )
     name = f"{OF_ATTENTION}, beside other heads"
-    table.add_statistic(name, rows, of_located, of_controls, queries, unit="%", versus=OTHER_HEADS, ranking=ranking)
+    table.add_statistic(
+        name, rows, of_located, of_controls, queries, unit="%", versus=OTHER_HEADS, ranking=ranking
+    )
 
 
 def add_heads(study: Study, table: Table, same: np.ndarray, other: np.ndarray) -> None:
-    """Add each located head's attention to labels of the answer's class, next to that to labels of the other."""
+    """Add each located head's attention to labels of the answer's class, next to that to labels of
+    the other."""
     for head in study.located_heads("contrast"):
         of_same, of_other = (values[:, head.layer, head.head] for values in (same, other))
         about = {"at": str(head), "versus": "labels of the other class", "unit": "%"}
@@ -135,8 +174,18 @@ def draw(table: pd.DataFrame) -> Figure:
     figure, pairs = panels(table.query("measure == 'attention of one head'"))
     for axes, rows in pairs:
         heads = rows["at"].astype(str)
-        axes.plot(heads, rows["quantity"], "o", color=COLORS[0], label="labels of the answer's class")
-        axes.plot(heads, rows["control"], "o", mfc="none", mec=COLORS[1], ms=7, label="labels of the other class")
+        axes.plot(
+            heads, rows["quantity"], "o", color=COLORS[0], label="labels of the answer's class"
+        )
+        axes.plot(
+            heads,
+            rows["control"],
+            "o",
+            mfc="none",
+            mec=COLORS[1],
+            ms=7,
+            label="labels of the other class",
+        )
         axes.tick_params(axis="x", rotation=60, labelsize=7)
         axes.set_ylim(0, 104)
     pairs[0][0].set_ylabel("attention, %", fontsize=8)

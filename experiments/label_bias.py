@@ -1,10 +1,11 @@
-"""What the scripts on label biases share: a bias as a difference between pairs of prompts, and its published fix.
+"""What the scripts on label biases share: a bias as a difference between pairs of prompts, and its
+published fix.
 
-Prompts come in pairs with one query: in the favored prompt the bias helps the answer, in the other one it does not. The
-bias is the difference of the answer's log-odds, or of accuracy. A fix (`il.debias_edits`) is tried at several strengths
-in the located heads and in random sets of heads of the same layers; each set gets the strength that leaves the smallest
-bias on the locating half, among those that cost at most one point of accuracy.
-"""
+Prompts come in pairs with one query: in the favored prompt the bias helps the answer, in the other
+one it does not. The bias is the difference of the answer's log-odds, or of accuracy. A fix
+(`il.debias_edits`) is tried at several strengths in the located heads and in random sets of heads
+of the same layers; each set gets the strength that leaves the smallest bias on the locating half,
+among those that cost at most one point of accuracy."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -22,14 +23,16 @@ STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 MAX_ACCURACY_DROP = 0.01
 N_RANDOM_SETS = 5
 N_CHOOSING = 60
-"""Strengths are tried on this many locating prompts to twice as many, or on all of a half that has fewer."""
+"""Strengths are tried on this many locating prompts to twice as many, or on all of a half that has
+fewer."""
 BIAS = "log-odds, favored − unfavored prompts"
 GAP = "accuracy, favored − unfavored prompts"
 REMOVED = "share of the bias that the fix removes"
 
 
 class Pairs(NamedTuple):
-    """Prompts with the same query and answer in each row; the bias helps the answer in the favored ones only."""
+    """Prompts with the same query and answer in each row; the bias helps the answer in the favored
+    ones only."""
 
     favored: il.PromptBatch
     unfavored: il.PromptBatch
@@ -53,10 +56,18 @@ class PairScores(NamedTuple):
 
 
 def answered(
-    study: Study, part: str, pairs: Pairs, fix: Fix, settings: Sequence[tuple[Sequence[il.Head], float]] = (((), 0.0),)
+    study: Study,
+    part: str,
+    pairs: Pairs,
+    fix: Fix,
+    settings: Sequence[tuple[Sequence[il.Head], float]] = (((), 0.0),),
 ) -> PairScores:
-    """Return how pairs are answered with the fix in some heads at some strength, one set per entry of `settings`."""
-    options = {"fix": fix, "settings": [[" ".join(map(str, heads)), strength] for heads, strength in settings]}
+    """Return how pairs are answered with the fix in some heads at some strength, one set per entry
+    of `settings`."""
+    options = {
+        "fix": fix,
+        "settings": [[" ".join(map(str, heads)), strength] for heads, strength in settings],
+    }
     scores = []
     for name, batch in zip(Pairs._fields, pairs, strict=True):
 
@@ -64,24 +75,38 @@ def answered(
             edits = []
             for heads, strength in settings:
                 majority, recency = (strength, 0.0) if fix == "majority" else (0.0, strength)
-                edits.append(il.debias_edits(batch[rows], heads, majority=majority, recency=recency))
+                edits.append(
+                    il.debias_edits(batch[rows], heads, majority=majority, recency=recency)
+                )
             return edits
 
         scores.append(study.scores(f"{part}, {name}", batch, edits_of, options))
     return PairScores(*scores)
 
 
-def add_bias(study: Study, table: Table, pairs: Pairs, control: Pairs, fix: Fix, *, versus: str) -> None:
+def add_bias(
+    study: Study, table: Table, pairs: Pairs, control: Pairs, fix: Fix, *, versus: str
+) -> None:
     """Add the bias in log-odds and in accuracy, next to that in other pairs of prompts."""
-    with_bias, without_bias = answered(study, "bias", pairs, fix), answered(study, "control", control, fix)
+    with_bias, without_bias = (
+        answered(study, "bias", pairs, fix),
+        answered(study, "control", control, fix),
+    )
     queries = pairs.favored.queries
     table.add(BIAS, with_bias.bias[:, 0], without_bias.bias[:, 0], queries, versus=versus)
-    table.add_difference_of_shares(GAP, with_bias.gap[:, 0], without_bias.gap[:, 0], queries, versus=versus)
+    table.add_difference_of_shares(
+        GAP, with_bias.gap[:, 0], without_bias.gap[:, 0], queries, versus=versus
+    )
     add_accuracy(table, "no fix", with_bias, 0, queries)
 
 
 def add_accuracy(
-    table: Table, condition: str, scores: PairScores, place: int, queries: Sequence[str], ranking: str = ""
+    table: Table,
+    condition: str,
+    scores: PairScores,
+    place: int,
+    queries: Sequence[str],
+    ranking: str = "",
 ) -> None:
     """Add the accuracy in favored prompts next to that in unfavored ones."""
     favored, unfavored = scores.favored.correct[:, place], scores.unfavored.correct[:, place]
@@ -90,10 +115,13 @@ def add_accuracy(
 
 
 def add_fix(study: Study, table: Table, fix: Fix, choosing: Pairs, tested: Pairs) -> None:
-    """Add what the fix removes of the bias in heads located by either ranking, next to random heads."""
+    """Add what the fix removes of the bias in heads located by either ranking, next to random
+    heads."""
     for ranking in RANKINGS:
         located = study.located_heads(ranking)
-        random_sets = il.random_head_sets(study.model, located, draws=N_RANDOM_SETS, seed=study.seed)
+        random_sets = il.random_head_sets(
+            study.model, located, draws=N_RANDOM_SETS, seed=study.seed
+        )
         head_sets = [located, *random_sets]
         try:
             strengths = choose_strengths(study, fix, choosing, head_sets, ranking)
@@ -106,9 +134,14 @@ def add_fix(study: Study, table: Table, fix: Fix, choosing: Pairs, tested: Pairs
 
 
 def choose_strengths(
-    study: Study, fix: Fix, choosing: Pairs, head_sets: Sequence[Sequence[il.Head]], ranking: Ranking
+    study: Study,
+    fix: Fix,
+    choosing: Pairs,
+    head_sets: Sequence[Sequence[il.Head]],
+    ranking: Ranking,
 ) -> list[float]:
-    """Return, for each set of heads, the strength with the smallest bias at little cost in accuracy."""
+    """Return, for each set of heads, the strength with the smallest bias at little cost in
+    accuracy."""
     tried = [(heads, strength) for heads in head_sets for strength in STRENGTHS]
     scores = answered(study, f"choosing, {ranking}", choosing, fix, [((), 0.0), *tried])
     bias = np.abs(scores.bias.mean(0))
@@ -121,8 +154,11 @@ def choose_strengths(
     return strengths
 
 
-def add_fixed(table: Table, scores: PairScores, queries: Sequence[str], ranking: Ranking, note: str) -> None:
-    """Add what the fix removes, and accuracy with it; the first set has no fix, the second is the located heads."""
+def add_fixed(
+    table: Table, scores: PairScores, queries: Sequence[str], ranking: Ranking, note: str
+) -> None:
+    """Add what the fix removes, and accuracy with it; the first set has no fix, the second is the
+    located heads."""
     about = {"ranking": ranking, "note": note}
     bias = scores.bias
     removed = bias[:, :1] - bias
@@ -142,23 +178,47 @@ def add_fixed(table: Table, scores: PairScores, queries: Sequence[str], ranking:
     else:
         table.add_missing(REMOVED, "the bias is not above zero, so it has no shares")
     table.add_difference_of_shares(
-        "accuracy gap with the fix", scores.gap[:, 1], scores.gap[:, 0], queries, versus="without the fix", **about
+        "accuracy gap with the fix",
+        scores.gap[:, 1],
+        scores.gap[:, 0],
+        queries,
+        versus="without the fix",
+        **about,
     )
     for name, of_prompts in zip(Pairs._fields, scores, strict=True):
         correct = of_prompts.correct
         measure = f"accuracy in {name} prompts with the fix"
-        table.add(measure, correct[:, 1], correct[:, 0], queries, unit="%", versus="without the fix", **about)
+        table.add(
+            measure,
+            correct[:, 1],
+            correct[:, 0],
+            queries,
+            unit="%",
+            versus="without the fix",
+            **about,
+        )
     add_accuracy(table, "fix in located heads", scores, 1, queries, ranking)
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw accuracy in favored and unfavored prompts, without and with the fix, for heads located by contrast."""
+    """Draw accuracy in favored and unfavored prompts, without and with the fix, for heads located
+    by contrast."""
     shown = table.query("measure == 'accuracy in favored prompts' and ranking != 'increase'")
     figure, pairs = panels(shown, height=2.1)
     for place, (axes, rows) in enumerate(pairs):
         axes.hlines(rows["at"], rows["control"], rows["quantity"], color="#bbbbbb", lw=2, zorder=1)
-        axes.plot(rows["control"], rows["at"], "o", mfc="white", mec=COLORS[1], ms=8, label="unfavored prompts")
-        axes.plot(rows["quantity"], rows["at"], "o", color=COLORS[0], ms=4.5, label="favored prompts")
+        axes.plot(
+            rows["control"],
+            rows["at"],
+            "o",
+            mfc="white",
+            mec=COLORS[1],
+            ms=8,
+            label="unfavored prompts",
+        )
+        axes.plot(
+            rows["quantity"], rows["at"], "o", color=COLORS[0], ms=4.5, label="favored prompts"
+        )
         axes.axvline(50, color="black", lw=0.8, ls="--")
         axes.set_ylim(len(rows) - 0.5, -0.5)
         if place % 3:

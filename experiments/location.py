@@ -1,15 +1,17 @@
 """Which method finds the heads that matter, at what cost, and where are they?
 
-1. Six methods rank all heads on the locating half. Three read them off one forward pass: the contrast and the increase
-   (what a head adds to the answer's log-odds, or to its log p), and attention to labels. The gradient estimate takes
-   five passes, counting a backward pass as two. Exact effects (zero one head) and causal tracing (restore one head in a
-   run with exchanged labels) take one for each head.
-2. The best heads of each method are set to zero at the last position of the testing half. The control is the mean over
-   20 random sets with as many heads of the same layers.
-3. Depth: the share of the deeper half of the layers in all positive mean contributions; with an odd number of layers,
-   the middle one counts half. Deep heads write more than shallow ones whatever the answer is, so the control is this
-   share for contributions that say nothing about it: contrasts with a random sign for each query, or the increases of
-   a random token. The same for attention and FFN layers instead of heads.
+1. Six methods rank all heads on the locating half. Three read them off one forward pass: the
+   contrast and the increase (what a head adds to the answer's log-odds, or to its log p), and
+   attention to labels. The gradient estimate takes five passes, counting a backward pass as two.
+   Exact effects (zero one head) and causal tracing (restore one head in a run with exchanged
+   labels) take one for each head.
+2. The best heads of each method are set to zero at the last position of the testing half. The
+   control is the mean over 20 random sets with as many heads of the same layers.
+3. Depth: the share of the deeper half of the layers in all positive mean contributions; with an odd
+   number of layers, the middle one counts half. Deep heads write more than shallow ones whatever
+   the answer is, so the control is this share for contributions that say nothing about it:
+   contrasts with a random sign for each query, or the increases of a random token. The same for
+   attention and FFN layers instead of heads.
 
     python experiments/location.py --model icl-mini --task animal-country -n 200
 
@@ -29,9 +31,12 @@ import icl_lens as il
 
 SHOWN_HEADS = 20
 N_SIGNS = 200
-"""Random assignments of signs to queries, over which the control of the contrast's depth is averaged."""
+"""Random assignments of signs to queries, over which the control of the contrast's depth is
+averaged."""
 VERSUS = "random heads of their layers"
-NOTHING = "located heads add nothing above zero on the testing half, so shares would be those of noise"
+NOTHING = (
+    "located heads add nothing above zero on the testing half, so shares would be those of noise"
+)
 METHODS: dict[str, Callable[[int], int]] = {
     "contrast": lambda n_heads: 1,
     "increase": lambda n_heads: 1,
@@ -45,10 +50,16 @@ METHODS: dict[str, Callable[[int], int]] = {
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
     """Compare what each method's heads cost, and measure how deep contributions come from."""
-    study = Study.from_command_line("location", "Which method finds the heads that matter?", arguments)
+    study = Study.from_command_line(
+        "location", "Which method finds the heads that matter?", arguments
+    )
     table = Table(study)
     scores = {method: head_scores(study, method, study.locating) for method in METHODS}
-    add_losses(study, table, {method: best_heads(values, study.n_located) for method, values in scores.items()})
+    add_losses(
+        study,
+        table,
+        {method: best_heads(values, study.n_located) for method, values in scores.items()},
+    )
     add_depths(study, table, scores)
     return table.write(draw(table.to_frame()))
 
@@ -66,15 +77,23 @@ def head_scores(study: Study, method: str, batch: il.PromptBatch) -> np.ndarray:
         def effects(rows: list[int]) -> torch.Tensor:
             return il.head_effects(study.model, batch[rows], method=kind).log_odds.double()
 
-        return il.map_prompts(study.model, batch, effects, options={"method": kind}, run=study.run(method))
-    measure = {"contrast": contrasts, "increase": increases, "attention to labels": attention_difference}[method]
+        return il.map_prompts(
+            study.model, batch, effects, options={"method": kind}, run=study.run(method)
+        )
+    measure = {
+        "contrast": contrasts,
+        "increase": increases,
+        "attention to labels": attention_difference,
+    }[method]
     half = "locating" if batch is study.locating else "testing"
     return study.read(f"{method}, {half}", batch, measure, method=method)
 
 
 def contrasts(acts: il.Activations) -> torch.Tensor:
     """Return what every head adds to the answer's log-odds, nats."""
-    return il.head_log_prob_increase(acts, acts.batch.answer_tokens, against=acts.batch.other_label_tokens)
+    return il.head_log_prob_increase(
+        acts, acts.batch.answer_tokens, against=acts.batch.other_label_tokens
+    )
 
 
 def increases(acts: il.Activations) -> torch.Tensor:
@@ -83,25 +102,37 @@ def increases(acts: il.Activations) -> torch.Tensor:
 
 
 def attention_difference(acts: il.Activations) -> torch.Tensor:
-    """Return attention from the last position to labels of the answer minus that to all other labels."""
+    """Return attention from the last position to labels of the answer minus that to all other
+    labels."""
     by_label = acts.attention_by_label()
     sign = 2 * torch.nn.functional.one_hot(acts.batch.answer, by_label.shape[-1]) - 1
     return (by_label * sign[:, None, None]).sum(-1)
 
 
 def traced(study: Study, batch: il.PromptBatch) -> np.ndarray:
-    """Return the log-odds (nats) that each head restores in a run of the same prompt with its labels exchanged.
+    """Return the log-odds (nats) that each head restores in a run of the same prompt with its
+    labels exchanged.
 
-    The head's output at the last position comes from the run with the right labels; the rest is unchanged.
-    """
+    The head's output at the last position comes from the run with the right labels; the rest is
+    unchanged."""
     exchanged = study.tokenize(il.donor_prompts(batch.prompts)["labels"])
 
     def edits_of(rows: list[int]) -> list[list[il.Patch]]:
         source = batch[rows]
-        return [[], *([il.Patch([head], source, activation="z", positions="last")] for head in study.all_heads())]
+        return [
+            [],
+            *(
+                [il.Patch([head], source, activation="z", positions="last")]
+                for head in study.all_heads()
+            ),
+        ]
 
-    log_odds = -study.scores("causal tracing", exchanged, edits_of, {"what": "one head restored"}).log_odds
-    restored = log_odds[:, 1:] - log_odds[:, :1]  # of the answer of `batch`, which is the other label of `exchanged`
+    log_odds = -study.scores(
+        "causal tracing", exchanged, edits_of, {"what": "one head restored"}
+    ).log_odds
+    restored = (
+        log_odds[:, 1:] - log_odds[:, :1]
+    )  # of the answer of `batch`, which is the other label of `exchanged`
     return restored.reshape(len(batch), study.model.cfg.n_layers, study.model.cfg.n_heads)
 
 
@@ -118,11 +149,21 @@ def add_losses(study: Study, table: Table, located: dict[str, list[il.Head]]) ->
         edits = [[il.Ablate(some, positions="last")] for some in ([], heads, *random_sets)]
         names = " ".join(map(str, heads))
         options = {"heads": names, "random sets": N_RANDOM_SETS, "seed": study.seed}
-        log_odds = study.scores(f"without {method}", study.testing, lambda rows, edits=edits: edits, options).log_odds
+        log_odds = study.scores(
+            f"without {method}", study.testing, lambda rows, edits=edits: edits, options
+        ).log_odds
         lost = log_odds[:, :1] - log_odds
         measure = f"log-odds lost without heads by {method}"
         n_passes = METHODS[method](len(study.all_heads()))
-        table.add(measure, lost[:, 1], lost[:, 2:], study.testing.queries, at=n_passes, versus=VERSUS, note=names)
+        table.add(
+            measure,
+            lost[:, 1],
+            lost[:, 2:],
+            study.testing.queries,
+            at=n_passes,
+            versus=VERSUS,
+            note=names,
+        )
 
 
 # Depth
@@ -131,14 +172,18 @@ def add_losses(study: Study, table: Table, located: dict[str, list[il.Head]]) ->
 def add_depths(study: Study, table: Table, scores: dict[str, np.ndarray]) -> None:
     """Add the deeper half's share of contributions by heads and by layers, and of exact effects."""
     testing = study.testing
-    layers = study.read("layers", testing, layer_contributions, what="contrast, increase, random token")
+    layers = study.read(
+        "layers", testing, layer_contributions, what="contrast, increase, random token"
+    )
     for place, ranking in enumerate(RANKINGS):
         of_heads = head_scores(study, ranking, testing)
         located = study.located_heads(ranking)
         total = np.sum([of_heads[:, head.layer, head.head] for head in located], axis=0)
         unrelated, unrelated_layers = None, None
         if ranking == "increase":
-            unrelated = study.read("random token", testing, random_increases, method="increase of a random token")
+            unrelated = study.read(
+                "random token", testing, random_increases, method="increase of a random token"
+            )
             unrelated_layers = layers[:, 2]
         measures = {
             "share of the deeper half, heads": (of_heads, unrelated, slice(None)),
@@ -153,14 +198,22 @@ def add_depths(study: Study, table: Table, scores: dict[str, np.ndarray]) -> Non
                 table.add_missing(measure, NOTHING)
         add_contributions(table, of_heads, layers[:, place], ranking)
     effects = scores["exact effects"]
-    add_share(table, "share of the deeper half, exact effects", effects, None, slice(None), study.locating.queries, "")
+    add_share(
+        table,
+        "share of the deeper half, exact effects",
+        effects,
+        None,
+        slice(None),
+        study.locating.queries,
+        "",
+    )
 
 
 def layer_contributions(acts: il.Activations) -> torch.Tensor:
     """Return what each layer adds, nats, [prompt kind layer component].
 
-    Kinds are the answer's contrast, its increase, and the increase of a random token; components attention and FFN.
-    """
+    Kinds are the answer's contrast, its increase, and the increase of a random token; components
+    attention and FFN."""
     tokens, others = acts.batch.answer_tokens, acts.batch.other_label_tokens
     of_kinds = (
         il.layer_log_prob_increase(acts, tokens, against=others),
@@ -176,10 +229,14 @@ def random_increases(acts: il.Activations) -> torch.Tensor:
 
 
 def random_tokens(acts: il.Activations) -> torch.Tensor:
-    """Return one random token of the vocabulary per prompt, the same for the same prompt in every batch."""
+    """Return one random token of the vocabulary per prompt, the same for the same prompt in every
+    batch."""
     n_tokens = acts.readout.W_U.shape[1]
     prompts = acts.batch.prompts
-    tokens = [random.Random(f"{prompt.query} {prompt.demonstrations}").randrange(n_tokens) for prompt in prompts]
+    tokens = [
+        random.Random(f"{prompt.query} {prompt.demonstrations}").randrange(n_tokens)
+        for prompt in prompts
+    ]
     return torch.tensor(tokens)
 
 
@@ -192,7 +249,8 @@ def add_share(
     queries: tuple[str, ...],
     ranking: str,
 ) -> None:
-    """Add the deeper half's share of positive means of `values` [prompt layer part], in the parts that are counted.
+    """Add the deeper half's share of positive means of `values` [prompt layer part], in the parts
+    that are counted.
 
     The control is the same share of `unrelated` or, without these, of `values` with random signs.
     """
@@ -200,7 +258,9 @@ def add_share(
     size = values[0].size
     if unrelated is None:
         _, query_number = np.unique(queries, return_inverse=True)
-        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(query_number.max() + 1, N_SIGNS))[query_number]
+        signs = np.random.default_rng(0).choice(
+            [-1.0, 1.0], size=(query_number.max() + 1, N_SIGNS)
+        )[query_number]
         rows = np.concatenate([values.reshape(n, -1), signs], axis=1)
         versus = "the same with random signs"
     else:
@@ -230,28 +290,51 @@ def add_share(
     )
 
 
-def add_contributions(table: Table, of_heads: np.ndarray, of_layers: np.ndarray, ranking: str) -> None:
+def add_contributions(
+    table: Table, of_heads: np.ndarray, of_layers: np.ndarray, ranking: str
+) -> None:
     """Add what each layer adds on average, and the heads that add most, without controls."""
     means = of_layers.mean(0)
     for component, name in enumerate(("attention", "FFN")):
         for layer, value in enumerate(means[:, component]):
-            table.add_row(f"added by {name}", at=layer, ranking=ranking, quantity=value, unit="nats")
+            table.add_row(
+                f"added by {name}", at=layer, ranking=ranking, quantity=value, unit="nats"
+            )
     for head in best_heads(of_heads, min(SHOWN_HEADS, of_heads[0].size)):
         value = of_heads[:, head.layer, head.head].mean()
-        table.add_row("added by one head", at=str(head), ranking=ranking, quantity=value, unit="nats")
+        table.add_row(
+            "added by one head", at=str(head), ranking=ranking, quantity=value, unit="nats"
+        )
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw each method's loss next to its control, and what layers add: a row of panels per model and task."""
+    """Draw each method's loss next to its control, and what layers add: a row of panels per model
+    and task."""
     figure, rows_of_panels = grid(table, 2, width_ratios=(3, 2))
     for (left, right), title, rows in rows_of_panels:
         losses = rows.query("measure.str.startswith('log-odds lost')", engine="python")
         names = []
         for measure, passes in zip(losses["measure"], losses["at"], strict=True):
-            names.append(f"{measure.removeprefix('log-odds lost without heads by ')}\npasses: {passes}")
-        left.hlines(names, losses["control"] + losses["low"], losses["control"] + losses["high"], color=COLORS[0], lw=2)
-        left.plot(losses["quantity"], names, "o", color=COLORS[0], label="without located heads (bar: 95%)")
-        left.plot(losses["control"], names, "o", mfc="white", mec=COLORS[1], label="without random heads")
+            names.append(
+                f"{measure.removeprefix('log-odds lost without heads by ')}\npasses: {passes}"
+            )
+        left.hlines(
+            names,
+            losses["control"] + losses["low"],
+            losses["control"] + losses["high"],
+            color=COLORS[0],
+            lw=2,
+        )
+        left.plot(
+            losses["quantity"],
+            names,
+            "o",
+            color=COLORS[0],
+            label="without located heads (bar: 95%)",
+        )
+        left.plot(
+            losses["control"], names, "o", mfc="white", mec=COLORS[1], label="without random heads"
+        )
         left.axvline(0, color="#bbbbbb", lw=0.8)
         left.invert_yaxis()
         left.tick_params(axis="y", labelsize=7)
@@ -259,7 +342,14 @@ def draw(table: pd.DataFrame) -> Figure:
         for color, name in zip(COLORS[2:], ("attention", "FFN"), strict=False):
             of_name = rows.query("measure == @measure", local_dict={"measure": f"added by {name}"})
             of_layers = of_name.query("ranking == 'contrast'")
-            right.plot(of_layers["at"].astype(int), of_layers["quantity"], "o-", ms=3, color=color, label=name)
+            right.plot(
+                of_layers["at"].astype(int),
+                of_layers["quantity"],
+                "o-",
+                ms=3,
+                color=color,
+                label=name,
+            )
         right.axhline(0, color="#bbbbbb", lw=0.8)
         right.set_title("contrast by layer, nats", fontsize=8)
     (left, right), _, _ = rows_of_panels[-1]

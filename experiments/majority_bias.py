@@ -1,13 +1,16 @@
 """Does the model prefer the label that more demonstrations have?
 
-1. Each query is in two prompts, with demonstrations in random order: in the favored one, three quarters of them have
-   the answer's label; in the unfavored one, one quarter. The last demonstration has the answer's label in half of the
-   prompts of either kind, so copying the last label gives no difference.
-2. The control is the same pair of prompts with some demonstrations, but not the first or last, replaced by ones of the
-   other class, so that both labels are equally frequent.
-3. The published fix divides the located heads' attention to each label by (its frequency / mean frequency)^strength.
-4. When the last demonstration of the answer's class is dropped, how does attention to labels change, beside what
-   softmax alone predicts: its tokens removed from the intact prompt's attention, and the rest divided by its sum?
+1. Each query is in two prompts, with demonstrations in random order: in the favored one, three
+   quarters of them have the answer's label; in the unfavored one, one quarter. The last
+   demonstration has the answer's label in half of the prompts of either kind, so copying the last
+   label gives no difference.
+2. The control is the same pair of prompts with some demonstrations, but not the first or last,
+   replaced by ones of the other class, so that both labels are equally frequent.
+3. The published fix divides the located heads' attention to each label by (its frequency / mean
+   frequency)^strength.
+4. When the last demonstration of the answer's class is dropped, how does attention to labels
+   change, beside what softmax alone predicts: its tokens removed from the intact prompt's
+   attention, and the rest divided by its sum?
 
     python experiments/majority_bias.py --model icl-mini --task animal-country -n 200
 
@@ -30,17 +33,32 @@ ORDERS: dict[Layout, str] = {"random": "balanced random order", "last": "the pap
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
-    """Measure the bias, what the fix does to it, and how attention changes without one demonstration."""
-    study = Study.from_command_line("majority-bias", "Does the model prefer the majority label?", arguments)
+    """Measure the bias, what the fix does to it, and how attention changes without one
+    demonstration."""
+    study = Study.from_command_line(
+        "majority-bias", "Does the model prefer the majority label?", arguments
+    )
     shown = study.demonstrations
     if shown < 2:
-        raise il.InputError("demonstrations must be at least 2, so that the rarer label is shown, got 1; use more")
+        raise il.InputError(
+            "demonstrations must be at least 2, so that the rarer label is shown, got 1; use more"
+        )
     table = Table(study)
     locating, testing = study.halves_with(2 * shown - max(1, shown // 2))
-    groups = {name: study.tokenize(prompts) for name, prompts in by_frequency(testing, shown, study.seed).items()}
+    groups = {
+        name: study.tokenize(prompts)
+        for name, prompts in by_frequency(testing, shown, study.seed).items()
+    }
     tested = Pairs(groups["majority"], groups["minority"])
     even = Pairs(groups["majority balanced"], groups["minority balanced"])
-    add_bias(study, table, tested, even, "majority", versus="equally frequent labels, same first and last label")
+    add_bias(
+        study,
+        table,
+        tested,
+        even,
+        "majority",
+        versus="equally frequent labels, same first and last label",
+    )
     scores = answered(study, "control", even, "majority")
     add_accuracy(table, "equally frequent labels", scores, 0, even.favored.queries)
     some = by_frequency(locating[:: max(1, len(locating) // N_CHOOSING)], shown, study.seed)
@@ -51,12 +69,13 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
 
 
 def by_frequency(prompts: Sequence[il.Prompt], shown: int, seed: int) -> dict[str, list[il.Prompt]]:
-    """Return four lists of prompts: the answer's label is on most, few, half and half of their demonstrations.
+    """Return four lists of prompts: the answer's label is on most, few, half and half of their
+    demonstrations.
 
-    Of 2 · `shown` demonstrations, the rarer label has shown // 2, but at least one. The last demonstration has the
-    answer's label in every other row of all four lists. "majority balanced" and "minority balanced" are the prompts of
-    "majority" and "minority" with some demonstrations of the frequent label, but not the first or last, replaced.
-    """
+    Of 2 · `shown` demonstrations, the rarer label has shown // 2, but at least one. The last
+    demonstration has the answer's label in every other row of all four lists. "majority balanced"
+    and "minority balanced" are the prompts of "majority" and "minority" with some demonstrations of
+    the frequent label, but not the first or last, replaced."""
     rng = random.Random(seed)
     few = max(1, shown // 2)
     names = ("majority", "minority", "majority balanced", "minority balanced")
@@ -68,7 +87,11 @@ def by_frequency(prompts: Sequence[il.Prompt], shown: int, seed: int) -> dict[st
             rng.shuffle(of_answer)
             of_answer.append(row % 2 == 0)
             groups[name].append(with_demonstrations(prompt, of_answer))
-            frequent = [place for place in range(1, 2 * shown - 1) if of_answer[place] == (name == "majority")]
+            frequent = [
+                place
+                for place in range(1, 2 * shown - 1)
+                if of_answer[place] == (name == "majority")
+            ]
             for place in rng.sample(frequent, shown - few):
                 of_answer[place] = not of_answer[place]
             groups[f"{name} balanced"].append(with_demonstrations(prompt, of_answer))
@@ -76,7 +99,8 @@ def by_frequency(prompts: Sequence[il.Prompt], shown: int, seed: int) -> dict[st
 
 
 def with_demonstrations(prompt: il.Prompt, of_answer: Sequence[bool]) -> il.Prompt:
-    """Return the prompt with some of its demonstrations: the next one with (True) or without the answer's label."""
+    """Return the prompt with some of its demonstrations: the next one with (True) or without the
+    answer's label."""
     matching = iter([shown for shown in prompt.demonstrations if shown.label == prompt.answer])
     different = iter([shown for shown in prompt.demonstrations if shown.label != prompt.answer])
     demonstrations = [next(matching if has_answer else different) for has_answer in of_answer]
@@ -84,12 +108,15 @@ def with_demonstrations(prompt: il.Prompt, of_answer: Sequence[bool]) -> il.Prom
 
 
 def add_attention(study: Study, table: Table) -> None:
-    """Add how attention to labels changes without the last true demonstration, next to what softmax predicts."""
+    """Add how attention to labels changes without the last true demonstration, next to what softmax
+    predicts."""
     for layout, words in ORDERS.items():
         intact = study.halves(layout)[1]
         fewer = study.tokenize([without_last_true(prompt) for prompt in intact.prompts])
         before = study.read(f"{layout}, intact", intact, attention_by_class, what="attention")
-        predicted = study.read(f"{layout}, softmax", intact, renormalized_attention, what="without last true")
+        predicted = study.read(
+            f"{layout}, softmax", intact, renormalized_attention, what="without last true"
+        )
         after = study.read(f"{layout}, fewer", fewer, attention_by_class, what="attention")
         for ranking in RANKINGS:
             layers, heads = zip(*study.located_heads(ranking), strict=True)
@@ -112,26 +139,31 @@ def add_attention(study: Study, table: Table) -> None:
 def without_last_true(prompt: il.Prompt) -> il.Prompt:
     """Return the prompt without its last demonstration that has the answer's label."""
     demonstrations = list(prompt.demonstrations)
-    del demonstrations[max(place for place, shown in enumerate(demonstrations) if shown.label == prompt.answer)]
+    del demonstrations[
+        max(place for place, shown in enumerate(demonstrations) if shown.label == prompt.answer)
+    ]
     return il.Prompt(demonstrations, prompt.query, prompt.answer, prompt.labels)
 
 
 def attention_by_class(acts: il.Activations) -> torch.Tensor:
-    """Return the last position's attention to labels of the answer, and to others, [prompt layer head 2]."""
+    """Return the last position's attention to labels of the answer, and to others, [prompt layer
+    head 2]."""
     attention = acts.attention_to_labels().float()
     true = (acts.batch.label_index == acts.batch.answer[:, None])[:, None, None]
     return torch.stack([(attention * true).sum(-1), (attention * ~true).sum(-1)], dim=-1)
 
 
 def renormalized_attention(acts: il.Activations) -> torch.Tensor:
-    """Return `attention_by_class` as softmax has it without the tokens of the last true demonstration."""
+    """Return `attention_by_class` as softmax has it without the tokens of the last true
+    demonstration."""
     removed = last_true_tokens(acts.batch)[:, None, None]
     pattern = acts.pattern.float().masked_fill(removed, 0.0)
     return attention_by_class(replace(acts, pattern=pattern / pattern.sum(-1, keepdim=True)))
 
 
 def last_true_tokens(batch: il.PromptBatch) -> torch.Tensor:
-    """Return the tokens of each prompt's last true demonstration, those after the label before it, [prompt pos]."""
+    """Return the tokens of each prompt's last true demonstration, those after the label before it,
+    [prompt pos]."""
     true = batch.label_index == batch.answer[:, None]
     last = (true * torch.arange(1, true.shape[1] + 1)).argmax(1, keepdim=True)
     ends = batch.label_ranges[..., 1]

@@ -1,7 +1,8 @@
 """Compute what the documentation shows, and put the tables and figures where its pages read them.
 
-    python experiments/publish.py run ablation --models smollm2-135m     # all studies of a question, on some models
-    python experiments/publish.py collect                                # tables and figures for docs/results
+    python experiments/publish.py run ablation --models smollm2-135m     # all studies of a
+    question, on some models python experiments/publish.py collect                                #
+    tables and figures for docs/results
 
 Runs resume. `collect` replaces the rows of the studies that were computed and keeps all others.
 """
@@ -67,24 +68,35 @@ TASKS: dict[str, dict[str, list[str]]] = {
     for name in SMALL_MODELS
 }
 """The tasks that each model does, chosen by accuracy alone, and their options."""
-N_PROMPTS = {SMOLLM2: 100, QWEN: 100, QWEN_LARGE: 40} | dict.fromkeys(SMALL_MODELS, 200)
+N_PROMPTS = {SMOLLM2: 100, QWEN: 100, QWEN_LARGE: 16} | dict.fromkeys(SMALL_MODELS, 200)
 """Prompts per half."""
 
 
-def run(question: str, models: list[str], sources: dict[str, str], data: str | None, out: Path) -> None:
+def run(
+    question: str, models: list[str], sources: dict[str, str], data: str | None, out: Path
+) -> None:
     """Run a question's script on every task of some models."""
     script = import_module(question.replace("-", "_"))
     for model in models:
         for task_name, task_options in TASKS[model].items():
             options = ["--model", sources.get(model, SOURCES.get(model, model)), "--name", model]
-            options += ["--task-name", task_name, "-n", str(N_PROMPTS[model]), "--out", str(out), *task_options]
+            options += [
+                "--task-name",
+                task_name,
+                "-n",
+                str(N_PROMPTS[model]),
+                "--out",
+                str(out),
+                *task_options,
+            ]
             if data is not None and "trec" in task_options:
                 options += ["--path", data]
             script.main(options)
 
 
 def collect(out: Path, docs: Path = DOCS) -> None:
-    """Merge the tables of all studies into one per question, with what they depend on, and draw its figure."""
+    """Merge the tables of all studies into one per question, with what they depend on, and draw its
+    figure."""
     for question in QUESTIONS:
         tables = [read(path) for path in sorted(out.glob(f"*/*/{question}.csv"))]
         studies = {study for table in tables for study in studies_of(table)}
@@ -99,7 +111,9 @@ def collect(out: Path, docs: Path = DOCS) -> None:
         table.to_csv(published, index=False, float_format="%.6g", lineterminator="\n")
         real = table.query("model not in @SMALL_MODELS")
         script = import_module(question.replace("-", "_"))
-        save_figure(script.draw(table if real.empty else real), docs / "figures" / f"{question}.svg")
+        save_figure(
+            script.draw(table if real.empty else real), docs / "figures" / f"{question}.svg"
+        )
         collect_settings(question, out, docs)
 
 
@@ -116,7 +130,10 @@ def collect_settings(question: str, out: Path, docs: Path) -> None:
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows by model and task, in the order of `TASKS`."""
-    place = {(model, task): place for place, (model, task) in enumerate((m, t) for m in TASKS for t in TASKS[m])}
+    place = {
+        (model, task): place
+        for place, (model, task) in enumerate((m, t) for m in TASKS for t in TASKS[m])
+    }
     order = [place.get(study, len(place)) for study in studies_of(table)]
     return table.assign(order=order).sort_values("order", kind="stable").drop(columns="order")
 
@@ -134,11 +151,15 @@ def read(path: Path) -> pd.DataFrame:
 
 def main() -> None:
     """Run questions on the published models, or collect what has been computed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("run", "collect"))
     parser.add_argument("questions", nargs="*", choices=[*QUESTIONS, []], help="all by default")
     parser.add_argument("--models", nargs="*", default=list(TASKS))
-    parser.add_argument("--source", nargs="*", default=[], metavar="NAME=FILE", help="files of models")
+    parser.add_argument(
+        "--source", nargs="*", default=[], metavar="NAME=FILE", help="files of models"
+    )
     parser.add_argument("--data", help="folder with copies of the sentence datasets")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()

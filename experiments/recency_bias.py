@@ -1,13 +1,14 @@
 """Does the model prefer the label shown last?
 
-1. Each prompt, in balanced random order, is paired with one in which the last demonstration has changed places with one
-   of the other label that is neither first nor last. The favored prompt of a pair ends in the answer's label.
+1. Each prompt, in balanced random order, is paired with one in which the last demonstration has
+   changed places with one of the other label that is neither first nor last. The favored prompt of
+   a pair ends in the answer's label.
 2. The control does the same with the first demonstration, because any exchange may have an effect.
 3. The published fix removes a share of the position term from the located heads' attention scores.
-4. Attention to true labels is measured with the query's class last and with it first, next to the same without the
-   heads' position term.
-5. Located heads get the queries that they would have if one text were of the other class: that of the query, of the
-   last demonstration, or of the one before it.
+4. Attention to true labels is measured with the query's class last and with it first, next to the
+   same without the heads' position term.
+5. Located heads get the queries that they would have if one text were of the other class: that of
+   the query, of the last demonstration, or of the one before it.
 
     python experiments/recency_bias.py --model icl-mini --task animal-country -n 200
 
@@ -33,10 +34,15 @@ NEIGHBOR = "effect of the last demonstration's text through the queries"
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
-    """Measure the bias by the last and by the first label, how much the fix removes, and two explanations."""
-    study = Study.from_command_line("recency-bias", "Does the model prefer the label shown last?", arguments)
+    """Measure the bias by the last and by the first label, how much the fix removes, and two
+    explanations."""
+    study = Study.from_command_line(
+        "recency-bias", "Does the model prefer the label shown last?", arguments
+    )
     if study.demonstrations < 2:
-        raise il.InputError("demonstrations must be at least 2, so that one is between first and last, got 1; use more")
+        raise il.InputError(
+            "demonstrations must be 2 or more, so that one is between first and last; got 1"
+        )
     table = Table(study)
     locating, testing = list(study.locating.prompts), list(study.testing.prompts)
     last, first = (ordered_pairs(study, testing, place) for place in (-1, 0))
@@ -48,7 +54,14 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         study.scores(name, batch, lambda rows: [[]], {"what": "intact"}).correct[:, 0]
         for name, batch in (("class last", shown_last), ("class first", shown_first))
     )
-    table.add(ORDER, at_first, at_last, shown_last.queries, unit="%", versus="shown last (the paper's order)")
+    table.add(
+        ORDER,
+        at_first,
+        at_last,
+        shown_last.queries,
+        unit="%",
+        versus="shown last (the paper's order)",
+    )
     for measure, add in ((ATTENTION, add_attention), (NEIGHBOR, add_neighbor)):
         try:
             add(study, table)
@@ -58,14 +71,17 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
 
 
 def ordered_pairs(study: Study, prompts: Sequence[il.Prompt], place: int) -> Pairs:
-    """Return each prompt in two orders: with the answer's label at `place`, 0 or -1, and with another label there."""
+    """Return each prompt in two orders: with the answer's label at `place`, 0 or -1, and with
+    another label there."""
     rng = random.Random(study.seed)
     favored, unfavored = [], []
     for prompt in prompts:
         shown = list(prompt.demonstrations)
         is_favored = shown[place].label == prompt.answer
         between = range(1, len(shown) - 1)
-        partner = rng.choice([index for index in between if shown[index].label != shown[place].label])
+        partner = rng.choice(
+            [index for index in between if shown[index].label != shown[place].label]
+        )
         shown[place], shown[partner] = shown[partner], shown[place]
         reordered = il.Prompt(shown, prompt.query, prompt.answer, prompt.labels)
         favored.append(prompt if is_favored else reordered)
@@ -74,13 +90,16 @@ def ordered_pairs(study: Study, prompts: Sequence[il.Prompt], place: int) -> Pai
 
 
 def add_attention(study: Study, table: Table) -> None:
-    """Add the change of attention to true labels between the two orders, next to that without the position term."""
+    """Add the change of attention to true labels between the two orders, next to that without the
+    position term."""
     for ranking in RANKINGS:
         heads = study.located_heads(ranking)
         columns = []
         for is_free in (False, True):
             for layout in ("last", "first"):
-                columns.append(true_attention(study, layout, heads, ranking, without_position=is_free))
+                columns.append(
+                    true_attention(study, layout, heads, ranking, without_position=is_free)
+                )
         rows = np.stack(columns, axis=1)
         table.add_statistic(
             ATTENTION,
@@ -99,7 +118,11 @@ def true_attention(
 ) -> np.ndarray:
     """Return the mean attention (0–1) of heads to labels of the answer, for each prompt."""
     batch = study.halves("last" if layout == "last" else "first")[1]
-    edit = il.edited(study.model, il.RemovePosition(heads, positions="last")) if without_position else nullcontext()
+    edit = (
+        il.edited(study.model, il.RemovePosition(heads, positions="last"))
+        if without_position
+        else nullcontext()
+    )
     part = f"{layout}, without position: {without_position}, {ranking}"
     with edit:
         attention = study.read(part, batch, attention_by_class, without_position=without_position)
@@ -117,11 +140,22 @@ def add_neighbor(study: Study, table: Table) -> None:
         heads = study.located_heads(ranking)
 
         def edits_of(rows: list[int], heads: Sequence[il.Head] = heads) -> list[list[il.Patch]]:
-            return [[], *([il.Patch(heads, donor[rows], activation="q", positions="last")] for donor in donors)]
+            return [
+                [],
+                *(
+                    [il.Patch(heads, donor[rows], activation="q", positions="last")]
+                    for donor in donors
+                ),
+            ]
 
-        options = {"heads": list(map(str, heads)), "donors": [list(donor.texts) for donor in donors]}
+        options = {
+            "heads": list(map(str, heads)),
+            "donors": [list(donor.texts) for donor in donors],
+        }
         log_odds = study.scores(f"neighbor, {ranking}", intact, edits_of, options).log_odds
-        effects = (log_odds[:, :1] - log_odds[:, 1:]) * sign  # of the query's text, the last one, and the one before
+        effects = (
+            log_odds[:, :1] - log_odds[:, 1:]
+        ) * sign  # of the query's text, the last one, and the one before
         table.add_statistic(
             NEIGHBOR,
             effects,
@@ -135,22 +169,27 @@ def add_neighbor(study: Study, table: Table) -> None:
 
 
 def exchanged_texts(prompts: Sequence[il.Prompt], seed: int) -> list[list[il.Prompt]]:
-    """Return the prompts intact; with another query; and with another text in the last demonstration or the one before.
+    """Return the prompts intact; with another query; and with another text in the last
+    demonstration or the one before.
 
-    One random demonstration of each class is taken out of each prompt; its text replaces one of the other class.
-    """
+    One random demonstration of each class is taken out of each prompt; its text replaces one of the
+    other class."""
     rng = random.Random(seed)
     lists: list[list[il.Prompt]] = [[], [], [], []]
     for prompt in prompts:
         shown, spare = list(prompt.demonstrations), {}
         for is_true in (True, False):
-            spare[is_true] = rng.choice([one for one in shown if (one.label == prompt.answer) == is_true])
+            spare[is_true] = rng.choice(
+                [one for one in shown if (one.label == prompt.answer) == is_true]
+            )
             shown.remove(spare[is_true])
         lists[0].append(il.Prompt(shown, prompt.query, prompt.answer, prompt.labels))
         lists[1].append(il.Prompt(shown, spare[False].text, prompt.answer, prompt.labels))
         for prompts_with, place in ((lists[2], -1), (lists[3], -2)):
             other = list(shown)
-            other[place] = replace(shown[place], text=spare[shown[place].label != prompt.answer].text)
+            other[place] = replace(
+                shown[place], text=spare[shown[place].label != prompt.answer].text
+            )
             prompts_with.append(il.Prompt(other, prompt.query, prompt.answer, prompt.labels))
     return lists
 

@@ -1,8 +1,8 @@
-"""The tasks that `shared_heads.py` compares: other labels and classes, chat, word pairs, copying, IOI and induction.
+"""The tasks that `shared_heads.py` compares: other labels and classes, chat, word pairs, copying,
+IOI and induction.
 
-Each function returns a task's prompts to locate heads on and, of most kinds, prompts with other queries to test them.
-It raises InputError if the words are not in the model's vocabulary.
-"""
+Each function returns a task's prompts to locate heads on and, of most kinds, prompts with other
+queries to test them. It raises InputError if the words are not in the model's vocabulary."""
 
 import random
 import warnings
@@ -17,26 +17,32 @@ from common import Study
 
 import icl_lens as il
 
-Kind = Literal["arbitrary labels", "natural labels", "chat", "pairs", "copying", "many classes", "IOI"]
+Kind = Literal[
+    "arbitrary labels", "natural labels", "chat", "pairs", "copying", "many classes", "IOI"
+]
 LABELS = ("foo", "bar", "baz", "qux")
 CATEGORIES = ("sentiment", "number", "animal", "country")
 OTHER_LABELS = (("qux", "baz"), ("beta", "alpha"), ("bar", "foo"))
 MAX_PROMPTS = 100
 """Most prompts per half; chat has half as many as the study."""
 PAIR_NAMES = (
-    "antonyms country-capital present-past singular-plural english-french english-spanish next-item country-language "
-    "capitalization verb-gerund adjective-comparative animal-class"
+    "antonyms country-capital present-past singular-plural english-french english-spanish "
+    "next-item country-language capitalization verb-gerund adjective-comparative animal-class"
 ).split()
 PAIRS_SHOWN, PAIR_PROMPTS, MIN_PAIR_PROMPTS = 10, 25, 20
-"""Demonstrations per prompt of word pairs, and the number of prompts per half: the most and the fewest."""
+"""Demonstrations per prompt of word pairs, and the number of prompts per half: the most and the
+fewest."""
 PAIR_DRAWS = 40
-"""Prompts drawn per query of word pairs; the first one whose outputs begin with different tokens is used."""
+"""Prompts drawn per query of word pairs; the first one whose outputs begin with different tokens is
+used."""
 PAIR_LINES = il.Template("{text} -> {label}", "{text} ->", "\n", prefix="Words:\n")
-"""How word pairs are written; after the first line, a query without demonstrations does not begin the text."""
+"""How word pairs are written; after the first line, a query without demonstrations does not begin
+the text."""
 COPIED, RANDOM_TOKENS = 6, 24
 """Demonstrations per prompt that repeats words, and distinct tokens in a sequence for induction."""
 NAMES = (
-    "Mary John Tom James David Anna Paul Mark Laura Peter Sarah Kate Jack Alice Robert Emma Daniel Lisa Adam Jane"
+    "Mary John Tom James David Anna Paul Mark Laura Peter "
+    "Sarah Kate Jack Alice Robert Emma Daniel Lisa Adam Jane"
 ).split()
 IOI_TEMPLATES = (
     "When {first} and {second} went to the store, {giver} gave a drink to",
@@ -46,12 +52,14 @@ IOI_TEMPLATES = (
     "Yesterday {first} and {second} met at school, where {giver} showed a book to",
     "Before {first} and {second} left the party, {giver} gave a present to",
 )
-"""Indirect object identification (Wang et al. 2022): the answer is the name that is not repeated."""
+"""Indirect object identification (Wang et al. 2022): the answer is the name that is not repeated.
+"""
 
 
 @dataclass(frozen=True)
 class TaskPrompts:
-    """Prompts of a task: to locate heads on and, if its answers are tested without heads, with other queries."""
+    """Prompts of a task: to locate heads on and, if its answers are tested without heads, with
+    other queries."""
 
     kind: Kind
     locating: il.PromptBatch
@@ -59,7 +67,8 @@ class TaskPrompts:
     chance: float = 0.5
     """The accuracy of guessing among what each answer is compared with."""
     is_done: bool | None = None
-    """Whether the model does the task, where this has been checked in another way than by accuracy."""
+    """Whether the model does the task, where this has been checked in another way than by accuracy.
+    """
 
 
 def task_builders(study: Study) -> Iterator[tuple[str, Callable[[], TaskPrompts]]]:
@@ -67,8 +76,14 @@ def task_builders(study: Study) -> Iterator[tuple[str, Callable[[], TaskPrompts]
     n = min(study.n, MAX_PROMPTS)
     other = study.changed(n=n, path=None)
     yield "this task", lambda: two_classes(study)
-    yield "other labels", lambda: two_classes(study.changed(n=n, seed=1, labels=other_labels(study)))
-    yield "natural labels", lambda: two_classes(study.changed(n=n, seed=2, labels=natural_labels(study)))
+    yield (
+        "other labels",
+        lambda: two_classes(study.changed(n=n, seed=1, labels=other_labels(study))),
+    )
+    yield (
+        "natural labels",
+        lambda: two_classes(study.changed(n=n, seed=2, labels=natural_labels(study))),
+    )
     yield "other classes", lambda: two_classes(other.changed(seed=3, task_source=other_data(study)))
     yield "three classes", lambda: many_classes(study, CATEGORIES[:3], n, seed=4)
     yield "four classes", lambda: many_classes(study, CATEGORIES, n, seed=5)
@@ -92,14 +107,17 @@ def two_classes(study: Study, template: il.Template | None = None) -> TaskPrompt
     """Return the prompts of a study with two classes."""
     halves = il.split_by_query(study.prompts(), study.n)
     labels, form = sorted(study.labels), template or study.template
-    locating, testing = (il.tokenize(study.model, half, template=form, labels=labels) for half in halves)
+    locating, testing = (
+        il.tokenize(study.model, half, template=form, labels=labels) for half in halves
+    )
     is_natural = {label.casefold() for label in study.labels} == {*study.task_source.split("-")}
     kind = "chat" if template else "natural labels" if is_natural else "arbitrary labels"
     return TaskPrompts(kind, locating, testing)
 
 
 def chat(study: Study) -> TaskPrompts:
-    """Return the study's task as a conversation; raise InputError for a model without a chat template."""
+    """Return the study's task as a conversation; raise InputError for a model without a chat
+    template."""
     return two_classes(study, il.Template.chat(study.model))
 
 
@@ -109,10 +127,12 @@ def other_labels(study: Study) -> tuple[str, ...]:
 
 
 def natural_labels(study: Study) -> tuple[str, ...]:
-    """Return the names of the study's classes, capitalized if only this makes each a single token."""
+    """Return the classes' names, capitalized if only this makes each a single token."""
     first, _, second = study.task_source.partition("-")
     if not second or {*study.labels} == {first, second}:
-        raise il.InputError("the names of the classes are not known, or are the labels already; use a word task")
+        raise il.InputError(
+            "the names of the classes are not known, or are the labels already; use a word task"
+        )
     return single_tokens(study, [(first, second), (first.capitalize(), second.capitalize())])
 
 
@@ -124,27 +144,36 @@ def other_data(study: Study) -> str:
 
 def single_tokens(study: Study, pairs: Sequence[tuple[str, str]]) -> tuple[str, str]:
     """Return the first pair of words of one token each, or the first pair if there is none."""
-    return next((pair for pair in pairs if len(one_token_words(study, pair, after="a :")) == 2), pairs[0])
+    return next(
+        (pair for pair in pairs if len(one_token_words(study, pair, after="a :")) == 2), pairs[0]
+    )
 
 
 def many_classes(study: Study, categories: Sequence[str], n: int, *, seed: int) -> TaskPrompts:
     """Return prompts that classify words of three or more categories, each with its own label.
 
-    The query's class changes from prompt to prompt, and labels rotate among classes, so that each label is the answer
-    to each class equally often. Demonstrations are shuffled.
-    """
+    The query's class changes from prompt to prompt, and labels rotate among classes, so that each
+    label is the answer to each class equally often. Demonstrations are shuffled."""
     count, rng = len(categories), random.Random(seed)
     of_category = category_words()
     n_categories = Counter(word for name in categories for word in of_category[name])
-    words = {name: [word for word in of_category[name] if n_categories[word] == 1] for name in categories}
+    words = {
+        name: [word for word in of_category[name] if n_categories[word] == 1] for name in categories
+    }
     prompts = []
     for i in range(n):
         query_class, shift = categories[i % count], i // count % count
         label_of = {name: LABELS[(place + shift) % count] for place, name in enumerate(categories)}
         drawn = {name: rng.sample(words[name], study.demonstrations + 1) for name in categories}
-        shown = [il.Demonstration(word, label_of[name]) for name in categories for word in drawn[name][1:]]
+        shown = [
+            il.Demonstration(word, label_of[name])
+            for name in categories
+            for word in drawn[name][1:]
+        ]
         rng.shuffle(shown)
-        prompts.append(il.Prompt(shown, drawn[query_class][0], label_of[query_class], LABELS[:count]))
+        prompts.append(
+            il.Prompt(shown, drawn[query_class][0], label_of[query_class], LABELS[:count])
+        )
     batch = il.tokenize(study.model, prompts, template=study.template, labels=LABELS[:count])
     return TaskPrompts("many classes", batch, chance=1 / count)
 
@@ -160,24 +189,31 @@ def category_words() -> dict[str, list[str]]:
 def word_pairs(study: Study, name: str, *, seed: int) -> TaskPrompts:
     """Return prompts of a bundled task of word pairs; each prompt has another query.
 
-    Each answer is compared with all other outputs of its prompt, so prompts are used whose outputs begin with different
-    tokens. Raise InputError if too few are left.
-    """
+    Each answer is compared with all other outputs of its prompt, so prompts are used whose outputs
+    begin with different tokens. Raise InputError if too few are left."""
     task = il.PairTask(name)
     words = sorted({output for _, output in task.pairs()})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about words of several tokens: the first one is scored
         texts = [il.Text("a ->", answer=f" {word}") for word in words]
-        token_of = dict(zip(words, il.tokenize(study.model, texts).answer_tokens.tolist(), strict=True))
+        token_of = dict(
+            zip(words, il.tokenize(study.model, texts).answer_tokens.tolist(), strict=True)
+        )
         of_query: dict[str, il.Prompt] = {}
-        for prompt in task.prompts(PAIR_DRAWS * len(task.pairs()), seed=seed, demonstrations=PAIRS_SHOWN):
+        for prompt in task.prompts(
+            PAIR_DRAWS * len(task.pairs()), seed=seed, demonstrations=PAIRS_SHOWN
+        ):
             if len({token_of[label] for label in prompt.labels}) == len(prompt.labels):
                 of_query.setdefault(prompt.query, prompt)
         prompts, half = list(of_query.values()), min(len(of_query) // 2, PAIR_PROMPTS)
         if half < MIN_PAIR_PROMPTS:
-            raise il.InputError(f"{half} prompts per half have different first tokens of outputs; use more pairs")
+            raise il.InputError(
+                f"{half} prompts per half have different first tokens of outputs; use more pairs"
+            )
         locating, testing = prompts[:half], prompts[half : 2 * half]
-        of_locating, of_testing = (il.tokenize(study.model, some, template=PAIR_LINES) for some in (locating, testing))
+        of_locating, of_testing = (
+            il.tokenize(study.model, some, template=PAIR_LINES) for some in (locating, testing)
+        )
         check = il.task_check(study.model, testing, template=PAIR_LINES)
     return TaskPrompts("pairs", of_locating, of_testing, is_done=getattr(check, "does_task", False))
 
@@ -201,10 +237,11 @@ def copying(study: Study, n: int, *, seed: int) -> TaskPrompts:
 
 
 def ioi(study: Study, n: int, *, seed: int) -> TaskPrompts:
-    """Return prompts that name the receiver, such as "When Mary and John went to the store, John gave a drink to".
+    """Return prompts that name the receiver, such as "When Mary and John went to the store, John
+    gave a drink to".
 
-    The answer, "Mary", is compared with the giver, "John". In half of the prompts, the answer is named first.
-    """
+    The answer, "Mary", is compared with the giver, "John". In half of the prompts, the answer is
+    named first."""
     names, rng = one_token_words(study, NAMES, after="the"), random.Random(seed)
     check_enough(names, 4, "names")
     couples = list(permutations(names, 2))
@@ -221,8 +258,8 @@ def ioi(study: Study, n: int, *, seed: int) -> TaskPrompts:
 def induction(study: Study, n: int, *, seed: int) -> TaskPrompts:
     """Return prompts that continue a repeated sequence of random tokens.
 
-    The answer is the token that followed the first time; it is compared with another token of the sequence.
-    """
+    The answer is the token that followed the first time; it is compared with another token of the
+    sequence."""
     rng, tokenizer = random.Random(seed), study.model.tokenizer
     usual = sorted({*range(len(tokenizer))} - {*tokenizer.all_special_ids})
     prefix = il.tokenize(study.model, il.Text("a")).tokens[0, :-1].tolist()
@@ -233,19 +270,24 @@ def induction(study: Study, n: int, *, seed: int) -> TaskPrompts:
         rows.append([*prefix, *tokens, *tokens[: at + 1]])
         answers.append(tokens[at + 1])
         others.append(rng.choice([token for token in tokens if token != tokens[at + 1]]))
-    return TaskPrompts("copying", il.PromptBatch.from_tokens(rows, model=study.model, targets=answers, against=others))
+    return TaskPrompts(
+        "copying",
+        il.PromptBatch.from_tokens(rows, model=study.model, targets=answers, against=others),
+    )
 
 
 def one_token_words(study: Study, words: Sequence[str], *, after: str) -> list[str]:
     """Return the words that the model encodes as one token after this text.
 
-    Only the first token of a longer word would be scored. Raise InputError for a text with words that the model does
-    not know.
-    """
+    Only the first token of a longer word would be scored. Raise InputError for a text with words
+    that the model does not know."""
     il.tokenize(study.model, il.Text(after))
     known = []
     for word in dict.fromkeys(words):
-        with warnings.catch_warnings(), suppress(il.InputError):  # about words that the model does not know
+        with (
+            warnings.catch_warnings(),
+            suppress(il.InputError),
+        ):  # about words that the model does not know
             warnings.simplefilter("ignore")  # about words of several tokens
             token = int(il.tokenize(study.model, il.Text(after, answer=f" {word}")).answer_tokens)
             if study.model.tokenizer.decode([token]).strip() == word:
@@ -255,4 +297,6 @@ def one_token_words(study: Study, words: Sequence[str], *, after: str) -> list[s
 
 def check_enough(words: Sequence[str], needed: int, what: str) -> None:
     if len(words) < needed:
-        raise il.InputError(f"{len(words)} of the {what} are one token of the vocabulary, and {needed} are needed")
+        raise il.InputError(
+            f"{len(words)} of the {what} are one token of the vocabulary, and {needed} are needed"
+        )

@@ -22,7 +22,8 @@ PAPER, LINES = il.Template(), il.Template(separator="\n")
 ARROWS = il.Template("{text} -> {label}", "{text} ->", "\n")
 QUESTIONS = il.Template("Input: {text}\nLabel: {label}", "Input: {text}\nLabel:", "\n\n")
 TEMPLATES = {"lines": LINES, "paper": PAPER, "arrows": ARROWS, "questions": QUESTIONS}
-"""Lines: "cat : foo", one per line. Paper: the same in one line. Arrows: "cat -> foo". Questions: "Input: cat"."""
+"""Lines: "cat : foo", one per line. Paper: the same in one line. Arrows: "cat -> foo". Questions:
+"Input: cat"."""
 DEMONSTRATIONS = (1, 2, 4, 8, 16)
 PASS_PROMPTS = 20
 """Prompts per forward pass."""
@@ -50,7 +51,12 @@ TASKS = (
     Task("sentiment-number, sentiment/number", "sentiment-number", ("sentiment", "number")),
     Task("joy-number, foo/bar", "joy-number", path=_WORDS),
     Task("positive-negative, foo/bar", "positive-negative", path=_WORDS),
-    Task("positive-negative, positive/negative", "positive-negative", ("positive", "negative"), path=_WORDS),
+    Task(
+        "positive-negative, positive/negative",
+        "positive-negative",
+        ("positive", "negative"),
+        path=_WORDS,
+    ),
     Task("fruit-vehicle, foo/bar", "fruit-vehicle"),
     Task("fruit-vehicle, fruit/vehicle", "fruit-vehicle", ("fruit", "vehicle")),
     Task("color-job, foo/bar", "color-job"),
@@ -60,8 +66,13 @@ TASKS = (
 
 
 def _common() -> Iterator[Task]:
-    """Yield the tasks of the table that compares models: the paper's words and sentences, one example a line."""
-    for data, path in (("sentiment-number", None), ("animal-country", None), ("joy-number", _WORDS)):
+    """Yield the tasks of the table that compares models: the paper's words and sentences, one
+    example a line."""
+    for data, path in (
+        ("sentiment-number", None),
+        ("animal-country", None),
+        ("joy-number", _WORDS),
+    ):
         for labels in (("foo", "bar"), ("A", "B")):
             yield Task(f"{data}, {'/'.join(labels)}", data, labels, 4, LINES, path)
     for name, data, counts in SENTENCES:
@@ -70,7 +81,12 @@ def _common() -> Iterator[Task]:
                 yield Task(f"{name}, {'/'.join(labels)}", data, labels, count, LINES)
 
 
-SENTENCES = (("TREC", "trec", (4, 8)), ("SST-2", "sst2", (4,)), ("AG News", "agnews", (1, 4)), ("ETHOS", "ethos", (4,)))
+SENTENCES = (
+    ("TREC", "trec", (4, 8)),
+    ("SST-2", "sst2", (4,)),
+    ("AG News", "agnews", (1, 4)),
+    ("ETHOS", "ethos", (4,)),
+)
 """Name, name for `load_task`, and numbers of demonstrations per class."""
 COMMON = tuple(_common())
 
@@ -89,7 +105,8 @@ class Setting:
 
 
 def settings() -> Iterator[Setting]:
-    """Yield the common tasks, then each task at 1 to 16 demonstrations per class, and at 4 by layout and template."""
+    """Yield the common tasks, then each task at 1 to 16 demonstrations per class, and at 4 by
+    layout and template."""
     for task in COMMON:
         yield Setting(task, "lines")
     for task in TASKS:
@@ -103,7 +120,8 @@ def settings() -> Iterator[Setting]:
 
 
 def measure(model: Any, setting: Setting, n: int, *, data: str | None = None) -> dict[str, Any]:
-    """Return accuracy between the labels with its interval, and how often the last demonstration's label is chosen.
+    """Return accuracy between the labels with its interval, and how often the last demonstration's
+    label is chosen.
 
     `data` is a folder with copies of the sentence datasets; without it, they come from the Hub.
     """
@@ -134,13 +152,21 @@ def measure(model: Any, setting: Setting, n: int, *, data: str | None = None) ->
         "accuracy": accuracy.value,
         "low": accuracy.low,
         "high": accuracy.high,
-        "says_last_label": float((log_probs.argmax(-1) == il.metrics.recent_label(batch.label_index)).double().mean()),
+        "says_last_label": float(
+            (log_probs.argmax(-1) == il.metrics.recent_label(batch.label_index)).double().mean()
+        ),
         "n": n,
     }
 
 
 def run(
-    model: Any, name: str, path: Path, n: int, report: Callable[[str], None] = print, *, data: str | None = None
+    model: Any,
+    name: str,
+    path: Path,
+    n: int,
+    report: Callable[[str], None] = print,
+    *,
+    data: str | None = None,
 ) -> None:
     """Measure every setting that `path` lacks for the model of this name."""
     rows = read(path)
@@ -164,12 +190,14 @@ def _key(row: Mapping[str, Any]) -> str:
 
 
 def tables(rows: Sequence[Mapping[str, Any]], model: str) -> str:
-    """Return two tables of one model, a line per task: accuracy (%) by demonstrations, and by layout and template."""
+    """Return two tables of one model, a line per task: accuracy (%) by demonstrations, and by
+    layout and template."""
     found = {_key(row): row for row in rows if row["model"] == model}
 
     def table(columns: Mapping[str, str]) -> str:
         lines = [
-            [task.name, *(_accuracy(found.get(f"{task.name}, {key}")) for key in columns.values())] for task in TASKS
+            [task.name, *(_accuracy(found.get(f"{task.name}, {key}")) for key in columns.values())]
+            for task in TASKS
         ]
         return markdown_table(["task", *columns], lines)
 
@@ -195,7 +223,8 @@ With four demonstrations per class, by layout and template:
 
 
 def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with a line per common task and a column per model: accuracy in balanced random order, %."""
+    """Return a table with a line per common task and a column per model: accuracy in balanced
+    random order, %."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     found = {(row["model"], _key(row)): row for row in rows}
     lines = []
@@ -216,11 +245,15 @@ def _accuracy(row: Mapping[str, Any] | None) -> str:
 def main() -> None:
     """Measure the rows that a model lacks, and write the tables."""
     parser = argparse.ArgumentParser(description="Which tasks can a model do?")
-    parser.add_argument("--model", default="smollm2-135m", help="model name, path or Hub repository")
+    parser.add_argument(
+        "--model", default="smollm2-135m", help="model name, path or Hub repository"
+    )
     parser.add_argument("-n", type=int, default=60, help="prompts per setting")
     parser.add_argument("--name", default=None, help="model's name in the table")
     parser.add_argument("--data", default=None, help="folder with copies of the sentence datasets")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="file of rows; the tables are written next to it")
+    parser.add_argument(
+        "--rows", type=Path, default=ROWS, help="file of rows; the tables are written next to it"
+    )
     options = parser.parse_args()
     name = options.name or options.model
     run(il.load_model(options.model), name, options.rows, options.n, data=options.data)

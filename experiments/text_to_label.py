@@ -1,13 +1,18 @@
-"""Through which heads does a text reach the keys that the query is compared with? The two towers, hop by hop.
+"""Through which heads does a text reach the keys that the query is compared with? The two towers,
+hop by hop.
 
-1. The comparing heads are the first two of the scan of `two_towers.py`: their query alone matters most.
-2. Heads are ranked, on one half of the prompts, by the first-order effect of what they write at labels to the comparing
-   heads' keys: the movers. Heads that write to the movers' values at separators are the collectors; those that write to
-   the comparing heads' queries at the last token are the query heads.
-3. On the other half, edges and chains of edges are removed exactly, jointly and for one head at a time: what a writer
-   adds to a head's query, keys or values is replaced by its mean over tokens of the same role, with norms recomputed.
-   In a chain, the writer is a head as it depends on some of its inputs; what else it writes stays.
-4. The control is the mean over 5 sets in which random heads of the same layers stand for the heads that were ranked.
+1. The comparing heads are the first two of the scan of `two_towers.py`: their query alone matters
+   most.
+2. Heads are ranked, on one half of the prompts, by the first-order effect of what they write at
+   labels to the comparing heads' keys: the movers. Heads that write to the movers' values at
+   separators are the collectors; those that write to the comparing heads' queries at the last token
+   are the query heads.
+3. On the other half, edges and chains of edges are removed exactly, jointly and for one head at a
+   time: what a writer adds to a head's query, keys or values is replaced by its mean over tokens of
+   the same role, with norms recomputed. In a chain, the writer is a head as it depends on some of
+   its inputs; what else it writes stays.
+4. The control is the mean over 5 sets in which random heads of the same layers stand for the heads
+   that were ranked.
 
     python experiments/text_to_label.py --model icl-mini --task animal-country -n 200
 
@@ -26,7 +31,8 @@ from two_towers import N_SCANNED
 import icl_lens as il
 
 N_PROMPTS, N_RANDOM = 24, 5
-"""Prompts of each half (to twice as many, or all of a half that has fewer), and random sets of heads."""
+"""Prompts of each half (to twice as many, or all of a half that has fewer), and random sets of
+heads."""
 N_COMPARING, N_MOVERS, N_COLLECTORS, N_QUERY_HEADS = 2, 4, 8, 4
 """Number of heads of each kind, if the model has enough."""
 
@@ -38,10 +44,15 @@ Read = tuple[Literal["q", "k", "v"], Role]
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
-    """Measure what the answer loses without each hop, next to random heads, and without single heads."""
-    study = Study.from_command_line("text-to-label", "Through which heads does a text reach the keys?", arguments)
+    """Measure what the answer loses without each hop, next to random heads, and without single
+    heads."""
+    study = Study.from_command_line(
+        "text-to-label", "Through which heads does a text reach the keys?", arguments
+    )
     table = Table(study)
-    ranking, testing = (half[:: max(1, len(half) // N_PROMPTS)] for half in (study.locating, study.testing))
+    ranking, testing = (
+        half[:: max(1, len(half) // N_PROMPTS)] for half in (study.locating, study.testing)
+    )
     hops = Hops(study, ranking)
     edge_sets: dict[tuple[str, Any], list[il.Edge]] = {}
     for hop, (heads, edges_of) in hops.groups().items():
@@ -59,21 +70,42 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
             continue
         control = np.stack([lost[hop, number] for number in range(N_RANDOM)], axis=1)
         names = " ".join(map(str, heads))
-        table.add(hop, lost[hop, "ranked"], control, testing.queries, versus="the same with random heads", note=names)
+        table.add(
+            hop,
+            lost[hop, "ranked"],
+            control,
+            testing.queries,
+            versus="the same with random heads",
+            note=names,
+        )
     for kind, (heads, _) in hops.single().items():
         for head in heads:
-            table.add(f"{kind}, one head", lost[kind, head], 0.0, testing.queries, versus="zero", at=str(head))
+            table.add(
+                f"{kind}, one head",
+                lost[kind, head],
+                0.0,
+                testing.queries,
+                versus="zero",
+                at=str(head),
+            )
     return table.write(draw(table.to_frame()))
 
 
 def losses(
-    study: Study, testing: il.PromptBatch, reference: il.PromptBatch, edge_sets: dict[tuple[str, Any], list[il.Edge]]
+    study: Study,
+    testing: il.PromptBatch,
+    reference: il.PromptBatch,
+    edge_sets: dict[tuple[str, Any], list[il.Edge]],
 ) -> dict[tuple[str, Any], Any]:
     """Return the log-odds (nats) that each prompt's answer loses without each set of edges."""
     edits: list[list[Any]] = [[]]
     for edges in edge_sets.values():
         edits.append([il.WithoutEdges(edges, reference=reference)] if edges else [])
-    options = {"edges": {f"{hop}, {which}": list(map(str, edges)) for (hop, which), edges in edge_sets.items()}}
+    options = {
+        "edges": {
+            f"{hop}, {which}": list(map(str, edges)) for (hop, which), edges in edge_sets.items()
+        }
+    }
     log_odds = study.scores("without edges", testing, lambda rows: edits, options).log_odds
     lost = log_odds[:, :1] - log_odds[:, 1:]
     return dict(zip(edge_sets, lost.T, strict=True))
@@ -88,13 +120,18 @@ class Hops:
         scan = il.locate_towers(study.model, scanned, run=study.run("scan")).top(study.n_located)
         self.comparing = [head for head in scan if head.layer][:N_COMPARING]
         if not self.comparing:
-            raise il.InputError("the heads that compare are in the first layer, so no head writes to their keys")
+            raise il.InputError(
+                "the heads that compare are in the first layer, so no head writes to their keys"
+            )
         self.movers = self.ranked(self.comparing, "k", "label", "last", N_MOVERS)
         self.query_heads = self.ranked(self.comparing, "q", "last", "last", N_QUERY_HEADS)
         self.collectors = self.ranked(self.movers, "v", "other", "label", N_COLLECTORS)
 
-    def ranked(self, readers: Heads, part: Literal["q", "k", "v"], at: Role, reader_at: Role, n: int) -> list[il.Head]:
-        """Return the heads whose edges into the readers have the largest first-order effects, summed over readers."""
+    def ranked(
+        self, readers: Heads, part: Literal["q", "k", "v"], at: Role, reader_at: Role, n: int
+    ) -> list[il.Head]:
+        """Return the heads whose edges into the readers have the largest first-order effects,
+        summed over readers."""
         if not any(reader.layer for reader in readers):
             return []
         effects = il.head_to_head_effects(
@@ -114,7 +151,8 @@ class Hops:
     # Edges. A chain is an edge whose writer is edges into one head.
 
     def writers(self, layer: int, kind: str = "") -> list[str]:
-        """Return the names of what writes before a layer, or of those that contain `kind`: "H", "F" or "embed"."""
+        """Return the names of what writes before a layer, or of those that contain `kind`: "H", "F"
+        or "embed"."""
         cfg = self.study.model.cfg
         names = ["embed"]
         if cfg.positional_embedding_type == "standard":
@@ -123,13 +161,16 @@ class Hops:
             names += [f"L{lower}H{head}" for head in range(cfg.n_heads)] + [f"F{lower}"]
         return [name for name in names if kind in name]
 
-    def inputs(self, head: il.Head, read: Sequence[Read], at: Role = "last", kind: str = "") -> tuple[il.Edge, ...]:
-        """Return what a head reads from tokens of some roles, from all writers or those of a kind."""
+    def inputs(
+        self, head: il.Head, read: Sequence[Read], at: Role = "last", kind: str = ""
+    ) -> tuple[il.Edge, ...]:
+        """Return what a head reads from tokens of some roles, written by all or by a kind."""
         names = self.writers(head.layer, kind)
         return tuple(il.Edge(head, part, name, role, at) for part, role in read for name in names)
 
     def to_keys(self, movers: Heads, *read: Read) -> list[il.Edge]:
-        """Return the edges from movers to the comparing heads' keys at labels: all of them, or what movers `read`."""
+        """Return the edges from movers to the comparing heads' keys at labels: all of them, or what
+        movers `read`."""
         edges = []
         for reader in self.comparing:
             for mover in movers:
@@ -140,7 +181,8 @@ class Hops:
         return edges
 
     def to_movers(self, collectors: Heads, *read: Read) -> list[il.Edge]:
-        """Return the chains from collectors over the movers' values to keys: all, or what collectors `read`."""
+        """Return the chains from collectors over the movers' values to keys: all, or what
+        collectors `read`."""
         edges = []
         for reader in self.comparing:
             for mover in self.movers:
@@ -154,27 +196,42 @@ class Hops:
         return edges
 
     def to_queries(self, heads: Heads, *read: Read) -> list[il.Edge]:
-        """Return the edges from heads to the comparing heads' queries: all, or what the heads `read`."""
+        """Return the edges from heads to the comparing heads' queries: all, or what the heads
+        `read`."""
         edges = []
         for reader in self.comparing:
             for head in heads:
                 if head.layer < reader.layer:
-                    edges.append(il.Edge(reader, "q", self.inputs(head, read) if read else str(head)))
+                    edges.append(
+                        il.Edge(reader, "q", self.inputs(head, read) if read else str(head))
+                    )
         return edges
 
     def into_keys(self, readers: Heads, kind: str) -> list[il.Edge]:
-        """Return the edges into the keys at labels of some heads, from all writers or those of a kind."""
-        return [edge for reader in readers for edge in self.inputs(reader, [("k", "label")], kind=kind)]
+        """Return the edges into the keys at labels of some heads, from all writers or those of a
+        kind."""
+        return [
+            edge for reader in readers for edge in self.inputs(reader, [("k", "label")], kind=kind)
+        ]
 
     def label_words(self, readers: Heads) -> list[il.Edge]:
-        """Return the edges from embeddings and the first layer into the values at labels of some heads."""
+        """Return the edges from embeddings and the first layer into the values at labels of some
+        heads."""
         return [
-            il.Edge(reader, "v", name, "label") for reader in readers for name in self.writers(min(1, reader.layer))
+            il.Edge(reader, "v", name, "label")
+            for reader in readers
+            for name in self.writers(min(1, reader.layer))
         ]
 
     def groups(self) -> dict[str, tuple[Heads, Callable[[Heads], list[il.Edge]]]]:
-        """Return for each hop the heads that random ones replace, and the edges as a function of them."""
-        movers, collectors, query_heads, comparing = self.movers, self.collectors, self.query_heads, self.comparing
+        """Return for each hop the heads that random ones replace, and the edges as a function of
+        them."""
+        movers, collectors, query_heads, comparing = (
+            self.movers,
+            self.collectors,
+            self.query_heads,
+            self.comparing,
+        )
         attention: list[Read] = [("q", "label"), ("k", "text"), ("k", "other"), ("k", "label")]
         return {
             "movers → keys": (movers, self.to_keys),
@@ -189,7 +246,10 @@ class Hops:
             "collectors → movers": (collectors, self.to_movers),
             "texts → collectors": (collectors, lambda heads: self.to_movers(heads, ("v", "text"))),
             "query heads → queries": (query_heads, self.to_queries),
-            "query text → query heads": (query_heads, lambda heads: self.to_queries(heads, ("v", "query"))),
+            "query text → query heads": (
+                query_heads,
+                lambda heads: self.to_queries(heads, ("v", "query")),
+            ),
             "label words → values": (self.study.located_heads("contrast"), self.label_words),
         }
 

@@ -1,14 +1,15 @@
 """What do located heads write about a label?
 
-1. A head's value at a label, carried through W_O and not weighted by attention, is projected into the vocabulary, where
-   the label's own token has rank r. Means over the labels of a prompt: 1 / r, and the orders of magnitude
-   log10(vocabulary size / r), which a few top ranks do not dominate. The control is the mean over the other heads of
-   each located head's layer.
-2. In prompts with exchanged labels, the same token is ranked at the same position, which now holds the other label: the
-   rank gets worse if values name the label, and stays if they name the text or always the same words.
+1. A head's value at a label, carried through W_O and not weighted by attention, is projected into
+   the vocabulary, where the label's own token has rank r. Means over the labels of a prompt: 1 / r,
+   and the orders of magnitude log10(vocabulary size / r), which a few top ranks do not dominate.
+   The control is the mean over the other heads of each located head's layer.
+2. In prompts with exchanged labels, the same token is ranked at the same position, which now holds
+   the other label: the rank gets worse if values name the label, and stays if they name the text or
+   always the same words.
 3. Label features: log p(foo) − log p(bar) of the value at foo minus that at bar, halved.
-4. For the best located head: is the word of a key's own text ranked above those of the other texts, and is the word of
-   the query's text ranked first by the query? Guessing scores 50%.
+4. For the best located head: is the word of a key's own text ranked above those of the other texts,
+   and is the word of the query's text ranked first by the query? Guessing scores 50%.
 
     python experiments/values.py --model icl-mini --task animal-country -n 200
 
@@ -32,21 +33,30 @@ RANKED_ROWS = 256
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
-    """Rank labels in the values of located and control heads, and in the same heads with labels exchanged."""
-    study = Study.from_command_line("values", "What do located heads write about a label?", arguments)
+    """Rank labels in the values of located and control heads, and in the same heads with labels
+    exchanged."""
+    study = Study.from_command_line(
+        "values", "What do located heads write about a label?", arguments
+    )
     table, queries = Table(study), study.testing.queries
     heads = compared_heads(study)
     names = list(map(str, heads))
     exchanged = study.tokenize(il.donor_prompts(study.testing.prompts)["labels"])
     ranks = study.read("ranks", study.testing, lambda acts: label_ranks(acts, heads), heads=names)
     moved = study.read(
-        "ranks of exchanged", exchanged, lambda acts: label_ranks(acts, heads, exchanged=True), heads=names
+        "ranks of exchanged",
+        exchanged,
+        lambda acts: label_ranks(acts, heads, exchanged=True),
+        heads=names,
     )
-    features = study.read("features", study.testing, lambda acts: label_features(acts, heads), heads=names)
+    features = study.read(
+        "features", study.testing, lambda acts: label_features(acts, heads), heads=names
+    )
     n_tokens = study.model.W_U.shape[1]
     reciprocal = all_heads(study, heads, (1 / ranks).mean(-1))
     magnitude, moved_magnitude = (
-        all_heads(study, heads, np.log10(n_tokens / of_labels).mean(-1)) for of_labels in (ranks, moved)
+        all_heads(study, heads, np.log10(n_tokens / of_labels).mean(-1))
+        for of_labels in (ranks, moved)
     )
     for ranking in RANKINGS:
         located = study.located_heads(ranking)
@@ -57,8 +67,18 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
             ("log-odds of the label", all_heads(study, heads, features), "nats"),
         ):
             of_located, of_controls = head_means(values, located, controls)
-            table.add(measure, of_located, of_controls, queries, versus=OTHER_HEADS, unit=unit, ranking=ranking)
-        of_label, of_exchanged = (head_means(values, located, controls)[0] for values in (magnitude, moved_magnitude))
+            table.add(
+                measure,
+                of_located,
+                of_controls,
+                queries,
+                versus=OTHER_HEADS,
+                unit=unit,
+                ranking=ranking,
+            )
+        of_label, of_exchanged = (
+            head_means(values, located, controls)[0] for values in (magnitude, moved_magnitude)
+        )
         table.add(
             "log10(vocabulary size / rank), label there",
             of_label,
@@ -91,8 +111,11 @@ def all_heads(study: Study, heads: Sequence[il.Head], values: np.ndarray) -> np.
     return scattered
 
 
-def label_ranks(acts: il.Activations, heads: Sequence[il.Head], *, exchanged: bool = False) -> torch.Tensor:
-    """Return the rank of each label's token in its own value, [prompt head label]; 1 is the top of the vocabulary.
+def label_ranks(
+    acts: il.Activations, heads: Sequence[il.Head], *, exchanged: bool = False
+) -> torch.Tensor:
+    """Return the rank of each label's token in its own value, [prompt head label]; 1 is the top of
+    the vocabulary.
 
     With `exchanged`, the token is that of the other label, which is not at the position.
     """
@@ -102,7 +125,9 @@ def label_ranks(acts: il.Activations, heads: Sequence[il.Head], *, exchanged: bo
     for head in heads:
         values = acts.label_values(head).flatten(0, 1)
         of_head = []
-        for some_values, some_tokens in zip(values.split(RANKED_ROWS), tokens.split(RANKED_ROWS), strict=True):
+        for some_values, some_tokens in zip(
+            values.split(RANKED_ROWS), tokens.split(RANKED_ROWS), strict=True
+        ):
             scores = acts.readout.vocabulary_scores(some_values)
             of_head.append(1 + (scores > scores.gather(1, some_tokens[:, None])).sum(1))
         ranks.append(torch.cat(of_head).view(batch.label_index.shape))
@@ -110,11 +135,11 @@ def label_ranks(acts: il.Activations, heads: Sequence[il.Head], *, exchanged: bo
 
 
 def label_features(acts: il.Activations, heads: Sequence[il.Head]) -> torch.Tensor:
-    """Return half the difference of log p(first) − log p(second label) between values at the two, nats, [prompt head].
+    """Return half the difference of log p(first) − log p(second label) between values at the two,
+    nats, [prompt head].
 
-    Values are read out with each prompt's own final scale and without biases. A head that writes the same at both
-    labels gets 0.
-    """
+    Values are read out with each prompt's own final scale and without biases. A head that writes
+    the same at both labels gets 0."""
     readout = acts.readout.using(final_norm="frozen", bias=False)
     first, second = acts.batch.label_tokens
     index = acts.batch.label_index
@@ -122,30 +147,41 @@ def label_features(acts: il.Activations, heads: Sequence[il.Head]) -> torch.Tens
     for head in heads:
         tokens = second.expand(len(index)), first.expand(len(index), 1)
         log_odds = readout.relative_logits(acts.label_values(head), *tokens)[..., 0]
-        at_first, at_second = ((log_odds * (index == label)).sum(1) / (index == label).sum(1) for label in (0, 1))
+        at_first, at_second = (
+            (log_odds * (index == label)).sum(1) / (index == label).sum(1) for label in (0, 1)
+        )
         features.append((at_first - at_second) / 2)
     return torch.stack(features, dim=1)
 
 
 def add_best_head(study: Study, table: Table) -> None:
-    """Add how often the best head's keys and query rank the word of their own text above that of another text."""
+    """Add how often the best head's keys and query rank the word of their own text above that of
+    another text."""
     best = study.located_heads("contrast")[0]
     measures = ("own text first in keys", "input first in the query")
     if best.layer == 0:
         for measure in measures:
-            table.add_missing(measure, f"the best head, {best}, is in the first layer, whose inputs are embeddings")
+            table.add_missing(
+                measure,
+                f"the best head, {best}, is in the first layer, whose inputs are embeddings",
+            )
         return
-    wins = study.read("words", study.testing, lambda acts: own_word_wins(acts, best), head=str(best))
+    wins = study.read(
+        "words", study.testing, lambda acts: own_word_wins(acts, best), head=str(best)
+    )
     for measure, shares in zip(measures, wins.T, strict=True):
-        table.add(measure, shares, 0.5, study.testing.queries, versus="chance", unit="%", note=str(best))
+        table.add(
+            measure, shares, 0.5, study.testing.queries, versus="chance", unit="%", note=str(best)
+        )
 
 
 def own_word_wins(acts: il.Activations, head: il.Head) -> torch.Tensor:
-    """Return the share of pairs in which the word of a key's, and of the query's, own text is ranked first, [prompt 2].
+    """Return the share of pairs in which the word of a key's, and of the query's, own text is
+    ranked first, [prompt 2].
 
-    A key's word is paired with the words of the other demonstrations, the query's with those of all. Each text is
-    represented by its last token, so that long ones have no advantage; ties count half.
-    """
+    A key's word is paired with the words of the other demonstrations, the query's with those of
+    all. Each text is represented by its last token, so that long ones have no advantage; ties count
+    half."""
     batch = acts.batch
     text_words = batch.tokens.gather(1, batch.text_ranges[..., 1] - 1)
     query_word = batch.tokens.gather(1, batch.query_range[:, 1:] - 1)
@@ -166,7 +202,8 @@ def wins(scores: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 
 
 def add_heads(study: Study, table: Table, reciprocal: np.ndarray, moved: np.ndarray) -> None:
-    """Add each located head's mean reciprocal rank of the label, next to that with the other label there."""
+    """Add each located head's mean reciprocal rank of the label, next to that with the other label
+    there."""
     for head in study.located_heads("contrast"):
         at_label, at_other = reciprocal[:, head.layer, head.head], moved[:, head.layer, head.head]
         table.add(
@@ -181,12 +218,20 @@ def add_heads(study: Study, table: Table, reciprocal: np.ndarray, moved: np.ndar
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw the mean reciprocal rank of each located head, with the label there and with the other label there."""
+    """Draw the mean reciprocal rank of each located head, with the label there and with the other
+    label there."""
     figure, pairs = panels(table.query("measure == 'mean reciprocal rank, one head'"))
     for axes, rows in pairs:
         heads = rows["at"].astype(str)
         axes.plot(heads, rows["quantity"], "o", color=COLORS[0], ms=5, label="label's token")
-        axes.plot(heads, rows["control"], "s", color=COLORS[1], mfc="none", label="same token, other label there")
+        axes.plot(
+            heads,
+            rows["control"],
+            "s",
+            color=COLORS[1],
+            mfc="none",
+            label="same token, other label there",
+        )
         axes.set_yscale("log")
         axes.tick_params(axis="x", rotation=60, labelsize=7)
         axes.margins(x=0.08)

@@ -1,14 +1,16 @@
-"""Function and task vectors in place of demonstrations: what they add to the answer, beside their controls.
+"""Function and task vectors in place of demonstrations: what they add to the answer, beside their
+controls.
 
 `python experiments/vectors.py --model smollm2-135m` measures the table in docs/howto/vectors.md.
 Pairs are split in two: heads, means and
 layers come from one part, gains from the other. Rows are stored task by task.
 
-1. Heads are those with the largest indirect effects, averaged over prompts with shuffled labels and over the tasks.
-2. The function vector is the sum of their mean outputs on clean prompts of a task. It is added to the residual stream
-   after the layer that gains most on zero-shot prompts of the first part.
-3. Controls: random vectors of the same norm, the same heads' outputs on prompts with shuffled labels, and what each
-   vector adds to the answers of the other queries.
+1. Heads are those with the largest indirect effects, averaged over prompts with shuffled labels and
+   over the tasks.
+2. The function vector is the sum of their mean outputs on clean prompts of a task. It is added to
+   the residual stream after the layer that gains most on zero-shot prompts of the first part.
+3. Controls: random vectors of the same norm, the same heads' outputs on prompts with shuffled
+   labels, and what each vector adds to the answers of the other queries.
 
 Source: Todd et al., "Function vectors in large language models", arXiv 2310.15213.
 """
@@ -37,7 +39,8 @@ N_TRAIN = 30
 """Pairs of a task from which heads, means and layers are taken."""
 SHOTS = 10
 N_CLEAN, N_SHUFFLED = 50, 25
-"""Prompts for means, half as many as published, and prompts with shuffled labels for indirect effects, as published."""
+"""Prompts for means, half as many as published, and prompts with shuffled labels for indirect
+effects, as published."""
 N_HEADS = 10
 """As published for GPT-J."""
 N_RANDOM = 10
@@ -46,7 +49,7 @@ PASS_PROMPTS = 20
 
 @dataclass(frozen=True)
 class Drawn:
-    """The prompts of a task; those of the test have other queries and other pairs than all others."""
+    """The prompts of a task; those of the test have queries and pairs of their own."""
 
     clean: list[il.Prompt]
     shuffled: list[il.Prompt]
@@ -67,8 +70,12 @@ def draw(task: str) -> Drawn:
     train, test = pairs[:N_TRAIN], pairs[N_TRAIN:]
     return Drawn(
         clean=_prompts(train, N_CLEAN, 0),
-        shuffled=[shuffled(prompt, seed) for seed, prompt in enumerate(_prompts(train, N_SHUFFLED, 1))],
-        more_shuffled=[shuffled(prompt, seed) for seed, prompt in enumerate(_prompts(train, N_CLEAN, 2))],
+        shuffled=[
+            shuffled(prompt, seed) for seed, prompt in enumerate(_prompts(train, N_SHUFFLED, 1))
+        ],
+        more_shuffled=[
+            shuffled(prompt, seed) for seed, prompt in enumerate(_prompts(train, N_CLEAN, 2))
+        ],
         asked=[il.Prompt([], *pair, labels=[pair[1]]) for pair in train],
         test=[il.Prompt([], *pair, labels=[pair[1]]) for pair in test],
         test_shown=_prompts(test, len(test), 3),
@@ -79,7 +86,9 @@ def _prompts(pairs: Sequence[tuple[str, str]], n: int, seed: int) -> list[il.Pro
     """Return prompts that show and ask only these pairs."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pairs.json")
-        path.write_text(json.dumps([{"input": source, "output": target} for source, target in pairs]))
+        path.write_text(
+            json.dumps([{"input": source, "output": target} for source, target in pairs])
+        )
         return il.PairTask("pairs", path).prompts(n, seed=seed, demonstrations=SHOTS)
 
 
@@ -87,7 +96,10 @@ def shuffled(prompt: il.Prompt, seed: int) -> il.Prompt:
     """Return the prompt with its demonstrations' labels in random order."""
     labels = [shown.label for shown in prompt.demonstrations]
     random.Random(seed).shuffle(labels)
-    shown = [il.Demonstration(one.text, label) for one, label in zip(prompt.demonstrations, labels, strict=True)]
+    shown = [
+        il.Demonstration(one.text, label)
+        for one, label in zip(prompt.demonstrations, labels, strict=True)
+    ]
     return il.Prompt(shown, prompt.query, prompt.answer, prompt.labels)
 
 
@@ -96,14 +108,18 @@ def tokenized(model: Any, prompts: Sequence[il.Prompt]) -> il.PromptBatch:
 
 
 def indirect_effects(model: Any, task: Drawn) -> Tensor:
-    """Return the indirect effect of each head on each prompt with shuffled labels [prompt layer head]."""
+    """Return the indirect effect of each head on each prompt with shuffled labels [prompt layer
+    head]."""
     clean = tokenized(model, task.clean).split(PASS_PROMPTS)
     return il.indirect_effects(model, tokenized(model, task.shuffled), clean)
 
 
 def measure(model: Any, name: str, task: Drawn, heads: Sequence[il.Head]) -> list[dict[str, Any]]:
-    """Return the rows of a task's table: without a vector, with vectors of each kind, and with demonstrations."""
-    clean, shuffled = ([*tokenized(model, some).split(PASS_PROMPTS)] for some in (task.clean, task.more_shuffled))
+    """Return the rows of a task's table: without a vector, with vectors of each kind, and with
+    demonstrations."""
+    clean, shuffled = (
+        [*tokenized(model, some).split(PASS_PROMPTS)] for some in (task.clean, task.more_shuffled)
+    )
     asked, test = tokenized(model, task.asked), tokenized(model, task.test)
     vector, streams = il.function_vector(model, clean, heads), il.task_vectors(model, clean)
     layer = il.vector_gains(model, vector, asked).best
@@ -114,20 +130,26 @@ def measure(model: Any, name: str, task: Drawn, heads: Sequence[il.Head]) -> lis
     added, written = (drawn / drawn.norm(dim=1, keepdim=True) * norm for norm in norms)
     kinds: dict[str, list[il.AddVector]] = {
         "function vector": [il.AddVector(vector, layer)],
-        "same heads, shuffled labels": [il.AddVector(il.function_vector(model, shuffled, heads), layer)],
+        "same heads, shuffled labels": [
+            il.AddVector(il.function_vector(model, shuffled, heads), layer)
+        ],
         "random vectors, added": [il.AddVector(one, layer) for one in added],
         "task vector": [il.AddVector(streams[other], other, replace=True)],
-        "task vector, shuffled labels": [il.AddVector(il.task_vectors(model, shuffled)[other], other, replace=True)],
+        "task vector, shuffled labels": [
+            il.AddVector(il.task_vectors(model, shuffled)[other], other, replace=True)
+        ],
         "random vectors, in place": [il.AddVector(one, other, replace=True) for one in written],
     }
     answers = test.answer_tokens
 
     def read(log_probs: Tensor, prompts: Tensor) -> Tensor:
-        """Return log p of every query's answer, and whether the own one is the most probable token."""
+        """Return log p of every query's answer, and whether it is the most probable token."""
         return torch.cat([log_probs[:, answers], _top_of(test)(log_probs, prompts)[:, None]], dim=1)
 
     edits = [edit for some in kinds.values() for edit in some]
-    found = il.score(model, test, [[], *([edit] for edit in edits)], read=read).double().cpu().numpy()
+    found = (
+        il.score(model, test, [[], *([edit] for edit in edits)], read=read).double().cpu().numpy()
+    )
     log_probs, is_top = found[..., :-1], found[..., -1]
     same = (answers[:, None] == answers).cpu().numpy()
     own = np.stack([log_probs[i, :, i] for i in range(len(log_probs))])
@@ -157,7 +179,9 @@ def measure(model: Any, name: str, task: Drawn, heads: Sequence[il.Head]) -> lis
 
 def _top_of(batch: il.PromptBatch) -> Callable[[Tensor, Tensor], Tensor]:
     answers = batch.answer_tokens
-    return lambda log_probs, prompts: (log_probs.argmax(1) == answers.to(prompts.device)[prompts]).to(log_probs)
+    return lambda log_probs, prompts: (
+        log_probs.argmax(1) == answers.to(prompts.device)[prompts]
+    ).to(log_probs)
 
 
 def _interval(name: str, values: np.ndarray, queries: Sequence[str]) -> dict[str, float]:
@@ -179,7 +203,9 @@ def run(model: Any, path: Path, report: Callable[[str], None] = print) -> list[d
         at = [head.layer * every.shape[1] + head.head for head in heads]
         of_heads = effects[name].flatten(1)[:, at].numpy()
         queries = [prompt.query for prompt in task.shuffled]
-        intervals = [il.metrics.bootstrap_interval(values, clusters=queries) for values in of_heads.T]
+        intervals = [
+            il.metrics.bootstrap_interval(values, clusters=queries) for values in of_heads.T
+        ]
         named = [[str(head), *interval] for head, interval in zip(heads, intervals, strict=True)]
         rows.append({"task": name, "what": "indirect effects", "effects": named})
         rows += measure(model, name, task, heads)
@@ -189,7 +215,8 @@ def run(model: Any, path: Path, report: Callable[[str], None] = print) -> list[d
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the tables of the how-to: the heads' indirect effects by task, and a line per task and vector."""
+    """Return the tables of the how-to: the heads' indirect effects by task, and a line per task and
+    vector."""
     effects = {row["task"]: row["effects"] for row in rows if row["what"] == "indirect effects"}
     # The heads are the same in every task, in one order.
     lines = [
@@ -202,7 +229,9 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
             row["what"] + (f" × {row['n_vectors']}" if row.get("n_vectors", 1) > 1 else ""),
             str(row.get("layer", "")),
             *(
-                _shown([scale * row[key] for key in (name, f"{name}_low", f"{name}_high")], form) if name in row else ""
+                _shown([scale * row[key] for key in (name, f"{name}_low", f"{name}_high")], form)
+                if name in row
+                else ""
                 for name, form, scale in (
                     ("gain", "{:+.2f}", 1),
                     ("own_minus_others", "{:+.2f}", 1),
@@ -213,7 +242,14 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         for row in rows
         if "accuracy" in row
     ]
-    columns = ["task", "at the last token", "after layer", "gain", "gain − others' gain", "top token, %"]
+    columns = [
+        "task",
+        "at the last token",
+        "after layer",
+        "gain",
+        "gain − others' gain",
+        "top token, %",
+    ]
     return f"""\
 {markdown_table(["head", *effects], lines)}
 
@@ -229,9 +265,15 @@ def _shown(values: Sequence[float], form: str) -> str:
 
 def main() -> None:
     """Measure the rows, and write them and the tables of the how-to."""
-    parser = argparse.ArgumentParser(description="What function vectors add without demonstrations, beside controls.")
-    parser.add_argument("--model", default="smollm2-135m", help="model name, path or Hub repository")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="file of rows; the tables are written next to it")
+    parser = argparse.ArgumentParser(
+        description="What function vectors add without demonstrations, beside controls."
+    )
+    parser.add_argument(
+        "--model", default="smollm2-135m", help="model name, path or Hub repository"
+    )
+    parser.add_argument(
+        "--rows", type=Path, default=ROWS, help="file of rows; the tables are written next to it"
+    )
     options = parser.parse_args()
     rows = run(il.load_model(options.model), options.rows)
     options.rows.with_suffix(".md").write_text(page(rows), encoding="utf-8")

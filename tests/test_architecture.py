@@ -59,7 +59,7 @@ def test_every_contract_is_kept():
         ("icl_lens/brand_new_room.py", "", "rooms"),
         ("icl_lens/attribution/increases.py", "import icl_lens.attribution.search", "circles"),
         ("icl_lens/report/html/parts.py", "import icl_lens.report.html.page", "circles"),
-        ("experiments/planted/heads.py", "import experiments.benchmark.timing", "experiments"),
+        ("experiments/small_models/world.py", "import experiments.benchmark.timing", "experiments"),
         ("icl_lens/metrics.py", "import experiments.common", "library"),
         ("icl_lens/report/plots.py", "import transformer_lens", "transformer-lens"),
         ("icl_lens/prompts/prompt.py", "import torch", "text"),

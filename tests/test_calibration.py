@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from planted import build
 from tolerance import assert_close
 
 import icl_lens as il
-from experiments.planted import build
 from icl_lens.metrics import accuracy
 
 PROMPTS = [

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from planted import Kind, Planted, build
 from planted_study import planted_study
 from tolerance import assert_close
 
 import icl_lens as il
-from experiments.planted import Kind, Planted, build
 from icl_lens.attribution.writer_groups import layer_of
 from icl_lens.locate.edge_space import CURVE_INPUTS, THIRDS, EdgeSpace
 from icl_lens.models.view import ModelView

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 import torch
+from planted import Kind, Planted, build
 from safetensors.torch import load_file
 
 import icl_lens as il
-from experiments.planted import Kind, Planted, build
 from icl_lens.metrics import accuracy, label_log_odds
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

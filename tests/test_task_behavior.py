@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from planted import Kind, build
 
 import icl_lens as il
-from experiments.planted import Kind, build
 from icl_lens.analyses.behavior_contrasts import Contrasts, Design, contrasts
 from icl_lens.analyses.task_behavior import N_PROMPTS, LabelScores, check_of_scores
 from icl_lens.cli.locate import locate

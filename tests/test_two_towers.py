@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from family_tables import EXACT
+from planted import build
 from rich.console import Console
 from test_planted import planted  # noqa: F401
 from tolerance import assert_close
 from typer.testing import CliRunner
 
 import icl_lens as il
-from experiments.planted import build
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.analyses.two_towers import exchange_heads
 from icl_lens.cli import app

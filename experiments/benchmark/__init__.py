@@ -1,1 +1,2 @@
-"""Time and memory, one script a question: `python -m experiments.benchmark.search` and its neighbors."""
+"""Time and memory, one script a question: `python -m experiments.benchmark.search` and its
+neighbors."""

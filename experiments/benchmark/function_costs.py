@@ -1,10 +1,10 @@
 """CPU time and peak memory of every public function that runs a model, by the length of prompts.
 
-`python experiments/benchmark/function_costs.py` runs each function at each length in a process of its own, with one
-thread, and adds a line to a file of results: the CPU time in units of one forward pass over the same prompts, and the
-peak of resident memory above that of the loaded model. Lines that the file has already are not measured again. A call
-that takes more than `--limit` seconds of CPU time is stopped; its time is then a lower bound, and so is its peak.
-"""
+`python experiments/benchmark/function_costs.py` runs each function at each length in a process of
+its own, with one thread, and adds a line to a file of results: the CPU time in units of one forward
+pass over the same prompts, and the peak of resident memory above that of the loaded model. Lines
+that the file has already are not measured again. A call that takes more than `--limit` seconds of
+CPU time is stopped; its time is then a lower bound, and so is its peak."""
 
 import argparse
 import gc
@@ -150,7 +150,9 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "whole_label_log_probs": lambda c: il.whole_label_log_probs(c.model, c.batch),
     "layer_log_prob_increase": lambda c: il.layer_log_prob_increase(c.acts),
     "head_log_prob_increase": lambda c: il.head_log_prob_increase(c.acts),
-    "subhead_log_prob_increase": lambda c: il.subhead_log_prob_increase(c.acts, layers=[c.reader.layer]),
+    "subhead_log_prob_increase": lambda c: il.subhead_log_prob_increase(
+        c.acts, layers=[c.reader.layer]
+    ),
     "neuron_log_prob_increase": lambda c: il.neuron_log_prob_increase(c.acts, c.reader.layer),
     "top_heads": lambda c: il.top_heads(c.acts),
     "top_heads, increase": lambda c: il.top_heads(c.acts, by="increase"),
@@ -162,11 +164,15 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "attention_score_parts": lambda c: il.attention_score_parts(c.acts_with_writers, c.reader),
     "value_parts": lambda c: il.value_parts(c.acts_with_writers, c.reader),
     "head_copying": lambda c: il.head_copying(c.model, c.reader, c.batch.label_tokens),
-    "repeated_token_scores": lambda c: il.repeated_token_scores(c.model, n=4, n_tokens=c.n_tokens // 2),
+    "repeated_token_scores": lambda c: il.repeated_token_scores(
+        c.model, n=4, n_tokens=c.n_tokens // 2
+    ),
     "explain": lambda c: il.explain(c.model, c.prompts[0]),
     "explain, effect": lambda c: il.explain(c.model, c.prompts[0], by="effect"),
     "explain, towers": lambda c: il.explain(c.model, c.prompts[0], by="towers"),
-    "explain, text": lambda c: il.explain(c.model, il.Text(c.batch.texts[0], answer=" foo", against=" bar")),
+    "explain, text": lambda c: il.explain(
+        c.model, il.Text(c.batch.texts[0], answer=" foo", against=" bar")
+    ),
     "compare_models": lambda c: il.compare_models(c.model, c.model, c.prompts[:2]),
     "task_check": lambda c: il.task_check(c.model, c.many(20)),
     "ablate_heads": lambda c: c.scored_in(il.Ablate(c.heads)),
@@ -177,7 +183,9 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "demonstration_effects": lambda c: il.demonstration_effects(c.model, c.batch),
     "calibrated_scores": lambda c: il.calibrated_scores(c.model, c.batch),
     "generate": lambda c: il.generate(c.model, c.batch, max_new_tokens=4),
-    "ablate_with_controls": lambda c: il.ablate_with_controls(c.model, c.batch, c.heads, n_random=4),
+    "ablate_with_controls": lambda c: il.ablate_with_controls(
+        c.model, c.batch, c.heads, n_random=4
+    ),
     "ablate_with_controls, all": lambda c: il.ablate_with_controls(
         c.model, c.batch, c.heads, n_random=2, positions="all"
     ),
@@ -186,9 +194,13 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "RemovePosition": lambda c: c.scored_in(il.RemovePosition(c.heads)),
     "debias_edits": lambda c: c.scored_in(*il.debias_edits(c.batch, c.heads, majority=0.5)),
     "edited": lambda c: c.scored_in(il.Ablate(c.heads), il.RemovePosition(c.heads)),
-    "patch_heads": lambda c: c.scored_in(il.Patch(c.heads, c.other, activation="q", positions="last")),
+    "patch_heads": lambda c: c.scored_in(
+        il.Patch(c.heads, c.other, activation="q", positions="last")
+    ),
     "Patch": lambda c: c.scored_in(il.Patch(c.heads, c.other, activation="v", align="labels")),
-    "head_to_head_effects": lambda c: il.head_to_head_effects(c.model, c.batch, [c.reader], part="q"),
+    "head_to_head_effects": lambda c: il.head_to_head_effects(
+        c.model, c.batch, [c.reader], part="q"
+    ),
     "head_to_head_effects, keys": lambda c: il.head_to_head_effects(
         c.model, c.batch, [c.reader], part="k", writers=[str(c.heads[0]), "embed"]
     ),
@@ -199,18 +211,29 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "indirect_effects": lambda c: il.indirect_effects(c.model, c.batch, c.batch),
     "task_vectors": lambda c: il.task_vectors(c.model, c.batch),
     "vector_gains": lambda c: il.vector_gains(c.model, torch.ones(c.model.cfg.d_model), c.batch),
-    "AddVector": lambda c: c.scored_in(il.AddVector(torch.ones(len(c.batch), c.model.cfg.d_model), c.reader.layer)),
+    "AddVector": lambda c: c.scored_in(
+        il.AddVector(torch.ones(len(c.batch), c.model.cfg.d_model), c.reader.layer)
+    ),
     "locate_heads": lambda c: il.locate_heads(c.model, c.four),
     "locate_effects": lambda c: il.locate_effects(c.model, c.four),
     "mean_score_parts": lambda c: il.mean_score_parts(c.model, c.four, [c.reader]),
-    "locate_circuit": lambda c: il.locate_circuit(c.model, c.batch, c.other, [c.reader], n_edges=3, n_random=2),
+    "locate_circuit": lambda c: il.locate_circuit(
+        c.model, c.batch, c.other, [c.reader], n_edges=3, n_random=2
+    ),
     "two_towers": lambda c: il.two_towers(c.model, c.prompts, c.heads[:2], n_random=2),
     "locate_towers": lambda c: il.locate_towers(c.model, c.four),
 }
 """Name → a call; what follows a comma tells calls of one function apart."""
 
-N_PROMPTS = {"explain": 1, "head_effects, all": 1, "attention_saliency": 1, "task_check": 20}
-N_PROMPTS |= dict.fromkeys(("locate_heads", "locate_effects", "mean_score_parts", "locate_circuit"), 4)
+N_PROMPTS = {
+    "explain": 1,
+    "head_effects, all": 1,
+    "attention_saliency": 1,
+    "task_check": 20,
+}
+N_PROMPTS |= dict.fromkeys(
+    ("locate_heads", "locate_effects", "mean_score_parts", "locate_circuit"), 4
+)
 N_PROMPTS |= dict.fromkeys(("two_towers", "locate_towers", "repeated_token_scores", "tokenize"), 4)
 
 
@@ -222,7 +245,9 @@ def n_prompts(name: str) -> int:
 def resident() -> tuple[float, float]:
     """Return this process's resident memory and its largest one since `reset_peak`, GiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    sizes = {line.split()[0]: int(line.split()[1]) / 2**20 for line in lines if line.startswith("Vm")}
+    sizes = {
+        line.split()[0]: int(line.split()[1]) / 2**20 for line in lines if line.startswith("Vm")
+    }
     return sizes["VmRSS:"], sizes["VmHWM:"]
 
 
@@ -238,7 +263,8 @@ def read_weights(model: Any) -> None:
 
 
 def forward_cost(case: Case) -> dict[str, float]:
-    """Return the CPU time of one forward pass over one prompt, and its peak above the loaded model, GiB."""
+    """Return the CPU time of one forward pass over one prompt, and its peak above the loaded model,
+    GiB."""
     reset_peak()
     loaded, _ = resident()
     seconds = []
@@ -250,7 +276,8 @@ def forward_cost(case: Case) -> dict[str, float]:
 
 
 def measure(case: Case, name: str, forward_s: float, limit: float) -> dict[str, Any]:
-    """Return the cost of one call in this process, which first reads the weights; a fork maps no pages of files."""
+    """Return the cost of one call in this process, which first reads the weights; a fork maps no
+    pages of files."""
     read_weights(case.model)
     reset_peak()
     loaded, _ = resident()
@@ -284,11 +311,16 @@ def measure(case: Case, name: str, forward_s: float, limit: float) -> dict[str, 
 
 
 def table(path: Path) -> str:
-    """Return the results of a file in Markdown: forwards per prompt, and GiB above the loaded model."""
+    """Return the results of a file in Markdown: forwards per prompt, and GiB above the loaded
+    model."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     costs = {(one["name"], one["length"]): one for one in lines}
     lengths = sorted({length for _, length in costs})
-    header = ["function", *(f"{length}: forwards" for length in lengths), *(f"{length}: GiB" for length in lengths)]
+    header = [
+        "function",
+        *(f"{length}: forwards" for length in lengths),
+        *(f"{length}: GiB" for length in lengths),
+    ]
     rows = [header, ["---", *["---:"] * 2 * len(lengths)]]
     for name in dict.fromkeys(name for name, _ in costs):
         row = [name]
@@ -303,7 +335,7 @@ def table(path: Path) -> str:
 
 
 def run(path: Path, names: Sequence[str], lengths: Sequence[int], model: Any, limit: float) -> None:
-    """Measure calls that the file does not have, each in a new process, and add them to the file."""
+    """Measure calls that the file lacks, each in a new process, and add them to it."""
     lines = path.read_text().splitlines() if path.exists() else []
     measured = {(cost["name"], cost["length"]) for cost in map(json.loads, lines)}
     for length in lengths:
@@ -318,11 +350,18 @@ def run(path: Path, names: Sequence[str], lengths: Sequence[int], model: Any, li
             cost |= in_child(case, name, forward["forward_s"], limit)
             with path.open("a") as file:
                 file.write(json.dumps(cost) + "\n")
-            print(name, length, f"{cost['forwards']:.1f} forwards, {cost['peak']:.2f} GiB", cost["error"], flush=True)
+            print(
+                name,
+                length,
+                f"{cost['forwards']:.1f} forwards, {cost['peak']:.2f} GiB",
+                cost["error"],
+                flush=True,
+            )
 
 
 def in_child(case: Case, name: str, forward_s: float, limit: float) -> dict[str, Any]:
-    """Return the cost of a call in a process that begins as a copy of this one, which has loaded the model."""
+    """Return the cost of a call in a process that begins as a copy of this one, which has loaded
+    the model."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -336,13 +375,20 @@ def in_child(case: Case, name: str, forward_s: float, limit: float) -> dict[str,
     _, status = os.waitpid(child, 0)
     if text:
         return json.loads(text)
-    return {"error": f"ended with status {status}", "forwards": 0.0, "peak": 0.0, "is_stopped": False}
+    return {
+        "error": f"ended with status {status}",
+        "forwards": 0.0,
+        "peak": 0.0,
+        "is_stopped": False,
+    }
 
 
 def main() -> None:
     """Read the options; measure one call, or all and print their table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("function_costs.jsonl"), help="File of results.")
+    parser.add_argument(
+        "--out", type=Path, default=Path("function_costs.jsonl"), help="File of results."
+    )
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--names", nargs="+", default=list(CALLS), help="Calls to measure.")

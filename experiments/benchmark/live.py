@@ -16,7 +16,10 @@ import torch
 import icl_lens as il
 from experiments.benchmark.timing import write_table
 
-TEXT = "love : bar like : bar eight : foo two : foo happy : bar three : foo hate : bar nine : foo one :"
+TEXT = (
+    "love : bar like : bar eight : foo two : foo "
+    "happy : bar three : foo hate : bar nine : foo one :"
+)
 QUERIES = ("good", "bad", "sad", "seven", "ten")
 HEADS = ("L1H0", "L2H1")
 NUMBERS = {

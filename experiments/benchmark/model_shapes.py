@@ -34,7 +34,18 @@ SHAPES = {
         Shape("gpt2-large", "gpt2", 36, 20, 1280, 50257, 5120),
         Shape("llama-7b", "llama", 32, 32, 4096, 32000, 11008, torch.bfloat16),
         Shape("smollm2-135m", "llama", 30, 9, 576, 49152, 1536, kv_heads=3, tied=True),
-        Shape("gemma-3-270m", "gemma3_text", 18, 4, 640, 262144, 2048, kv_heads=1, d_head=256, tied=True),
+        Shape(
+            "gemma-3-270m",
+            "gemma3_text",
+            18,
+            4,
+            640,
+            262144,
+            2048,
+            kv_heads=1,
+            d_head=256,
+            tied=True,
+        ),
         Shape("small", "gpt2", 4, 8, 128, 20000, 512),
     )
 }
@@ -43,14 +54,18 @@ SHAPES = {
 def build(shape: Shape, folder: Path) -> None:
     """Write a model of that shape, scaled so that attention and predictions are far from uniform.
 
-    Unit-variance inputs give attention scores of standard deviation 2 and logits of standard deviation 3; each
-    sublayer adds about a tenth of the embedding's variance to the stream. The tokenizer knows the bundled word list,
-    one token per word.
-    """
+    Unit-variance inputs give attention scores of standard deviation 2 and logits of standard
+    deviation 3; each sublayer adds about a tenth of the embedding's variance to the stream. The
+    tokenizer knows the bundled word list, one token per word."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    sizes = {"n_layer": shape.layers, "n_head": shape.heads, "n_embd": shape.d_model, "n_inner": shape.d_mlp}
+    sizes = {
+        "n_layer": shape.layers,
+        "n_head": shape.heads,
+        "n_embd": shape.d_model,
+        "n_inner": shape.d_mlp,
+    }
     if shape.kind != "gpt2":
         sizes = {
             "num_hidden_layers": shape.layers,
@@ -62,7 +77,12 @@ def build(shape: Shape, folder: Path) -> None:
             "intermediate_size": shape.d_mlp,
         }
     config = AutoConfig.for_model(
-        shape.kind, vocab_size=shape.d_vocab, bos_token_id=None, eos_token_id=None, pad_token_id=None, **sizes
+        shape.kind,
+        vocab_size=shape.d_vocab,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        **sizes,
     )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=shape.dtype)
@@ -73,7 +93,9 @@ def build(shape: Shape, folder: Path) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
-                gain = "weight" in name and shape.kind != "gemma3_text"  # Gemma stores gains minus 1
+                gain = (
+                    "weight" in name and shape.kind != "gemma3_text"
+                )  # Gemma stores gains minus 1
                 parameter.normal_(1.0 if gain else 0.0, 0.1, generator=generator)
             elif any(part in name for part in ("c_attn", "q_proj", "k_proj", "v_proj")):
                 parameter.normal_(0.0, 2**0.5 * width, generator=generator)
@@ -87,7 +109,9 @@ def build(shape: Shape, folder: Path) -> None:
     content = [word for group in words.categories.values() for word in group]
     known = list(dict.fromkeys([*SPECIAL, *words.fillers, *words.labels, *content]))
     step = shape.d_vocab // (len(known) + 1)  # spreads ids over the vocabulary
-    tokenizer = Tokenizer(models.WordLevel({word: step * i for i, word in enumerate(known)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: step * i for i, word in enumerate(known)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
 
@@ -103,5 +127,8 @@ def random_prompts(n: int, n_tokens: int) -> list[il.Prompt]:
 
     labels = ("bar", "bar", "foo", "foo")
     return [
-        il.Prompt([il.Demonstration(text(each), label) for label in labels], text(each + rest), "foo") for _ in range(n)
+        il.Prompt(
+            [il.Demonstration(text(each), label) for label in labels], text(each + rest), "foo"
+        )
+        for _ in range(n)
     ]

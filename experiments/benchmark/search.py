@@ -119,7 +119,9 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time the search for the largest increases.")
-    parser.add_argument("--shape", choices=SHAPES, default="gpt2-large", help="shape, random weights")
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="gpt2-large", help="shape, random weights"
+    )
     parser.add_argument("--model", help="a model to load instead of a shape")
     parser.add_argument("--sizes", default="14x1,14x16,200x1", help="tokens x prompts")
     parser.add_argument("--repeats", type=int, default=5)

@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the Newton-Schulz iteration that takes singular values from (0, 1] to about 1 in five steps."""
+"""Of the Newton-Schulz iteration that takes singular values from (0, 1] to about 1 in five steps.
+"""
 
 
 def orthogonalized(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:

@@ -332,7 +332,9 @@ class Batch:
 class Data:
     """Training batches, each a function of (seed, step, level)."""
 
-    def __init__(self, words: Vocabulary, tokenizer: PreTrainedTokenizerFast, seed: int, n_tokens: int):
+    def __init__(
+        self, words: Vocabulary, tokenizer: PreTrainedTokenizerFast, seed: int, n_tokens: int
+    ):
         self.words = words
         self.seed = seed
         self.n_tokens = n_tokens
@@ -393,7 +395,9 @@ def weighted_loss(
     Rows are padded on the right, so causal attention needs no mask.
     """
     weight = weights[:, 1:].flatten()
-    losses = functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    losses = functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+    )
     return (losses * weight).sum() / weight.sum()
 
 
@@ -411,7 +415,9 @@ def known_label_accuracy(
     return is_predicted[is_counted].float().mean().item()
 
 
-def validation_episodes(data: Data, n: int, *, longest: int, held_out: bool = True) -> list[Episode]:
+def validation_episodes(
+    data: Data, n: int, *, longest: int, held_out: bool = True
+) -> list[Episode]:
     """Return `n` prompts of two classes, always the same, with 2 to 16 demonstrations."""
     rng = random.Random(f"validation {longest} {held_out}")
     pairs: list[tuple[str, ...]] = [*seen_pairs(data.words, data.held_out)]
@@ -479,7 +485,9 @@ class Trainer:
         not_matrices = [p for p in self.model.parameters() if id(p) not in matrix_ids]
         self.optimizers: tuple[torch.optim.Optimizer, ...] = (
             Muon(groups, lr=config.matrix_rate),
-            torch.optim.AdamW(not_matrices, lr=config.other_rate, betas=(0.9, 0.98), weight_decay=0.0),
+            torch.optim.AdamW(
+                not_matrices, lr=config.other_rate, betas=(0.9, 0.98), weight_decay=0.0
+            ),
         )
         self.rates = (config.matrix_rate, config.other_rate)
         self.progress = Progress()
@@ -518,7 +526,9 @@ class Trainer:
             optimizer.step()
         progress.done += 1
         if batch.kind == LEVELS[progress.level].measured:
-            self._update_running_accuracy(known_label_accuracy(logits.detach(), batch.tokens, batch.weights))
+            self._update_running_accuracy(
+                known_label_accuracy(logits.detach(), batch.tokens, batch.weights)
+            )
         self._raise_level()
         progress.seconds += time.process_time() - started
         return loss.item()
@@ -551,7 +561,9 @@ class Trainer:
             ("texts", 8, True),
             ("texts of seen pairs", 8, False),
         ):
-            episodes = validation_episodes(self.data, config.n_checked, longest=longest, held_out=held_out)
+            episodes = validation_episodes(
+                self.data, config.n_checked, longest=longest, held_out=held_out
+            )
             accuracies[name] = label_accuracy(self.model, self.data, episodes)
         self.model.train()
         rounded = {name: round(accuracy, 1) for name, accuracy in accuracies.items()}
@@ -585,7 +597,9 @@ class Trainer:
         half = {name: tensor.half() for name, tensor in weights.items()}
         save_file(half, staging / "model.safetensors", metadata={"format": "pt"})
         record = {**asdict(self.config), **asdict(self.progress), "history": self.history}
-        (staging / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        (staging / "training.json").write_text(
+            json.dumps(record, indent=2) + "\n", encoding="utf-8"
+        )
         for path in staging.iterdir():
             path.chmod(0o644)  # safetensors writes files that only the owner may read
         os.replace(staging, folder)
@@ -607,7 +621,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train one bundled model.")
     parser.add_argument("--arch", choices=get_args(Architecture), default="gpt2")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True, help="Folder of the model; must not exist.")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="Folder of the model; must not exist."
+    )
     options = parser.parse_args()
     train(TrainConfig(options.arch, options.seed), options.out)
 

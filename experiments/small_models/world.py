@@ -174,7 +174,9 @@ def _text(
     return tuple(text)
 
 
-def _word_pools(rng: random.Random, words: Vocabulary, categories: Sequence[str]) -> list[list[str]]:
+def _word_pools(
+    rng: random.Random, words: Vocabulary, categories: Sequence[str]
+) -> list[list[str]]:
     """Return the shuffled words of each category; a word of two of them is in one pool only."""
     pools: list[list[str]] = [[] for _ in categories]
     class_of = {category: index for index, category in enumerate(categories)}
@@ -188,7 +190,9 @@ def _word_pools(rng: random.Random, words: Vocabulary, categories: Sequence[str]
     return pools
 
 
-def _stray_categories(words: Vocabulary, categories: Sequence[str], held_out: frozenset[frozenset[str]]) -> list[str]:
+def _stray_categories(
+    words: Vocabulary, categories: Sequence[str], held_out: frozenset[frozenset[str]]
+) -> list[str]:
     """Return the categories that are in no held-out pair with those of an episode."""
     strays = []
     for name in words.categories:
@@ -338,7 +342,9 @@ def list_sequence(rng: random.Random, words: Vocabulary, n: int) -> list[str]:
     return rng.sample(sorted(set(pool)), n)
 
 
-def named_sequence(rng: random.Random, words: Vocabulary, n: int, *, longest: int = 1) -> tuple[list[str], list[float]]:
+def named_sequence(
+    rng: random.Random, words: Vocabulary, n: int, *, longest: int = 1
+) -> tuple[list[str], list[float]]:
     """Draw `n` texts, each with its category's name ("love : Sentiment"), and the loss weights.
 
     From these, the models learn the categories of words before episodes ask them to compare texts.

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import common
+from planted import Kind, build
 
 import icl_lens as il
-from experiments.planted import Kind, build
 
 WRITING = ("two-tower", "copier", "last-label", "majority")
 """Roles of heads that write labels into the answer."""

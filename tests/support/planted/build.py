@@ -9,13 +9,13 @@ from typing import Any, get_args
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from experiments.planted import circuits
-from experiments.planted.circuits import Kind, Role
-from experiments.planted.heads import D_HEAD, N_HEADS, HeadWeights, noise_head
-from experiments.planted.stream import D_MODEL, N_POSITIONS, Stream, draw_stream, embeddings
-from experiments.planted.vocabulary import LABELS, make_tokenizer, texts, token_ids
 from icl_lens.files import write_text
 from icl_lens.models.head import Head
+from planted import circuits
+from planted.circuits import Kind, Role
+from planted.heads import D_HEAD, N_HEADS, HeadWeights, noise_head
+from planted.stream import D_MODEL, N_POSITIONS, Stream, draw_stream, embeddings
+from planted.vocabulary import LABELS, make_tokenizer, texts, token_ids
 
 D_MLP = 2 * D_MODEL
 GELU_SIZE = 0.65  # root mean square of the GELU of a standard normal variable

@@ -36,7 +36,7 @@ Each kind can prefer one label: `build(kind, folder, preference=2.0)` adds 2 nat
 prompt, through the bias of the final norm.
 """
 
-from experiments.planted.build import Planted, build
-from experiments.planted.circuits import Kind, Role
+from planted.build import Planted, build
+from planted.circuits import Kind, Role
 
 __all__ = ["Kind", "Planted", "Role", "build"]

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from experiments.planted.stream import D_MODEL, FREQUENCIES, N_WAVES, POSITION, TYPE, Directions, Stream, waves_at
+from planted.stream import D_MODEL, FREQUENCIES, N_WAVES, POSITION, TYPE, Directions, Stream, waves_at
 
 N_HEADS = 8
 D_HEAD = D_MODEL // N_HEADS

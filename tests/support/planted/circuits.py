@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from experiments.planted.heads import N_HEADS, NOISE_NORM, HeadWeights, look_back, match, planted_head, prefer
-from experiments.planted.stream import D_MODEL, EMBEDDED, FEATURE, TYPE, Directions, Stream
-from experiments.planted.vocabulary import CATEGORIES, LABELS
 from icl_lens.models.head import Head
+from planted.heads import N_HEADS, NOISE_NORM, HeadWeights, look_back, match, planted_head, prefer
+from planted.stream import D_MODEL, EMBEDDED, FEATURE, TYPE, Directions, Stream
+from planted.vocabulary import CATEGORIES, LABELS
 
 Kind = Literal["two-tower", "compare-copy", "last-label", "majority", "lookup", "untrained"]
 Role = Literal["mover", "two-tower", "comparer", "copier", "last-label", "majority", "decoy"]

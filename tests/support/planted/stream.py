@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from experiments.planted.vocabulary import CATEGORIES, COLON, LABELS, texts, token_ids
+from planted.vocabulary import CATEGORIES, COLON, LABELS, texts, token_ids
 
 D_MODEL, N_POSITIONS = 192, 160
 N_WAVES = 8
