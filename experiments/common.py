@@ -223,11 +223,11 @@ class Study:
         """Return, for each layer of located heads, its other heads, or those of the nearest layer
         that has some."""
         located_heads = set(located)
-        others = [head for head in self.all_heads() if head not in located_heads]
+        other_heads = [head for head in self.all_heads() if head not in located_heads]
         by_layer = {}
         for layer in sorted({head.layer for head in located}):
-            distance = min(abs(head.layer - layer) for head in others)
-            by_layer[layer] = [head for head in others if abs(head.layer - layer) == distance]
+            distance = min(abs(head.layer - layer) for head in other_heads)
+            by_layer[layer] = [head for head in other_heads if abs(head.layer - layer) == distance]
         return by_layer
 
     def all_heads(self) -> list[il.Head]:
@@ -380,7 +380,7 @@ class Table:
         scale = 100.0 if unit == "%" else 1.0
         interval = il.metrics.bootstrap_interval(
             rows,
-            statistic=lambda some: scale * (quantity(some) - control(some)),
+            statistic=lambda draws: scale * (quantity(draws) - control(draws)),
             clusters=list(queries),
         )
         if set_values is not None:

@@ -38,23 +38,23 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         "label-attention", "Do heads attend to labels of the query's class?", arguments
     )
     table, batch = Table(study), study.testing
-    both = study.read(
+    attention_and_effect = study.read(
         "attention and effects", batch, attention_and_effects, what="attention, effects"
     )
-    attention, effects = both[..., 0], both[..., 1]
+    attention, effects = attention_and_effect[..., 0], attention_and_effect[..., 1]
     of_other_query = study.tokenize([prompt.with_other_query() for prompt in batch.prompts])
     after = study.read(
         "other query", of_other_query, il.Activations.attention_to_labels, what="attention"
     )
     is_same = (batch.label_index == batch.answer[:, None]).numpy()
-    same, other = by_class(attention, is_same)
+    to_same, to_other = by_class(attention, is_same)
     same_after, other_after = by_class(after, is_same)
     correlation = il.metrics.spearman(torch.from_numpy(attention), torch.from_numpy(effects))
     measures = {
-        "attention to the answer's class minus the other": (same - other, "%"),
-        "attention to labels": (same + other, "%"),
+        "attention to the answer's class minus the other": (to_same - to_other, "%"),
+        "attention to labels": (to_same + to_other, "%"),
         "attention that moves with the query's class": (
-            (same - other - same_after + other_after) / 2,
+            (to_same - to_other - same_after + other_after) / 2,
             "%",
         ),
         "rank correlation of attention and effect": (
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     for ranking in RANKINGS:
         located = study.located_heads(ranking)
         controls = study.control_heads(located)
-        add_share(table, same, same + other, located, controls, ranking)
+        add_share(table, to_same, to_same + to_other, located, controls, ranking)
         for measure, (values, unit) in measures.items():
             of_located, of_controls = head_means(values, located, controls)
             table.add(
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
                 unit=unit,
                 ranking=ranking,
             )
-    add_heads(study, table, same, other)
+    add_heads(study, table, to_same, to_other)
     return table.write(draw(table.to_frame()))
 
 
@@ -121,34 +121,34 @@ def head_means(
 
 def add_share(
     table: Table,
-    same: np.ndarray,
+    to_same: np.ndarray,
     total: np.ndarray,
     located: Sequence[il.Head],
     controls: dict[int, list[il.Head]],
     ranking: str,
 ) -> None:
     """Add the located heads' share, next to chance, and next to the share of other heads."""
-    rows = np.stack([same, total], axis=-1)
+    rows = np.stack([to_same, total], axis=-1)
 
-    def shares(some: np.ndarray) -> np.ndarray:
+    def shares(draws: np.ndarray) -> np.ndarray:
         """Return the share of every head, [1 layer head]; a half for a head that never attends to a
         label."""
-        same_mean, total_mean = some.mean(0)[..., 0], some.mean(0)[..., 1]
+        same_mean, total_mean = draws.mean(0)[..., 0], draws.mean(0)[..., 1]
         share = np.full_like(total_mean, 0.5)
         return np.divide(same_mean, total_mean, out=share, where=total_mean > 0)[None]
 
-    def of_located(some: np.ndarray) -> float:
-        return float(head_means(shares(some), located, controls)[0][0])
+    def of_located(draws: np.ndarray) -> float:
+        return float(head_means(shares(draws), located, controls)[0][0])
 
-    def of_controls(some: np.ndarray) -> float:
-        return float(head_means(shares(some), located, controls)[1][0])
+    def of_controls(draws: np.ndarray) -> float:
+        return float(head_means(shares(draws), located, controls)[1][0])
 
     queries = table.study.testing.queries
     table.add_statistic(
         OF_ATTENTION,
         rows,
         of_located,
-        lambda some: 0.5,
+        lambda draws: 0.5,
         queries,
         unit="%",
         versus="chance",
@@ -160,11 +160,11 @@ def add_share(
     )
 
 
-def add_heads(study: Study, table: Table, same: np.ndarray, other: np.ndarray) -> None:
+def add_heads(study: Study, table: Table, to_same: np.ndarray, to_other: np.ndarray) -> None:
     """Add each located head's attention to labels of the answer's class, next to that to labels of
     the other."""
     for head in study.located_heads("contrast"):
-        of_same, of_other = (values[:, head.layer, head.head] for values in (same, other))
+        of_same, of_other = (values[:, head.layer, head.head] for values in (to_same, to_other))
         about = {"at": str(head), "versus": "labels of the other class", "unit": "%"}
         table.add("attention of one head", of_same, of_other, study.testing.queries, **about)
 

@@ -8,6 +8,7 @@ of the same layers; each set gets the strength that leaves the smallest bias on 
 among those that cost at most one point of accuracy."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -142,7 +143,7 @@ def choose_strengths(
 ) -> list[float]:
     """Return, for each set of heads, the strength with the smallest bias at little cost in
     accuracy."""
-    tried = [(heads, strength) for heads in head_sets for strength in STRENGTHS]
+    tried = list(product(head_sets, STRENGTHS))
     scores = answered(study, f"choosing, {ranking}", choosing, fix, [((), 0.0), *tried])
     bias = np.abs(scores.bias.mean(0))
     accuracy = ((scores.favored.correct + scores.unfavored.correct) / 2).mean(0)
@@ -167,8 +168,8 @@ def add_fixed(
         table.add_statistic(
             REMOVED,
             rows,
-            lambda some: some[:, 1].mean() / some[:, 0].mean(),
-            lambda some: some[:, 2].mean() / some[:, 0].mean(),
+            lambda draws: draws[:, 1].mean() / draws[:, 0].mean(),
+            lambda draws: draws[:, 2].mean() / draws[:, 0].mean(),
             queries,
             unit="%",
             set_values=removed[:, 2:].mean(0) / bias[:, 0].mean(),
@@ -203,8 +204,8 @@ def add_fixed(
 def draw(table: pd.DataFrame) -> Figure:
     """Draw accuracy in favored and unfavored prompts, without and with the fix, for heads located
     by contrast."""
-    shown = table.query("measure == 'accuracy in favored prompts' and ranking != 'increase'")
-    figure, pairs = panels(shown, height=2.1)
+    accuracies = table.query("measure == 'accuracy in favored prompts' and ranking != 'increase'")
+    figure, pairs = panels(accuracies, height=2.1)
     for place, (axes, rows) in enumerate(pairs):
         axes.hlines(rows["at"], rows["control"], rows["quantity"], color="#bbbbbb", lw=2, zorder=1)
         axes.plot(

@@ -146,7 +146,10 @@ def add_losses(study: Study, table: Table, located: dict[str, list[il.Head]]) ->
     """Add the log-odds lost without each method's heads, next to random heads of their layers."""
     for method, heads in located.items():
         random_sets = il.random_head_sets(study.model, heads, draws=N_RANDOM_SETS, seed=study.seed)
-        edits = [[il.Ablate(some, positions="last")] for some in ([], heads, *random_sets)]
+        edits = [
+            [il.Ablate(heads_removed, positions="last")]
+            for heads_removed in ([], heads, *random_sets)
+        ]
         names = " ".join(map(str, heads))
         options = {"heads": names, "random sets": N_RANDOM_SETS, "seed": study.seed}
         log_odds = study.scores(
@@ -214,9 +217,9 @@ def layer_contributions(acts: il.Activations) -> torch.Tensor:
 
     Kinds are the answer's contrast, its increase, and the increase of a random token; components
     attention and FFN."""
-    tokens, others = acts.batch.answer_tokens, acts.batch.other_label_tokens
+    tokens, other_labels = acts.batch.answer_tokens, acts.batch.other_label_tokens
     of_kinds = (
-        il.layer_log_prob_increase(acts, tokens, against=others),
+        il.layer_log_prob_increase(acts, tokens, against=other_labels),
         il.layer_log_prob_increase(acts, tokens),
         il.layer_log_prob_increase(acts, random_tokens(acts)),
     )
@@ -273,15 +276,15 @@ def add_share(
         deep = positive[..., counted].sum(-1) @ depth
         return float((deep / positive.sum((1, 2))).mean())
 
-    def control(some: np.ndarray) -> float:
+    def control(draws: np.ndarray) -> float:
         if unrelated is not None:
-            return share(some[:, size:].mean(0))
-        return share(some[:, size:].T @ some[:, :size] / len(some))
+            return share(draws[:, size:].mean(0))
+        return share(draws[:, size:].T @ draws[:, :size] / len(draws))
 
     table.add_statistic(
         measure,
         rows,
-        lambda some: share(some[:, :size].mean(0)),
+        lambda draws: share(draws[:, :size].mean(0)),
         control,
         queries,
         unit="%",

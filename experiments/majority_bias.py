@@ -38,16 +38,16 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     study = Study.from_command_line(
         "majority-bias", "Does the model prefer the majority label?", arguments
     )
-    shown = study.demonstrations
-    if shown < 2:
+    n_per_class = study.demonstrations
+    if n_per_class < 2:
         raise il.InputError(
             "demonstrations must be at least 2, so that the rarer label is shown, got 1; use more"
         )
     table = Table(study)
-    locating, testing = study.halves_with(2 * shown - max(1, shown // 2))
+    locating, testing = study.halves_with(2 * n_per_class - max(1, n_per_class // 2))
     groups = {
         name: study.tokenize(prompts)
-        for name, prompts in by_frequency(testing, shown, study.seed).items()
+        for name, prompts in by_frequency(testing, n_per_class, study.seed).items()
     }
     tested = Pairs(groups["majority"], groups["minority"])
     even = Pairs(groups["majority balanced"], groups["minority balanced"])
@@ -61,14 +61,20 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     )
     scores = answered(study, "control", even, "majority")
     add_accuracy(table, "equally frequent labels", scores, 0, even.favored.queries)
-    some = by_frequency(locating[:: max(1, len(locating) // N_CHOOSING)], shown, study.seed)
-    choosing = Pairs(study.tokenize(some["majority"]), study.tokenize(some["minority"]))
+    choosing_groups = by_frequency(
+        locating[:: max(1, len(locating) // N_CHOOSING)], n_per_class, study.seed
+    )
+    choosing = Pairs(
+        study.tokenize(choosing_groups["majority"]), study.tokenize(choosing_groups["minority"])
+    )
     add_fix(study, table, "majority", choosing, tested)
     add_attention(study, table)
     return table.write(draw(table.to_frame()))
 
 
-def by_frequency(prompts: Sequence[il.Prompt], shown: int, seed: int) -> dict[str, list[il.Prompt]]:
+def by_frequency(
+    prompts: Sequence[il.Prompt], n_per_class: int, seed: int
+) -> dict[str, list[il.Prompt]]:
     """Return four lists of prompts: the answer's label is on most, few, half and half of their
     demonstrations.
 
@@ -77,22 +83,22 @@ def by_frequency(prompts: Sequence[il.Prompt], shown: int, seed: int) -> dict[st
     and "minority balanced" are the prompts of "majority" and "minority" with some demonstrations of
     the frequent label, but not the first or last, replaced."""
     rng = random.Random(seed)
-    few = max(1, shown // 2)
+    few = max(1, n_per_class // 2)
     names = ("majority", "minority", "majority balanced", "minority balanced")
     groups: dict[str, list[il.Prompt]] = {name: [] for name in names}
     for row, prompt in enumerate(prompts):
-        for name, n_of_answer in (("majority", 2 * shown - few), ("minority", few)):
-            of_answer = [True] * n_of_answer + [False] * (2 * shown - n_of_answer)
+        for name, n_of_answer in (("majority", 2 * n_per_class - few), ("minority", few)):
+            of_answer = [True] * n_of_answer + [False] * (2 * n_per_class - n_of_answer)
             of_answer.remove(row % 2 == 0)
             rng.shuffle(of_answer)
             of_answer.append(row % 2 == 0)
             groups[name].append(with_demonstrations(prompt, of_answer))
             frequent = [
                 place
-                for place in range(1, 2 * shown - 1)
+                for place in range(1, 2 * n_per_class - 1)
                 if of_answer[place] == (name == "majority")
             ]
-            for place in rng.sample(frequent, shown - few):
+            for place in rng.sample(frequent, n_per_class - few):
                 of_answer[place] = not of_answer[place]
             groups[f"{name} balanced"].append(with_demonstrations(prompt, of_answer))
     return groups
@@ -101,8 +107,20 @@ def by_frequency(prompts: Sequence[il.Prompt], shown: int, seed: int) -> dict[st
 def with_demonstrations(prompt: il.Prompt, of_answer: Sequence[bool]) -> il.Prompt:
     """Return the prompt with some of its demonstrations: the next one with (True) or without the
     answer's label."""
-    matching = iter([shown for shown in prompt.demonstrations if shown.label == prompt.answer])
-    different = iter([shown for shown in prompt.demonstrations if shown.label != prompt.answer])
+    matching = iter(
+        [
+            demonstration
+            for demonstration in prompt.demonstrations
+            if demonstration.label == prompt.answer
+        ]
+    )
+    different = iter(
+        [
+            demonstration
+            for demonstration in prompt.demonstrations
+            if demonstration.label != prompt.answer
+        ]
+    )
     demonstrations = [next(matching if has_answer else different) for has_answer in of_answer]
     return il.Prompt(demonstrations, prompt.query, prompt.answer, prompt.labels)
 
@@ -126,8 +144,8 @@ def add_attention(study: Study, table: Table) -> None:
                 table.add_statistic(
                     f"change of attention to {kind} labels without the last true demonstration",
                     rows,
-                    lambda some: some[:, 1].mean() / some[:, 0].mean() - 1,
-                    lambda some: some[:, 2].mean() / some[:, 0].mean() - 1,
+                    lambda draws: draws[:, 1].mean() / draws[:, 0].mean() - 1,
+                    lambda draws: draws[:, 2].mean() / draws[:, 0].mean() - 1,
                     intact.queries,
                     at=words,
                     ranking=ranking,
@@ -140,7 +158,11 @@ def without_last_true(prompt: il.Prompt) -> il.Prompt:
     """Return the prompt without its last demonstration that has the answer's label."""
     demonstrations = list(prompt.demonstrations)
     del demonstrations[
-        max(place for place, shown in enumerate(demonstrations) if shown.label == prompt.answer)
+        max(
+            place
+            for place, demonstration in enumerate(demonstrations)
+            if demonstration.label == prompt.answer
+        )
     ]
     return il.Prompt(demonstrations, prompt.query, prompt.answer, prompt.labels)
 

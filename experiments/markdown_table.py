@@ -8,5 +8,8 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, align: str =
     reach are "r"."""
     names = list(columns)
     dashes = ["---" if side == "l" else "---:" for side in align.ljust(len(names), "r")]
-    lines = [[cell.replace("|", "\\|") for cell in row] for row in (names, dashes, *rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = []
+    for row in (names, dashes, *rows):
+        cells = [cell.replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

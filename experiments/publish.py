@@ -11,6 +11,7 @@ import argparse
 import json
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from common import save_figure
@@ -63,13 +64,19 @@ TASKS: dict[str, dict[str, list[str]]] = {
         "sentiment-number, foo/bar": ["--task", "sentiment-number", *LINES],
         "TREC, A/B": ["--task", "trec", "--labels", "B,A", *LINES],
     },
-} | {
-    name: {f"{task}, foo/bar": ["--task", task] for task in ("sentiment-number", "animal-country")}
-    for name in SMALL_MODELS
 }
+for small_model in SMALL_MODELS:
+    TASKS[small_model] = {
+        "sentiment-number, foo/bar": ["--task", "sentiment-number"],
+        "animal-country, foo/bar": ["--task", "animal-country"],
+    }
 """The tasks that each model does, chosen by accuracy alone, and their options."""
 N_PROMPTS = {SMOLLM2: 100, QWEN: 100, QWEN_LARGE: 16} | dict.fromkeys(SMALL_MODELS, 200)
 """Prompts per half."""
+
+
+EARLIER = "computed by an earlier version, whose intervals are symmetric"
+"""What is said of studies that the scripts have not computed again."""
 
 
 def run(
@@ -78,63 +85,62 @@ def run(
     """Run a question's script on every task of some models."""
     script = import_module(question.replace("-", "_"))
     for model in models:
+        source = sources.get(model, SOURCES.get(model, model))
         for task_name, task_options in TASKS[model].items():
-            options = ["--model", sources.get(model, SOURCES.get(model, model)), "--name", model]
-            options += [
-                "--task-name",
-                task_name,
-                "-n",
-                str(N_PROMPTS[model]),
-                "--out",
-                str(out),
-                *task_options,
-            ]
+            options = ["--model", source, "--name", model, "--task-name", task_name]
+            options += ["-n", str(N_PROMPTS[model]), "--out", str(out), *task_options]
             if data is not None and "trec" in task_options:
                 options += ["--path", data]
             script.main(options)
 
 
 def collect(out: Path, docs: Path = DOCS) -> None:
-    """Merge the tables of all studies into one per question, with what they depend on, and draw its
-    figure."""
+    """Merge the tables of all studies into one per question, and draw its figure."""
     for question in QUESTIONS:
-        tables = [read(path) for path in sorted(out.glob(f"*/*/{question}.csv"))]
-        studies = {study for table in tables for study in studies_of(table)}
-        published = docs / "data" / f"{question}.csv"
-        if published.exists():
-            earlier = read(published)
-            is_kept = pd.Series([study not in studies for study in studies_of(earlier)])
-            tables.append(earlier.loc[is_kept])
-        if not tables:
+        path = docs / "data" / f"{question}.csv"
+        table = merged([read(file) for file in sorted(out.glob(f"*/*/{question}.csv"))], path)
+        if table is None:
             continue
-        table = in_order(pd.concat(tables, ignore_index=True))
-        table.to_csv(published, index=False, float_format="%.6g", lineterminator="\n")
-        real = table.query("model not in @SMALL_MODELS")
+        table.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+        drawn_rows = table.query("model not in @SMALL_MODELS")
+        if drawn_rows.empty:
+            drawn_rows = table
         script = import_module(question.replace("-", "_"))
-        save_figure(
-            script.draw(table if real.empty else real), docs / "figures" / f"{question}.svg"
-        )
-        collect_settings(question, out, docs)
+        save_figure(script.draw(drawn_rows), docs / "figures" / f"{question}.svg")
+        collect_settings(question, studies_of(table), out, docs)
 
 
-def collect_settings(question: str, out: Path, docs: Path) -> None:
+def merged(tables: list[pd.DataFrame], published: Path) -> pd.DataFrame | None:
+    """Return computed tables, with the rows of all other studies that have been published."""
+    studies: set[tuple[str, str]] = set()
+    for table in tables:
+        studies.update(studies_of(table))
+    if published.exists():
+        earlier = read(published)
+        is_kept = pd.Series([study not in studies for study in studies_of(earlier)])
+        tables = [*tables, earlier.loc[is_kept]]
+    return in_order(pd.concat(tables, ignore_index=True)) if tables else None
+
+
+def collect_settings(question: str, studies: list[tuple[str, str]], out: Path, docs: Path) -> None:
     """Merge what the studies depend on into one file, by model and task."""
     path = docs / "data" / f"{question}.json"
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    settings: dict[str, Any] = {f"{model}: {task}": {"note": EARLIER} for model, task in studies}
+    if path.exists():
+        settings |= json.loads(path.read_text(encoding="utf-8"))
     for file in sorted(out.glob(f"*/*/{question}.json")):
         about = json.loads(file.read_text(encoding="utf-8"))
         settings[f"{about['model_name']}: {about['task_name']}"] = about
-    if settings:
-        path.write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows by model and task, in the order of `TASKS`."""
-    place = {
-        (model, task): place
-        for place, (model, task) in enumerate((m, t) for m in TASKS for t in TASKS[m])
-    }
-    order = [place.get(study, len(place)) for study in studies_of(table)]
+    places: dict[tuple[str, str], int] = {}
+    for model, tasks in TASKS.items():
+        for task in tasks:
+            places[model, task] = len(places)
+    order = [places.get(study, len(places)) for study in studies_of(table)]
     return table.assign(order=order).sort_values("order", kind="stable").drop(columns="order")
 
 

@@ -76,14 +76,21 @@ def ordered_pairs(study: Study, prompts: Sequence[il.Prompt], place: int) -> Pai
     rng = random.Random(study.seed)
     favored, unfavored = [], []
     for prompt in prompts:
-        shown = list(prompt.demonstrations)
-        is_favored = shown[place].label == prompt.answer
-        between = range(1, len(shown) - 1)
+        demonstrations = list(prompt.demonstrations)
+        is_favored = demonstrations[place].label == prompt.answer
+        between = range(1, len(demonstrations) - 1)
         partner = rng.choice(
-            [index for index in between if shown[index].label != shown[place].label]
+            [
+                index
+                for index in between
+                if demonstrations[index].label != demonstrations[place].label
+            ]
         )
-        shown[place], shown[partner] = shown[partner], shown[place]
-        reordered = il.Prompt(shown, prompt.query, prompt.answer, prompt.labels)
+        demonstrations[place], demonstrations[partner] = (
+            demonstrations[partner],
+            demonstrations[place],
+        )
+        reordered = il.Prompt(demonstrations, prompt.query, prompt.answer, prompt.labels)
         favored.append(prompt if is_favored else reordered)
         unfavored.append(reordered if is_favored else prompt)
     return Pairs(study.tokenize(favored), study.tokenize(unfavored))
@@ -104,8 +111,8 @@ def add_attention(study: Study, table: Table) -> None:
         table.add_statistic(
             ATTENTION,
             rows,
-            lambda some: some[:, 1].mean() / some[:, 0].mean() - 1,
-            lambda some: some[:, 3].mean() / some[:, 2].mean() - 1,
+            lambda draws: draws[:, 1].mean() / draws[:, 0].mean() - 1,
+            lambda draws: draws[:, 3].mean() / draws[:, 2].mean() - 1,
             study.halves("last")[1].queries,
             ranking=ranking,
             unit="%",
@@ -133,7 +140,7 @@ def true_attention(
 def add_neighbor(study: Study, table: Table) -> None:
     """Add how much the texts next to the query change the answer through located heads' queries."""
     prompts = study.halves_with(study.demonstrations + 1, same_length=True)[1]
-    intact, *donors = (study.tokenize(some) for some in exchanged_texts(prompts, study.seed))
+    intact, *donors = (study.tokenize(draws) for draws in exchanged_texts(prompts, study.seed))
     is_true = (intact.label_index[:, [-1, -2]] == intact.answer[:, None]).numpy()
     sign = np.concatenate([np.ones((len(intact), 1)), 2 * is_true - 1], axis=1)
     for ranking in RANKINGS:
@@ -159,8 +166,8 @@ def add_neighbor(study: Study, table: Table) -> None:
         table.add_statistic(
             NEIGHBOR,
             effects,
-            lambda some: some[:, 1].mean() / some[:, :2].sum(1).mean(),
-            lambda some: some[:, 2].mean() / some[:, :2].sum(1).mean(),
+            lambda draws: draws[:, 1].mean() / draws[:, :2].sum(1).mean(),
+            lambda draws: draws[:, 2].mean() / draws[:, :2].sum(1).mean(),
             intact.queries,
             ranking=ranking,
             unit="%",
@@ -177,20 +184,29 @@ def exchanged_texts(prompts: Sequence[il.Prompt], seed: int) -> list[list[il.Pro
     rng = random.Random(seed)
     lists: list[list[il.Prompt]] = [[], [], [], []]
     for prompt in prompts:
-        shown, spare = list(prompt.demonstrations), {}
-        for is_true in (True, False):
-            spare[is_true] = rng.choice(
-                [one for one in shown if (one.label == prompt.answer) == is_true]
-            )
-            shown.remove(spare[is_true])
-        lists[0].append(il.Prompt(shown, prompt.query, prompt.answer, prompt.labels))
-        lists[1].append(il.Prompt(shown, spare[False].text, prompt.answer, prompt.labels))
+        true = [
+            demonstration
+            for demonstration in prompt.demonstrations
+            if demonstration.label == prompt.answer
+        ]
+        false = [
+            demonstration
+            for demonstration in prompt.demonstrations
+            if demonstration.label != prompt.answer
+        ]
+        spare_true, spare_false = rng.choice(true), rng.choice(false)
+        demonstrations = list(prompt.demonstrations)
+        demonstrations.remove(spare_true)
+        demonstrations.remove(spare_false)
+        asked = {"answer": prompt.answer, "labels": prompt.labels}
+        lists[0].append(il.Prompt(demonstrations, prompt.query, **asked))
+        lists[1].append(il.Prompt(demonstrations, spare_false.text, **asked))
         for prompts_with, place in ((lists[2], -1), (lists[3], -2)):
-            other = list(shown)
-            other[place] = replace(
-                shown[place], text=spare[shown[place].label != prompt.answer].text
-            )
-            prompts_with.append(il.Prompt(other, prompt.query, prompt.answer, prompt.labels))
+            is_true = demonstrations[place].label == prompt.answer
+            text = spare_false.text if is_true else spare_true.text
+            exchanged = list(demonstrations)
+            exchanged[place] = replace(demonstrations[place], text=text)
+            prompts_with.append(il.Prompt(exchanged, prompt.query, **asked))
     return lists
 
 

@@ -19,7 +19,7 @@ version."""
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement, product
+from itertools import chain, combinations_with_replacement, product
 
 import numpy as np
 import pandas as pd
@@ -123,14 +123,14 @@ def task_scores(acts: il.Activations) -> torch.Tensor:
     The result has the axes [prompt column]. A right answer beats all that it is compared with.
     """
     batch = acts.batch
-    answers, others = batch.answer_tokens, compared_tokens(batch)
+    answers, compared = batch.answer_tokens, compared_tokens(batch)
     log_odds = [
-        acts.token_log_probs(answers) - acts.token_log_probs(other.clamp(min=0))
-        for other in others.T
+        acts.token_log_probs(answers) - acts.token_log_probs(tokens.clamp(min=0))
+        for tokens in compared.T
     ]
-    beats = [(odds > 0) | (other < 0) for odds, other in zip(log_odds, others.T, strict=True)]
+    beats = [(odds > 0) | (tokens < 0) for odds, tokens in zip(log_odds, compared.T, strict=True)]
     columns = [torch.stack(beats, dim=1).all(1, keepdim=True).float()]
-    columns.append(il.head_log_prob_increase(acts, answers, against=others).flatten(1))
+    columns.append(il.head_log_prob_increase(acts, answers, against=compared).flatten(1))
     if batch.labels:
         last_shown = (batch.label_index >= 0).sum(1, keepdim=True) - 1
         last = batch.label_tokens[batch.label_index.gather(1, last_shown)[:, 0]]
@@ -231,7 +231,7 @@ def add_most_shared(study: Study, table: Table, tasks: dict[str, TaskHeads]) -> 
         np.add.at(per_layer[:, 0], [head.layer for head in heads], 1)
         counts += rng.random(counts.shape).argsort(axis=2).argsort(axis=2) < per_layer
     by_chance = int(counts.max())
-    on_lists = Counter(head for heads in compared for head in heads)
+    on_lists = Counter(chain.from_iterable(compared))
     for head, count in sorted(on_lists.items(), key=lambda pair: (-pair[1], pair[0])):
         about = {
             "unit": f"of {len(compared)} lists",
@@ -321,10 +321,10 @@ def losses(
     assert task.prompts.testing is not None
     batch = task.prompts.testing[:N_TESTED]
     edits = [[], *([il.Ablate(heads, positions="last")] for heads in head_sets)]
-    others = compared_tokens(batch)
+    compared = compared_tokens(batch)
 
     def scores(rows: list[int]) -> torch.Tensor:
-        answers, rivals = batch.answer_tokens[rows], others[rows]
+        answers, rivals = batch.answer_tokens[rows], compared[rows]
 
         def read(log_probs: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
             of_answer = log_probs.gather(1, answers[prompt][:, None])[:, 0]

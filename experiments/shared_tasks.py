@@ -8,9 +8,8 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import cycle, islice, permutations
+from itertools import chain, cycle, islice, permutations
 from typing import Literal
 
 from common import Study
@@ -74,7 +73,7 @@ class TaskPrompts:
 def task_builders(study: Study) -> Iterator[tuple[str, Callable[[], TaskPrompts]]]:
     """Yield the name of every task, and the function that builds its prompts."""
     n = min(study.n, MAX_PROMPTS)
-    other = study.changed(n=n, path=None)
+    other_study = study.changed(n=n, path=None)
     yield "this task", lambda: two_classes(study)
     yield (
         "other labels",
@@ -84,10 +83,13 @@ def task_builders(study: Study) -> Iterator[tuple[str, Callable[[], TaskPrompts]
         "natural labels",
         lambda: two_classes(study.changed(n=n, seed=2, labels=natural_labels(study))),
     )
-    yield "other classes", lambda: two_classes(other.changed(seed=3, task_source=other_data(study)))
+    yield (
+        "other classes",
+        lambda: two_classes(other_study.changed(seed=3, task_source=other_data(study))),
+    )
     yield "three classes", lambda: many_classes(study, CATEGORIES[:3], n, seed=4)
     yield "four classes", lambda: many_classes(study, CATEGORIES, n, seed=5)
-    other_natural = other.changed(seed=6, task_source=other_data(study))
+    other_natural = other_study.changed(seed=6, task_source=other_data(study))
     yield (
         "other classes, natural labels",
         lambda: two_classes(other_natural.changed(labels=natural_labels(other_natural))),
@@ -106,12 +108,13 @@ def task_builders(study: Study) -> Iterator[tuple[str, Callable[[], TaskPrompts]
 def two_classes(study: Study, template: il.Template | None = None) -> TaskPrompts:
     """Return the prompts of a study with two classes."""
     halves = il.split_by_query(study.prompts(), study.n)
-    labels, form = sorted(study.labels), template or study.template
-    locating, testing = (
-        il.tokenize(study.model, half, template=form, labels=labels) for half in halves
-    )
-    is_natural = {label.casefold() for label in study.labels} == {*study.task_source.split("-")}
-    kind = "chat" if template else "natural labels" if is_natural else "arbitrary labels"
+    options = {"template": template or study.template, "labels": sorted(study.labels)}
+    locating, testing = (il.tokenize(study.model, half, **options) for half in halves)
+    kind: Kind = "arbitrary labels"
+    if template is not None:
+        kind = "chat"
+    elif {label.casefold() for label in study.labels} == {*study.task_source.split("-")}:
+        kind = "natural labels"
     return TaskPrompts(kind, locating, testing)
 
 
@@ -156,24 +159,22 @@ def many_classes(study: Study, categories: Sequence[str], n: int, *, seed: int) 
     label is the answer to each class equally often. Demonstrations are shuffled."""
     count, rng = len(categories), random.Random(seed)
     of_category = category_words()
-    n_categories = Counter(word for name in categories for word in of_category[name])
-    words = {
-        name: [word for word in of_category[name] if n_categories[word] == 1] for name in categories
-    }
+    n_categories = Counter(chain.from_iterable(of_category[name] for name in categories))
+    words = {}
+    for name in categories:
+        words[name] = [word for word in of_category[name] if n_categories[word] == 1]
     prompts = []
-    for i in range(n):
-        query_class, shift = categories[i % count], i // count % count
-        label_of = {name: LABELS[(place + shift) % count] for place, name in enumerate(categories)}
+    for row in range(n):
+        query_class, shift = categories[row % count], row // count
         drawn = {name: rng.sample(words[name], study.demonstrations + 1) for name in categories}
-        shown = [
-            il.Demonstration(word, label_of[name])
-            for name in categories
-            for word in drawn[name][1:]
-        ]
-        rng.shuffle(shown)
-        prompts.append(
-            il.Prompt(shown, drawn[query_class][0], label_of[query_class], LABELS[:count])
-        )
+        demonstrations, query, answer = [], "", ""
+        for place, name in enumerate(categories):
+            label = LABELS[(place + shift) % count]
+            demonstrations += [il.Demonstration(word, label) for word in drawn[name][1:]]
+            if name == query_class:
+                query, answer = drawn[name][0], label
+        rng.shuffle(demonstrations)
+        prompts.append(il.Prompt(demonstrations, query, answer, LABELS[:count]))
     batch = il.tokenize(study.model, prompts, template=study.template, labels=LABELS[:count])
     return TaskPrompts("many classes", batch, chance=1 / count)
 
@@ -211,9 +212,8 @@ def word_pairs(study: Study, name: str, *, seed: int) -> TaskPrompts:
                 f"{half} prompts per half have different first tokens of outputs; use more pairs"
             )
         locating, testing = prompts[:half], prompts[half : 2 * half]
-        of_locating, of_testing = (
-            il.tokenize(study.model, some, template=PAIR_LINES) for some in (locating, testing)
-        )
+        of_locating = il.tokenize(study.model, locating, template=PAIR_LINES)
+        of_testing = il.tokenize(study.model, testing, template=PAIR_LINES)
         check = il.task_check(study.model, testing, template=PAIR_LINES)
     return TaskPrompts("pairs", of_locating, of_testing, is_done=getattr(check, "does_task", False))
 
@@ -223,16 +223,16 @@ def word_pairs(study: Study, name: str, *, seed: int) -> TaskPrompts:
 
 def copying(study: Study, n: int, *, seed: int) -> TaskPrompts:
     """Return prompts that repeat a word, as in "cat -> cat"."""
-    every_word = [word for words in category_words().values() for word in words]
-    words, rng = one_token_words(study, every_word, after="a ->"), random.Random(seed)
+    all_words = list(chain.from_iterable(category_words().values()))
+    words, rng = one_token_words(study, all_words, after="a ->"), random.Random(seed)
     check_enough(words, 2 * COPIED, "words")
     texts = []
     arrows = replace(PAIR_LINES, prefix="")
     for answer in islice(cycle(rng.sample(words, len(words))), n):
-        shown = rng.sample([word for word in words if word != answer], COPIED)
-        prompt = il.Prompt([il.Demonstration(word, word) for word in shown], answer)
+        words_shown = rng.sample([word for word in words if word != answer], COPIED)
+        prompt = il.Prompt([il.Demonstration(word, word) for word in words_shown], answer)
         text = arrows.render(prompt).text
-        texts.append(il.Text(text, answer=f" {answer}", against=f" {rng.choice(shown)}"))
+        texts.append(il.Text(text, answer=f" {answer}", against=f" {rng.choice(words_shown)}"))
     return TaskPrompts("copying", il.tokenize(study.model, texts))
 
 
@@ -263,16 +263,16 @@ def induction(study: Study, n: int, *, seed: int) -> TaskPrompts:
     rng, tokenizer = random.Random(seed), study.model.tokenizer
     usual = sorted({*range(len(tokenizer))} - {*tokenizer.all_special_ids})
     prefix = il.tokenize(study.model, il.Text("a")).tokens[0, :-1].tolist()
-    rows, answers, others = [], [], []
+    rows, answers, wrong_tokens = [], [], []
     for _ in range(n):
         tokens = rng.sample(usual, RANDOM_TOKENS)
         at = rng.randrange(len(tokens) // 2, len(tokens) - 1)
         rows.append([*prefix, *tokens, *tokens[: at + 1]])
         answers.append(tokens[at + 1])
-        others.append(rng.choice([token for token in tokens if token != tokens[at + 1]]))
+        wrong_tokens.append(rng.choice([token for token in tokens if token != tokens[at + 1]]))
     return TaskPrompts(
         "copying",
-        il.PromptBatch.from_tokens(rows, model=study.model, targets=answers, against=others),
+        il.PromptBatch.from_tokens(rows, model=study.model, targets=answers, against=wrong_tokens),
     )
 
 
@@ -284,14 +284,15 @@ def one_token_words(study: Study, words: Sequence[str], *, after: str) -> list[s
     il.tokenize(study.model, il.Text(after))
     known = []
     for word in dict.fromkeys(words):
-        with (
-            warnings.catch_warnings(),
-            suppress(il.InputError),
-        ):  # about words that the model does not know
+        text = il.Text(after, answer=f" {word}")
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about words of several tokens
-            token = int(il.tokenize(study.model, il.Text(after, answer=f" {word}")).answer_tokens)
-            if study.model.tokenizer.decode([token]).strip() == word:
-                known.append(word)
+            try:
+                token = int(il.tokenize(study.model, text).answer_tokens)
+            except il.InputError:  # the model does not know the word
+                continue
+        if study.model.tokenizer.decode([token]).strip() == word:
+            known.append(word)
     return known
 
 

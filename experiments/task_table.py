@@ -192,17 +192,17 @@ def _key(row: Mapping[str, Any]) -> str:
 def tables(rows: Sequence[Mapping[str, Any]], model: str) -> str:
     """Return two tables of one model, a line per task: accuracy (%) by demonstrations, and by
     layout and template."""
-    found = {_key(row): row for row in rows if row["model"] == model}
+    row_of = {_key(row): row for row in rows if row["model"] == model}
 
     def table(columns: Mapping[str, str]) -> str:
-        lines = [
-            [task.name, *(_accuracy(found.get(f"{task.name}, {key}")) for key in columns.values())]
-            for task in TASKS
-        ]
+        lines = []
+        for task in TASKS:
+            cells = [_accuracy(row_of.get(f"{task.name}, {key}")) for key in columns.values()]
+            lines.append([task.name, *cells])
         return markdown_table(["task", *columns], lines)
 
     counts = {f"{count} per class": f"lines, {count}, random" for count in DEMONSTRATIONS}
-    others = {
+    conditions = {
         "random order": "lines, 4, random",
         "query's class last": "lines, 4, order",
         "query's class first": "lines, 4, reorder",
@@ -218,7 +218,7 @@ Accuracy (%) by the number of demonstrations, in balanced random order, one demo
 
 With four demonstrations per class, by layout and template:
 
-{table(others)}
+{table(conditions)}
 """
 
 
@@ -226,10 +226,10 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a table with a line per common task and a column per model: accuracy in balanced
     random order, %."""
     models = list(dict.fromkeys(row["model"] for row in rows))
-    found = {(row["model"], _key(row)): row for row in rows}
+    row_of = {(row["model"], _key(row)): row for row in rows}
     lines = []
     for task in COMMON:
-        of_models = [found.get((name, Setting(task, "lines").key)) for name in models]
+        of_models = [row_of.get((name, Setting(task, "lines").key)) for name in models]
         if any(of_models):
             lines.append([task.name, str(task.demonstrations), *map(_accuracy, of_models)])
     return markdown_table(["task", "per class", *models], lines) + "\n"

@@ -210,18 +210,19 @@ class Hops:
     def into_keys(self, readers: Heads, kind: str) -> list[il.Edge]:
         """Return the edges into the keys at labels of some heads, from all writers or those of a
         kind."""
-        return [
-            edge for reader in readers for edge in self.inputs(reader, [("k", "label")], kind=kind)
-        ]
+        edges: list[il.Edge] = []
+        for reader in readers:
+            edges += self.inputs(reader, [("k", "label")], kind=kind)
+        return edges
 
     def label_words(self, readers: Heads) -> list[il.Edge]:
         """Return the edges from embeddings and the first layer into the values at labels of some
         heads."""
-        return [
-            il.Edge(reader, "v", name, "label")
-            for reader in readers
-            for name in self.writers(min(1, reader.layer))
-        ]
+        edges = []
+        for reader in readers:
+            names = self.writers(min(1, reader.layer))
+            edges += [il.Edge(reader, "v", name, "label") for name in names]
+        return edges
 
     def groups(self) -> dict[str, tuple[Heads, Callable[[Heads], list[il.Edge]]]]:
         """Return for each hop the heads that random ones replace, and the edges as a function of

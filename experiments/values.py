@@ -99,8 +99,8 @@ def compared_heads(study: Study) -> list[il.Head]:
     for ranking in RANKINGS:
         located = study.located_heads(ranking)
         heads.update(located)
-        for others in study.control_heads(located).values():
-            heads.update(others)
+        for control_heads in study.control_heads(located).values():
+            heads.update(control_heads)
     return sorted(heads)
 
 
@@ -196,9 +196,9 @@ def own_word_wins(acts: il.Activations, head: il.Head) -> torch.Tensor:
     return torch.stack([in_keys[:, is_other].mean(1), in_query.mean(1)], dim=1)
 
 
-def wins(scores: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+def wins(scores: torch.Tensor, compared: torch.Tensor) -> torch.Tensor:
     """Return 1 where a score is larger than another one, ½ where the two tie, else 0."""
-    return (scores > others).float() + 0.5 * (scores == others)
+    return (scores > compared).float() + 0.5 * (scores == compared)
 
 
 def add_heads(study: Study, table: Table, reciprocal: np.ndarray, moved: np.ndarray) -> None:

@@ -2,8 +2,8 @@
 controls.
 
 `python experiments/vectors.py --model smollm2-135m` measures the table in docs/howto/vectors.md.
-Pairs are split in two: heads, means and
-layers come from one part, gains from the other. Rows are stored task by task.
+Pairs are split in two: heads, means and layers come from one part, gains from the other. Rows are
+stored task by task.
 
 1. Heads are those with the largest indirect effects, averaged over prompts with shuffled labels and
    over the tasks.
@@ -48,7 +48,7 @@ PASS_PROMPTS = 20
 
 
 @dataclass(frozen=True)
-class Drawn:
+class PairPrompts:
     """The prompts of a task; those of the test have queries and pairs of their own."""
 
     clean: list[il.Prompt]
@@ -63,201 +63,205 @@ class Drawn:
     """Queries of the second part after demonstrations of the second part."""
 
 
-def draw(task: str) -> Drawn:
+def draw(task: str) -> PairPrompts:
     """Return the prompts of a task, the same in every run."""
     pairs = il.PairTask(task).pairs()
     random.Random(0).shuffle(pairs)
     train, test = pairs[:N_TRAIN], pairs[N_TRAIN:]
-    return Drawn(
-        clean=_prompts(train, N_CLEAN, 0),
-        shuffled=[
-            shuffled(prompt, seed) for seed, prompt in enumerate(_prompts(train, N_SHUFFLED, 1))
-        ],
-        more_shuffled=[
-            shuffled(prompt, seed) for seed, prompt in enumerate(_prompts(train, N_CLEAN, 2))
-        ],
+    return PairPrompts(
+        clean=with_demonstrations(train, N_CLEAN, 0),
+        shuffled=with_shuffled_labels(with_demonstrations(train, N_SHUFFLED, 1)),
+        more_shuffled=with_shuffled_labels(with_demonstrations(train, N_CLEAN, 2)),
         asked=[il.Prompt([], *pair, labels=[pair[1]]) for pair in train],
         test=[il.Prompt([], *pair, labels=[pair[1]]) for pair in test],
-        test_shown=_prompts(test, len(test), 3),
+        test_shown=with_demonstrations(test, len(test), 3),
     )
 
 
-def _prompts(pairs: Sequence[tuple[str, str]], n: int, seed: int) -> list[il.Prompt]:
+def with_demonstrations(pairs: Sequence[tuple[str, str]], n: int, seed: int) -> list[il.Prompt]:
     """Return prompts that show and ask only these pairs."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pairs.json")
-        path.write_text(
-            json.dumps([{"input": source, "output": target} for source, target in pairs])
-        )
+        rows = [{"input": source, "output": target} for source, target in pairs]
+        path.write_text(json.dumps(rows), encoding="utf-8")
         return il.PairTask("pairs", path).prompts(n, seed=seed, demonstrations=SHOTS)
 
 
-def shuffled(prompt: il.Prompt, seed: int) -> il.Prompt:
-    """Return the prompt with its demonstrations' labels in random order."""
-    labels = [shown.label for shown in prompt.demonstrations]
-    random.Random(seed).shuffle(labels)
-    shown = [
-        il.Demonstration(one.text, label)
-        for one, label in zip(prompt.demonstrations, labels, strict=True)
-    ]
-    return il.Prompt(shown, prompt.query, prompt.answer, prompt.labels)
+def with_shuffled_labels(prompts: Sequence[il.Prompt]) -> list[il.Prompt]:
+    """Return the prompts, each with its demonstrations' labels in random order."""
+    shuffled = []
+    for seed, prompt in enumerate(prompts):
+        labels = [demonstration.label for demonstration in prompt.demonstrations]
+        random.Random(seed).shuffle(labels)
+        texts = [demonstration.text for demonstration in prompt.demonstrations]
+        pairs = list(zip(texts, labels, strict=True))
+        shuffled.append(il.Prompt(pairs, prompt.query, prompt.answer, prompt.labels))
+    return shuffled
 
 
 def tokenized(model: Any, prompts: Sequence[il.Prompt]) -> il.PromptBatch:
     return il.tokenize(model, prompts, template=ARROWS)
 
 
-def indirect_effects(model: Any, task: Drawn) -> Tensor:
-    """Return the indirect effect of each head on each prompt with shuffled labels [prompt layer
-    head]."""
-    clean = tokenized(model, task.clean).split(PASS_PROMPTS)
+def in_passes(model: Any, prompts: Sequence[il.Prompt]) -> list[il.PromptBatch]:
+    return list(tokenized(model, prompts).split(PASS_PROMPTS))
+
+
+def indirect_effects(model: Any, task: PairPrompts) -> Tensor:
+    """Return each head's indirect effect on prompts with shuffled labels, [prompt layer head]."""
+    clean = in_passes(model, task.clean)
     return il.indirect_effects(model, tokenized(model, task.shuffled), clean)
 
 
-def measure(model: Any, name: str, task: Drawn, heads: Sequence[il.Head]) -> list[dict[str, Any]]:
-    """Return the rows of a task's table: without a vector, with vectors of each kind, and with
-    demonstrations."""
-    clean, shuffled = (
-        [*tokenized(model, some).split(PASS_PROMPTS)] for some in (task.clean, task.more_shuffled)
-    )
-    asked, test = tokenized(model, task.asked), tokenized(model, task.test)
+def vectors_by_kind(
+    model: Any, task: PairPrompts, heads: Sequence[il.Head]
+) -> dict[str, list[il.AddVector]]:
+    """Return the vectors of a task and their controls, each in the layer that gains most."""
+    clean, shuffled = in_passes(model, task.clean), in_passes(model, task.more_shuffled)
+    asked = tokenized(model, task.asked)
     vector, streams = il.function_vector(model, clean, heads), il.task_vectors(model, clean)
     layer = il.vector_gains(model, vector, asked).best
-    other = il.vector_gains(model, streams, asked, replace=True).best
+    stream_layer = il.vector_gains(model, streams, asked, replace=True).best
+    stream = streams[stream_layer]
+    of_shuffled = il.function_vector(model, shuffled, heads)
+    stream_of_shuffled = il.task_vectors(model, shuffled)[stream_layer]
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(N_RANDOM, len(vector), generator=generator).to(vector)
-    norms = vector.norm(), (streams[other]).norm()
-    added, written = (drawn / drawn.norm(dim=1, keepdim=True) * norm for norm in norms)
-    kinds: dict[str, list[il.AddVector]] = {
+    directions = torch.randn(N_RANDOM, len(vector), generator=generator).to(vector)
+    directions = directions / directions.norm(dim=1, keepdim=True)
+    added = [il.AddVector(random_vector, layer) for random_vector in directions * vector.norm()]
+    in_place = []
+    for random_vector in directions * stream.norm():
+        in_place.append(il.AddVector(random_vector, stream_layer, replace=True))
+    return {
         "function vector": [il.AddVector(vector, layer)],
-        "same heads, shuffled labels": [
-            il.AddVector(il.function_vector(model, shuffled, heads), layer)
-        ],
-        "random vectors, added": [il.AddVector(one, layer) for one in added],
-        "task vector": [il.AddVector(streams[other], other, replace=True)],
+        "same heads, shuffled labels": [il.AddVector(of_shuffled, layer)],
+        "random vectors, added": added,
+        "task vector": [il.AddVector(stream, stream_layer, replace=True)],
         "task vector, shuffled labels": [
-            il.AddVector(il.task_vectors(model, shuffled)[other], other, replace=True)
+            il.AddVector(stream_of_shuffled, stream_layer, replace=True)
         ],
-        "random vectors, in place": [il.AddVector(one, other, replace=True) for one in written],
+        "random vectors, in place": in_place,
     }
+
+
+def measure(
+    model: Any, name: str, task: PairPrompts, heads: Sequence[il.Head]
+) -> list[dict[str, Any]]:
+    """Return a task's rows: without a vector, with demonstrations, and with each kind of vector."""
+    test, with_shown = tokenized(model, task.test), tokenized(model, task.test_shown)
+    kinds = vectors_by_kind(model, task, heads)
     answers = test.answer_tokens
+    is_answer = top_token_reader(test)
 
     def read(log_probs: Tensor, prompts: Tensor) -> Tensor:
         """Return log p of every query's answer, and whether it is the most probable token."""
-        return torch.cat([log_probs[:, answers], _top_of(test)(log_probs, prompts)[:, None]], dim=1)
+        return torch.cat([log_probs[:, answers], is_answer(log_probs, prompts)[:, None]], dim=1)
 
-    edits = [edit for some in kinds.values() for edit in some]
-    found = (
-        il.score(model, test, [[], *([edit] for edit in edits)], read=read).double().cpu().numpy()
-    )
-    log_probs, is_top = found[..., :-1], found[..., -1]
-    same = (answers[:, None] == answers).cpu().numpy()
-    own = np.stack([log_probs[i, :, i] for i in range(len(log_probs))])
-    others = np.nanmean(np.where(same[:, None], np.nan, log_probs), axis=-1)
-    with_shown = tokenized(model, task.test_shown)
-    shown = il.score(model, with_shown, read=_top_of(with_shown))
-    common = {"task": name, "n": len(test)}
+    edit_sets: list[list[il.AddVector]] = [[]]
+    for vectors in kinds.values():
+        edit_sets += [[vector] for vector in vectors]
+    scores = il.score(model, test, edit_sets, read=read).double().cpu().numpy()
+    log_probs, is_top = scores[..., :-1], scores[..., -1]
+    of_answer = np.stack([log_probs[row, :, row] for row in range(len(log_probs))])
+    is_same = (answers[:, None] == answers).cpu().numpy()
+    of_wrong = np.nanmean(np.where(is_same[:, None], np.nan, log_probs), axis=-1)
+    is_top_shown = il.score(model, with_shown, read=top_token_reader(with_shown))
+    about = {"task": name, "n": len(test)}
+    without = interval("accuracy", is_top[:, 0], test.queries)
+    after_shown = interval("accuracy", is_top_shown.double().cpu().numpy(), with_shown.queries)
     rows: list[dict[str, Any]] = [
-        common | {"what": "nothing"} | _interval("accuracy", is_top[:, 0], test.queries),
-        common
-        | {"what": "ten demonstrations"}
-        | _interval("accuracy", shown.double().cpu().numpy(), with_shown.queries),
+        about | {"what": "nothing"} | without,
+        about | {"what": "ten demonstrations"} | after_shown,
     ]
-    start = 1
-    for kind, some in kinds.items():
-        at = slice(start, start := start + len(some))
-        gain, others_gain = (x[:, at].mean(1) - x[:, 0] for x in (own, others))
-        rows.append(
-            common
-            | {"what": kind, "layer": some[0].layer, "n_vectors": len(some)}
-            | _interval("gain", gain, test.queries)
-            | _interval("own_minus_others", gain - others_gain, test.queries)
-            | _interval("accuracy", is_top[:, at].mean(1), test.queries)
-        )
+    first = 1
+    for kind, vectors in kinds.items():
+        places = slice(first, first + len(vectors))
+        first += len(vectors)
+        gain = of_answer[:, places].mean(1) - of_answer[:, 0]
+        wrong_gain = of_wrong[:, places].mean(1) - of_wrong[:, 0]
+        row = about | {"what": kind, "layer": vectors[0].layer, "n_vectors": len(vectors)}
+        row |= interval("gain", gain, test.queries)
+        row |= interval("own_minus_others", gain - wrong_gain, test.queries)
+        row |= interval("accuracy", is_top[:, places].mean(1), test.queries)
+        rows.append(row)
     return rows
 
 
-def _top_of(batch: il.PromptBatch) -> Callable[[Tensor, Tensor], Tensor]:
+def top_token_reader(batch: il.PromptBatch) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function that says whether the most probable token is the prompt's answer."""
     answers = batch.answer_tokens
-    return lambda log_probs, prompts: (
-        log_probs.argmax(1) == answers.to(prompts.device)[prompts]
-    ).to(log_probs)
+
+    def read(log_probs: Tensor, prompts: Tensor) -> Tensor:
+        is_top = log_probs.argmax(1) == answers.to(prompts.device)[prompts]
+        return is_top.to(log_probs)
+
+    return read
 
 
-def _interval(name: str, values: np.ndarray, queries: Sequence[str]) -> dict[str, float]:
+def interval(name: str, values: np.ndarray, queries: Sequence[str]) -> dict[str, float]:
     mean, low, high = il.metrics.bootstrap_interval(values, clusters=list(queries))
     return {name: mean, f"{name}_low": low, f"{name}_high": high}
 
 
 def run(model: Any, path: Path, report: Callable[[str], None] = print) -> list[dict[str, Any]]:
     """Measure every task and write its rows to `path`."""
-    drawn = {name: draw(name) for name in TASKS}
+    tasks = {name: draw(name) for name in TASKS}
     effects = {}
-    for name, task in drawn.items():
+    for name, task in tasks.items():
         effects[name] = indirect_effects(model, task).double().cpu()
         report(f"{name}: mean indirect effects up to {effects[name].mean(0).max():+.4f}")
-    every = torch.stack([one.mean(0) for one in effects.values()]).mean(0)
-    heads = best_heads(every[None].numpy(), N_HEADS)
+    mean_effects = torch.stack([of_task.mean(0) for of_task in effects.values()]).mean(0)
+    heads = best_heads(mean_effects[None].numpy(), N_HEADS)
     rows: list[dict[str, Any]] = []
-    for name, task in drawn.items():
-        at = [head.layer * every.shape[1] + head.head for head in heads]
-        of_heads = effects[name].flatten(1)[:, at].numpy()
+    for name, task in tasks.items():
         queries = [prompt.query for prompt in task.shuffled]
-        intervals = [
-            il.metrics.bootstrap_interval(values, clusters=queries) for values in of_heads.T
-        ]
-        named = [[str(head), *interval] for head, interval in zip(heads, intervals, strict=True)]
-        rows.append({"task": name, "what": "indirect effects", "effects": named})
+        of_heads = []
+        for head in heads:
+            values = effects[name][:, head.layer, head.head].numpy()
+            mean, low, high = il.metrics.bootstrap_interval(values, clusters=queries)
+            of_heads.append([str(head), mean, low, high])
+        rows.append({"task": name, "what": "indirect effects", "effects": of_heads})
         rows += measure(model, name, task, heads)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         report(f"{name}: measured")
     return rows
 
 
+COLUMNS = {
+    "gain": ("gain", "{:+.2f}", 1),
+    "own_minus_others": ("gain − others' gain", "{:+.2f}", 1),
+    "accuracy": ("top token, %", "{:.0f}", 100),
+}
+"""Key of a row -> its column in the how-to, its form, and what it is multiplied by."""
+
+
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the tables of the how-to: the heads' indirect effects by task, and a line per task and
-    vector."""
+    """Return the how-to's tables: the heads' indirect effects, and a line per task and vector."""
     effects = {row["task"]: row["effects"] for row in rows if row["what"] == "indirect effects"}
-    # The heads are the same in every task, in one order.
-    lines = [
-        [of_head[0][0], *(_shown(values, "{:+.3f}") for _, *values in of_head)]
-        for of_head in zip(*effects.values(), strict=True)
-    ]
-    vectors = [
-        [
-            row["task"],
-            row["what"] + (f" × {row['n_vectors']}" if row.get("n_vectors", 1) > 1 else ""),
-            str(row.get("layer", "")),
-            *(
-                _shown([scale * row[key] for key in (name, f"{name}_low", f"{name}_high")], form)
-                if name in row
-                else ""
-                for name, form, scale in (
-                    ("gain", "{:+.2f}", 1),
-                    ("own_minus_others", "{:+.2f}", 1),
-                    ("accuracy", "{:.0f}", 100),
-                )
-            ),
-        ]
-        for row in rows
-        if "accuracy" in row
-    ]
-    columns = [
-        "task",
-        "at the last token",
-        "after layer",
-        "gain",
-        "gain − others' gain",
-        "top token, %",
-    ]
-    return f"""\
-{markdown_table(["head", *effects], lines)}
-
-{markdown_table(columns, vectors, align="ll")}
-"""
+    head_lines = []
+    for of_head in zip(*effects.values(), strict=True):  # the same heads in every task
+        cells = [with_interval(values, "{:+.3f}") for _, *values in of_head]
+        head_lines.append([of_head[0][0], *cells])
+    vector_lines = []
+    for row in rows:
+        if "accuracy" not in row:
+            continue
+        times = f" × {row['n_vectors']}" if row.get("n_vectors", 1) > 1 else ""
+        line = [row["task"], row["what"] + times, str(row.get("layer", ""))]
+        for key, (_, form, scale) in COLUMNS.items():
+            cell = ""
+            if key in row:
+                numbers = [scale * row[name] for name in (key, f"{key}_low", f"{key}_high")]
+                cell = with_interval(numbers, form)
+            line.append(cell)
+        vector_lines.append(line)
+    names = ["task", "at the last token", "after layer", *(name for name, _, _ in COLUMNS.values())]
+    of_heads = markdown_table(["head", *effects], head_lines)
+    of_vectors = markdown_table(names, vector_lines, align="ll")
+    return f"{of_heads}\n\n{of_vectors}\n"
 
 
-def _shown(values: Sequence[float], form: str) -> str:
+def with_interval(values: Sequence[float], form: str) -> str:
     """Return a mean with its interval."""
     mean, low, high = (form.format(value).replace("-", "−") for value in values)
     return f"{mean} ({low}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{high})"

@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 import icl_lens as il
@@ -43,8 +44,8 @@ def prompts_of_length(model: Any, n: int, n_tokens: int, *, seed: int = 0) -> li
     """
     words: dict[str, list[str]] = {}
     for prompt in il.load_task("animal-country", n=60, seed=seed):
-        for shown in prompt.demonstrations:
-            words.setdefault(shown.label, []).append(shown.text)
+        for demonstration in prompt.demonstrations:
+            words.setdefault(demonstration.label, []).append(demonstration.text)
     rng = random.Random(seed)
     labels = sorted(words)
 
@@ -52,8 +53,8 @@ def prompts_of_length(model: Any, n: int, n_tokens: int, *, seed: int = 0) -> li
         return " ".join(rng.sample(words[label], N_WORDS))
 
     def prompt_with(n_demonstrations: int, number: int) -> il.Prompt:
-        shown = [labels[(place + number) % 2] for place in range(n_demonstrations)]
-        demonstrations = [il.Demonstration(text(label), label) for label in shown]
+        in_turns = [labels[(place + number) % 2] for place in range(n_demonstrations)]
+        demonstrations = [il.Demonstration(text(label), label) for label in in_turns]
         return il.Prompt(demonstrations, text(labels[number % 2]), labels[number % 2])
 
     lengths = il.tokenize(model, [prompt_with(40, number) for number in range(n)]).last + 1
@@ -311,27 +312,12 @@ def measure(case: Case, name: str, forward_s: float, limit: float) -> dict[str, 
 
 
 def table(path: Path) -> str:
-    """Return the results of a file in Markdown: forwards per prompt, and GiB above the loaded
-    model."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    costs = {(one["name"], one["length"]): one for one in lines}
-    lengths = sorted({length for _, length in costs})
-    header = [
-        "function",
-        *(f"{length}: forwards" for length in lengths),
-        *(f"{length}: GiB" for length in lengths),
-    ]
-    rows = [header, ["---", *["---:"] * 2 * len(lengths)]]
-    for name in dict.fromkeys(name for name, _ in costs):
-        row = [name]
-        for key, form in (("forwards", "{:.1f}"), ("peak", "{:.2f}")):
-            for length in lengths:
-                cost = costs.get((name, length))
-                text = "–" if cost is None else form.format(cost[key])
-                text = "error" if cost is not None and cost["error"] else text
-                row.append(f"> {text}" if cost is not None and cost["is_stopped"] else text)
-        rows.append(row)
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    """Return the results of a file: forwards per prompt, and GiB above the loaded model."""
+    costs = pd.read_json(path, lines=True)
+    costs.loc[costs["error"] != "", ["forwards", "peak"]] = float("nan")
+    costs.loc[costs["is_stopped"].astype(bool), "name"] += " (stopped: a lower bound)"
+    by_length = costs.pivot(index="name", columns="length", values=["forwards", "peak"])
+    return by_length.reindex(costs["name"].unique()).round(2).to_string()
 
 
 def run(path: Path, names: Sequence[str], lengths: Sequence[int], model: Any, limit: float) -> None:

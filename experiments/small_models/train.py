@@ -481,7 +481,9 @@ class Trainer:
         _fuse_activations(self.model)
         self.model.train()
         groups = _matrix_groups(self.model)
-        matrix_ids = {id(parameter) for group in groups for parameter in group["params"]}
+        matrix_ids = set(
+            map(id, itertools.chain.from_iterable(group["params"] for group in groups))
+        )
         not_matrices = [p for p in self.model.parameters() if id(p) not in matrix_ids]
         self.optimizers: tuple[torch.optim.Optimizer, ...] = (
             Muon(groups, lr=config.matrix_rate),
