@@ -25,6 +25,7 @@ from common import (
     Scores,
     Study,
     Table,
+    digest,
     legend_below,
     panels,
 )
@@ -60,41 +61,25 @@ def add_removals(study: Study, table: Table, ranking: Ranking) -> None:
     located = study.located_heads(ranking)
     random_sets = il.random_head_sets(study.model, located, draws=N_RANDOM_SETS, seed=study.seed)
     head_sets = [[], located, *random_sets]
-    queries = study.testing.queries
+    about = {"versus": VERSUS, "ranking": ranking, "note": " ".join(map(str, located))}
 
-    def add(measure: str, lost: np.ndarray, unit: str = "nats") -> None:
-        names = " ".join(map(str, located))
-        table.add(
-            measure,
-            lost[:, 1],
-            lost[:, 2:],
-            queries,
-            versus=VERSUS,
-            unit=unit,
-            ranking=ranking,
-            note=names,
-        )
+    def add(measure: str, scores: np.ndarray, unit: str = "nats") -> None:
+        lost = scores[:, :1] - scores
+        table.add(measure, lost[:, 1], lost[:, 2:], unit=unit, **about)
 
     zeroed = ablated(study, head_sets, f"zeroed, {ranking}")
-    add("log-odds lost, heads zeroed", zeroed.log_odds[:, :1] - zeroed.log_odds)
-    add("accuracy lost, heads zeroed", zeroed.correct[:, :1] - zeroed.correct, unit="%")
-    table.add(
-        "accuracy of the intact model",
-        zeroed.correct[:, 0],
-        zeroed.correct[:, 1],
-        queries,
-        versus="without located heads",
-        unit="%",
-        ranking=ranking,
-    )
-    with_means = averaged(study, head_sets, f"means, {ranking}").log_odds
-    add("log-odds lost, means over other prompts", with_means[:, :1] - with_means)
+    add("log-odds lost, heads zeroed", zeroed.log_odds)
+    add("accuracy lost, heads zeroed", zeroed.correct, unit="%")
+    intact, without_located = zeroed.correct[:, 0], zeroed.correct[:, 1]
+    beside = {"versus": "without located heads", "ranking": ranking, "unit": "%"}
+    table.add("accuracy of the intact model", intact, without_located, **beside)
+    with_means = averaged(study, head_sets, f"means, {ranking}")
+    add("log-odds lost, means over other prompts", with_means.log_odds)
     donors = il.donor_prompts(study.testing.prompts)
-    for name, measure in (("query", "other answer"), ("same class", "same answer")):
-        patched = from_donors(
-            study, head_sets, study.tokenize(donors[name]), f"{name}, {ranking}"
-        ).log_odds
-        add(f"log-odds lost, outputs from prompts with the {measure}", patched[:, :1] - patched)
+    for name, answer in (("query", "other answer"), ("same class", "same answer")):
+        source = study.tokenize(donors[name])
+        patched = from_donors(study, head_sets, source, f"{name}, {ranking}")
+        add(f"log-odds lost, outputs from prompts with the {answer}", patched.log_odds)
 
 
 def ablated(study: Study, head_sets: HeadSets, part: str) -> Scores:
@@ -104,33 +89,33 @@ def ablated(study: Study, head_sets: HeadSets, part: str) -> Scores:
 
 
 def averaged(study: Study, head_sets: HeadSets, part: str) -> Scores:
-    """Return how the testing prompts are answered with each set's outputs set to their means over
-    locating prompts."""
-    step = max(1, len(study.locating) // N_MEAN)
-    reference = list(study.locating[::step].split(64))
-    edits = [
-        [il.Ablate(heads, positions="last", mode="mean", reference=reference)]
-        for heads in head_sets
-    ]
-    return study.scores(
-        part, study.testing, lambda rows: edits, {"means": names_of(head_sets), "step": step}
-    )
+    """Return how testing prompts are answered with each set of heads at its mean outputs."""
+    averaged_over = mean_prompts(study)
+    reference = list(averaged_over.split(64))
+    edits = []
+    for heads in head_sets:
+        edits.append([il.Ablate(heads, positions="last", mode="mean", reference=reference)])
+    options = {"means": names_of(head_sets), "over": digest(averaged_over.texts)}
+    return study.scores(part, study.testing, lambda rows: edits, options)
+
+
+def mean_prompts(study: Study) -> il.PromptBatch:
+    """Return the prompts that means are taken over: some of the locating half.
+
+    For means over another task, write `study.changed(task_source="fruit-vehicle").locating`.
+    """
+    return study.locating[:: max(1, len(study.locating) // N_MEAN)]
 
 
 def from_donors(study: Study, head_sets: HeadSets, donors: il.PromptBatch, part: str) -> Scores:
-    """Return how the testing prompts are answered with each set's outputs taken from the donor of
-    the same row."""
+    """Return how testing prompts are answered with outputs from the donor in the same row."""
 
     def edits_of(rows: list[int]) -> list[list[il.Patch]]:
         source = donors[rows]
         return [[il.Patch(heads, source, activation="z", positions="last")] for heads in head_sets]
 
-    return study.scores(
-        part,
-        study.testing,
-        edits_of,
-        {"patched": names_of(head_sets), "donors": list(donors.texts)},
-    )
+    options = {"patched": names_of(head_sets), "donors": list(donors.texts)}
+    return study.scores(part, study.testing, edits_of, options)
 
 
 def add_curve(study: Study, table: Table, ranking: Ranking) -> None:
@@ -138,12 +123,11 @@ def add_curve(study: Study, table: Table, ranking: Ranking) -> None:
     n_heads = study.model.cfg.n_layers * study.model.cfg.n_heads
     counts = [count for count in COUNTS if count <= n_heads // 2]
     ranked = study.located_heads(ranking, counts[-1])
+    draws = {"draws": N_RANDOM_CURVE, "seed": study.seed}
     head_sets: list[list[il.Head]] = []
     for count in counts:
-        random_sets = il.random_head_sets(
-            study.model, ranked[:count], draws=N_RANDOM_CURVE, seed=study.seed
-        )
-        head_sets += [ranked[:count], *random_sets]
+        first = ranked[:count]
+        head_sets += [first, *il.random_head_sets(study.model, first, **draws)]
     scores = ablated(study, head_sets, f"curve, {ranking}")
     shape = (len(study.testing), len(counts), 1 + N_RANDOM_CURVE)
     log_odds, correct = scores.log_odds.reshape(shape), scores.correct.reshape(shape)
@@ -151,18 +135,9 @@ def add_curve(study: Study, table: Table, ranking: Ranking) -> None:
         ("log-odds without k heads", "nats", log_odds),
         ("accuracy without k heads", "%", correct),
     ):
+        about = {"versus": VERSUS, "unit": unit, "ranking": ranking}
         for place, count in enumerate(counts):
-            located, random_heads = values[:, place, 0], values[:, place, 1:]
-            table.add(
-                measure,
-                located,
-                random_heads,
-                study.testing.queries,
-                versus=VERSUS,
-                unit=unit,
-                ranking=ranking,
-                at=count,
-            )
+            table.add(measure, values[:, place, 0], values[:, place, 1:], at=count, **about)
 
 
 def names_of(head_sets: HeadSets) -> list[str]:

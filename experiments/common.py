@@ -325,7 +325,7 @@ class Table:
         measure: str,
         quantity: np.ndarray,
         control: np.ndarray | float,
-        queries: Sequence[str],
+        queries: Sequence[str] | None = None,
         *,
         versus: str,
         unit: str = "nats",
@@ -333,33 +333,34 @@ class Table:
         at: object = "",
         note: str = "",
     ) -> None:
-        """Add a measure: one number per prompt, the same for the control, and the query of each
-        prompt.
+        """Add a measure: one number per prompt, and the same for the control.
 
         A control of random sets has one number per prompt and set. In the unit "%", numbers are
-        shares from 0 to 1, or their differences. `at` says which head, layer or number of heads the
-        row is about. `low` and `high` are the 95% interval of quantity − control over queries and,
-        of such a control, over random sets."""
+        shares from 0 to 1, or their differences. `queries` are the prompts' queries; by default,
+        those of the testing half. `at` says which head, layer or number of heads the row is about.
+        `low` and `high` are the 95% interval of quantity − control over queries and, of a control
+        of random sets, over these sets.
+        """
+        queries = list(self.study.testing.queries if queries is None else queries)
         scale = 100.0 if unit == "%" else 1.0
         quantity = scale * np.asarray(quantity, dtype=float)
         control = scale * np.asarray(control, dtype=float)
-        set_means = control.mean(0) if control.ndim == 2 else None
-        control = np.broadcast_to(control.mean(1) if control.ndim == 2 else control, quantity.shape)
+        set_means = None
+        if control.ndim == 2:
+            set_means, control = control.mean(0), control.mean(1)
+        control = np.broadcast_to(control, quantity.shape)
+        bounds = None
+        if unit == "%":
+            bounds = (-float(control.mean()), scale - float(control.mean()))
         difference = quantity - control
-        bounds = (-float(control.mean()), scale - float(control.mean())) if unit == "%" else None
-        interval = il.metrics.bootstrap_interval(difference, clusters=list(queries), bounds=bounds)
+        interval = il.metrics.bootstrap_interval(difference, clusters=queries, bounds=bounds)
         if set_means is not None:
             interval = il.metrics.with_random_sets(interval, set_means, bounds=bounds)
-        numbers = {
-            "quantity": quantity.mean(),
-            "control": control.mean(),
-            "low": interval.low,
-            "high": interval.high,
-        }
+        numbers = {"quantity": quantity.mean(), "control": control.mean()}
+        numbers |= {"low": interval.low, "high": interval.high}
         sizes = {"prompts": len(quantity), "queries": len(set(queries))}
-        self.add_row(
-            measure, **numbers, **sizes, versus=versus, unit=unit, ranking=ranking, at=at, note=note
-        )
+        about = {"versus": versus, "unit": unit, "ranking": ranking, "at": at, "note": note}
+        self.add_row(measure, **numbers, **sizes, **about)
 
     def add_statistic(
         self,
@@ -367,7 +368,7 @@ class Table:
         rows: np.ndarray,
         quantity: Callable[[np.ndarray], float],
         control: Callable[[np.ndarray], float],
-        queries: Sequence[str],
+        queries: Sequence[str] | None = None,
         *,
         unit: str = "nats",
         set_values: np.ndarray | None = None,
@@ -376,20 +377,21 @@ class Table:
         """Add a measure that is no mean over prompts, such as a ratio of means.
 
         `rows` has what `quantity` and `control` need of each prompt; both are computed from any of
-        the rows. If the control is a mean over random sets, `set_values` are their values."""
+        the rows. If the control is a mean over random sets, `set_values` are their values.
+        """
+        queries = list(self.study.testing.queries if queries is None else queries)
         scale = 100.0 if unit == "%" else 1.0
-        interval = il.metrics.bootstrap_interval(
-            rows,
-            statistic=lambda draws: scale * (quantity(draws) - control(draws)),
-            clusters=list(queries),
-        )
+
+        def difference(draws: np.ndarray) -> float:
+            return scale * (quantity(draws) - control(draws))
+
+        interval = il.metrics.bootstrap_interval(rows, statistic=difference, clusters=queries)
         if set_values is not None:
             interval = il.metrics.with_random_sets(interval, scale * set_values)
         numbers = {"quantity": scale * quantity(rows), "control": scale * control(rows)}
+        numbers |= {"low": interval.low, "high": interval.high}
         sizes = {"prompts": len(rows), "queries": len(set(queries))}
-        self.add_row(
-            measure, **numbers, low=interval.low, high=interval.high, **sizes, unit=unit, **columns
-        )
+        self.add_row(measure, **numbers, **sizes, unit=unit, **columns)
 
     def add_row(self, measure: str, **columns: Any) -> None:
         """Add a row of numbers that have been computed already."""

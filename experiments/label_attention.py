@@ -32,58 +32,41 @@ OF_ATTENTION = "share of the attention to labels"
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
-    """Measure attention to either class's labels, its shift with the query's class, and its rank
-    against effects."""
+    """Measure attention to labels, its shift with the query's class, and its rank by effects."""
     study = Study.from_command_line(
         "label-attention", "Do heads attend to labels of the query's class?", arguments
     )
     table, batch = Table(study), study.testing
-    attention_and_effect = study.read(
-        "attention and effects", batch, attention_and_effects, what="attention, effects"
-    )
-    attention, effects = attention_and_effect[..., 0], attention_and_effect[..., 1]
+    measured = {"what": "attention, effects"}
+    by_head = study.read("attention and effects", batch, attention_and_effects, **measured)
+    attention, effects = by_head[..., 0], by_head[..., 1]
     of_other_query = study.tokenize([prompt.with_other_query() for prompt in batch.prompts])
-    after = study.read(
-        "other query", of_other_query, il.Activations.attention_to_labels, what="attention"
-    )
+    to_labels = il.Activations.attention_to_labels
+    after = study.read("other query", of_other_query, to_labels, what="attention")
     is_same = (batch.label_index == batch.answer[:, None]).numpy()
     to_same, to_other = by_class(attention, is_same)
     same_after, other_after = by_class(after, is_same)
     correlation = il.metrics.spearman(torch.from_numpy(attention), torch.from_numpy(effects))
+    moved = (to_same - to_other - same_after + other_after) / 2
     measures = {
         "attention to the answer's class minus the other": (to_same - to_other, "%"),
         "attention to labels": (to_same + to_other, "%"),
-        "attention that moves with the query's class": (
-            (to_same - to_other - same_after + other_after) / 2,
-            "%",
-        ),
-        "rank correlation of attention and effect": (
-            correlation.nan_to_num(0.0).numpy(),
-            "−1 to 1",
-        ),
+        "attention that moves with the query's class": (moved, "%"),
+        "rank correlation of attention and effect": (correlation.nan_to_num(0).numpy(), "−1 to 1"),
     }
     for ranking in RANKINGS:
         located = study.located_heads(ranking)
         controls = study.control_heads(located)
         add_share(table, to_same, to_same + to_other, located, controls, ranking)
         for measure, (values, unit) in measures.items():
-            of_located, of_controls = head_means(values, located, controls)
-            table.add(
-                measure,
-                of_located,
-                of_controls,
-                batch.queries,
-                versus=OTHER_HEADS,
-                unit=unit,
-                ranking=ranking,
-            )
+            means = head_means(values, located, controls)
+            table.add(measure, *means, versus=OTHER_HEADS, unit=unit, ranking=ranking)
     add_heads(study, table, to_same, to_other)
     return table.write(draw(table.to_frame()))
 
 
 def attention_and_effects(acts: il.Activations) -> torch.Tensor:
-    """Return attention to each label, and what attention times value there adds to its log-odds,
-    nats.
+    """Return attention to each label, and what it adds to this label's log-odds, nats.
 
     The result has the axes [prompt layer head label 2].
     """
@@ -100,18 +83,15 @@ def attention_and_effects(acts: il.Activations) -> torch.Tensor:
 
 
 def by_class(attention: np.ndarray, is_same: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return attention summed over labels of the answer's class, and over the others, [prompt layer
-    head]."""
-    return (attention * is_same[:, None, None]).sum(-1), (attention * ~is_same[:, None, None]).sum(
-        -1
-    )
+    """Return attention to labels of the answer's class, and to others, [prompt layer head]."""
+    is_same = is_same[:, None, None]
+    return (attention * is_same).sum(-1), (attention * ~is_same).sum(-1)
 
 
 def head_means(
     values: np.ndarray, located: Sequence[il.Head], controls: dict[int, list[il.Head]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return each prompt's mean over located heads, and over the means of the control heads of
-    their layers."""
+    """Return each prompt's mean over located heads, and over their layers' control heads."""
     of_located = np.mean([values[:, head.layer, head.head] for head in located], axis=0)
     of_layer = {}
     for layer, heads in controls.items():
@@ -131,8 +111,7 @@ def add_share(
     rows = np.stack([to_same, total], axis=-1)
 
     def shares(draws: np.ndarray) -> np.ndarray:
-        """Return the share of every head, [1 layer head]; a half for a head that never attends to a
-        label."""
+        """Return every head's share, [1 layer head]; ½ for one that never attends to a label."""
         same_mean, total_mean = draws.mean(0)[..., 0], draws.mean(0)[..., 1]
         share = np.full_like(total_mean, 0.5)
         return np.divide(same_mean, total_mean, out=share, where=total_mean > 0)[None]
@@ -143,30 +122,21 @@ def add_share(
     def of_controls(draws: np.ndarray) -> float:
         return float(head_means(shares(draws), located, controls)[1][0])
 
-    queries = table.study.testing.queries
-    table.add_statistic(
-        OF_ATTENTION,
-        rows,
-        of_located,
-        lambda draws: 0.5,
-        queries,
-        unit="%",
-        versus="chance",
-        ranking=ranking,
-    )
+    def half(draws: np.ndarray) -> float:
+        return 0.5
+
+    about = {"unit": "%", "ranking": ranking}
+    table.add_statistic(OF_ATTENTION, rows, of_located, half, versus="chance", **about)
     name = f"{OF_ATTENTION}, beside other heads"
-    table.add_statistic(
-        name, rows, of_located, of_controls, queries, unit="%", versus=OTHER_HEADS, ranking=ranking
-    )
+    table.add_statistic(name, rows, of_located, of_controls, versus=OTHER_HEADS, **about)
 
 
 def add_heads(study: Study, table: Table, to_same: np.ndarray, to_other: np.ndarray) -> None:
-    """Add each located head's attention to labels of the answer's class, next to that to labels of
-    the other."""
+    """Add each located head's attention to labels of the answer's class and of the other."""
     for head in study.located_heads("contrast"):
         of_same, of_other = (values[:, head.layer, head.head] for values in (to_same, to_other))
         about = {"at": str(head), "versus": "labels of the other class", "unit": "%"}
-        table.add("attention of one head", of_same, of_other, study.testing.queries, **about)
+        table.add("attention of one head", of_same, of_other, **about)
 
 
 def draw(table: pd.DataFrame) -> Figure:

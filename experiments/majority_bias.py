@@ -126,8 +126,7 @@ def with_demonstrations(prompt: il.Prompt, of_answer: Sequence[bool]) -> il.Prom
 
 
 def add_attention(study: Study, table: Table) -> None:
-    """Add how attention to labels changes without the last true demonstration, next to what softmax
-    predicts."""
+    """Add how attention changes without the last true demonstration, beside softmax alone."""
     for layout, words in ORDERS.items():
         intact = study.halves(layout)[1]
         fewer = study.tokenize([without_last_true(prompt) for prompt in intact.prompts])
@@ -139,18 +138,16 @@ def add_attention(study: Study, table: Table) -> None:
         for ranking in RANKINGS:
             layers, heads = zip(*study.located_heads(ranking), strict=True)
             of_located = [values[:, layers, heads].mean(1) for values in (before, after, predicted)]
+            about = {"at": words, "ranking": ranking, "unit": "%"}
             for place, kind in enumerate(("true", "false")):
-                rows = np.stack([values[:, place] for values in of_located], axis=1)
                 table.add_statistic(
                     f"change of attention to {kind} labels without the last true demonstration",
-                    rows,
+                    np.stack([values[:, place] for values in of_located], axis=1),
                     lambda draws: draws[:, 1].mean() / draws[:, 0].mean() - 1,
                     lambda draws: draws[:, 2].mean() / draws[:, 0].mean() - 1,
                     intact.queries,
-                    at=words,
-                    ranking=ranking,
-                    unit="%",
                     versus="predicted by softmax alone",
+                    **about,
                 )
 
 

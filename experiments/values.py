@@ -28,66 +28,45 @@ from matplotlib.figure import Figure
 import icl_lens as il
 
 OTHER_HEADS = "other heads of the same layers"
+MAGNITUDES = "orders of magnitude"
 RANKED_ROWS = 256
 """Number of values whose scores over the vocabulary are in memory at a time."""
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
-    """Rank labels in the values of located and control heads, and in the same heads with labels
-    exchanged."""
+    """Rank labels in the values of located and control heads, and with labels exchanged."""
     study = Study.from_command_line(
         "values", "What do located heads write about a label?", arguments
     )
-    table, queries = Table(study), study.testing.queries
+    table, batch = Table(study), study.testing
+    exchanged = study.tokenize(il.donor_prompts(batch.prompts)["labels"])
     heads = compared_heads(study)
-    names = list(map(str, heads))
-    exchanged = study.tokenize(il.donor_prompts(study.testing.prompts)["labels"])
-    ranks = study.read("ranks", study.testing, lambda acts: label_ranks(acts, heads), heads=names)
-    moved = study.read(
-        "ranks of exchanged",
-        exchanged,
-        lambda acts: label_ranks(acts, heads, exchanged=True),
-        heads=names,
-    )
-    features = study.read(
-        "features", study.testing, lambda acts: label_features(acts, heads), heads=names
-    )
+    names = {"heads": list(map(str, heads))}
+
+    def ranks_of_other(acts: il.Activations) -> torch.Tensor:
+        return label_ranks(acts, heads, exchanged=True)
+
+    ranks = study.read("ranks", batch, lambda acts: label_ranks(acts, heads), **names)
+    moved = study.read("ranks of exchanged", exchanged, ranks_of_other, **names)
+    features = study.read("features", batch, lambda acts: label_features(acts, heads), **names)
     n_tokens = study.model.W_U.shape[1]
     reciprocal = all_heads(study, heads, (1 / ranks).mean(-1))
-    magnitude, moved_magnitude = (
-        all_heads(study, heads, np.log10(n_tokens / of_labels).mean(-1))
-        for of_labels in (ranks, moved)
-    )
+    magnitude = all_heads(study, heads, np.log10(n_tokens / ranks).mean(-1))
+    moved_magnitude = all_heads(study, heads, np.log10(n_tokens / moved).mean(-1))
     for ranking in RANKINGS:
         located = study.located_heads(ranking)
         controls = study.control_heads(located)
         for measure, values, unit in (
             ("mean reciprocal rank of the label", reciprocal, "0–1"),
-            ("log10(vocabulary size / rank of the label)", magnitude, "orders of magnitude"),
+            ("log10(vocabulary size / rank of the label)", magnitude, MAGNITUDES),
             ("log-odds of the label", all_heads(study, heads, features), "nats"),
         ):
-            of_located, of_controls = head_means(values, located, controls)
-            table.add(
-                measure,
-                of_located,
-                of_controls,
-                queries,
-                versus=OTHER_HEADS,
-                unit=unit,
-                ranking=ranking,
-            )
-        of_label, of_exchanged = (
-            head_means(values, located, controls)[0] for values in (magnitude, moved_magnitude)
-        )
-        table.add(
-            "log10(vocabulary size / rank), label there",
-            of_label,
-            of_exchanged,
-            queries,
-            versus="the other label there",
-            unit="orders of magnitude",
-            ranking=ranking,
-        )
+            means = head_means(values, located, controls)
+            table.add(measure, *means, versus=OTHER_HEADS, unit=unit, ranking=ranking)
+        of_label = head_means(magnitude, located, controls)[0]
+        of_exchanged = head_means(moved_magnitude, located, controls)[0]
+        about = {"versus": "the other label there", "unit": MAGNITUDES, "ranking": ranking}
+        table.add("log10(vocabulary size / rank), label there", of_label, of_exchanged, **about)
     add_best_head(study, table)
     add_heads(study, table, reciprocal, all_heads(study, heads, (1 / moved).mean(-1)))
     return table.write(draw(table.to_frame()))
@@ -170,9 +149,7 @@ def add_best_head(study: Study, table: Table) -> None:
         "words", study.testing, lambda acts: own_word_wins(acts, best), head=str(best)
     )
     for measure, shares in zip(measures, wins.T, strict=True):
-        table.add(
-            measure, shares, 0.5, study.testing.queries, versus="chance", unit="%", note=str(best)
-        )
+        table.add(measure, shares, 0.5, versus="chance", unit="%", note=str(best))
 
 
 def own_word_wins(acts: il.Activations, head: il.Head) -> torch.Tensor:
@@ -205,16 +182,9 @@ def add_heads(study: Study, table: Table, reciprocal: np.ndarray, moved: np.ndar
     """Add each located head's mean reciprocal rank of the label, next to that with the other label
     there."""
     for head in study.located_heads("contrast"):
-        at_label, at_other = reciprocal[:, head.layer, head.head], moved[:, head.layer, head.head]
-        table.add(
-            "mean reciprocal rank, one head",
-            at_label,
-            at_other,
-            study.testing.queries,
-            at=str(head),
-            versus="the other label there",
-            unit="0–1",
-        )
+        at_label, at_other = (values[:, head.layer, head.head] for values in (reciprocal, moved))
+        about = {"at": str(head), "versus": "the other label there", "unit": "0–1"}
+        table.add("mean reciprocal rank, one head", at_label, at_other, **about)
 
 
 def draw(table: pd.DataFrame) -> Figure:
