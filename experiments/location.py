@@ -146,27 +146,16 @@ def add_losses(study: Study, table: Table, located: dict[str, list[il.Head]]) ->
     """Add the log-odds lost without each method's heads, next to random heads of their layers."""
     for method, heads in located.items():
         random_sets = il.random_head_sets(study.model, heads, draws=N_RANDOM_SETS, seed=study.seed)
-        edits = [
-            [il.Ablate(heads_removed, positions="last")]
-            for heads_removed in ([], heads, *random_sets)
-        ]
+        edits = [[]]
+        for heads_removed in (heads, *random_sets):
+            edits.append([il.Ablate(heads_removed, positions="last")])
         names = " ".join(map(str, heads))
         options = {"heads": names, "random sets": N_RANDOM_SETS, "seed": study.seed}
-        log_odds = study.scores(
-            f"without {method}", study.testing, lambda rows, edits=edits: edits, options
-        ).log_odds
-        lost = log_odds[:, :1] - log_odds
-        measure = f"log-odds lost without heads by {method}"
-        n_passes = METHODS[method](len(study.all_heads()))
-        table.add(
-            measure,
-            lost[:, 1],
-            lost[:, 2:],
-            study.testing.queries,
-            at=n_passes,
-            versus=VERSUS,
-            note=names,
-        )
+        part = f"without {method}"
+        scores = study.scores(part, study.testing, lambda rows, edits=edits: edits, options)
+        lost = scores.log_odds[:, :1] - scores.log_odds
+        about = {"at": METHODS[method](len(study.all_heads())), "versus": VERSUS, "note": names}
+        table.add(f"log-odds lost without heads by {method}", lost[:, 1], lost[:, 2:], **about)
 
 
 # Depth
@@ -175,18 +164,16 @@ def add_losses(study: Study, table: Table, located: dict[str, list[il.Head]]) ->
 def add_depths(study: Study, table: Table, scores: dict[str, np.ndarray]) -> None:
     """Add the deeper half's share of contributions by heads and by layers, and of exact effects."""
     testing = study.testing
-    layers = study.read(
-        "layers", testing, layer_contributions, what="contrast, increase, random token"
-    )
+    kinds = "contrast, increase, random token"
+    layers = study.read("layers", testing, layer_contributions, what=kinds)
     for place, ranking in enumerate(RANKINGS):
         of_heads = head_scores(study, ranking, testing)
         located = study.located_heads(ranking)
         total = np.sum([of_heads[:, head.layer, head.head] for head in located], axis=0)
         unrelated, unrelated_layers = None, None
         if ranking == "increase":
-            unrelated = study.read(
-                "random token", testing, random_increases, method="increase of a random token"
-            )
+            method = "increase of a random token"
+            unrelated = study.read("random token", testing, random_increases, method=method)
             unrelated_layers = layers[:, 2]
         measures = {
             "share of the deeper half, heads": (of_heads, unrelated, slice(None)),
@@ -200,16 +187,8 @@ def add_depths(study: Study, table: Table, scores: dict[str, np.ndarray]) -> Non
             else:
                 table.add_missing(measure, NOTHING)
         add_contributions(table, of_heads, layers[:, place], ranking)
-    effects = scores["exact effects"]
-    add_share(
-        table,
-        "share of the deeper half, exact effects",
-        effects,
-        None,
-        slice(None),
-        study.locating.queries,
-        "",
-    )
+    measure, effects = "share of the deeper half, exact effects", scores["exact effects"]
+    add_share(table, measure, effects, None, slice(None), study.locating.queries, "")
 
 
 def layer_contributions(acts: il.Activations) -> torch.Tensor:
@@ -232,14 +211,12 @@ def random_increases(acts: il.Activations) -> torch.Tensor:
 
 
 def random_tokens(acts: il.Activations) -> torch.Tensor:
-    """Return one random token of the vocabulary per prompt, the same for the same prompt in every
-    batch."""
+    """Return one random token per prompt, the same for the same prompt in every batch."""
     n_tokens = acts.readout.W_U.shape[1]
-    prompts = acts.batch.prompts
-    tokens = [
-        random.Random(f"{prompt.query} {prompt.demonstrations}").randrange(n_tokens)
-        for prompt in prompts
-    ]
+    tokens = []
+    for prompt in acts.batch.prompts:
+        seed = f"{prompt.query} {prompt.demonstrations}"
+        tokens.append(random.Random(seed).randrange(n_tokens))
     return torch.tensor(tokens)
 
 
@@ -261,10 +238,9 @@ def add_share(
     size = values[0].size
     if unrelated is None:
         _, query_number = np.unique(queries, return_inverse=True)
-        signs = np.random.default_rng(0).choice(
-            [-1.0, 1.0], size=(query_number.max() + 1, N_SIGNS)
-        )[query_number]
-        rows = np.concatenate([values.reshape(n, -1), signs], axis=1)
+        shape_of_signs = (query_number.max() + 1, N_SIGNS)
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=shape_of_signs)
+        rows = np.concatenate([values.reshape(n, -1), signs[query_number]], axis=1)
         versus = "the same with random signs"
     else:
         rows = np.concatenate([values.reshape(n, -1), unrelated.reshape(n, -1)], axis=1)
@@ -281,33 +257,25 @@ def add_share(
             return share(draws[:, size:].mean(0))
         return share(draws[:, size:].T @ draws[:, :size] / len(draws))
 
-    table.add_statistic(
-        measure,
-        rows,
-        lambda draws: share(draws[:, :size].mean(0)),
-        control,
-        queries,
-        unit="%",
-        versus=versus,
-        ranking=ranking,
-    )
+    def quantity(draws: np.ndarray) -> float:
+        return share(draws[:, :size].mean(0))
+
+    about = {"unit": "%", "versus": versus, "ranking": ranking}
+    table.add_statistic(measure, rows, quantity, control, queries, **about)
 
 
 def add_contributions(
     table: Table, of_heads: np.ndarray, of_layers: np.ndarray, ranking: str
 ) -> None:
     """Add what each layer adds on average, and the heads that add most, without controls."""
+    about = {"ranking": ranking, "unit": "nats"}
     means = of_layers.mean(0)
     for component, name in enumerate(("attention", "FFN")):
         for layer, value in enumerate(means[:, component]):
-            table.add_row(
-                f"added by {name}", at=layer, ranking=ranking, quantity=value, unit="nats"
-            )
+            table.add_row(f"added by {name}", at=layer, quantity=value, **about)
     for head in best_heads(of_heads, min(SHOWN_HEADS, of_heads[0].size)):
         value = of_heads[:, head.layer, head.head].mean()
-        table.add_row(
-            "added by one head", at=str(head), ranking=ranking, quantity=value, unit="nats"
-        )
+        table.add_row("added by one head", at=str(head), quantity=value, **about)
 
 
 def draw(table: pd.DataFrame) -> Figure:

@@ -71,25 +71,17 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
 
 
 def ordered_pairs(study: Study, prompts: Sequence[il.Prompt], place: int) -> Pairs:
-    """Return each prompt in two orders: with the answer's label at `place`, 0 or -1, and with
-    another label there."""
+    """Return each prompt with the answer's label at `place`, 0 or -1, and with another there."""
     rng = random.Random(study.seed)
     favored, unfavored = [], []
     for prompt in prompts:
         demonstrations = list(prompt.demonstrations)
         is_favored = demonstrations[place].label == prompt.answer
         between = range(1, len(demonstrations) - 1)
-        partner = rng.choice(
-            [
-                index
-                for index in between
-                if demonstrations[index].label != demonstrations[place].label
-            ]
-        )
-        demonstrations[place], demonstrations[partner] = (
-            demonstrations[partner],
-            demonstrations[place],
-        )
+        at_place = demonstrations[place]
+        partner = rng.choice([i for i in between if demonstrations[i].label != at_place.label])
+        demonstrations[place] = demonstrations[partner]
+        demonstrations[partner] = at_place
         reordered = il.Prompt(demonstrations, prompt.query, prompt.answer, prompt.labels)
         favored.append(prompt if is_favored else reordered)
         unfavored.append(reordered if is_favored else prompt)
@@ -97,20 +89,17 @@ def ordered_pairs(study: Study, prompts: Sequence[il.Prompt], place: int) -> Pai
 
 
 def add_attention(study: Study, table: Table) -> None:
-    """Add the change of attention to true labels between the two orders, next to that without the
-    position term."""
+    """Add the change of attention to true labels by order, also without the position term."""
     for ranking in RANKINGS:
         heads = study.located_heads(ranking)
         columns = []
         for is_free in (False, True):
             for layout in ("last", "first"):
-                columns.append(
-                    true_attention(study, layout, heads, ranking, without_position=is_free)
-                )
-        rows = np.stack(columns, axis=1)
+                of_order = true_attention(study, layout, heads, ranking, without_position=is_free)
+                columns.append(of_order)
         table.add_statistic(
             ATTENTION,
-            rows,
+            np.stack(columns, axis=1),
             lambda draws: draws[:, 1].mean() / draws[:, 0].mean() - 1,
             lambda draws: draws[:, 3].mean() / draws[:, 2].mean() - 1,
             study.halves("last")[1].queries,

@@ -47,6 +47,7 @@ N_TESTED, N_RANDOM_SETS = 20, 10
 DRAWS = 2000
 """Draws of random lists, of all tasks jointly."""
 RANDOM_LISTS = "random lists with as many heads per layer"
+NO_PAIRS = "the model does no two different tasks of these kinds"
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,8 @@ def locate(study: Study, table: Table, name: str, prompts: TaskPrompts) -> TaskH
     shape = (len(batch), study.model.cfg.n_layers, study.model.cfg.n_heads)
     n_heads = shape[1] * shape[2]
     right = scores[:, 0]
-    table.add(
-        f"accuracy on {name}",
-        right,
-        prompts.chance,
-        batch.queries,
-        unit="%",
-        versus="guessing",
-        at=prompts.kind,
-    )
+    about = {"unit": "%", "versus": "guessing", "at": prompts.kind}
+    table.add(f"accuracy on {name}", right, prompts.chance, batch.queries, **about)
     is_done = prompts.is_done
     if is_done is None:
         bounds = (-prompts.chance, 1 - prompts.chance)
@@ -110,9 +104,9 @@ def locate(study: Study, table: Table, name: str, prompts: TaskPrompts) -> TaskH
             f"the model does not do the task {name!r}: {right.mean():.0%} of the answers are right"
         )
     heads = best_heads(scores[:, 1 : 1 + n_heads].reshape(shape), study.n_located)
-    last = (
-        best_heads(scores[:, 1 + n_heads :].reshape(shape), study.n_located) if batch.labels else []
-    )
+    last = []
+    if batch.labels:
+        last = best_heads(scores[:, 1 + n_heads :].reshape(shape), study.n_located)
     return TaskHeads(prompts, heads, last)
 
 
@@ -153,10 +147,7 @@ def overlap(
     first: Sequence[il.Head], second: Sequence[il.Head], n_heads: int
 ) -> tuple[float, float]:
     """Return the share of the first list that is on the second, and the same for random lists."""
-    of_first, of_second = (
-        Counter(head.layer for head in first),
-        Counter(head.layer for head in second),
-    )
+    of_first, of_second = (Counter(head.layer for head in heads) for heads in (first, second))
     by_chance = sum(count * of_second[layer] for layer, count in of_first.items()) / n_heads
     return len({*first} & {*second}) / len(first), by_chance / len(first)
 
@@ -173,13 +164,12 @@ def add_mean_overlap(
     shares = np.array([overlap(first, second, study.model.cfg.n_heads) for first, second in lists])
     about = {"unit": "%", "versus": RANDOM_LISTS, "at": at}
     if len(lists) > 1:
-        table.add(
-            measure, shares[:, 0], shares[:, 1], [str(pair) for pair in range(len(lists))], **about
-        )
+        pairs = [str(pair) for pair in range(len(lists))]
+        table.add(measure, shares[:, 0], shares[:, 1], pairs, **about)
     elif lists:
         table.add_row(measure, quantity=100 * shares[0, 0], control=100 * shares[0, 1], **about)
     else:
-        table.add_missing(measure, "the model does no two different tasks of these kinds", at=at)
+        table.add_missing(measure, NO_PAIRS, at=at)
 
 
 def add_overlaps(study: Study, table: Table, tasks: dict[str, TaskHeads]) -> None:
@@ -189,10 +179,8 @@ def add_overlaps(study: Study, table: Table, tasks: dict[str, TaskHeads]) -> Non
     pairs = [(this, tasks[name].heads) for name in CLASSIFICATION if name in tasks]
     add_mean_overlap(study, table, "heads in common with other classification tasks", pairs)
     again = study.read("located on testing", study.testing, contrasts, what="contrast")
-    same = best_heads(again, study.n_located)
-    add_mean_overlap(
-        study, table, "heads in common with the same task on other prompts", [(this, same)]
-    )
+    same = [(this, best_heads(again, study.n_located))]
+    add_mean_overlap(study, table, "heads in common with the same task on other prompts", same)
     for name, task in tasks.items():
         if name != "this task":
             add_mean_overlap(study, table, f"heads in common with {name}", [(this, task.heads)])
@@ -233,13 +221,9 @@ def add_most_shared(study: Study, table: Table, tasks: dict[str, TaskHeads]) -> 
     by_chance = int(counts.max())
     on_lists = Counter(chain.from_iterable(compared))
     for head, count in sorted(on_lists.items(), key=lambda pair: (-pair[1], pair[0])):
-        about = {
-            "unit": f"of {len(compared)} lists",
-            "versus": f"largest number in {DRAWS} draws of random lists",
-        }
-        table.add_row(
-            "lists that a head is on", at=str(head), quantity=count, control=by_chance, **about
-        )
+        numbers = {"quantity": count, "control": by_chance, "unit": f"of {len(compared)} lists"}
+        versus = f"largest number in {DRAWS} draws of random lists"
+        table.add_row("lists that a head is on", at=str(head), versus=versus, **numbers)
 
 
 # What removing heads costs
@@ -255,11 +239,10 @@ def add_costs(study: Study, table: Table, tasks: dict[str, TaskHeads]) -> None:
         random_sets = il.random_head_sets(study.model, task.heads, draws=n_random, seed=study.seed)
         places[name] = slice(len(head_sets), len(head_sets) + 1 + n_random)
         head_sets += [task.heads, *random_sets]
-    lost = {
-        name: losses(study, name, task, head_sets)
-        for name, task in tasks.items()
-        if task.prompts.testing
-    }
+    lost = {}
+    for name, task in tasks.items():
+        if task.prompts.testing:
+            lost[name] = losses(study, name, task, head_sets)
     for target_kind in LABEL_KINDS:
         targets = [name for name in of_kind(tasks, target_kind) if name in lost]
         for source_kind in ("the same task", *KINDS):
@@ -279,39 +262,24 @@ def add_cost(
     different tasks."""
     of_heads, of_random, queries = [], [], []
     for target in targets:
-        if source_kind == "the same task":
-            sources = [target]
-        else:
-            sources = [
-                name
-                for name, task in tasks.items()
-                if task.prompts.kind == source_kind and name != target
-            ]
+        sources = [target]
+        if source_kind != "the same task":
+            of_source = [name for name, task in tasks.items() if task.prompts.kind == source_kind]
+            sources = [name for name in of_source if name != target]
         if sources:
             by_source = [lost[target][:, places[name]] for name in sources]
             of_heads.append(np.mean([values[:, 0] for values in by_source], axis=0))
             of_random.append(np.mean([values[:, 1:].mean(1) for values in by_source], axis=0))
             testing = tasks[target].prompts.testing
             queries += testing.queries[:N_TESTED] if testing is not None else ()
-    for column, unit in enumerate(("log-odds, nats", "log p, nats")):
-        measure, at = (
-            f"lost by {target_kind} without heads of {source_kind}",
-            unit.partition(",")[0],
-        )
+    for column, unit in enumerate(("log-odds", "log p")):
+        measure, at = f"lost by {target_kind} without heads of {source_kind}", unit
         if not of_heads:
-            table.add_missing(
-                measure, "the model does no two different tasks of these kinds", at=at
-            )
+            table.add_missing(measure, NO_PAIRS, at=at)
             continue
         quantity, control = (np.concatenate(values)[:, column] for values in (of_heads, of_random))
-        table.add(
-            measure,
-            quantity,
-            control,
-            queries,
-            at=at,
-            versus="without random heads of the same layers",
-        )
+        about = {"at": at, "versus": "without random heads of the same layers"}
+        table.add(measure, quantity, control, queries, **about)
 
 
 def losses(
@@ -328,9 +296,8 @@ def losses(
 
         def read(log_probs: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
             of_answer = log_probs.gather(1, answers[prompt][:, None])[:, 0]
-            of_others = log_probs.gather(1, rivals[prompt].clamp(min=0)).masked_fill(
-                rivals[prompt] < 0, -torch.inf
-            )
+            of_others = log_probs.gather(1, rivals[prompt].clamp(min=0))
+            of_others = of_others.masked_fill(rivals[prompt] < 0, -torch.inf)
             return torch.stack([of_answer - of_others.logsumexp(1), of_answer], dim=1)
 
         return il.score(study.model, batch[rows], edits, read=read).double()

@@ -69,25 +69,12 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
             table.add_missing(hop, "there are no such edges")
             continue
         control = np.stack([lost[hop, number] for number in range(N_RANDOM)], axis=1)
-        names = " ".join(map(str, heads))
-        table.add(
-            hop,
-            lost[hop, "ranked"],
-            control,
-            testing.queries,
-            versus="the same with random heads",
-            note=names,
-        )
+        about = {"versus": "the same with random heads", "note": " ".join(map(str, heads))}
+        table.add(hop, lost[hop, "ranked"], control, testing.queries, **about)
     for kind, (heads, _) in hops.single().items():
         for head in heads:
-            table.add(
-                f"{kind}, one head",
-                lost[kind, head],
-                0.0,
-                testing.queries,
-                versus="zero",
-                at=str(head),
-            )
+            about = {"versus": "zero", "at": str(head)}
+            table.add(f"{kind}, one head", lost[kind, head], 0.0, testing.queries, **about)
     return table.write(draw(table.to_frame()))
 
 
@@ -101,11 +88,10 @@ def losses(
     edits: list[list[Any]] = [[]]
     for edges in edge_sets.values():
         edits.append([il.WithoutEdges(edges, reference=reference)] if edges else [])
-    options = {
-        "edges": {
-            f"{hop}, {which}": list(map(str, edges)) for (hop, which), edges in edge_sets.items()
-        }
-    }
+    names = {}
+    for (hop, heads), edges in edge_sets.items():
+        names[f"{hop}, {heads}"] = list(map(str, edges))
+    options = {"edges": names}
     log_odds = study.scores("without edges", testing, lambda rows: edits, options).log_odds
     lost = log_odds[:, :1] - log_odds[:, 1:]
     return dict(zip(edge_sets, lost.T, strict=True))
