@@ -102,7 +102,7 @@ def averaged(study: Study, head_sets: HeadSets, part: str) -> Scores:
 def mean_prompts(study: Study) -> il.PromptBatch:
     """Return the prompts that means are taken over: some of the locating half.
 
-    For means over another task, write `study.changed(task_source="fruit-vehicle").locating`.
+    For means over another task: `study.changed(task_source="fruit-vehicle", path=None).locating`.
     """
     return study.locating[:: max(1, len(study.locating) // N_MEAN)]
 

@@ -11,15 +11,17 @@ import ground_truth
 import pandas as pd
 import publish
 import pytest
+import task_table
+import vectors
 
 import icl_lens as il
 
 EXPERIMENTS = Path(publish.__file__).parent
-SCRIPTS = sorted(path for path in EXPERIMENTS.glob("*.py") if path.stem != "__init__")
+SCRIPTS = sorted(EXPERIMENTS.rglob("*.py"))
 COLUMNS = "model task measure at ranking quantity control low high unit versus prompts queries note".split()
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(EXPERIMENTS)))
 def test_a_script_imports_public_names_only(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
@@ -31,6 +33,23 @@ def test_a_script_imports_public_names_only(path):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "il"
     ]
     assert {*names} <= {*il.__all__}
+
+
+def test_the_tables_of_the_docs_are_made_from_the_rows_beside_them():
+    tasks = task_table.read(task_table.ROWS)
+    assert task_table.ROWS.with_suffix(".md").read_text() == task_table.tables(tasks, "smollm2-135m")
+    assert (EXPERIMENTS / "task_comparison.md").read_text() == task_table.comparison(tasks)
+    assert vectors.ROWS.with_suffix(".md").read_text() == vectors.page(task_table.read(vectors.ROWS))
+
+
+@pytest.mark.parametrize("question", publish.QUESTIONS)
+def test_every_published_study_has_its_settings_or_says_that_it_is_older(question):
+    data = EXPERIMENTS.parent / "docs" / "results" / "data"
+    settings = json.loads((data / f"{question}.json").read_text())
+    studies = publish.studies_of(publish.read(data / f"{question}.csv"))
+    assert {f"{model}: {task}" for model, task in studies} == settings.keys()
+    for about in settings.values():
+        assert about == {"note": publish.EARLIER} or {"versions", "weights", "prompts", "n"} <= about.keys()
 
 
 @pytest.fixture(scope="module")
