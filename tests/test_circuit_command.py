@@ -89,7 +89,7 @@ def test_heads_are_located_on_the_prompts_that_rank_edges(icl_mini, tmp_path, mo
     assert json.loads(numbers.read_text())["readers"] == heads
     assert f"{', '.join(heads)}, located by contrast on 8 other prompts (with other queries)" in said
     manifest = json.loads((out / "manifest.json").read_text())
-    assert (manifest["by"], manifest["heads"], manifest["n_edges"], manifest["n_random"]) == ("circuit", heads, 2, 2)
+    assert (manifest["by"], manifest["heads"], manifest["n_edges"], manifest["n_random"]) == ("circuit", heads, 2, 3)
     ranked, tested = task.index("-n") + 1, ["--seed", 1]
     for others, named in (([*task, "--heads", heads[0]], "heads="), ([*task, "-k", 2, *tested], "--seed 0")):
         code, _, said = call(monkeypatch, capsys, *others, "--out", out)

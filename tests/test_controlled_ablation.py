@@ -231,5 +231,5 @@ def test_a_mean_over_the_same_pairs_is_warned_of_and_said(gpt2):
     with warnings.catch_warnings():
         warnings.simplefilter("error", SamePairsWarning)
         found = il.ablate_with_controls(gpt2, same, HEADS, reference=[same, others], **options)
-    assert "The mean is over 6 prompts of 2 tasks, each with the same weight." in repr(found)
+    assert "The mean is over 6 prompts in 2 batches." in repr(found)
     assert found.reference_sentence in notes(found)

@@ -58,12 +58,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def load_once():
-    """Load icl-mini once for all scripts."""
-    model = il.load_model("icl-mini")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(il, "load_model", lambda name: model)
-        yield
+def icl_mini():
+    return il.load_model("icl-mini")
+
+
+@pytest.fixture
+def load_once(icl_mini, monkeypatch):
+    """Load icl-mini once for all scripts; other tests load the models that they name."""
+    monkeypatch.setattr(il, "load_model", lambda name: icl_mini)
 
 
 @pytest.mark.slow

@@ -108,3 +108,15 @@ def test_of_equally_probable_tokens_one_is_on_top(load_tiny):
             model.unembed.bias.copy_(before[1])
     assert int(batch.answer_tokens) > 0
     assert not bool(found.top1.any() or found.top1_intact.any())
+
+
+def test_a_mean_does_not_depend_on_how_its_prompts_are_divided(gpt2):
+    """Batches of other sizes, such as the pieces of a long reference, give the same mean."""
+    batch = tokenized(gpt2, PROMPTS)
+    pieces = [batch[:1], batch[1:]]
+    whole, divided = (il.function_vector(gpt2, prompts, HEADS) for prompts in (batch, pieces))
+    assert_close(divided, whole)
+    for positions in ("last", "all"):
+        edits = [[il.Ablate(HEADS, mode="mean", reference=of, positions=positions)] for of in (batch, pieces)]
+        scores = il.score(gpt2, batch, edits)
+        assert_close(scores[:, 1], scores[:, 0])

@@ -93,7 +93,7 @@ def test_missing_files_are_refused(refused, tmp_path):
 
 def test_a_missing_gguf_package_is_named(file, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    refused(file, "the gguf package must be installed to read 'x.gguf'", "pip install 'icl-lens[gguf]'")
+    refused(file, "the gguf package must be installed to read 'x.gguf'", "pip install gguf")
 
 
 @pytest.mark.parametrize("place", ["occupied", "occupied/icl_lens/gguf"])

@@ -42,7 +42,7 @@ def pages(tmp_path_factory):
     ]
     batch = il.tokenize(model, prompts)
     about = {"text": HOSTILE, "chosen": HOSTILE, "behavior": HOSTILE, "model": HOSTILE, "command": COMMAND}
-    circuit = il.locate_circuit(model, batch[:4], batch[4:], ["L1H0"], n_edges=3, n_random=2)
+    circuit = il.locate_circuit(model, batch[:4], batch[4:], ["L1H0"], n_edges=3, n_random=3)
     ablation = il.ablate_with_controls(model, batch, ["L1H0"], n_random=3)
     explained = [il.explain(model, prompt, k=2, n_random=2) for prompt in prompts[:2]]
     state = LiveState.of(prompts[0], heads=["L1H0"]).to_dict()

@@ -6,6 +6,9 @@ is missing.
 
 import json
 import re
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -431,3 +434,44 @@ def test_marimo_edits_too(browser, model, tmp_path):
         page.goto(address)
         change_query_and_heads(page, model)
         context.close()
+
+
+def test_the_command_serves_a_view_per_tab_and_ends_with_ctrl_c(browser, model, tmp_path):
+    """Two tabs edit apart from each other; who has no token sees nothing; hostile texts stay text."""
+    pytest.importorskip("marimo", reason="marimo is missing: no page is served")
+    command = [sys.executable, "-m", "icl_lens", "live", "--no-open", "--heads", "L5H0"]
+    server = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    try:
+        address = server.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?access_token=\S{32}", address)
+        context = opened(browser, viewport={"width": 1000, "height": 1400})
+        requested, dialogs = [], []
+        context.on("request", lambda request: requested.append(request.url))
+        context.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+        first, second = context.new_page(), context.new_page()
+        for page in (first, second):
+            page.goto(address)
+        change_query_and_heads(first, model)
+        second.wait_for_selector(".icl-live[aria-busy=false]")
+        second.get_by_label("Query").fill(HOSTILE[0])
+        second.wait_for_selector(".icl-live[aria-busy=false]")
+        assert second.get_by_label("Query").input_value() == HOSTILE[0]
+        assert first.get_by_label("Query").input_value() == "three"
+        assert second.locator("[data-head=L5H1]").get_attribute("aria-pressed") == "false"
+        assert dialogs == []
+        local = ("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:")
+        assert [url for url in requested if not url.startswith(local)] == []
+        context.close()
+        stranger = opened(browser)
+        page = stranger.new_page()
+        page.goto(address.partition("?")[0])
+        page.wait_for_load_state("networkidle")
+        assert page.locator(".icl-live").count() == 0
+        assert page.locator("input[type=password]").count() == 1
+        stranger.close()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 0
+    finally:
+        server.kill()
+        server.stdout.close()
+        server.wait(30)

@@ -1,6 +1,7 @@
 """SmolLM2-135M-Instruct with 4-bit weights, a real model: its numbers agree with transformers and the reference."""
 
 import shutil
+import warnings
 from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace

@@ -53,7 +53,7 @@ def test_models_that_do_one_thing(case, tmp_path, capsys):
     if kind == "lookup":
         options = {"task": "sentiment-number", "path": truth.words, "labels": ",".join(labels) if labels else None}
         capsys.readouterr()
-        locate(**options, model=str(truth.folder), n=4, k=1, layout="order", device="cpu")
+        locate(**options, model=str(truth.folder), n=N_PROMPTS, k=1, layout="order", device="cpu")
         assert str(found) in " ".join(capsys.readouterr().out.split())
     assert ("not shown to learn" in str(found)) == ("learns" not in behaviors)
 

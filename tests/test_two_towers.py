@@ -249,7 +249,7 @@ def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):  # 
     truth, model = planted("two-tower")
     monkeypatch.setattr("icl_lens.cli.options.ModelOptions.load", lambda *_, **__: model)
     file = tmp_path / "towers.json"
-    call = f"towers -t sentiment-number --path {truth.words} -n 24 -k 4 --random-sets 2 --json {file}"
+    call = f"towers -t sentiment-number --path {truth.words} -n 24 -k 4 --random-sets 3 --json {file}"
     result = CliRunner().invoke(app, shlex.split(call))
     assert result.exit_code == 0, result.output
     found = il.two_towers(model, il.WordTask("sentiment-number", truth.words), k=4, n=24, n_random=3)

@@ -12,6 +12,7 @@ from icl_lens.cli.circuit import circuit
 from icl_lens.cli.compare import compare
 from icl_lens.cli.examples import as_text, cheat_sheet
 from icl_lens.cli.explain import explain
+from icl_lens.cli.live import live
 from icl_lens.cli.locate import locate
 from icl_lens.cli.models import models
 from icl_lens.cli.program import new_app, run_program
@@ -40,6 +41,7 @@ Find and explain the attention heads with which a language model learns in conte
   towers    whether heads match queries and carry labels
   circuit   the edges through which heads work
   compare   two prompts, or two models
+  live      a prompt in the browser: edit it, click heads, see what changes
   models    the models that load without a network
 
 Begin with icl-lens explain, or icl-lens locate --task sentiment-number -n 100.
@@ -68,6 +70,7 @@ def root(
 
 for command in (explain, check, locate, ablate, towers, circuit, compare):
     app.command(epilog="More options: --help-all. Tasks: " + TASKS)(command)
+app.command()(live)
 app.command()(models)
 
 

@@ -39,7 +39,7 @@ class Ablate(Edit):
     with `positions="last"`, over their last tokens, and "resample", with `positions="last"`, to
     that at the last token of one reference prompt, drawn for each prompt by its tokens and `seed`
     (never the same prompt). No edits are active in passes over the reference. Pass several batches
-    for a mean over several tasks, in which each has the same weight: a mean over one task of pairs
+    for a mean over all prompts of several tasks: a mean over one task of pairs
     keeps what heads do in all its prompts, so there is a warning. `positions="last"` edits only
     each prompt's last position, "labels" all tokens of the labels in the demonstrations, which
     needs the prompts that are run, and a list the tokens at these positions of every prompt,

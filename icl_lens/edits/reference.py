@@ -43,23 +43,26 @@ def mean_z(
     """Return layer -> float64 mean of its heads' z over all tokens of the reference, or over each
     prompt's last.
 
-    Of several batches, such as those of several tasks, it is the mean of their means, whatever
-    their sizes.
+    Every token, or prompt, has the same weight, however the reference is divided into batches.
     """
     batches = reference_batches(reference)
     sums: dict[int, Tensor] = {}
 
     def add(batch: PromptBatch, layer: int, z: Tensor) -> None:
         if positions == "last":
-            mean = _at_last(batch, z).double().mean(0)
+            total = _at_last(batch, z).double().sum(0)
         else:
             mask = batch.attention_mask.to(z.device, torch.float64)
-            mean = torch.einsum("bphd,bp->hd", z.double(), mask) / mask.sum()
-        sums[layer] = sums.get(layer, 0.0) + mean
+            total = torch.einsum("bphd,bp->hd", z.double(), mask)
+        sums[layer] = sums.get(layer, 0.0) + total
 
     for batch in batches:
         _read_z(view, layers, batch, add)
-    means = {layer: total[None] / len(batches) for layer, total in sums.items()}
+    if positions == "last":
+        weight = sum(len(batch) for batch in batches)
+    else:
+        weight = sum(int(batch.attention_mask.sum()) for batch in batches)
+    means = {layer: total[None] / weight for layer, total in sums.items()}
     if not all(bool(mean.isfinite().all()) for mean in means.values()):
         raise InputError(
             "the mean over reference must be finite, got NaN or infinite values; pass other prompts"
@@ -137,13 +140,13 @@ def keeps_the_task(batch: PromptBatch, reference: Batches) -> bool:
 
 
 def described(batch: PromptBatch, reference: Batches) -> str:
-    """Return in words which prompts a reference has: "16 prompts of 2 tasks", "8 prompts of the
+    """Return in words which prompts a reference has: "16 prompts in 2 batches", "8 prompts of the
     same pairs".
     """
     batches = reference_batches(reference)
     n_prompts = sum(map(len, batches))
     text = f"{n_prompts} prompt{'s' * (n_prompts != 1)}"
-    text += f" of {len(batches)} tasks, each with the same weight" if len(batches) > 1 else ""
+    text += f" in {len(batches)} batches" if len(batches) > 1 else ""
     if keeps_the_task(batch, reference):
         text += " of the same task, which keeps what heads do in all of them"
     return text

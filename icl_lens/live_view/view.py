@@ -32,7 +32,7 @@ def live(
     `explain`. A saved notebook shows the last state without a kernel.
 
     The view runs the model in a thread of its own, and each edit cancels what is computed for the one before. Raise
-    InputError if the package anywidget is missing (`pip install "icl-lens[live]"`), for a prompt without
+    InputError if the package anywidget is missing (`pip install anywidget`), for a prompt without
     demonstrations, and for heads that the model does not have.
 
     Example:
@@ -48,7 +48,7 @@ def live(
     except ImportError as error:
         if error.name not in ("anywidget", "ipywidgets", "traitlets"):
             raise
-        raise InputError('the live view requires anywidget; install it with pip install "icl-lens[live]"') from None
+        raise InputError("the live view requires anywidget; install it with pip install anywidget") from None
     prompt = Prompt.parse(prompt) if isinstance(prompt, str) else prompt
     if not isinstance(prompt, Prompt):
         raise InputError(f"prompt must be a string or an il.Prompt, got {prompt!r}; il.explain shows other texts")

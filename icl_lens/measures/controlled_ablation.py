@@ -370,7 +370,7 @@ def ablate_with_controls(
     `n_random` sets are drawn from the layers of `heads`, and the same number from all layers. Heads are ablated at
     each prompt's last position; `positions="all"` ablates them everywhere, which takes much longer. `mode="zero"` sets
     their z to zero, `mode="mean"` to its mean over the `reference` prompts, `mode="resample"` to that of one of them
-    (see `Ablate`). Pass several batches as `reference` for a mean over several tasks, each with the same weight; there
+    (see `Ablate`). Pass several batches as `reference` for a mean over all prompts of several tasks; there
     is a warning if all of them are of the pairs that are scored, since their mean keeps what heads do for these. Zero
     is a value that later layers have not seen in training, so it can change more than the heads'
     own part. `run` says how the prompts run (see `Run`). Raise InputError for an unknown head, no heads, a negative

@@ -143,7 +143,7 @@ def cached_parser(name: str) -> Iterator[None]:
         import gguf
     except ImportError as error:
         raise InputError(
-            f"the gguf package must be installed to read {name!r}; install it with: pip install 'icl-lens[gguf]'"
+            f"the gguf package must be installed to read {name!r}; install it with: pip install gguf"
         ) from error
     slow = {function: getattr(gguf, function) for function in ("GGUFReader", "get_tensor_name_map")}
     try:

@@ -1,0 +1,83 @@
+"""`icl-lens live`: edit a prompt, click heads, and see what changes, in a browser."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from typer import Argument, Option
+
+from icl_lens.cli.console import PlainConsole
+from icl_lens.cli.option_groups import grouped
+from icl_lens.cli.options import PAPER_ANSWER, PAPER_PROMPT, ModelOptions, TokenOptions
+from icl_lens.errors import InputError
+
+if TYPE_CHECKING:
+    from icl_lens.live_view.widget import LiveView
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions:
+    """Where the page is served, and whether it is opened."""
+
+    panel: ClassVar[str] = "Page"
+
+    port: Annotated[
+        int | None,
+        Option(min=1, max=65535, help="Port on this machine.", show_default="a free one"),
+    ] = None
+    open_browser: Annotated[
+        bool, Option("--open/--no-open", help="Open the page in the browser.")
+    ] = True
+
+
+@grouped
+def live(
+    page: PageOptions,
+    tokens: TokenOptions,
+    model: ModelOptions,
+    prompt: Annotated[
+        str | None,
+        Argument(help='Prompt, e.g. "happy : bar three : foo nine :".', show_default=PAPER_PROMPT),
+    ] = None,
+    answer: Annotated[
+        str | None,
+        Option(
+            "--answer",
+            "-a",
+            help="Correct label.",
+            show_default="model's prediction; foo for the default prompt",
+        ),
+    ] = None,
+    heads: Annotated[
+        str, Option(help="Heads to choose first, e.g. L17H3,L20H6.", show_default="none")
+    ] = "",
+) -> None:
+    """Open a prompt in the browser: edit demonstrations, click heads, and see what changes.
+
+    The page is served on this machine only, at an address with a token, until Ctrl-C. Each tab is a
+    view of its own.
+    """
+    from icl_lens import live as live_view
+    from icl_lens.live_view.browser import Address, serve
+    from icl_lens.models.view import ModelView
+    from icl_lens.prompts.prompt import Prompt
+
+    if prompt is None:
+        shown = Prompt.parse(PAPER_PROMPT, answer=answer or PAPER_ANSWER)
+    else:
+        shown = Prompt.parse(prompt, answer=answer)
+    if not shown.demonstrations:
+        raise InputError("the prompt must have demonstrations, such as 'happy : bar nine :'")
+    loaded = model.load()
+    chosen = ModelView.of(loaded).check_heads(heads.replace(",", " ").split())
+    arguments = tokens.tokenize_arguments(loaded)
+    tokens.tokenize(loaded, [shown])  # what is wrong with the prompt is said here, not in the page
+    console = PlainConsole(soft_wrap=True, highlight=False)
+    model.warn_of_words(console, [shown])
+
+    def new_view() -> "LiveView":
+        return live_view(loaded, shown, heads=chosen, **arguments)
+
+    def announce(address: Address) -> None:
+        console.print(f"{address}\nThe live view is at this address; Ctrl-C ends it.")
+
+    serve(new_view, port=page.port, open_browser=page.open_browser, announce=announce)
