@@ -26,6 +26,7 @@ from common import (
     Study,
     Table,
     digest,
+    from_command_line,
     legend_below,
     panels,
 )
@@ -168,4 +169,4 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 if __name__ == "__main__":
-    main()
+    from_command_line(main)

@@ -13,7 +13,7 @@ The paper's Table 2.
 """
 
 import pandas as pd
-from common import COLORS, Study, Table, panels
+from common import COLORS, Study, Table, from_command_line, panels
 from matplotlib.figure import Figure
 
 import icl_lens as il
@@ -67,4 +67,4 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 if __name__ == "__main__":
-    main()
+    from_command_line(main)

@@ -19,7 +19,7 @@ The paper's hypothesis (section 5) and its figure.
 """
 
 import pandas as pd
-from common import COLORS, Study, Table, grid, legend_below
+from common import COLORS, Study, Table, from_command_line, grid, legend_below
 from matplotlib.figure import Figure
 
 import icl_lens as il
@@ -146,4 +146,4 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 if __name__ == "__main__":
-    main()
+    from_command_line(main)

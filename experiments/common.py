@@ -476,6 +476,14 @@ class Table:
         return json.loads(manifests[0].read_text(encoding="utf-8"))["weights"] if manifests else ""
 
 
+def from_command_line(main: Callable[[], object]) -> None:
+    """Run a script; end with one sentence if its input is wrong."""
+    try:
+        main()
+    except il.InputError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
 def digest(texts: Sequence[str]) -> str:
     """Return 16 hexadecimal digits that change when a text does."""
     return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()[:16]

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import torch
-from common import COLORS, RANKINGS, Study, Table, legend_below, panels
+from common import COLORS, RANKINGS, Study, Table, from_command_line, legend_below, panels
 from matplotlib.figure import Figure
 
 import icl_lens as il
@@ -164,4 +164,4 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 if __name__ == "__main__":
-    main()
+    from_command_line(main)

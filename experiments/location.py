@@ -24,7 +24,16 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import torch
-from common import COLORS, N_RANDOM_SETS, RANKINGS, Study, Table, grid, legend_below
+from common import (
+    COLORS,
+    N_RANDOM_SETS,
+    RANKINGS,
+    Study,
+    Table,
+    from_command_line,
+    grid,
+    legend_below,
+)
 from matplotlib.figure import Figure
 
 import icl_lens as il
@@ -331,4 +340,4 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 if __name__ == "__main__":
-    main()
+    from_command_line(main)

@@ -24,7 +24,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import torch
-from common import RANKINGS, Layout, Study, Table
+from common import RANKINGS, Layout, Study, Table, from_command_line
 from label_bias import N_CHOOSING, Pairs, add_accuracy, add_bias, add_fix, answered, draw
 
 import icl_lens as il
@@ -193,4 +193,4 @@ def last_true_tokens(batch: il.PromptBatch) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    main()
+    from_command_line(main)

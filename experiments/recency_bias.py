@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from common import RANKINGS, Ranking, Study, Table
+from common import RANKINGS, Ranking, Study, Table, from_command_line
 from label_bias import N_CHOOSING, Pairs, add_bias, add_fix, draw
 from majority_bias import attention_by_class
 
@@ -200,4 +200,4 @@ def exchanged_texts(prompts: Sequence[il.Prompt], seed: int) -> list[list[il.Pro
 
 
 if __name__ == "__main__":
-    main()
+    from_command_line(main)

@@ -24,7 +24,7 @@ from itertools import chain, combinations_with_replacement, product
 import numpy as np
 import pandas as pd
 import torch
-from common import Study, Table, grid
+from common import Study, Table, from_command_line, grid
 from location import best_heads, contrasts
 from matplotlib.figure import Figure
 from shared_tasks import Kind, TaskPrompts, task_builders
@@ -345,4 +345,4 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 if __name__ == "__main__":
-    main()
+    from_command_line(main)

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from common import Study, Table, dots
+from common import Study, Table, dots, from_command_line
 from matplotlib.figure import Figure
 from two_towers import N_SCANNED
 
@@ -256,4 +256,4 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 if __name__ == "__main__":
-    main()
+    from_command_line(main)

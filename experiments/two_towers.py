@@ -16,7 +16,7 @@ The paper's hypothesis.
 from typing import Any
 
 import pandas as pd
-from common import N_RANDOM_SETS, Study, Table, dots
+from common import N_RANDOM_SETS, Study, Table, dots, from_command_line
 from matplotlib.figure import Figure
 
 import icl_lens as il
@@ -116,4 +116,4 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 if __name__ == "__main__":
-    main()
+    from_command_line(main)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import torch
-from common import COLORS, RANKINGS, Study, Table, legend_below, panels
+from common import COLORS, RANKINGS, Study, Table, from_command_line, legend_below, panels
 from label_attention import head_means
 from matplotlib.figure import Figure
 
@@ -211,4 +211,4 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 if __name__ == "__main__":
-    main()
+    from_command_line(main)
