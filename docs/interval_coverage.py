@@ -13,10 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from icl_lens.intervals import bootstrap_interval, draw_clusters, mean_intervals, top_places, with_random_sets
+from icl_lens.intervals import (
+    bootstrap_interval,
+    draw_clusters,
+    leave_one_out_interval,
+    leave_one_out_weights,
+    mean_intervals,
+    top_places,
+    with_random_sets,
+)
+from icl_lens.metrics import label_aurocs
 
 PAGE = Path(__file__).parent / "howto" / "intervals.md"
 N_SAMPLES = 2000
@@ -155,6 +165,42 @@ def coverage_table() -> list[str]:
     return lines
 
 
+def auroc_table() -> list[str]:
+    """Return the lines of the table of coverage of an AUROC, by its true value and the number of prompts.
+
+    Log-odds of two labels are normal, half of their variance is the query's, and each label is the answer of one of the
+    two prompts of each query.
+    """
+    lines = ["| AUROC | prompts (queries) | percentile (before) | icl_lens |", "|---|---|---|---|"]
+    n_samples = 1000
+    for truth in (0.5, 0.75, 0.95):
+        distance = np.sqrt(2) * norm.ppf(truth)
+        for n in (20, 60):
+            rng = np.random.default_rng(n)
+            cluster, answer = np.arange(n) // 2, np.arange(n) % 2
+            counts, _ = draw_clusters(cluster)
+            drawn = counts[:, cluster] / counts.sum(1, keepdims=True)
+            weights = np.concatenate([leave_one_out_weights(cluster), drawn])
+            n_lines = 1 + n // 2
+            ends: dict[str, list[tuple[float, float]]] = {"before": [], "now": []}
+            for _ in range(n_samples):
+                of_queries = np.sqrt(0.5) * rng.normal(size=n // 2)[cluster]
+                log_odds = of_queries + np.sqrt(0.5) * rng.normal(size=n) + distance * answer
+                scores = torch.from_numpy(np.stack([np.zeros(n), log_odds], axis=1)).log_softmax(1)
+                values = label_aurocs(scores, torch.from_numpy(answer), weights=weights)[:, 1]
+                low, high = np.quantile(values[n_lines:], [0.025, 0.975])
+                ends["before"].append((low, high))
+                interval = leave_one_out_interval(values[:n_lines], cluster, bounds=(0.0, 1.0))
+                ends["now"].append((interval.low, interval.high))
+            cells = []
+            for low_and_high in ends.values():
+                low, high = np.array(low_and_high).T
+                covered = np.mean((low <= truth) & (truth <= high))
+                cells.append(f"{100 * covered:.0f}% ({np.median(high - low):.2f})")
+            lines.append(f"| {truth:.2f} | {n} ({n // 2}) | " + " | ".join(cells) + " |")
+    return lines
+
+
 def random_sets_table() -> list[str]:
     """Return the lines of the table of coverage of a difference from random sets, by number of sets, for 30 prompts."""
     lines = ["| random sets | percentile (before) | icl_lens |", "|---|---|---|"]
@@ -245,6 +291,7 @@ def cost_table() -> list[str]:
 
 TABLES: dict[str, Callable[[], list[str]]] = {
     "coverage": coverage_table,
+    "auroc": auroc_table,
     "random sets": random_sets_table,
     "selected": selected_table,
     "cost": cost_table,

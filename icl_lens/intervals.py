@@ -349,23 +349,6 @@ def cluster_index(clusters: Sequence[object] | np.ndarray) -> Int[np.ndarray, " 
     return np.unique(keys, return_inverse=True)[1] % MAX_CLUSTERS
 
 
-def cluster_weights(
-    clusters: Sequence[object] | np.ndarray, *, draws: int = DRAWS, seed: int = 0
-) -> Float[np.ndarray, "draw row"]:
-    """Return the weight of each row in bootstrap draws of clusters (see `draw_clusters`); a draw's weights sum to 1."""
-    counts, cluster = draw_clusters(clusters, draws=draws, seed=seed)
-    weights = counts[:, cluster].astype(float)
-    return weights / weights.sum(1, keepdims=True)
-
-
-def weights_with_data(
-    clusters: Sequence[object] | np.ndarray, *, draws: int = DRAWS, seed: int = 0
-) -> Float[np.ndarray, "draw row"]:
-    """Return the weights of the rows: first those of the data, all equal, then those of each draw of clusters."""
-    data = np.full((1, len(clusters)), 1 / len(clusters))
-    return np.concatenate([data, cluster_weights(clusters, draws=draws, seed=seed)])
-
-
 def draw_clusters(
     clusters: Sequence[object] | np.ndarray, *, draws: int = DRAWS, seed: int = 0
 ) -> tuple[Int[np.ndarray, "draw cluster"], Int[np.ndarray, " row"]]:
@@ -385,7 +368,7 @@ def draw_clusters(
 def resampled_means(
     rows: Float[np.ndarray, "prompt column"], clusters: Sequence[str]
 ) -> Float[np.ndarray, "draw column"]:
-    """Return each column's mean in bootstrap draws of clusters; see `cluster_weights`."""
+    """Return each column's mean in bootstrap draws of clusters; see `draw_clusters`."""
     counts, cluster = draw_clusters(clusters)
     sums = np.zeros((counts.shape[1], rows.shape[1]))
     np.add.at(sums, cluster, rows)
@@ -395,26 +378,6 @@ def resampled_means(
 def percentile_ends(samples: Float[np.ndarray, "draw *rest"], *, level: float = LEVEL) -> Float[np.ndarray, "2 *rest"]:
     """Return the low and high ends of the central `level` of the samples."""
     return np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=0)
-
-
-def percentile_interval(
-    value: float,
-    samples: Float[np.ndarray, " draw"],
-    *,
-    n_clusters: int,
-    bounds: tuple[float, float] | None = None,
-    level: float = LEVEL,
-) -> Interval:
-    """Return a value with the percentile interval of its bootstrap samples, which is too narrow for few clusters.
-
-    The interval is NaN if more than 5% of the samples are not finite, or for a single cluster.
-    """
-    usable = samples[np.isfinite(samples)]
-    if len(usable) < 0.95 * len(samples) or n_clusters < 2:
-        return Interval(value, math.nan, math.nan)
-    low, high = map(float, percentile_ends(usable, level=level))
-    interval = Interval(value, low, high)
-    return interval if bounds is None else _within(interval, bounds, n_clusters, level)
 
 
 def top_places(values: Float[np.ndarray, "draw item"], k: int) -> Float[np.ndarray, "draw item"]:

@@ -24,7 +24,7 @@ from icl_lens.analyses.check import Check
 from icl_lens.analyses.pair_behavior import PairCheck, check_pairs
 from icl_lens.engine.score import score
 from icl_lens.errors import InputError, check_integers
-from icl_lens.intervals import Interval, bootstrap_interval, percentile_interval, weights_with_data
+from icl_lens.intervals import Interval, bootstrap_interval, leave_one_out_interval, leave_one_out_weights
 from icl_lens.metrics import label_aurocs, mean_aurocs, most_probable
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.memory import CHECK_TOKENS
@@ -435,30 +435,26 @@ def _intervals(
 
 @dataclass(frozen=True)
 class _Aurocs:
-    """The AUROC of each label in the data, the first row, and in bootstrap draws of queries."""
+    """The AUROC of each label over all prompts, the first row, and without each query in turn."""
 
-    draws: Float[np.ndarray, "draw label"]
-    n_queries: int
+    values: Float[np.ndarray, "draw label"]
+    queries: Sequence[str]
 
     @classmethod
     def of(cls, parts: Sequence[LabelScores], queries: Sequence[str]) -> "_Aurocs":
         """Return the AUROCs of the answers over the prompts of several arrangements."""
         log_probs = torch.cat([part.log_probs for part in parts])
         answers = torch.cat([part.answer for part in parts])
-        weights = np.tile(weights_with_data(queries), len(parts)) / len(parts)
-        draws = label_aurocs(log_probs, answers, choices=log_probs > -torch.inf, weights=weights)
-        return cls(draws, len({*queries}))
+        weights = np.tile(leave_one_out_weights(queries), len(parts)) / len(parts)
+        return cls(label_aurocs(log_probs, answers, choices=log_probs > -torch.inf, weights=weights), queries)
 
     def mean(self) -> Interval:
         """Return the mean over labels."""
-        return self._interval(mean_aurocs(self.draws))
+        return leave_one_out_interval(mean_aurocs(self.values), self.queries, bounds=(0.0, 1.0))
 
     def of_label(self, index: int) -> Interval:
         """Return that of one label."""
-        return self._interval(self.draws[:, index])
-
-    def _interval(self, draws: Float[np.ndarray, " draw"]) -> Interval:
-        return percentile_interval(float(draws[0]), draws[1:], n_clusters=self.n_queries, bounds=(0.0, 1.0))
+        return leave_one_out_interval(self.values[:, index], self.queries, bounds=(0.0, 1.0))
 
 
 def _nats(interval: Interval) -> str:
