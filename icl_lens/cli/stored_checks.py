@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 PACKAGES = ("icl-lens", "transformer-lens", "transformers", "torch")
 CODE = (
+    "analyses/behavior_contrasts.py",
     "analyses/check.py",
     "analyses/task_behavior.py",
     "analyses/pair_behavior.py",
     "intervals.py",
     "metrics.py",
+    "prompts/arrangements.py",
 )
 """Files whose changes make stored checks invalid."""
 
