@@ -14,6 +14,7 @@ The published paper's ablation, and its open question how many heads there are.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -124,7 +125,7 @@ def add_curve(study: Study, table: Table, ranking: Ranking) -> None:
     n_heads = study.model.cfg.n_layers * study.model.cfg.n_heads
     counts = [count for count in COUNTS if count <= n_heads // 2]
     ranked = study.located_heads(ranking, counts[-1])
-    draws = {"draws": N_RANDOM_CURVE, "seed": study.seed}
+    draws: dict[str, Any] = {"draws": N_RANDOM_CURVE, "seed": study.seed}
     head_sets: list[list[il.Head]] = []
     for count in counts:
         first = ranked[:count]

@@ -18,6 +18,7 @@ The paper's Figures 6, 7, 19–21 and 25–27; the published version's predictio
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -125,7 +126,7 @@ def add_share(
     def half(draws: np.ndarray) -> float:
         return 0.5
 
-    about = {"unit": "%", "ranking": ranking}
+    about: dict[str, Any] = {"unit": "%", "ranking": ranking}
     table.add_statistic(OF_ATTENTION, rows, of_located, half, versus="chance", **about)
     name = f"{OF_ATTENTION}, beside other heads"
     table.add_statistic(name, rows, of_located, of_controls, versus=OTHER_HEADS, **about)

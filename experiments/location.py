@@ -20,6 +20,7 @@ The paper's Figures 2–4 and 12–15, section 6.2; the published version's caus
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -163,7 +164,8 @@ def add_losses(study: Study, table: Table, located: dict[str, list[il.Head]]) ->
         part = f"without {method}"
         scores = study.scores(part, study.testing, lambda rows, edits=edits: edits, options)
         lost = scores.log_odds[:, :1] - scores.log_odds
-        about = {"at": METHODS[method](len(study.all_heads())), "versus": VERSUS, "note": names}
+        n_passes = METHODS[method](len(study.all_heads()))
+        about: dict[str, Any] = {"at": n_passes, "versus": VERSUS, "note": names}
         table.add(f"log-odds lost without heads by {method}", lost[:, 1], lost[:, 2:], **about)
 
 
@@ -269,7 +271,7 @@ def add_share(
     def quantity(draws: np.ndarray) -> float:
         return share(draws[:, :size].mean(0))
 
-    about = {"unit": "%", "versus": versus, "ranking": ranking}
+    about: dict[str, Any] = {"unit": "%", "versus": versus, "ranking": ranking}
     table.add_statistic(measure, rows, quantity, control, queries, **about)
 
 

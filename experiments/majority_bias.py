@@ -20,6 +20,7 @@ The paper's section 5.1, Figures 8 and 10; section 4.1 of the published version.
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -138,7 +139,7 @@ def add_attention(study: Study, table: Table) -> None:
         for ranking in RANKINGS:
             layers, heads = zip(*study.located_heads(ranking), strict=True)
             of_located = [values[:, layers, heads].mean(1) for values in (before, after, predicted)]
-            about = {"at": words, "ranking": ranking, "unit": "%"}
+            about: dict[str, Any] = {"at": words, "ranking": ranking, "unit": "%"}
             for place, kind in enumerate(("true", "false")):
                 table.add_statistic(
                     f"change of attention to {kind} labels without the last true demonstration",

@@ -19,6 +19,7 @@ import random
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -187,7 +188,7 @@ def exchanged_texts(prompts: Sequence[il.Prompt], seed: int) -> list[list[il.Pro
         demonstrations = list(prompt.demonstrations)
         demonstrations.remove(spare_true)
         demonstrations.remove(spare_false)
-        asked = {"answer": prompt.answer, "labels": prompt.labels}
+        asked: dict[str, Any] = {"answer": prompt.answer, "labels": prompt.labels}
         lists[0].append(il.Prompt(demonstrations, prompt.query, **asked))
         lists[1].append(il.Prompt(demonstrations, spare_false.text, **asked))
         for prompts_with, place in ((lists[2], -1), (lists[3], -2)):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice, permutations
-from typing import Literal
+from typing import Any, Literal
 
 from common import Study
 
@@ -108,7 +108,10 @@ def task_builders(study: Study) -> Iterator[tuple[str, Callable[[], TaskPrompts]
 def two_classes(study: Study, template: il.Template | None = None) -> TaskPrompts:
     """Return the prompts of a study with two classes."""
     halves = il.split_by_query(study.prompts(), study.n)
-    options = {"template": template or study.template, "labels": sorted(study.labels)}
+    options: dict[str, Any] = {
+        "template": template or study.template,
+        "labels": sorted(study.labels),
+    }
     locating, testing = (il.tokenize(study.model, half, **options) for half in halves)
     kind: Kind = "arbitrary labels"
     if template is not None:
