@@ -9,8 +9,19 @@ from typing import Any
 
 import lazy_loader
 
+from icl_lens.result.renderers import Renderers, register_renderers
+
 # tqdm, which transformers imports, warns in notebooks without ipywidgets and then shows its bars as text.
 warnings.filterwarnings("ignore", message="IProgress not found")
+
+
+def _renderers() -> Renderers:
+    from icl_lens.report import views
+
+    return views
+
+
+register_renderers(_renderers)
 
 _public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

@@ -19,6 +19,7 @@ from icl_lens.intervals import interval_table as interval_table
 from icl_lens.intervals import with_random_sets as with_random_sets
 from icl_lens.result.base import Result
 from icl_lens.result.tables import format_signed
+from icl_lens.result.view import View, table_view
 
 __all__ = [
     "Agreement",
@@ -183,13 +184,14 @@ class Agreement(Result):
         """Return one row with spearman, k, overlap and expected_overlap."""
         return pd.DataFrame([asdict(self)])
 
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         columns: dict[str, list[object]] = {
             "rank correlation": [format_signed(self.spearman)],
             f"of the top {self.k}": [f"{self.overlap} in both"],
             "expected by chance": [f"{self.expected_overlap:.1f}"],
         }
-        return "Agreement of two rankings of heads", columns, 1
+        return table_view("Agreement of two rankings of heads", columns, 1)
 
 
 def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"], *, k: int = 20) -> Agreement:

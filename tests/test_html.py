@@ -20,7 +20,7 @@ import icl_lens as il
 from icl_lens.cli import app
 from icl_lens.cli.program import app_with_all_options
 from icl_lens.report import html, palette
-from icl_lens.report.command import command
+from icl_lens.analyses.command import command
 from icl_lens.report.html import templating
 from icl_lens.report.html.templating import asset, circuitsvis_bundle, visible
 from icl_lens.result.number_format import percent, signed

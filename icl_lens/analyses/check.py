@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from icl_lens.result.base import Result
+from icl_lens.result.view import Column, Section, View
 
 
 class Check(Result):
@@ -16,13 +17,12 @@ class Check(Result):
         values = {name: None if math.isnan(value) else value for name, value in rows}
         return {**values, "edits": list(getattr(self, "edits", ())), "sentence": str(self)}
 
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
-        frame = self.to_frame()
-        columns: dict[str, list[object]] = {
-            "measure": list(map(str, frame.index)),
-            "value": [f"{value:.2f}" for value in frame["value"]],
-            "95% interval": [
-                "–" if low != low else f"{low:.2f} … {high:.2f}" for _, low, high in frame.to_numpy().tolist()
-            ],
-        }
-        return str(self), columns, len(frame)
+    def to_view(self) -> View:
+        """Return the sentence and the table that `print` shows."""
+        rows = []
+        for name, (value, low, high) in self.to_frame().iterrows():
+            interval = "–" if math.isnan(low) else f"{low:.2f} … {high:.2f}"
+            rows.append((str(name), f"{value:.2f}", interval))
+        columns = (Column("measure", is_number=False), Column("value"), Column("95% interval"))
+        table = Section(columns=columns, rows=tuple(rows))
+        return View(self.name_in_words(), (str(self),), (table,))

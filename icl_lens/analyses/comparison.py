@@ -1,17 +1,25 @@
 """Compare two explanations."""
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import pandas as pd
 
+from icl_lens.analyses.command import command
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.errors import InputError
 from icl_lens.head_scores import SCORES, Score
+from icl_lens.models.head import Head
 from icl_lens.result.base import Result
-from icl_lens.result.tables import columns_first, format_signed, text_table
+from icl_lens.result.head_findings import MODELS_NOTE
+from icl_lens.result.number_format import percent
+from icl_lens.result.tables import columns_first
+from icl_lens.result.view import Cell, Column, HeadValues, Label, Section, View
 
-N_SHOWN = 8
-"""Number of heads in the repr."""
+N_CHANGED = 12
+"""Number of heads whose changes are shown."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,18 +78,203 @@ class Comparison(Result):
         frame = columns_first(frame, "name", "change", "a", "b")
         return frame.sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
 
-    def __repr__(self) -> str:
-        names = [
-            ", edited: ".join([side.model, *(["; ".join(side.edits)] if side.edits else [])])
-            for side in (self.a, self.b)
-        ]
-        title = f"Comparison: {self.a.headline} (A, {names[0]}); {self.b.headline} (B, {names[1]})"
-        if not self.same_heads:
-            return title
-        frame = self.to_frame()
-        columns = {"head": frame["name"][:N_SHOWN].tolist()}
-        columns |= {f"{name}, nats": [format_signed(x) for x in frame[name][:N_SHOWN]] for name in ("a", "b", "change")}
-        return text_table(title, columns, total=len(frame))
+    def to_view(self) -> View:
+        """Return both answers, layers, and the heads that changed most or, of models of other sizes, the best heads."""
+        return View(
+            title=self._title(),
+            sentences=(self._headlines(), *self._context(), *self._edits_notes()),
+            sections=tuple(self._sections()),
+            about="A and B",
+        )
+
+    def _title(self) -> str:
+        """Return in a few words what both predict."""
+        a_word, b_word = map(_continuation, (self.a, self.b))
+        is_plain_text = self.a.is_plain_text
+        if is_plain_text or (self.a.scores.predicts_label and self.b.scores.predicts_label):
+            if a_word == b_word:
+                return f"Both predict {a_word}"
+            return f"A predicts {a_word}, B predicts {b_word}"
+        if a_word == b_word:
+            return f"Among the labels, both prefer {a_word}"
+        return f"Among the labels, A prefers {a_word}, B {b_word}"
+
+    def _headlines(self) -> str:
+        a, b = self.a, self.b
+        return f"A ({a.model}): {a.headline}. B ({b.model}): {b.headline}."
+
+    def _context(self) -> list[str]:
+        """Return a sentence on which models and prompts are compared, and one on what each explains."""
+        a, b = self.a, self.b
+        same_prompt = a.input.prompt == b.input.prompt and a.input.text == b.input.text
+        if a.model == b.model:
+            sentences = ["The same model and prompt." if same_prompt else f"Two prompts, {a.model}."]
+        elif same_prompt:
+            sentences = [f"One prompt, {a.model} and {b.model}."]
+        else:
+            sentences = [f"{a.model} and {b.model}, on different prompts."]
+        if a.target != b.target:
+            sentences.append(f"A explains {a.target}, B explains {b.target}.")
+        return sentences
+
+    def _edits_notes(self) -> list[str]:
+        sides = {"A": self.a, "B": self.b}
+        return [f"In {name}: {side.edits_note}" for name, side in sides.items() if side.edits]
+
+    def _sections(self) -> Iterator[Section]:
+        sides = {"A": self.a, "B": self.b}
+        for name, side in sides.items():
+            title = f"Prompt {name} · {side.model}"
+            explanation = "" if side.is_plain_text else "Labels are highlighted in their colors."
+            yield Section(title, explanation, quote=side.prompt_pieces)
+        yield self._answers_section()
+        yield self._layers_section()
+        is_plain_text = self.a.is_plain_text or self.b.is_plain_text
+        if self.same_heads:
+            changed = self.to_frame().head(N_CHANGED)
+            yield self._changes_section(changed)
+            yield self._map_section(changed)
+            if not is_plain_text:
+                yield self._attention_section(changed)
+        else:
+            for name, side in sides.items():
+                yield _best_section(name, side)
+        for name, side in sides.items():
+            title = f"Configuration of {name}"
+            yield Section(title, f"What reproduces {name}.", code=command(side))
+
+    def _answers_section(self) -> Section:
+        unit = "token" if self.a.is_plain_text else "label"
+        columns = (
+            Column(unit, is_number=False),
+            Column("A"),
+            Column("B"),
+            Column("change of log p, nats"),
+        )
+        rows: list[tuple[Cell, ...]] = []
+        for index, label in enumerate(dict.fromkeys([*self.a.labels, *self.b.labels])):
+            probabilities = [side.scores.probs.get(label) for side in (self.a, self.b)]
+            texts = ["–" if share is None else percent(share) for share in probabilities]
+            change = math.nan
+            if label in self.a.labels and label in self.b.labels:
+                log_probs = [side.scores.log_probs[side.labels.index(label)] for side in (self.a, self.b)]
+                change = log_probs[1] - log_probs[0]
+            rows.append((Label(label, index), *texts, change))
+        explanation = f"Probability of each {unit}’s token after each prompt."
+        return Section(f"Probability of each {unit}", explanation, columns, tuple(rows))
+
+    def _layers_section(self) -> Section:
+        columns = [Column("layer")]
+        added = []
+        for name, side in (("A", self.a), ("B", self.b)):
+            columns += [Column(f"{part} in {name}", has_bars=True) for part in ("attention", "FFN")]
+            added += [side.layers.attn, side.layers.ffn]
+        rows: list[tuple[Cell, ...]] = []
+        for layer, increases in enumerate(zip_longest(*added, fillvalue="–")):
+            rows.append((layer, *increases))
+        unit = "token" if self.a.is_plain_text else "label"
+        return Section(
+            "What each layer adds, nats",
+            f"To the log-probability of the explained {unit}, on a shared scale. Increases are not additive.",
+            tuple(columns),
+            tuple(rows),
+            is_detail=True,
+        )
+
+    def _changes_section(self, changed: pd.DataFrame) -> Section:
+        columns = [Column("head", is_number=False)]
+        names = []
+        for by in self.scores:
+            prefix = "" if by == self.scores[0] else f"{by}_"
+            columns += [Column(f"{by} in A"), Column("in B"), Column("change", has_bars=True)]
+            names += [f"{prefix}a", f"{prefix}b", f"{prefix}change"]
+        rows: list[tuple[Cell, ...]] = []
+        for head in changed.to_dict("records"):
+            rows.append((head["name"], *(head[name] for name in names)))
+        a, b = self.a, self.b
+        notes = [MODELS_NOTE] if a.model != b.model else []
+        if a.target != b.target and a.target in b.labels:
+            notes.append(
+                f"Changes compare what heads add to {a.target} in A with what they add to {b.target} in B; to explain "
+                f"{a.target} in both, pass --answer {a.target} --answer-b {a.target}."
+            )
+        return Section(
+            f"Heads whose {self.scores[0]} changed most, nats (A: {a.target}, B: {b.target})",
+            "Each head’s scores in A and B, and the change: blue if it is larger in B, orange if it is smaller.",
+            tuple(columns),
+            tuple(rows),
+            n_rows=a.all_heads.shape[0] * a.all_heads.shape[1],
+            notes=tuple(notes),
+        )
+
+    def _map_section(self, changed: pd.DataFrame) -> Section:
+        by = self.scores[0]
+        changes = []
+        for a_row, b_row in zip(self.a.all_heads.by(by), self.b.all_heads.by(by), strict=True):
+            changes.append(tuple(b - a for a, b in zip(a_row, b_row, strict=True)))
+        marked = frozenset(zip(changed["layer"], changed["head"], strict=True))
+        return Section(
+            "Every head’s change",
+            f"The change of the {by}, B minus A, by layer and head. The heads of the table above are ringed.",
+            head_map=HeadValues(f"change of {by}, B minus A, nats", tuple(changes), marked),
+        )
+
+    def _attention_section(self, changed: pd.DataFrame) -> Section:
+        """Return attention summed by label, or "–" where a prompt does not have the label."""
+        labels = list(dict.fromkeys([*self.a.labels, *self.b.labels]))
+        columns = [Column("head", is_number=False)]
+        for label in labels:
+            columns += [Column(f"A to {label}"), Column(f"B to {label}")]
+        rows: list[tuple[Cell, ...]] = []
+        for layer, head in zip(changed["layer"], changed["head"], strict=True):
+            cells: list[Cell] = [str(Head(layer, head))]
+            for label in labels:
+                for side in (self.a, self.b):
+                    cells.append(_attention_text(side, side.all_heads.attention[layer][head], label))
+            rows.append(tuple(cells))
+        return Section(
+            "Attention to labels",
+            "Attention from the last token, summed over the positions of each label, for the heads above.",
+            tuple(columns),
+            tuple(rows),
+            is_detail=True,
+        )
+
+
+def _best_section(name: str, side: Explanation) -> Section:
+    """Return a side's best heads and, for prompts with labels, their attention to these."""
+    by = side.settings.by
+    columns = [Column("head", is_number=False), Column(f"{by}, nats", has_bars=True)]
+    labels = () if side.is_plain_text else side.labels
+    columns += [Column(f"attention to {label}") for label in labels]
+    rows: list[tuple[Cell, ...]] = []
+    for report in side.heads:
+        weights = report.attention_to(side.input.label_ranges)
+        attention = [_attention_text(side, weights, label) for label in labels]
+        rows.append((str(report.head), report.scores[by], *attention))
+    return Section(
+        f"Best heads of {name} for {side.target}",
+        "The models have different numbers of layers or heads, so their heads do not correspond.",
+        tuple(columns),
+        tuple(rows),
+    )
+
+
+def _attention_text(side: Explanation, weights: Sequence[float], label: str) -> str:
+    """Return the attention to demonstrations summed over those with a label; "–" if there are none."""
+    if label not in side.labels:
+        return "–"
+    index = side.labels.index(label)
+    shares = []
+    for weight, place in zip(weights, side.input.demonstration_labels, strict=True):
+        if place == index:
+            shares.append(weight)
+    return f"{math.fsum(shares):.2f}"
+
+
+def _continuation(side: Explanation) -> str:
+    """Return what a model predicts: the most probable label or, for plain text, token."""
+    return side.scores.next_tokens[0][0] if side.is_plain_text else side.predicted
 
 
 def compare(a: Explanation, b: Explanation) -> Comparison:

@@ -35,6 +35,7 @@ from icl_lens.result.base import Result
 from icl_lens.result.head_findings import removal_finding
 from icl_lens.result.number_format import percent
 from icl_lens.result.tables import format_signed
+from icl_lens.result.view import Label
 
 Table = Literal["heads", "layers", "subheads", "labels", "demonstrations", "words", "similarity", "why"]
 Row = dict[str, Any]
@@ -110,6 +111,19 @@ class Explanation(Result):
         where = f"{self.model}, {len(self.input.tokens)} tokens"
         where += f", edited: {'; '.join(self.edits)}" if self.edits else ""
         return f"Explanation({where}: {self.headline}; heads by {by} for {self.target!r}, nats: {best})"
+
+    @property
+    def prompt_pieces(self) -> tuple[str | Label, ...]:
+        """The text the model continues, in pieces, of which the demonstrations' labels are `Label`."""
+        if self.input.prompt is None:
+            return (self.input.text,)
+        rendered = self.input.template.render(self.input.prompt)
+        pieces: list[str | Label] = []
+        end = 0
+        for (start, stop), label in zip(rendered.label_spans, self.input.demonstration_labels, strict=True):
+            pieces += [rendered.text[end:start], Label(rendered.text[start:stop], label)]
+            end = stop
+        return (*pieces, rendered.text[end:] + self.input.appended_text)
 
     @property
     def is_plain_text(self) -> bool:

@@ -1,7 +1,7 @@
 """Compare two models over many prompts: scores of the answers and of every head, with intervals of the differences."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,10 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Prompt, Template
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
-from icl_lens.result.number_format import percent
-from icl_lens.result.tables import format_signed, plural_prompts, text_table
+from icl_lens.result.head_findings import MODELS_NOTE
+from icl_lens.result.number_format import percent, signed, signed_ends
+from icl_lens.result.tables import plural_prompts
+from icl_lens.result.view import Column, HeadValues, Section, View
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import plan_in_order, start
 
@@ -109,18 +111,103 @@ class ModelComparison(Result):
         scores: list[Score] = [self.by, *DIRECT_SCORES]
         return list(dict.fromkeys(scores))
 
-    def __repr__(self) -> str:
-        correct = [percent(float(side["accuracy"].mean())) for side in (self.a, self.b)]
-        title = (
-            f"ModelComparison({self.n_prompts} prompts: {correct[0]} correct, A, {self.models[0]}; {correct[1]}, B, "
+    def to_view(self) -> View:
+        """Return how both models answer, and the heads whose mean scores changed most."""
+        shares = [percent(float(side["accuracy"].mean())) for side in (self.a, self.b)]
+        title = f"A answers {shares[0]} of {self.n_prompts} prompts correctly, B {shares[1]}"
+        a, b = self.models
+        answered = f"A ({a}) answers {shares[0]} of {self.n_prompts} prompts correctly, B ({b}) {shares[1]}."
+        sentences = (answered, *self.edits_notes)
+        sections = [self._answers_section()]
+        if self.same_heads:
+            sections += [self._changes_section(by) for by in self.shown_scores]
+            sections[-1] = replace(sections[-1], notes=(MODELS_NOTE,))
+            sections.append(self._map_section(frozenset(str(row[0]) for row in sections[1].rows)))
+        else:
+            sections += [self._best_section("A", self.a), self._best_section("B", self.b)]
+        return View(title, sentences, tuple(sections), about="A and B")
+
+    def _answers_section(self) -> Section:
+        columns = (
+            Column("mean of", is_number=False),
+            Column("A"),
+            Column("B"),
+            Column("change"),
+            Column("95% interval"),
         )
-        title += f"{self.models[1]}; heads by change of {self.by}, nats)"
-        if not self.same_heads:
-            return title
-        frame = self.to_frame().head(N_SHOWN)
-        columns = {"head": frame["name"].tolist()}
-        columns |= {name: list(map(format_signed, frame[name])) for name in ("a", "b", "change", "low", "high")}
-        return text_table(title, columns, total=self.a["increase"][0].size)
+        rows = []
+        for measure in self.summary().to_dict("records"):
+            name, scale, digits, format_value = measure["measure"], 1, 3, signed
+            if name == "accuracy":
+                name, scale, digits, format_value = "accuracy (change in points)", 100, 1, percent
+            low, high = scale * measure["low"], scale * measure["high"]
+            rows.append(
+                (
+                    name,
+                    format_value(measure["a"]),
+                    format_value(measure["b"]),
+                    signed(scale * measure["change"], digits),
+                    signed_ends(low, high, digits),
+                )
+            )
+        return Section(
+            f"Answers to {plural_prompts(self.n_prompts)}",
+            "Means over prompts: accuracy among the labels, log p of the answer, and its log-odds against the other "
+            "labels (nats).",
+            columns,
+            tuple(rows),
+            notes=(f"95% intervals resample the {len(set(self.queries))} distinct queries, paired.",),
+        )
+
+    def _changes_section(self, by: Score) -> Section:
+        columns = (
+            Column("head", is_number=False),
+            Column("A"),
+            Column("B"),
+            Column("change", has_bars=True),
+            Column("95% interval"),
+        )
+        rows = []
+        for head in self.to_frame(by).head(N_SHOWN).to_dict("records"):
+            interval = signed_ends(head["low"], head["high"])
+            rows.append((head["name"], head["a"], head["b"], head["change"], interval))
+        return Section(
+            f"Heads whose mean {by} changed most, nats",
+            "Mean over prompts in A and B, and the change: blue if it is larger in B, orange if it is smaller.",
+            columns,
+            tuple(rows),
+            n_rows=self.a[by][0].size,
+        )
+
+    def _map_section(self, marked: frozenset[str]) -> Section:
+        """Return every head's change on a map, the `marked` ones ringed, and its scores in a figure."""
+        changes = (self.b[self.by] - self.a[self.by]).mean(0)
+        head_map = HeadValues(
+            f"change of {self.by}, B minus A, nats",
+            tuple(map(tuple, changes.tolist())),
+            frozenset(Head.parse(name) for name in marked),
+        )
+        return Section(
+            "Every head in A and B",
+            f"Mean {self.by} of each head in A (across) and B (up), with the line of equal scores; below, its change, "
+            "B minus A, by layer and head. The heads of the first table are ringed.",
+            figure="heads",
+            head_map=head_map,
+        )
+
+    def _best_section(self, name: str, side: Mapping[str, np.ndarray]) -> Section:
+        """Return a side's heads with the largest mean scores."""
+        means = side[self.by].mean(0)
+        rows = []
+        for index in np.argsort(-means, axis=None)[:N_SHOWN]:
+            head = Head.from_index(int(index), means.shape[1])
+            rows.append((str(head), float(means[head])))
+        return Section(
+            f"Best heads of {name}",
+            "The models have different numbers of layers or heads, so their heads do not correspond.",
+            (Column("head", is_number=False), Column(f"mean {self.by}, nats", has_bars=True)),
+            tuple(rows),
+        )
 
 
 def compare_models(

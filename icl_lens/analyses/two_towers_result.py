@@ -1,5 +1,6 @@
 """Whether heads work as two towers: what exchanges cost by prompt, and the sentence and tables that follow from it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,13 +15,10 @@ from icl_lens.intervals import Interval, bootstrap_interval, with_random_sets
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.result.base import Result
-from icl_lens.result.number_format import percent, signed
+from icl_lens.result.number_format import percent, signed, signed_ends
 from icl_lens.result.tables import format_share, json_records, plural_prompts, selected_note
-from icl_lens.result.tables import text_table as plain_table
+from icl_lens.result.view import Column, Section, View
 
-COLUMNS = ("exchanged", "two towers\npredict", "log-odds\nlost, nats", "95%\ninterval", "random\nheads", "accuracy")
-COLUMNS = (*COLUMNS, "as\npredicted", "donors'\naccuracy")
-SCAN_COLUMNS = ("head", "query", "95% interval", "selected", "keys", "values")
 N_SCAN_SHOWN = 12
 DONORS = {
     "query": "the prompts with a query of the other class",
@@ -324,32 +322,6 @@ class TwoTowers(Result):
             "fallback_reason": self.fallback_reason,
         }
 
-    def rows(self) -> list[list[str]]:
-        """Return the cells of `COLUMNS` for each exchange."""
-        return [
-            [
-                row["exchanged"],
-                f"{row['predicted']} label",
-                signed(row["log_odds_lost"], 2),
-                _ends(row["low"], row["high"]),
-                f"{signed(row['random'], 2)} ({_ends(row['random_low'], row['random_high'])})",
-                percent(row["accuracy"]),
-                percent(row["as_predicted"]),
-                "–" if row["donor_accuracy"] != row["donor_accuracy"] else percent(row["donor_accuracy"]),
-            ]
-            for row in self.to_frame().to_dict("records")
-        ]
-
-    def scan_rows(self) -> list[list[str]]:
-        """Return the cells of `SCAN_COLUMNS` for the first `N_SCAN_SHOWN` heads of the scan."""
-        if self.scan is None:
-            return []
-        return [
-            [row["head"], signed(row["query"], 2), _ends(row["low"], row["high"]), format_share(row["selected"])]
-            + [signed(row[part], 2) for part in ("keys", "values")]
-            for row in self.scan.head(N_SCAN_SHOWN).to_dict("records")
-        ]
-
     @property
     def summary(self) -> str:
         """The model, its edits, the heads, and what the model does without exchange."""
@@ -360,17 +332,88 @@ class TwoTowers(Result):
         )
         return text + (f" {edits_note(self.edits)}" if self.edits else "")
 
-    def notes(self) -> list[str]:
-        """Return notes that explain the table's numbers."""
+    def to_view(self) -> View:
+        """Return the verdict, what each exchange costs, and the heads of the scan."""
+        sections = [self._exchange_section()]
+        if self.scan is not None:
+            sections.append(self._scan_section(self.scan))
+        return View(
+            title=self.headline,
+            sentences=(self.verdict, self.summary),
+            sections=tuple(sections),
+            about=f"two towers · {self.model}",
+        )
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a few words."""
+        is_one = len(self.heads) == 1
+        heads = "1 head" if is_one else f"{len(self.heads)} heads"
+        if not self.is_two_towers:
+            return f"{heads} not shown to work as two towers"
+        if is_one:
+            return f"{heads} matches queries with keys and carries labels as values"
+        return f"{heads} match queries with keys and carry labels as values"
+
+    def _exchange_section(self) -> Section:
+        columns = (
+            Column("exchanged", is_number=False),
+            Column("two towers predict", is_number=False),
+            Column("log-odds lost, nats", digits=2, has_bars=True),
+            Column("95% interval"),
+            Column("random heads", digits=2),
+            Column("range of random heads", is_detail=True),
+            Column("accuracy", is_detail=True),
+            Column("as predicted"),
+            Column("donors' accuracy", is_detail=True),
+        )
+        rows = []
+        for exchange in self.to_frame().to_dict("records"):
+            donors = exchange["donor_accuracy"]
+            rows.append(
+                (
+                    exchange["exchanged"],
+                    f"{exchange['predicted']} label",
+                    exchange["log_odds_lost"],
+                    signed_ends(exchange["low"], exchange["high"], 2),
+                    exchange["random"],
+                    signed_ends(exchange["random_low"], exchange["random_high"], 2),
+                    percent(exchange["accuracy"]),
+                    percent(exchange["as_predicted"]),
+                    "–" if math.isnan(donors) else percent(donors),
+                )
+            )
         n_sets = "1 set" if len(self.random_sets) == 1 else f"{len(self.random_sets)} sets"
-        found = [
+        notes = (
             "Each exchange is made in all heads at once, for the last position only. Log-odds lost: those of the "
             "answer against the other labels, mean over prompts. As predicted: share of prompts with the label that "
             "two towers predict. Donors' accuracy: of the prompts from which queries, keys and values come.",
-            f"Random heads: {n_sets} of as many other heads from the same layers, mean (range). "
+            f"Random heads: {n_sets} of as many other heads from the same layers, mean and range. "
             f"95% intervals resample the {len(set(self.queries))} queries of {plural_prompts(len(self.queries))}.",
-        ]
-        return [*found, *([self.scan_note] if self.scan_note else [])]
+        )
+        explanation = "Queries, keys or values of the heads are exchanged for those of a donor prompt."
+        return Section("What each exchange costs", explanation, columns, tuple(rows), notes=notes)
+
+    def _scan_section(self, scan: pd.DataFrame) -> Section:
+        columns = (
+            Column("head", is_number=False),
+            Column("query", digits=2, has_bars=True),
+            Column("95% interval"),
+            Column("selected"),
+            Column("keys", digits=2),
+            Column("values", digits=2),
+        )
+        rows = []
+        for head in scan.head(N_SCAN_SHOWN).to_dict("records"):
+            interval, selected = signed_ends(head["low"], head["high"], 2), format_share(head["selected"])
+            rows.append((head["head"], head["query"], interval, selected, head["keys"], head["values"]))
+        return Section(
+            "Scan: a single head's query, keys or values exchanged",
+            "Log-odds that the answer loses, nats.",
+            columns,
+            tuple(rows),
+            notes=(self.scan_note,),
+        )
 
     @property
     def scan_note(self) -> str:
@@ -379,14 +422,9 @@ class TwoTowers(Result):
             return ""
         return (
             f"The heads have the largest effects of exchanging the query alone, in a scan of all {len(self.scan)} "
-            f"heads on {plural_prompts(self.n_scanned)} other than these. "
+            f"heads on {plural_prompts(self.n_scanned)} other than these; log-odds lost, nats. "
             f"{selected_note(len(self.heads), len(self.scan)).capitalize()}."
         )
-
-    def __repr__(self) -> str:
-        names = [column.replace("\n", " ") for column in COLUMNS]
-        columns = dict(zip(names, zip(*self.rows(), strict=True), strict=True))
-        return "\n".join([self.verdict, plain_table(self.summary, columns)])
 
 
 def _join_clauses(clauses: Sequence[str]) -> str:
@@ -395,16 +433,12 @@ def _join_clauses(clauses: Sequence[str]) -> str:
 
 
 def _nats(interval: Interval) -> str:
-    return f"{signed(interval.value, 2)}, {_ends(interval.low, interval.high)}"
+    return f"{signed(interval.value, 2)}, {signed_ends(interval.low, interval.high, 2)}"
 
 
 def _shares(share: Interval) -> str:
     """Return " (88.0–100.0%)", or "" without an interval."""
     return "" if share.low != share.low else f" ({100 * share.low:.1f}–{100 * share.high:.1f}%)"
-
-
-def _ends(low: float, high: float) -> str:
-    return "–" if low != low else f"{signed(low, 2)} … {signed(high, 2)}"
 
 
 def _finite(interval: Interval) -> dict[str, float | None]:

@@ -20,6 +20,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.token_ids import check_ids
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, format_signed
+from icl_lens.result.view import View, table_view
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +54,8 @@ class HeadCopying(Result):
             }
         )
 
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         rows, n = self.to_frame().head(SHOWN_ROWS), len(self.tokens)
         scores = f"copy score {self.copy_score:.2f}, discrimination {self.discrimination:.2f}"
         columns: dict[str, list[object]] = {
@@ -62,7 +64,7 @@ class HeadCopying(Result):
             "promotes most (id)": rows["promoted"].tolist(),
             "logit": list(map(format_signed, rows["logit"])),
         }
-        return f"HeadCopying({n} tokens; {scores})", columns, n
+        return table_view(f"HeadCopying({n} tokens; {scores})", columns, n)
 
     @property
     def copy_score(self) -> float:

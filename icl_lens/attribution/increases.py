@@ -17,7 +17,6 @@ largest increases, at a fraction of the cost.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import pandas as pd
 import torch
@@ -41,6 +40,7 @@ from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.result.base import Result
 from icl_lens.result.tables import format_signed, long_frame, plural_prompts
+from icl_lens.result.view import View, table_view
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,7 +68,8 @@ class LayerIncreases(Result):
         frame["component"] = ["attn", "ffn"] * self.attn.numel()
         return frame
 
-    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         attn, ffn = self.attn.float().mean(0).tolist(), self.ffn.float().mean(0).tolist()
         columns = {
             "layer": list(range(len(attn))),
@@ -79,7 +80,7 @@ class LayerIncreases(Result):
             "LayerIncreases, nats: "
             f"{'mean over ' * (len(self.attn) > 1)}{plural_prompts(len(self.attn))}"
         )
-        return title, {name: list(column) for name, column in columns.items()}, len(attn)
+        return table_view(title, {name: list(column) for name, column in columns.items()}, len(attn))
 
 
 def linear_direction(

@@ -24,6 +24,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.result.base import Displayed
 from icl_lens.result.tables import SHOWN_ROWS, format_signed
+from icl_lens.result.view import View, table_view
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,7 +81,8 @@ class QueryKeyMetric(Displayed):
             }
         )
 
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         where = "without rotation" if self.rotation is not None and self.distance is None else ""
         where = f"{self.distance} positions apart" if self.distance is not None else where
         title = (
@@ -94,7 +96,7 @@ class QueryKeyMetric(Displayed):
             "share": [f"{share:.1%}" for share in rows["share"]],
         }
         symmetric = f"{self.effective_rank:.1f}, symmetric share {self.symmetric_share:.2f})"
-        return title + symmetric, columns, len(self.singular_values)
+        return table_view(title + symmetric, columns, len(self.singular_values))
 
     @property
     def matrix(self) -> Float[Tensor, "d_model d_model"]:

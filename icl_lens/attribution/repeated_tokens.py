@@ -18,6 +18,7 @@ from icl_lens.prompts.prompt import Rendered
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, special_prefix, tokenize_texts
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, long_frame
+from icl_lens.result.view import View, table_view
 
 N_SEQUENCES = 40
 N_TOKENS = 24
@@ -48,12 +49,13 @@ class RepeatedTokenScores(Result):
         frame = columns_first(frame, "name", "induction", "previous_token")
         return frame.sort_values("induction", ascending=False, kind="stable", ignore_index=True)
 
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         rows = self.to_frame().head(SHOWN_ROWS // 2)
         columns: dict[str, list[object]] = {"head": rows["name"].tolist()}
         for name in ("induction", "previous_token"):
             columns[name.replace("_", " ")] = [f"{value:.3f}" for value in rows[name]]
-        return "RepeatedTokenScores, mean attention", columns, self.induction.numel()
+        return table_view("RepeatedTokenScores, mean attention", columns, self.induction.numel())
 
 
 def repeated_token_scores(

@@ -50,6 +50,7 @@ from icl_lens.result.tables import (
     long_frame,
     plural_prompts,
 )
+from icl_lens.result.view import View, table_view
 
 Side = Literal["query", "key"]
 
@@ -87,7 +88,8 @@ class ScoreContrast(Result):
             self.query_parts, self.key_parts, "batch query d, batch key d -> batch query key"
         )
 
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         query, key = self.query_side.mean(0), self.key_side.mean(0)
         order = torch.maximum(query.abs(), key.abs()).argsort(descending=True)[:SHOWN_ROWS].tolist()
         columns: dict[str, list[object]] = {
@@ -96,11 +98,8 @@ class ScoreContrast(Result):
             "key side": [format_signed(float(key[i])) for i in order],
         }
         mean = f"difference of scores {format_signed(float(self.value.mean()))}"
-        return (
-            f"ScoreContrast({self.head}, mean of {plural_prompts(len(self.value))}; {mean})",
-            columns,
-            len(query),
-        )
+        title = f"ScoreContrast({self.head}, mean of {plural_prompts(len(self.value))}; {mean})"
+        return table_view(title, columns, len(query))
 
     def to_frame(self) -> pd.DataFrame:
         """Return writer, query_side, key_side and prompt: one row per prompt and writer."""
@@ -179,7 +178,8 @@ class ScoreParts(Displayed):
         frame = columns_first(frame, "writer", "position", "query_side", "key_side")
         return frame.query("position >= 0").reset_index(drop=True)
 
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         n, n_keys = self.positions.shape
         title = (
             f"ScoreParts({self.acts.view.name} {self.head}: {n} × {n_keys} keys, "
@@ -192,7 +192,7 @@ class ScoreParts(Displayed):
             "query side, mean": [format_signed(float(query[i])) for i in order],
             "key side, mean": [format_signed(float(key[i])) for i in order],
         }
-        return title + edits_suffix(self.acts.edits), columns, len(self.writers)
+        return table_view(title + edits_suffix(self.acts.edits), columns, len(self.writers))
 
     @property
     def query_side(self) -> Float[Tensor, "batch key writer"]:

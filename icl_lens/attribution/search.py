@@ -19,7 +19,6 @@ are the exact values, and no search is needed. Source: docs/howto/numbers.md.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -60,6 +59,7 @@ from icl_lens.result.tables import (
     plural_prompts,
     selected_note,
 )
+from icl_lens.result.view import View, table_view
 
 # Float32 rounding can push a bound at most this far below the exact value, in nats; tested against
 # float64.
@@ -116,7 +116,8 @@ class TopSubheads(Result):
         frame["value"] = self.value.flatten().cpu().numpy()
         return columns_first(frame, "name", "position", "token", "value")
 
-    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         n = len(self.value)
         evaluated = (
             f"{float(self.n_exact.float().mean()):.0f} of {float(self.n_parts.float().mean()):.0f}"
@@ -130,7 +131,8 @@ class TopSubheads(Result):
             f"{evaluated} parts evaluated{' per prompt' if n > 1 else ''}, "
             f"{_certainty(self.certified)}"
         )
-        return f"TopSubheads of {plural_prompts(n)}, nats: {summary}", columns, self.value.numel()
+        title = f"TopSubheads of {plural_prompts(n)}, nats: {summary}"
+        return table_view(title, columns, self.value.numel())
 
 
 @dataclass(frozen=True, repr=False)
@@ -203,7 +205,8 @@ class TopHeads(Result):
                 table[name] = values.cpu().numpy()
         return columns_first(table, "name", "value", "low", "high", "selected")
 
-    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         frame = self.to_frame().head(SHOWN_ROWS)
         columns = {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
         columns[f"mean {self.by}"] = [format_signed(value) for value in frame["value"]]
@@ -214,11 +217,8 @@ class TopHeads(Result):
         if "selected" in frame:
             columns["selected"] = list(map(format_share, frame["selected"]))
             summary += f"; {selected_note(len(self.value), self.n_parts)}"
-        return (
-            f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {summary}",
-            columns,
-            len(self.value),
-        )
+        title = f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {summary}"
+        return table_view(title, columns, len(self.value))
 
 
 def _certainty(certified: bool) -> str:

@@ -36,6 +36,7 @@ from icl_lens.models.head import AnyHead, Head
 from icl_lens.prompts.token_ids import TokenPositions
 from icl_lens.result.base import Displayed
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, long_frame
+from icl_lens.result.view import View, table_view
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +70,8 @@ class ValueParts(Displayed):
     projection: HeadProjection = field(repr=False)
     """The map from the layer's input to the values."""
 
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         n, count, n_writers = self.parts.shape
         how = "exact" if self.is_exact else "first-order"
         by_writer = self.parts.sum(1).mean(0)
@@ -83,7 +85,7 @@ class ValueParts(Displayed):
             "writer": [self.writers[i] for i in order],
             "all keys, nats": [format_signed(float(by_writer[i])) for i in order],
         }
-        return title, columns, n_writers
+        return table_view(title, columns, n_writers)
 
     @property
     def value(self) -> Float[Tensor, "batch key"]:

@@ -107,7 +107,8 @@ def towers(
             **tokens.tokenize_arguments(loaded),
         )
     command = shlex.join(["icl-lens", *sys.argv[1:]])
-    page = output.write(lambda: page_of(found, command=command, behavior=str(behavior or "")))
+    about = {"text": found.text, "command": command, "behavior": str(behavior or "")}
+    page = output.write(lambda: page_of(found, **about))
     output.write_json(
         lambda: found.to_json(command=command, task_check=behavior and behavior.to_dict())
     )

@@ -17,6 +17,7 @@ Source: F, CPR and CMD: Mueller et al., MIB (arXiv 2504.13151); minimality (`nee
 (arXiv 2211.00593).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
@@ -37,7 +38,7 @@ from icl_lens.locate.edge_space import EdgeSpace
 from icl_lens.locate.streamed_means import ResampledSums
 from icl_lens.measures.head_to_head_effects import estimate_effects
 from icl_lens.metrics import label_log_odds
-from icl_lens.models.active_edits import active_edits, edits_note, edits_suffix
+from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, prompts_digest
@@ -45,17 +46,14 @@ from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
-from icl_lens.result.number_format import interval_text
+from icl_lens.result.number_format import interval_text, signed_ends
 from icl_lens.result.tables import (
-    SHOWN_ROWS,
     columns_first,
     format_share,
-    format_signed,
-    interval_texts,
     json_records,
-    plural_prompts,
     selected_note,
 )
+from icl_lens.result.view import Column, Section, View
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import ChunkStream, plan_batches, start
 
@@ -206,14 +204,123 @@ class Circuit(Result):
         """All tables by name."""
         return {name: getattr(self, name) for name in ("scores", "edges", "curve", "groups", "layers")}
 
-    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
-        rows = self.edges.head(SHOWN_ROWS)
-        columns: dict[str, list[Any]] = {"edge": rows["edge"].tolist()}
-        columns["log-odds drop"] = [format_signed(value) for value in rows["effect"]]
-        columns["95% interval"] = interval_texts(rows)
-        columns["selected"] = list(map(format_share, rows["selected"]))
-        title = f"Circuit: mean over {plural_prompts(self.n_prompts)}{edits_suffix(self.edits)}"
-        return f"{title}; {selected_note(len(self.edges), self.n_edges, 'edge')}", columns, len(self.edges)
+    def to_view(self) -> View:
+        """Return what the edges carry, and tables of edges, of how much the first ones keep, and of groups."""
+        sections = [self._edges_section()]
+        if self.is_defined:
+            sections.append(self._curve_section())
+            n_edges = f"{len(self.edges)} of {self.n_edges:,} edges"
+            title = f"The first {n_edges} into {self.readers_in_words}"
+        else:
+            title = f"Edges into {self.readers_in_words} that carry nothing distinguishable"
+        sections.append(self._groups_section())
+        return View(title, tuple(self.sentences()), tuple(sections), about="circuit")
+
+    def _edges_section(self) -> Section:
+        columns = (
+            Column("edge", is_number=False),
+            Column("log-odds drop, nats"),
+            Column("95% interval"),
+            Column("kept-only drop, nats"),
+            Column("selected"),
+        )
+        rows = []
+        for edge in self.edges.to_dict("records"):
+            interval = signed_ends(edge["low"], edge["high"])
+            selected = format_share(edge["selected"])
+            rows.append((edge["edge"], edge["effect"], interval, edge["needed"], selected))
+        role = "the last token" if self.reader_at == "last" else f"{self.reader_at} tokens"
+        n_mean, n_edges = min(self.n_located, MEAN_PROMPTS), len(self.edges)
+        selected = selected_note(n_edges, self.n_edges, "edge").capitalize()
+        notes = (
+            f"Readers: {', '.join(map(str, self.readers))}.",
+            "An edge, such as F0 → L4H1.k (label), is what a writer wrote to tokens of one role, as read by a head's "
+            "query (q), keys (k) or values (v). F0 is the FFN of layer 0, L4H1 head 1 of layer 4. Labels are taken "
+            "together, whether they equal the answer or not.",
+            "Removing an edge replaces what the writer wrote by its mean over tokens of the same role in "
+            f"{n_mean} prompts. Edges are ranked on {self.n_located} prompts and tested on {self.n_prompts} others "
+            f"with {self.n_queries} queries, which the 95% intervals resample. The largest first-order effect of the "
+            f"other {self.n_edges - n_edges:,} edges is {self.score('largest estimate left out')[0]:.3f} nats.",
+            "Log-odds drop: the drop in the answer's log-odds against the other labels when the edge is removed. "
+            f"Kept-only drop: the same in a model that keeps only the {n_edges} edges. {selected}, on the prompts "
+            "that rank edges.",
+        )
+        return Section(
+            "The edges",
+            f"What earlier components wrote to tokens of each role, as read by the heads at {role}.",
+            columns,
+            tuple(rows),
+            notes=notes,
+            figure="graph",
+        )
+
+    def _curve_section(self) -> Section:
+        columns = (
+            Column("edges kept"),
+            Column("% of edges"),
+            Column("faithfulness"),
+            Column("95% interval"),
+            Column("random: mean (range)"),
+        )
+        rows = []
+        for point in self.curve.to_dict("records"):
+            range_text = share_ends(point["random_low"], point["random_high"])
+            rows.append(
+                (
+                    f"{point['kept']:,}",
+                    f"{100 * point['share']:.2g}%" if point["share"] < 1 else "100%",
+                    share_text(point["faithfulness"]),
+                    share_ends(point["low"], point["high"]),
+                    f"{share_text(point['random'])} ({range_text})",
+                )
+            )
+        note = (
+            "Faithfulness: the log-odds with only the first edges kept, on a scale from no edge (0%) to all (100%). "
+            f"Random: {self.n_random} rankings with the same number of edges for each part, role and writer's layer."
+        )
+        return Section(
+            "How much the first edges carry",
+            "The edges are a circuit if a few of them alone keep the answer, and random ones do not.",
+            columns,
+            tuple(rows),
+            notes=(note,),
+            figure="curve",
+        )
+
+    def _groups_section(self) -> Section:
+        columns = (
+            Column("edges", is_number=False),
+            Column("log-odds drop, nats", has_bars=True),
+            Column("95% interval"),
+            Column("random heads, nats"),
+            Column("difference, 95% interval"),
+        )
+        rows = []
+        for group in self.groups.to_dict("records"):
+            interval = signed_ends(group["low"], group["high"])
+            difference = signed_ends(group["difference_low"], group["difference_high"])
+            rows.append((group["group"], group["effect"], interval, group["control"], difference))
+        note = (
+            "Groups: edges from a third of the layers; embeddings are in the first third. Random heads: the drop "
+            "when the same group is removed from random heads of the same layers."
+        )
+        return Section(
+            "Groups of edges",
+            "A group matters if removing it lowers the log-odds more than the same group into random heads does.",
+            columns,
+            tuple(rows),
+            notes=(note,),
+        )
+
+
+def share_text(value: float) -> str:
+    """Format a share as "97%" or "−3%", and NaN as "–"."""
+    return "–" if math.isnan(value) else f"{round(100 * value)}%".replace("-", "−")
+
+
+def share_ends(low: float, high: float) -> str:
+    """Format the ends of an interval of shares as "12% … 34%", and NaN as "–"."""
+    return "–" if math.isnan(low) else f"{share_text(low)} … {share_text(high)}"
 
 
 def log_odds_without(

@@ -50,6 +50,7 @@ from icl_lens.result.tables import (
     plural_prompts,
     selected_note,
 )
+from icl_lens.result.view import View, table_view
 from icl_lens.runs.configuration import tensors_digest
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import ChunkStream, start
@@ -140,7 +141,8 @@ class MeanEffects(Result):
         text += f" {selected_note(self.k, self.log_prob.mean.numel()).capitalize()}."
         return text + (f" {edits_note(self.edits)}" if self.edits else "")
 
-    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         frame = self.to_frame().head(SHOWN_ROWS // 2)
         columns: dict[str, list[Any]] = {
             "head": frame["name"].tolist(),
@@ -152,7 +154,7 @@ class MeanEffects(Result):
             columns["log p lost"] = list(map(format_signed, frame["log_prob"]))
         title = f"MeanEffects, nats: mean over {plural_prompts(self.n_prompts)}, each head zeroed separately"
         n = self.log_prob.mean.numel()
-        return f"{title}; {selected_note(self.k, n)}", columns, n
+        return table_view(f"{title}; {selected_note(self.k, n)}", columns, n)
 
 
 def locate_effects(

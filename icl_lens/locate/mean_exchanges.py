@@ -32,6 +32,7 @@ from icl_lens.result.tables import (
     plural_prompts,
     selected_note,
 )
+from icl_lens.result.view import View, table_view
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import start
 
@@ -100,7 +101,8 @@ class MeanExchanges(Result):
         text += f" {selected_note(self.k, self.query.mean.numel()).capitalize()}."
         return text + (f" {edits_note(self.edits)}" if self.edits else "")
 
-    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         frame = self.to_frame().head(SHOWN_ROWS // 2)
         columns: dict[str, list[Any]] = {"head": frame["name"].tolist()}
         columns |= {"query": list(map(format_signed, frame["query"])), "95% interval": interval_texts(frame)}
@@ -108,7 +110,7 @@ class MeanExchanges(Result):
         columns |= {name: list(map(format_signed, frame[name])) for name in ("keys", "values")}
         title = f"MeanExchanges, log-odds lost, nats: mean over {plural_prompts(self.n_prompts)}, one head at a time"
         n = self.query.mean.numel()
-        return f"{title}; {selected_note(self.k, n)}", columns, n
+        return table_view(f"{title}; {selected_note(self.k, n)}", columns, n)
 
 
 def locate_towers(

@@ -12,7 +12,7 @@ A run is stored in chunks that hold every prompt's parts, so an interrupted run 
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,34 +25,39 @@ from torch import Tensor
 
 from icl_lens.activations.activations import Activations, capture
 from icl_lens.activations.writers import writer_names
-from icl_lens.attribution.reasons import because
+from icl_lens.attribution.reasons import WRITER_NAMES, because
 from icl_lens.attribution.score_parts import attention_score_parts
 from icl_lens.attribution.scored_tokens import check_targets
 from icl_lens.attribution.value_parts import value_parts
 from icl_lens.attribution.writer_groups import GROUPS, group_of
 from icl_lens.errors import InputError, check_at_least, check_choice
 from icl_lens.intervals import mean_intervals
-from icl_lens.models.active_edits import active_edits, edits_suffix
+from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
-from icl_lens.result.number_format import interval_text
-from icl_lens.result.tables import (
-    SHOWN_ROWS,
-    format_signed,
-    interval_texts,
-    json_records,
-    plural_prompts,
-)
+from icl_lens.result.number_format import interval_text, signed_ends
+from icl_lens.result.tables import json_records, plural_prompts
+from icl_lens.result.view import Cell, Column, Section, View
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import start
 
 SIDES = ("query", "key", "value of true labels", "value of false labels")
 """What is split by writer: the score difference, by writers at the last position and at the labels; and what the head
 adds to the answer by reading labels of either kind, nats."""
+SIDE_NAMES = {
+    "query": "at the last token",
+    "key": "at the labels",
+    "pair": "pairs",
+    SIDES[2]: "values, true labels",
+    SIDES[3]: "values, false labels",
+}
+"""What tables call each side, in their order."""
+N_SHOWN = 5
+"""Writers that are shown per side; three for pairs and for false labels."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -133,13 +138,44 @@ class MeanScoreParts(Result):
             "groups": json_records(self.groups),
         }
 
-    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
-        rows = self.writers.groupby(["name", "side"], sort=False).head(3).head(SHOWN_ROWS)
-        columns: dict[str, list[Any]] = {name: rows[name].tolist() for name in ("name", "side", "writer")}
-        columns["mean"] = [format_signed(value) for value in rows["value"]]
-        columns["95% interval"] = interval_texts(rows)
-        title = f"MeanScoreParts: mean over {plural_prompts(self.n_prompts)}{edits_suffix(self.edits)}"
-        return title, columns, len(self.writers)
+    def to_view(self) -> View:
+        """Return a sentence and a table of the strongest writers for each head."""
+        sentences = [self.sentence(head) for head in self.heads]
+        sentences += [edits_note(self.edits)] if self.edits else []
+        sections = [self._head_section(head) for head in self.heads]
+        sections[-1] = replace(sections[-1], notes=(self._note(),))
+        n_prompts = plural_prompts(self.n_prompts)
+        return View(f"Mean score parts over {n_prompts}", tuple(sentences), tuple(sections))
+
+    def _head_section(self, head: Head) -> Section:
+        rows: list[tuple[Cell, ...]] = []
+        for side, name in SIDE_NAMES.items():
+            n_writers = 3 if side in ("pair", SIDES[3]) else N_SHOWN
+            writers = self.strongest(head, side, n_writers).to_dict("records")
+            if writers and side in SIDES[2:]:
+                value, low, high = self.total(head, side)
+                writers = [{"writer": "all", "value": value, "low": low, "high": high}, *writers]
+            for writer in writers:
+                interval = signed_ends(writer["low"], writer["high"])
+                rows.append((name, writer["writer"], writer["value"], interval))
+                name = ""  # the side is named only in its first row
+        columns = (
+            Column("side", is_number=False),
+            Column("writer", is_number=False),
+            Column("mean", has_bars=True),
+            Column("95% interval"),
+        )
+        return Section(str(head), columns=columns, rows=tuple(rows))
+
+    def _note(self) -> str:
+        first_order = "" if self.values_are_exact else " (first-order)"
+        return (
+            f"Means over {self.n_prompts:,} prompts, 95% intervals over {self.n_queries:,} distinct queries. True "
+            "labels are those equal to the answer. The strongest writers are chosen on these prompts: check them on "
+            "others (--seed). Over all writers, each side sums to the score difference, and value parts sum to what "
+            f"the head adds to the answer from these labels, nats{first_order}. {WRITER_NAMES}; pairs: query writer × "
+            "key writer."
+        )
 
 
 def mean_score_parts(

@@ -30,6 +30,7 @@ from icl_lens.edits.reference import described, warn_of_same_pairs
 from icl_lens.engine.score import read_labels, score_sets
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
 from icl_lens.intervals import (
+    MIN_RANDOM_SETS,
     Interval,
     beside_random_sets,
     leave_one_out_interval,
@@ -38,14 +39,16 @@ from icl_lens.intervals import (
     with_random_sets,
 )
 from icl_lens.metrics import accuracy, is_correct, label_aurocs, label_log_odds, mean_aurocs
-from icl_lens.models.active_edits import active_edits
+from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Displayed, Result
 from icl_lens.result.head_findings import removal_finding
+from icl_lens.result.number_format import mean_and_range, percent, signed
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, plural_prompts
+from icl_lens.result.view import Cell, Column, Dots, Label, Section, View, table_view
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 
@@ -70,7 +73,8 @@ class AnswerScores(Displayed):
         frame = pd.DataFrame({"answer": self.answer.tolist(), "is_top_token": self.top1_correct.tolist()})
         return frame.join(pd.DataFrame(self.label_log_probs.tolist()).add_prefix("log_prob_"))
 
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         n, scores = len(self.answer), self.label_log_probs[:SHOWN_ROWS]
         columns: dict[str, list[object]] = {
             "prompt": list(range(len(scores))),
@@ -81,7 +85,7 @@ class AnswerScores(Displayed):
             ],
             "is top token": [str(one) for one in self.top1_correct[:SHOWN_ROWS].tolist()],
         }
-        return f"AnswerScores({plural_prompts(n)} × {self.label_log_probs.shape[1]} labels)", columns, n
+        return table_view(f"AnswerScores({plural_prompts(n)} × {self.label_log_probs.shape[1]} labels)", columns, n)
 
     @property
     def accuracy_between_labels(self) -> float:
@@ -110,7 +114,8 @@ class Condition(Displayed):
             {"heads": heads, "top_token": [float(one.top1_correct.double().mean()) for one in self.scores]}
         )
 
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         columns: dict[str, list[object]] = {
             "heads ablated": [", ".join(map(str, heads)) or "none" for heads in self.sets[:SHOWN_ROWS]],
             "answer is top token": [
@@ -118,7 +123,7 @@ class Condition(Displayed):
             ],
         }
         n_prompts = plural_prompts(len(self.scores[0].answer)) if self.scores else "no head sets"
-        return f"Condition({n_prompts})", columns, len(self.sets)
+        return table_view(f"Condition({n_prompts})", columns, len(self.sets))
 
 
 @dataclass(frozen=True, repr=False)
@@ -251,26 +256,160 @@ class ControlledAblation(Result):
         table = {} if len(self.labels) < 2 else json.loads(str(self.to_frame().to_json(orient="index")))
         return {"finding": self.finding, "chance": self.chance, "conditions": table}
 
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
-        shown = {name: len(one.sets) for name, one in self.conditions.items() if one.sets}
-        columns: dict[str, list[object]] = {"condition": [*shown], "sets": [*shown.values()]}
-        is_measured = bool((self.conditions["no ablation"].scores[0].answer >= 0).all())  # else there is no measure
-        found = self.to_frame() if is_measured else pd.DataFrame()
-        formats = {"accuracy": "{:.1%}", "auroc": "{:.2f}", "log_odds": "{:+z.2f}", "over_vocabulary": "{:.1%}"}
-        for measure, form in formats.items():
-            if measure in found:
-                ends = zip(*(found[measure + end] for end in ("", "_low", "_high")), strict=True)
-                columns[measure.replace("_", " ")] = [
-                    form.format(value) + ("" if low != low else f" ({form.format(low)} … {form.format(high)})")
-                    for value, low, high in ends
-                ]
+    def to_view(self) -> View:
+        """Return the finding, the answers under each condition, and what is added to random heads' cost."""
+        n_prompts, n_heads = len(self.queries), len(self.heads)
+        where = "the last position" if self.positions == "last" else "all positions"
         heads = ", ".join(map(str, self.heads[:SHOWN_ROWS]))
-        where = "at all positions" if self.positions == "all" else "at the last position"
-        title = (
-            f"ControlledAblation({heads} {self.ablated} {where}, {plural_prompts(len(self.queries))}; log-odds in nats)"
+        setting = f"{heads} {self.ablated} at {where}, {plural_prompts(n_prompts)}."
+        sentences = [self.finding, f"{setting} {self.reference_sentence}".strip()]
+        if n_prompts == 1:
+            sentences.append("One prompt: it shows what these heads do there, not what they do in general.")
+            sections = [self._probabilities_section()]
+        else:
+            sections = [self._conditions_section()]
+        if n_prompts > 1 and self._is_answered and self._compared_conditions():
+            sections.append(self._differences_section())
+        return View(
+            title=f"{n_heads} head{'s' * (n_heads > 1)} {self.ablated}",
+            sentences=tuple(filter(None, sentences)),
+            sections=tuple(sections),
+            about="ablation",
         )
-        title += f"\n{self.reference_sentence}" * bool(self.reference)
-        return title, columns, len(shown)
+
+    @property
+    def _is_answered(self) -> bool:
+        """Whether every prompt has an answer; else there is no measure."""
+        return bool((self.conditions["no ablation"].scores[0].answer >= 0).all())
+
+    def _condition_names(self) -> dict[ConditionName, str]:
+        """Return what each condition is called in tables."""
+        n_heads = len(self.heads)
+        names: dict[ConditionName, str] = {
+            "no ablation": "no ablation",
+            "heads": f"{n_heads} head{'s' * (n_heads > 1)} {self.ablated}",
+            "same layers": f"{n_heads} random, same layers",
+            "all layers": f"{n_heads} random, all layers",
+        }
+        return {name: words for name, words in names.items() if self.conditions[name].sets}
+
+    def _compared_conditions(self) -> list[ConditionName]:
+        """Return the conditions of random heads that have sets."""
+        random: tuple[ConditionName, ...] = ("same layers", "all layers")
+        return [name for name in random if self.conditions[name].sets]
+
+    def _conditions_section(self) -> Section:
+        """Return accuracy and log-odds with 95% intervals, a row per condition."""
+        columns = [Column("condition", is_number=False)]
+        has_odds = len(self.labels) > 1
+        if self._is_answered:
+            columns.append(Column("accuracy (95%)"))
+            columns += [Column("log-odds, nats (95%)")] if has_odds else []
+            columns += [Column("top token"), Column("accuracy, 0 – 100%", is_number=False)]
+        else:
+            columns.append(Column("sets"))
+        rows: list[tuple[Cell, ...]] = []
+        for name, words in self._condition_names().items():
+            row: list[Cell] = [words]
+            if self._is_answered:
+                row.append(share_text(self.interval(name, "accuracy")))
+                row += [nats_text(self.interval(name, "log_odds"))] if has_odds else []
+                row.append(percent(self.interval(name, "over_vocabulary").value))
+                row.append(self._accuracy_dots(name))
+            else:
+                row.append(len(self.conditions[name].sets))
+            rows.append(tuple(row))
+        return Section(
+            f"Answers with heads {self.ablated}",
+            "The heads matter for the answer if it changes more than with random heads of the same layers.",
+            tuple(columns),
+            tuple(rows),
+            notes=tuple(self.notes()),
+        )
+
+    def _accuracy_dots(self, name: ConditionName) -> Dots:
+        """Return a condition's accuracy, beside that without ablation and that of each random set."""
+        before = float(self.per_prompt("no ablation", "accuracy").mean())
+        means = self.per_prompt(name, "accuracy").mean(1).tolist()
+        is_random = name in ("same layers", "all layers")
+        return Dots(before, sum(means) / len(means), tuple(means) if is_random else ())
+
+    def _probabilities_section(self) -> Section:
+        """Return each label's probability after the only prompt, a column per condition."""
+        names = self._condition_names()
+        columns = [Column("probability of", is_number=False), *map(Column, names.values())]
+        columns.append(Column("0 – 100%", is_number=False))
+        rows: list[tuple[Cell, ...]] = []
+        for index, label in enumerate(self.labels):
+            probabilities = {name: self._label_probabilities(name, index) for name in names}
+            before, after = probabilities["no ablation"][0], probabilities["heads"][0]
+            draws = tuple(probabilities.get("same layers", ()))
+            texts = map(mean_and_range, probabilities.values())
+            rows.append((Label(label, index), *texts, Dots(before, after, draws)))
+        return Section(
+            f"Answers with heads {self.ablated}",
+            "The heads matter for the answer if it changes more than with random heads of the same layers.",
+            tuple(columns),
+            tuple(rows),
+            notes=tuple(self.notes()),
+        )
+
+    def _label_probabilities(self, name: ConditionName, label: int) -> list[float]:
+        """Return a label's probability after the first prompt under each head set of a condition."""
+        scores = self.conditions[name].scores
+        return [math.exp(float(answers.label_log_probs[0, label])) for answers in scores]
+
+    def _differences_section(self) -> Section:
+        """Return accuracy and log-odds with the heads ablated, minus those with random heads ablated."""
+        has_odds = len(self.labels) > 1
+        columns = [Column(self._condition_names()["heads"], is_number=False)]
+        columns.append(Column("accuracy, points (95%)"))
+        columns += [Column("log-odds, nats (95%)")] if has_odds else []
+        rows: list[tuple[Cell, ...]] = []
+        for name in self._compared_conditions():
+            accuracy = self.difference("heads", name, "accuracy")
+            row: list[Cell] = [f"minus random, {name}", points_text(accuracy)]
+            row += [nats_text(self.difference("heads", name, "log_odds"))] if has_odds else []
+            rows.append(tuple(row))
+        return Section(
+            "Compared with random heads",
+            "Below zero if these heads cost more than random ones.",
+            tuple(columns),
+            tuple(rows),
+        )
+
+    def notes(self) -> list[str]:
+        """Return notes that explain the table's numbers."""
+        n_prompts, n_queries = len(self.queries), len(set(self.queries))
+        n_sets = len(self.conditions["same layers"].sets)
+        lines = [f"Random: mean over {n_sets} sets each."] if n_sets else []
+        if n_prompts > 1:
+            lines.append(
+                f"Chance: {percent(self.chance)} between the labels. 95% intervals are over the "
+                f"{n_queries} queries of {n_prompts} prompts, and over the random sets."
+            )
+        if 0 < n_sets < MIN_RANDOM_SETS:
+            lines.append(
+                f"Random heads have no intervals: these need at least {MIN_RANDOM_SETS} random sets, got {n_sets}."
+            )
+        if n_prompts > 1 and self._is_answered:
+            aurocs = []
+            for name, words in self._condition_names().items():
+                auroc = self.interval(name, "auroc")
+                if not math.isnan(auroc.value):
+                    aurocs.append(f"{words} {auroc_text(auroc)}")
+            if aurocs:
+                lines.append(
+                    "AUROC of the labels' log-odds, which a preference for one label does not change "
+                    f"(chance: 0.5): {', '.join(aurocs)}."
+                )
+        if self.edits:
+            lines.append(edits_note(self.edits, "All conditions, also “no ablation”,"))
+        if self.n_displaced:
+            lines.append(
+                f"{self.n_displaced} heads of each same-layer set are from the nearest layers, for lack of other heads."
+            )
+        return lines
 
     def _row(self, name: ConditionName) -> dict[str, float | int]:
         """Return one row of `to_frame`; log-odds and AUROC are omitted if there is only one label."""
@@ -316,6 +455,33 @@ class ControlledAblation(Result):
         interval = leave_one_out_interval(values, self.queries, bounds=bounds)
         random = [means[0] for name, means in terms if name in ("same layers", "all layers")]
         return with_random_sets(interval, *random, bounds=bounds)
+
+
+def share_text(share: Interval) -> str:
+    """Format a share with its interval: "96.7% (88.0–100.0)"."""
+    if math.isnan(share.low):
+        return percent(share.value)
+    return f"{percent(share.value)} ({100 * share.low:.1f}–{100 * share.high:.1f})"
+
+
+def nats_text(nats: Interval) -> str:
+    """Format nats with their interval: "+1.23 (+0.45…+2.01)"."""
+    if math.isnan(nats.low):
+        return signed(nats.value, 2)
+    return f"{signed(nats.value, 2)} ({signed(nats.low, 2)}…{signed(nats.high, 2)})"
+
+
+def points_text(share: Interval) -> str:
+    """Format a difference of shares, in percentage points, with its interval: "−3.2 (−6.1…−0.4)"."""
+    value, low, high = (signed(100 * end, 1) for end in (share.value, share.low, share.high))
+    return value if math.isnan(share.low) else f"{value} ({low}…{high})"
+
+
+def auroc_text(auroc: Interval) -> str:
+    """Format an AUROC with its interval: "0.98 (0.95–1.00)"."""
+    if math.isnan(auroc.low):
+        return f"{auroc.value:z.2f}"
+    return f"{auroc.value:z.2f} ({auroc.low:.2f}–{auroc.high:.2f})"
 
 
 def random_head_sets(

@@ -37,6 +37,7 @@ from icl_lens.prompts.prompt import quoted_list
 from icl_lens.prompts.tokenize import tokenizer_like
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, interval_texts, plural_prompts
+from icl_lens.result.view import View, table_view
 from icl_lens.runs.progress import progress_switch
 
 Way = Literal["hidden", "keys", "values", "removed"]
@@ -236,7 +237,8 @@ class DemonstrationEffects(Result):
             if mean[i] == mean[i]
         ]
 
-    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         outcome = "log p" if self.of()[0] is self.log_prob else "log-odds"
         title = f"DemonstrationEffects, nats of {outcome} that the answer loses without each demonstration"
         title += edits_suffix(self.edits)
@@ -253,7 +255,7 @@ class DemonstrationEffects(Result):
             }
             title += f"\nMean over {plural_prompts(len(self.queries))}, {self.ways[0]}"
             title += " (by_place() has all ways):" if len(self.ways) > 1 else ":"
-            return title, columns, len(table)
+            return table_view(title, columns, len(table))
         table, (effects, whole) = self.to_frame(), self.of()
         strongest = table[self.ways[0]].abs().argsort().iloc[::-1][: SHOWN_ROWS - 2].sort_values()
         shown = table.iloc[strongest]
@@ -262,7 +264,7 @@ class DemonstrationEffects(Result):
         }
         for i, way in enumerate(self.ways):
             columns[way] = [*map(format_signed, [*shown[way], float(effects[0, :, i].nansum()), float(whole[0, i])])]
-        return title, columns, len(table) + 2
+        return table_view(title, columns, len(table) + 2)
 
 
 @reserves_model

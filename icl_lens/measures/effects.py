@@ -28,6 +28,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, long_frame, plural_prompts
+from icl_lens.result.view import View, table_view
 from icl_lens.runs.progress import progress_switch
 
 Outcome = Literal["log_odds", "log_prob"]
@@ -78,7 +79,8 @@ class HeadEffects(Result):
         frame["log_odds"] = self.log_odds.detach().float().cpu().flatten().numpy()
         return columns_first(frame, "name", "log_odds", "log_prob")
 
-    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         heads = self.top(SHOWN_ROWS // 2)
         columns: dict[str, list[Any]] = {"head": [str(head) for head in heads]}
         for name, values in (("log-odds lost", self.log_odds), ("log p lost", self.log_prob)):
@@ -87,7 +89,7 @@ class HeadEffects(Result):
         n = len(self.log_prob)
         title = f"HeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}, heads removed one by one"
         title += edits_suffix(self.edits)
-        return title, columns, self.log_prob[0].numel()
+        return table_view(title, columns, self.log_prob[0].numel())
 
 
 def largest_means(means: Mapping[Outcome, Float[Tensor, "layer head"]], k: int, outcome: Outcome | None) -> list[Head]:

@@ -16,6 +16,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, plural_prompts
+from icl_lens.result.view import View, table_view
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,11 +43,12 @@ class Generations(Result):
         """Return one row per prompt: its end, and its continuation under each set of edits."""
         return pd.DataFrame({"prompt": self.prompts, **dict(zip(self.sets, self.texts, strict=True))})
 
-    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         table = self.to_frame()
         columns = {str(name): [repr(text)[1:-1] for text in table[name][:SHOWN_ROWS]] for name in table}
         title = f"Generations: {plural_prompts(len(table))} continued{edits_suffix(self.edits)}"
-        return title, columns, len(table)
+        return table_view(title, columns, len(table))
 
 
 @reserves_model

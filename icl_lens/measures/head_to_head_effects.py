@@ -46,6 +46,7 @@ from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, format_signed, plural_prompts
+from icl_lens.result.view import View, table_view
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,7 +86,8 @@ class HeadToHeadEffects(Result):
         order = ["log_odds", "log_prob"]  # all equal if no prompt has log-odds
         return frame.sort_values(order, ascending=False, ignore_index=True, kind="stable")
 
-    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         frame = self.to_frame()
         shown = frame.head(SHOWN_ROWS // 2)
         columns: dict[str, list[Any]] = {name: shown[name].tolist() for name in ("reader", "part", "writer")}
@@ -93,7 +95,7 @@ class HeadToHeadEffects(Result):
         columns["log p lost"] = [format_signed(value) for value in shown["log_prob"]]
         n = len(self.log_prob)
         title = f"HeadToHeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}{edits_suffix(self.edits)}"
-        return title, columns, len(frame)
+        return table_view(title, columns, len(frame))
 
 
 def head_to_head_effects(

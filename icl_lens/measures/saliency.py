@@ -24,6 +24,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
 from icl_lens.result.tables import long_frame, plural_prompts
+from icl_lens.result.view import View, table_view
 
 # Tolerance between pattern times values and z, relative to the largest |z|, by dtype of the model.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
@@ -71,13 +72,14 @@ class SaliencyFlow(Result):
             frame[name] = getattr(self, name).detach().float().cpu().flatten().numpy()
         return frame
 
-    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         columns: dict[str, list[Any]] = {"layer": [str(layer) for layer in range(self.rest.shape[1])]}
         for name in KINDS[:3]:
             columns[name.replace("_", " ")] = [f"{value:.2e}" for value in getattr(self, name).float().mean(0).tolist()]
         n, n_layers = self.rest.shape
         title = f"SaliencyFlow, nats per edge: {'mean over ' * (n > 1)}{plural_prompts(n)}{edits_suffix(self.edits)}"
-        return title, columns, n_layers
+        return table_view(title, columns, n_layers)
 
 
 KINDS = ("text_to_label", "label_to_last", "rest", "text_to_other", "other_to_last")

@@ -25,6 +25,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, format_signed, plural_prompts
+from icl_lens.result.view import View, table_view
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +73,8 @@ class VectorGains(Result):
         columns = {"layer": self.layers, "gain": mean, "low": low, "high": high}
         return pd.DataFrame(columns | {"accuracy": accuracy, "accuracy_intact": intact})
 
-    def _shown(self) -> tuple[str, dict[str, list[Any]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         table = self.to_frame()
         shown = table.nlargest(SHOWN_ROWS // 2, "gain").sort_values("layer")
         done = "in place of the residual stream" if self.replace else "added to the residual stream"
@@ -88,7 +90,7 @@ class VectorGains(Result):
             "high": list(map(format_signed, shown["high"])),
             "answer is top token": [f"{one:.0%}" for one in shown["accuracy"]],
         }
-        return title, columns, len(table)
+        return table_view(title, columns, len(table))
 
 
 def task_vectors(model: Any, reference: PromptBatch | Iterable[PromptBatch]) -> Float[Tensor, "layer d_model"]:

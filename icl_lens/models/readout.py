@@ -15,6 +15,7 @@ from icl_lens.models.content_words import is_content_word
 from icl_lens.models.memory import LOGIT_BYTES
 from icl_lens.result.base import Displayed
 from icl_lens.result.tables import SHOWN_ROWS, format_signed
+from icl_lens.result.view import View, table_view
 
 FinalNorm = Literal["frozen", "own"]
 Keep = Callable[[str], bool] | Literal["words"] | None
@@ -405,13 +406,14 @@ class VectorDescriptions(Displayed):
         words = [" ".join(words) for words in self.tokens]
         return pd.DataFrame({"words": words, "standout": self.standouts.tolist(), "rank": self.ranks.tolist()})
 
-    def _shown(self) -> tuple[str, dict[str, list[object]], int]:
+    def to_view(self) -> View:
+        """Return the title and the table that `print` shows."""
         columns: dict[str, list[object]] = {
             "top tokens": [" ".join(words) for words in self.tokens[:SHOWN_ROWS]],
             "rank": self.ranks[:SHOWN_ROWS].tolist(),
             "standout": list(map(format_signed, self.standouts[:SHOWN_ROWS].tolist())),
         }
-        return f"VectorDescriptions({len(self.tokens)} vectors)", columns, len(self.tokens)
+        return table_view(f"VectorDescriptions({len(self.tokens)} vectors)", columns, len(self.tokens))
 
 
 def norm_scale(x: Float[Tensor, "*rest d_model"], *, eps: float, center: bool) -> Float[Tensor, "*rest"]:

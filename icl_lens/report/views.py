@@ -1,90 +1,106 @@
-"""Views of results: which page, notebook output, terminal output and figures each has.
+"""The renderers of results: which page, notebook output, terminal output and figures each has.
 
-`result.base` imports this module when a view is asked for. Every result has the views of its table; those below have
-more. A page is drawn by a template, of which `html.templating` makes a document or inline output.
+`icl_lens/__init__.py` registers this module, of which results call `page`, `notebook`, `terminal` and `figures`.
+Results are drawn from their views, but for those below.
 """
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from rich.console import RenderableType
-from rich.text import Text
 
-from icl_lens.analyses.comparison import Comparison
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.model_comparison import ModelComparison
 from icl_lens.analyses.two_towers_result import TwoTowers
 from icl_lens.locate.circuit import Circuit
-from icl_lens.locate.mean_score_parts import MeanScoreParts
-from icl_lens.measures.controlled_ablation import ControlledAblation
-from icl_lens.report import (
-    ablation,
-    circuit,
-    comparison,
-    explanation_terminal,
-    mean_score_parts,
-    model_comparison,
-    two_towers,
-)
+from icl_lens.report import explanation_terminal
 from icl_lens.report.html import page as explanation_page
+from icl_lens.report.html import view_page
 from icl_lens.report.html.parts import Cell, Table
-from icl_lens.report.html.templating import render_notebook, render_page
+from icl_lens.report.html.templating import render_notebook, render_page, render_small_table
+from icl_lens.report.view_terminal import ViewInTerminal
 from icl_lens.result.base import Displayed
 from icl_lens.result.number_format import signed
-from icl_lens.result.tables import html_table, is_number_column
+from icl_lens.result.view import Section, View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_PAGE_ROWS = 200
 """Rows of a table on a page; results for every prompt have many thousands."""
+HEIGHT = 720
+"""Pixels of a page in a notebook."""
 
 Contents = tuple[str, dict[str, Any]]
 """A page's template, and what it shows."""
 
 PAGES: dict[type[Displayed], Callable[[Any], Contents]] = {
     Explanation: explanation_page.page,
-    Comparison: comparison.page,
-    ModelComparison: model_comparison.page,
-    TwoTowers: two_towers.page,
-    ControlledAblation: ablation.page,
-    Circuit: circuit.page,
 }
-INLINE_PAGES = (Explanation, Comparison, ModelComparison, TwoTowers)
-"""Results that notebooks show as their page, in a frame; others are small tables without scripts."""
 TERMINALS: dict[type[Displayed], Callable[[Any], RenderableType]] = {
     Explanation: explanation_terminal.terminal,
-    Comparison: comparison.terminal,
-    ModelComparison: model_comparison.terminal,
-    TwoTowers: two_towers.Terminal,
-    ControlledAblation: ablation.terminal,
-    MeanScoreParts: mean_score_parts.terminal,
-    Circuit: circuit.terminal,
 }
 
 
-def page(found: Displayed, **about: Any) -> str:
-    """Return a self-contained page; `about` adds what the result does not know, such as the command that made it."""
-    template, contents = PAGES.get(type(found), _table_page)(found)
-    if "model" in about:
-        contents["title"] = f"{about['model']}: {contents['title']}"
-    return render_page(template, **contents | about)
+def page(result: Displayed, **about: Any) -> str:
+    """Return a self-contained page; `about` adds what the result does not know (`view_about`)."""
+    if type(result) in PAGES:
+        template, contents = PAGES[type(result)](result)
+        if "model" in about:
+            contents["title"] = f"{about['model']}: {contents['title']}"
+        return render_page(template, **contents | about)
+    view = result.to_view()
+    if view.sentences:
+        return render_page(view_page.TEMPLATE, **_page_contents(result, view_about(view, **about)))
+    return render_page(view_page.TEMPLATE, **_table_contents(result, view))
 
 
-def notebook(found: Displayed) -> str:
-    """Return the HTML that a notebook shows."""
-    if type(found) in INLINE_PAGES:
-        template, contents = PAGES[type(found)](found)
-        return render_notebook(template, height=720, **contents)
-    title, columns, total = found._shown()
-    return html_table(title, columns, total=total)
+def notebook(result: Displayed) -> str:
+    """Return the HTML that a notebook shows: a page in a frame or, of a view without sentences, a small table."""
+    if type(result) in PAGES:
+        template, contents = PAGES[type(result)](result)
+        return render_notebook(template, height=HEIGHT, **contents)
+    view = result.to_view()
+    if view.sentences:
+        return render_notebook(view_page.TEMPLATE, height=HEIGHT, **_page_contents(result, view))
+    return render_small_table(view.title, view.sections[0])
 
 
-def terminal(found: Displayed) -> RenderableType:
-    """Return what a command prints: by default, what `print` shows."""
-    return TERMINALS[type(found)](found) if type(found) in TERMINALS else Text(repr(found))
+def terminal(result: Displayed) -> RenderableType:
+    """Return what a command prints."""
+    if type(result) in TERMINALS:
+        return TERMINALS[type(result)](result)
+    return ViewInTerminal(result.to_view())
+
+
+def view_about(
+    view: View,
+    *,
+    model: str = "",
+    chosen: str = "",
+    behavior: str = "",
+    text: str = "",
+    command: str = "",
+) -> View:
+    """Return a view with what the command that made a result knows.
+
+    These are the model's name, how its heads were chosen, what the model does on the task, the first prompt, and the
+    command.
+    """
+    sections = list(view.sections)
+    if text:
+        sections.append(Section("First prompt", quote=(text,)))
+    if command:
+        explanation = "The command that reproduces this page."
+        sections.append(Section("Configuration", explanation, code=command))
+    return replace(
+        view,
+        about=" · ".join(filter(None, (view.about, model))),
+        sentences=tuple(filter(None, (*view.sentences, chosen, behavior))),
+        sections=tuple(sections),
+    )
 
 
 def figures(found: Displayed) -> "dict[str, Figure]":
@@ -104,32 +120,39 @@ def figures(found: Displayed) -> "dict[str, Figure]":
     return {}
 
 
-def _table_page(found: Displayed) -> Contents:
-    """Return the page of a result without one of its own: what `print` shows and, if that is not all, more rows."""
-    kind = type(found).__name__
-    title, columns, total = found._shown()
-    heading = re.sub("(?<!^)([A-Z])", lambda word: f" {word[1].lower()}", kind)
+def _page_contents(result: Displayed, view: View) -> dict[str, Any]:
+    needs_figures = any(section.figure for section in view.sections)
+    contents = view_page.contents(view, result.figures if needs_figures else {})
+    return contents | {"all_rows": None, "n_rows": ""}
+
+
+def _table_contents(result: Displayed, view: View) -> dict[str, Any]:
+    """Return the page of a view without sentences: its table and, if that is not all, more rows."""
     # Titles of printed tables begin with the class: "TopHeads over 24 prompts", "Agreement(…)".
-    summary = title.removeprefix(kind).strip(",: ")
-    summary = summary[1:-1] if summary.startswith("(") and summary.endswith(")") else summary
-    shown = pd.DataFrame({name: list(map(str, cells)) for name, cells in columns.items()})
-    numbers = [name for name, cells in columns.items() if is_number_column(cells)]
-    contents: dict[str, Any] = {"title": heading, "summary": summary, "shown": _table(shown, numbers), "rest": None}
-    if total > len(shown):
-        frame = found.to_frame()
-        frame = frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
-        numbers = [name for name in frame if pd.api.types.is_numeric_dtype(frame[name])]
-        more = frame.head(MAX_PAGE_ROWS)
-        contents["rest"] = _table(
-            more.map(lambda value: signed(value) if isinstance(value, float) else str(value)), numbers
-        )
-        contents["n_rest"] = (
-            f"{len(more):,} of {len(frame):,} rows; to_frame() has all" if len(more) < len(frame) else ""
-        )
-    return "table.html.j2", contents
+    summary = view.title.removeprefix(type(result).__name__).strip(",: ")
+    if summary.startswith("(") and summary.endswith(")"):
+        summary = summary[1:-1]
+    sentences = (summary,) if summary else ()
+    view = replace(view, title=result.name_in_words(), sentences=sentences)
+    contents = _page_contents(result, view)
+    if not view.sections[0].n_more:
+        return contents
+    frame = result.to_frame()
+    if not isinstance(frame.index, pd.RangeIndex):
+        frame = frame.reset_index()
+    first_rows = frame.head(MAX_PAGE_ROWS)
+    contents["all_rows"] = _frame_table(first_rows)
+    if len(first_rows) < len(frame):
+        contents["n_rows"] = f"{len(first_rows):,} of {len(frame):,} rows; to_frame() has all"
+    return contents
 
 
-def _table(frame: pd.DataFrame, numbers: Sequence[Any]) -> Table:
-    names = [f"#{name}" if name in numbers else str(name) for name in frame]
-    rows: list[list[Cell]] = [list(row) for row in frame.itertuples(index=False)]
+def _frame_table(frame: pd.DataFrame) -> Table:
+    """Return a table of numbers and texts for a page."""
+    names: list[Cell] = []
+    for name in frame:
+        is_number = pd.api.types.is_numeric_dtype(frame[name])
+        names.append(f"#{name}" if is_number else str(name))
+    texts = frame.map(lambda value: signed(value) if isinstance(value, float) else str(value))
+    rows: list[list[Cell]] = [list(row) for row in texts.itertuples(index=False)]
     return Table(names, rows, "located")

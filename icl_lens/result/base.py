@@ -1,9 +1,7 @@
 """The base of all results: a frozen dataclass with views that is stored as JSON and restored exactly."""
 
 import re
-from collections.abc import Mapping, Sequence
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
@@ -11,7 +9,9 @@ import pandas as pd
 
 from icl_lens.files import write_text
 from icl_lens.result import stored
-from icl_lens.result.tables import text_table
+from icl_lens.result.renderers import renderers
+from icl_lens.result.view import View
+from icl_lens.result.view_text import markdown, plain_text, records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,34 +20,36 @@ AnyResult = TypeVar("AnyResult", bound="Result")
 
 
 class Displayed:
-    """A frozen dataclass with views: `print` and notebooks show a few rows, `to_frame` has all, `to_html` is a page.
+    """A frozen dataclass with a view: `print` and notebooks show a few rows, `to_frame` has all.
 
-    Subclasses define `to_frame` and `_shown`. Pages, figures and the terminal's tables are in `report.views`, which is
-    imported when one of them is asked for.
+    Subclasses define `to_frame` and `to_view`; everything else is drawn from these.
     """
 
     def to_frame(self) -> pd.DataFrame:
         """Return the numbers as a table, the columns that matter first."""
         raise NotImplementedError
 
-    def _shown(self) -> tuple[str, Mapping[str, Sequence[Any]], int]:
-        """Return a title, the columns of a small table, and the number of rows of the full one."""
+    def to_view(self) -> View:
+        """Return what is shown of the result, as data."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        title, columns, total = self._shown()
-        return text_table(title, columns, total=total)
+        return plain_text(self.to_view())
 
     def _repr_html_(self) -> str:
-        return _views().notebook(self)
+        return renderers().notebook(self)
 
     def __rich__(self) -> Any:
-        return _views().terminal(self)
+        return renderers().terminal(self)
 
     @cached_property
     def figures(self) -> "dict[str, Figure]":
         """Matplotlib figures by name; empty for results without figures."""
-        return _views().figures(self)
+        return renderers().figures(self)
+
+    def to_markdown(self) -> str:
+        """Return what is shown of the result as Markdown, for a report or an issue."""
+        return markdown(self.to_view())
 
     @overload
     def to_html(self, path: None = None) -> str: ...
@@ -55,8 +57,13 @@ class Displayed:
     def to_html(self, path: str | Path) -> None: ...
     def to_html(self, path: str | Path | None = None) -> str | None:
         """Return a self-contained page, or write it to `path` atomically."""
-        page = _views().page(self)
+        page = renderers().page(self)
         return page if path is None else write_text(path, page)
+
+    @classmethod
+    def name_in_words(cls) -> str:
+        """Return the name of the class in words, such as "Top heads"."""
+        return re.sub("(?<!^)([A-Z])", lambda letter: f" {letter[1].lower()}", cls.__name__)
 
 
 class Result(Displayed):
@@ -76,8 +83,11 @@ class Result(Displayed):
     """Version of the stored format; it increases when earlier files can no longer be read correctly."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the stored file says in words and numbers for readers without icl-lens, as its "summary"."""
-        return {}
+        """Return what the stored file says for readers without icl-lens, as its "summary".
+
+        By default, this is the view in words and numbers.
+        """
+        return records(self.to_view())
 
     def to_json(self, **about: Any) -> str:
         """Return all fields as JSON; `about` is added to its "summary"."""
@@ -99,8 +109,3 @@ class Result(Displayed):
     def format_name(cls) -> str:
         """Return the kind of a stored file, such as "icl-lens top heads"."""
         return "icl-lens" + re.sub("([A-Z])", r" \1", cls.__name__).lower()
-
-
-def _views() -> Any:
-    """Return the module that draws pages and terminal tables; it imports results, so results import it when asked."""
-    return import_module("icl_lens.report.views")

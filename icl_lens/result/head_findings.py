@@ -20,6 +20,7 @@ MAX_NAMED_HEADS = 6
 JOINT_NOT_MEASURED = (
     "What removing them jointly costs beside random heads is not measured here; `icl-lens ablate` measures it."
 )
+MODELS_NOTE = "Heads of two models correspond only if one model was trained from the other."
 
 
 def heads_in_words(heads: Sequence[object]) -> str:

@@ -39,6 +39,11 @@ def signed(value: float, digits: int = 3) -> str:
     return "–" if value != value else f"{value:+z.{digits}f}".replace("-", "−")
 
 
+def signed_ends(low: float, high: float, digits: int = 3) -> str:
+    """Format the ends of an interval as "+0.123 … +0.456", and NaN as "–"."""
+    return "–" if math.isnan(low) else f"{signed(low, digits)} … {signed(high, digits)}"
+
+
 def interval_text(
     value: float, low: float = math.nan, high: float = math.nan, *, near: Interval | None = None, times: int = 1
 ) -> str:

@@ -1,7 +1,6 @@
 """Tables of results: long ones with named columns, and small ones as text or static HTML."""
 
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -75,44 +74,3 @@ def json_records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return a table's rows for JSON, which has no NaN: it becomes None."""
     rows = table.to_dict("records")
     return [{str(column): None if value != value else value for column, value in row.items()} for row in rows]
-
-
-def text_table(title: str, columns: Mapping[str, Sequence[Any]], *, total: int | None = None) -> str:
-    """Format a small table as text; `total` is the number of rows of the full table."""
-    names, rows = list(columns), _rows(columns)
-    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-    right = [is_number_column(column) for column in columns.values()]
-    lines = [
-        "  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in line).rstrip()
-        for line in (zip(row, widths, right, strict=True) for row in [names, *rows])
-    ]
-    return "\n".join([title, *lines, *_rest(rows, total)])
-
-
-def html_table(title: str, columns: Mapping[str, Sequence[Any]], *, total: int | None = None) -> str:
-    """Format a small table as HTML without scripts or style sheets."""
-    rows = _rows(columns)
-    right = [' style="text-align: right"' if is_number_column(column) else "" for column in columns.values()]
-    head = "".join(f"<th{how}>{escape(name)}</th>" for name, how in zip(columns, right, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{how}>{escape(cell)}</td>" for cell, how in zip(row, right, strict=True)) + "</tr>"
-        for row in rows
-    )
-    rest = "".join(f"<p>{escape(line)}</p>" for line in _rest(rows, total))
-    caption = f'<caption style="text-align: left">{escape(title)}</caption>'
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
-
-
-def _rows(columns: Mapping[str, Sequence[Any]]) -> list[list[str]]:
-    return [[str(cell) for cell in row] for row in zip(*columns.values(), strict=True)]
-
-
-def _rest(rows: list[list[str]], total: int | None) -> list[str]:
-    """Return a line with the number of rows that are not shown; empty if all are."""
-    return [] if total is None or total <= len(rows) else [f"… {total - len(rows)} more rows: to_frame() has all"]
-
-
-def is_number_column(column: Sequence[Any]) -> bool:
-    """Return whether a non-empty column holds only numbers, percentages and texts that begin with "+", "-" or "–"."""
-    texts = [str(cell) for cell in column if not isinstance(cell, (int, float))]
-    return all(text[:1] in "+-–" or text.endswith("%") for text in texts) and bool(column)

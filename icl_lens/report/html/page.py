@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from icl_lens.analyses.command import command
 from icl_lens.analyses.explanation import Explanation
-from icl_lens.report.command import command
 from icl_lens.report.html import heads, sections
 from icl_lens.report.html.parts import Chip
 

@@ -8,6 +8,7 @@ from icl_lens.analyses.explanation import Explanation
 from icl_lens.report.html.parts import Bar, Cell, Chip, Dots, Run, Table, largest
 from icl_lens.report.html.templating import label_color
 from icl_lens.result.number_format import mean_and_range, percent, signed
+from icl_lens.result.view import Label
 
 
 def label_chips(e: Explanation) -> dict[str, Chip]:
@@ -35,16 +36,11 @@ def join_runs(chips: Sequence[Run], by: str = ", ") -> list[Run]:
 
 def prompt_pieces(e: Explanation) -> list[tuple[str, Chip | None]]:
     """Return the text the model continues in pieces, each with its chip if it is a label."""
-    if e.input.prompt is None:
-        return [(e.input.text, None)]
-    rendered = e.input.template.render(e.input.prompt)
     pieces: list[tuple[str, Chip | None]] = []
-    at = 0
-    for (start, stop), label in zip(rendered.label_spans, e.input.demonstration_labels, strict=True):
-        text = rendered.text[start:stop]
-        pieces += [(rendered.text[at:start], None), (text, Chip(text, label))]
-        at = stop
-    return [*pieces, (rendered.text[at:] + e.input.appended_text, None)]
+    for piece in e.prompt_pieces:
+        is_label = isinstance(piece, Label)
+        pieces.append((str(piece), Chip(piece.text, piece.index) if is_label else None))
+    return pieces
 
 
 def answer(e: Explanation) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from markupsafe import Markup
 
 from icl_lens.errors import InputError
 from icl_lens.result.number_format import percent, signed
+from icl_lens.result.view import Section
+from icl_lens.result.view_text import more_rows
 
 # Characters that are invisible or change the text direction, shown as code points. Emoji need zero-width joiners.
 _HIDDEN = set("\u00ad\u061c\u200b\u200e\u200f\u2060\ufeff") | {
@@ -155,6 +157,17 @@ def render_notebook(template: str, *, height: int, **content: Any) -> str:
     page = render_page(template, **content)
     return TEMPLATES.get_template(template).render(
         content, layout="notebook.html.j2", static=True, page=page, height=height
+    )
+
+
+def render_small_table(title: str, section: Section) -> str:
+    """Return a table of a view without scripts or style sheets."""
+    return TEMPLATES.get_template("small_table.html.j2").render(
+        title=title,
+        section=section,
+        rows=section.texts(),
+        more=more_rows(section),
+        right=Markup(' style="text-align: right"'),
     )
 
 
