@@ -15,7 +15,6 @@ from tolerance import assert_close
 import icl_lens as il
 from icl_lens.models.active_edits import active_edits, edits_disabled
 from icl_lens.models.view import ModelView
-from icl_lens.report.ablation import notes
 from icl_lens.runs.configuration import configuration
 
 HEADS = [il.Head(1, 2), il.Head(2, 0)]
@@ -68,7 +67,7 @@ def test_results_over_prompts_name_the_edits(gpt2, words):
         assert configuration(gpt2, batch, [[0]], {"k": 2}, asked)["edits"] == [ZEROED]
         expected = il.score(gpt2, batch)
     assert_close(ablation.conditions["no ablation"].scores[0].label_log_probs, expected)
-    assert f"All conditions, also “no ablation”, are those of the edited model: {ZEROED}." in notes(ablation)
+    assert f"All conditions, also “no ablation”, are those of the edited model: {ZEROED}." in ablation.notes()
     assert json.loads(ablation.to_json())["edits"] == [ZEROED]
     assert str(check).endswith(f"All numbers are those of the edited model: {ZEROED}.")
     assert check.to_dict()["edits"] == [ZEROED]

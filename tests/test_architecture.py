@@ -4,6 +4,7 @@ The contracts are in pyproject.toml ([tool.importlinter]); import-linter reads e
 functions and those for type checkers only. The tests check the contracts, and that violations on purpose are reported.
 """
 
+import ast
 import os
 import re
 import shutil
@@ -50,10 +51,31 @@ def test_every_contract_is_kept():
     assert len(re.findall(r" KEPT", report)) == len(CONTRACTS), report
 
 
+def imports_by_name(source):
+    """The names of modules that a source passes to `import_module` or `__import__`; "?" where it is not a constant."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            function = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+            if function in ("import_module", "__import__"):
+                names.append(getattr(node.args[0], "value", "?"))
+    return names
+
+
+def test_no_module_of_the_project_is_imported_by_name():
+    """Such an import is seen by no contract."""
+    for path in (ROOT / "icl_lens").rglob("*.py"):
+        for name in imports_by_name(path.read_text(encoding="utf-8")):
+            assert name.startswith("transformers."), (path, name)
+    assert imports_by_name("import_module('icl_lens.report')\nimportlib.import_module(name)") == ["icl_lens.report", "?"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "line", "contract"),
     [
+        ("icl_lens/result/base.py", "from icl_lens.report import views", "rooms"),
+        ("icl_lens/result/view.py", "import rich", "views"),
         ("icl_lens/models/head.py", "def late():\n    import icl_lens.cli", "rooms"),
         ("icl_lens/errors.py", "import icl_lens.files", "rooms"),
         ("icl_lens/brand_new_room.py", "", "rooms"),

@@ -20,7 +20,6 @@ from icl_lens.intervals import bootstrap_interval
 from icl_lens.locate.locate import top_heads_by
 from icl_lens.measures.controlled_ablation import AnswerScores, Condition, ControlledAblation, random_head_sets
 from icl_lens.models.view import ModelView
-from icl_lens.report.ablation import notes
 
 HEADS = [il.Head(0, 1), il.Head(2, 3)]
 
@@ -86,7 +85,6 @@ def test_removed_prompt_by_prompt(gpt2, gpt2_batch, found, positions, mode):
     if (positions, mode) != ("last", "zero"):
         found = il.ablate_with_controls(gpt2, gpt2_batch, HEADS, n_random=2, seed=1, **how)
     said = {"zero": "zeroed", "mean": "mean-ablated", "resample": "resample-ablated"}[mode]
-    assert f"Heads are {said} at" in notes(found)[0]
     assert f"L0H1, L2H3 {said} at" in repr(found)
     assert found.heads == tuple(HEADS)
     assert [len(one.sets) for one in found.conditions.values()] == [1, 1, 2, 2]
@@ -175,7 +173,7 @@ def test_heads_that_only_change_a_preference_lower_accuracy_but_not_the_auroc():
     frame = found.to_frame()
     assert frame.loc["same layers", ["auroc_min", "auroc_max"]].tolist() == pytest.approx([noisy, 1])
     assert frame.loc["heads", "auroc_minus_same_layers"] == pytest.approx((1 - noisy) / 2)
-    assert "(chance: 0.5): no ablation 1.00 (" in " ".join(notes(found))
+    assert "(chance: 0.5): no ablation 1.00 (" in " ".join(found.notes())
 
 
 def test_balanced_prompts_do_not_locate_a_head_that_favors_a_label(icl_mini):
@@ -232,4 +230,4 @@ def test_a_mean_over_the_same_pairs_is_warned_of_and_said(gpt2):
         warnings.simplefilter("error", SamePairsWarning)
         found = il.ablate_with_controls(gpt2, same, HEADS, reference=[same, others], **options)
     assert "The mean is over 6 prompts in 2 batches." in repr(found)
-    assert found.reference_sentence in notes(found)
+    assert found.reference_sentence in found.to_markdown()

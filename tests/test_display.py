@@ -7,7 +7,10 @@ import pytest
 import torch
 
 import icl_lens as il
-from icl_lens.result.tables import format_signed, html_table, long_frame, text_table
+from icl_lens.report.html.templating import render_small_table
+from icl_lens.result.tables import format_signed, long_frame
+from icl_lens.result.view import table_view
+from icl_lens.result.view_text import plain_text
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +77,9 @@ def test_layers_and_effects_show_their_values(found):
 
 def test_long_results_are_cut_and_say_so():
     columns = {"token": ["<b>", "␣&"], "value": ["+1.0", "–"]}
-    assert text_table("T", columns, total=5).splitlines()[-1] == "… 3 more rows: to_frame() has all"
-    html = html_table("T <1>", columns, total=5)
+    view = table_view("T <1>", columns, 5)
+    assert plain_text(view).splitlines()[-1] == "… 3 more rows: to_frame() has all"
+    html = render_small_table(view.title, view.sections[0])
     assert "<b>" not in html
     assert "&lt;b&gt;" in html
     assert "3 more rows" in html

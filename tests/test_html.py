@@ -17,10 +17,10 @@ import torch
 from click.testing import CliRunner
 
 import icl_lens as il
+from icl_lens.analyses.command import command
 from icl_lens.cli import app
 from icl_lens.cli.program import app_with_all_options
 from icl_lens.report import html, palette
-from icl_lens.analyses.command import command
 from icl_lens.report.html import templating
 from icl_lens.report.html.templating import asset, circuitsvis_bundle, visible
 from icl_lens.result.number_format import percent, signed
@@ -580,7 +580,7 @@ def test_comparing_ranks_heads_by_change(paper):
     increases[0][1] += 3
     other = ex.changed(paper, increase=tuple(map(tuple, increases)))
     page = Page(il.compare(paper, other).to_html())
-    changed = page.text[page.text.index("Heads that changed most") :]
+    changed = page.text[page.text.index("Heads whose contrast changed most") :]
     assert re.findall(r"L\dH\d", changed)[:2] == ["L2H3", "L0H1"]
     assert "−5.000" in changed
     assert "+3.000" in changed

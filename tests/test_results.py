@@ -109,7 +109,7 @@ FIRST = {
 HEADLINE = {
     "Explanation": lambda found: f"{found.heads[0].head} {found.heads[0].scores['contrast']:+.3f}",
     "Comparison": lambda found: f"{found.to_frame()['change'][0]:+.3f}",
-    "ModelComparison": lambda found: f"{found.a['accuracy'].mean():.1%} correct",
+    "ModelComparison": lambda found: f"{found.a['accuracy'].mean():.1%} of 8 prompts correctly",
     "TwoTowers": lambda found: found.verdict,
     "LayerIncreases": lambda found: f"{found.attn.mean(0)[0]:+.3f}",
     "ScoreParts": lambda found: f"{found.query_side.flatten(0, 1).mean(0).abs().max():.3f}",
@@ -177,7 +177,7 @@ PAGES_OF_THEIR_OWN = {
     "Explanation": ("contrast", "{:+.3f}".format),
     "Comparison": ("name", str),
     "ModelComparison": ("name", str),
-    "TwoTowers": ("log_odds_lost", "{:+.3f}".format),
+    "TwoTowers": ("log_odds_lost", "{:+.2f}".format),
     "ControlledAblation": ("log_odds", "{:+.2f}".format),
     "Circuit": ("effect", "{:+.3f}".format),
 }
@@ -199,13 +199,13 @@ def test_pages_and_inline_output_have_the_numbers(made, name, tmp_path):
         largest = values.nlargest(3) if form is not str else values.head(3)
         assert all(form(value) in text for value in largest)
     else:
-        cells = [str(cell).replace("\N{MINUS SIGN}", "-") for column in found._shown()[1].values() for cell in column]
+        cells = [cell.replace("\N{MINUS SIGN}", "-") for row in found.to_view().sections[0].texts() for cell in row]
         assert all(" ".join(cell.split()) in " ".join(text.split()) for cell in cells)
-    if type(found) in views.INLINE_PAGES:
+    if type(found) in views.PAGES or found.to_view().sentences:
         assert "icl-lens-twin" in inline
     else:
         shown = html.unescape(re.sub("<[^>]*>", " ", inline))
-        assert all(str(cell) in shown for column in found._shown()[1].values() for cell in column)
+        assert all(cell in shown for row in found.to_view().sections[0].texts() for cell in row)
         assert inline.startswith("<table>")
         assert "<script" not in inline
         assert "style>" not in inline

@@ -143,10 +143,10 @@ def test_a_single_query_selects_nothing(gpt2, many):
     assert "selected" not in repr(il.locate_heads(gpt2, one, k=K))
     effects = il.locate_effects(gpt2, one, k=K)
     assert bool(effects.log_odds.selected.isnan().all())
-    assert effects._shown()[1]["selected"][0] == "–"
+    assert effects.to_view().sections[0].texts()[0][3] == "–"
     circuit = il.locate_circuit(gpt2, one, many[:4], ["L2H1"], n_edges=2, n_random=3)
     assert circuit.edges["selected"].isna().all()
-    assert circuit._shown()[1]["selected"] == ["–", "–"]
+    assert [row[4] for row in circuit.to_view().sections[0].texts()] == ["–", "–"]
 
 
 def test_planted_scores():

@@ -2,72 +2,75 @@
 
 import shlex
 from collections.abc import Sequence
+from typing import Any
+
+import torch
 
 from icl_lens.analyses.explanation import Explanation
+from icl_lens.analyses.python_code import call, model_lines, prompt_call, template_options
 from icl_lens.errors import InputError
 from icl_lens.prompts.prompt import Prompt, Template
 
 
 def command(explanation: Explanation) -> str:
-    """Return the shell command that reproduces the explanation, or Python code if the CLI cannot express it."""
-    model = explanation.settings.source or explanation.model  # a folder's path, not its name
-    settings, prompt = explanation.settings, explanation.input.prompt
+    """Return the shell command that reproduces the explanation, or Python code if the CLI cannot
+    express it.
+    """
     if _fits_command_line(explanation):
-        if prompt is None:
-            words = ["icl-lens", "explain", "--text", explanation.input.text, "--model", model]
-            words += [] if settings.target is None else ["--answer", str(settings.target)]
-        else:
-            words = ["icl-lens", "explain", str(prompt), "--model", model]
-            words += ["--answer", prompt.answer] if prompt.answer is not None else []
-        words += [word for other in settings.against or () for word in ("--against", str(other))]
-        default_by = "contrast" if explanation.scores.compared_with else "increase"
-        words += ["--by", settings.by] if settings.by != default_by else []
-        words += ["--why", settings.why] if settings.why is not None else []
-        words += ["--top", str(settings.k), "--ablate", str(settings.n_ablated), "--seed", str(settings.seed)]
-        words += ["--final-norm", settings.final_norm, "--bias" if settings.bias else "--no-bias"]
-        words += [] if settings.prepend_bos is None else ["--bos" if settings.prepend_bos else "--no-bos"]
-        words += ["--dtype", settings.dtype]
-        return shlex.join(words)
-    against = "" if settings.against is None else f"    against={list(settings.against)!r},\n"
-    what = _plain_text_code(explanation) if prompt is None else _prompt_code(explanation, prompt)
-    return (
-        "import icl_lens as il\n"
-        "import torch\n"
-        f"model = il.load_model({model!r}, dtype=torch.{settings.dtype})\n"
-        f"il.explain(\n    model,\n{what}{'' if prompt is None else against}"
-        f"    final_norm={settings.final_norm!r},\n    bias={settings.bias},\n    by={settings.by!r},\n"
-        f"    why={settings.why!r},\n"
-        f"    k={settings.k},\n"
-        f"    n_ablated={settings.n_ablated},\n    n_random={settings.n_random},\n    seed={settings.seed},\n)"
-    )
+        return _shell_command(explanation)
+    return _python_code(explanation)
 
 
-def _prompt_code(explanation: Explanation, prompt: Prompt) -> str:
-    """Return the code of a prompt and of its tokenization."""
-    demonstrations = ",\n         ".join(
-        f"il.Demonstration({shown.text!r}, {shown.label!r})" for shown in prompt.demonstrations
-    )
-    template, labels = explanation.input.template, explanation.labels
-    if explanation.scores.whole_log_probs and {*labels} != {*prompt.labels}:
-        labels = prompt.labels  # those of the scores may stand for several that begin alike
-    parts = (template.demonstration, template.query, template.separator, template.prefix)
-    return (
-        f"    il.Prompt(\n        [{demonstrations}],\n        query={prompt.query!r},\n"
-        f"        answer={prompt.answer!r},\n        labels={list(prompt.labels)!r},\n    ),\n"
-        f"    template=il.Template({', '.join(map(repr, parts))}),\n"
-        f"    labels={list(labels)!r},\n    prepend_bos={explanation.settings.prepend_bos},\n"
-    )
+def _shell_command(explanation: Explanation) -> str:
+    settings, prompt = explanation.settings, explanation.input.prompt
+    words = ["icl-lens", "explain"]
+    words += ["--text", explanation.input.text] if prompt is None else [str(prompt)]
+    words += ["--model", settings.source or explanation.model]  # a folder's path, not its name
+    answer = settings.target if prompt is None else prompt.answer
+    if answer is not None:
+        words += ["--answer", str(answer)]
+    for name in settings.against or ():
+        words += ["--against", str(name)]
+    if settings.by != ("contrast" if explanation.scores.compared_with else "increase"):
+        words += ["--by", settings.by]
+    if settings.why is not None:
+        words += ["--why", settings.why]
+    words += ["--top", str(settings.k), "--ablate", str(settings.n_ablated)]
+    words += ["--seed", str(settings.seed), "--final-norm", settings.final_norm]
+    words.append("--bias" if settings.bias else "--no-bias")
+    if settings.prepend_bos is not None:
+        words.append("--bos" if settings.prepend_bos else "--no-bos")
+    words += ["--dtype", settings.dtype]
+    return shlex.join(words)
 
 
-def _plain_text_code(explanation: Explanation) -> str:
-    """Return the code of plain text and of its tokenization."""
-    settings = explanation.settings
+def _python_code(explanation: Explanation) -> str:
+    settings, prompt = explanation.settings, explanation.input.prompt
     against = None if settings.against is None else list(settings.against)
-    return (
-        f"    il.Text(\n        {explanation.input.text!r},\n"
-        f"        answer={settings.target!r},\n        against={against!r},\n    ),\n"
-        f"    prepend_bos={settings.prepend_bos},\n"
-    )
+    options: dict[str, Any] = {}
+    if prompt is None:
+        read = call("il.Text", repr(explanation.input.text), answer=settings.target, against=against)
+    else:
+        read = prompt_call(prompt)
+        options |= template_options(explanation.input.template)
+        options["labels"] = list(_tokenized_labels(explanation, prompt))
+        if against is not None:
+            options["against"] = against
+    for name in ("prepend_bos", "final_norm", "bias", "by", "why", "k", "n_ablated", "n_random"):
+        options[name] = getattr(settings, name)
+    lines = model_lines(settings.source or explanation.model, getattr(torch, settings.dtype))
+    lines.append(f"prompt = {read}")
+    lines.append(call("il.explain", "model", "prompt", **options, seed=settings.seed))
+    return "\n".join(lines)
+
+
+def _tokenized_labels(explanation: Explanation, prompt: Prompt) -> tuple[str, ...]:
+    """Return the labels that were tokenized: those of the scores may stand for several that begin
+    alike.
+    """
+    if explanation.scores.whole_log_probs and {*explanation.labels} != {*prompt.labels}:
+        return prompt.labels
+    return explanation.labels
 
 
 def _fits_command_line(explanation: Explanation) -> bool:
@@ -77,8 +80,10 @@ def _fits_command_line(explanation: Explanation) -> bool:
         return False
     if explanation.input.prompt is not None:
         return explanation.input.template == Template() and _reads_back(explanation.input.prompt, explanation.labels)
-    words = [settings.target, *(settings.against or ())]
-    return not any(isinstance(word, int) or "\n" in (word or "") for word in [*words, explanation.input.text])
+    for word in (settings.target, *(settings.against or ()), explanation.input.text):
+        if isinstance(word, int) or "\n" in (word or ""):
+            return False
+    return True
 
 
 def _reads_back(prompt: Prompt, labels: Sequence[str]) -> bool:

@@ -80,7 +80,9 @@ class LayerIncreases(Result):
             "LayerIncreases, nats: "
             f"{'mean over ' * (len(self.attn) > 1)}{plural_prompts(len(self.attn))}"
         )
-        return table_view(title, {name: list(column) for name, column in columns.items()}, len(attn))
+        return table_view(
+            title, {name: list(column) for name, column in columns.items()}, len(attn)
+        )
 
 
 def linear_direction(

@@ -10,15 +10,19 @@ from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.prompts.prompt import Demonstration, Prompt, check_unicode
 
 Change = Literal["removed", "query", "keys", "values"]
-"""What is done to the chosen heads at the last position: zeroed, or one thing exchanged (see `two_towers`)."""
+"""What is done to the chosen heads at the last position: zeroed, or one thing exchanged (see
+`two_towers`).
+"""
 CHANGES: tuple[Change, ...] = get_args(Change)
 
 
 @dataclass(frozen=True)
 class LiveState:
-    """The prompt of a live view, the chosen heads with what is done to them, and the score that the map shows.
+    """The prompt of a live view, the chosen heads with what is done to them, and the score that the
+    map shows.
 
-    Texts and labels may be incomplete while they are typed; `prompt` raises InputError until they make a prompt.
+    Texts and labels may be incomplete while they are typed; `prompt` raises InputError until they
+    make a prompt.
 
     Example:
         >>> state = il.results.LiveState.of(prompt, heads=["L5H0"])
@@ -44,34 +48,38 @@ class LiveState:
     @classmethod
     def of(cls, prompt: Prompt, *, heads: Sequence[AnyHead] = ()) -> "LiveState":
         """Return the state that shows a prompt with some heads chosen."""
-        shown = tuple((one.text, one.label) for one in prompt.demonstrations)
-        used = {label for _, label in shown}
-        names = tuple(str(as_head(head)) for head in heads)
-        others = tuple(label for label in prompt.labels if label not in used)
-        return cls(shown, prompt.query, prompt.answer, names, labels=others)
+        demonstrations = tuple((part.text, part.label) for part in prompt.demonstrations)
+        demonstrated = {label for _, label in demonstrations}
+        return cls(
+            demonstrations,
+            prompt.query,
+            prompt.answer,
+            heads=tuple(str(as_head(head)) for head in heads),
+            labels=tuple(label for label in prompt.labels if label not in demonstrated),
+        )
 
     @property
     def prompt(self) -> Prompt:
         """The prompt; raise InputError if its texts and labels do not make one."""
         if not self.demonstrations:
             raise InputError("the prompt has no demonstration; add a text with its label")
-        shown = [Demonstration(text, label) for text, label in self.demonstrations]
+        demonstrations = [Demonstration(text, label) for text, label in self.demonstrations]
         if not self.query.strip():
             raise InputError("the query is empty; write the text whose label the model predicts")
         if not self.labels:
-            return Prompt(shown, self.query, self.answer)
-        return Prompt(
-            shown, self.query, self.answer, tuple(dict.fromkeys([*(one.label for one in shown), *self.labels]))
-        )
+            return Prompt(demonstrations, self.query, self.answer)
+        labels = dict.fromkeys([label for _, label in self.demonstrations])
+        labels |= dict.fromkeys(self.labels)
+        return Prompt(demonstrations, self.query, self.answer, tuple(labels))
 
     def with_prompt(self, prompt: Prompt) -> "LiveState":
         """Return the state with another prompt; what is chosen stays."""
-        other = LiveState.of(prompt)
-        return replace(other, heads=self.heads, change=self.change, by=self.by)
+        state = LiveState.of(prompt)
+        return replace(state, heads=self.heads, change=self.change, by=self.by)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as lists and strings."""
-        return asdict(self) | {"demonstrations": [list(one) for one in self.demonstrations]}
+        return asdict(self) | {"demonstrations": list(map(list, self.demonstrations))}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LiveState":
@@ -79,9 +87,9 @@ class LiveState:
         check_choice("change", values.get("change", "removed"), CHANGES)
         check_choice("by", values.get("by", "contrast"), SCORES)
         try:
-            texts = [values["query"], *(part for one in values["demonstrations"] for part in one)]
+            demonstrations = tuple((text, label) for text, label in values["demonstrations"])
             state = cls(
-                tuple((text, label) for text, label in values["demonstrations"]),
+                demonstrations,
                 values["query"],
                 values.get("answer"),
                 tuple(values.get("heads", ())),
@@ -89,9 +97,15 @@ class LiveState:
                 values.get("by", "contrast"),
                 tuple(values.get("labels", ())),
             )
-            check_unicode(*texts, *state.labels, *(() if state.answer is None else (state.answer,)))
+            answer = () if state.answer is None else (state.answer,)
+            texts = [state.query, *state.labels, *answer]
+            for text, label in demonstrations:
+                texts += [text, label]
+            check_unicode(*texts)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"state must be what LiveState.to_dict returns, got {values!r:.200}: {error}") from None
+            raise InputError(
+                f"state must be what LiveState.to_dict returns, got {values!r:.200}: {error}"
+            ) from None
         for head in state.heads:
             Head.parse(head)
         return state

@@ -1,10 +1,12 @@
 """The live view as a widget: it passes states from the browser to the worker, and panels back.
 
-1. `_look` is the state with an id of its text and one of what is chosen; the browser and Python both set it.
-2. Each panel is a trait of its own and carries the ids for which it holds. The browser shows nothing of other ids, so
-   that no number outlives the text that it belongs to.
+1. `_look` is the state with an id of its text and one of what is chosen; the browser and Python
+   both set it.
+2. Each panel is a trait of its own and carries the ids for which it holds. The browser shows
+   nothing of other ids, so that no number outlives the text that it belongs to.
 3. When all panels of a state are computed, the static version in the notebook's file is replaced.
-4. Of what the browser sends, only the state and the pins are taken; the other traits are Python's own.
+4. Of what the browser sends, only the state and the pins are taken; the other traits are Python's
+   own.
 """
 
 import json
@@ -61,25 +63,34 @@ class LiveView(anywidget.AnyWidget):
     """
 
     _esm = f"{asset('host_theme.js')}\n{Path(__file__).with_name('live.js').read_text('utf-8')}"
-    _css = str(asset("colors.css")).replace(":root", ".icl-live") + Path(__file__).with_name("live.css").read_text(
-        "utf-8"
-    )
+    _css = str(asset("colors.css")).replace(":root", ".icl-live") + Path(__file__).with_name(
+        "live.css"
+    ).read_text("utf-8")
 
     _look = traitlets.Dict().tag(sync=True)
     _about = traitlets.Dict().tag(sync=True)
     _status = traitlets.Dict().tag(sync=True)
     _pins = traitlets.List().tag(sync=True)
 
-    def __init__(self, model: Any, state: LiveState, template: Template, prepend_bos: bool | None) -> None:
+    def __init__(
+        self, model: Any, state: LiveState, template: Template, prepend_bos: bool | None
+    ) -> None:
         """Show a state; see `il.live`."""
         view = ModelView.of(model)
         self._model, self._template, self._prepend_bos = model, template, prepend_bos
         self._scenes: OrderedDict[Any, Scene] = OrderedDict()
         self._worker: Worker[dict[str, Any]] = Worker(self._compute)
         self._display_id, self._is_shown = f"icl-live-{uuid.uuid4().hex[:12]}", False
-        about = {"model": view.name, "layers": view.n_layers, "heads": view.n_heads, "id": self._display_id}
+        about = {
+            "model": view.name,
+            "layers": view.n_layers,
+            "heads": view.n_heads,
+            "id": self._display_id,
+        }
         self.add_traits(**{f"_{name}": traitlets.Dict().tag(sync=True) for name in PANELS})
-        super().__init__(_about=about | {"panels": PANELS, "of_choice": OF_CHOICE, "max_pins": MAX_PINS})
+        super().__init__(
+            _about=about | {"panels": PANELS, "of_choice": OF_CHOICE, "max_pins": MAX_PINS}
+        )
         self.observe(self._on_look, names="_look")
         self.state = state
 
@@ -91,19 +102,27 @@ class LiveView(anywidget.AnyWidget):
     @state.setter
     def state(self, state: LiveState) -> None:
         if not isinstance(state, LiveState):
-            raise InputError(f"state must be an il.results.LiveState, got {state!r}; see LiveView.state")
+            raise InputError(
+                f"state must be an il.results.LiveState, got {state!r}; see LiveView.state"
+            )
         ModelView.of(self._model).check_heads(state.heads)
         token = uuid.uuid4().hex[:8]
         self._look = {"state": state.to_dict(), "text": token, "pick": token}
 
     @property
     def numbers(self) -> dict[str, Panel]:
-        """The panels that are computed for the current state, by name; `wait` waits for all of them."""
-        return {name: panel for name in PANELS if self._holds(name, panel := getattr(self, f"_{name}"))}
+        """The panels that are computed for the current state, by name; `wait` waits for all of
+        them.
+        """
+        return {
+            name: panel for name in PANELS if self._holds(name, panel := getattr(self, f"_{name}"))
+        }
 
     @property
     def code(self) -> str:
-        """The Python calls that give the numbers of the current state; empty until the answer is computed."""
+        """The Python calls that give the numbers of the current state; empty until the answer is
+        computed.
+        """
         return self.numbers.get("code", {}).get("python", "")
 
     @property
@@ -127,7 +146,9 @@ class LiveView(anywidget.AnyWidget):
         super().set_state(accepted)
 
     def wait(self, timeout: int | float | None = None) -> bool:
-        """Wait until the current state is computed, at most `timeout` seconds; return whether it is."""
+        """Wait until the current state is computed, at most `timeout` seconds; return whether it
+        is.
+        """
         return self._worker.wait(timeout)
 
     def close(self) -> None:
@@ -139,7 +160,12 @@ class LiveView(anywidget.AnyWidget):
         """Return the page of `explain` for the current state, or write it to `path`."""
         state = self.state
         why = state.heads[-1] if state.heads else None
-        options = {"template": self._template, "prepend_bos": self._prepend_bos, "by": state.by, "why": why}
+        options = {
+            "template": self._template,
+            "prepend_bos": self._prepend_bos,
+            "by": state.by,
+            "why": why,
+        }
         return explain(self._model, state.prompt, **options).to_html(path)
 
     def _holds(self, name: str, panel: Panel) -> bool:
@@ -158,7 +184,9 @@ class LiveView(anywidget.AnyWidget):
 
         def tell(next_name: str = "", error: str = "") -> None:
             self._show(
-                "_status", ids | {"done": len(names), "next": WORDS.get(next_name, ""), "error": error}, is_cancelled
+                "_status",
+                ids | {"done": len(names), "next": WORDS.get(next_name, ""), "error": error},
+                is_cancelled,
             )
 
         try:
@@ -167,8 +195,8 @@ class LiveView(anywidget.AnyWidget):
             scene = self._scene(state.prompt)
             for name, panel in compute(scene, state, starts=tell):
                 names.append(name)
-                own = ids if name in OF_CHOICE else {"text": ids["text"]}
-                self._show(f"_{name}", own | panel, is_cancelled)
+                panel_ids = ids if name in OF_CHOICE else {"text": ids["text"]}
+                self._show(f"_{name}", panel_ids | panel, is_cancelled)
                 if name == "heads":
                     self._show("_code", ids | {"python": python_code(scene, state)}, is_cancelled)
             tell()
@@ -185,18 +213,22 @@ class LiveView(anywidget.AnyWidget):
         setattr(self, trait, value)
 
     def _scene(self, prompt: Prompt) -> Scene:
-        """Return the scene of a prompt, kept from earlier unless the model is edited or was edited then."""
+        """Return the scene of a prompt, kept from earlier unless the model is edited or was edited
+        then.
+        """
         key = prompt, active_edits(ModelView.of(self._model))
         scene = self._scenes.pop(key, None)
         if scene is None or key[1]:  # another hook at the same place has the same words
-            scene = Scene(self._model, prompt, self._template, self._prepend_bos, check=not self._scenes)
+            scene = Scene(
+                self._model, prompt, self._template, self._prepend_bos, check=not self._scenes
+            )
         self._scenes[key] = scene
         while len(self._scenes) > N_SCENES:
             self._scenes.popitem(last=False)
-        for other in self._scenes.values():
-            if other is not scene:  # only their panels are kept, not their activations
+        for earlier in self._scenes.values():
+            if earlier is not scene:  # only their panels are kept, not their activations
                 for name in ("acts", "written", "rows"):
-                    other.__dict__.pop(name, None)
+                    earlier.__dict__.pop(name, None)
         return scene
 
     def __repr__(self) -> str:
@@ -211,7 +243,9 @@ class LiveView(anywidget.AnyWidget):
         return super()._repr_mimebundle_(**kwargs)
 
     def _save_static(self, *, first: bool = False) -> None:
-        """Put the static version into the notebook's file, where one is open; the live view hides it."""
+        """Put the static version into the notebook's file, where one is open; the live view hides
+        it.
+        """
         if not (first or self._is_shown):
             return
         try:
@@ -228,7 +262,9 @@ class LiveView(anywidget.AnyWidget):
 
 
 def _is_look(value: Any) -> bool:
-    """Return whether a value is a state with its ids; what is wrong in the state itself is said in the view."""
+    """Return whether a value is a state with its ids; what is wrong in the state itself is said in
+    the view.
+    """
     if not isinstance(value, dict) or not isinstance(value.get("state"), dict):
         return False
     ids = (value.get("text"), value.get("pick"))

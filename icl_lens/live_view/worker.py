@@ -1,9 +1,12 @@
 """Compute the newest request in a thread of its own, and stop as soon as there is a newer one.
 
-1. `Worker.submit` keeps only the newest request; the thread starts when there is one, and ends when it is idle.
-2. Before every module of a model runs, a hook of PyTorch that is set for all modules compares the request with the
-   newest and raises `Cancelled` if they differ. A pass over one token of a large model thus ends within one module.
-3. `Cancelled` is no `Exception`, so that no function takes it for its own error; `with` blocks close as usual.
+1. `Worker.submit` keeps only the newest request; the thread starts when there is one, and ends when
+   it is idle.
+2. Before every module of a model runs, a hook of PyTorch that is set for all modules compares the
+   request with the newest and raises `Cancelled` if they differ. A pass over one token of a large
+   model thus ends within one module.
+3. `Cancelled` is no `Exception`, so that no function takes it for its own error; `with` blocks
+   close as usual.
 """
 
 import logging
@@ -43,7 +46,9 @@ class Worker(Generic[Request]):
     """A thread that runs `compute` on the newest request; each newer one cancels the one before."""
 
     def __init__(self, compute: Callable[[Request, Callable[[], bool]], None]) -> None:
-        """Take what is computed: a function of a request and of a function that tells whether it is cancelled."""
+        """Take what is computed: a function of a request and of a function that tells whether it is
+        cancelled.
+        """
         self._compute = compute
         self._changed = Condition()
         self._newest: Request | None = None
@@ -73,7 +78,9 @@ class Worker(Generic[Request]):
     def _run(self) -> None:
         while True:
             with self._changed:
-                is_awake = self._changed.wait_for(lambda: self._is_pending or self._is_closed, IDLE_SECONDS)
+                is_awake = self._changed.wait_for(
+                    lambda: self._is_pending or self._is_closed, IDLE_SECONDS
+                )
                 if not is_awake or self._is_closed:
                     self._thread, self._is_closed = None, False
                     return

@@ -1,4 +1,6 @@
-"""What all figures share: axes with small print, legends above them, colors by sign, and checks of tables."""
+"""What all figures share: axes with small print, legends above them, colors by sign, and checks of
+tables.
+"""
 
 from typing import Any
 
@@ -42,7 +44,13 @@ def tidy(ax: Axes) -> None:
 def legend(ax: Axes, *, ncols: int = 3) -> None:
     """Place the legend above the axes."""
     ax.legend(
-        frameon=False, fontsize=7, handlelength=1, columnspacing=1, ncols=ncols, loc="lower left", bbox_to_anchor=(0, 1)
+        frameon=False,
+        fontsize=7,
+        handlelength=1,
+        columnspacing=1,
+        ncols=ncols,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
     )
 
 
@@ -52,7 +60,9 @@ def by_sign(values: np.ndarray) -> list[str]:
 
 
 def error_lengths(rows: pd.DataFrame, values: np.ndarray) -> np.ndarray | None:
-    """Return the distances of interval ends from the values, clipped at zero, or None without intervals."""
+    """Return the distances of interval ends from the values, clipped at zero, or None without
+    intervals.
+    """
     if not {"low", "high"} <= set(rows):
         return None
     low, high = rows["low"].to_numpy(dtype=float), rows["high"].to_numpy(dtype=float)
@@ -60,7 +70,9 @@ def error_lengths(rows: pd.DataFrame, values: np.ndarray) -> np.ndarray | None:
 
 
 def signed_image(figure: Figure, ax: Axes, grid: np.ndarray, label: str) -> None:
-    """Draw signed values on a symmetric scale, as shapes without seams rather than pixels, with the color bar."""
+    """Draw signed values on a symmetric scale, as shapes without seams rather than pixels, with the
+    color bar.
+    """
     reach = float(np.nanmax(np.abs(grid))) or 1.0
     rows, columns = (np.arange(size + 1) - 0.5 for size in grid.shape)
     style: dict[str, Any] = {"edgecolors": "face", "linewidth": 0.1}
@@ -91,6 +103,8 @@ def require(frame: pd.DataFrame, *columns: str) -> None:
     """Raise InputError for a table without one of these columns, or without rows."""
     missing = [column for column in columns if column not in frame]
     if missing:
-        raise InputError(f"table must have the columns {', '.join(map(repr, missing))}, got {list(frame.columns)}")
+        raise InputError(
+            f"table must have the columns {', '.join(map(repr, missing))}, got {list(frame.columns)}"
+        )
     if frame.empty:
         raise InputError("table must have at least one row, got none")

@@ -1,4 +1,6 @@
-"""Draw a circuit as a graph: layers upward, writers in one column per token role, readers on the right."""
+"""Draw a circuit as a graph: layers upward, writers in one column per token role, readers on the
+right.
+"""
 
 import io
 from collections import Counter, defaultdict
@@ -36,7 +38,9 @@ CURVATURES = (0.0, 0.05, -0.05, 0.1, -0.1, 0.15, -0.15, 0.2, -0.2)
 HALF_SIZES = {2: (0.5, 0.22), 3: (0.16, 0.13)}
 """Half the width and height of a `Node` (a tuple of length 2) and of a `Port` (3)."""
 PORTS_HEIGHT, NODE_HEIGHT, LINE_STEP, LAYER_HEIGHT = 0.65, 0.5, 1.3, 1.1
-"""Height of a reader's ports, height of a node's center above its ports, and heights of further lines and layers."""
+"""Height of a reader's ports, height of a node's center above its ports, and heights of further
+lines and layers.
+"""
 READER_STEP = 1.4
 
 Node = tuple[str, str]
@@ -46,34 +50,46 @@ Port = tuple[str, str, str]
 
 
 def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
-    """Draw the first `n` edges of `il.locate_circuit` from writers on the left to readers on the right.
+    """Draw the first `n` edges of `il.locate_circuit` from writers on the left to readers on the
+    right.
 
-    Layers go upward, and writers are in the column of the role of the tokens to which they write. Each reader is in
-    the last column, that of the tokens at which it acts, above its query (q), keys (k) and values (v). The width of an
-    edge is the size of its effect. Removing a blue edge lowers the answer's log-odds, removing an orange one raises
-    them, and the effect of a dashed one has a 95% interval that includes 0. Layers without a node are omitted. The
-    figure is wider than `width` if names need it. Raise InputError if `n` is below 1.
+    Layers go upward, and writers are in the column of the role of the tokens to which they write.
+    Each reader is in the last column, that of the tokens at which it acts, above its query (q),
+    keys (k) and values (v). The width of an edge is the size of its effect. Removing a blue edge
+    lowers the answer's log-odds, removing an orange one raises them, and the effect of a dashed one
+    has a 95% interval that includes 0. Layers without a node are omitted. The figure is wider than
+    `width` if names need it. Raise InputError if `n` is below 1.
     """
     check_at_least(1, n=n)
     edges = circuit.edges.head(n).to_dict("records")
     graph = nx.DiGraph()
     for row in edges:
-        graph.add_edge((row["writer"], row["role"]), (row["reader"], circuit.reader_at, row["part"]), **row)
-    readers = sorted({node[:2] for node in graph if len(node) == 3}, key=lambda node: (-layer_of(node[0]), node))
+        graph.add_edge(
+            (row["writer"], row["role"]), (row["reader"], circuit.reader_at, row["part"]), **row
+        )
+    readers = sorted(
+        {node[:2] for node in graph if len(node) == 3}, key=lambda node: (-layer_of(node[0]), node)
+    )
     place, layers, columns, size = _place_nodes(graph, readers, circuit.reader_at)
     for reader in readers:
         x, y = place[reader]
-        for number, part in enumerate(PARTS):  # each lower than the one on its left, because edges come from the left
+        for number, part in enumerate(
+            PARTS
+        ):  # each lower than the one on its left, because edges come from the left
             place[*reader, part] = (x + 0.42 * (number - 1), y - 0.38 - 0.11 * number)
 
     width = max(width, LAYER_NAME_WIDTH + MIN_NODE_WIDTH * size[0])
-    figure = NotebookFigure(figsize=(width, FRAME_HEIGHT + LINE_HEIGHT * size[1]), dpi=200, layout="constrained")
+    figure = NotebookFigure(
+        figsize=(width, FRAME_HEIGHT + LINE_HEIGHT * size[1]), dpi=200, layout="constrained"
+    )
     ax = figure.subplots()
     largest = max(abs(row["effect"]) for row in edges) or 1.0
     _draw_edges(graph, place, ax, largest, ((width - LAYER_NAME_WIDTH) / size[0], LINE_HEIGHT))
     _draw_nodes(graph, place, readers, ax)
     for left, right, role in columns:
-        ax.text((left + right) / 2, size[1] + 0.2, TITLES[role], ha="center", va="bottom", fontsize=7)
+        ax.text(
+            (left + right) / 2, size[1] + 0.2, TITLES[role], ha="center", va="bottom", fontsize=7
+        )
         if left:
             ax.axvline(left, color=GRAY, linewidth=0.4, alpha=0.5)
     names = ["embed-\ndings" if layer < 0 else f"layer {layer}" for layer in layers]
@@ -82,19 +98,24 @@ def circuit(circuit: Circuit, *, n: int = 30, width: float = PAGE) -> Figure:
     ax.set_ylim(0, size[1] + 1)
     ax.tick_params(left=False, labelleft=True)
     ax.spines[:].set_visible(False)
-    figure.legend(handles=_legend(largest), loc="outside lower center", ncols=2, frameon=False, fontsize=7)
+    figure.legend(
+        handles=_legend(largest), loc="outside lower center", ncols=2, frameon=False, fontsize=7
+    )
     return figure
 
 
 def _place_nodes(
     graph: nx.DiGraph, readers: list[Node], reader_at: str
 ) -> tuple[
-    dict[Node | Port, tuple[float, float]], dict[int, float], list[tuple[float, float, str]], tuple[float, float]
+    dict[Node | Port, tuple[float, float]],
+    dict[int, float],
+    list[tuple[float, float, str]],
+    tuple[float, float],
 ]:
     """Return where everything is, with (0, 0) at the bottom left.
 
-    That is: the center of each node; the height at which each layer's name is; the left end, right end and role of each
-    column; and the width and height of the drawing.
+    That is: the center of each node; the height at which each layer's name is; the left end, right
+    end and role of each column; and the width and height of the drawing.
     """
     writers: list[Node] = [node for node in graph if len(node) == 2 and node not in readers]
     cells: dict[tuple[str, int], list[Node]] = defaultdict(list)  # writers by role and layer
@@ -103,7 +124,8 @@ def _place_nodes(
     n_lines = Counter[int]()  # by layer
     for (_, layer), nodes in cells.items():
         n_lines[layer] = max(n_lines[layer], -(-len(nodes) // WRITERS_PER_LINE))
-    # Readers of the highest layer come first, so they are on the left, and edges pass above the lower ones.
+    # Readers of the highest layer come first, so they are on the left, and edges pass above the
+    # lower ones.
     slot_of = {reader: number % READERS_PER_LINE for number, reader in enumerate(readers)}
     line_of: dict[Node, int] = {}
     n_used = Counter[tuple[int, int]]()  # lines by layer and slot
@@ -127,10 +149,15 @@ def _place_nodes(
     columns: list[tuple[float, float, str]] = []
     left = 0.0
     for role, title in sorted(TITLES.items(), key=lambda item: item[0] == reader_at):
-        by_layer = {layer: nodes for (of, layer), nodes in cells.items() if of == role}
+        by_layer = {}
+        for (cell_role, layer), nodes in cells.items():
+            if cell_role == role:
+                by_layer[layer] = nodes
         if not by_layer and role != reader_at:
             continue
-        width = max([min(WRITERS_PER_LINE, len(nodes)) for nodes in by_layer.values()], default=0) + 0.3
+        width = (
+            max([min(WRITERS_PER_LINE, len(nodes)) for nodes in by_layer.values()], default=0) + 0.3
+        )
         if role != reader_at:
             width = max(width, 0.3 + 0.12 * max(map(len, title.split("\n"))))
         for layer, nodes in by_layer.items():
@@ -157,12 +184,24 @@ def _draw_edges(
     largest: float,
     unit: tuple[float, float],
 ) -> None:
-    """Draw edges, the strongest first; `largest` is its effect, and `unit` the drawing's unit in inches."""
-    start = {node: (x, y + 0.12 * (len(node) == 2)) for node, (x, y) in place.items()}  # the top of the writer
-    for writer, port, row in sorted(graph.edges(data=True), key=lambda edge: -abs(edge[2]["effect"])):
+    """Draw edges, the strongest first; `largest` is its effect, and `unit` the drawing's unit in
+    inches.
+    """
+    start = {
+        node: (x, y + 0.12 * (len(node) == 2)) for node, (x, y) in place.items()
+    }  # the top of the writer
+    for writer, port, row in sorted(
+        graph.edges(data=True), key=lambda edge: -abs(edge[2]["effect"])
+    ):
         uncertain = row["low"] <= 0 <= row["high"]
-        others = [(*xy, *HALF_SIZES[len(node)]) for node, xy in place.items() if node not in (writer, port)]
-        curvature = min(CURVATURES, key=lambda bend: _n_bad_points(start[writer], place[port], bend, others, unit))
+        obstacles = []
+        for node, center in place.items():
+            if node not in (writer, port):
+                obstacles.append((*center, *HALF_SIZES[len(node)]))
+        n_bad_points = []
+        for bend in CURVATURES:
+            n_bad_points.append(_n_bad_points(start[writer], place[port], bend, obstacles, unit))
+        curvature = CURVATURES[int(np.argmin(n_bad_points))]
         nx.draw_networkx_edges(
             graph,
             start,
@@ -186,8 +225,8 @@ def _n_bad_points(
     others: list[tuple[float, float, float, float]],
     unit: tuple[float, float],
 ) -> int:
-    """Return how many of 40 points on an edge lie on another node (x, y, half width, half height), or above or below
-    both ends. The curve is that of matplotlib's "arc3".
+    """Return how many of 40 points on an edge lie on another node (x, y, half width, half height),
+    or above or below both ends. The curve is that of matplotlib's "arc3".
     """
     a, b = np.array(start) * unit, np.array(end) * unit
     middle = (a + b) / 2 + curvature * np.array([b[1] - a[1], a[0] - b[0]])

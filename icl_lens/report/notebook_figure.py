@@ -1,10 +1,11 @@
-"""A matplotlib figure that is legible in light and dark notebooks, and whose files are fit for a paper.
+"""A matplotlib figure that is legible in light and dark notebooks, and whose files are fit for a
+paper.
 
-A notebook's theme may change after a figure is stored, and an untrusted notebook runs no script that could adapt it.
-Therefore the stored image has a transparent background and gray ink with enough contrast to white and black. Files
-saved with `savefig` keep black ink on white, as large as the figure. PDF and PostScript files embed their fonts as
-TrueType, which journals ask for; in SVG files, text is drawn as outlines, which need no font. The same figure gives
-the same bytes.
+A notebook's theme may change after a figure is stored, and an untrusted notebook runs no script
+that could adapt it. Therefore the stored image has a transparent background and gray ink with
+enough contrast to white and black. Files saved with `savefig` keep black ink on white, as large as
+the figure. PDF and PostScript files embed their fonts as TrueType, which journals ask for; in SVG
+files, text is drawn as outlines, which need no font. The same figure gives the same bytes.
 """
 
 import base64
@@ -24,10 +25,14 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 COLUMN, PAGE = 3.25, 5.5
-"""Widths of figures, inches: one of two columns (as in ICML's papers), or a page of one column (NeurIPS, ICLR)."""
+"""Widths of figures, inches: one of two columns (as in ICML's papers), or a page of one column
+(NeurIPS, ICLR).
+"""
 
 FILES: dict[Any, Any] = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.hashsalt": "icl_lens"}
-"""Settings of saved files: TrueType fonts, and names within an SVG file that depend on its contents only."""
+"""Settings of saved files: TrueType fonts, and names within an SVG file that depend on its contents
+only.
+"""
 
 _NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
@@ -39,11 +44,15 @@ _MAX_INK_CHANNEL, _MAX_INK_DIFFERENCE = 0.5, 0.06
 
 
 class NotebookFigure(Figure):
-    """A figure that notebooks display on a transparent background, with ink for light and dark themes."""
+    """A figure that notebooks display on a transparent background, with ink for light and dark
+    themes.
+    """
 
     def savefig(self, fname: Any, **kwargs: Any) -> None:
         """Save the figure, as matplotlib does, with embedded fonts and without the date."""
-        kind = kwargs.get("format") or (Path(fname).suffix[1:] if isinstance(fname, str | Path) else "")
+        kind = kwargs.get("format") or (
+            Path(fname).suffix[1:] if isinstance(fname, str | Path) else ""
+        )
         if kind.lower() in _NO_DATE:
             kwargs["metadata"] = {**_NO_DATE[kind.lower()], **(kwargs.get("metadata") or {})}
         with rc_context(FILES):
@@ -99,8 +108,9 @@ def _ink_properties(artist: Artist) -> tuple[str, ...]:
 def _is_ink(color: Any) -> bool:
     """Return whether a color, or every color of a collection, is a visible black or dark gray."""
     colors = color if isinstance(color, list) or getattr(color, "ndim", 1) == 2 else [color]
-    rgba = [to_rgba(one) for one in colors]
-    return bool(rgba) and all(
-        alpha > 0 and max(rgb) <= _MAX_INK_CHANNEL and max(rgb) - min(rgb) <= _MAX_INK_DIFFERENCE
-        for *rgb, alpha in rgba
-    )
+    for channels in map(to_rgba, colors):
+        *rgb, alpha = channels
+        is_gray = max(rgb) - min(rgb) <= _MAX_INK_DIFFERENCE
+        if alpha == 0 or max(rgb) > _MAX_INK_CHANNEL or not is_gray:
+            return False
+    return len(colors) > 0

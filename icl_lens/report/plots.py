@@ -1,18 +1,21 @@
-"""Matplotlib figures from tidy tables or arrays; functions return a Figure and neither show nor save it.
+"""Matplotlib figures from tidy tables or arrays; functions return a Figure and neither show nor
+save it.
 
-Every function takes `width` in inches: `COLUMN` (3.25, one of a paper's two columns) or `PAGE` (5.5, the page of a
-paper with one column). Text has its final size there: include the file without scaling it. `savefig("heads.pdf")`
-embeds the fonts; in an SVG file, text is drawn as outlines. Colors are from the Okabe-Ito palette or a diverging
-orange-white-blue scale, both safe for color-vision deficiency; lines also differ in their markers. In a notebook,
-figures have no background and are legible in light and dark themes; saved files are black on white.
+Every function takes `width` in inches: `COLUMN` (3.25, one of a paper's two columns) or `PAGE`
+(5.5, the page of a paper with one column). Text has its final size there: include the file without
+scaling it. `savefig("heads.pdf")` embeds the fonts; in an SVG file, text is drawn as outlines.
+Colors are from the Okabe-Ito palette or a diverging orange-white-blue scale, both safe for
+color-vision deficiency; lines also differ in their markers. In a notebook, figures have no
+background and are legible in light and dark themes; saved files are black on white.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -74,12 +77,18 @@ _LABELS = {
 
 
 def layer_bars(
-    layers: pd.DataFrame, *, value: str = "increase", label: str | None = None, width: float = COLUMN
+    layers: pd.DataFrame,
+    *,
+    value: str = "increase",
+    label: str | None = None,
+    width: float = COLUMN,
 ) -> Figure:
-    """Plot what attention and FFNs add by layer (nats) in two panels with a shared scale, with intervals if given.
+    """Plot what attention and FFNs add by layer (nats) in two panels with a shared scale, with
+    intervals if given.
 
-    `layers` has columns layer, component ("attn" | "ffn") and `value`, optionally low and high; rows of several prompts
-    are averaged. `label` is by default the name of the column. Raise InputError for missing columns or an empty table.
+    `layers` has columns layer, component ("attn" | "ffn") and `value`, optionally low and high;
+    rows of several prompts are averaged. `label` is by default the name of the column. Raise
+    InputError for missing columns or an empty table.
     """
     require(layers, "layer", "component", value)
     figure = new_figure(width, 0.75 * width)
@@ -89,7 +98,14 @@ def layer_bars(
         means: Any = layers[layers["component"] == component].groupby("layer")[columns].mean()
         values = means[value].to_numpy(dtype=float)
         errors = error_lengths(means, values)
-        ax.bar(means.index.to_numpy(), values, width=0.75, color=by_sign(values), yerr=errors, **ERROR_BARS)
+        ax.bar(
+            means.index.to_numpy(),
+            values,
+            width=0.75,
+            color=by_sign(values),
+            yerr=errors,
+            **ERROR_BARS,
+        )
         ax.axhline(0, color=GRAY, linewidth=0.6)
         ax.set_title(name, loc="left", fontsize=8)
         tidy(ax)
@@ -100,23 +116,32 @@ def layer_bars(
 
 
 def head_heatmap(
-    heads: pd.DataFrame | Any, *, value: str = "increase", label: str | None = None, width: float = COLUMN
+    heads: pd.DataFrame | Any,
+    *,
+    value: str = "increase",
+    label: str | None = None,
+    width: float = COLUMN,
 ) -> Figure:
-    """Plot values by layer and head on a symmetric scale, orange below zero and blue above (alike in gray prints).
+    """Plot values by layer and head on a symmetric scale, orange below zero and blue above (alike
+    in gray prints).
 
-    `heads` is a [layer head] array, or a table with columns layer, head and `value` (rows of several prompts are
-    averaged). `label` says what the values are, with their unit; by default, the scale has the name of the table's
-    column, and no name for an array, whose quantity only you know. Raise InputError for missing columns, an empty
-    table, or an array of another shape.
+    `heads` is a [layer head] array, or a table with columns layer, head and `value` (rows of
+    several prompts are averaged). `label` says what the values are, with their unit; by default,
+    the scale has the name of the table's column, and no name for an array, whose quantity only you
+    know. Raise InputError for missing columns, an empty table, or an array of another shape.
     """
     if isinstance(heads, pd.DataFrame):
         label = _LABELS.get(value, value) if label is None else label
         require(heads, "layer", "head", value)
-        grid = heads.pivot_table(index="layer", columns="head", values=value, aggfunc="mean").to_numpy()
+        grid = heads.pivot_table(
+            index="layer", columns="head", values=value, aggfunc="mean"
+        ).to_numpy()
     else:
         grid = to_array(heads)
         if grid.ndim != 2:
-            raise InputError(f"heads must have shape [layer head], got {list(grid.shape)}; pass one value per head")
+            raise InputError(
+                f"heads must have shape [layer head], got {list(grid.shape)}; pass one value per head"
+            )
     n_layers, n_heads = grid.shape
     figure, ax = new_axes(width, min(max(width * n_heads / n_layers * 0.8 + 0.8, 1.8), 1.3 * width))
     signed_image(figure, ax, grid.T, label or "")
@@ -136,10 +161,11 @@ def similarity_matrix(
     label: str = "score",
     width: float = COLUMN,
 ) -> Figure:
-    """Plot a head's scores of queries and keys, `values` [query key], orange below zero and blue above.
+    """Plot a head's scores of queries and keys, `values` [query key], orange below zero and blue
+    above.
 
-    Rows and columns keep their order; group words by class so that a metric that distinguishes classes shows blocks.
-    Raise InputError if the sizes do not match.
+    Rows and columns keep their order; group words by class so that a metric that distinguishes
+    classes shows blocks. Raise InputError if the sizes do not match.
     """
     grid = to_array(values)
     if grid.shape != (len(queries), len(keys)):
@@ -158,12 +184,18 @@ def similarity_matrix(
 
 
 def top_head_bars(
-    heads: pd.DataFrame, *, k: int = 20, value: str = "increase", label: str | None = None, width: float = COLUMN
+    heads: pd.DataFrame,
+    *,
+    k: int = 20,
+    value: str = "increase",
+    label: str | None = None,
+    width: float = COLUMN,
 ) -> Figure:
-    """Plot the `k` heads with the largest values, best on top, with intervals if the table has `low` and `high`.
+    """Plot the `k` heads with the largest values, best on top, with intervals if the table has
+    `low` and `high`.
 
-    Columns: name (L22H0) and `value`, optionally low and high. `label` is by default the name of the column. Raise
-    InputError for missing columns or an empty table.
+    Columns: name (L22H0) and `value`, optionally low and high. `label` is by default the name of
+    the column. Raise InputError for missing columns or an empty table.
     """
     require(heads, "name", value)
     best = heads.nlargest(k, value).iloc[::-1]
@@ -186,11 +218,13 @@ def label_attention_bars(
     names: Mapping[Any, str] | None = None,
     width: float = COLUMN,
 ) -> Figure:
-    """Plot attention probability on true and false labels as a pair of bars per head, with intervals if given.
+    """Plot attention probability on true and false labels as a pair of bars per head, with
+    intervals if given.
 
-    Columns: name, attention and `group` (default: is_answer, whether a label is the answer), optionally low and
-    high. Rows with the same head and group are averaged. Heads keep the table's order. `names` maps groups to legend
-    labels. Raise InputError for missing columns or an empty table.
+    Columns: name, attention and `group` (default: is_answer, whether a label is the answer),
+    optionally low and high. Rows with the same head and group are averaged. Heads keep the table's
+    order. `names` maps groups to legend labels. Raise InputError for missing columns or an empty
+    table.
     """
     require(attention, "name", "attention", group)
     names = names or {True: "true label", False: "false label"}
@@ -215,12 +249,16 @@ def label_attention_bars(
 
 
 def attention_scatter(
-    parts: pd.DataFrame, *, hue: str | None = None, names: Mapping[Any, str] | None = None, width: float = COLUMN
+    parts: pd.DataFrame,
+    *,
+    hue: str | None = None,
+    names: Mapping[Any, str] | None = None,
+    width: float = COLUMN,
 ) -> Figure:
     """Plot log-probability increase (nats) over attention probability, one point per row.
 
-    Columns: attention, increase, and `hue` (if given) for color and marker. Raise InputError for missing columns or
-    an empty table.
+    Columns: attention, increase, and `hue` (if given) for color and marker. Raise InputError for
+    missing columns or an empty table.
     """
     require(parts, "attention", "increase", *([hue] if hue else []))
     figure, ax = new_axes(width, 0.8 * width)
@@ -247,17 +285,19 @@ def head_scatter(
     label: str = "score",
     width: float = COLUMN,
 ) -> Figure:
-    """Plot each head's score in B over its score in A, with the line of equal scores; label the `k` that differ most.
+    """Plot each head's score in B over its score in A, with the line of equal scores; label the `k`
+    that differ most.
 
-    A and B are two prompts or two models. Columns: name (L22H0), a, b, optionally low and high, the interval of b − a,
-    which is drawn around b. Both axes have one scale. Raise InputError for missing columns or an empty table.
+    A and B are two prompts or two models. Columns: name (L22H0), a, b, optionally low and high, the
+    interval of b − a, which is drawn around b. Both axes have one scale. Raise InputError for
+    missing columns or an empty table.
     """
     require(heads, "name", "a", "b")
     figure, ax = new_axes(width, width)
     a, b = (heads[name].to_numpy(dtype=float) for name in ("a", "b"))
     errors = error_lengths(heads, b - a)
-    shown = [a, b] if errors is None else [a, b - errors[0], b + errors[1]]
-    low, high = float(np.nanmin(shown)), float(np.nanmax(shown))
+    ends = [a, b] if errors is None else [a, b - errors[0], b + errors[1]]
+    low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
     margin = 0.1 * (high - low) or 1.0
     low, high = low - margin, high + margin
     ax.axline((low, low), slope=1, color=GRAY, linewidth=0.6)
@@ -265,9 +305,18 @@ def head_scatter(
     ax.scatter(a, b, s=10, color=BLUE, alpha=0.6, linewidths=0)
     most = np.argsort(-np.abs(b - a), kind="stable")[:k]
     points_per_unit = 0.8 * 72 * width / (high - low)
-    for i, place in zip(most, _label_places(points_per_unit * np.stack([a, b], axis=1), most), strict=True):
+    for i, place in zip(
+        most, _label_places(points_per_unit * np.stack([a, b], axis=1), most), strict=True
+    ):
         style: dict[str, Any] = {"ha": "left" if place[0] > 0 else "right", "va": "center"}
-        ax.annotate(heads["name"].iloc[i], (a[i], b[i]), place, textcoords="offset points", fontsize=6, **style)
+        ax.annotate(
+            heads["name"].iloc[i],
+            (a[i], b[i]),
+            place,
+            textcoords="offset points",
+            fontsize=6,
+            **style,
+        )
     ax.set(xlim=(low, high), ylim=(low, high), aspect="equal")
     ax.set_xlabel(f"{plain(names[0])}: {label}")
     ax.set_ylabel(f"{plain(names[1])}: {label}")
@@ -276,102 +325,170 @@ def head_scatter(
 
 
 def _label_places(points: np.ndarray, labeled: np.ndarray) -> list[tuple[float, float]]:
-    """Return where each label is, next to its point, in points: where it covers the fewest points and labels."""
+    """Return where each label is, next to its point, in points: where it covers the fewest points
+    and labels.
+    """
     size = np.array([20.0, 6.0])  # of a name in small print
+    options = [(x, y) for y, x in product((0.0, 5.0, -5.0, 10.0, -10.0), (4.0, -4.0))]
     taken = [*points]
     places = []
     for i in labeled:
-        options = [(x, y) for y in (0.0, 5.0, -5.0, 10.0, -10.0) for x in (4.0, -4.0)]
         centers = [points[i] + (x + np.sign(x) * size[0] / 2, y) for x, y in options]
-        covered = [sum((np.abs(one - center) < size).all() for one in taken) for center in centers]
-        best = int(np.argmin(covered))
+        n_covered = []
+        for center in centers:
+            is_near = np.abs(np.array(taken) - center) < size
+            n_covered.append(int(is_near.all(1).sum()))
+        best = int(np.argmin(n_covered))
         taken += [centers[best] + (shift, 0) for shift in (-size[0] / 2, 0, size[0] / 2)]
         places.append(options[best])
     return places
 
 
 def writer_pairs(
-    parts: pd.DataFrame, *, name: str | None = None, n: int = 6, n_pairs: int = 8, width: float = COLUMN
+    parts: pd.DataFrame,
+    *,
+    name: str | None = None,
+    n: int = 6,
+    n_pairs: int = 8,
+    width: float = COLUMN,
 ) -> Figure:
-    """Plot why a head attends: its strongest query writers left, key writers right, and their strongest pairs between.
+    """Plot why a head attends: its strongest query writers left, key writers right, and their
+    strongest pairs between.
 
-    A writer is an earlier component that adds to the residual stream: the embedding, a head, an FFN or the biases.
-    `parts` is `MeanScoreParts.to_frame()` or `explanation.to_frame("why")`: columns name, side ("query", "key" or
-    "pair"), writer and value, optionally low and high (interval). `name` selects a head, by default the first; `n`
-    writers of each side and `n_pairs` pairs among them are shown. Blue parts raise the score difference, orange ones
-    lower it; the width of a line is the size of a pair. Raise InputError for missing columns, or a head without query
-    and key parts.
+    A writer is an earlier component that adds to the residual stream: the embedding, a head, an FFN
+    or the biases. `parts` is `MeanScoreParts.to_frame()` or `explanation.to_frame("why")`: columns
+    name, side ("query", "key" or "pair"), writer and value, optionally low and high (interval).
+    `name` selects a head, by default the first; `n` writers of each side and `n_pairs` pairs among
+    them are shown. Blue parts raise the score difference, orange ones lower it; the width of a line
+    is the size of a pair. Raise InputError for missing columns, or a head without query and key
+    parts.
     """
     require(parts, "name", "side", "writer", "value")
     name = parts["name"].iloc[0] if name is None else name
     of_head: Any = parts[parts["name"] == name]
     sides = [
-        of_head[of_head["side"] == side].sort_values("value", key=abs, ascending=False)[:n] for side in ("query", "key")
+        of_head[of_head["side"] == side].sort_values("value", key=abs, ascending=False)[:n]
+        for side in ("query", "key")
     ]
     if any(side.empty for side in sides):
-        raise InputError(f"table must have query and key parts of {name!r}; pass the name of a head in the table")
+        raise InputError(
+            f"table must have query and key parts of {name!r}; pass the name of a head in the table"
+        )
     rows = max(map(len, sides))
     figure = new_figure(width, 0.6 + 0.17 * rows)
     left, middle, right = figure.subplots(1, 3, width_ratios=(1, 0.7, 1))
-    ends = np.concatenate(
-        [side[["value", *({"low", "high"} & set(parts))]].to_numpy(dtype=float).ravel() for side in sides]
-    )
+    columns = ["value", *({"low", "high"} & set(parts))]
+    ends = np.concatenate([side[columns].to_numpy(dtype=float).ravel() for side in sides])
     low, high = min(0.0, 1.05 * float(np.nanmin(ends))), max(0.0, 1.05 * float(np.nanmax(ends)))
-    for ax, side, title in ((left, sides[0], "at the last token"), (right, sides[1], "at the keys")):
-        values = side["value"].to_numpy(dtype=float)
-        errors = error_lengths(side, values)
-        ax.barh(range(len(side)), values, height=0.65, color=by_sign(values), xerr=errors, **ERROR_BARS)
-        ax.set_yticks(range(len(side)), side["writer"])
-        ax.axvline(0, color=GRAY, linewidth=0.6)
-        ax.set_title(title, fontsize=8)
-        ax.set_xlim(*((high, low) if ax is left else (low, high)))  # bars begin next to the names
+    _draw_writers(left, sides[0], "at the last token")
+    _draw_writers(right, sides[1], "at the keys")
+    left.set_xlim(high, low)  # bars begin next to the names
+    right.set_xlim(low, high)
+    for ax in (left, right):
         ax.set_ylim(rows - 0.5, -0.5)
-        tidy(ax)
-        ax.spines["left"].set_visible(False)
-        ax.tick_params(axis="y", length=0)
     left.yaxis.tick_right()
     left.tick_params(axis="y", length=0)
     middle.set_axis_off()
     middle.set_xlim(0, 1)
     middle.set_ylim(rows - 0.5, -0.5)
-    query_rows, key_rows = ({writer: row for row, writer in enumerate(side["writer"])} for side in sides)
-    pairs = []
-    for writer, value in of_head[of_head["side"] == "pair"][["writer", "value"]].to_numpy():
-        query, key = writer.split(" × ")
-        if query in query_rows and key in key_rows:
-            pairs.append((query_rows[query], key_rows[key], float(value)))
-    pairs.sort(key=lambda pair: abs(pair[2]), reverse=True)
+    pairs = _strongest_pairs(of_head[of_head["side"] == "pair"], sides)
     for query_row, key_row, value in reversed(pairs[:n_pairs]):
         thickness = 0.4 + 2.6 * abs(value) / abs(pairs[0][2])
         color = by_sign(np.array([value]))[0]
-        middle.plot((0, 1), (query_row, key_row), color=color, lw=thickness, alpha=0.8, solid_capstyle="butt")
+        middle.plot(
+            (0, 1),
+            (query_row, key_row),
+            color=color,
+            lw=thickness,
+            alpha=0.8,
+            solid_capstyle="butt",
+        )
     figure.supxlabel(f"{name}: part of the score difference", fontsize=8)
     return figure
 
 
-def exchanges(table: pd.DataFrame, *, width: float = COLUMN) -> Figure:
-    """Plot what each exchange of `il.two_towers` costs the answer (nats), with its interval, next to random heads.
+def _draw_writers(ax: Axes, side: pd.DataFrame, title: str) -> None:
+    """Draw what a side's writers add as bars, the first one on top."""
+    values = side["value"].to_numpy(dtype=float)
+    errors = error_lengths(side, values)
+    places = range(len(side))
+    ax.barh(places, values, height=0.65, color=by_sign(values), xerr=errors, **ERROR_BARS)
+    ax.set_yticks(places, side["writer"])
+    ax.axvline(0, color=GRAY, linewidth=0.6)
+    ax.set_title(title, fontsize=8)
+    tidy(ax)
+    ax.spines["left"].set_visible(False)
+    ax.tick_params(axis="y", length=0)
 
-    `table` is `TwoTowers.to_frame()`: columns exchanged, predicted ("other" or "same" label), log_odds_lost, low, high,
-    random_low and random_high. Filled points are exchanges that give the other label if heads are two towers,
-    open ones those that change nothing; gray bars are the range of random sets. Raise InputError for missing columns or
-    an empty table.
+
+def _strongest_pairs(
+    pairs: pd.DataFrame, sides: Sequence[pd.DataFrame]
+) -> list[tuple[int, int, float]]:
+    """Return row of the query writer, row of the key writer, and value of each pair, the largest
+    first.
     """
-    require(table, "exchanged", "predicted", "log_odds_lost", "low", "high", "random_low", "random_high")
+    query_rows = {writer: row for row, writer in enumerate(sides[0]["writer"])}
+    key_rows = {writer: row for row, writer in enumerate(sides[1]["writer"])}
+    placed = []
+    for writers, value in pairs[["writer", "value"]].to_numpy():
+        query_writer, key_writer = writers.split(" × ")
+        if query_writer in query_rows and key_writer in key_rows:
+            placed.append((query_rows[query_writer], key_rows[key_writer], float(value)))
+    placed.sort(key=lambda pair: abs(pair[2]), reverse=True)
+    return placed
+
+
+def exchanges(table: pd.DataFrame, *, width: float = COLUMN) -> Figure:
+    """Plot what each exchange of `il.two_towers` costs the answer (nats), with its interval, next
+    to random heads.
+
+    `table` is `TwoTowers.to_frame()`: columns exchanged, predicted ("other" or "same" label),
+    log_odds_lost, low, high, random_low and random_high. Filled points are exchanges that give the
+    other label if heads are two towers, open ones those that change nothing; gray bars are the
+    range of random sets. Raise InputError for missing columns or an empty table.
+    """
+    require(
+        table, "exchanged", "predicted", "log_odds_lost", "low", "high", "random_low", "random_high"
+    )
     figure, ax = new_axes(width, 0.75 + 0.17 * len(table))
     at = np.arange(len(table))
-    values, low, high = (table[name].to_numpy(dtype=float) for name in ("log_odds_lost", "random_low", "random_high"))
+    values, low, high = (
+        table[name].to_numpy(dtype=float) for name in ("log_odds_lost", "random_low", "random_high")
+    )
     errors = error_lengths(table, values)
-    ax.barh(at, high - low, 0.55, left=low, color=GRAY, edgecolor=GRAY, alpha=0.45, linewidth=0.8, label="random heads")
+    ax.barh(
+        at,
+        high - low,
+        0.55,
+        left=low,
+        color=GRAY,
+        edgecolor=GRAY,
+        alpha=0.45,
+        linewidth=0.8,
+        label="random heads",
+    )
     is_other = (table["predicted"] == "other").to_numpy()
-    for chosen, name, face in (
+    for is_filled, name, face in (
         (is_other, "predicted: other label", BLUE),
         (~is_other, "predicted: unchanged", "white"),
     ):
-        if chosen.any():
-            style: dict[str, Any] = {"markerfacecolor": face, "markersize": 4.5, "elinewidth": 0.8, "capsize": 1.5}
-            bars = None if errors is None else errors[:, chosen]
-            ax.errorbar(values[chosen], at[chosen], xerr=bars, fmt="o", color=BLUE, label=name, **style)
+        if is_filled.any():
+            style: dict[str, Any] = {
+                "markerfacecolor": face,
+                "markersize": 4.5,
+                "elinewidth": 0.8,
+                "capsize": 1.5,
+            }
+            bars = None if errors is None else errors[:, is_filled]
+            ax.errorbar(
+                values[is_filled],
+                at[is_filled],
+                xerr=bars,
+                fmt="o",
+                color=BLUE,
+                label=name,
+                **style,
+            )
     ax.axvline(0, color=GRAY, linewidth=0.6)
     ax.set_yticks(at, table["exchanged"], fontsize=7)
     ax.invert_yaxis()
@@ -382,18 +499,21 @@ def exchanges(table: pd.DataFrame, *, width: float = COLUMN) -> Figure:
 
 
 def explanation_figures(explanation: Explanation, *, width: float = COLUMN) -> dict[str, Figure]:
-    """Return an explanation's figures: "layers", "heads" (heatmap), "top_heads" (located heads) and "why".
+    """Return an explanation's figures: "layers", "heads" (heatmap), "top_heads" (located heads) and
+    "why".
 
-    "heads" and "top_heads" show the score that ranks the heads.
-    "why" shows the writers that make one head attend: the head passed to `explain` as `why=`, by default the first
-    located one. It is omitted if scores could not be split.
+    "heads" and "top_heads" show the score that ranks the heads. "why" shows the writers that make
+    one head attend: the head passed to `explain` as `why=`, by default the first located one. It is
+    omitted if scores could not be split.
     """
     heads, by = explanation.to_frame("heads"), explanation.settings.by
-    found = {
+    figures = {
         "layers": layer_bars(explanation.to_frame("layers"), width=width),
         "heads": head_heatmap(heads, value=by, width=width),
         "top_heads": top_head_bars(heads, k=len(explanation.heads), value=by, width=width),
     }
     if any(report.why for report in explanation.heads):
-        found["why"] = writer_pairs(explanation.to_frame("why"), name=explanation.settings.why, width=width)
-    return found
+        figures["why"] = writer_pairs(
+            explanation.to_frame("why"), name=explanation.settings.why, width=width
+        )
+    return figures

@@ -1,7 +1,8 @@
 """Tables for the terminal.
 
-A table that is wider than the terminal keeps whole words: columns of texts get narrower first, down to their longest
-word. If that is not enough, the other columns are shown in several tables, each of which begins with the first column.
+A table that is wider than the terminal keeps whole words: columns of texts get narrower first, down
+to their longest word. If that is not enough, the other columns are shown in several tables, each of
+which begins with the first column.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,14 +17,18 @@ from rich.table import Column, Table
 from rich.text import Text
 
 LONGEST_WORD = 24
-"""Characters beyond which a word of a text may be broken, as in a column that a longer word would fill."""
+"""Characters beyond which a word of a text may be broken, as in a column that a longer word would
+fill.
+"""
 WIDEST = 10_000
 
 
 class FittedTable(Table):
     """A table that fits the terminal without breaking words or leaving out columns."""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType | Segment]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterable[RenderableType | Segment]:
         for table in _fitted(self, console, options):
             yield from Table.__rich_console__(table, console, options)
 
@@ -31,15 +36,21 @@ class FittedTable(Table):
         return Table.__rich_measure__(self, console, options)
 
 
-def new_table(*columns: str | Text, left: tuple[int, ...] = (0,), title: str | None = None) -> Table:
+def new_table(
+    *columns: str | Text, left: tuple[int, ...] = (0,), title: str | None = None
+) -> Table:
     """Return an empty table whose columns are right-aligned except those at the indices `left`."""
-    table = FittedTable(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = FittedTable(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i in left else "right", overflow="fold")
     return table
 
 
-def full_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: tuple[int, ...] = (0,)) -> Table:
+def full_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: tuple[int, ...] = (0,)
+) -> Table:
     """Return a table of rows; only its first column wraps."""
     table = new_table(*columns, left=left)
     for column in table.columns[1:]:
@@ -57,7 +68,8 @@ def _fitted(table: Table, console: Console, options: ConsoleOptions) -> list[Tab
     if sum(natural) + borders <= options.max_width or len(natural) < 2:
         return [table]
     smallest = [
-        min(width, _smallest_width(column, console)) for column, width in zip(table.columns, natural, strict=True)
+        min(width, _smallest_width(column, console))
+        for column, width in zip(table.columns, natural, strict=True)
     ]
     per_border = -(-borders // len(natural))
     tables: list[Table] = []
@@ -66,13 +78,17 @@ def _fitted(table: Table, console: Console, options: ConsoleOptions) -> list[Tab
         if tables:
             part.title = None
         space = options.max_width - per_border * len(places)
-        widths = _shrunk([natural[place] for place in places], [smallest[place] for place in places], space)
+        widths = _shrunk(
+            [natural[place] for place in places], [smallest[place] for place in places], space
+        )
         tables.append(_with_widths(part, widths))
     return tables
 
 
 def _groups(smallest: Sequence[int], width: int, per_border: int) -> list[list[int]]:
-    """Return the columns of each table; each begins with the first column and fits, if it has two columns or more."""
+    """Return the columns of each table; each begins with the first column and fits, if it has two
+    columns or more.
+    """
     groups = [[0]]
     used = first = smallest[0] + per_border
     for place in range(1, len(smallest)):
@@ -85,7 +101,9 @@ def _groups(smallest: Sequence[int], width: int, per_border: int) -> list[list[i
 
 
 def _shrunk(natural: Sequence[int], smallest: Sequence[int], space: int) -> list[int]:
-    """Return widths that sum to at most `space`, if possible: the widest columns get narrower first."""
+    """Return widths that sum to at most `space`, if possible: the widest columns get narrower
+    first.
+    """
     widths = list(natural)
     while sum(widths) > space:
         places = [place for place in range(len(widths)) if widths[place] > smallest[place]]
@@ -101,7 +119,9 @@ def _natural_width(column: Column, console: Console) -> int:
 
 
 def _smallest_width(column: Column, console: Console) -> int:
-    """Return the width that keeps words whole, and the lines of numbers; long words of texts may be broken."""
+    """Return the width that keeps words whole, and the lines of numbers; long words of texts may be
+    broken.
+    """
     header, *cells = _texts(column, console)
     header_width = _word_width(header)
     if column.justify == "right" or column.no_wrap:

@@ -24,7 +24,9 @@ class ViewInTerminal:
 
     view: View
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         finding, *sentences = self.view.sentences or (self.view.title,)
         yield Text(finding, "bold")
         yield from map(Text, sentences)
@@ -38,7 +40,9 @@ def label_style(index: int | None) -> str:
     return "" if index is None or index < 0 else LABEL_STYLES[index % len(LABEL_STYLES)]
 
 
-def _section(section: Section, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+def _section(
+    section: Section, console: Console, options: ConsoleOptions
+) -> Iterator[RenderableType]:
     section = section.first_rows(MAX_ROWS)
     if section.title:
         yield Text(section.title, "bold")

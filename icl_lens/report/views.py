@@ -1,7 +1,7 @@
 """The renderers of results: which page, notebook output, terminal output and figures each has.
 
-`icl_lens/__init__.py` registers this module, of which results call `page`, `notebook`, `terminal` and `figures`.
-Results are drawn from their views, but for those below.
+`icl_lens/__init__.py` registers this module, of which results call `page`, `notebook`, `terminal`
+and `figures`. Results are drawn from their views, but for those below.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,9 @@ def page(result: Displayed, **about: Any) -> str:
 
 
 def notebook(result: Displayed) -> str:
-    """Return the HTML that a notebook shows: a page in a frame or, of a view without sentences, a small table."""
+    """Return the HTML that a notebook shows: a page in a frame or, of a view without sentences, a
+    small table.
+    """
     if type(result) in PAGES:
         template, contents = PAGES[type(result)](result)
         return render_notebook(template, height=HEIGHT, **contents)
@@ -86,8 +88,8 @@ def view_about(
 ) -> View:
     """Return a view with what the command that made a result knows.
 
-    These are the model's name, how its heads were chosen, what the model does on the task, the first prompt, and the
-    command.
+    These are the model's name, how its heads were chosen, what the model does on the task, the
+    first prompt, and the command.
     """
     sections = list(view.sections)
     if text:
@@ -103,27 +105,27 @@ def view_about(
     )
 
 
-def figures(found: Displayed) -> "dict[str, Figure]":
+def figures(result: Displayed) -> "dict[str, Figure]":
     """Return matplotlib figures by name."""
     from icl_lens.report import plots  # imports matplotlib
 
-    if isinstance(found, Explanation):
-        return plots.explanation_figures(found)
-    if isinstance(found, TwoTowers):
-        return {"exchanges": plots.exchanges(found.to_frame())}
-    if isinstance(found, ModelComparison):
-        names = (f"A: {found.models[0]}", f"B: {found.models[1]}")
-        return {"heads": plots.head_scatter(found.to_frame(), names=names, label=f"mean {found.by} (nats)")}
-    if isinstance(found, Circuit):
-        curve = {"curve": plots.circuit_curve(found)} if found.is_defined else {}
-        return {"graph": plots.circuit(found), **curve}
+    if isinstance(result, Explanation):
+        return plots.explanation_figures(result)
+    if isinstance(result, TwoTowers):
+        return {"exchanges": plots.exchanges(result.to_frame())}
+    if isinstance(result, ModelComparison) and result.same_heads:
+        names = (f"A: {result.models[0]}", f"B: {result.models[1]}")
+        label = f"mean {result.by} (nats)"
+        return {"heads": plots.head_scatter(result.to_frame(), names=names, label=label)}
+    if isinstance(result, Circuit):
+        curve = {"curve": plots.circuit_curve(result)} if result.is_defined else {}
+        return {"graph": plots.circuit(result), **curve}
     return {}
 
 
 def _page_contents(result: Displayed, view: View) -> dict[str, Any]:
     needs_figures = any(section.figure for section in view.sections)
-    contents = view_page.contents(view, result.figures if needs_figures else {})
-    return contents | {"all_rows": None, "n_rows": ""}
+    return view_page.contents(view, result.figures if needs_figures else {})
 
 
 def _table_contents(result: Displayed, view: View) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""The base of all results: a frozen dataclass with views that is stored as JSON and restored exactly."""
+"""The base of all results: a frozen dataclass with views that is stored as JSON and restored
+exactly.
+"""
 
 import re
 from functools import cached_property
@@ -67,7 +69,8 @@ class Displayed:
 
 
 class Result(Displayed):
-    """What functions return: a frozen dataclass with views that is stored as JSON and restored exactly.
+    """What functions return: a frozen dataclass with views that is stored as JSON and restored
+    exactly.
 
     Example:
         >>> import tempfile
@@ -80,7 +83,9 @@ class Result(Displayed):
     """
 
     version: ClassVar[int] = 1
-    """Version of the stored format; it increases when earlier files can no longer be read correctly."""
+    """Version of the stored format; it increases when earlier files can no longer be read
+    correctly.
+    """
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the stored file says for readers without icl-lens, as its "summary".
@@ -94,7 +99,9 @@ class Result(Displayed):
         return stored.dumps(self, self.format_name(), self.version, self.to_dict() | about)
 
     def save(self, path: str | Path) -> None:
-        """Write all fields as JSON that `load` reads. Raise InputError if the folder is not writable."""
+        """Write all fields as JSON that `load` reads. Raise InputError if the folder is not
+        writable.
+        """
         write_text(path, self.to_json())
 
     @classmethod

@@ -1,6 +1,7 @@
 """What a list of heads or the removal of heads shows, as the first sentence of every result.
 
-Rules, for the difference between what the answer loses without the heads and what it loses without random ones:
+Rules, for the difference between what the answer loses without the heads and what it loses without
+random ones:
 
 - its interval is above zero: the heads matter;
 - below zero: they matter less than random heads;
@@ -18,7 +19,8 @@ from icl_lens.result.number_format import interval_text, joined
 
 MAX_NAMED_HEADS = 6
 JOINT_NOT_MEASURED = (
-    "What removing them jointly costs beside random heads is not measured here; `icl-lens ablate` measures it."
+    "What removing them jointly costs beside random heads is not measured here; "
+    "`icl-lens ablate` measures it."
 )
 MODELS_NOTE = "Heads of two models correspond only if one model was trained from the other."
 
@@ -42,9 +44,10 @@ def removal_finding(
 ) -> str:
     """Return one or two sentences on whether heads matter more than random ones.
 
-    `lost` is what the answer loses without the heads, and `difference` how much more that is than without random heads.
-    `unit` is the unit of both ("nats of log-odds"); `where` says what was done ("zeroed at the last position"), and
-    `random` names the random heads, such as "random heads of the same layers". `n_random_sets` is their number of sets.
+    `lost` is what the answer loses without the heads, and `difference` how much more that is than
+    without random heads. `unit` is the unit of both ("nats of log-odds"); `where` says what was
+    done ("zeroed at the last position"), and `random` names the random heads, such as "random heads
+    of the same layers". `n_random_sets` is their number of sets.
     """
     is_one = len(heads) == 1
     subject = heads_in_words(heads)
@@ -70,14 +73,20 @@ def removal_finding(
 
 
 def list_finding(
-    table: pd.DataFrame, k: int, score: str, *, n_heads: int, joint_removal: str = JOINT_NOT_MEASURED
+    table: pd.DataFrame,
+    k: int,
+    score: str,
+    *,
+    n_heads: int,
+    joint_removal: str = JOINT_NOT_MEASURED,
 ) -> str:
     """Return sentences on how many of the first k heads of a table have a score that is above zero.
 
-    `table` has one row per head, best first, with low and high, the ends of the interval of the mean `score`, and, if
-    each head was zeroed alone, effect_low and effect_high. `n_heads` is the number of heads that were ranked: if none
-    of them added anything, 1 of 40 would have an interval above zero. `joint_removal` says what removing the heads
-    jointly costs beside random heads, as `removal_finding` does.
+    `table` has one row per head, best first, with low and high, the ends of the interval of the
+    mean `score`, and, if each head was zeroed alone, effect_low and effect_high. `n_heads` is the
+    number of heads that were ranked: if none of them added anything, 1 of 40 would have an interval
+    above zero. `joint_removal` says what removing the heads jointly costs beside random heads, as
+    `removal_finding` does.
     """
     rows = table.head(k)
     n = len(rows)

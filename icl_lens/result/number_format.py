@@ -12,7 +12,8 @@ SMALLEST = 1e-8
 
 
 def percent(value: float) -> str:
-    """Format a probability as a percentage: one decimal, or two significant digits if small; no exponents.
+    """Format a probability as a percentage: one decimal, or two significant digits if small; no
+    exponents.
 
     Example:
         >>> from icl_lens.result.number_format import percent
@@ -27,7 +28,9 @@ def percent(value: float) -> str:
 
 
 def mean_and_range(shares: Sequence[float]) -> str:
-    """Format the mean of probabilities with their range, as "46.8% (18.8%–64.3%)"; a single one has no range."""
+    """Format the mean of probabilities with their range, as "46.8% (18.8%–64.3%)"; a single one has
+    no range.
+    """
     if not shares:
         return "–"
     mean = percent(fmean(shares))
@@ -35,7 +38,9 @@ def mean_and_range(shares: Sequence[float]) -> str:
 
 
 def signed(value: float, digits: int = 3) -> str:
-    """Format a number with its sign, as "+0.123" or "−0.123" (U+2212), and NaN as "–"; zero is "+0.000"."""
+    """Format a number with its sign, as "+0.123" or "−0.123" (U+2212), and NaN as "–"; zero is
+    "+0.000".
+    """
     return "–" if value != value else f"{value:+z.{digits}f}".replace("-", "−")
 
 
@@ -45,12 +50,19 @@ def signed_ends(low: float, high: float, digits: int = 3) -> str:
 
 
 def interval_text(
-    value: float, low: float = math.nan, high: float = math.nan, *, near: Interval | None = None, times: int = 1
+    value: float,
+    low: float = math.nan,
+    high: float = math.nan,
+    *,
+    near: Interval | None = None,
+    times: int = 1,
 ) -> str:
-    """Format a number with its 95% interval: "+0.12 (95% interval +0.05 … +0.19)"; without ends, the number alone.
+    """Format a number with its 95% interval: "+0.12 (95% interval +0.05 … +0.19)"; without ends,
+    the number alone.
 
-    Numbers have two decimals or more: as many as show two digits of the interval's width, or of that of an interval
-    `near` it in the same sentence. `times` multiplies all numbers, such as by 100 for percentage points.
+    Numbers have two decimals or more: as many as show two digits of the interval's width, or of
+    that of an interval `near` it in the same sentence. `times` multiplies all numbers, such as by
+    100 for percentage points.
 
     Example:
         >>> from icl_lens.result.number_format import interval_text

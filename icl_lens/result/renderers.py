@@ -1,4 +1,5 @@
-"""The renderers of results. `report` defines them, above results, and `icl_lens/__init__.py` registers them here.
+"""The renderers of results. `report` defines them, above results, and `icl_lens/__init__.py`
+registers them here.
 
 Results thus import nothing from above, and a new way to show them needs no change of theirs.
 """

@@ -1,11 +1,12 @@
-"""Store results as JSON and load them: one format for all dataclasses of numbers, texts, tensors and tables.
+"""Store results as JSON and load them: one format for all dataclasses of numbers, texts, tensors
+and tables.
 
-1. `encode` turns a value into JSON. Dataclasses and named tuples become objects, and heads texts. Tensors, arrays and
-   columns of tables become objects of dtype, shape and values. Numbers that JSON lacks become "NaN", "Infinity" or
-   "-Infinity".
+1. `encode` turns a value into JSON. Dataclasses and named tuples become objects, and heads texts.
+   Tensors, arrays and columns of tables become objects of dtype, shape and values. Numbers that
+   JSON lacks become "NaN", "Infinity" or "-Infinity".
 2. `decode` restores a value of the type that a field is annotated with: files name no types.
-3. `dumps` and `load` add and check a header: the format, its version, the versions of the packages that wrote it, and a
-   digest of the fields.
+3. `dumps` and `load` add and check a header: the format, its version, the versions of the packages
+   that wrote it, and a digest of the fields.
 """
 
 import json
@@ -36,7 +37,11 @@ Kind = TypeVar("Kind")
 
 def dumps(result: Any, format_name: str, number: int, summary: Mapping[str, Any]) -> str:
     """Return a dataclass as JSON; `summary` is for readers without icl-lens, and `load` ignores it."""
-    header = {"format": format_name, "version": number, "versions": {name: version(name) for name in PACKAGES}}
+    header = {
+        "format": format_name,
+        "version": number,
+        "versions": {name: version(name) for name in PACKAGES},
+    }
     encoded = encode(result)
     header["digest"] = json_digest(encoded)
     state = header | ({"summary": encode(summary)} if summary else {}) | encoded
@@ -44,7 +49,9 @@ def dumps(result: Any, format_name: str, number: int, summary: Mapping[str, Any]
 
 
 def load(kind: type[Kind], path: str | Path, format_name: str, number: int) -> Kind:
-    """Load a dataclass. Raise InputError for a file that is missing, damaged, or of another kind or version."""
+    """Load a dataclass. Raise InputError for a file that is missing, damaged, or of another kind or
+    version.
+    """
     remedy = f"pass a file written by {kind.__name__}.save"
     state = read(path, remedy)
     if state.get("format") != format_name:
@@ -60,7 +67,9 @@ def load(kind: type[Kind], path: str | Path, format_name: str, number: int) -> K
         if has_digest and state["digest"] != json_digest(encoded):
             raise ValueError("its values are not those that were written")
         loaded: Any = decode(kind, encoded)
-        if not has_digest:  # of an earlier version, or written by hand: values must be such as can be shown
+        if (
+            not has_digest
+        ):  # of an earlier version, or written by hand: values must be such as can be shown
             repr(loaded)
             loaded.to_html()
     except Exception as error:  # values of any kind may stand where others belong
@@ -70,11 +79,15 @@ def load(kind: type[Kind], path: str | Path, format_name: str, number: int) -> K
 
 
 def read(path: str | Path, remedy: str) -> dict[str, Any]:
-    """Read a JSON object; raise InputError, which ends in `remedy`, for a file that is missing or is not one."""
+    """Read a JSON object; raise InputError, which ends in `remedy`, for a file that is missing or
+    is not one.
+    """
     try:
         state = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}; {remedy}") from error
+        raise InputError(
+            f"cannot read {str(path)!r}: {error.strerror or error}; {remedy}"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{str(path)!r} is not valid JSON ({error}); {remedy}") from error
     return state if isinstance(state, dict) else {}
@@ -84,21 +97,12 @@ def encode(value: Any) -> Any:
     """Return a value as JSON has it."""
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, Tensor):
-        values = _finite(value.detach().cpu().flatten().tolist())
-        return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "values": values}
-    if isinstance(value, np.ndarray):
-        return {"dtype": str(value.dtype), "shape": list(value.shape), "values": _finite(value.flatten().tolist())}
-    if isinstance(value, pd.DataFrame):
-        columns = {str(name): value[name] for name in value}
-        return {
-            name: {"dtype": str(column.dtype), "values": _finite(column.tolist())} for name, column in columns.items()
-        }
+    if isinstance(value, Tensor | np.ndarray | pd.DataFrame):
+        return _encode_numbers(value)
     if is_dataclass(value):
-        return {one.name: encode(getattr(value, one.name)) for one in fields(value)}
-    named: Any = value
+        return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return str(value) if hasattr(type(value), "parse") else encode(dict(zip(named._fields, named, strict=True)))
+        return _encode_named_tuple(value)
     if isinstance(value, Mapping):
         return {str(name): encode(entry) for name, entry in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -106,66 +110,122 @@ def encode(value: Any) -> Any:
     return _finite([value])[0]
 
 
+def _encode_numbers(value: Tensor | np.ndarray | pd.DataFrame) -> dict[str, Any]:
+    """Return a tensor, an array or the columns of a table as objects of dtype and values."""
+    if isinstance(value, pd.DataFrame):
+        columns = {}
+        for name in value:
+            column = value[name]
+            columns[str(name)] = {
+                "dtype": str(column.dtype),
+                "values": _finite(column.tolist()),
+            }
+        return columns
+    array = value.detach().cpu() if isinstance(value, Tensor) else value
+    return {
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "shape": list(value.shape),
+        "values": _finite(array.flatten().tolist()),
+    }
+
+
+def _encode_named_tuple(value: Any) -> Any:
+    """Return a named tuple as an object, or as the text that its type parses, such as a head."""
+    if hasattr(type(value), "parse"):
+        return str(value)
+    return encode(dict(zip(value._fields, value, strict=True)))
+
+
 def decode(kind: Any, value: Any) -> Any:
-    """Return a JSON value as one of a type; raise ValueError, TypeError or KeyError for one that does not fit it."""
-    origin, inner = get_origin(kind), get_args(kind)
-    array = getattr(kind, "array_type", kind)  # of a jaxtyping annotation, such as Float[Tensor, "batch k"]
-    if array is Tensor:
-        values = _numbers(value["values"], value["dtype"])
-        return torch.tensor(values, dtype=getattr(torch, value["dtype"])).reshape(value["shape"])
-    if array is np.ndarray:
-        return np.array(_numbers(value["values"], value["dtype"]), dtype=value["dtype"]).reshape(value["shape"])
-    if kind is pd.DataFrame:
-        columns = value.items()
-        return pd.DataFrame(
-            {name: pd.Series(_numbers(one["values"], one["dtype"]), dtype=one["dtype"]) for name, one in columns}
-        )
+    """Return a JSON value as one of a type.
+
+    Raise ValueError, TypeError or KeyError for a value that does not fit the type.
+    """
+    origin = get_origin(kind)
+    # The second is that of a jaxtyping annotation, such as Float[Tensor, "batch k"].
+    if kind is pd.DataFrame or getattr(kind, "array_type", kind) in (Tensor, np.ndarray):
+        return _decode_numbers(kind, value)
     if origin is Literal:
-        if value not in inner:
-            raise ValueError(f"{value!r} is not one of {inner}")
+        if value not in get_args(kind):
+            raise ValueError(f"{value!r} is not one of {get_args(kind)}")
         return value
     if origin in (Union, UnionType):
-        if value is None and type(None) in inner:
-            return None
-        simple = tuple(one for one in inner if one in (str, int, float, bool))
-        composed = [one for one in inner if one not in simple and one is not type(None)]
-        if isinstance(value, simple) and type(value) in simple:
-            return value
-        return decode((composed or simple)[0], value)
+        return _decode_union(get_args(kind), value)
     if origin in (tuple, list, Sequence):
-        if not isinstance(value, list):
-            raise TypeError(f"{value!r} is not a list")
-        of_each = [inner[0]] * len(value) if origin is not tuple or inner[1:] == (Ellipsis,) else inner
-        entries = (decode(one, entry) for one, entry in zip(of_each, value, strict=True))
-        return list(entries) if origin is list else tuple(entries)
+        return _decode_sequence(kind, value)
     if origin is not None and issubclass(origin, Mapping):
-        return {decode(inner[0], name): decode(inner[1], entry) for name, entry in value.items()}
+        name_kind, entry_kind = get_args(kind)
+        return {decode(name_kind, name): decode(entry_kind, value[name]) for name in value}
     if is_dataclass(kind) or hasattr(kind, "_fields"):
-        build: Any = kind
-        if hasattr(kind, "_fields") and hasattr(kind, "parse"):
-            return build.parse(value)
-        hints = get_type_hints(kind)
-        names = [one.name for one in fields(kind)] if is_dataclass(kind) else build._fields
-        decoded = {name: decode(hints[name], value[name]) for name in names if name in value}
-        if isinstance(kind, type) and is_dataclass(kind):
-            check_shapes(kind, decoded)
-        return build(**decoded)
-    if kind is float:
-        value = NOT_FINITE.get(value, value) if isinstance(value, str) else value
-        value = float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        return _decode_fields(kind, value)
+    return _decode_simple(kind, value)
+
+
+def _decode_numbers(kind: Any, value: Any) -> Tensor | np.ndarray | pd.DataFrame:
+    if kind is pd.DataFrame:
+        columns = {}
+        for name, column in value.items():
+            numbers = _numbers(column["values"], column["dtype"])
+            columns[name] = pd.Series(numbers, dtype=column["dtype"])
+        return pd.DataFrame(columns)
+    numbers, shape = _numbers(value["values"], value["dtype"]), value["shape"]
+    if getattr(kind, "array_type", kind) is Tensor:
+        return torch.tensor(numbers, dtype=getattr(torch, value["dtype"])).reshape(shape)
+    return np.array(numbers, dtype=value["dtype"]).reshape(shape)
+
+
+def _decode_union(kinds: Sequence[Any], value: Any) -> Any:
+    """Return a value of one of some types; there is at most one among them that is not simple."""
+    if value is None and type(None) in kinds:
+        return None
+    simple = tuple(kind for kind in kinds if kind in (str, int, float, bool))
+    if type(value) in simple:
+        return value
+    composed = [kind for kind in kinds if kind not in simple and kind is not type(None)]
+    return decode((composed or simple)[0], value)
+
+
+def _decode_sequence(kind: Any, value: Any) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is not a list")
+    origin, kinds = get_origin(kind), get_args(kind)
+    if origin is not tuple or kinds[1:] == (Ellipsis,):
+        kinds = [kinds[0]] * len(value)
+    entries = [decode(kind, entry) for kind, entry in zip(kinds, value, strict=True)]
+    return entries if origin is list else tuple(entries)
+
+
+def _decode_fields(kind: Any, value: Any) -> Any:
+    """Return a dataclass or a named tuple; fields that the file lacks have their defaults."""
+    if hasattr(kind, "_fields") and hasattr(kind, "parse"):
+        return kind.parse(value)
+    names = kind._fields if hasattr(kind, "_fields") else [field.name for field in fields(kind)]
+    kinds = get_type_hints(kind)
+    decoded = {name: decode(kinds[name], value[name]) for name in names if name in value}
+    if is_dataclass(kind):
+        check_shapes(kind, decoded)
+    return kind(**decoded)
+
+
+def _decode_simple(kind: Any, value: Any) -> Any:
+    if kind is float and isinstance(value, str):
+        value = NOT_FINITE.get(value, value)
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if kind is float and is_integer:
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and not is_integer):
         raise TypeError(f"{value!r} is not a {kind.__name__}")
     return value
 
 
 def _finite(values: Sequence[Any]) -> list[Any]:
     """Return numbers with those that JSON lacks as texts."""
-    if all(not isinstance(value, float) or math.isfinite(value) for value in values):
-        return list(values)
-    names = {math.inf: "Infinity", -math.inf: "-Infinity"}
-    return [
-        names.get(value, "NaN") if isinstance(value, float) and not math.isfinite(value) else value for value in values
-    ]
+    texts = {math.inf: "Infinity", -math.inf: "-Infinity"}
+    finite = []
+    for value in values:
+        is_text = isinstance(value, float) and not math.isfinite(value)
+        finite.append(texts.get(value, "NaN") if is_text else value)
+    return finite
 
 
 def _numbers(values: Sequence[Any], dtype: str) -> Sequence[Any]:

@@ -22,15 +22,20 @@ def head_name(layer: int, head: int) -> str:
 def long_frame(values: Tensor, axes: Sequence[str], *, value: str = "value") -> pd.DataFrame:
     """Return a tensor as a long table: one integer column per axis and one column of values.
 
-    With both a `layer` and a `head` axis, a column `name` (`L22H0`) is added. Raise InputError if the number of axis
-    names does not match.
+    With both a `layer` and a `head` axis, a column `name` (`L22H0`) is added. Raise InputError if
+    the number of axis names does not match.
     """
     if len(axes) != values.ndim:
-        raise InputError(f"axes must have one name per axis of the shape {tuple(values.shape)}, got {list(axes)}")
+        raise InputError(
+            f"axes must have one name per axis of the shape {tuple(values.shape)}, got {list(axes)}"
+        )
     index = torch.cartesian_prod(*[torch.arange(n) for n in values.shape]).reshape(-1, values.ndim)
     frame = pd.DataFrame(index.numpy(), columns=list(axes))
     if {"layer", "head"} <= set(axes):
-        frame["name"] = [head_name(layer, head) for layer, head in zip(frame["layer"], frame["head"], strict=True)]
+        frame["name"] = [
+            head_name(layer, head)
+            for layer, head in zip(frame["layer"], frame["head"], strict=True)
+        ]
     values = values.detach().cpu().reshape(-1)
     frame[value] = (values.float() if values.dtype.itemsize < 4 else values).numpy()
     return frame
@@ -60,12 +65,15 @@ def format_share(value: float) -> str:
 def interval_texts(table: pd.DataFrame) -> list[str]:
     """Return the columns low and high of each row as "+0.123 … +0.456"."""
     return [
-        f"{format_signed(low)} … {format_signed(high)}" for low, high in zip(table["low"], table["high"], strict=True)
+        f"{format_signed(low)} … {format_signed(high)}"
+        for low, high in zip(table["low"], table["high"], strict=True)
     ]
 
 
 def selected_note(k: int, n: int, what: str = "head") -> str:
-    """Return a clause that says what the column `selected` is, and what a random one of n heads or edges would have."""
+    """Return a clause that says what the column `selected` is, and what a random one of n heads or
+    edges would have.
+    """
     by_chance = f"random {what}: {percent(k / n)}"
     return f"selected: how often the {what} is among the first {k} when these queries are drawn again ({by_chance})"
 
@@ -73,4 +81,7 @@ def selected_note(k: int, n: int, what: str = "head") -> str:
 def json_records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return a table's rows for JSON, which has no NaN: it becomes None."""
     rows = table.to_dict("records")
-    return [{str(column): None if value != value else value for column, value in row.items()} for row in rows]
+    return [
+        {str(column): None if value != value else value for column, value in row.items()}
+        for row in rows
+    ]

@@ -113,7 +113,9 @@ class Section:
         """Return the cells of all rows as texts; those that only a page draws are empty."""
         rows = []
         for row in self.rows:
-            rows.append([cell_text(cell, column) for cell, column in zip(row, self.columns, strict=True)])
+            rows.append(
+                [cell_text(cell, column) for cell, column in zip(row, self.columns, strict=True)]
+            )
         return rows
 
 
@@ -128,14 +130,16 @@ class View:
     """The kind of result and the model, such as "two towers · icl-mini"."""
 
 
-MAX_ROWS = 20
+MAX_ROWS = 24
 """Rows of a table that `print` and the terminal show."""
 
 
 def table_view(title: str, columns: Mapping[str, Sequence[Any]], n_rows: int | None = None) -> View:
     """Return the view of one small table; `n_rows` is the number of rows of the full one."""
     rows = tuple(zip(*columns.values(), strict=True))
-    described = tuple(Column(name, is_number=is_number_column(cells)) for name, cells in columns.items())
+    described = tuple(
+        Column(name, is_number=is_number_column(cells)) for name, cells in columns.items()
+    )
     return View(title, sections=(Section(columns=described, rows=rows, n_rows=n_rows),))
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from icl_lens.result.view import Cell, Dots, Section, View, finite_or_none
+from icl_lens.result.view import MAX_ROWS, Cell, Dots, Section, View, finite_or_none
 
 
 def plain_text(view: View) -> str:
@@ -16,7 +16,9 @@ def plain_text(view: View) -> str:
 
 
 def table_lines(section: Section) -> list[str]:
-    """Return a table as lines of text with aligned columns; columns that only a page draws are left out."""
+    """Return a table as lines of text with aligned columns; columns that only a page draws are left
+    out.
+    """
     places = text_places(section)
     columns = [section.columns[place] for place in places]
     lines = [[column.name for column in columns]]

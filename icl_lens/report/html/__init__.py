@@ -1,7 +1,7 @@
 """HTML visualizations: elements for notebooks, and self-contained pages without external resources.
 
-`attention_to_labels` and `attention_patterns` are drawn by circuitsvis and contain its script (about 480 kB); nothing
-else contains it.
+`attention_to_labels` and `attention_patterns` are drawn by circuitsvis and contain its script
+(about 480 kB); nothing else contains it.
 """
 
 from icl_lens.report.html.visualizations import Element as Element

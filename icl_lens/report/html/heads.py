@@ -1,4 +1,6 @@
-"""Contents of head sections: the map of all heads, the table of located heads, and a panel for each."""
+"""Contents of head sections: the map of all heads, the table of located heads, and a panel for
+each.
+"""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +12,19 @@ import numpy as np
 from icl_lens.analyses.explanation import Explanation, is_noise
 from icl_lens.analyses.sections import HeadReport
 from icl_lens.attribution.reasons import SIDES, WRITER_NAMES, AttentionReasons, Side
-from icl_lens.report.html.parts import Bar, Cell, Chip, Grid, HeadMap, Link, Run, Strip, Table, Words, largest
+from icl_lens.report.html.parts import (
+    Bar,
+    Cell,
+    Chip,
+    Grid,
+    HeadMap,
+    Link,
+    Run,
+    Strip,
+    Table,
+    Words,
+    largest,
+)
 from icl_lens.report.html.sections import contrast_name, join_runs, unit_name
 from icl_lens.report.html.templating import label_color, visible
 from icl_lens.result.number_format import percent, signed
@@ -22,72 +36,114 @@ MAX_COMPARED = 16
 
 
 def explorer(e: Explanation) -> dict[str, Any]:
-    """Return the map of all heads, the panels of the located ones, and the data with which the script shows others."""
-    positions, labels = e.input.label_positions, e.input.demonstration_labels
-    names = ["".join(e.input.token_names[slice(*tokens)]) for tokens in e.input.label_ranges]
-    if e.is_plain_text:
-        positions = e.all_heads.positions
-        names = [e.input.token_names[position] for position in positions]
-        labels = (-1,) * len(positions)  # no label's color
-    data = {
-        "labels": list(map(visible, e.labels)),
-        "demos": [
-            {"token": visible(name).strip(), "position": position, "label": label}
-            for name, position, label in zip(names, positions, labels, strict=True)
-        ],
-        "attention": [[[round(x, 4) for x in head] for head in layer] for layer in e.all_heads.attention],
-        "k": len(e.heads),
-        "by": e.score_name,
-    }
+    """Return the map of all heads, the panels of the located ones, and the data with which the
+    script shows others.
+    """
+    panels = [_panel(e, report, rank) for rank, report in enumerate(e.heads, 1)]
+    located = {report.head for report in e.heads}
     return {
         "why": _why(e, e.heads[0]),
-        "map": HeadMap(e.all_heads.by(e.settings.by), {report.head for report in e.heads}, f"{e.score_name}, nats"),
-        "panels": [_panel(e, report, rank) for rank, report in enumerate(e.heads, 1)],
-        "data": data,
+        "map": HeadMap(e.all_heads.by(e.settings.by), located, f"{e.score_name}, nats"),
+        "panels": panels,
+        "data": {
+            "labels": list(map(visible, e.labels)),
+            "demos": _attended_keys(e),
+            "attention": _rounded_attention(e),
+            "k": len(e.heads),
+            "by": e.score_name,
+        },
     }
+
+
+def _attended_keys(e: Explanation) -> list[dict[str, Any]]:
+    """Return token, position and label (−1: none) of the keys to which all heads' attention is
+    known.
+    """
+    keys = []
+    if e.is_plain_text:
+        for position in e.all_heads.positions:
+            keys.append((e.input.token_names[position], position, -1))
+    else:
+        names = ["".join(e.input.token_names[slice(*tokens)]) for tokens in e.input.label_ranges]
+        labels = e.input.demonstration_labels
+        keys += zip(names, e.input.label_positions, labels, strict=True)
+    described = []
+    for name, position, label in keys:
+        token = visible(name).strip()
+        described.append({"token": token, "position": position, "label": label})
+    return described
+
+
+def _rounded_attention(e: Explanation) -> list[list[list[float]]]:
+    """Return attention [layer][head][key] with four decimals."""
+    layers = []
+    for layer in e.all_heads.attention:
+        heads = []
+        for weights in layer:
+            heads.append([round(weight, 4) for weight in weights])
+        layers.append(heads)
+    return layers
 
 
 def located_table(e: Explanation) -> Table:
-    """Return one row per located head: its scores, attention, and what the target loses without this head alone.
+    """Return one row per located head: its scores, attention, and what the target loses without
+    this head alone.
 
     Attention is summed by label; for plain text, the most attended tokens are listed.
     """
     target = e.labels.index(e.target)
-    names = {"increase": ["increase"], "contrast": contrast_name(e), "effect": ["effect"], "towers": ["towers"]}
-    scores = {by: [one.scores[by] for one in e.heads] for by in e.heads[0].scores}
-    bars = [[Bar.signed(score, largest(column)) for score in column] for column in scores.values()]
-    shown = [i for i in range(len(e.labels)) if i in e.input.demonstration_labels or i == target]
-    shown = [] if e.is_plain_text else shown
+    scores = list(e.heads[0].scores)
+    scales = {by: largest([report.scores[by] for report in e.heads]) for by in scores}
+    labels = [] if e.is_plain_text else _labels_with_attention(e, target)
     rows: list[list[Cell]] = []
-    for report, *values in zip(e.heads, *bars, strict=True):
-        attended: list[Cell] = []
-        for i in shown:
-            attended.append(attention_bar(label_sum(e, report.attention_to(e.input.label_ranges), i), i))
+    for report in e.heads:
+        row: list[Cell] = [Link(str(report.head))]
+        row += [Bar.signed(report.scores[by], scales[by]) for by in scores]
+        weights = report.attention_to(e.input.label_ranges)
+        row += [attention_bar(label_sum(e, weights, label), label) for label in labels]
         if e.is_plain_text:
-            line: list[Run] = []
-            for at, weight in report.top_attended(3):
-                line += [" " if line else "", Chip(e.input.token_names[at]), f"\u00a0{weight:.2f}"]
-            attended = [line]
-        rows.append(
-            [
-                Link(str(report.head)),
-                *values,
-                *attended,
-                percent(math.exp(report.ablated[target])),
-                *([] if "effect" in scores else [signed(e.lost(report.ablated))]),
-            ]
-        )
-    columns: list[Cell] = ["head", *(["#", *names[by], ", nats"] for by in scores)]
-    columns += [["#to ", Chip(e.labels[i], i)] for i in shown]
-    columns += ["attends most to"] if e.is_plain_text else []
-    columns += [["#p(", Chip(e.target, target), ") with head zeroed"]]
-    columns += [] if "effect" in scores else [f"#{e.lost_name}, nats"]
-    return Table(columns, rows, "located")
+            row.append(_most_attended_tokens(e, report))
+        row.append(percent(math.exp(report.ablated[target])))
+        if "effect" not in scores:
+            row.append(signed(e.lost(report.ablated)))
+        rows.append(row)
+    return Table(_located_columns(e, labels), rows, "located")
+
+
+def _located_columns(e: Explanation, labels: Sequence[int]) -> list[Cell]:
+    """Return the names of the columns of the located heads; `labels` have a column each."""
+    columns: list[Cell] = ["head"]
+    for by in e.heads[0].scores:
+        name = contrast_name(e) if by == "contrast" else [by]
+        columns.append(["#", *name, ", nats"])
+    columns += [["#to ", Chip(e.labels[label], label)] for label in labels]
+    if e.is_plain_text:
+        columns.append("attends most to")
+    columns.append(["#p(", Chip(e.target, e.labels.index(e.target)), ") with head zeroed"])
+    if "effect" not in e.heads[0].scores:
+        columns.append(f"#{e.lost_name}, nats")
+    return columns
+
+
+def _labels_with_attention(e: Explanation, target: int) -> list[int]:
+    """Return the labels that demonstrations have, and the target's."""
+    demonstrated = {*e.input.demonstration_labels, target}
+    return [label for label in range(len(e.labels)) if label in demonstrated]
+
+
+def _most_attended_tokens(e: Explanation, report: HeadReport) -> list[Run]:
+    runs: list[Run] = []
+    for position, weight in report.top_attended(3):
+        runs += [" " if runs else "", Chip(e.input.token_names[position]), f"\u00a0{weight:.2f}"]
+    return runs
 
 
 def label_sum(e: Explanation, weights: Sequence[float], label: int) -> float:
     """Return the attention to demonstrations summed over those with a label."""
-    shares = [weight for weight, i in zip(weights, e.input.demonstration_labels, strict=True) if i == label]
+    shares = []
+    for weight, demonstration_label in zip(weights, e.input.demonstration_labels, strict=True):
+        if demonstration_label == label:
+            shares.append(weight)
     return math.fsum(shares)
 
 
@@ -96,9 +152,18 @@ def attention_bar(value: float, label: int) -> Bar:
     return Bar(f"{value:.2f}", value, label_color(label))
 
 
-def attention_strip(tokens: Sequence[str], weights: Sequence[float], marks: dict[int, int], name: str) -> Strip:
+def attention_strip(
+    tokens: Sequence[str], weights: Sequence[float], marks: dict[int, int], name: str
+) -> Strip:
     """Return the last token's attention over the prompt; `marks` are the labels by position."""
-    return Strip(f"Attention of {name} from the last token", tokens, weights, largest(weights), marks, attention=True)
+    return Strip(
+        f"Attention of {name} from the last token",
+        tokens,
+        weights,
+        largest(weights),
+        marks,
+        attention=True,
+    )
 
 
 def _panel(e: Explanation, report: HeadReport, rank: int) -> dict[str, Any]:
@@ -109,10 +174,6 @@ def _panel(e: Explanation, report: HeadReport, rank: int) -> dict[str, Any]:
     if e.is_plain_text and report.position_contrasts:
         title = f"{name} against {', '.join(e.scores.compared_with)}, nats by token"
         contrast = Strip(title, e.input.token_names, report.position_contrasts, farthest, {})
-    zeroed: list[list[Cell]] = [
-        [Chip(label, i), percent(math.exp(before)), percent(math.exp(after)), signed(before - after)]
-        for i, (label, before, after) in enumerate(zip(e.labels, e.scores.log_probs, report.ablated, strict=True))
-    ]
     return {
         "name": name,
         "rank": rank,
@@ -121,16 +182,28 @@ def _panel(e: Explanation, report: HeadReport, rank: int) -> dict[str, Any]:
         "labels": () if e.is_plain_text else e.labels,
         "target": Chip(e.target),
         "attention": attention_strip(e.input.token_names, report.attention, marks, name),
-        "increases": Strip(f"{name}, nats by token", e.input.token_names, report.position_increases, reach, marks),
+        "increases": Strip(
+            f"{name}, nats by token", e.input.token_names, report.position_increases, reach, marks
+        ),
         "reach": reach,
         "against": contrast_name(e),
         "contrast": contrast,
         "contrast_reach": farthest,
-        "zeroed": Table([unit_name(e), "#no ablation", "#head zeroed", "#log p lost, nats"], zeroed),
+        "zeroed": _zeroed_table(e, report),
         "words": words_table(e, report),
         "scores": _scores(e, report),
         "why": _why(e, report),
     }
+
+
+def _zeroed_table(e: Explanation, report: HeadReport) -> Table:
+    """Return each label's probability without ablation and with the head zeroed."""
+    rows: list[list[Cell]] = []
+    for index, label in enumerate(e.labels):
+        before, after = e.scores.log_probs[index], report.ablated[index]
+        probabilities = [percent(math.exp(before)), percent(math.exp(after))]
+        rows.append([Chip(label, index), *probabilities, signed(before - after)])
+    return Table([unit_name(e), "#no ablation", "#head zeroed", "#log p lost, nats"], rows)
 
 
 def _why(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
@@ -138,75 +211,119 @@ def _why(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
     why = report.why
     if why is None:
         return None
-    chips = [
-        [Chip(e.key_name(position), e.input.label_at.get(position)) for position in positions]
-        if len(positions) < 4
-        else [Chip(e.keys_name(positions), e.input.label_at[positions[0]])]
-        for positions in (why.more, why.less)
-    ]
-    strongest = largest([value for _, _, value in why.pairs])
-    rows = {side: {name: row for row, (name, _) in enumerate(getattr(why, side))} for side in ("query", "key")}
-    lines = [
-        (rows["query"][one], rows["key"][other], one, other, value, abs(value) / strongest)
-        for one, other, value in why.pairs
-    ]
-    reach = {side: largest([value for _, value in getattr(why, side)]) for side in ("query", "key", "value")}
-    values: list[list[Cell]] = [[name, Bar.signed(value, reach["value"])] for name, value in why.value]
-    written: list[list[Cell]] = [
-        [where if i == 0 else "", writer, Words(words[:6], is_noise(standout))]
-        for side, where in SIDES.items()
-        for i, (writer, (words, standout)) in enumerate(why.words(side).items())
-    ]
-    pairs: list[list[Cell]] = [[one, other, signed(value)] for one, other, value in why.pairs]
+    written, values = _written_words_table(why), _writer_values_table(why)
+    pairs: list[list[Cell]] = []
+    for query_writer, key_writer, score in why.pairs:
+        pairs.append([query_writer, key_writer, signed(score)])
     return {
-        "more": join_runs(chips[0]),
-        "less": join_runs(chips[1]),
+        "more": _key_chips(e, why.more),
+        "less": _key_chips(e, why.less),
         "why": why,
         "names": WRITER_NAMES,
-        "lines": lines,
+        "lines": _pair_lines(why),
         "n_rows": max(len(why.query), len(why.key)),
         "sentence": e.why_sentence(report).replace("(-", "(\u2212"),
-        "titles": {
-            side: {
-                writer: ("(no more than random directions) " if is_noise(standout) else "") + ", ".join(words[:6])
-                for writer, (words, standout) in why.words(side).items()
-            }
-            for side in SIDES
-        },
-        "words": Table(["where", "writer", "top words"], written) if written else None,
+        "titles": {side: _writer_titles(why, side) for side in SIDES},
+        "words": written if written.rows else None,
         "pairs": Table(["query writer", "key writer", "#score"], pairs),
         "writers": _writers_table(why),
-        "values": Table(["writer", "#nats"], values) if values else None,
+        "values": values if values.rows else None,
     }
+
+
+def _key_chips(e: Explanation, positions: Sequence[int]) -> list[Run]:
+    """Return the names of keys, or of four and more together."""
+    if len(positions) >= 4:
+        return [Chip(e.keys_name(positions), e.input.label_at[positions[0]])]
+    chips: list[Run] = []
+    for position in positions:
+        chips.append(Chip(e.key_name(position), e.input.label_at.get(position)))
+    return join_runs(chips)
+
+
+def _pair_lines(why: AttentionReasons) -> list[tuple[int, int, str, str, float, float]]:
+    """Return for each pair of writers their rows, names, score, and share of the largest score."""
+    scale = largest([score for _, _, score in why.pairs])
+    query_rows = {name: row for row, (name, _) in enumerate(why.query)}
+    key_rows = {name: row for row, (name, _) in enumerate(why.key)}
+    lines = []
+    for query_writer, key_writer, score in why.pairs:
+        places = query_rows[query_writer], key_rows[key_writer]
+        lines.append((*places, query_writer, key_writer, score, abs(score) / scale))
+    return lines
+
+
+def _writer_titles(why: AttentionReasons, side: Side) -> dict[str, str]:
+    """Return what is shown of each writer of a side on hover: its top words."""
+    titles = {}
+    for writer, (words, standout) in why.words(side).items():
+        caution = "(no more than random directions) " if is_noise(standout) else ""
+        titles[writer] = caution + ", ".join(words[:6])
+    return titles
+
+
+def _written_words_table(why: AttentionReasons) -> Table:
+    """Return the top words of what writers wrote; the side is named in its first row."""
+    rows: list[list[Cell]] = []
+    for side, where in SIDES.items():
+        side_name = where
+        for writer, (words, standout) in why.words(side).items():
+            rows.append([side_name, writer, Words(words[:6], is_noise(standout))])
+            side_name = ""
+    return Table(["where", "writer", "top words"], rows)
+
+
+def _writer_values_table(why: AttentionReasons) -> Table:
+    """Return what each writer adds through the head's values."""
+    scale = largest([value for _, value in why.value])
+    rows: list[list[Cell]] = [[name, Bar.signed(value, scale)] for name, value in why.value]
+    return Table(["writer", "#nats"], rows)
 
 
 def _writers_table(why: AttentionReasons) -> Table:
     """Return the strongest writers of all sides in one table, for viewers without graphics."""
     sides: list[Side] = [side for side in SIDES if why.side(side)]
-    columns: list[Cell] = [cell for side in sides for cell in (SIDES[side], "#nats" if side == "value" else "#score")]
+    columns: list[Cell] = []
+    for side in sides:
+        columns += [SIDES[side], "#nats" if side == "value" else "#score"]
     rows: list[list[Cell]] = []
-    for row in zip_longest(*map(why.side, sides)):
-        rows.append([cell for one in row for cell in (("", "") if one is None else (one[0], signed(one[1])))])
+    for writers in zip_longest(*map(why.side, sides)):
+        row: list[Cell] = []
+        for writer in writers:
+            row += ["", ""] if writer is None else [writer[0], signed(writer[1])]
+        rows.append(row)
     return Table(columns, rows)
 
 
 def words_table(e: Explanation, report: HeadReport) -> dict[str, Any]:
-    """Return the top words of the head's values and keys at the labels, and of its query at the last token.
+    """Return the top words of the head's values and keys at the labels, and of its query at the
+    last token.
 
-    For plain text, values are those at the tokens that the head attends to most, in text order; keys are omitted.
+    For plain text, values are those at the tokens that the head attends to most, in text order;
+    keys are omitted.
     """
     positions, labels = e.input.label_positions, e.input.demonstration_labels
     if e.is_plain_text:
         positions, labels = report.positions, (None,) * len(report.positions)
-    columns = ["token", "#position", "value", f"#rank of own {unit_name(e)}", *([] if e.is_plain_text else ["key"])]
-    found = [(kind, Words(words, is_noise(standout)), rank) for _, kind, words, standout, rank in e.words_of(report)]
-    values, keys = ([(words, rank) for kind, words, rank in found if kind == one] for one in ("value", "key"))
-    rows: list[list[Cell]] = [
-        [Chip(e.input.token_names[position], label), str(position), words, str(rank)]
-        for position, label, (words, rank) in zip(positions, labels, values, strict=True)
-    ]
-    if keys:
-        rows = [[*row, words] for row, (words, _) in zip(rows, keys, strict=True)]
+    values, keys, query = [], [], None
+    is_any_noise = False
+    for _, kind, top_words, standout, rank in e.words_of(report):
+        words = Words(top_words, is_noise(standout))
+        is_any_noise = is_any_noise or words.noise
+        if kind == "value":
+            values.append((words, str(rank)))
+        elif kind == "key":
+            keys.append(words)
+        else:
+            query = words
+    rows: list[list[Cell]] = []
+    for position, label, value in zip(positions, labels, values, strict=True):
+        rows.append([Chip(e.input.token_names[position], label), str(position), *value])
+    for row, words in zip(rows, keys, strict=False):
+        row.append(words)
+    columns: list[Cell] = ["token", "#position", "value", f"#rank of own {unit_name(e)}"]
+    if not e.is_plain_text:
+        columns.append("key")
     last = len(e.input.tokens) - 1
     return {
         "head": str(report.head),
@@ -214,40 +331,48 @@ def words_table(e: Explanation, report: HeadReport) -> dict[str, Any]:
         "scrolls": len(rows) > MAX_UNSCROLLED_ROWS,
         "last": Chip(e.input.token_names[last]),
         "position": last,
-        "query": found[-1][1] if found and found[-1][0] == "query" else None,
-        "noise": any(words.noise for _, words, _ in found),
+        "query": query,
+        "noise": is_any_noise,
     }
 
 
 def _scores(e: Explanation, report: HeadReport) -> dict[str, Any] | None:
-    """Return the head's attention scores between each prediction position and each label; None if unavailable.
+    """Return the head's attention scores between each prediction position and each label; None if
+    unavailable.
 
-    None also for fewer than two demonstrations. Each row is centered on its mean over the labels of other texts, since
-    softmax is invariant to a constant added to all scores of a query. `matching` is how much higher a column scores in
-    rows of its own label than in rows of other labels, averaged over columns: a head that prefers one label in all
-    rows has 0. A text's own label is left out.
+    None also for fewer than two demonstrations. Each row is centered on its mean over the labels of
+    other texts, since softmax is invariant to a constant added to all scores of a query. `matching`
+    is how much higher a column scores in rows of its own label than in rows of other labels,
+    averaged over columns: a head that prefers one label in all rows has 0. A text's own label is
+    left out.
     """
     count = len(e.input.label_positions)
     if e.input.prompt is None or not report.similarity or count < 2:
         return None
-    rows, shown = np.arange(max(0, count - MAX_COMPARED), count + 1), slice(max(0, count - MAX_COMPARED), count)
-    labels, row_labels = np.array(e.input.demonstration_labels)[shown], np.array(e.query_labels)[rows]
+    first = max(0, count - MAX_COMPARED)
+    rows, columns = np.arange(first, count + 1), slice(first, count)
+    labels = np.array(e.input.demonstration_labels)[columns]
+    row_labels = np.array(e.query_labels)[rows]
     scores = np.array(report.similarity)
     is_own = np.eye(count + 1, count, dtype=bool)
-    centered = (scores - np.ma.array(scores, mask=is_own).mean(1, keepdims=True))[rows, shown].tolist()
-    texts = [cut(text) for text in (*(one.text for one in e.input.prompt.demonstrations), e.input.prompt.query)]
+    means_of_others = np.ma.array(scores, mask=is_own).mean(1, keepdims=True)
+    centered = (scores - means_of_others)[rows, columns].tolist()
+    texts = [cut(demonstration.text) for demonstration in e.input.prompt.demonstrations]
+    texts.append(cut(e.input.prompt.query))
     grid = Grid(
         f"Attention scores of {report.head} without positions",
         "query \\ key",
-        list(map(Chip, texts[shown], labels.tolist())),
+        list(map(Chip, texts[columns], labels.tolist())),
         list(zip(map(Chip, texts[rows[0] :], row_labels.tolist()), centered, strict=True)),
     )
-    # Center on all shown columns: a mean without the text's own label would make a label preference differ by row.
-    relative = scores[rows, shown] - scores[rows, shown].mean(1, keepdims=True)
-    left_out = is_own[rows, shown] | (row_labels < 0)[:, None]
+    # Center on all columns of the grid: a mean without the text's own label would make a label
+    # preference differ by row.
+    relative = scores[rows, columns] - scores[rows, columns].mean(1, keepdims=True)
+    left_out = is_own[rows, columns] | (row_labels < 0)[:, None]
     is_same = row_labels[:, None] == labels
-    same, other = (np.ma.array(relative, mask=left_out | mask).mean(0) for mask in (~is_same, is_same))
-    matching = (same - other).compressed()
+    at_same_label = np.ma.array(relative, mask=left_out | ~is_same).mean(0)
+    at_other_label = np.ma.array(relative, mask=left_out | is_same).mean(0)
+    matching = (at_same_label - at_other_label).compressed()
     mean = float(matching.mean()) if len(matching) else None
     return {"grid": grid, "matching": mean, "n_shown": len(labels), "n": count}
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 from icl_lens.models.head import Head
@@ -10,7 +11,8 @@ from icl_lens.report.html.templating import label_color, visible
 from icl_lens.report.palette import GRAY
 from icl_lens.result.number_format import signed
 
-# Number of largest values listed under tokens and maps; largest number of columns with which a static map has numbers.
+# Number of largest values listed under tokens and maps; largest number of columns with which a
+# static map has numbers.
 N_NAMED, MAX_NUMBERED_COLUMNS = 5, 16
 _WORD_JOINER = "\u2060"
 
@@ -22,7 +24,8 @@ def sign_color(value: float) -> str:
 
 def largest(*rows: Sequence[float]) -> float:
     """Return the largest finite magnitude, or 1 if there is none."""
-    return max((abs(value) for row in rows for value in row if math.isfinite(value)), default=0.0) or 1.0
+    sizes = [abs(value) for value in chain(*rows) if math.isfinite(value)]
+    return max(sizes, default=0.0) or 1.0
 
 
 # A table cell is a run or a list of runs; `kind` is the macro that draws a run.
@@ -77,7 +80,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Dots:
-    """Probabilities or accuracies on a line from 0 to 1: before and after an ablation, and after each random one."""
+    """Probabilities or accuracies on a line from 0 to 1: before and after an ablation, and after
+    each random one.
+    """
 
     kind: ClassVar = "dots"
     before: float
@@ -105,22 +110,16 @@ class Table:
     @property
     def names(self) -> list[tuple[list[Run], bool]]:
         """Each column's name, and whether it holds numbers."""
-        found: list[tuple[list[Run], bool]] = []
-        for first, *rest in map(runs, self.columns):
-            number = str(first).startswith("#")
-            found.append(([str(first)[1:], *rest] if number else [first, *rest], number))
-        return found
+        names: list[tuple[list[Run], bool]] = []
+        for name in map(runs, self.columns):
+            is_number = str(name[0]).startswith("#")
+            names.append(([str(name[0])[1:], *name[1:]] if is_number else name, is_number))
+        return names
 
     @property
     def cells(self) -> list[list[list[Run]]]:
         """The runs of every cell."""
         return [list(map(runs, row)) for row in self.rows]
-
-
-def text_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, numbers: int = 1) -> Table:
-    """Return a table whose columns from `numbers` on hold numbers; line breaks of the terminal's names are removed."""
-    names = [name.replace("-\n", "").replace("\n", " ") for name in columns]
-    return Table([*names[:numbers], *(f"#{name}" for name in names[numbers:])], rows, "located")
 
 
 @dataclass(frozen=True)
@@ -161,48 +160,44 @@ class HeadMap:
     @property
     def cells(self) -> list[list[tuple[Head, float, str]]]:
         """Head, value and CSS class of each cell, by layer."""
-        heads = [
-            [(Head(layer, head), value) for head, value in enumerate(row)] for layer, row in enumerate(self.values)
-        ]
-        return [[(head, x, sign_color(x) + " top" * (head in self.located)) for head, x in row] for row in heads]
+        layers = []
+        for layer, values in enumerate(self.values):
+            cells = []
+            for index, value in enumerate(values):
+                head = Head(layer, index)
+                ring = " top" if head in self.located else ""
+                cells.append((head, value, sign_color(value) + ring))
+            layers.append(cells)
+        return layers
 
     @property
     def grid(self) -> Grid:
-        """The values with heads as rows and layers as columns, the orientation of the map on a wide screen."""
+        """The values with heads as rows and layers as columns, the orientation of the map on a wide
+        screen.
+        """
         by_head = list(zip(*self.values, strict=True))
-        titles = [[f"{head}: {signed(value)}" for head, value, _ in row] for row in zip(*self.cells, strict=True)]
+        titles = []
+        for cells in zip(*self.cells, strict=True):
+            titles.append([f"{head}: {signed(value)}" for head, value, _ in cells])
         rows = [(Chip(str(head)), values) for head, values in enumerate(by_head)]
         layers = [Chip(str(layer)) for layer in range(len(self.values))]
-        return Grid(self.name, "head \\ layer", layers, rows, len(layers) <= MAX_NUMBERED_COLUMNS, titles)
+        return Grid(
+            self.name, "head \\ layer", layers, rows, len(layers) <= MAX_NUMBERED_COLUMNS, titles
+        )
 
     @property
     def largest(self) -> str:
         """The heads with the largest magnitudes, with their values."""
-        flat = sorted((cell for row in self.cells for cell in row), key=lambda cell: -abs(cell[1]))
-        return ", ".join(f"{head} {signed(value)}" for head, value, _ in flat[:N_NAMED])
-
-
-@dataclass(frozen=True)
-class Scatter:
-    """Points with a name, x, y (both of the score `name`), and whether they are emphasized."""
-
-    name: str
-    points: Sequence[tuple[str, float, float, bool]]
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Both axes' ends, with zero between them."""
-        values = [value for _, x, y, _ in self.points for value in (x, y)]
-        low, high = min(0.0, *values), max(0.0, *values)
-        return low, high if high > low else 1.0
+        cells = sorted(chain(*self.cells), key=lambda cell: -abs(cell[1]))
+        return ", ".join(f"{head} {signed(value)}" for head, value, _ in cells[:N_NAMED])
 
 
 @dataclass(frozen=True)
 class Strip:
     """Tokens colored by signed value on a scale up to `reach`, or by `attention`.
 
-    `marks` are label tokens, by position. They are underlined in their color; under attention, their color also fills
-    them, and all other tokens are gray and dimmed.
+    `marks` are label tokens, by position. They are underlined in their color; under attention,
+    their color also fills them, and all other tokens are gray and dimmed.
     """
 
     name: str
@@ -224,29 +219,35 @@ class Strip:
             "negativeColor": GRAY,
             "paddingBottom": 0,
         }
-        marks = [(position, label, round(self._share(position), 3)) for position, label in self.marks.items()]
+        marks = [
+            (position, label, round(self._share(position), 3))
+            for position, label in self.marks.items()
+        ]
         return {"props": props, "marks": marks, "dim": bool(marks)}
 
     @property
     def spans(self) -> list[tuple[str, str, float, str]]:
-        """Each token as shown, the color classes of its fill and underline, its share of full color, and its value."""
-        return [
-            (
-                visible(token) or "∅",
-                " ".join(filter(None, ("" if self.attention else sign_color(value), label_color(self.marks.get(i))))),
-                self._share(i),
-                self._written(i),
-            )
-            for i, (token, value) in enumerate(zip(self.tokens, self.values, strict=True))
-        ]
+        """Each token as shown, the color classes of its fill and underline, its share of full
+        color, and its value.
+        """
+        spans = []
+        for position, token in enumerate(self.tokens):
+            sign = "" if self.attention else sign_color(self.values[position])
+            colors = " ".join(filter(None, (sign, label_color(self.marks.get(position)))))
+            share, value = self._share(position), self._written(position)
+            spans.append((visible(token) or "∅", colors, share, value))
+        return spans
 
     @property
     def tinted(self) -> list[tuple[str, str, float]]:
         """Each token with the color class and intensity of its tint."""
-        return [
-            (token, label_color(self.marks.get(i)) if self.attention else sign_color(value), 0.8 * self._share(i))
-            for i, (token, value) in enumerate(zip(self.tokens, self.values, strict=True))
-        ]
+        tinted = []
+        for position, token in enumerate(self.tokens):
+            color = sign_color(self.values[position])
+            if self.attention:
+                color = label_color(self.marks.get(position))
+            tinted.append((token, color, 0.8 * self._share(position)))
+        return tinted
 
     @property
     def largest(self) -> str:
@@ -265,10 +266,11 @@ class Strip:
 
 
 def for_circuitsvis(token: str) -> str:
-    """Return a token for circuitsvis, which inserts tokens as HTML in one place and as text in another.
+    """Return a token for circuitsvis, which inserts tokens as HTML in one place and as text in
+    another.
 
-    An invisible word joiner after every `<` and `&` makes both show the same characters, because no tag or entity can
-    start with it.
+    An invisible word joiner after every `<` and `&` makes both show the same characters, because no
+    tag or entity can start with it.
     """
-    shown = visible(token) or "∅"
-    return shown.replace("<", "<" + _WORD_JOINER).replace("&", "&" + _WORD_JOINER)
+    text = visible(token) or "∅"
+    return text.replace("<", "<" + _WORD_JOINER).replace("&", "&" + _WORD_JOINER)

@@ -1,4 +1,6 @@
-"""Contents of page sections that are not about single heads: prompt, answer, layers, ablation, parts, configuration."""
+"""Contents of page sections that are not about single heads: prompt, answer, layers, ablation,
+parts, configuration.
+"""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +33,10 @@ def contrast_name(e: Explanation) -> list[Run]:
 
 def join_runs(chips: Sequence[Run], by: str = ", ") -> list[Run]:
     """Return runs with a separator between them."""
-    return [run for chip in chips for run in (by, chip)][1:]
+    runs: list[Run] = []
+    for chip in chips:
+        runs += [by, chip]
+    return runs[1:]
 
 
 def prompt_pieces(e: Explanation) -> list[tuple[str, Chip | None]]:
@@ -48,55 +53,61 @@ def answer(e: Explanation) -> dict[str, Any]:
 
     For labels of several tokens, the table also has the scored token and the full label's log p.
     """
-    rows: list[list[Cell]] = []
     has_long_labels = bool(e.scores.whole_log_probs)
-    for i, (label, value) in enumerate(zip(e.labels, e.scores.log_probs, strict=True)):
-        notes = {
-            "predicted" if e.scores.predicts_label else "most probable label": e.predicted == label
-            and not e.is_plain_text,
-            "correct answer": e.answer == label,
-            "explained": e.target == label,
-            "compared with": e.is_plain_text and label in e.scores.compared_with,
-            "no choice here": label in e.shown_only,
-        }
-        whole: list[Cell] = []
+    rows: list[list[Cell]] = []
+    for index, label in enumerate(e.labels):
+        log_prob = e.scores.log_probs[index]
+        share = math.exp(log_prob)
+        row: list[Cell] = [Chip(label, index), Bar(percent(share), share, label_color(index))]
+        row.append(_log_prob_text(log_prob))
         if has_long_labels:
-            spelling = list(map(Chip, e.scores.spellings[i]))
-            among = [" of ", *join_runs(spelling, " ")] if len(spelling) > 1 else []
-            whole = [[e.scores.scored_tokens[i], *among], _log_prob_text(e.scores.whole_log_probs[i])]
-        rows.append(
-            [
-                Chip(label, i),
-                Bar(percent(math.exp(value)), math.exp(value), label_color(i)),
-                _log_prob_text(value),
-                *whole,
-                ", ".join(note for note, holds in notes.items() if holds),
-            ]
-        )
-    more = ["scored token", "#full label, log p, nats"] if has_long_labels else []
+            row += [_scored_token(e, index), _log_prob_text(e.scores.whole_log_probs[index])]
+        row.append(", ".join(_answer_notes(e, label)))
+        rows.append(row)
+    columns = [unit_name(e), "#probability", "#log p, nats"]
+    columns += ["scored token", "#full label, log p, nats"] if has_long_labels else []
     return {
-        "table": Table([unit_name(e), "#probability", "#log p, nats", *more, "note"], rows, "answer"),
+        "table": Table([*columns, "note"], rows, "answer"),
         "next_tokens": [(Chip(token), probability) for token, probability in e.scores.next_tokens],
         "remarks": e.remarks,
     }
+
+
+def _scored_token(e: Explanation, label: int) -> Cell:
+    """Return the token that scores a label and, if it has several, all its tokens."""
+    spelling = list(map(Chip, e.scores.spellings[label]))
+    token = e.scores.scored_tokens[label]
+    return [token, " of ", *join_runs(spelling, " ")] if len(spelling) > 1 else [token]
+
+
+def _answer_notes(e: Explanation, label: str) -> list[str]:
+    """Return what is to be said of a label, or scored token."""
+    notes = {
+        "predicted": e.predicted == label and not e.is_plain_text,
+        "correct answer": e.answer == label,
+        "explained": e.target == label,
+        "compared with": e.is_plain_text and label in e.scores.compared_with,
+        "no choice here": label in e.shown_only,
+    }
+    names = [note for note, holds in notes.items() if holds]
+    if not e.scores.predicts_label:
+        names = ["most probable label" if name == "predicted" else name for name in names]
+    return names
 
 
 def demonstrations_table(e: Explanation) -> Table | None:
     """Return what the explained label loses without each demonstration; None if it is not known."""
     if e.demonstrations is None:
         return None
-    shown = e.shown_demonstrations
-    reach = largest([row["hidden"] for row in shown])
-    rows: list[list[Cell]] = [
-        [
-            row["text"],
-            Chip(row["label"], e.input.demonstration_labels[row["place"] - 1]) if row["label"] else "",
-            Bar.signed(row["hidden"], reach),
-            signed(row["keys"]),
-            signed(row["values"]),
-        ]
-        for row in shown
-    ]
+    demonstrations = e.shown_demonstrations
+    scale = largest([row["hidden"] for row in demonstrations])
+    rows: list[list[Cell]] = []
+    for lost in demonstrations:
+        label: Cell = ""
+        if lost["label"]:
+            label = Chip(lost["label"], e.input.demonstration_labels[lost["place"] - 1])
+        bar = Bar.signed(lost["hidden"], scale)
+        rows.append([lost["text"], label, bar, signed(lost["keys"]), signed(lost["values"])])
     return Table(["demonstration", "label", "#hidden, nats", "#keys", "#values"], rows, "answer")
 
 
@@ -104,16 +115,19 @@ def _log_prob_text(value: float) -> str:
     return f"{value:.3f}".replace("-", "−")
 
 
-def layer_charts(e: Explanation, *others: Explanation) -> list[dict[str, Any]]:
-    """Return bars by layer, attention above FFN, on a scale shared with other explanations."""
-    values = [0.0, *(value for side in (e, *others) for value in (*side.layers.attn, *side.layers.ffn))]
+def layer_charts(e: Explanation) -> list[dict[str, Any]]:
+    """Return bars by layer, attention above FFN, on one scale."""
+    values = [0.0, *e.layers.attn, *e.layers.ffn]
     low, high = min(values), max(values)
     high = high if high > low else 1.0
     span = high - low
     # Omit ends of the scale whose labels would overlap that of zero.
     ticks = [0.0, *(value for value in (low, high) if abs(value) > 0.12 * span)]
-    charts = {"attention": e.layers.attn, "FFN": e.layers.ffn}
-    return [{"name": name, "bars": bars, "high": high, "span": span, "ticks": ticks} for name, bars in charts.items()]
+    scale = {"high": high, "span": span, "ticks": ticks}
+    return [
+        {"name": "attention", "bars": e.layers.attn} | scale,
+        {"name": "FFN", "bars": e.layers.ffn} | scale,
+    ]
 
 
 def layers_table(e: Explanation) -> Table:
@@ -128,60 +142,85 @@ def layers_table(e: Explanation) -> Table:
 
 
 def removal_table(e: Explanation) -> Table:
-    """Return label probabilities with the located heads zeroed, compared with each set of random heads."""
+    """Return label probabilities with the located heads zeroed, compared with each set of random
+    heads.
+    """
     rows: list[list[Cell]] = []
     for i, label in enumerate(e.labels):
         before, after = math.exp(e.scores.log_probs[i]), math.exp(e.ablation.located[i])
         draws = [math.exp(draw[i]) for draw in e.ablation.random]
         dots = Dots(before, after, draws)
         rows.append([Chip(label, i), percent(before), percent(after), mean_and_range(draws), dots])
-    columns = ["#no ablation", "#located zeroed", f"#{len(e.ablation.heads)} random zeroed", "0 – 100%"]
+    columns = [
+        "#no ablation",
+        "#located zeroed",
+        f"#{len(e.ablation.heads)} random zeroed",
+        "0 – 100%",
+    ]
     return Table([unit_name(e), *columns], rows, "removal")
 
 
 def parts_table(e: Explanation) -> Table:
-    """Return the (head, position) parts with the largest contrast, or increase if heads are ranked by it."""
-    reach = largest([part.increase for part in e.subheads.largest])
-    rows = [
-        [
+    """Return the (head, position) parts with the largest contrast, or increase if heads are ranked
+    by it.
+    """
+    scale = largest([part.increase for part in e.subheads.largest])
+    rows: list[list[Cell]] = []
+    for part in e.subheads.largest:
+        token = Chip(part.token, e.input.label_at.get(part.position))
+        row: list[Cell] = [
             str(part.head),
             str(part.position),
-            Chip(part.token, e.input.label_at.get(part.position)),
-            Bar.signed(part.increase, reach),
-            *([] if part.contrast is None else [signed(part.contrast)]),
+            token,
+            Bar.signed(part.increase, scale),
         ]
-        for part in e.subheads.largest
-    ]
-    more = [["#", *contrast_name(e), ", nats"]] if e.scores.compared_with else []
-    return Table(["head", "#position", "token", "#increase, nats", *more], rows)
+        row += [] if part.contrast is None else [signed(part.contrast)]
+        rows.append(row)
+    contrast = [["#", *contrast_name(e), ", nats"]] if e.scores.compared_with else []
+    return Table(["head", "#position", "token", "#increase, nats", *contrast], rows)
 
 
 def configuration(e: Explanation) -> dict[str, str]:
     """Return the settings and versions that the numbers depend on."""
-    settings, template = e.settings, e.input.template
+    settings = e.settings
     bos = {None: "the tokenizer’s default", True: "forced", False: "omitted"}[settings.prepend_bos]
-    others = ", ".join(e.scores.compared_with)
+    compared_with = ", ".join(e.scores.compared_with)
     additive = "additive over parts" if e.scores.contrast_adds_up else "not additive over parts"
-    layout = f"{template.demonstration!r}, then {template.query!r}, joined by {template.separator!r}"
-    layout += f", after {template.prefix!r}" if template.prefix else ""
-    layout += (
-        f"; then the {e.input.n_shared_tokens} tokens that the compared labels share" if e.input.n_shared_tokens else ""
-    )
-    explained = (
-        e.target
-        if e.is_plain_text
-        else f"{(*e.scores.scored_tokens, *e.labels)[e.labels.index(e.target)]}, for the label {e.target}"
-    )
+    quantized = f", dequantized from {settings.quantization}" if settings.quantization else ""
+    bias = "with" if settings.bias else "without"
     entries = {
         "model": e.model,
-        "weights": settings.dtype + (f", dequantized from {settings.quantization}" if settings.quantization else ""),
-        "explained": f"log p of the token {explained}",
-        "contrast": f"log p of that token − log Σ p of {others}; {additive}" if others else "",
+        "weights": f"{settings.dtype}{quantized}",
+        "explained": f"log p of the token {_explained_token(e)}",
+        "contrast": f"log p of that token − log Σ p of {compared_with}; {additive}",
         "tokens": f"{len(e.input.tokens)}; beginning-of-sequence token: {bos}",
-        "template": "" if e.is_plain_text else layout,
-        "readout": f"final norm {settings.final_norm}, {'with' if settings.bias else 'without'} bias",
+        "template": _layout(e),
+        "readout": f"final norm {settings.final_norm}, {bias} bias",
         "heads": f"{settings.k} described, by {settings.by}; {settings.n_ablated} zeroed",
         "random heads": f"{settings.n_random} sets of {settings.n_ablated}, seed {settings.seed}",
         "versions": ", ".join(f"{name} {number}" for name, number in settings.versions),
     }
+    if not compared_with:
+        del entries["contrast"]
     return {name: text for name, text in entries.items() if text}
+
+
+def _explained_token(e: Explanation) -> str:
+    """Return the token whose log p is explained and, if it scores a label, the label."""
+    if e.is_plain_text:
+        return e.target
+    tokens = (*e.scores.scored_tokens, *e.labels)
+    return f"{tokens[e.labels.index(e.target)]}, for the label {e.target}"
+
+
+def _layout(e: Explanation) -> str:
+    """Return how the prompt is made of its demonstrations and query; empty for plain text."""
+    if e.is_plain_text:
+        return ""
+    template = e.input.template
+    layout = f"{template.demonstration!r}, then {template.query!r}"
+    layout += f", joined by {template.separator!r}"
+    layout += f", after {template.prefix!r}" if template.prefix else ""
+    if e.input.n_shared_tokens:
+        layout += f"; then the {e.input.n_shared_tokens} tokens that the compared labels share"
+    return layout

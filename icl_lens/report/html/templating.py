@@ -1,8 +1,9 @@
 """Render the page templates as self-contained pages and as notebook output.
 
-Each template renders the same data in two versions. The page has scripts and styles; the static version (`static` in
-templates) needs neither and uses only the tags that `nbconvert --sanitize-html` keeps; it is shown where scripts are
-stripped. All inserted text but `asset` is automatically escaped, with invisible characters shown as symbols.
+Each template renders the same data in two versions. The page has scripts and styles; the static
+version (`static` in templates) needs neither and uses only the tags that `nbconvert
+--sanitize-html` keeps; it is shown where scripts are stripped. All inserted text but `asset` is
+automatically escaped, with invisible characters shown as symbols.
 """
 
 import base64
@@ -57,11 +58,14 @@ class Prose(str):
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    """Return text with line breaks, control characters, direction marks and lone surrogates as visible symbols.
+    """Return text with line breaks, control characters, direction marks and lone surrogates as
+    visible symbols.
 
     Characters in `keep` are unchanged.
     """
-    return text if text.isprintable() else "".join(char if char in keep else _visible_symbol(char) for char in text)
+    if text.isprintable():
+        return text
+    return "".join(char if char in keep else _visible_symbol(char) for char in text)
 
 
 def _visible_symbol(char: str) -> str:
@@ -74,12 +78,14 @@ def _visible_symbol(char: str) -> str:
 
 def visible_token(text: str) -> str:
     """Return a token without the spaces around it; white space alone as "␣", and nothing as "∅"."""
-    shown = visible(text.strip() or text)
-    return shown if shown.strip() else "␣" * len(shown) or "∅"
+    token = visible(text.strip() or text)
+    return token if token.strip() else "␣" * len(token) or "∅"
 
 
 def _finalize(value: Any) -> Any:
-    """Make every string that a template inserts visible; strings already escaped by a macro or filter are unchanged."""
+    """Make every string that a template inserts visible; strings already escaped by a macro or
+    filter are unchanged.
+    """
     if isinstance(value, Prose):
         return visible(value, keep="\n")
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -100,14 +106,18 @@ def _compact_json(value: Any) -> str:
 
 @cache
 def circuitsvis_bundle() -> str:
-    """Return circuitsvis' script without its source map, gzipped and base64-encoded; the page's script unpacks it.
+    """Return circuitsvis' script without its source map, gzipped and base64-encoded; the page's
+    script unpacks it.
 
-    Every visualization that circuitsvis draws embeds its own copy, because notebook cells are run, cleared and copied
-    independently. Raise InputError if the installed circuitsvis does not contain the file.
+    Every visualization that circuitsvis draws embeds its own copy, because notebook cells are run,
+    cleared and copied independently. Raise InputError if the installed circuitsvis does not contain
+    the file.
     """
     path = files("circuitsvis") / "dist" / "cdn" / "iife.js"
     if not path.is_file():
-        raise InputError("the installed circuitsvis lacks dist/cdn/iife.js; install circuitsvis 1.43 from its wheel")
+        raise InputError(
+            "the installed circuitsvis lacks dist/cdn/iife.js; install circuitsvis 1.43 from its wheel"
+        )
     source = path.read_text(encoding="utf-8")
     # Browser developer tools would try to load the source map.
     source = re.sub(r"\n//# sourceMappingURL=.*", "", source).strip()
@@ -116,7 +126,9 @@ def circuitsvis_bundle() -> str:
 
 @cache
 def asset(name: str) -> Markup:
-    """Return a style sheet or script of this folder, or "circuitsvis": the only text that templates do not escape."""
+    """Return a style sheet or script of this folder, or "circuitsvis": the only text that templates
+    do not escape.
+    """
     if name == "circuitsvis":
         return Markup(circuitsvis_bundle())
     return Markup((files("icl_lens.report.html") / name).read_text(encoding="utf-8").strip())
@@ -148,11 +160,13 @@ def render_page(template: str, **content: Any) -> str:
 
 
 def render_notebook(template: str, *, height: int, **content: Any) -> str:
-    """Return the page as a frame of `height` pixels, with the static version for viewers that strip scripts.
+    """Return the page as a frame of `height` pixels, with the static version for viewers that strip
+    scripts.
 
-    The frame isolates the page's scripts, names and styles from the notebook. It grows to its content's height if the
-    notebook allows it; otherwise it scrolls. The page's source is kept in an HTML attribute until a short script moves
-    it into the frame. Viewers that strip scripts also strip unknown attributes, so the source never shows up as text.
+    The frame isolates the page's scripts, names and styles from the notebook. It grows to its
+    content's height if the notebook allows it; otherwise it scrolls. The page's source is kept in
+    an HTML attribute until a short script moves it into the frame. Viewers that strip scripts also
+    strip unknown attributes, so the source never shows up as text.
     """
     page = render_page(template, **content)
     return TEMPLATES.get_template(template).render(
@@ -182,7 +196,9 @@ def render_text(template: str, **content: Any) -> str:
     This relies on the templates putting each table row and each paragraph on its own line.
     """
     body = render_static(template, **content)
-    lines = [[Markup(cell).striptags() for cell in line.split("</td> ")] for line in body.splitlines()]
+    lines = [
+        [Markup(cell).striptags() for cell in line.split("</td> ")] for line in body.splitlines()
+    ]
     text = []
     for _, group in groupby(filter(any, lines), len):
         rows = list(group)

@@ -24,6 +24,8 @@ def contents(view: View, figures: Mapping[str, "Figure"]) -> dict[str, Any]:
         "about": view.about,
         "sentences": view.sentences,
         "sections": [_section(section, figures) for section in view.sections],
+        "all_rows": None,
+        "n_rows": "",
     }
 
 
@@ -99,7 +101,9 @@ def _head_map(head_map: HeadValues) -> HeadMap:
 
 
 def _image(figure: "Figure") -> dict[str, Any]:
-    """Return a figure for both color schemes, and the width at which its names are as large as the page's text."""
+    """Return a figure for both color schemes, and the width at which its names are as large as the
+    page's text.
+    """
     from icl_lens.report.notebook_figure import transparent_png
 
     png = base64.b64encode(transparent_png(figure)).decode("ascii")

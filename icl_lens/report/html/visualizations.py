@@ -1,4 +1,6 @@
-"""Visualizations for notebooks, built from the same parts as the page; templates/element.html.j2 draws them."""
+"""Visualizations for notebooks, built from the same parts as the page; templates/element.html.j2
+draws them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,15 +22,17 @@ from icl_lens.report.palette import BLUE, ORANGE
 
 TEMPLATE = "element.html.j2"
 DRAWN_BY_CIRCUITSVIS = {"label_attention", "patterns"}
-"""Names of the macros whose output is drawn by circuitsvis, so that its page must contain circuitsvis' script."""
+"""Names of the macros whose output is drawn by circuitsvis, so that its page must contain
+circuitsvis' script.
+"""
 
 
 @dataclass(frozen=True)
 class Element:
     """A visualization that displays itself in a notebook; `str(element)` is a self-contained page.
 
-    `repr(element)`, and the HTML where scripts are stripped, show the same numbers as text and tables. No external
-    resources are loaded.
+    `repr(element)`, and the HTML where scripts are stripped, show the same numbers as text and
+    tables. No external resources are loaded.
     """
 
     title: str
@@ -46,17 +50,24 @@ class Element:
 
     def _content(self) -> dict[str, Any]:
         circuitsvis = not DRAWN_BY_CIRCUITSVIS.isdisjoint(macro for macro, _ in self.blocks)
-        return {"title": self.title, "blocks": self.blocks, "element": True, "circuitsvis": circuitsvis}
+        return {
+            "title": self.title,
+            "blocks": self.blocks,
+            "element": True,
+            "circuitsvis": circuitsvis,
+        }
 
 
 def attention_to_labels(
     source: Explanation | Activations, heads: Sequence[AnyHead] | None = None, *, row: int = 0
 ) -> Element:
-    """Show the attention of some heads from the last token, with label tokens in color and all others dimmed.
+    """Show the attention of some heads from the last token, with label tokens in color and all
+    others dimmed.
 
-    An Explanation has the attention of located heads only (default: the first four), Activations that of any heads, for
-    prompt `row`. Color intensity is attention probability, scaled to each head's largest weight. circuitsvis draws the
-    tokens. Raise InputError for heads that the explanation does not describe or the model does not have.
+    An Explanation has the attention of located heads only (default: the first four), Activations
+    that of any heads, for prompt `row`. Color intensity is attention probability, scaled to each
+    head's largest weight. circuitsvis draws the tokens. Raise InputError for heads that the
+    explanation does not describe or the model does not have.
     """
     if isinstance(source, Explanation):
         reports = _reports(source, heads)
@@ -65,35 +76,44 @@ def attention_to_labels(
         rows = {str(report.head): report.attention for report in reports}
     else:
         if not heads:
-            raise InputError("heads must not be empty; pass the heads to draw, e.g. heads=[Head(3, 1)]")
+            raise InputError(
+                "heads must not be empty; pass the heads to draw, e.g. heads=[Head(3, 1)]"
+            )
         heads = source.view.check_heads(heads)
-        tokens, labels = source.batch.token_names[row], source.batch.labels
-        of_labels = zip(source.batch.label_ranges[row].tolist(), source.batch.label_index[row].tolist(), strict=True)
-        marks = {position: label for tokens, label in of_labels for position in range(*tokens)}
+        batch = source.batch
+        tokens, labels = batch.token_names[row], batch.labels
+        marks = {}
+        ranges = batch.label_ranges[row].tolist()
+        for label_range, label in zip(ranges, batch.label_index[row].tolist(), strict=True):
+            marks |= dict.fromkeys(range(*label_range), label)
         pattern = source.pattern[row, :, :, : len(tokens)].float()
         rows = {str(head): pattern[head.layer, head.head].tolist() for head in heads}
     blocks: list[tuple[str, Any]] = [("legend", labels)] if labels else []
     for name, weights in rows.items():
-        blocks += [("name", name), ("label_attention", head_parts.attention_strip(tokens, weights, marks, name))]
+        strip = head_parts.attention_strip(tokens, weights, marks, name)
+        blocks += [("name", name), ("label_attention", strip)]
     return Element("Attention to labels" if labels else "Attention from the last token", blocks)
 
 
 def attention_patterns(
     tokens: Sequence[str], patterns: Float[Tensor, "head query key"], heads: Sequence[AnyHead]
 ) -> Element:
-    """Show full attention patterns as circuitsvis' attention_heads: hover to preview a head, click to pin it.
+    """Show full attention patterns as circuitsvis' attention_heads: hover to preview a head, click
+    to pin it.
 
-    `patterns` are attention probabilities, e.g. `cache["blocks.3.attn.hook_pattern"][0, [0, 5]]`. The page contains
-    every value: 10 heads over 200 tokens take about 1.5 MB. Raise InputError if the sizes do not match.
+    `patterns` are attention probabilities, e.g. `cache["blocks.3.attn.hook_pattern"][0, [0, 5]]`.
+    The page contains every value: 10 heads over 200 tokens take about 1.5 MB. Raise InputError if
+    the sizes do not match.
     """
     if tuple(patterns.shape) != (len(heads), len(tokens), len(tokens)):
         raise InputError(
-            f"patterns must have shape [head query key] = {[len(heads), len(tokens), len(tokens)]}, got "
-            f"{list(patterns.shape)}; pass one pattern per head over all tokens"
+            "patterns must have shape [head query key] = "
+            f"{[len(heads), len(tokens), len(tokens)]}, got {list(patterns.shape)}; pass one "
+            "pattern per head over all tokens"
         )
     names, rows = [str(as_head(head)) for head in heads], patterns.float().tolist()
     props = {
-        "attention": [[[round(x, 4) for x in row] for row in head] for head in rows],
+        "attention": patterns.double().round(decimals=4).tolist(),
         "tokens": list(map(for_circuitsvis, tokens)),
         "attentionHeadNames": names,
         "positiveColor": BLUE,
@@ -107,27 +127,37 @@ def attention_patterns(
         for name, pattern in zip(names, rows, strict=True)
     ]
     data = {"props": props, "marks": [], "dim": False}
-    patterns_of = {"name": f"Attention patterns of {', '.join(names)}", "data": data, "strips": strips}
+    patterns_of = {
+        "name": f"Attention patterns of {', '.join(names)}",
+        "data": data,
+        "strips": strips,
+    }
     return Element("Attention patterns", [("patterns", patterns_of)])
 
 
 def token_values(
-    tokens: Sequence[str], values: Float[Tensor, "row pos"], names: Sequence[str], *, unit: str = "nats"
+    tokens: Sequence[str],
+    values: Float[Tensor, "row pos"],
+    names: Sequence[str],
+    *,
+    unit: str = "nats",
 ) -> Element:
-    """Show signed values over tokens, one row per name, blue above zero and orange below on a shared scale.
+    """Show signed values over tokens, one row per name, blue above zero and orange below on a
+    shared scale.
 
     Raise InputError if the sizes do not match.
     """
     if tuple(values.shape) != (len(names), len(tokens)):
         raise InputError(
-            f"values must have shape [row pos] = {[len(names), len(tokens)]}, got {list(values.shape)}; pass one row "
-            "per name and one column per token"
+            f"values must have shape [row pos] = {[len(names), len(tokens)]}, got "
+            f"{list(values.shape)}; pass one row per name and one column per token"
         )
     rows = values.float().tolist()
     reach = largest(*rows)
     blocks: list[tuple[str, Any]] = []
     for name, row in zip(names, rows, strict=True):
-        blocks += [("name", name), ("strip", Strip(f"{name}, {unit} by token", tokens, row, reach, {}))]
+        strip = Strip(f"{name}, {unit} by token", tokens, row, reach, {})
+        blocks += [("name", name), ("strip", strip)]
     return Element("Values by token", [*blocks, ("scale", {"reach": reach, "unit": unit})])
 
 
@@ -140,16 +170,18 @@ def similarity_matrix(
     key_classes: Sequence[int] | None = None,
     unit: str = "score",
 ) -> Element:
-    """Show a head's metric between queries and keys as a table, blue above zero and orange below on a shared scale.
+    """Show a head's metric between queries and keys as a table, blue above zero and orange below on
+    a shared scale.
 
-    `query_classes` and `key_classes` give the names their label colors. Rows and columns keep their order, so group
-    words by class. Raise InputError if the sizes do not match.
+    `query_classes` and `key_classes` give the names their label colors. Rows and columns keep their
+    order, so group words by class. Raise InputError if the sizes do not match.
     """
     classes = (query_classes or [-1] * len(queries), key_classes or [-1] * len(keys))
-    if tuple(values.shape) != (len(queries), len(keys)) or tuple(map(len, classes)) != tuple(values.shape):
+    n_classes = tuple(map(len, classes))
+    if not tuple(values.shape) == (len(queries), len(keys)) == n_classes:
         raise InputError(
-            f"values must have shape [query key] = {[len(queries), len(keys)]} with one class per name, got "
-            f"{list(values.shape)} with {len(classes[0])} and {len(classes[1])} classes"
+            f"values must have shape [query key] = {[len(queries), len(keys)]} with one class per "
+            f"name, got {list(values.shape)} with {n_classes[0]} and {n_classes[1]} classes"
         )
     columns = list(map(Chip, keys, classes[1]))
     rows = list(zip(map(Chip, queries, classes[0]), values.float().tolist(), strict=True))
@@ -158,50 +190,71 @@ def similarity_matrix(
 
 
 def subhead_values(explanation: Explanation, heads: Sequence[AnyHead] | None = None) -> Element:
-    """Show what located heads add to the answer's log-probability at each position (nats), as colored tokens.
+    """Show what located heads add to the answer's log-probability at each position (nats), as
+    colored tokens.
 
-    Default: the first four located heads. Each position is evaluated on its own, so the parts need not sum to the
-    head's increase. Raise InputError for heads that the explanation does not describe.
+    Default: the first four located heads. Each position is evaluated on its own, so the parts need
+    not sum to the head's increase. Raise InputError for heads that the explanation does not
+    describe.
     """
     reports = _reports(explanation, heads)
     values = torch.tensor([report.position_increases for report in reports])
-    return token_values(explanation.input.token_names, values, [str(report.head) for report in reports])
+    return token_values(
+        explanation.input.token_names, values, [str(report.head) for report in reports]
+    )
 
 
 def words_by_position(explanation: Explanation, heads: Sequence[AnyHead] | None = None) -> Element:
-    """Show the top words of located heads' values and keys at each label, and of their query at the last token.
+    """Show the top words of located heads' values and keys at each label, and of their query at the
+    last token.
 
-    Default: the first located head. Raise InputError for heads that the explanation does not describe.
+    Default: the first located head. Raise InputError for heads that the explanation does not
+    describe.
     """
     reports = _reports(explanation, heads, default=1)
     blocks: list[tuple[str, Any]] = []
     for report in reports:
-        blocks += [("name", str(report.head)), ("words_table", head_parts.words_table(explanation, report))]
+        blocks += [
+            ("name", str(report.head)),
+            ("words_table", head_parts.words_table(explanation, report)),
+        ]
     return Element("Words by position", blocks)
 
 
-def head_heatmap(source: Explanation | Float[Tensor, "layer head"], *, label: str | None = None) -> Element:
+def head_heatmap(
+    source: Explanation | Float[Tensor, "layer head"], *, label: str | None = None
+) -> Element:
     """Show values by layer and head; cells are buttons for mouse, Tab and arrow keys.
 
-    From an Explanation, the map shows the score that ranks its heads (nats), and selecting a cell shows that head. From
-    a tensor, a cell only shows its value; `label` says what the values are, with their unit, such as "attention to
-    labels" or "drop in log p(answer), nats". Raise InputError for a tensor of another shape, and for a label beside an
-    explanation.
+    From an Explanation, the map shows the score that ranks its heads (nats), and selecting a cell
+    shows that head. From a tensor, a cell only shows its value; `label` says what the values are,
+    with their unit, such as "attention to labels" or "drop in log p(answer), nats". Raise
+    InputError for a tensor of another shape, and for a label beside an explanation.
     """
     if isinstance(source, Explanation):
         if label is not None:
-            raise InputError(f"label must be None for an explanation, which names its scores, got {label!r}; remove it")
+            raise InputError(
+                "label must be None for an explanation, which names its scores, "
+                f"got {label!r}; remove it"
+            )
         title = f"{source.settings.by.capitalize()} by layer and head"
         return Element(title, [("explorer", head_parts.explorer(source))])
     if source.ndim != 2:
-        raise InputError(f"source must have shape [layer head], got {list(source.shape)}; pass one value per head")
+        raise InputError(
+            f"source must have shape [layer head], got {list(source.shape)}; "
+            "pass one value per head"
+        )
     name = label or "Values"
     head_map = HeadMap(source.float().tolist(), name=name, unit="")
     return Element(f"{name[0].upper()}{name[1:]} by layer and head", [("head_map", head_map)])
 
 
-def _reports(explanation: Explanation, heads: Sequence[AnyHead] | None, default: int = 4) -> list[HeadReport]:
-    """Return the reports of `heads`, or of the first `default` located heads; raise InputError for other heads."""
+def _reports(
+    explanation: Explanation, heads: Sequence[AnyHead] | None, default: int = 4
+) -> list[HeadReport]:
+    """Return the reports of `heads`, or of the first `default` located heads; raise InputError for
+    other heads.
+    """
     if heads is None:
         return list(explanation.heads[:default])
     heads = [Head.parse(head) if isinstance(head, str) else head for head in heads]
@@ -209,7 +262,8 @@ def _reports(explanation: Explanation, heads: Sequence[AnyHead] | None, default:
     missing = [str(head) for head in heads if head not in described]
     if missing or not heads:
         raise InputError(
-            f"heads must be located heads of the explanation ({', '.join(map(str, described))}), got "
-            f"{', '.join(missing) or 'an empty list'}; call il.explain with a larger k"
+            "heads must be located heads of the explanation "
+            f"({', '.join(map(str, described))}), got {', '.join(missing) or 'an empty list'}; "
+            "call il.explain with a larger k"
         )
     return [described[head] for head in heads]
