@@ -237,7 +237,8 @@ def test_a_task_of_six_classes_is_the_same_in_every_command_and_in_python(run, s
     code, out, err = run("compare", *options, *TEMPLATE)
     assert code == 0, err
     for row in il.compare(*explained).to_frame()[:5].itertuples():
-        assert f"{row.name} {row.a:+.3f} {row.b:+.3f} {row.change:+.3f}" in " ".join(out.split())
+        cells = f"{row.name} {row.a:+z.3f} {row.b:+z.3f} {row.change:+z.3f}".replace("-", "−")
+        assert cells in " ".join(out.split())
     code, out, err = run("ablate", *options, *TEMPLATE, "-n", 2, "--heads", "L1H5", "--random-sets", 1)
     assert code == 0, err
     assert "First of 2 prompts" in out

@@ -102,7 +102,8 @@ def test_two_models_over_a_task_are_compare_models(run, tiny, noised, words, tmp
     interval = il.metrics.bootstrap_interval(differences, clusters=queries)
     assert (first.change, first.low, first.high) == pytest.approx(tuple(interval))
     assert both.to_frame()["change"].abs().is_monotonic_decreasing
-    assert f"{first['name']} {first.a:+.3f} {first.b:+.3f} {first.change:+.3f}" in " ".join(out.split())
+    cells = f"{first['name']} {first.a:+z.3f} {first.b:+z.3f} {first.change:+z.3f}".replace("-", "−")
+    assert cells in " ".join(out.split())
     assert "mean contrast changed most" in out
     (figure,) = both.figures.values()
     (points,) = (one.get_offsets() for one in figure.axes[0].collections if isinstance(one, PathCollection))

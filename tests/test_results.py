@@ -108,7 +108,7 @@ FIRST = {
 
 HEADLINE = {
     "Explanation": lambda found: f"{found.heads[0].head} {found.heads[0].scores['contrast']:+.3f}",
-    "Comparison": lambda found: f"{found.to_frame()['change'][0]:+.3f}",
+    "Comparison": lambda found: f"{found.to_frame()['change'][0]:+.3f}".replace("-", "−"),
     "ModelComparison": lambda found: f"{found.a['accuracy'].mean():.1%} of 8 prompts correctly",
     "TwoTowers": lambda found: found.verdict,
     "LayerIncreases": lambda found: f"{found.attn.mean(0)[0]:+.3f}",
@@ -121,7 +121,7 @@ HEADLINE = {
     "VectorGains": lambda found: f"{found.to_frame()['gain'].max():+.3f}",
     "SaliencyFlow": lambda found: f"{found.text_to_label.mean(0)[0]:.2e}",
     "ControlledAblation": lambda found: f"{found.interval('heads', 'accuracy').value:.1%}",
-    "MeanScoreParts": lambda found: f"{found.writers['value'][0]:+.3f}",
+    "MeanScoreParts": lambda found: found.sentence(found.heads[0]),
     "RepeatedTokenScores": lambda found: f"{found.induction.max():.3f}",
     "TaskCheck": str,
     "PairCheck": str,

@@ -358,7 +358,7 @@ class TwoTowers(Result):
     def _exchange_section(self) -> Section:
         columns = (
             Column("exchanged", is_number=False),
-            Column("two towers predict", is_number=False),
+            Column("label predicted", is_number=False),
             Column("log-odds lost, nats", digits=2, has_bars=True),
             Column("95% interval"),
             Column("random heads", digits=2),
@@ -373,7 +373,7 @@ class TwoTowers(Result):
             rows.append(
                 (
                     exchange["exchanged"],
-                    f"{exchange['predicted']} label",
+                    exchange["predicted"],
                     exchange["log_odds_lost"],
                     signed_ends(exchange["low"], exchange["high"], 2),
                     exchange["random"],
@@ -386,8 +386,9 @@ class TwoTowers(Result):
         n_sets = "1 set" if len(self.random_sets) == 1 else f"{len(self.random_sets)} sets"
         notes = (
             "Each exchange is made in all heads at once, for the last position only. Log-odds lost: those of the "
-            "answer against the other labels, mean over prompts. As predicted: share of prompts with the label that "
-            "two towers predict. Donors' accuracy: of the prompts from which queries, keys and values come.",
+            "answer against the other labels, mean over prompts. Label predicted: by two towers, the other one or "
+            "the same as without the exchange. As predicted: share of prompts with this label. Donors' accuracy: of "
+            "the prompts from which queries, keys and values come.",
             f"Random heads: {n_sets} of as many other heads from the same layers, mean and range. "
             f"95% intervals resample the {len(set(self.queries))} queries of {plural_prompts(len(self.queries))}.",
         )

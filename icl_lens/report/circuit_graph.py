@@ -4,6 +4,7 @@ right.
 
 import io
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import networkx as nx
@@ -117,13 +118,11 @@ def _place_nodes(
     That is: the center of each node; the height at which each layer's name is; the left end, right
     end and role of each column; and the width and height of the drawing.
     """
-    writers: list[Node] = [node for node in graph if len(node) == 2 and node not in readers]
-    cells: dict[tuple[str, int], list[Node]] = defaultdict(list)  # writers by role and layer
-    for node in sorted(writers):
-        cells[node[1], layer_of(node[0])].append(node)
+    cells = _writers_by_role(graph, readers)
     n_lines = Counter[int]()  # by layer
-    for (_, layer), nodes in cells.items():
-        n_lines[layer] = max(n_lines[layer], -(-len(nodes) // WRITERS_PER_LINE))
+    for by_layer in cells.values():
+        for layer, nodes in by_layer.items():
+            n_lines[layer] = max(n_lines[layer], -(-len(nodes) // WRITERS_PER_LINE))
     # Readers of the highest layer come first, so they are on the left, and edges pass above the
     # lower ones.
     slot_of = {reader: number % READERS_PER_LINE for number, reader in enumerate(readers)}
@@ -134,38 +133,20 @@ def _place_nodes(
         line_of[reader] = n_used[layer, slot]
         n_used[layer, slot] += 1
         n_lines[layer] = max(n_lines[layer], n_used[layer, slot])
-
-    bottom: dict[int, float] = {}
-    name_heights: dict[int, float] = {}
-    height = 0.0
-    reader_layers = {layer_of(name) for name, _ in readers}
-    for layer in sorted(n_lines):
-        bottom[layer] = height + (PORTS_HEIGHT if layer in reader_layers else 0.0)
-        further_lines = LINE_STEP * (n_lines[layer] - 1)
-        name_heights[layer] = bottom[layer] + further_lines / 2 + NODE_HEIGHT
-        height = bottom[layer] + further_lines + LAYER_HEIGHT
+    bottom, name_heights, height = _layer_heights(n_lines, {layer_of(name) for name, _ in readers})
 
     place: dict[Node | Port, tuple[float, float]] = {}
     columns: list[tuple[float, float, str]] = []
     left = 0.0
     for role, title in sorted(TITLES.items(), key=lambda item: item[0] == reader_at):
-        by_layer = {}
-        for (cell_role, layer), nodes in cells.items():
-            if cell_role == role:
-                by_layer[layer] = nodes
+        by_layer = cells[role]
         if not by_layer and role != reader_at:
             continue
-        width = (
-            max([min(WRITERS_PER_LINE, len(nodes)) for nodes in by_layer.values()], default=0) + 0.3
-        )
+        most_nodes = max(map(len, by_layer.values()), default=0)
+        width = min(WRITERS_PER_LINE, most_nodes) + 0.3
         if role != reader_at:
             width = max(width, 0.3 + 0.12 * max(map(len, title.split("\n"))))
-        for layer, nodes in by_layer.items():
-            for number, node in enumerate(nodes):
-                line, i = divmod(number, WRITERS_PER_LINE)
-                n_in_line = min(WRITERS_PER_LINE, len(nodes) - line * WRITERS_PER_LINE)
-                x = left + width / 2 + i - (n_in_line - 1) / 2
-                place[node] = (x, bottom[layer] + LINE_STEP * line + NODE_HEIGHT)
+        place |= _place_writers(by_layer, left + width / 2, bottom)
         right = left + width
         if role == reader_at:
             for reader, slot in slot_of.items():
@@ -175,6 +156,46 @@ def _place_nodes(
         columns.append((left, right, role))
         left = right
     return place, name_heights, columns, (left, height - 0.1)
+
+
+def _writers_by_role(
+    graph: nx.DiGraph, readers: list[Node]
+) -> defaultdict[str, defaultdict[int, list[Node]]]:
+    """Return the writers by role and layer."""
+    cells: defaultdict[str, defaultdict[int, list[Node]]]
+    cells = defaultdict(lambda: defaultdict(list))
+    for node in sorted(node for node in graph if len(node) == 2 and node not in readers):
+        cells[node[1]][layer_of(node[0])].append(node)
+    return cells
+
+
+def _layer_heights(
+    n_lines: Counter[int], reader_layers: set[int]
+) -> tuple[dict[int, float], dict[int, float], float]:
+    """Return where each layer's first line and its name are, and the height of all."""
+    bottom: dict[int, float] = {}
+    name_heights: dict[int, float] = {}
+    height = 0.0
+    for layer in sorted(n_lines):
+        bottom[layer] = height + (PORTS_HEIGHT if layer in reader_layers else 0.0)
+        further_lines = LINE_STEP * (n_lines[layer] - 1)
+        name_heights[layer] = bottom[layer] + further_lines / 2 + NODE_HEIGHT
+        height = bottom[layer] + further_lines + LAYER_HEIGHT
+    return bottom, name_heights, height
+
+
+def _place_writers(
+    by_layer: Mapping[int, list[Node]], center: float, bottom: Mapping[int, float]
+) -> dict[Node | Port, tuple[float, float]]:
+    """Return where the writers of a column are, in lines around its center."""
+    place: dict[Node | Port, tuple[float, float]] = {}
+    for layer, nodes in by_layer.items():
+        for number, node in enumerate(nodes):
+            line, slot = divmod(number, WRITERS_PER_LINE)
+            n_in_line = min(WRITERS_PER_LINE, len(nodes) - line * WRITERS_PER_LINE)
+            x = center + slot - (n_in_line - 1) / 2
+            place[node] = (x, bottom[layer] + LINE_STEP * line + NODE_HEIGHT)
+    return place
 
 
 def _draw_edges(

@@ -158,15 +158,15 @@ def _heads(explanation: Explanation) -> RenderableType:
     title = f"Heads by {explanation.settings.by}, nats, with attention from the last token"
     table = new_table(*columns, left=left, title=title)
     for report in explanation.heads:
-        scores = list(report.scores.values())
-        scores += [] if measured else [explanation.lost(report.ablated)]
+        scores = [*report.scores.values()]
+        if not measured:
+            scores.append(explanation.lost(report.ablated))
         weights = report.attention_to(explanation.input.label_ranges)
         attention = [_attention_text(weight) for weight in weights]
         if not has_column_each:
             attention = [_most_attended(explanation, report, list(names.values()), weights)]
         table.add_row(str(report.head), *(f"{score:+z.3f}" for score in scores), *attention)
-    verdict = [Text(explanation.verdict)] if explanation.scores.compared_with else []
-    return Group(table, *_heads_notes(explanation, has_losses=not measured), *verdict)
+    return Group(table, *_heads_notes(explanation, has_losses=not measured))
 
 
 def _heads_notes(explanation: Explanation, *, has_losses: bool) -> list[Text]:
@@ -182,7 +182,10 @@ def _heads_notes(explanation: Explanation, *, has_losses: bool) -> list[Text]:
         )
     if explanation.all_heads.towers:
         notes.append(explanation.towers_note)
-    return [Text(note, QUIET) for note in notes]
+    texts = [Text(note, QUIET) for note in notes]
+    if explanation.scores.compared_with:
+        texts.append(Text(explanation.verdict))
+    return texts
 
 
 def _attention_text(weight: float) -> Text:

@@ -16,6 +16,7 @@ from icl_lens.result.view_text import more_rows, text_places
 
 LABEL_STYLES = tuple(f"bold {color}" for color in (SKY, AMBER, GREEN, PINK, YELLOW, ORANGE))
 QUIET = "dim"
+MAX_NAME_LINES = 3
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,11 @@ def _table(section: Section, places: Sequence[int]) -> Table:
 
 
 def _broken_name(column: Column, texts: Sequence[str]) -> str:
-    """Return a column's name in lines about as wide as its cells, without breaking a word."""
+    """Return a column's name in lines about as wide as its cells: three at most, of whole words."""
     longest_word = max(map(len, column.name.split()), default=1)
     width = max([longest_word, *map(len, texts)])
-    return textwrap.fill(column.name, width, break_long_words=False, break_on_hyphens=False)
+    while True:
+        lines = textwrap.wrap(column.name, width, break_long_words=False, break_on_hyphens=False)
+        if len(lines) <= MAX_NAME_LINES:
+            return "\n".join(lines)
+        width += 1

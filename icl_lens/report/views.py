@@ -125,7 +125,8 @@ def figures(result: Displayed) -> "dict[str, Figure]":
 
 def _page_contents(result: Displayed, view: View) -> dict[str, Any]:
     needs_figures = any(section.figure for section in view.sections)
-    return view_page.contents(view, result.figures if needs_figures else {})
+    # New figures: drawing one again may change it, and the same result gives the same page.
+    return view_page.contents(view, figures(result) if needs_figures else {})
 
 
 def _table_contents(result: Displayed, view: View) -> dict[str, Any]:
