@@ -108,7 +108,7 @@ def ablation_curve(
     _draw_line(
         ax, n_heads, random[measure], band, color=GRAY, marker="s", label=name, linestyle="--"
     )
-    ax.set_xlabel(f"heads {found[0].ablated}")
+    ax.set_xlabel(f"heads {ablations[0].ablated}")
     ax.set_ylabel(_MEASURES[measure])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if measure == "log_odds":

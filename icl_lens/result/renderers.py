@@ -4,7 +4,7 @@ registers them here.
 Results thus import nothing from above, and a new way to show them needs no change of theirs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -24,7 +24,7 @@ class Renderers(Protocol):
         """Return what rich prints in a terminal."""
         ...
 
-    def figures(self, result: Any) -> Mapping[str, Any]:
+    def figures(self, result: Any) -> dict[str, Any]:
         """Return matplotlib figures by name."""
         ...
 

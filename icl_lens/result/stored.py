@@ -202,9 +202,10 @@ def _decode_fields(kind: Any, value: Any) -> Any:
     names = kind._fields if hasattr(kind, "_fields") else [field.name for field in fields(kind)]
     kinds = get_type_hints(kind)
     decoded = {name: decode(kinds[name], value[name]) for name in names if name in value}
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         check_shapes(kind, decoded)
-    return kind(**decoded)
+    build: Any = kind
+    return build(**decoded)
 
 
 def _decode_simple(kind: Any, value: Any) -> Any:
