@@ -68,7 +68,9 @@ def serve(
         raise InputError(f"the page requires {error.name}; {REMEDY}") from None
     listening = _listen(port)
     address = Address(listening.getsockname()[1], secrets.token_urlsafe(24))
-    builder = marimo.create_asgi_app(quiet=True, token=address.token, session_ttl=SECONDS_WITHOUT_TAB)
+    builder = marimo.create_asgi_app(
+        quiet=True, token=address.token, session_ttl=SECONDS_WITHOUT_TAB
+    )
     page = builder.with_app(path="/", root=str(PAGE)).build()
 
     class Server(uvicorn.Server):
@@ -99,5 +101,7 @@ def _listen(port: int | None) -> socket.socket:
         listening.bind((HOST, port or 0))
     except (OSError, OverflowError) as error:
         listening.close()
-        raise InputError(f"port {port} cannot be used ({error}); leave --port out to take a free one") from None
+        raise InputError(
+            f"port {port} cannot be used ({error}); leave --port out to take a free one"
+        ) from None
     return listening
