@@ -121,7 +121,7 @@ def test_words_that_fit_in_more_than_one_way_are_refused_with_both_ways(classes,
     assert parse_labels(shell) == shown, "both spellings say the same"
     found = class_labels(mapping, classes, n_shown)  # the advice works
     assert found.words == {name: (word,) for name, word in mapping.items()}
-    assert class_labels(None, classes, n_shown).others == ("foo", "bar", "baz")[:n_shown]
+    assert class_labels(None, classes, n_shown).arbitrary == ("foo", "bar", "baz")[:n_shown]
 
 
 REFUSED = [

@@ -66,8 +66,8 @@ def arrange(prompt: Prompt, *, seed: int = 0) -> ArrangedPrompt:
     answer, partner = str(prompt.answer), partner_label(prompt)
     rng = random.Random(f"{seed} {prompt}")
     places: dict[str, list[int]] = {label: [] for label in prompt.labels}
-    for place, shown in enumerate(prompt.demonstrations):
-        places[shown.label].append(place)
+    for place, demonstration in enumerate(prompt.demonstrations):
+        places[demonstration.label].append(place)
     rng.shuffle(places[answer])
     rng.shuffle(places[partner])
     n_each = min(len(places[answer]), len(places[partner]))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import compress
 from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
@@ -109,7 +110,9 @@ class PromptBatch:
     prompt_index: Int[Tensor, " batch"] | None = None
     """The index of each row's prompt, if several rows are prefixes of one prompt (see `at`)."""
     whole_labels: tuple[str, ...] = ()
-    """The labels as they are written; in `labels`, those that agree up to a decision are one."""
+    """The labels as they are written. In `labels`, several of them are one if their tokens are the
+    same up to a decision.
+    """
     label_groups: tuple[tuple[str, ...], ...] = ()
     """The whole labels that each of `labels` stands for: several if they agree up to a decision."""
     n_appended: Int[Tensor, " batch"] | None = None
@@ -121,6 +124,10 @@ class PromptBatch:
     vocabulary: str = ""
     """A digest of the tokenizer's vocabulary, to reject models with another one; empty if
     unknown.
+    """
+    prepend_bos: bool | None = None
+    """What `tokenize` was told about a beginning-of-sequence token; None for the tokenizer's
+    default.
     """
 
     def __post_init__(self) -> None:
@@ -225,11 +232,11 @@ class PromptBatch:
             >>> batch.label_columns(["foo"])
             tensor([1])
         """
-        found = [
-            next(i for i, group in enumerate(self.label_groups) if mask[i] and name in group)
-            for mask, name in zip(self.label_mask.tolist(), names, strict=True)
-        ]
-        return torch.tensor(found, device=self.answer.device)
+        columns = []
+        for is_choice, name in zip(self.label_mask.tolist(), names, strict=True):
+            choices = compress(enumerate(self.label_groups), is_choice)
+            columns.append(next(column for column, group in choices if name in group))
+        return torch.tensor(columns, device=self.answer.device)
 
     @property
     def has_several_labels(self) -> bool:
@@ -237,17 +244,16 @@ class PromptBatch:
         return bool((self.label_mask.sum(1) > 1).any())
 
     def _label_tokens_where(
-        self, is_chosen: Bool[Tensor, "batch label"]
-    ) -> Int[Tensor, "batch chosen"]:
-        """Return the tokens of chosen labels of each prompt, padded with -1 on the right; at least
-        one column.
+        self, is_selected: Bool[Tensor, "batch label"]
+    ) -> Int[Tensor, "batch selected"]:
+        """Return the tokens of selected labels of each prompt, padded with -1 on the right; at
+        least one column.
         """
-        is_chosen = is_chosen & self.label_mask
-        width = max(1, int(is_chosen.sum(1).max()))
-        order = is_chosen.int().argsort(dim=1, descending=True, stable=True)[
-            :, :width
-        ]  # the chosen ones come first
-        return torch.where(is_chosen.gather(1, order), self.label_tokens[order], -1)
+        is_selected = is_selected & self.label_mask
+        width = max(1, int(is_selected.sum(1).max()))
+        # Selected labels come first.
+        order = is_selected.int().argsort(dim=1, descending=True, stable=True)[:, :width]
+        return torch.where(is_selected.gather(1, order), self.label_tokens[order], -1)
 
     def whole_scores(
         self, scores: Float[Tensor, "batch label"]
@@ -266,19 +272,20 @@ class PromptBatch:
         """
         self.require_labels("label to score", "score the answer of an il.Text instead")
         scores, mask = scores.as_subclass(Tensor), self.label_mask.to(scores.device)
-        stands_for = torch.tensor(
-            [[label in group for label in self.whole_labels] for group in self.label_groups]
-        )
-        stands_for = stands_for.to(scores)
-        by_row = torch.stack(
-            [scores.masked_fill(~mask, 0.0) @ stands_for, mask.to(scores) @ stands_for], dim=-1
-        )
-        prompts = (
-            torch.arange(len(self)) if self.decision_index is None else self.decision_index.cpu()
-        )
-        _, number = prompts.unique(return_inverse=True)
-        found = by_row.new_zeros(int(number.max()) + 1, *by_row.shape[1:])
-        total, n_choices = found.index_add(0, number.to(scores.device), by_row).unbind(-1)
+        stands_for = torch.zeros(len(self.label_groups), len(self.whole_labels)).to(scores)
+        for column, group in enumerate(self.label_groups):
+            stands_for[column, [self.whole_labels.index(label) for label in group]] = 1
+        offered_scores = scores.masked_fill(~mask, 0.0) @ stands_for
+        n_offered = mask.to(scores) @ stands_for
+        if self.decision_index is None:
+            prompt_of_row = torch.arange(len(self))
+        else:
+            prompt_of_row = self.decision_index.cpu()
+        _, prompt_of_row = prompt_of_row.unique(return_inverse=True)
+        by_row = torch.stack([offered_scores, n_offered], dim=-1)
+        by_prompt = by_row.new_zeros(int(prompt_of_row.max()) + 1, *by_row.shape[1:])
+        by_prompt = by_prompt.index_add(0, prompt_of_row.to(scores.device), by_row)
+        total, n_choices = by_prompt.unbind(-1)
         return total.masked_fill(n_choices == 0, -torch.inf)
 
     @property
@@ -325,23 +332,23 @@ class PromptBatch:
         return len(self.tokens)
 
     def __repr__(self) -> str:
-        n = self.label_positions.shape[1]
-        what = f"{n} demonstration{'s' * (n != 1)}, labels {quoted_list(self.labels)}"
-        first = {row[0] for row in self.token_names}
-        begin = f", all beginning with {first.pop()!r}" if len(first) == 1 else ""
-        return (
-            f"PromptBatch({self.size_summary}{begin}, "
-            f"{what if self.labels else 'no demonstrations'})"
-        )
+        contents = "no demonstrations"
+        if self.labels:
+            n = self.label_positions.shape[1]
+            contents = f"{n} demonstration{'s' * (n != 1)}, labels {quoted_list(self.labels)}"
+        beginning = ""
+        first_names = {names[0] for names in self.token_names}
+        if len(first_names) == 1:
+            beginning = f", all beginning with {first_names.pop()!r}"
+        return f"PromptBatch({self.size_summary}{beginning}, {contents})"
 
     @property
     def size_summary(self) -> str:
         """The number of prompts and tokens, such as "100 prompts × 14 tokens"."""
         lengths = (self.last + 1).tolist()
-        tokens = (
-            f"{min(lengths)}–{max(lengths)}" if min(lengths) < max(lengths) else f"{max(lengths)}"
-        )
-        return f"{self.count_summary} × {tokens} token" + "s" * (tokens != "1")
+        shortest, longest = min(lengths), max(lengths)
+        n_tokens = f"{shortest}–{longest}" if shortest < longest else f"{longest}"
+        return f"{self.count_summary} × {n_tokens} token" + "s" * (n_tokens != "1")
 
     @property
     def n_prompts(self) -> int:
@@ -360,10 +367,8 @@ class PromptBatch:
         prompts = f"{n:,} prompt" + "s" * (n != 1)
         if n == len(self):
             return prompts
-        return (
-            f"{prompts} at {len(self):,} "
-            f"{'decisions' if self.prompt_index is None else 'positions'}"
-        )
+        rows = "decisions" if self.prompt_index is None else "positions"
+        return f"{prompts} at {len(self):,} {rows}"
 
     @classmethod
     def from_tokens(
@@ -399,24 +404,7 @@ class PromptBatch:
             >>> random.answer_tokens
             tensor([ 8, 13,  5,  8, 13, -1])
         """
-        try:
-            rows = [
-                list(map(int, row))
-                for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)
-            ]
-        except (TypeError, ValueError):
-            raise InputError(
-                f"tokens must be one list of integers per prompt, got {tokens!r}"
-            ) from None
-        check_ids(None, [token for row in rows for token in row])
-        if attention_mask is not None:
-            rows = remove_padding(rows, attention_mask)
-        elif model is not None:
-            check_no_padding(getattr(model, "tokenizer", None), rows)
-        if not rows or not all(rows):
-            raise InputError(
-                "each row of tokens must have at least one token, got an empty one; remove it"
-            )
+        rows = _rows_of_ids(tokens, attention_mask, model)
         device = tokens.device if isinstance(tokens, Tensor) else None
         if model is not None:
             check_context_length(model, rows)
@@ -425,20 +413,17 @@ class PromptBatch:
         batch = batch if device is None else batch.to(device)
         target_ids = ids_per_row(targets, len(rows), "targets")
         against_ids = ids_per_row(against, len(rows), "against", lists=True)
-        check_ids(
-            model, [token for row in (target_ids or []) + (against_ids or []) for token in row]
-        )
+        for ids in (target_ids or []) + (against_ids or []):
+            check_ids(model, ids)
         selected = batch.at("last" if positions is None else positions)
-        assert selected.prompt_index is not None
+        prompt_index = selected.prompt_index
+        assert prompt_index is not None
         if target_ids is not None:
-            selected = replace(
-                selected, targets=torch.tensor(target_ids, device=device)[selected.prompt_index, 0]
-            )
+            target_column = torch.tensor(target_ids, device=device)[:, 0]
+            selected = replace(selected, targets=target_column[prompt_index])
         if against_ids is not None:
-            selected = replace(
-                selected,
-                against=padded_ids(against_ids).to(selected.tokens.device)[selected.prompt_index],
-            )
+            padded = padded_ids(against_ids).to(selected.tokens.device)
+            selected = replace(selected, against=padded[prompt_index])
         check_against_differs(selected)
         return selected if positions is not None else replace(selected, prompt_index=None)
 
@@ -498,21 +483,21 @@ class PromptBatch:
 
     def with_own_labels(self) -> "PromptBatch":
         """Return the batch with only the `labels` that its prompts choose between or show."""
-        shown = self.label_index[self.label_index >= 0].unique()
-        used = self.label_mask.any(0).index_fill(0, shown, True).nonzero()[:, 0]
+        demonstrated = self.label_index[self.label_index >= 0].unique()
+        used = self.label_mask.any(0).index_fill(0, demonstrated, True).nonzero()[:, 0]
         if len(used) == len(self.labels):
             return self
-        index = torch.full((len(self.labels) + 1,), -1, device=used.device)  # the last: no label
-        index[used] = torch.arange(len(used), device=used.device)
-        kept = used.tolist()
+        # New index of each label; the last entry stands for no label (-1).
+        new_index = torch.full((len(self.labels) + 1,), -1, device=used.device)
+        new_index[used] = torch.arange(len(used), device=used.device)
         return replace(
             self,
-            labels=tuple(self.labels[label] for label in kept),
-            label_groups=tuple(self.label_groups[label] for label in kept),
+            labels=tuple(self.labels[label] for label in used.tolist()),
+            label_groups=tuple(self.label_groups[label] for label in used.tolist()),
             label_tokens=self.label_tokens[used],
             label_mask=self.label_mask[:, used],
-            label_index=index[self.label_index],
-            answer=index[self.answer],
+            label_index=new_index[self.label_index],
+            answer=new_index[self.answer],
         )
 
     def first_decisions(self) -> "PromptBatch":
@@ -586,15 +571,10 @@ class PromptBatch:
         """Return the batch as tensors and JSON-serializable values, from which `from_state`
         restores it.
         """
-        prompts = [
-            [
-                [[shown.text, shown.label] for shown in prompt.demonstrations],
-                prompt.query,
-                prompt.answer,
-                prompt.labels,
-            ]
-            for prompt in self.prompts
-        ]
+        prompts = []
+        for prompt in self.prompts:
+            pairs = [[shot.text, shot.label] for shot in prompt.demonstrations]
+            prompts.append([pairs, prompt.query, prompt.answer, prompt.labels])
         names = (
             "labels",
             "token_strings",
@@ -603,6 +583,7 @@ class PromptBatch:
             "whole_labels",
             "label_groups",
             "vocabulary",
+            "prepend_bos",
         )
         values = {name: getattr(self, name) for name in names}
         return self._tensors(), {**values, "prompts": prompts, "template": asdict(self.template)}
@@ -614,15 +595,15 @@ class PromptBatch:
         Raise InputError, KeyError, TypeError or ValueError for values that are not those of a
         batch.
         """
-        prompts = tuple(
-            Prompt([Demonstration(*shown) for shown in demonstrations], query, answer, labels)
-            for demonstrations, query, answer, labels in values["prompts"]
-        )
+        prompts = []
+        for pairs, query, answer, labels in values["prompts"]:
+            demonstrations = [Demonstration(*pair) for pair in pairs]
+            prompts.append(Prompt(demonstrations, query, answer, labels))
         check_shapes(cls, tensors)
         batch = cls(
             **tensors,
             labels=_texts(values["labels"]),
-            prompts=prompts,
+            prompts=tuple(prompts),
             template=Template(**values["template"]),
             token_strings=list(map(list, map(_texts, values["token_strings"]))),
             token_names=list(map(list, map(_texts, values["token_names"]))),
@@ -630,6 +611,7 @@ class PromptBatch:
             whole_labels=_texts(values.get("whole_labels", ())),
             label_groups=tuple(map(_texts, values.get("label_groups", ()))),
             vocabulary=values.get("vocabulary", ""),
+            prepend_bos=values.get("prepend_bos"),
         )
         batch._check_ranges()
         return batch
@@ -680,6 +662,34 @@ def _texts(values: Sequence[Any]) -> tuple[str, ...]:
     return tuple(values)
 
 
+def _rows_of_ids(
+    tokens: Tensor | Sequence[Sequence[int]],
+    attention_mask: Tensor | Sequence[Sequence[int]] | None,
+    model: Any,
+) -> list[list[int]]:
+    """Return the ids of each row without padding; raise InputError for empty rows and other values;
+    see `PromptBatch.from_tokens`.
+    """
+    try:
+        lists = tokens.tolist() if isinstance(tokens, Tensor) else tokens
+        rows = [list(map(int, row)) for row in lists]
+    except (TypeError, ValueError):
+        raise InputError(
+            f"tokens must be one list of integers per prompt, got {tokens!r}"
+        ) from None
+    for row in rows:
+        check_ids(None, row)
+    if attention_mask is not None:
+        rows = remove_padding(rows, attention_mask)
+    elif model is not None:
+        check_no_padding(getattr(model, "tokenizer", None), rows)
+    if not rows or not all(rows):
+        raise InputError(
+            "each row of tokens must have at least one token, got an empty one; remove it"
+        )
+    return rows
+
+
 def check_batch(batch: Any, name: str = "batch") -> None:
     """Raise InputError for anything but a batch, such as a list of prompts; `name` is that of the
     argument.
@@ -702,11 +712,10 @@ def with_answers(batch: PromptBatch, answer: Int[Tensor, " batch"]) -> PromptBat
 
 def prompts_digest(batch: PromptBatch) -> str:
     """Return a 16-digit hexadecimal digest of the unpadded token ids and the scored tokens."""
-    tokens = [
-        row[: last + 1]
-        for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)
-    ]
-    return json_digest([tokens, batch.answer_tokens.tolist()])
+    unpadded = []
+    for ids, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True):
+        unpadded.append(ids[: last + 1])
+    return json_digest([unpadded, batch.answer_tokens.tolist()])
 
 
 def check_vocabulary(model: Any, batch: PromptBatch, what: str) -> None:
@@ -722,16 +731,11 @@ def check_vocabulary(model: Any, batch: PromptBatch, what: str) -> None:
         )
     tokenizer = getattr(model, "tokenizer", None)
     if not batch.vocabulary:  # ids that no tokenizer has checked
-        masked = zip(batch.tokens.tolist(), batch.attention_mask.tolist(), strict=True)
-        check_no_padding(
-            tokenizer,
-            [[token for token, is_token in zip(*row, strict=True) if is_token] for row in masked],
-        )
-    if (
-        batch.vocabulary
-        and tokenizer is not None
-        and vocabulary_digest(tokenizer) != batch.vocabulary
-    ):
+        rows = []
+        for ids, mask in zip(batch.tokens.tolist(), batch.attention_mask.tolist(), strict=True):
+            rows.append(list(compress(ids, mask)))
+        check_no_padding(tokenizer, rows)
+    elif tokenizer is not None and vocabulary_digest(tokenizer) != batch.vocabulary:
         raise InputError(
             f"{what} was tokenized with another vocabulary; re-tokenize the prompts for this model"
         )
@@ -781,17 +785,23 @@ def row_fields(tokenizer: Any, rows: list[list[int]]) -> dict[str, Any]:
     """Return the fields of a `PromptBatch` that depend only on its token ids, padded on the
     right.
     """
-    longest = max(map(len, rows))
-    strings = names = [[str(token) for token in row] for row in rows]
-    if tokenizer is not None:
+    if tokenizer is None:
+        strings = names = [list(map(str, row)) for row in rows]
+        vocabulary = ""
+    else:
         strings, names = decode_tokens(tokenizer, rows), name_tokens(tokenizer, rows)
+        vocabulary = vocabulary_digest(tokenizer)
+    longest = max(map(len, rows))
+    padded_ids_of_rows, masks = [], []
+    for row in rows:
+        n_padding = longest - len(row)
+        padded_ids_of_rows.append([*row, *[PAD] * n_padding])
+        masks.append([1] * len(row) + [0] * n_padding)
     return {
-        "tokens": torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows]),
-        "attention_mask": torch.tensor(
-            [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
-        ),
+        "tokens": torch.tensor(padded_ids_of_rows),
+        "attention_mask": torch.tensor(masks),
         "last": torch.tensor([len(row) - 1 for row in rows]),
         "token_strings": strings,
         "token_names": names,
-        "vocabulary": "" if tokenizer is None else vocabulary_digest(tokenizer),
+        "vocabulary": vocabulary,
     }

@@ -10,6 +10,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import lcm
 from typing import Any
 
@@ -39,7 +40,7 @@ class ClassLabels:
     """The words of each class that has its own, of which a prompt shows one; prompts use them in
     turn.
     """
-    others: tuple[str, ...]
+    arbitrary: tuple[str, ...]
     """The labels of the other classes, in the order of the classes."""
     choices: tuple[str, ...] | None
     """The labels of every prompt; None if they depend on the classes that a prompt shows."""
@@ -48,19 +49,22 @@ class ClassLabels:
         """Return the label of each class in prompt `turn`; `swapped` reverses the order of the
         arbitrary labels.
         """
-        others = iter(self.others[::-1] if swapped else self.others)
-        return {
-            name: self.words[name][turn % len(self.words[name])]
-            if name in self.words
-            else next(others)
-            for name in classes
-        }
+        arbitrary = iter(self.arbitrary[::-1] if swapped else self.arbitrary)
+        label_of = {}
+        for name in classes:
+            if name in self.words:
+                words = self.words[name]
+                label_of[name] = words[turn % len(words)]
+            else:
+                label_of[name] = next(arbitrary)
+        return label_of
 
     def fits(self, classes: Sequence[str]) -> bool:
         """Return whether a prompt that shows these classes has a label for each and shows every
         class with words.
         """
-        return {*self.words} <= {*classes} or (not self.others and {*classes} <= {*self.words})
+        with_words = set(self.words)
+        return with_words <= {*classes} or (not self.arbitrary and {*classes} <= with_words)
 
 
 def class_labels(labels: Labels | None, classes: Sequence[str], n_shown: int) -> ClassLabels:
@@ -71,10 +75,9 @@ def class_labels(labels: Labels | None, classes: Sequence[str], n_shown: int) ->
     """
     if labels is None:
         if n_shown > len(DEFAULT_LABELS):
-            n_defaults = len(DEFAULT_LABELS)
             raise InputError(
                 f"labels must be {n_shown} words, got None; pass one per class (defaults: "
-                f"{n_defaults})"
+                f"{len(DEFAULT_LABELS)})"
             )
         return ClassLabels({}, DEFAULT_LABELS[:n_shown], DEFAULT_LABELS[:n_shown])
     if isinstance(labels, Mapping):
@@ -84,87 +87,101 @@ def class_labels(labels: Labels | None, classes: Sequence[str], n_shown: int) ->
             "labels must be a sequence of words or a mapping from classes to words, got "
             f"{labels!r}; write labels={DEFAULT_LABELS[:2]!r}"
         )
+    return _from_words(labels, classes, n_shown)
+
+
+def _from_words(labels: Sequence[str], classes: Sequence[str], n_shown: int) -> ClassLabels:
+    """Return the labels of a sequence of words."""
     words = (labels,) if isinstance(labels, str) else tuple(labels)
     check_unicode(*words, what="label")
     named = _named_classes(words, classes)
     unnamed = [word for word in words if word not in named.values()]
-    if unnamed and len(words) == len(classes) and not named and all(map(is_number, classes)):
+    has_word_per_class = bool(unnamed) and len(words) == len(classes)
+    if has_word_per_class and not named and all(map(is_number, classes)):
         named, unnamed = dict(zip(in_order(classes), words, strict=True)), []
     n_expected = len(named) if not unnamed and len(named) > n_shown else n_shown
     if isinstance(labels, str) or len(words) != n_expected or len({*words}) != len(words):
         raise InputError(
             f"labels must be {n_expected} different words, one per class, got {labels!r}"
         )
-    if unnamed and _is_ambiguous(unnamed, named, classes, n_shown):
+    if unnamed and _is_ambiguous(unnamed, named, classes):
         raise _ambiguous_error(words, named, classes, n_shown)
-    fixed = {name: (word,) for name, word in named.items()}
-    return ClassLabels(fixed, tuple(unnamed), words if len(words) == n_shown else None)
+    words_of = {name: (word,) for name, word in named.items()}
+    return ClassLabels(words_of, tuple(unnamed), words if len(words) == n_shown else None)
 
 
 def _from_mapping(
     labels: Mapping[Any, str | Sequence[str]], classes: Sequence[str], n_shown: int
 ) -> ClassLabels:
     """Return the labels of a mapping {class: word} or {class: words}."""
-    words: dict[str, tuple[str, ...]] = {}
-    for key, given in labels.items():
-        found = [name for name in classes if name == str(key).strip()]
-        found = found or [
-            name for name in classes if name.casefold() == str(key).strip().casefold()
-        ]
-        if len(found) != 1:
-            raise InputError(
-                f"labels must map classes ({quoted_list(in_order(classes))}) to words, got {key!r}"
-            )
-        several = (
-            tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
-        )
-        check_unicode(*several, what="label")
-        if not several or not all(word.strip() for word in several):
-            raise InputError(
-                f"labels must have a word for the class {key!r}, got {given!r}; add it"
-            )
-        words[found[0]] = several
-    if len(words) < n_shown:
-        missing = [name for name in in_order(classes) if name not in words]
+    words_of: dict[str, tuple[str, ...]] = {}
+    for key, value in labels.items():
+        name = _class_of_key(key, classes)
+        words_of[name] = _words_of_class(key, value)
+    if len(words_of) < n_shown:
+        missing = [name for name in in_order(classes) if name not in words_of]
         raise InputError(
-            f"labels must have words for at least {n_shown} classes, got {len(words)}; add "
+            f"labels must have words for at least {n_shown} classes, got {len(words_of)}; add "
             f"{quoted_list(missing)}"
         )
-    for turn in range(lcm(*map(len, words.values()))):
-        shown = [several[turn % len(several)] for several in words.values()]
-        if len({*shown}) < len(shown):
+    for turn in range(lcm(*map(len, words_of.values()))):
+        words_of_turn = [words[turn % len(words)] for words in words_of.values()]
+        if len({*words_of_turn}) < len(words_of_turn):
             raise InputError(
-                f"labels must be different words in every prompt, got {quoted_list(shown)} together"
+                "labels must be different words in every prompt, got "
+                f"{quoted_list(words_of_turn)} together"
             )
-    return ClassLabels(words, (), None)
+    return ClassLabels(words_of, (), None)
+
+
+def _class_of_key(key: Any, classes: Sequence[str]) -> str:
+    """Return the class that a key names, exactly or else ignoring case; raise InputError unless
+    there is exactly one.
+    """
+    text = str(key).strip()
+    named = [name for name in classes if name == text]
+    if not named:
+        named = [name for name in classes if name.casefold() == text.casefold()]
+    if len(named) != 1:
+        raise InputError(
+            f"labels must map classes ({quoted_list(in_order(classes))}) to words, got {key!r}"
+        )
+    return named[0]
+
+
+def _words_of_class(key: Any, value: Any) -> tuple[str, ...]:
+    """Return the word or words of a class; raise InputError for none, or an empty one."""
+    has_several = isinstance(value, Sequence) and not isinstance(value, str)
+    words = tuple(value) if has_several else (value,)
+    check_unicode(*words, what="label")
+    if not words or not all(word.strip() for word in words):
+        raise InputError(f"labels must have a word for the class {key!r}, got {value!r}; add it")
+    return words
 
 
 def _named_classes(labels: Sequence[str], classes: Sequence[str]) -> dict[str, str]:
     """Return the label of each class that a label names, ignoring case."""
     named: dict[str, str] = {}
     for label in labels:
-        own = [name for name in classes if name.casefold() == label.casefold()]
-        if own:
-            named.setdefault(label if label in own else own[0], label)
+        alike = [name for name in classes if name.casefold() == label.casefold()]
+        if alike:
+            named.setdefault(label if label in alike else alike[0], label)
     return named
 
 
-def _is_ambiguous(
-    unnamed: Sequence[str], named: Mapping[str, str], classes: Sequence[str], n_shown: int
-) -> bool:
+def _is_ambiguous(unnamed: Sequence[str], named: Mapping[str, str], classes: Sequence[str]) -> bool:
     """Return whether words that name no class could mean particular classes.
 
     They could if classes are numbers or truth values, if a word begins like a class ("negative" and
     "neg"), and if one word in a row names its class and several others do not.
     """
     left = [name for name in classes if name not in named]
-    means_classes = all(map(is_number, classes)) or {name.casefold() for name in classes} == {
-        "true",
-        "false",
-    }
-    is_alike = any(_are_alike(word, name) for word in unnamed for name in left)
-    is_partial = bool(named) and len(unnamed) > 1
-    return (means_classes and not (named and len(left) == 1)) or is_alike or is_partial
+    are_truth_values = {name.casefold() for name in classes} == {"true", "false"}
+    if (are_truth_values or all(map(is_number, classes))) and not (named and len(left) == 1):
+        return True
+    if any(_are_alike(word, name) for word, name in product(unnamed, left)):
+        return True
+    return bool(named) and len(unnamed) > 1
 
 
 def _are_alike(word: str, name: str) -> bool:

@@ -103,38 +103,17 @@ def load_hub_splits(
     not as expected.
     """
     source = DATASETS[name]
-
-    def file_of(repository: Repository, split: str) -> str | None:
-        pattern = source.file.replace("{split}", re.escape(split))
-        return next((file for file in repository.files if re.fullmatch(pattern, file)), None)
-
     try:
-        repository = open_repository(
-            source.repository,
-            kind="dataset",
-            is_complete=lambda r: all(file_of(r, split) for split in splits),
-        )
-        files = {split: file_of(repository, split) for split in splits}
-        if missing := [split for split in splits if files[split] is None]:
-            found = re.compile(source.file.replace("{split}", r"(\w+)"))
-            existing = sorted(match[1] for match in map(found.fullmatch, repository.files) if match)
-            raise InputError(
-                f"{name} must have the split {missing[0]!r}, got {quoted_list(existing)}; choose "
-                "another"
-            )
-        folder = repository.fetch([file for file in files.values() if file is not None])
+        paths = _split_files(name, source, splits)
     except InputError as error:
         raise InputError(f"{error}; or pass a local copy with path=") from error.__cause__
-    repository.record_revision()
     tables, columns = {}, set[str]()
-    for split, file in files.items():
-        path = folder / str(file)
+    for split, path in paths.items():
         table = _read(path, f"delete {str(path)!r} to download it again", source.max_rows)
         rows = list(table.rows)
         columns.update(*rows[:1])
-        tables[split] = RawTable(
-            rows, dict.fromkeys(source.labels, source.class_names) | dict(table.class_names)
-        )
+        class_names = dict.fromkeys(source.labels, source.class_names) | dict(table.class_names)
+        tables[split] = RawTable(rows, class_names)
     label = next((column for column in source.labels if column in columns), None)
     if source.text not in columns or label is None:
         raise InputError(
@@ -143,6 +122,33 @@ def load_hub_splits(
             f"{quoted_list(sorted(columns)) or 'none'}; pass a local copy with path="
         )
     return tables, (source.text, label)
+
+
+def _split_files(name: str, source: HubDataset, splits: Sequence[str]) -> dict[str, Path]:
+    """Return the local file of each split, which is downloaded if it is not in the cache."""
+
+    def file_of(repository: Repository, split: str) -> str | None:
+        pattern = source.file.replace("{split}", re.escape(split))
+        return next((file for file in repository.files if re.fullmatch(pattern, file)), None)
+
+    def is_complete(repository: Repository) -> bool:
+        return all(file_of(repository, split) for split in splits)
+
+    repository = open_repository(source.repository, kind="dataset", is_complete=is_complete)
+    files = {}
+    for split in splits:
+        file = file_of(repository, split)
+        if file is None:
+            any_split = re.compile(source.file.replace("{split}", r"(\w+)"))
+            matches = map(any_split.fullmatch, repository.files)
+            existing = sorted(match[1] for match in matches if match)
+            raise InputError(
+                f"{name} must have the split {split!r}, got {quoted_list(existing)}; choose another"
+            )
+        files[split] = file
+    folder = repository.fetch(list(files.values()))
+    repository.record_revision()
+    return {split: folder / file for split, file in files.items()}
 
 
 def read_files(paths: Sequence[Path]) -> RawTable:
@@ -239,16 +245,12 @@ def _is_pair_mapping(table: Any) -> bool:
 
 def _is_pair_list(table: Any) -> bool:
     """Return whether a JSON value is a list of pairs, as [["France", "Paris"]] is."""
-    return (
-        isinstance(table, list)
-        and bool(table)
-        and all(
-            isinstance(pair, list)
-            and len(pair) == 2
-            and all(isinstance(cell, _CELL) for cell in pair)
-            for pair in table
-        )
-    )
+    return isinstance(table, list) and bool(table) and all(map(_is_pair, table))
+
+
+def _is_pair(row: Any) -> bool:
+    """Return whether a JSON value is a list of two cells."""
+    return isinstance(row, list) and len(row) == 2 and all(isinstance(cell, _CELL) for cell in row)
 
 
 def _json(path: Path) -> Iterator[Row]:

@@ -13,7 +13,7 @@ exchanged.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import NamedTuple
 
@@ -59,17 +59,17 @@ def partner_label(prompt: Prompt) -> str:
 
     Raise InputError unless the prompt demonstrates its answer and another label.
     """
-    shown = {demonstration.label for demonstration in prompt.demonstrations}
-    if prompt.answer not in shown or len(shown) < 2:
+    demonstrated = {demonstration.label for demonstration in prompt.demonstrations}
+    if prompt.answer not in demonstrated or len(demonstrated) < 2:
         raise InputError(
             "every prompt must demonstrate its answer and another label, got the answer "
-            f"{prompt.answer!r} and the labels {sorted(shown)} with query {prompt.query!r}; add "
-            "answers and demonstrations, or use prompts with classes: pairs, whose answers are "
-            "words of their own, have nothing to exchange"
+            f"{prompt.answer!r} and the labels {sorted(demonstrated)} with query "
+            f"{prompt.query!r}; add answers and demonstrations, or use prompts with classes: "
+            "pairs, whose answers are words of their own, have nothing to exchange"
         )
     start = prompt.labels.index(prompt.answer)
     following = (*prompt.labels[start + 1 :], *prompt.labels[:start])
-    return next(label for label in following if label in shown)
+    return next(label for label in following if label in demonstrated)
 
 
 def exchange_texts(prompt: Prompt) -> Prompt:
@@ -78,11 +78,7 @@ def exchange_texts(prompt: Prompt) -> Prompt:
 
     If one label has more demonstrations than the other, the other's texts are repeated.
     """
-    exchanged = _exchanged(prompt)
-    texts = [
-        _text(prompt, exchanged.get(index, index)) for index in range(len(prompt.demonstrations))
-    ]
-    return _with(prompt, texts=texts, answer=partner_label(prompt))
+    return _with_texts(prompt, _exchanged_texts(prompt), answer=partner_label(prompt))
 
 
 def exchange_labels(prompt: Prompt) -> Prompt:
@@ -90,11 +86,12 @@ def exchange_labels(prompt: Prompt) -> Prompt:
     answer; texts stay.
     """
     answer, partner = prompt.answer, partner_label(prompt)
-    label = {answer: partner, partner: answer}
-    shown = [
-        Demonstration(one.text, label.get(one.label, one.label)) for one in prompt.demonstrations
-    ]
-    return Prompt(shown, prompt.query, partner, prompt.labels)
+    exchanged = {answer: partner, partner: answer}
+    demonstrations = []
+    for demonstration in prompt.demonstrations:
+        label = exchanged.get(demonstration.label, demonstration.label)
+        demonstrations.append(Demonstration(demonstration.text, label))
+    return Prompt(demonstrations, prompt.query, partner, prompt.labels)
 
 
 class Queries(NamedTuple):
@@ -111,38 +108,37 @@ class Queries(NamedTuple):
 def other_queries(prompts: Sequence[Prompt]) -> list[Queries]:
     """Return, for each prompt, a query of its partner's class and another one of its own class.
 
-    They are queries or, if there are none, demonstration texts of the other prompts. The class of a
-    text is that which a task gives to its label or, for prompts of one's own, the label itself. If
-    prompts of one's own show the same text with different labels, as when labels are exchanged in
-    half of the prompts, classes are derived from the texts that prompts share. If no other prompt
-    has such a text, one of the prompt's own demonstrations is taken.
+    They are queries or, if there are none, demonstration texts of the other prompts. A task tells
+    the class of its labels' texts; in your own prompts, the class of a text is its label. If your
+    own prompts show the same text with different labels, as when labels are exchanged in half of
+    the prompts, classes are derived from the texts that prompts share. If no other prompt has such
+    a text, one of the prompt's own demonstrations is taken.
     """
-    names = _class_names(prompts)
-    queries: dict[str, list[str]] = {}
-    texts: dict[str, list[str]] = {}
-    for prompt, class_of in zip(prompts, names, strict=True):
-        if (own := class_of.get(str(prompt.answer))) is not None:
-            queries.setdefault(own, []).append(prompt.query)
-        for shown in prompt.demonstrations:
-            if shown.label in class_of:
-                texts.setdefault(class_of[shown.label], []).append(shown.text)
-    pools = [
-        {name: list(dict.fromkeys(some)) for name, some in pool.items()}
-        for pool in (queries, texts)
-    ]
-    found = []
-    for prompt, class_of in zip(prompts, names, strict=True):
+    class_names = _class_names(prompts)
+    queries_of: dict[str, list[str]] = {}
+    texts_of: dict[str, list[str]] = {}
+    for prompt, class_of in zip(prompts, class_names, strict=True):
+        answer_class = class_of.get(str(prompt.answer))
+        if answer_class is not None:
+            queries_of.setdefault(answer_class, []).append(prompt.query)
+        for demonstration in prompt.demonstrations:
+            if demonstration.label in class_of:
+                texts = texts_of.setdefault(class_of[demonstration.label], [])
+                texts.append(demonstration.text)
+    pools = [_without_repeats(queries_of), _without_repeats(texts_of)]
+    queries = []
+    for prompt, class_of in zip(prompts, class_names, strict=True):
         rng = random.Random(f"{prompt}")
-        labels = partner_label(prompt), str(prompt.answer)
-        found.append(
-            Queries(
-                *(
-                    rng.choice(_unshown(prompt, label, class_of.get(label), pools))
-                    for label in labels
-                )
-            )
-        )
-    return found
+        answer, partner = str(prompt.answer), partner_label(prompt)
+        of_partner = rng.choice(_unshown(prompt, partner, class_of.get(partner), pools))
+        of_answer = rng.choice(_unshown(prompt, answer, class_of.get(answer), pools))
+        queries.append(Queries(other=of_partner, same=of_answer))
+    return queries
+
+
+def _without_repeats(texts_of: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the different texts of each class, in their order."""
+    return {name: list(dict.fromkeys(texts)) for name, texts in texts_of.items()}
 
 
 def _unshown(
@@ -151,11 +147,19 @@ def _unshown(
     """Return the texts of a class in the first pool with texts that the prompt does not show, else
     those of a label.
     """
-    used = {prompt.query, *(shown.text for shown in prompt.demonstrations)}
-    for pool in pools if class_name is not None else ():
-        if some := [text for text in pool.get(str(class_name), ()) if text not in used]:
-            return some
-    return [shown.text for shown in prompt.demonstrations if shown.label == label]
+    texts = [demonstration.text for demonstration in prompt.demonstrations]
+    if class_name is not None:
+        for pool in pools:
+            unused = [
+                text for text in pool.get(class_name, ()) if text not in {prompt.query, *texts}
+            ]
+            if unused:
+                return unused
+    return [
+        demonstration.text
+        for demonstration in prompt.demonstrations
+        if demonstration.label == label
+    ]
 
 
 def with_query(prompt: Prompt, query: str, answer: str | None) -> Prompt:
@@ -170,61 +174,68 @@ def with_own_text(prompt: Prompt, index: int, queries: Queries) -> Prompt:
     What follows is left out, because no key before it depends on it. Demonstrations of further
     labels do not change.
     """
-    texts = [shown.text for shown in prompt.demonstrations]
+    texts = _texts(prompt)
     texts[index] = _spare(prompt, index, queries, same=False)
-    return _up_to(_with(prompt, texts=texts, answer=prompt.answer), index)
+    return _up_to(_with_texts(prompt, texts, answer=prompt.answer), index)
 
 
 def with_other_texts(prompt: Prompt, index: int, queries: Queries) -> Prompt:
     """Return the prompt up to a demonstration whose text alone does not change class; see
     `with_own_text`.
     """
-    exchanged = _exchanged(prompt)
-    texts = [
-        _text(prompt, exchanged.get(other, other)) for other in range(len(prompt.demonstrations))
-    ]
-    for other, source in exchanged.items():
+    texts = _exchanged_texts(prompt)
+    for place, source in _text_sources(prompt).items():
         if source == index:  # where the text that stays would be shown a second time
-            texts[other] = _spare(prompt, index, queries, same=True)
-    texts[index] = _text(prompt, index)
-    return _up_to(_with(prompt, texts=texts, answer=prompt.answer), index)
+            texts[place] = _spare(prompt, index, queries, same=True)
+    texts[index] = prompt.demonstrations[index].text
+    return _up_to(_with_texts(prompt, texts, answer=prompt.answer), index)
 
 
 def _spare(prompt: Prompt, index: int, queries: Queries, *, same: bool) -> str:
     """Return the query that is of the class of a demonstration or, if not `same`, of the class that
     it changes to.
     """
-    label = prompt.demonstrations[index].label
-    if label not in (prompt.answer, partner_label(prompt)):
-        return _text(prompt, index)
-    return prompt.query if (label == prompt.answer) == same else queries.other
+    demonstration = prompt.demonstrations[index]
+    if demonstration.label not in (prompt.answer, partner_label(prompt)):
+        return demonstration.text
+    is_of_answer = demonstration.label == prompt.answer
+    return prompt.query if is_of_answer == same else queries.other
 
 
-def _exchanged(prompt: Prompt) -> dict[int, int]:
-    """Return, for each demonstration of the answer or its partner, the one whose text it gets."""
-    pair = str(prompt.answer), partner_label(prompt)
-    own, other = (
-        [i for i, shown in enumerate(prompt.demonstrations) if shown.label == label]
-        for label in pair
-    )
-    sources: Iterator[int]
-    found = {}
-    for places, sources in ((own, cycle(other)), (other, cycle(own))):
-        found |= dict(zip(places, sources, strict=False))
-    return found
+def _text_sources(prompt: Prompt) -> dict[int, int]:
+    """Return, for each demonstration of the answer or its partner, the index of the demonstration
+    whose text it gets.
+    """
+    partner = partner_label(prompt)
+    of_answer, of_partner = [], []
+    for index, demonstration in enumerate(prompt.demonstrations):
+        if demonstration.label == prompt.answer:
+            of_answer.append(index)
+        elif demonstration.label == partner:
+            of_partner.append(index)
+    sources = dict(zip(of_answer, cycle(of_partner), strict=False))
+    return sources | dict(zip(of_partner, cycle(of_answer), strict=False))
 
 
-def _text(prompt: Prompt, index: int) -> str:
-    return prompt.demonstrations[index].text
+def _exchanged_texts(prompt: Prompt) -> list[str]:
+    """Return the demonstrations' texts, those of the answer and of its partner exchanged."""
+    texts = _texts(prompt)
+    exchanged = list(texts)
+    for index, source in _text_sources(prompt).items():
+        exchanged[index] = texts[source]
+    return exchanged
 
 
-def _with(prompt: Prompt, *, texts: Sequence[str], answer: str | None) -> Prompt:
+def _texts(prompt: Prompt) -> list[str]:
+    return [demonstration.text for demonstration in prompt.demonstrations]
+
+
+def _with_texts(prompt: Prompt, texts: Sequence[str], *, answer: str | None) -> Prompt:
     """Return the prompt with other texts, in the order of its demonstrations."""
-    shown = [
-        Demonstration(text, one.label)
-        for text, one in zip(texts, prompt.demonstrations, strict=True)
-    ]
-    return Prompt(shown, prompt.query, answer, prompt.labels)
+    demonstrations = []
+    for text, demonstration in zip(texts, prompt.demonstrations, strict=True):
+        demonstrations.append(Demonstration(text, demonstration.label))
+    return Prompt(demonstrations, prompt.query, answer, prompt.labels)
 
 
 def _up_to(prompt: Prompt, index: int) -> Prompt:
@@ -236,12 +247,12 @@ def _class_names(prompts: Sequence[Prompt]) -> list[dict[str, str]]:
     """Return the class of each prompt's labels, as far as it is known; see `other_queries`."""
     if all(prompt.classes is not None for prompt in prompts):
         return [dict(prompt.classes or {}) for prompt in prompts]
-    by_text: dict[str, set[str]] = {}
+    labels_of: dict[str, set[str]] = {}
     for prompt in prompts:
         for text, label in _labeled(prompt):
-            by_text.setdefault(text, set()).add(label)
-    if all(len(labels) == 1 for labels in by_text.values()):
-        return [{label: label for label in prompt.labels} for prompt in prompts]
+            labels_of.setdefault(text, set()).add(label)
+    if all(len(labels) == 1 for labels in labels_of.values()):
+        return [dict(zip(prompt.labels, prompt.labels, strict=True)) for prompt in prompts]
     return _linked_classes(prompts)
 
 
@@ -253,36 +264,57 @@ def _linked_classes(prompts: Sequence[Prompt]) -> list[dict[str, str]]:
     linked.
     """
     unknown: list[dict[str, str]] = [{} for _ in prompts]
-    pairs = {frozenset(label for _, label in _labeled(prompt)) for prompt in prompts}
-    if len(pairs) != 1 or len(pair := sorted(next(iter(pairs)))) != 2:
+    pair = _label_pair(prompts)
+    if pair is None:
         return unknown
-    other = dict(zip(pair, pair[::-1], strict=True))
-    prompts_of: dict[str, list[int]] = {}
+    partner_of = dict(zip(pair, reversed(pair), strict=True))
+    is_exchanged = _exchanged_prompts(prompts, partner_of)
+    if is_exchanged is None or len(is_exchanged) < len(prompts):
+        return unknown
+    as_they_are = dict(zip(pair, pair, strict=True))
+    return [partner_of if is_exchanged[row] else as_they_are for row in range(len(prompts))]
+
+
+def _label_pair(prompts: Sequence[Prompt]) -> list[str] | None:
+    """Return the two labels that all prompts show; None if they show others or more."""
+    label_sets = set()
+    for prompt in prompts:
+        label_sets.add(frozenset(label for _, label in _labeled(prompt)))
+    if len(label_sets) != 1:
+        return None
+    labels = sorted(label_sets.pop())
+    return labels if len(labels) == 2 else None
+
+
+def _exchanged_prompts(
+    prompts: Sequence[Prompt], partner_of: Mapping[str, str]
+) -> dict[int, bool] | None:
+    """Return, for each prompt that shared texts link to the first, whether its labels are exchanged
+    compared with those of the first; None if a text would belong to both classes.
+    """
+    rows_with: dict[str, list[int]] = {}
     for row, prompt in enumerate(prompts):
         for text, _ in _labeled(prompt):
-            prompts_of.setdefault(text, []).append(row)
+            rows_with.setdefault(text, []).append(row)
     is_exchanged: dict[int, bool] = {0: False}
     class_of: dict[str, str] = {}
     waiting = [0]
     while waiting:
         row = waiting.pop()
         for text, label in _labeled(prompts[row]):
-            own = other[label] if is_exchanged[row] else label
-            if class_of.setdefault(text, own) != own:
-                return unknown
-            for linked in prompts_of[text]:
+            text_class = partner_of[label] if is_exchanged[row] else label
+            if class_of.setdefault(text, text_class) != text_class:
+                return None
+            for linked in rows_with[text]:
                 if linked not in is_exchanged:
-                    is_exchanged[linked] = dict(_labeled(prompts[linked]))[text] != own
+                    is_exchanged[linked] = dict(_labeled(prompts[linked]))[text] != text_class
                     waiting.append(linked)
-    if len(is_exchanged) < len(prompts):
-        return unknown
-    return [
-        other if is_exchanged[row] else {label: label for label in pair}
-        for row in range(len(prompts))
-    ]
+    return is_exchanged
 
 
 def _labeled(prompt: Prompt) -> list[tuple[str, str]]:
     """Return the prompt's texts with their labels, the query with the answer if it is known."""
-    shown = [(one.text, one.label) for one in prompt.demonstrations]
-    return shown if prompt.answer is None else [*shown, (prompt.query, prompt.answer)]
+    pairs = [(demonstration.text, demonstration.label) for demonstration in prompt.demonstrations]
+    if prompt.answer is not None:
+        pairs.append((prompt.query, prompt.answer))
+    return pairs

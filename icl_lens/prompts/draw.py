@@ -101,18 +101,20 @@ class TextPool:
         for position, text in enumerate(texts):
             self.positions.setdefault(key(text), []).append(position)
 
-    def unused(self, shown: Sequence[str], seed: str) -> str | None:
-        """Return a text with another key than those shown, or None; the choice depends on no other
-        prompt.
+    def unused(self, used_texts: Sequence[str], seed: str) -> str | None:
+        """Return a text with another key than all `used_texts`, or None; the choice depends on no
+        other prompt.
         """
-        used = sorted({place for text in shown for place in self.positions.get(self.key(text), ())})
+        used: set[int] = set()
+        for text in used_texts:
+            used.update(self.positions.get(self.key(text), ()))
         n_unused = len(self.texts) - len(used)
         if not n_unused:
             return None
-        place = random.Random(seed).choice(range(n_unused))
-        for used_place in used:
-            place += used_place <= place
-        return self.texts[place]
+        position = random.Random(seed).choice(range(n_unused))
+        for used_position in sorted(used):
+            position += used_position <= position
+        return self.texts[position]
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,9 @@ class LabelTokens:
         known, first_place = self.seen.setdefault(label, (ids, where))
         if ids != known:
             raise InputError(
-                f"the label {label!r} is {self._shown(known)} {first_place} but {self._shown(ids)} "
-                f"{where}; choose a template with the same text before every label"
+                f"the label {label!r} is {self._quoted_tokens(known)} {first_place} but "
+                f"{self._quoted_tokens(ids)} {where}; choose a template with the same text before "
+                "every label"
             )
 
     def end_with(self, token: int | None, label: str) -> None:
@@ -56,31 +57,30 @@ class LabelTokens:
 
         With an answer, only those that the answer begins with. One label has the empty start.
         """
-        found: list[Ids] = []
+        decision_starts: list[Ids] = []
         groups: list[tuple[Ids, list[str]]] = [((), list(labels))]
-        for start, members in groups:
+        for start, members in groups:  # grows while it is read
             branches: dict[int, list[str]] = {}
             for label in members:
                 branches.setdefault(self.seen[label][0][len(start)], []).append(label)
             if len(branches) > 1 or len(members) == 1:
-                found.append(start)
-            groups += [
-                ((*start, token), own)
-                for token, own in branches.items()
-                if len(own) > 1 and (answer is None or answer in own)
-            ]
-        return found
+                decision_starts.append(start)
+            for token, branch in branches.items():
+                if len(branch) > 1 and (answer is None or answer in branch):
+                    groups.append(((*start, token), branch))
+        return decision_starts
 
     def parting(self, label: str, start: Ids) -> tuple[int, int]:
         """Return the number of tokens that a label shares with a start, and the label's token after
         them.
         """
         ids = self.seen[label][0]
-        shared = next(
-            (i for i, (own, other) in enumerate(zip(ids, start, strict=False)) if own != other),
-            len(start),
-        )
-        return shared, ids[shared]
+        n_shared = len(start)
+        for place, (label_token, start_token) in enumerate(zip(ids, start, strict=False)):
+            if label_token != start_token:
+                n_shared = place
+                break
+        return n_shared, ids[n_shared]
 
     def parted(self, label: str, start: Ids) -> tuple[int, bool]:
         """Return the number of tokens that a label shares with a start, and whether its end is then
@@ -93,18 +93,22 @@ class LabelTokens:
         """Return the labels whose tokens begin those of another; raise InputError for labels with
         the same tokens.
         """
-        first: dict[Ids, str] = {}
+        label_of: dict[Ids, str] = {}
         for label in labels:
-            if (other := first.setdefault(tuple(self.seen[label][0]), label)) != label:
+            ids = self.seen[label][0]
+            first_label = label_of.setdefault(tuple(ids), label)
+            if first_label != label:
                 raise InputError(
-                    f"labels {other!r} and {label!r} have the same tokens "
-                    f"{self._shown(self.seen[label][0])}; choose labels that differ in more than "
-                    "white space"
+                    f"labels {first_label!r} and {label!r} have the same tokens "
+                    f"{self._quoted_tokens(ids)}; choose labels that differ in more than white "
+                    "space"
                 )
-        starts = {ids[:n] for ids in first for n in range(1, len(ids))}
-        return [label for ids, label in first.items() if ids in starts]
+        starts = set()
+        for ids in label_of:
+            starts.update(ids[:n] for n in range(1, len(ids)))
+        return [label for ids, label in label_of.items() if ids in starts]
 
-    def _shown(self, ids: list[int]) -> str:
+    def _quoted_tokens(self, ids: list[int]) -> str:
         return " + ".join(repr(string) for string in decode_tokens(self.tokenizer, [ids])[0])
 
 
@@ -116,14 +120,16 @@ class LabelPlace(NamedTuple):
     """White space before the label belongs to it only if it is scored, as does what follows it."""
 
     @classmethod
-    def of(
-        cls, text: TokenizedText, span: Span, gap: str, shared: int, is_ended: bool
+    def from_text(
+        cls, text: TokenizedText, span: Span, gap: str, n_shared: int, is_ended: bool
     ) -> "LabelPlace":
-        """Return the place of a label after `shared` tokens; if it `is_ended`, the token after it
-        is scored.
+        """Return the place of the label at `span`, which is scored after `n_shared` of its tokens.
+
+        If it `is_ended`, the token after the label is scored.
         """
         start, stop = text.label_range(span, gap)
-        return cls(start + shared, (min(start + shared, text.range_of(span)[0]), stop + is_ended))
+        scored = start + n_shared
+        return cls(scored, (min(scored, text.range_of(span)[0]), stop + is_ended))
 
 
 class LabelRow(NamedTuple):
@@ -131,14 +137,18 @@ class LabelRow(NamedTuple):
     between.
     """
 
-    of: dict[str, int]
+    column_of: dict[str, int]
     choices: set[int]
 
 
-class LabelColumns:
-    """The columns of a batch: each is a label or several labels that still agree, and the token
-    that they go on with.
+ColumnKey = tuple[tuple[str, ...], int]
+"""The labels that a column stands for, and the number of tokens that they share."""
 
+
+class LabelColumns:
+    """The columns of a batch, each with the token that scores it.
+
+    A column stands for a label, or for several labels whose tokens are the same up to a decision.
     `choices` are the sets of labels that prompts choose from, and `alone` labels that are scored by
     their first token.
     """
@@ -151,16 +161,16 @@ class LabelColumns:
         alone: Iterable[str],
     ) -> None:
         self._tokens = tokens
-        self._order = order = {label: index for index, label in enumerate(labels)}
-        keys = {((label,), 0): None for label in alone}
-        for own in choices:
-            for start in tokens.decisions(own, None):
-                keys |= dict.fromkeys(self._keys(own, start).values())
-        ordered = sorted(keys, key=lambda key: (order[key[0][0]], key[1]))
+        self._order = {label: index for index, label in enumerate(labels)}
+        keys: dict[ColumnKey, None] = {((label,), 0): None for label in alone}
+        for label_set in choices:
+            for start in tokens.decisions(label_set, None):
+                keys |= dict.fromkeys(self._keys(label_set, start).values())
+        ordered = sorted(keys, key=self._place)
         self._index = {key: index for index, key in enumerate(ordered)}
         self.names: tuple[str, ...] = self._names(ordered)
         self.groups = tuple(members for members, _ in ordered)
-        self.tokens = [tokens.seen[members[0]][0][shared] for members, shared in ordered]
+        self.tokens = [tokens.seen[members[0]][0][n_shared] for members, n_shared in ordered]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -172,31 +182,50 @@ class LabelColumns:
         choices differ.
         """
         if start is None:
-            of = {label: self._index[(label,), 0] for label in labels}
-            first = {self.tokens[of[label]]: of[label] for label in reversed(choices)}
-            return LabelRow(of, {*first.values()})
+            column_of = {label: self._index[(label,), 0] for label in labels}
+            choice_of_token: dict[int, int] = {}
+            for label in choices:
+                column = column_of[label]
+                choice_of_token.setdefault(self.tokens[column], column)
+            return LabelRow(column_of, set(choice_of_token.values()))
         keys = self._keys(labels, start)
-        of = {label: self._index[key] for label, key in keys.items()}
-        return LabelRow(of, {of[label] for label in choices if keys[label][1] == len(start)})
+        column_of = {label: self._index[key] for label, key in keys.items()}
+        decided = [label for label in choices if keys[label][1] == len(start)]
+        return LabelRow(column_of, {column_of[label] for label in decided})
 
-    def _keys(self, labels: Sequence[str], start: Ids) -> dict[str, tuple[tuple[str, ...], int]]:
-        """Return for each label those that agree with it up to the token after which it parts from
-        `start`.
+    def _place(self, key: ColumnKey) -> tuple[int, int]:
+        """Return what columns are sorted by: the place of their first label, and the token."""
+        members, n_shared = key
+        return self._order[members[0]], n_shared
+
+    def _keys(self, labels: Sequence[str], start: Ids) -> dict[str, ColumnKey]:
+        """Return the column of each label: the labels that share its tokens up to the one after
+        which it parts from `start`, and the number of tokens that it shares with `start`.
         """
         ordered = sorted(labels, key=self._order.__getitem__)
-        parted = {label: self._tokens.parting(label, start) for label in ordered}
-        return {
-            label: (tuple(other for other, theirs in parted.items() if theirs == own), own[0])
-            for label, own in parted.items()
-        }
+        members_of: dict[tuple[int, int], list[str]] = {}
+        for label in ordered:
+            members_of.setdefault(self._tokens.parting(label, start), []).append(label)
+        keys = {}
+        for (n_shared, _), members in members_of.items():
+            keys |= dict.fromkeys(members, (tuple(members), n_shared))
+        return keys
 
     @staticmethod
-    def _names(keys: Sequence[tuple[tuple[str, ...], int]]) -> tuple[str, ...]:
+    def _names(keys: Sequence[ColumnKey]) -> tuple[str, ...]:
         """Return unique names: a label, or what several begin with, such as "very…"."""
         names: list[str] = []
-        for members, shared in keys:
-            columns = takewhile(lambda chars: len({*chars}) == 1, zip(*members, strict=False))
-            alike = "".join(chars[0] for chars in columns).strip()
-            name = members[0] if len(members) == 1 else f"{alike}…"
-            names.append(name if name not in names else f"{name} (token {shared + 1})")
+        for members, n_shared in keys:
+            name = members[0]
+            if len(members) > 1:
+                name = f"{_common_beginning(members).strip()}…"
+            if name in names:
+                name = f"{name} (token {n_shared + 1})"
+            names.append(name)
         return tuple(names)
+
+
+def _common_beginning(texts: Sequence[str]) -> str:
+    """Return the characters with which all texts begin."""
+    columns = takewhile(lambda column: len({*column}) == 1, zip(*texts, strict=False))
+    return "".join(column[0] for column in columns)

@@ -106,9 +106,8 @@ class LabeledTask(ABC):
             )
 
         def keep(groups: list[list[str]]) -> list[list[str]]:
-            return texts_of_one_length(
-                groups, next(_words(labels), DEFAULT_LABELS[0]), same_length_for, template
-            )
+            label = next(_words(labels), DEFAULT_LABELS[0])
+            return texts_of_one_length(groups, label, same_length_for, template)
 
         uses_class_words = labels is None and self.has_class_words
         draws = self._draws(
@@ -121,31 +120,34 @@ class LabeledTask(ABC):
         if uses_class_words:
             labels = {name: name for name in first.task_classes}
         words = class_labels(labels, first.task_classes, len(first.classes))
-        exchanges = layout in _BALANCED and self.classes == "binary"
-        alternates = layout in _BALANCED and self.has_one_true_class
-        prompts = []
-        for number, draw in enumerate(islice(_with_classes(chain([first], draws), words), n)):
-            swapped = exchanges and (number // 2 if alternates else number) % 2
-            classes = draw.classes if self.classes == "all" else [draw.true[0], draw.false[0][0]]
-            label_of = words.of_classes(classes, number // 2, swapped=bool(swapped))
-            choices = words.choices or tuple(label_of[name] for name in draw.classes)
-            if alternates:
-                asks_other_class = bool(number % 2)
-            else:
-                # labels that belong to classes are not swapped: their queries alternate instead
-                asks_other_class = (
-                    exchanges
-                    and bool(words.words)
-                    and label_of[draw.true[0]] != choices[number % 2]
-                )
-            prompts.append(
-                _prompt(
-                    draw.with_false_query() if asks_other_class else draw, label_of, choices, layout
-                )
-            )
+        draws = islice(_with_classes(chain([first], draws), words), n)
+        prompts = list(self._prompts_of_draws(draws, words, layout))
         if same_length_for is not None:
             check_rows_align(prompts, same_length_for, template)
         return prompts
+
+    def _prompts_of_draws(
+        self, draws: Iterable[Draw], words: ClassLabels, layout: Layout
+    ) -> Iterator[Prompt]:
+        """Yield the prompt of each draw; balanced layouts exchange labels and classes between
+        prompts.
+        """
+        exchanges = layout in _BALANCED and self.classes == "binary"
+        alternates = layout in _BALANCED and self.has_one_true_class
+        for number, draw in enumerate(draws):
+            turn = number // 2 if alternates else number
+            classes = [draw.true[0], draw.false[0][0]]
+            if self.classes == "all":
+                classes = draw.classes
+            label_of = words.of_classes(classes, number // 2, swapped=exchanges and turn % 2 == 1)
+            choices = words.choices or tuple(label_of[name] for name in draw.classes)
+            asks_other_class = alternates and number % 2 == 1
+            if exchanges and not alternates and words.words:
+                # Labels that belong to classes are not swapped: their queries alternate instead.
+                asks_other_class = label_of[draw.true[0]] != choices[number % 2]
+            if asks_other_class:
+                draw = draw.with_false_query()
+            yield _prompt(draw, label_of, choices, layout)
 
     @abstractmethod
     def digest(self) -> str:
@@ -168,8 +170,13 @@ class LabeledTask(ABC):
 
 def _words(labels: Labels | None) -> Iterator[str]:
     """Yield the words of `labels`, for a mapping those of all classes."""
-    for given in labels.values() if isinstance(labels, Mapping) else labels or ():
-        yield from (given,) if isinstance(given, str) else given
+    if labels is None:
+        return
+    for entry in labels.values() if isinstance(labels, Mapping) else labels:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            yield from entry
 
 
 def _prompt(
@@ -178,28 +185,28 @@ def _prompt(
     """Return the prompt of one draw: its texts with the labels of their classes, ordered by
     `layout`.
     """
-    false = [
-        Demonstration(text, label_of[class_name])
-        for class_name, texts in draw.false
-        for text in texts
-    ]
-    true = [Demonstration(text, label_of[draw.true[0]]) for text in draw.true[1]]
+    true_class, true_texts = draw.true
+    answer = label_of[true_class]
+    true = [Demonstration(text, answer) for text in true_texts]
+    false = []
+    for class_name, texts in draw.false:
+        false += [Demonstration(text, label_of[class_name]) for text in texts]
     if layout in ("reorder", "first"):
-        shown = [*true, *false]
+        demonstrations = [*true, *false]
+    elif layout == "imbalanced":
+        demonstrations = [*false, *true[:-1]]
     else:
-        shown = [*false, *(true[:-1] if layout == "imbalanced" else true)]
-    if (
-        layout == "random"
-    ):  # with a generator seeded by the texts, so that all layouts have the same texts
-        random.Random(draw.order_seed).shuffle(shown)
-    other = (
-        None
-        if draw.false_query is None
-        else Demonstration(draw.false_query, label_of[draw.false[0][0]])
-    )
+        demonstrations = [*false, *true]
+    if layout == "random":
+        # The generator is seeded by the texts, so that all layouts have the same texts.
+        random.Random(draw.order_seed).shuffle(demonstrations)
+    other_query = None
+    if draw.false_query is not None:
+        first_false_class, _ = draw.false[0]
+        other_query = Demonstration(draw.false_query, label_of[first_false_class])
     classes = {label: class_name for class_name, label in label_of.items()}
     return Prompt(
-        shown, draw.query, label_of[draw.true[0]], choices, classes=classes, other_query=other
+        demonstrations, draw.query, answer, choices, classes=classes, other_query=other_query
     )
 
 

@@ -21,7 +21,6 @@ from icl_lens.prompts.draw import RowCounts, check_path, check_sampling, spellin
 from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.prompt import (
     DEFAULT_TEMPLATE,
-    Demonstration,
     Prompt,
     Template,
     check_unicode,
@@ -93,11 +92,10 @@ class PairTask:
     def row_counts(self) -> RowCounts:
         """Return how many rows the task uses and skips; raise InputError if they cannot be read."""
         skipped: Counter[str] = Counter()
-        n_pairs = (
-            len(bundled_pairs()[self.name])
-            if self.path is None
-            else len(self._usable_pairs(skipped))
-        )
+        if self.path is None:
+            n_pairs = len(bundled_pairs()[self.name])
+        else:
+            n_pairs = len(self._usable_pairs(skipped))
         return RowCounts({"pairs": n_pairs}, skipped)
 
     def _usable_pairs(self, skipped: Counter[str]) -> dict[tuple[str, str], None]:
@@ -107,9 +105,7 @@ class PairTask:
         pairs: dict[tuple[str, str], None] = {}
         for number, row in enumerate(read_files([Path(self.path)]).rows, 1):
             cells = two_cells(row, number, self.columns, remedy)
-            source, target = (
-                " ".join(str(cell).split()) if cell is not None else "" for cell in cells
-            )
+            source, target = map(_collapsed, cells)
             if not source or not target:
                 skipped["with an empty cell"] += 1
             elif (source, target) in pairs:
@@ -138,17 +134,15 @@ class PairTask:
         InputError for other values, if the file cannot be read, and if it has too few pairs.
         """
         n, seed, demonstrations = check_sampling(n, seed, demonstrations)
-        for name, given, default in (("layout", layout, "random"), ("labels", labels, None)):
-            if given != default:
+        for name, value, default in (("layout", layout, "random"), ("labels", labels, None)):
+            if value != default:
                 raise InputError(
-                    f"{name} must be {default!r} for pairs, which have no classes, got {given!r}; "
+                    f"{name} must be {default!r} for pairs, which have no classes, got {value!r}; "
                     "omit it"
                 )
-        keep = (
-            None
-            if same_length_for is None
-            else partial(pairs_of_one_length, same_length_for, template)
-        )
+        keep = None
+        if same_length_for is not None:
+            keep = partial(pairs_of_one_length, same_length_for, template)
         return list(islice(self._prompts(demonstrations, random.Random(seed), keep), n))
 
     def _prompts(
@@ -160,28 +154,34 @@ class PairTask:
         `keep` filters the pairs. Raise InputError if the file cannot be read or has too few pairs.
         """
         pairs = self.pairs()
-        pairs = pairs if keep is None or not pairs else keep(pairs)
-        are_own = 2 * len({output for _, output in pairs}) >= len(pairs)
+        if keep is not None and pairs:
+            pairs = keep(pairs)
+        outputs = {target for _, target in pairs}
+        outputs_are_own = 2 * len(outputs) >= len(pairs)
         while True:
             for query, answer in _in_random_order(pairs, rng) if pairs else [("", "")]:
-                asked = {spelling_key(word) for word in ((query, answer) if are_own else (query,))}
-                shown: dict[str, str] = {}
+                hidden = (query, answer) if outputs_are_own else (query,)
+                hidden_keys = set(map(spelling_key, hidden))
+                demonstrated: dict[str, str] = {}
                 for source, target in _in_random_order(pairs, rng):
-                    if len(shown) == demonstrations:
+                    if len(demonstrated) == demonstrations:
                         break
-                    words = (source, target) if are_own else (source,)
-                    if not any(spelling_key(word) in asked for word in words):
-                        shown.setdefault(source, target)
-                if len(shown) < demonstrations:
+                    words = (source, target) if outputs_are_own else (source,)
+                    if hidden_keys.isdisjoint(map(spelling_key, words)):
+                        demonstrated.setdefault(source, target)
+                if len(demonstrated) < demonstrations:
                     raise InputError(
                         f"the data must have at least {demonstrations} pairs with other words than "
-                        f"each query, got {len(shown)} for the query {query!r} among {len(pairs)} "
-                        "pairs; add pairs or use fewer demonstrations"
+                        f"each query, got {len(demonstrated)} for the query {query!r} among "
+                        f"{len(pairs)} pairs; add pairs or use fewer demonstrations"
                     )
-                labels = in_order([*shown.values(), answer])
-                yield Prompt(
-                    [Demonstration(*pair) for pair in shown.items()], query, answer, labels
-                )
+                labels = in_order([*demonstrated.values(), answer])
+                yield Prompt(list(demonstrated.items()), query, answer, labels)
+
+
+def _collapsed(cell: Any) -> str:
+    """Return a cell's text with its white space collapsed; empty for an empty cell."""
+    return "" if cell is None else " ".join(str(cell).split())
 
 
 def _in_random_order(pairs: Pairs, rng: random.Random) -> Iterator[tuple[str, str]]:
@@ -191,9 +191,8 @@ def _in_random_order(pairs: Pairs, rng: random.Random) -> Iterator[tuple[str, st
     if len(pairs) <= MAX_SHUFFLED:
         yield from rng.sample(pairs, len(pairs))
         return
-    moved: dict[
-        int, int
-    ] = {}  # place -> index of the pair that took this place when another was drawn from it
+    # Place -> index of the pair that took this place when another was drawn from it.
+    moved: dict[int, int] = {}
     for n_left in range(len(pairs), 0, -1):
         place = rng.randrange(n_left)
         yield pairs[moved.get(place, place)]

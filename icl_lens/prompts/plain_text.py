@@ -6,7 +6,7 @@
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,25 +65,27 @@ class Text:
         check_unicode(text)
         if not text.strip():
             raise InputError(f"text must not be empty, got {text!r}")
-        others = (
-            None
-            if against is None
-            else (against,)
-            if isinstance(against, (str, int))
-            else tuple(against)
-        )
-        if others == ():
-            raise InputError("against must have at least one token, got none; omit it")
-        for name, token in [("answer", answer), *(("against", other) for other in others or ())]:
-            if token is not None and not isinstance(token, (str, int)):
-                raise InputError(f"{name} must be a string or a token id, got {token!r}")
-            if token == "":
-                raise InputError(
-                    f"{name} must not be empty, got ''; pass a token that may follow {text[-30:]!r}"
-                )
+        if answer is not None:
+            _check_token(answer, "answer", text)
+        if against is not None:
+            against = (against,) if isinstance(against, (str, int)) else tuple(against)
+            if not against:
+                raise InputError("against must have at least one token, got none; omit it")
+            for token in against:
+                _check_token(token, "against", text)
         object.__setattr__(self, "text", text)
         object.__setattr__(self, "answer", answer)
-        object.__setattr__(self, "against", others)
+        object.__setattr__(self, "against", against)
+
+
+def _check_token(token: object, name: str, text: str) -> None:
+    """Raise InputError unless a token is a string or an id; `name` is that of the argument."""
+    if not isinstance(token, (str, int)):
+        raise InputError(f"{name} must be a string or a token id, got {token!r}")
+    if token == "":
+        raise InputError(
+            f"{name} must not be empty, got ''; pass a token that may follow {text[-30:]!r}"
+        )
 
 
 def tokenize_plain(
@@ -101,14 +103,14 @@ def tokenize_plain(
             "all"
         )
     tokenizer = require_fast_tokenizer(model)
-    check_text_length(model, tokenizer, [one.text for one in texts])
-    tokenized = tokenize_texts(
-        tokenizer, [Rendered(one.text, (), (), (0, len(one.text))) for one in texts]
-    )
+    strings = [text.text for text in texts]
+    check_text_length(model, tokenizer, strings)
+    rendered = [Rendered(string, (), (), (0, len(string))) for string in strings]
+    tokenized = tokenize_texts(tokenizer, rendered)
     prefixes = special_prefixes(tokenizer, tokenized, prepend_bos)
     rows = [[*prefix, *text.ids] for prefix, text in zip(prefixes, tokenized, strict=True)]
     check_context_length(model, rows)
-    long: dict[str, list[int]] = {}  # strings of several tokens
+    ids_of_cut_strings: dict[str, list[int]] = {}
 
     def find_token(token: TokenSpec, text: TokenizedText, what: str) -> int:
         """Return the id that scores `token` after a text."""
@@ -117,33 +119,41 @@ def tokenize_plain(
             return token
         ids = _ids_after(tokenizer, text, token, what)
         if len(ids) > 1:
-            long.setdefault(token, ids)
+            ids_of_cut_strings.setdefault(token, ids)
         return ids[0]
 
     pairs = list(zip(texts, tokenized, strict=True))
-    targets = [
-        -1 if one.answer is None else find_token(one.answer, text, "answer") for one, text in pairs
-    ]
-    batch = replace(
-        text_batch(tokenizer, rows, [one.text for one in texts]), targets=torch.tensor(targets)
-    )
+    targets = []
+    for text, tokenized_text in pairs:
+        if text.answer is None:
+            targets.append(-1)
+        else:
+            targets.append(find_token(text.answer, tokenized_text, "answer"))
+    batch = text_batch(tokenizer, rows, strings)
+    batch = replace(batch, targets=torch.tensor(targets), prepend_bos=prepend_bos)
     if texts[0].against is not None:
-        others = [
-            [find_token(other, text, "comparison") for other in one.against or ()]
-            for one, text in pairs
-        ]
-        batch = replace(batch, against=padded_ids(others))
-    for string, ids in long.items():
-        names = name_tokens(tokenizer, [ids])[0]
-        bare = " (white space only)" if not tokenizer.decode(ids[:1]).strip() else ""
-        warnings.warn(
-            f"{string!r} has {len(ids)} tokens, {' + '.join(map(repr, names))}; it is scored by "
-            f"the first, {names[0]!r}{bare}",
-            stacklevel=3,
-        )
+        against = []
+        for text, tokenized_text in pairs:
+            tokens = text.against or ()
+            against.append([find_token(token, tokenized_text, "comparison") for token in tokens])
+        batch = replace(batch, against=padded_ids(against))
+    _warn_of_cut_strings(tokenizer, ids_of_cut_strings)
     check_against_differs(batch)
     device = getattr(model.cfg, "device", None)
     return batch if device is None else batch.to(device)
+
+
+def _warn_of_cut_strings(tokenizer: Any, ids_of: Mapping[str, list[int]]) -> None:
+    """Warn of each string of several tokens, which is scored by its first."""
+    for string, ids in ids_of.items():
+        names = name_tokens(tokenizer, [ids])[0]
+        is_white_space = not tokenizer.decode(ids[:1]).strip()
+        note = " (white space only)" if is_white_space else ""
+        warnings.warn(
+            f"{string!r} has {len(ids)} tokens, {' + '.join(map(repr, names))}; it is scored by "
+            f"the first, {names[0]!r}{note}",
+            stacklevel=4,
+        )
 
 
 def _ids_after(tokenizer: Any, text: TokenizedText, string: str, what: str) -> list[int]:
@@ -152,21 +162,21 @@ def _ids_after(tokenizer: Any, text: TokenizedText, string: str, what: str) -> l
     Raise InputError if the string does not begin where the text ends or is unknown.
     """
     before, n_before = text.rendered.text, len(text.ids)
+    whole = Rendered(before + string, (), (), (0, len(before + string)))
     encoded = tokenizer(
-        before + string, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        whole.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
     )
-    found = encoded["input_ids"]
-    if found[:n_before] != text.ids[:n_before] or len(found) == n_before:
+    ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+    if ids[:n_before] != text.ids[:n_before] or len(ids) == n_before:
         raise InputError(
             f"the {what} {string!r} is not a separate token after {before[-30:]!r}; begin it with "
             "the white space that separates it from the text, end the text without white space, or "
             "pass a token id"
         )
-    starts, ends = (list(one) for one in zip(*encoded["offset_mapping"], strict=True))
-    whole = Rendered(before + string, (), (), (0, len(before + string)))
-    if unknown_words(tokenizer, TokenizedText(whole, found, starts, ends), n_before):
+    starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
+    if unknown_words(tokenizer, TokenizedText(whole, ids, starts, ends), n_before):
         raise InputError(
             f"the {what} {string!r} is not in the model's vocabulary; use words of the vocabulary "
             "or a token id"
         )
-    return found[n_before:]
+    return ids[n_before:]

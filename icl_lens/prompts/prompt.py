@@ -161,29 +161,43 @@ class Prompt:
             raise InputError(
                 f"labels must be a sequence of strings, got {labels!r}; write ({labels!r},)"
             )
-        pairs = tuple(_as_demonstration(demonstration) for demonstration in demonstrations)
-        shown = in_order(demonstration.label for demonstration in pairs)
+        pairs = tuple(map(_as_demonstration, demonstrations))
+        demonstrated = in_order(demonstration.label for demonstration in pairs)
         # Bypass the frozen __setattr__. Sequences become tuples, so that prompts can be compared
         # and hashed.
         object.__setattr__(self, "demonstrations", pairs)
         object.__setattr__(self, "query", query)
         object.__setattr__(self, "answer", answer)
-        object.__setattr__(self, "labels", shown if labels is None else tuple(labels))
+        object.__setattr__(self, "labels", demonstrated if labels is None else tuple(labels))
         object.__setattr__(self, "classes", classes)
         object.__setattr__(self, "other_query", other_query)
+        self._check_query()
+        self._check_labels(demonstrated)
+
+    def _check_query(self) -> None:
+        """Raise InputError for texts of another type, for a prompt without labels, and for a query
+        of white space.
+        """
         check_unicode(self.query, what="query")
         check_unicode(*self.labels, what="label")
-        check_unicode(*(() if self.answer is None else (self.answer,)), what="answer")
+        if self.answer is not None:
+            check_unicode(self.answer, what="answer")
         if not self.labels:
             raise InputError(
-                f"the prompt with query {self.query!r} has no demonstration; add at least one text "
-                "with its label before the query, or pass labels= to choose from"
+                f"the prompt with query {self.query!r} has no demonstration; "
+                "add at least one text with its label before the query, or pass labels= to choose "
+                "from"
             )
         if self.query and not self.query.strip():
             raise InputError(
                 f"the prompt has no query, only white space ({self.query!r}); add the text to "
                 "classify, or pass '' for a query without content"
             )
+
+    def _check_labels(self, demonstrated: Sequence[str]) -> None:
+        """Raise InputError for an empty or repeated label, and for demonstrated labels and an
+        answer that are not among `labels`.
+        """
         if not all(label.strip() for label in self.labels):
             raise InputError(
                 f"the labels {quoted_list(self.labels)} contain an empty one; remove it"
@@ -192,7 +206,7 @@ class Prompt:
             raise InputError(
                 f"the labels {quoted_list(self.labels)} contain a duplicate; list each once"
             )
-        missing = [label for label in shown if label not in self.labels]
+        missing = [label for label in demonstrated if label not in self.labels]
         if missing:
             raise InputError(
                 f"the demonstrations use {quoted_list(missing)}, not among the labels "
@@ -208,14 +222,15 @@ class Prompt:
     @property
     def has_own_answer(self) -> bool:
         """Whether the answer is a word that no demonstration shows, such as a capital."""
-        return self.answer is not None and self.answer not in {
-            shown.label for shown in self.demonstrations
-        }
+        if self.answer is None:
+            return False
+        return all(shot.label != self.answer for shot in self.demonstrations)
 
     @property
     def every_label(self) -> tuple[str, ...]:
         """The labels of the demonstrations and the choices, in the order in which they appear."""
-        return tuple(dict.fromkeys([*(shown.label for shown in self.demonstrations), *self.labels]))
+        demonstrated = [shot.label for shot in self.demonstrations]
+        return tuple(dict.fromkeys([*demonstrated, *self.labels]))
 
     def with_other_query(self) -> "Prompt":
         """Return the same demonstrations with the query of another class, `other_query`, and its
@@ -246,9 +261,9 @@ class Prompt:
         """Parse "love : bar like : bar eight : foo two : foo one :".
 
         Texts and labels alternate around " : " separators: the first word after a separator is the
-        label, the rest up to the next separator is the next text, and the last text is the query.
-        The final colon is optional. Use the constructor for labels of several words and for texts
-        that contain " : ".
+        label, the words after it up to the next separator are the next text, and the last text is
+        the query. The final colon is optional. Use the constructor for labels of several words and
+        for texts that contain " : ".
 
         Raise InputError if there is no demonstration or no query.
         """
@@ -263,33 +278,33 @@ class Prompt:
             pieces.pop()  # nothing after the query's own colon
         elif pieces[-1].endswith(":"):
             raise InputError(
-                f"the last colon of {text!r} is part of a word; "
-                "put a space on both sides of every colon between a text and its label"
+                f"the last colon of {text!r} is part of a word; put a space on both sides of every "
+                "colon between a text and its label"
             )
         demonstrations = []
-        current = pieces[0]
+        current_text = pieces[0]
         for piece in pieces[1:]:
-            label, *rest = piece.split(maxsplit=1) or [""]
-            demonstrations.append(Demonstration(current, label))
-            current = rest[0] if rest else ""
-        if not current:
+            words = piece.split(maxsplit=1)  # the label, and the next text
+            demonstrations.append(Demonstration(current_text, words[0] if words else ""))
+            current_text = words[1] if len(words) == 2 else ""
+        if not current_text:
             raise InputError(
-                f"{text!r} ends in a label and has no query; add the text to classify, e.g. "
-                "'love : bar one : foo two :', or for plain text pass il.Text(...) (--text)"
+                f"{text!r} ends in a label and has no query; add the text to classify, e.g. 'love "
+                ": bar one : foo two :', or for plain text pass il.Text(...) (--text)"
             )
         if not demonstrations:
             raise InputError(
-                f"the prompt with query {current!r} has no demonstration; add at least one text "
-                "with its label before the query, or for plain text pass il.Text(...) (--text)"
+                f"the prompt with query {current_text!r} has no demonstration; add at least one "
+                "text with its label before the query, or for plain text pass il.Text(...) (--text)"
             )
-        labels = {one.label for one in demonstrations}
+        labels = {demonstration.label for demonstration in demonstrations}
         if answer is not None and answer not in labels:
             check_unicode(answer, what="answer")
             raise InputError(
                 f"the answer {answer!r} is not one of the labels {quoted_list(in_order(labels))}; "
                 "use one of them, or omit the answer"
             )
-        return cls(demonstrations, current, answer)
+        return cls(demonstrations, current_text, answer)
 
     def __str__(self) -> str:
         return visible(Template().render(self).text)
@@ -416,7 +431,6 @@ class Template:
         prefill = label.partition("{label}")[0]
         words = [f"icl{number}lens" for number in range(7)]
         first = [] if system is None else [{"role": "system", "content": system}]
-
         turns = []
         for number, word in enumerate(words):
             is_user = number % 2 == 0
@@ -432,12 +446,12 @@ class Template:
                 "the chat template must write each message once, but it leaves some out or repeats "
                 "them; write the turns as an il.Template of your own"
             )
-        prefix, to_label, to_text, *rest, end = all_turns
+        prefix, to_label, to_text, *later_turns, end = all_turns
         closing = two_turns[-1]  # of the model's turn
         opening = to_text.removeprefix(closing)
         query = (end + prefill).rstrip(" ")
         are_alike = (
-            rest == [to_label, to_text] * 2
+            later_turns == [to_label, to_text] * 2
             and one_turn == [prefix, end]
             and to_text.startswith(closing)
             and prefix.endswith(opening)
@@ -491,7 +505,6 @@ class Template:
         """Render the prompt up to its answer or, if that is None, up to where it is predicted."""
         before, between, after = self._pieces
         before_query, _, after_query = self.query.partition("{text}")
-        label_first = self._is_label_first
         parts: list[str] = []
         length = 0
 
@@ -505,11 +518,14 @@ class Template:
         add(self.prefix)
         for demonstration in prompt.demonstrations:
             starts.append(add(before)[0])
-            shown = [(text_spans, demonstration.text), (label_spans, demonstration.label)]
-            first, second = reversed(shown) if label_first else shown
-            first[0].append(add(first[1]))
-            add(between)
-            second[0].append(add(second[1]))
+            if self._is_label_first:
+                label_spans.append(add(demonstration.label))
+                add(between)
+                text_spans.append(add(demonstration.text))
+            else:
+                text_spans.append(add(demonstration.text))
+                add(between)
+                label_spans.append(add(demonstration.label))
             add(after + self.separator)
         starts.append(add(before_query)[0])
         query_span = add(prompt.query)
@@ -517,7 +533,8 @@ class Template:
         if answer is not None:
             add(self.gap)
             label_spans.append(add(answer))
-            add("" if label_first else after)
+            if not self._is_label_first:
+                add(after)
         return Rendered(
             "".join(parts), tuple(label_spans), tuple(text_spans), query_span, tuple(starts)
         )
@@ -530,18 +547,19 @@ def as_prompts(prompts: Any) -> tuple[Prompt, ...]:
     """Return prompts as a tuple, parsing strings with `Prompt.parse`; raise InputError for anything
     else.
     """
-    items = (
-        (prompts,)
-        if isinstance(prompts, str) or not isinstance(prompts, Iterable)
-        else tuple(prompts)
-    )
-    several = tuple(Prompt.parse(one) if isinstance(one, str) else one for one in items)
-    for one in several:
-        if not isinstance(one, Prompt):
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+        prompts = (prompts,)
+    parsed = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            prompt = Prompt.parse(prompt)
+        if not isinstance(prompt, Prompt):
             raise InputError(
-                f"prompts must be il.Prompt or texts like 'love : bar one : foo two :', got {one!r}"
+                "prompts must be il.Prompt or texts like 'love : bar one : foo two :', got "
+                f"{prompt!r}"
             )
-    return several
+        parsed.append(prompt)
+    return tuple(parsed)
 
 
 def quoted_list(labels: Sequence[str]) -> str:

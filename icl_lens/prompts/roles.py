@@ -27,6 +27,9 @@ def role_masks(
     batch: PromptBatch, roles: Sequence[EdgeRole] = EDGE_ROLES
 ) -> Bool[Tensor, "batch role pos"]:
     """Return which tokens have each role."""
-    found = batch.role_indices
-    indices = [torch.tensor(indices_in_roles(role), device=found.device) for role in roles]
-    return torch.stack([torch.isin(found, index) for index in indices], dim=1)
+    role_of_token = batch.role_indices
+    masks = []
+    for role in roles:
+        indices = torch.tensor(indices_in_roles(role), device=role_of_token.device)
+        masks.append(torch.isin(role_of_token, indices))
+    return torch.stack(masks, dim=1)

@@ -3,6 +3,7 @@ positions.
 """
 
 from collections import Counter
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,21 +17,21 @@ from icl_lens.prompts.tokenize import tokenize
 def texts_of_one_length(
     groups: list[list[str]], label: str, model: Any, template: Template
 ) -> list[list[str]]:
-    """Return the texts of each group that have one token length: that which leaves the smallest
-    group the most texts.
+    """Return the texts of each group that have one token length: the length that leaves the
+    smallest group the most texts.
 
     Tokens are counted in context, from the start of the prompt to the label and from the label to
     the end of the query, since some tokenizers split a word differently at the start.
     """
-    texts = list(dict.fromkeys(text for group in groups for text in group))
-    lengths = dict(
-        zip(texts, _token_lengths([(text, label) for text in texts], model, template), strict=True)
-    )
-    counts = [Counter(lengths[text] for text in group) for group in groups]
-    best = max(
-        sorted({*lengths.values()}), key=lambda length: min(count[length] for count in counts)
-    )
-    return [[text for text in group if lengths[text] == best] for group in groups]
+    texts = list(dict.fromkeys(chain.from_iterable(groups)))
+    lengths = _token_lengths([(text, label) for text in texts], model, template)
+    length_of = dict(zip(texts, lengths, strict=True))
+    counts = [Counter(map(length_of.__getitem__, group)) for group in groups]
+    best = max(sorted(set(lengths)), key=lambda length: min(count[length] for count in counts))
+    groups_of_best = []
+    for group in groups:
+        groups_of_best.append([text for text in group if length_of[text] == best])
+    return groups_of_best
 
 
 def pairs_of_one_length(
@@ -65,10 +66,10 @@ def _token_lengths(
     """Return for each text and label where the label begins and how long it is, and the length of a
     query after it.
     """
-    shown = [Prompt([Demonstration(text, label)], text) for text, label in pairs]
-    tokenized = tokenize_texts(require_fast_tokenizer(model), list(map(template.render, shown)))
-    labels = [one.range_of(one.rendered.label_spans[0]) for one in tokenized]
-    return [
-        (start, end - start, len(one.ids) - end)
-        for (start, end), one in zip(labels, tokenized, strict=True)
-    ]
+    prompts = [Prompt([Demonstration(text, label)], text) for text, label in pairs]
+    texts = tokenize_texts(require_fast_tokenizer(model), list(map(template.render, prompts)))
+    lengths = []
+    for text in texts:
+        start, end = text.range_of(text.rendered.label_spans[0])
+        lengths.append((start, end - start, len(text.ids) - end))
+    return lengths

@@ -32,18 +32,17 @@ def named_task(name: str, path: str | Path | None = None) -> Task:
     if path is None and Path(name).suffix in SUFFIXES:
         name, path = Path(name).stem, name
     if path is None:
-        return (
-            TextTask(name)
-            if name in DATASETS
-            else PairTask(name)
-            if name in bundled_pairs()
-            else WordTask(name)
-        )
+        if name in DATASETS:
+            return TextTask(name)
+        if name in bundled_pairs():
+            return PairTask(name)
+        return WordTask(name)
     columns = column_names(path)
     if {*PAIR_COLUMNS} <= {*columns} and not {*TextTask.columns} <= {*columns}:
         return PairTask(name, path)
-    is_word_list = str(path).endswith(".json") and (not columns or "categories" in columns)
-    return WordTask(name, path) if is_word_list else TextTask(name, path)
+    if str(path).endswith(".json") and (not columns or "categories" in columns):
+        return WordTask(name, path)
+    return TextTask(name, path)
 
 
 def load_task(

@@ -73,8 +73,10 @@ class TextTask(LabeledTask):
     def row_counts(self) -> RowCounts:
         """Return how many rows the task uses and skips; raise InputError if they cannot be read."""
         skipped: Counter[str] = Counter()
-        rows = self._rows(skipped)
-        return RowCounts(Counter(name for split in rows.values() for _, name in split), skipped)
+        used: Counter[str] = Counter()
+        for rows in self._rows(skipped).values():
+            used.update(class_name for _, class_name in rows)
+        return RowCounts(used, skipped)
 
     @property
     def has_class_words(self) -> bool:
@@ -99,30 +101,29 @@ class TextTask(LabeledTask):
             rows = _filtered(rows, keep)
         pool, queries = _pools(rows, self._split, demonstrations, rng)
         del rows
-        texts_of: dict[str, list[str]] = {}
+        queries_of: dict[str, list[str]] = {}
         for text, class_name in queries:
-            texts_of.setdefault(class_name, []).append(text)
+            queries_of.setdefault(class_name, []).append(text)
         classes = in_order(pool)
-        unasked = {name: TextPool(texts) for name, texts in pool.items() if name not in texts_of}
+        unasked = {name: TextPool(texts) for name, texts in pool.items() if name not in queries_of}
         in_turn = _as_frequent(queries, rng)
         if is_balanced or self.classes == "all":
-            in_turn = _balanced(texts_of, rng)
+            in_turn = _balanced(queries_of, rng)
         for query, true_class in in_turn:
-            others = [name for name in classes if name != true_class]
-            chosen = (
-                [rng.choice(others)]
-                if self.classes == "binary"
-                else rng.sample(others, len(others))
-            )
-            false = [(name, rng.sample(pool[name], demonstrations)) for name in chosen]
-            true = (true_class, rng.sample(pool[true_class], demonstrations))
-            first, shown = false[0]
-            seed = f"{query} {shown}"
-            if first in texts_of:  # no demonstration is like a query
-                false_query = random.Random(seed).choice(texts_of[first])
+            false_classes = [name for name in classes if name != true_class]
+            if self.classes == "binary":
+                false_classes = [rng.choice(false_classes)]
             else:
-                false_query = unasked[first].unused([*shown, *true[1]], seed)
-            yield Draw(false, true, query, false_query, classes)
+                false_classes = rng.sample(false_classes, len(false_classes))
+            false = [(name, rng.sample(pool[name], demonstrations)) for name in false_classes]
+            true_texts = rng.sample(pool[true_class], demonstrations)
+            first, first_texts = false[0]
+            seed = f"{query} {first_texts}"
+            if first in queries_of:  # no demonstration is like a query
+                false_query = random.Random(seed).choice(queries_of[first])
+            else:
+                false_query = unasked[first].unused([*first_texts, *true_texts], seed)
+            yield Draw(false, (true_class, true_texts), query, false_query, classes)
 
     @property
     def _split(self) -> str:
@@ -135,19 +136,20 @@ class TextTask(LabeledTask):
         `skipped` counts the other rows by the reason why they are skipped.
         """
         skipped = Counter() if skipped is None else skipped
-        splits, columns = tuple(dict.fromkeys(("train", self._split))), self.columns
+        splits = tuple(dict.fromkeys(("train", self._split)))
+        columns = self.columns
         if self.path is None:
             tables, columns = load_hub_splits(self.name, splits)
         else:
             path = Path(self.path)
-            tables = {
-                split: read_files(_files_of(path, self.name, split) if path.is_dir() else [path])
-                for split in splits
-            }
-        return {
-            split: list(_usable(table, columns, self.max_words, skipped))
-            for split, table in tables.items()
-        }
+            tables = {}
+            for split in splits:
+                files = _files_of(path, self.name, split) if path.is_dir() else [path]
+                tables[split] = read_files(files)
+        rows = {}
+        for split, table in tables.items():
+            rows[split] = list(_usable(table, columns, self.max_words, skipped))
+        return rows
 
 
 def _as_frequent(queries: Rows, rng: random.Random) -> Iterator[tuple[str, str]]:
@@ -172,12 +174,17 @@ def _filtered(rows: dict[str, Rows], keep: KeepTexts) -> dict[str, Rows]:
     """Return the rows of each split whose text remains when `keep` filters the texts of every split
     and class.
     """
-    groups = [
-        (split, group) for split in rows for group in sorted({name for _, name in rows[split]})
-    ]
-    texts = keep([[text for text, name in rows[split] if name == group] for split, group in groups])
-    kept = dict(zip(groups, map(set, texts), strict=True))
-    return {split: [row for row in rows[split] if row[0] in kept[split, row[1]]] for split in rows}
+    texts_of: dict[tuple[str, str], list[str]] = {}
+    for split, split_rows in rows.items():
+        for name in sorted({name for _, name in split_rows}):
+            texts_of[split, name] = [text for text, row_name in split_rows if row_name == name]
+    remaining = dict(zip(texts_of, map(set, keep(list(texts_of.values()))), strict=True))
+    filtered = {}
+    for split, split_rows in rows.items():
+        filtered[split] = [
+            (text, name) for text, name in split_rows if text in remaining[split, name]
+        ]
+    return filtered
 
 
 def _pools(
@@ -188,28 +195,33 @@ def _pools(
     """
     queries = rows[split]
     if split == "train":
-        of_class: dict[str, Rows] = {}
-        for text, name in rng.sample(queries, len(queries)):
-            of_class.setdefault(name, []).append((text, name))
-        queries = [
-            row for name in in_order(of_class) for row in of_class[name][: len(of_class[name]) // 2]
-        ]
+        queries = _half_of_each_class(queries, rng)
     query_keys = {spelling_key(text) for text, _ in queries}
     pool: dict[str, list[str]] = {}
     for text, name in rows["train"]:
         if spelling_key(text) not in query_keys:
             pool.setdefault(name, []).append(text)
     classes = in_order({*pool} | {name for _, name in queries})
-    if not queries or len(classes) < 2 or any(len(pool.get(name, ())) < count for name in classes):
-        counts = (
-            ", ".join(f"{len(pool.get(name, ()))} of class {name!r}" for name in classes) or "none"
-        )
+    sizes = {name: len(pool.get(name, ())) for name in classes}
+    if not queries or len(classes) < 2 or any(size < count for size in sizes.values()):
+        counts = ", ".join(f"{size} of class {name!r}" for name, size in sizes.items()) or "none"
         raise InputError(
             f"the data must have at least one query and two classes with {count} demonstration "
             f"texts each, got {len(queries)} queries and {counts}; add rows, or use a larger "
             "max_words or fewer demonstrations"
         )
     return pool, queries
+
+
+def _half_of_each_class(rows: Rows, rng: random.Random) -> Rows:
+    """Return half of the rows of each class, drawn at random, in the order of the classes."""
+    rows_of: dict[str, Rows] = {}
+    for text, name in rng.sample(rows, len(rows)):
+        rows_of.setdefault(name, []).append((text, name))
+    halves = []
+    for name in in_order(rows_of):
+        halves += rows_of[name][: len(rows_of[name]) // 2]
+    return halves
 
 
 def _usable(
@@ -261,13 +273,18 @@ def _files_of(folder: Path, name: str, split: str) -> list[Path]:
     `name`.
     """
     readable = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
-    found = [file for file in readable if split in re.split(r"[\W_]+", file.stem)]
-    found = [file for file in found if name in re.split(r"[\W_]+", file.stem)] or found
-    if len({re.sub(r"\d+", "", file.name) for file in found}) != 1:
-        names = quoted_list([file.name for file in found or readable]) or "no readable file"
+    of_split = [file for file in readable if split in _words_of_name(file)]
+    files = [file for file in of_split if name in _words_of_name(file)] or of_split
+    if len({re.sub(r"\d+", "", file.name) for file in files}) != 1:
+        names = quoted_list([file.name for file in files or readable]) or "no readable file"
         raise InputError(
             f"folder {str(folder)!r} must have one file for the split {split!r} of {name!r}, such "
             f"as '{split}.jsonl', got {names}; rename the file, choose another split, or pass the "
             "path of one file"
         )
-    return found
+    return files
+
+
+def _words_of_name(file: Path) -> list[str]:
+    """Return the words of a file's name, such as "sst2" and "test" of "sst2-test.csv"."""
+    return re.split(r"[\W_]+", file.stem)

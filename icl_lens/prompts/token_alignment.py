@@ -124,7 +124,7 @@ class TokenizedText:
 def tokenize_texts(tokenizer: Any, rendered: list[Rendered]) -> list[TokenizedText]:
     """Tokenize texts in one call. Raise InputError that lists unknown words."""
     encoded = tokenizer(
-        [one.text for one in rendered],
+        [prompt.text for prompt in rendered],
         add_special_tokens=False,
         padding=False,
         truncation=False,
@@ -133,19 +133,21 @@ def tokenize_texts(tokenizer: Any, rendered: list[Rendered]) -> list[TokenizedTe
         return_offsets_mapping=True,
         verbose=False,
     )
-    texts = [
-        TokenizedText(one, ids, [start for start, _ in offsets], [end for _, end in offsets])
-        for one, ids, offsets in zip(
-            rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True
-        )
-    ]
-    words = dict.fromkeys(word for text in texts for word in unknown_words(tokenizer, text))
-    if words:
-        shown = quoted_list(tuple(words)[:10]) + (
-            f" and {len(words) - 10} more" if len(words) > 10 else ""
-        )
+    texts = []
+    unknown: dict[str, None] = {}
+    for prompt, ids, offsets in zip(
+        rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True
+    ):
+        starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
+        text = TokenizedText(prompt, ids, starts, ends)
+        texts.append(text)
+        unknown.update(dict.fromkeys(unknown_words(tokenizer, text)))
+    if unknown:
+        words = quoted_list(tuple(unknown)[:10])
+        if len(unknown) > 10:
+            words += f" and {len(unknown) - 10} more"
         raise InputError(
-            f"words must be in the tokenizer's vocabulary, got {shown}; use other words or another "
+            f"words must be in the tokenizer's vocabulary, got {words}; use other words or another "
             "model"
         )
     return texts

@@ -1,6 +1,7 @@
 """Token ids: their names, checks, and the resolution of ids and positions given by the user."""
 
 from collections.abc import Sequence
+from itertools import compress, takewhile
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -23,12 +24,9 @@ last.
 
 def decode_tokens(tokenizer: Any, rows: list[list[int]]) -> list[list[str]]:
     """Return the text of each token, decoded alone."""
-    distinct = sorted({token for row in rows for token in row})
-    strings = tokenizer.batch_decode(
-        [[token] for token in distinct], clean_up_tokenization_spaces=False
-    )
-    string = dict(zip(distinct, strings, strict=True))
-    return [[string[token] for token in row] for row in rows]
+    ids = _distinct_ids(rows)
+    strings = tokenizer.batch_decode([[token] for token in ids], clean_up_tokenization_spaces=False)
+    return _looked_up(rows, dict(zip(ids, strings, strict=True)))
 
 
 def name_tokens(tokenizer: Any, rows: list[list[int]]) -> list[list[str]]:
@@ -38,14 +36,23 @@ def name_tokens(tokenizer: Any, rows: list[list[int]]) -> list[list[str]]:
     their space when decoded alone. A token that is part of a character is named as in the
     vocabulary.
     """
-    distinct = sorted({token for row in rows for token in row})
-    raw = tokenizer.convert_ids_to_tokens(distinct)
-    (strings,) = decode_tokens(tokenizer, [distinct])
-    name = {
-        token: _visible(one or "", text)
-        for token, one, text in zip(distinct, raw, strings, strict=True)
-    }
-    return [[name[token] for token in row] for row in rows]
+    ids = _distinct_ids(rows)
+    entries = tokenizer.convert_ids_to_tokens(ids)
+    (strings,) = decode_tokens(tokenizer, [ids])
+    name_of = {}
+    for token, entry, string in zip(ids, entries, strings, strict=True):
+        name_of[token] = _visible(entry or "", string)
+    return _looked_up(rows, name_of)
+
+
+def _distinct_ids(rows: list[list[int]]) -> list[int]:
+    """Return the different ids of all rows, in increasing order."""
+    return sorted(set().union(*rows))
+
+
+def _looked_up(rows: list[list[int]], text_of: dict[int, str]) -> list[list[str]]:
+    """Return the text of each id."""
+    return [list(map(text_of.__getitem__, row)) for row in rows]
 
 
 def _visible(raw: str, text: str) -> str:
@@ -74,25 +81,23 @@ def remove_padding(
     """Return the ids where the mask is 1; raise InputError if it has another shape or values, or a
     hole in a row.
     """
-    mask = (
-        attention_mask.tolist()
-        if isinstance(attention_mask, Tensor)
-        else [list(row) for row in attention_mask]
-    )
-    if [len(row) for row in mask] != [len(row) for row in rows]:
+    if isinstance(attention_mask, Tensor):
+        masks = attention_mask.tolist()
+    else:
+        masks = [list(mask) for mask in attention_mask]
+    if list(map(len, masks)) != list(map(len, rows)):
         raise InputError(
             "attention_mask must have the shape of tokens; pass both as the tokenizer returned them"
         )
-    for number, row in enumerate(mask):
-        if "".join(map(str, map(int, row))).strip("0").strip("1") or not set(row) <= {0, 1}:
+    for number, mask in enumerate(masks):
+        digits = "".join(map(str, map(int, mask)))
+        has_hole = bool(digits.strip("0").strip("1"))
+        if has_hole or not set(mask) <= {0, 1}:
             raise InputError(
-                f"attention_mask must be 1 on one run of tokens and 0 elsewhere, got {row} in row "
+                f"attention_mask must be 1 on one run of tokens and 0 elsewhere, got {mask} in row "
                 f"{number}"
             )
-    return [
-        [token for token, real in zip(*pair, strict=True) if real]
-        for pair in zip(rows, mask, strict=True)
-    ]
+    return [list(compress(row, mask)) for row, mask in zip(rows, masks, strict=True)]
 
 
 def check_no_padding(tokenizer: Any, rows: list[list[int]]) -> None:
@@ -103,16 +108,15 @@ def check_no_padding(tokenizer: Any, rows: list[list[int]]) -> None:
     pad = getattr(tokenizer, "pad_token_id", None)
     if pad is None:
         return
-    n_allowed = int(
-        pad in (getattr(tokenizer, "bos_token_id", None), getattr(tokenizer, "eos_token_id", None))
-    )
+    bos, eos = getattr(tokenizer, "bos_token_id", None), getattr(tokenizer, "eos_token_id", None)
+    n_allowed = int(pad in (bos, eos))
     for number, row in enumerate(rows):
         for side, tokens in (("begins", row), ("ends", row[::-1])):
-            count = next((i for i, token in enumerate(tokens) if token != pad), len(tokens))
-            if count > n_allowed:
+            n_padding = sum(1 for _ in takewhile(lambda token: token == pad, tokens))
+            if n_padding > n_allowed:
                 raise InputError(
-                    f"row {number} {side} with {count} padding tokens (id {pad}), which the model "
-                    "would read; pass attention_mask= as the tokenizer returned it"
+                    f"row {number} {side} with {n_padding} padding tokens (id {pad}), which the "
+                    "model would read; pass attention_mask= as the tokenizer returned it"
                 )
 
 
@@ -133,26 +137,32 @@ def resolve_positions(positions: TokenPositions, lengths: list[int]) -> list[lis
     if positions == "last":
         positions = -1
     if positions == "all":
-        return [list(range(length)) for length in lengths]
+        return list(map(list, map(range, lengths)))
     if isinstance(positions, str):
         raise InputError(f"positions must be 'last', 'all' or integers, got {positions!r}")
-    by_row: Any = [positions] if isinstance(positions, int) else positions
-    if all(isinstance(position, int) for position in by_row):
-        by_row = [by_row for _ in lengths]
-    if len(by_row) != len(lengths) or not all(isinstance(row, Sequence) and row for row in by_row):
+    positions_of_rows: Any = [positions] if isinstance(positions, int) else positions
+    if all(isinstance(position, int) for position in positions_of_rows):
+        positions_of_rows = [positions_of_rows] * len(lengths)
+    are_lists = all(isinstance(row, Sequence) and row for row in positions_of_rows)
+    if len(positions_of_rows) != len(lengths) or not are_lists:
         raise InputError(
             f"positions must be one position, a list for all {len(lengths)} prompts or a non-empty "
             f"list per prompt, got {positions!r}"
         )
-    for number, (row, length) in enumerate(zip(by_row, lengths, strict=True)):
-        wrong = [position for position in row if not -length <= position < length]
-        if wrong:
+    resolved = []
+    for number, (row, length) in enumerate(zip(positions_of_rows, lengths, strict=True)):
+        _check_in_range(row, length, number)
+        resolved.append([position % length for position in row])
+    return resolved
+
+
+def _check_in_range(positions: Sequence[int], length: int, number: int) -> None:
+    """Raise InputError for a position outside prompt `number`, which has `length` tokens."""
+    for position in positions:
+        if not -length <= position < length:
             raise InputError(
-                f"position {wrong[0]} is out of range for prompt {number}; valid are 0–{length - 1}"
+                f"position {position} is out of range for prompt {number}; valid are 0–{length - 1}"
             )
-    return [
-        [position % length for position in row] for row, length in zip(by_row, lengths, strict=True)
-    ]
 
 
 def ids_per_row(ids: Any, n: int, what: str, *, lists: bool = False) -> list[list[int]] | None:
@@ -164,22 +174,21 @@ def ids_per_row(ids: Any, n: int, what: str, *, lists: bool = False) -> list[lis
     if isinstance(ids, Tensor):
         ids = ids.tolist()
     rows = [ids] * n if isinstance(ids, int) else ids
-    several = [
-        [row] if isinstance(row, int) else [token for token in row if token != -1 or not lists]
-        for row in rows
-    ]
-    if (
-        len(several) != n
-        or not all(several)
-        or not (lists or all(len(row) == 1 for row in several))
-    ):
-        condition = (
-            "one token id or one per row"
-            if not lists
-            else "one token id, or one id or a list of ids per row"
-        )
+    ids_of_rows: list[list[int]] = []
+    for row in rows:
+        if isinstance(row, int):
+            ids_of_rows.append([row])
+        elif lists:
+            ids_of_rows.append([token for token in row if token != -1])
+        else:
+            ids_of_rows.append(list(row))
+    has_lists = any(len(row) != 1 for row in ids_of_rows)
+    if len(ids_of_rows) != n or not all(ids_of_rows) or (has_lists and not lists):
+        condition = "one token id or one per row"
+        if lists:
+            condition = "one token id, or one id or a list of ids per row"
         raise InputError(f"{what} must be {condition} ({n}), got {ids!r}")
-    return several
+    return ids_of_rows
 
 
 _DIGESTS: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()

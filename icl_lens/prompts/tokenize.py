@@ -1,12 +1,13 @@
 """Tokenize prompts into a `PromptBatch`."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.errors import InputError
@@ -78,21 +79,20 @@ def tokenize(
         >>> il.head_log_prob_increase(il.capture(model, texts), texts.answer_tokens).shape
         torch.Size([2, 8, 6])
     """
-    given = (
-        (prompts,)
-        if isinstance(prompts, str) or not isinstance(prompts, Iterable)
-        else tuple(prompts)
-    )
-    plain = [one for one in given if isinstance(one, Text)]
-    if plain:
-        if len(plain) < len(given):
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+        inputs = (prompts,)
+    else:
+        inputs = tuple(prompts)
+    texts = [text for text in inputs if isinstance(text, Text)]
+    if texts:
+        if len(texts) < len(inputs):
             raise InputError(
                 "prompts must be all il.Text or all il.Prompt, got both; tokenize them separately"
             )
         if template != DEFAULT_TEMPLATE or labels is not None:
             raise InputError("template and labels do not apply to il.Text; omit them")
-        return tokenize_plain(model, plain, prepend_bos=prepend_bos)
-    prompts = as_prompts(given)
+        return tokenize_plain(model, texts, prepend_bos=prepend_bos)
+    prompts = as_prompts(inputs)
     if not isinstance(template, Template):
         raise InputError(f"template must be an il.Template(demonstration, query), got {template!r}")
     if not prompts:
@@ -114,20 +114,52 @@ class _Row:
 
     prompt: Prompt
     text: TokenizedText
-    front: list[int]
+    prefix: list[int]
     """The special tokens before the text."""
     start: Ids
     columns: LabelRow
-    labels: list[LabelPlace]
+    label_places: list[LabelPlace]
     """Where each demonstration's label is, in tokens of the text."""
 
     @property
     def ids(self) -> list[int]:
-        return [*self.front, *self.text.ids, *self.start]
+        return [*self.prefix, *self.text.ids, *self.start]
+
+    @property
+    def label_positions(self) -> list[int]:
+        """The position of each demonstration's scored token."""
+        return [len(self.prefix) + place.scored for place in self.label_places]
+
+    @property
+    def label_ranges(self) -> list[tuple[int, int]]:
+        """The token range of each demonstration's label."""
+        ranges = []
+        for place in self.label_places:
+            first, end = place.range
+            ranges.append((len(self.prefix) + first, len(self.prefix) + end))
+        return ranges
+
+    @property
+    def label_columns(self) -> list[int]:
+        """The column of each demonstration's label."""
+        column_of = self.columns.column_of
+        return [column_of[demonstration.label] for demonstration in self.prompt.demonstrations]
+
+    @property
+    def answer_column(self) -> int:
+        """The column of the answer; -1 without an answer."""
+        if self.prompt.answer is None:
+            return -1
+        return self.columns.column_of[self.prompt.answer]
+
+    @property
+    def demonstration_ranges(self) -> list[tuple[int, int]]:
+        """The token range of each demonstration with the template's words."""
+        return list(pairwise(self.text.starts_of_parts(len(self.prefix))))
 
     def ranges(self, spans: Iterable[Span]) -> list[tuple[int, int]]:
         """Return the token ranges of spans in the row."""
-        return [self.text.range_of(span, len(self.front)) for span in spans]
+        return [self.text.range_of(span, len(self.prefix)) for span in spans]
 
 
 def _tokenize(
@@ -143,88 +175,118 @@ def _tokenize(
     prompt and start.
     """
     tokenizer = require_fast_tokenizer(model)
-    rendered = [template.render(prompt) for prompt in prompts]
-    check_text_length(model, tokenizer, [prompt.text for prompt in rendered])
-    texts = tokenize_texts(tokenizer, rendered)
-    tokens = _label_tokens(tokenizer, template, prompts, texts, labels)
-    alone = {
-        label: None for prompt in prompts if _is_own_word(prompt) for label in prompt.every_label
-    }
-    compared = {prompt.every_label: None for prompt in prompts if not _is_own_word(prompt)}
-    used = {label for prompt in prompts for label in prompt.every_label}
-    columns = LabelColumns(
-        labels, tokens, compared, [*alone, *(label for label in labels if label not in used)]
-    )
+    rendered_prompts = [template.render(prompt) for prompt in prompts]
+    check_text_length(model, tokenizer, [rendered.text for rendered in rendered_prompts])
+    texts = tokenize_texts(tokenizer, rendered_prompts)
+    label_tokens = _label_tokens(tokenizer, template, prompts, texts, labels)
+    columns = _label_columns(prompts, labels, label_tokens)
 
-    fronts = special_prefixes(tokenizer, texts, prepend_bos)
+    prefixes = special_prefixes(tokenizer, texts, prepend_bos)
     rows: list[_Row] = []
-    numbers: list[int] = []
-    for number, (prompt, text, front) in enumerate(zip(prompts, texts, fronts, strict=True)):
-        own = prompt.every_label
+    prompt_numbers: list[int] = []
+    for number, (prompt, text, prefix) in enumerate(zip(prompts, texts, prefixes, strict=True)):
         if starts is not None:
-            decisions = [starts[number]]
+            prompt_starts = [starts[number]]
+        elif _is_own_word(prompt):
+            prompt_starts = [()]
         else:
-            decisions = [()] if _is_own_word(prompt) else tokens.decisions(own, prompt.answer)
-        for start in decisions:
-            choices = sorted(
-                prompt.labels, key=lambda label, prompt=prompt: label != prompt.answer
-            )  # the answer first
-            row_columns = columns.of_row(own, choices, None if _is_own_word(prompt) else start)
-            rendered = text.rendered.label_spans
-            places = [
-                LabelPlace.of(text, span, template.gap, *tokens.parted(shown.label, start))
-                for span, shown in zip(rendered, prompt.demonstrations, strict=True)
-            ]
-            rows.append(_Row(prompt, text, front, start, row_columns, places))
-            numbers.append(number)
+            prompt_starts = label_tokens.decisions(prompt.every_label, prompt.answer)
+        for start in prompt_starts:
+            places = _label_places(prompt, text, start, label_tokens, template.gap)
+            row_columns = _row_columns(prompt, start, columns)
+            rows.append(_Row(prompt, text, prefix, start, row_columns, places))
+            prompt_numbers.append(number)
     check_context_length(model, [row.ids for row in rows])
-    demos = max(len(prompt.demonstrations) for prompt in prompts)
+    batch = _batch_of_rows(tokenizer, rows, columns)
+    batch = replace(batch, template=template, whole_labels=labels, prepend_bos=prepend_bos)
+    if len(rows) != len(prompts):
+        batch = replace(batch, decision_index=torch.tensor(prompt_numbers))
+    device = getattr(model.cfg, "device", None)
+    return batch if device is None else batch.to(device)
 
-    def by_demo(values: Iterable[list[Any]], missing: Any) -> Tensor:
-        """Return values [batch demo], with `missing` for demonstrations that a prompt lacks."""
-        padded = [[*row, *[missing] * (demos - len(row))] for row in values]
-        return torch.tensor(padded, dtype=torch.long).reshape(
-            len(padded), demos, *torch.tensor(missing).shape
-        )
 
-    batch = PromptBatch(
+def _label_columns(
+    prompts: Sequence[Prompt], labels: Sequence[str], label_tokens: LabelTokens
+) -> LabelColumns:
+    """Return the columns of a batch: for each set of labels that prompts choose between, and for
+    the labels that are scored by their first token.
+    """
+    # Dictionaries, because the order of what is first seen matters.
+    label_sets: dict[tuple[str, ...], None] = {}
+    scored_alone: dict[str, None] = {}
+    used = set()
+    for prompt in prompts:
+        used.update(prompt.every_label)
+        if _is_own_word(prompt):
+            scored_alone.update(dict.fromkeys(prompt.every_label))
+        else:
+            label_sets[prompt.every_label] = None
+    unused = [label for label in labels if label not in used]
+    return LabelColumns(labels, label_tokens, label_sets, [*scored_alone, *unused])
+
+
+def _row_columns(prompt: Prompt, start: Ids, columns: LabelColumns) -> LabelRow:
+    """Return the columns of a prompt's labels after a start; the answer counts first."""
+    choices = sorted(prompt.labels, key=lambda label: label != prompt.answer)
+    if _is_own_word(prompt):
+        return columns.of_row(prompt.every_label, choices, None)
+    return columns.of_row(prompt.every_label, choices, start)
+
+
+def _label_places(
+    prompt: Prompt, text: TokenizedText, start: Ids, label_tokens: LabelTokens, gap: str
+) -> list[LabelPlace]:
+    """Return where each demonstration's label is scored after a start."""
+    places = []
+    spans = text.rendered.label_spans
+    for span, demonstration in zip(spans, prompt.demonstrations, strict=True):
+        n_shared, is_ended = label_tokens.parted(demonstration.label, start)
+        places.append(LabelPlace.from_text(text, span, gap, n_shared, is_ended))
+    return places
+
+
+def _batch_of_rows(tokenizer: Any, rows: Sequence[_Row], columns: LabelColumns) -> PromptBatch:
+    """Return the rows as a batch, with the default template."""
+    n_demonstrations = max(len(row.prompt.demonstrations) for row in rows)
+    no_range = (-1, -1)
+    text_ranges = [row.ranges(row.text.rendered.text_spans) for row in rows]
+    label_mask = torch.zeros(len(rows), len(columns), dtype=torch.bool)
+    for number, row in enumerate(rows):
+        label_mask[number, list(row.columns.choices)] = True
+
+    def padded(values_of_rows: Sequence[Sequence[Any]], missing: Any) -> Tensor:
+        return _by_demonstration(values_of_rows, n_demonstrations, missing)
+
+    return PromptBatch(
         **row_fields(tokenizer, [row.ids for row in rows]),
-        label_positions=by_demo(
-            ([len(row.front) + one.scored for one in row.labels] for row in rows), -1
-        ),
-        label_ranges=by_demo(
-            (
-                [tuple(len(row.front) + end for end in one.range) for one in row.labels]
-                for row in rows
-            ),
-            (-1, -1),
-        ),
-        label_index=by_demo(
-            ([row.columns.of[d.label] for d in row.prompt.demonstrations] for row in rows), -1
-        ),
-        label_mask=torch.tensor(
-            [[column in row.columns.choices for column in range(len(columns))] for row in rows]
-        ),
+        label_positions=padded([row.label_positions for row in rows], -1),
+        label_ranges=padded([row.label_ranges for row in rows], no_range),
+        label_index=padded([row.label_columns for row in rows], -1),
+        label_mask=label_mask,
         label_tokens=torch.tensor(columns.tokens),
-        answer=torch.tensor(
-            [-1 if (name := row.prompt.answer) is None else row.columns.of[name] for row in rows]
-        ),
-        text_ranges=by_demo((row.ranges(row.text.rendered.text_spans) for row in rows), (-1, -1)),
-        demonstration_ranges=by_demo(
-            (list(pairwise(row.text.starts_of_parts(len(row.front)))) for row in rows), (-1, -1)
-        ),
+        answer=torch.tensor([row.answer_column for row in rows]),
+        text_ranges=padded(text_ranges, no_range),
+        demonstration_ranges=padded([row.demonstration_ranges for row in rows], no_range),
         query_range=torch.tensor([row.ranges([row.text.rendered.query_span])[0] for row in rows]),
         labels=columns.names,
         prompts=tuple(row.prompt for row in rows),
-        template=template,
+        template=DEFAULT_TEMPLATE,
         texts=tuple(row.text.rendered.text for row in rows),
-        whole_labels=labels,
         label_groups=columns.groups,
         n_appended=torch.tensor([len(row.start) for row in rows]),
-        decision_index=None if len(rows) == len(prompts) else torch.tensor(numbers),
     )
-    device = getattr(model.cfg, "device", None)
-    return batch if device is None else batch.to(device)
+
+
+def _by_demonstration(
+    values_of_rows: Sequence[Sequence[Any]], n_demonstrations: int, missing: Any
+) -> Int[Tensor, "row demo *value"]:
+    """Return values by demonstration, with `missing` for demonstrations that a prompt lacks."""
+    padded_rows = []
+    for values in values_of_rows:
+        padded_rows.append([*values, *[missing] * (n_demonstrations - len(values))])
+    value_shape = torch.tensor(missing).shape
+    padded = torch.tensor(padded_rows, dtype=torch.long)
+    return padded.reshape(len(padded_rows), n_demonstrations, *value_shape)
 
 
 def _label_tokens(
@@ -237,43 +299,77 @@ def _label_tokens(
     """Return the tokens of each label, which must be the same after every query and in every
     demonstration.
     """
-    found = LabelTokens(tokenizer)
-    pairs = [(row, label) for row, prompt in enumerate(prompts) for label in prompt.every_label]
-    choices = {label for _, label in pairs}
-    pairs += [
-        (0, label) for label in labels if label not in choices
-    ]  # of no prompt: after the first query
-    continuations = tokenize_texts(
-        tokenizer, [template.continuation(prompts[row], label) for row, label in pairs]
-    )
-    for (row, label), text in zip(pairs, continuations, strict=True):
-        found.add(
-            label,
-            text.continuation_tokens(texts[row], template.gap),
-            f"after the query of prompt {row}",
-        )
-    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        for shown, span in zip(prompt.demonstrations, text.rendered.label_spans, strict=True):
-            start, stop = text.label_range(span, template.gap)
-            found.add(shown.label, text.ids[start:stop], f"in a demonstration of prompt {row}")
-    compared = dict.fromkeys(prompt.every_label for prompt in prompts if not _is_own_word(prompt))
-    unfinished = list({label: None for own in compared for label in found.check_different(own)})
-    if (
-        unfinished
-    ):  # another label begins with the tokens of these, which end with the template's next token
+    label_tokens = LabelTokens(tokenizer)
+    _add_labels_after_queries(label_tokens, template, prompts, texts, labels)
+    _add_labels_in_demonstrations(label_tokens, template, prompts, texts)
+    label_sets: dict[tuple[str, ...], None] = {}
+    for prompt in prompts:
+        if not _is_own_word(prompt):
+            label_sets[prompt.every_label] = None
+    # Labels whose tokens are the beginning of another label's.
+    unfinished: dict[str, None] = {}
+    for label_set in label_sets:
+        unfinished.update(dict.fromkeys(label_tokens.check_different(label_set)))
+    if unfinished:
         query = next((prompt.query for prompt in prompts if prompt.query), "1")
-        shown_alone = [
-            template.render(Prompt([Demonstration(query, label)], query, label))
-            for label in unfinished
-        ]
-        for label, text in zip(unfinished, tokenize_texts(tokenizer, shown_alone), strict=True):
-            found.end_with(text.token_after_label(template.gap), label)
-    return found
+        _end_with_next_tokens(label_tokens, template, list(unfinished), query)
+    return label_tokens
+
+
+def _add_labels_after_queries(
+    label_tokens: LabelTokens,
+    template: Template,
+    prompts: Sequence[Prompt],
+    texts: Sequence[TokenizedText],
+    labels: Sequence[str],
+) -> None:
+    """Record the tokens of every prompt's labels after its query.
+
+    Labels that no prompt has are read after the first query.
+    """
+    used = set()
+    continued: list[tuple[int, str]] = []
+    for number, prompt in enumerate(prompts):
+        used.update(prompt.every_label)
+        continued += [(number, label) for label in prompt.every_label]
+    continued += [(0, label) for label in labels if label not in used]
+    rendered = [template.continuation(prompts[number], label) for number, label in continued]
+    continuations = tokenize_texts(label_tokens.tokenizer, rendered)
+    for (number, label), continuation in zip(continued, continuations, strict=True):
+        ids = continuation.continuation_tokens(texts[number], template.gap)
+        label_tokens.add(label, ids, f"after the query of prompt {number}")
+
+
+def _add_labels_in_demonstrations(
+    label_tokens: LabelTokens,
+    template: Template,
+    prompts: Sequence[Prompt],
+    texts: Sequence[TokenizedText],
+) -> None:
+    """Record the tokens of the label of every demonstration."""
+    for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        spans = text.rendered.label_spans
+        for demonstration, span in zip(prompt.demonstrations, spans, strict=True):
+            start, stop = text.label_range(span, template.gap)
+            where = f"in a demonstration of prompt {number}"
+            label_tokens.add(demonstration.label, text.ids[start:stop], where)
+
+
+def _end_with_next_tokens(
+    label_tokens: LabelTokens, template: Template, labels: Sequence[str], query: str
+) -> None:
+    """Let labels end with the template's next token, because other labels begin with theirs."""
+    rendered = []
+    for label in labels:
+        rendered.append(template.render(Prompt([Demonstration(query, label)], query, label)))
+    texts = tokenize_texts(label_tokens.tokenizer, rendered)
+    for label, text in zip(labels, texts, strict=True):
+        label_tokens.end_with(text.token_after_label(template.gap), label)
 
 
 def _is_own_word(prompt: Prompt) -> bool:
-    """Whether the answer is a word of its own, after demonstrations with others, so that it can be
-    scored alone.
+    """Whether the answer is a word that none of its demonstrations shows, so that it can be scored
+    alone.
     """
     return prompt.has_own_answer and bool(prompt.demonstrations)
 
@@ -283,35 +379,37 @@ TokenizeLike = Callable[[Sequence[Prompt], Sequence[int]], PromptBatch]
 
 
 def tokenizer_like(model: Any, batch: PromptBatch) -> TokenizeLike:
-    """Return a function that tokenizes a prompt for each of some rows, with the row's template,
-    labels and ends.
+    """Return a function that tokenizes a prompt for each of some rows of a batch.
+
+    A prompt gets the template, the labels and the appended label tokens of its row.
 
     Raise InputError unless `tokenize` gives `batch` for its own prompts, which it does not if `at`
     has selected positions.
     """
     assert batch.n_appended is not None  # prompts have it
-    ends = zip(batch.tokens.tolist(), batch.last.tolist(), batch.n_appended.tolist(), strict=True)
-    starts = [tuple(row[last + 1 - n : last + 1]) for row, last, n in ends]
+    starts = []
+    for ids, last, n_appended in zip(
+        batch.tokens.tolist(), batch.last.tolist(), batch.n_appended.tolist(), strict=True
+    ):
+        starts.append(tuple(ids[last + 1 - n_appended : last + 1]))
 
-    def tokenized(
-        prompts: Sequence[Prompt], rows: Sequence[int], prepend_bos: bool | None
-    ) -> PromptBatch:
-        used = {label for prompt in prompts for label in prompt.every_label}
-        labels = tuple(label for label in batch.whole_labels if label in used)
-        given: dict[str, Any] = {
-            "template": batch.template,
-            "labels": labels,
-            "prepend_bos": prepend_bos,
-        }
-        return _tokenize(model, tuple(prompts), starts=[starts[row] for row in rows], **given)
+    def tokenize_rows(prompts: Sequence[Prompt], rows: Sequence[int]) -> PromptBatch:
+        used = set()
+        for prompt in prompts:
+            used.update(prompt.every_label)
+        return _tokenize(
+            model,
+            tuple(prompts),
+            template=batch.template,
+            labels=tuple(label for label in batch.whole_labels if label in used),
+            prepend_bos=batch.prepend_bos,
+            starts=[starts[row] for row in rows],
+        )
 
-    for prepend_bos in (None, True, False):
-        try:
-            same = tokenized(batch.prompts, range(len(batch)), prepend_bos)
-        except InputError:
-            continue
-        if torch.equal(same.tokens, batch.tokens) and torch.equal(same.last, batch.last):
-            return partial(tokenized, prepend_bos=prepend_bos)
+    with suppress(InputError):
+        again = tokenize_rows(batch.prompts, range(len(batch)))
+        if torch.equal(again.tokens, batch.tokens) and torch.equal(again.last, batch.last):
+            return tokenize_rows
     raise InputError(
         "batch must have the tokens of its own prompts, as il.tokenize returns it, so that other "
         "prompts can be tokenized alike; pass il.tokenize(model, batch.prompts, "
@@ -320,19 +418,23 @@ def tokenizer_like(model: Any, batch: PromptBatch) -> TokenizeLike:
 
 
 def _every_label(prompts: tuple[Prompt, ...], labels: Sequence[str] | None) -> tuple[str, ...]:
-    """Return `labels`, which must contain those of all prompts, or by default these in an order of
-    their own.
+    """Return `labels`, which must contain those of all prompts, or by default the labels of the
+    prompts.
+
+    The default keeps the order of `Prompt.labels` if it is the same in all prompts.
     """
-    used = in_order(label for prompt in prompts for label in prompt.labels)
+    used = in_order(chain.from_iterable(prompt.labels for prompt in prompts))
     if labels is None:
-        return prompts[0].labels if len({prompt.labels for prompt in prompts}) == 1 else used
+        if len({prompt.labels for prompt in prompts}) == 1:
+            return prompts[0].labels
+        return used
     labels = tuple(labels)
     check_unicode(*labels, what="label")
     missing = [label for label in used if label not in labels]
     if missing or len(set(labels)) != len(labels):
+        remedy = f"add {quoted_list(missing)}" if missing else "remove the duplicates"
         raise InputError(
             f"labels must contain every label of the prompts ({quoted_list(used)}) once, got "
-            f"{labels!r}"
-            + (f"; add {quoted_list(missing)}" if missing else "; remove the duplicates")
+            f"{labels!r}; {remedy}"
         )
     return labels

@@ -90,41 +90,37 @@ class WordTask(LabeledTask):
                     f"other category, got {len(words)}; use fewer demonstrations"
                 )
         false_pool = TextPool(false_words, key=self._spelling)
-        possible = perm(len(false_words), demonstrations) * perm(
-            len(true_words), demonstrations + 1
-        )
+        n_false_draws = perm(len(false_words), demonstrations)
+        n_true_draws = perm(len(true_words), demonstrations + 1)
         seen = set()
         while True:
-            shown = rng.sample(false_words, demonstrations)
-            *own, query = rng.sample(true_words, demonstrations + 1)
-            if (drawn := (*shown, *own, query)) in seen:
+            false_texts = rng.sample(false_words, demonstrations)
+            *true_texts, query = rng.sample(true_words, demonstrations + 1)
+            words_in_order = (*false_texts, *true_texts, query)
+            if words_in_order in seen:
                 continue
-            seen.add(drawn)
-            if len(seen) == possible:
+            seen.add(words_in_order)
+            if len(seen) == n_false_draws * n_true_draws:
                 seen.clear()
-            false_query = false_pool.unused([*shown, *own], f"{query} {shown}")
-            yield Draw([(false, shown)], (true, own), query, false_query, (false, true))
+            false_query = false_pool.unused([*false_texts, *true_texts], f"{query} {false_texts}")
+            yield Draw(
+                [(false, false_texts)], (true, true_texts), query, false_query, (false, true)
+            )
 
     def _words(self) -> tuple[str, list[str], str, list[str]]:
         """Return the false category and its words, then the true category and its words."""
         categories = word_list(self.path)
         false, _, true = self.name.partition("-")
         if false not in categories or true not in categories or false == true:
-            names = [
-                *WORD_TASKS,
-                *DATASETS,
-                *bundled_pairs(),
-                *(f"{a}-{b}" for a, b in permutations(categories, 2)),
-            ]
+            word_tasks = [f"{first}-{second}" for first, second in permutations(categories, 2)]
+            names = [*WORD_TASKS, *DATASETS, *bundled_pairs(), *word_tasks]
             raise InputError(
                 f"unknown task {self.name!r}{did_you_mean(self.name, names)}; choose a sentence "
                 f"dataset ({', '.join(DATASETS)}), pairs ({', '.join(bundled_pairs())}), a word "
                 f"task such as {WORD_TASKS[0]!r} from two of the categories "
                 f"{', '.join(sorted(categories))}, or pass the path of your own sentences or pairs"
             )
-        false_words, true_words = (
-            self._different(categories[category]) for category in (false, true)
-        )
+        false_words, true_words = map(self._different, (categories[false], categories[true]))
         only_false = [word for key, word in false_words.items() if key not in true_words]
         only_true = [word for key, word in true_words.items() if key not in false_words]
         return false, only_false, true, only_true
