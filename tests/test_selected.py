@@ -126,7 +126,7 @@ def test_edges_of_circuits(gpt2, words, tmp_path):
     assert (table["estimate"] < 0).any()
     assert_shares(table["selected"], [named[edge] for edge in table["edge"]])
     assert circuit.to_dict()["expected_selected"] == 6 / len(space)
-    for shown in (repr(circuit), " ".join(Page(circuit.to_html()).text.split())):
+    for shown in (circuit.to_markdown(), " ".join(Page(circuit.to_html()).text.split())):
         assert f"the edge is among the first 6 {AGAIN} (random edge: {6 / len(space):.1%})" in shown
         assert all(f"{share:.1%}" in shown for share in table["selected"])
     files = {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*")}
