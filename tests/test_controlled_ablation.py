@@ -197,13 +197,13 @@ def test_balanced_prompts_do_not_locate_a_head_that_favors_a_label(icl_mini):
     assert located["random"].index(head) >= 24
 
 
-def test_a_mean_over_several_tasks_weighs_each_the_same(gpt2, gpt2_batch):
-    """Of batches of two prompts and of one, the mean is that of their two means."""
+def test_a_mean_over_several_batches_weighs_prompts_the_same(gpt2, gpt2_batch):
+    """Of batches of two prompts and of one, the mean is that of the three prompts."""
     two, single = gpt2_batch[[0, 1]], gpt2_batch[[2]]
     means = [mean_z(ModelView.of(gpt2), [0, 2], [batch], "last") for batch in (two, single)]
     both = mean_z(ModelView.of(gpt2), [0, 2], [two, single], "last")
     for layer in (0, 2):
-        assert_close(both[layer], (means[0][layer] + means[1][layer]) / 2)
+        assert_close(both[layer], (2 * means[0][layer] + means[1][layer]) / 3)
 
 
 def pair_prompts(pairs: str) -> list[il.Prompt]:
