@@ -11,7 +11,8 @@ from tolerance import assert_close
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
-from icl_lens.models.view import ModelView, tl_version
+from icl_lens.models.supported import tl_version
+from icl_lens.models.view import ModelView
 
 if tl_version() >= (4, 0):
     pytest.skip("TransformerLens 4 has no HookedTransformer", allow_module_level=True)

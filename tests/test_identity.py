@@ -186,6 +186,91 @@ def test_weights_that_are_edited_after_loading_are_measured(family):
         assert (il.score(model, batch) - il.score(clean, batch)).abs().max() > 1e-2
 
 
+@pytest.fixture(scope="module")
+def folder_not_causal(tmp_path_factory):
+    """A folder whose config.json says that attention is not causal, which TransformerLens does not follow."""
+    folder = tmp_path_factory.mktemp("not causal")
+    hf = families.build("llama_gqa")
+    hf.config.is_causal = False
+    hf.save_pretrained(folder)
+    families.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def batch_of(model):
+    return il.tokenize(model, [PROMPT], prepend_bos=False)
+
+
+def score_with_a_hook(model):
+    model.blocks[1].attn.hook_z.add_hook(lambda z, hook: 0.5 * z)
+    return il.score(model, batch_of(model))
+
+
+def score_with_a_hook_on_a_module(model):
+    model.original_model.model.layers[1].mlp.register_forward_hook(lambda module, args, output: 0.5 * output)
+    return il.score(model, batch_of(model))
+
+
+def score_inside_an_edit(model):
+    with il.edited(model, il.Ablate(["L1H0"])):
+        return il.score(model, batch_of(model))
+
+
+def score_processed_weights(model):
+    model.enable_compatibility_mode(disable_warnings=True)
+    return il.score(model, batch_of(model))
+
+
+FIRST_CALLS = {
+    "a batch": lambda model: il.score(model, batch_of(model)),
+    "a batch of a copy": lambda model: il.score(copy.deepcopy(model), batch_of(model)),
+    "edits": lambda model: il.score(model, batch_of(model), [[il.Ablate(["L1H0"], positions="last")]]),
+    "inside an edit": score_inside_an_edit,
+    "a hook": score_with_a_hook,
+    "a hook on a module": score_with_a_hook_on_a_module,
+    "processed weights": score_processed_weights,
+    "weights": lambda model: ModelView.of(model).W_O(1),
+    "a pass of TransformerLens": lambda model: model.run_with_cache(torch.tensor([families.PROMPT_IDS])),
+}
+"""Each is the first use of a model from files, which was not compared on loading."""
+
+
+@pytest.mark.parametrize("first", FIRST_CALLS)
+def test_a_model_from_files_is_compared_before_its_first_numbers(first, folder_not_causal):
+    model = il.load_model(folder_not_causal, tokenizer=families.tokenizer(), device="cpu")
+    for _ in range(2):  # and again, if it is used again
+        with pytest.raises(il.InputError, match=r"more than rounding explains; .*attention is not causal"):
+            FIRST_CALLS[first](model)
+
+
+@pytest.mark.parametrize("first", FIRST_CALLS)
+def test_a_model_from_files_that_its_bridge_follows_is_compared_once(first, family_folder, monkeypatch):
+    compared = []
+    run = identity.hugging_face_log_probs
+    monkeypatch.setattr(
+        identity, "hugging_face_log_probs", lambda hf, tokens: compared.append(tokens.shape) or run(hf, tokens)
+    )
+    model = il.load_model(family_folder("llama_gqa"), tokenizer=families.tokenizer(), device="cpu")
+    assert not compared  # on loading
+    FIRST_CALLS[first](model)
+    assert len(compared) == 1
+    ModelView.of(model).W_O(1)
+    model(torch.tensor([families.PROMPT_IDS]))
+    assert len(compared) == (2 if first == "a batch of a copy" else 1)
+
+
+def test_a_model_that_transformer_lens_cannot_run_is_refused(family_folder, monkeypatch):
+    model = il.load_model(family_folder("llama_gqa"), tokenizer=families.tokenizer(), device="cpu")
+
+    def forward(*args, **kwargs):
+        raise ValueError("sizes do not match")
+
+    monkeypatch.setattr(type(model.blocks[1].attn), "forward", forward)
+    message = r"TransformerLens cannot run LlamaForCausalLM, which runs without it \(ValueError: sizes do not match\)"
+    with pytest.raises(il.InputError, match=message):
+        il.score(model, batch_of(model))
+
+
 def test_the_model_in_a_bridge_is_run_by_its_own_modules_and_put_back(load_tiny):
     model = load_tiny("gpt2")
     modules = [type(module) for module in model.original_model.modules()]

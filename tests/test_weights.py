@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 import icl_lens as il
 from icl_lens.digest import weights_digest
 from icl_lens.models.offload import ParameterMap
-from icl_lens.models.view import ModelView, tl_version
+from icl_lens.models.supported import tl_version
+from icl_lens.models.view import ModelView
 
 
 @pytest.fixture

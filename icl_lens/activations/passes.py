@@ -11,7 +11,7 @@ from torch import Tensor
 
 from icl_lens.activations.writers import has_pos_embed
 from icl_lens.errors import InputError
-from icl_lens.models.identity import compare_batch, is_new_kind
+from icl_lens.models.identity import compare_batch, compare_deferred, is_new_kind
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
 from icl_lens.models.view import ModelView
@@ -49,21 +49,26 @@ def last_logits(
     view = ModelView.of(model)
     check_batch(batch)
     check_vocabulary(model, batch, "batch")
-    with (
-        torch.no_grad(),
-        view.inference_pass() as kwargs,
-        model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]),
-    ):
-        cached = {} if past is None else {"use_cache": True, "past_key_values": past}
-        passed = {
-            "attention_mask": batch.attention_mask,
-            "return_type": "logits",
-            **kwargs,
-            **cached,
-        }
-        logits = model(batch.tokens, **passed)[:, 0]
+    is_compared = is_new_kind(model, batch.last) and not view.has_hooks
+    cached = {} if past is None else {"use_cache": True, "past_key_values": past}
+    try:
+        with (
+            torch.no_grad(),
+            view.inference_pass(is_compared=is_compared) as kwargs,
+            model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, only_last)]),
+        ):
+            passed = {
+                "attention_mask": batch.attention_mask,
+                "return_type": "logits",
+                **kwargs,
+                **cached,
+            }
+            logits = model(batch.tokens, **passed)[:, 0]
+    except Exception:
+        compare_deferred(model)  # raises InputError if TransformerLens cannot run the model
+        raise
     check_finite(logits)
-    if is_new_kind(model, batch.last) and not view.has_hooks:
+    if is_compared:
         compare_batch(model, batch.tokens, batch.last, logits)
     return logits
 

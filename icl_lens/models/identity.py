@@ -1,23 +1,31 @@
-"""Compare a bridge with the Hugging Face model that it was built from, so that what is given is what is measured.
+"""Compare a bridge with the Hugging Face model that it was built from, so that the user's model is what is measured.
 
-A bridge runs attention code of its own. It does not see a `forward` that was replaced on a module, and it may read a
-configuration otherwise than the model.
+A bridge runs attention code of its own. It does not see a `forward` that was replaced on a
+module, and it may read a configuration otherwise than the model.
 
-1. On loading, the model itself runs on a few tokens before the bridge is built (`probe`), and the bridge runs on the
-   same tokens after (`check_probe`).
-2. The first batch of each kind (padded or not, twice as long as before) is compared with the model itself, alone, row
-   by row (`compare_batch`). For that, the modules that the bridge has replaced are put back for one pass (`unbridged`).
-3. Shortcuts that continue a prefix are only taken if earlier tokens do not read later ones
+1. A model that a user built or changed in memory, or whose code is not of transformers, runs on a
+   few tokens before its bridge is built (`probe`). The bridge runs on the same tokens after that
+   (`check_probe`).
+2. A model from files runs its first pass without a comparison of its own, since comparing it on
+   loading would take a fifth of the time of loading (`defer_comparison`). Whatever needs the model
+   before a batch was compared compares it on a few tokens first (`compare_deferred`): a pass
+   with edits, the reading of a weight, or the processing of weights.
+3. The first batch of each kind (padded or not, twice as long as before) is compared with the model
+   itself, alone, row by row (`compare_batch`). For that, the modules that the bridge has replaced
+   are put back for one pass (`unbridged`).
+4. Shortcuts that continue a prefix are only taken if earlier tokens do not read later ones
    (`reads_only_earlier_tokens`).
-4. A difference beyond rounding is an InputError, unless a new bridge of the same model does not show it: then the
-   bridge's weights were edited after it was built. Rounding is measured: the model runs once more, with noise of one
-   rounding step on the output of every matrix.
+5. A difference beyond rounding is an InputError, unless a new bridge of the same model does not
+   show it: then the bridge's weights were edited after it was built. Rounding is measured: the
+   model runs once more, with noise of one rounding step on the output of every matrix.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from threading import get_ident
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -29,9 +37,10 @@ from icl_lens.errors import InputError
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.inference import inference_kwargs, log_probs_of
 from icl_lens.models.locking import model_lock
-from icl_lens.models.module_hooks import LIBRARIES, hooked_modules, own_name, package_of
+from icl_lens.models.module_hooks import LIBRARIES, hooked_modules, hooks_removed, own_name, package_of
 from icl_lens.models.offload import execution_device
 from icl_lens.models.shared_weights import with_shared_weights
+from icl_lens.models.supported import check_supported
 from icl_lens.models.user_tokenizer import copy_tokenizer, not_read_again
 
 N_PROBE_TOKENS = 8
@@ -44,6 +53,11 @@ NEGLIGIBLE = {torch.float64: 5e-6, torch.float32: 5e-6, torch.float16: 1e-2, tor
 _COMPARED: "WeakKeyDictionary[Any, set[tuple[bool, int]]]" = WeakKeyDictionary()
 _EXEMPT: "WeakSet[Any]" = WeakSet()
 _IS_CAUSAL: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()
+# Attribute of bridges, which copies of them have too.
+_IS_DEFERRED = "_icl_lens_comparison_is_deferred"
+_COMPARING_METHODS = ("forward", "enable_compatibility_mode", "process_weights")
+# Model -> threads inside `comparison_postponed`.
+_POSTPONED: "WeakKeyDictionary[Any, set[int]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -141,6 +155,73 @@ def check_probe(model: Any, expected: Probe | None, hf_model: Any = None) -> Non
         raise _difference_error(model, difference, hf_model, "")
 
 
+def defer_comparison(model: Any) -> None:
+    """Let the first batch compare a new bridge of a model from files, and `compare_deferred` what comes before it.
+
+    TransformerLens' own methods compare it first, too: passes of the user, and the processing of weights, which leaves
+    nothing to compare with.
+    """
+    vars(model)[_IS_DEFERRED] = True
+    for name in _COMPARING_METHODS:
+        vars(model)[name] = MethodType(_comparing_first(name), model)
+
+
+def _comparing_first(name: str) -> Callable[..., Any]:
+    """Return a method that compares a bridge if that was deferred, and then runs its class's method `name`."""
+
+    def method(model: Any, *args: Any, **kwargs: Any) -> Any:
+        compare_deferred(model)
+        return getattr(type(model), name)(model, *args, **kwargs)
+
+    return method
+
+
+def compare_deferred(model: Any) -> None:
+    """Compare a bridge on a few tokens if its comparison was deferred and no batch has been compared since.
+
+    Hooks are removed for that. Raise InputError if the bridge differs from the model itself.
+    """
+    if _IS_DEFERRED not in vars(model) or get_ident() in _POSTPONED.get(model, ()):
+        return
+    with model_lock(model), comparison_postponed(model):
+        if _IS_DEFERRED in vars(model):  # no other thread has compared it while this one waited
+            with hooks_removed(model):
+                _compare_on_probe(model)
+            _end_deferral(model)
+
+
+def _end_deferral(model: Any) -> None:
+    """Note that a bridge was compared."""
+    for name in (_IS_DEFERRED, *_COMPARING_METHODS):
+        vars(model).pop(name, None)
+
+
+@contextmanager
+def comparison_postponed(model: Any) -> Iterator[None]:
+    """Let this thread use a bridge inside the `with` block before it is compared."""
+    threads = _POSTPONED.setdefault(model, set())
+    is_nested = get_ident() in threads
+    threads.add(get_ident())
+    try:
+        yield
+    finally:
+        if not is_nested:
+            threads.discard(get_ident())
+
+
+def _compare_on_probe(model: Any) -> None:
+    """Raise InputError if a bridge differs from its model on a few tokens, unless its weights were edited."""
+    with independent_rows(model), unbridged(model) as original:
+        expected = probe(original)
+    try:
+        check_probe(model, expected)
+    except InputError:
+        assert expected is not None
+        if _new_bridge_differs(model, expected.tokens, expected.log_probs[-1:], expected.dtype):
+            raise
+        _EXEMPT.add(model)
+
+
 def _kind(lengths: list[int]) -> tuple[bool, int]:
     """Return whether a batch is padded, and the number of bits of its longest row's last position."""
     return len(set(lengths)) > 1, (max(lengths) - 1).bit_length()
@@ -187,6 +268,7 @@ def compare_batch(
             return
         compared.discard(kind)
         raise _difference_error(model, difference, None, f" after prompt {row}")
+    _end_deferral(model)
 
 
 def _is_comparable(model: Any) -> bool:
@@ -298,26 +380,31 @@ def _restore_modules(root: nn.Module, replaced: list[tuple[nn.Module, str, nn.Mo
 def _new_bridge_differs(
     model: Any, tokens: Int[Tensor, "1 pos"], expected: Float[Tensor, "1 d_vocab"], dtype: torch.dtype
 ) -> bool:
-    """Return whether a new bridge of the same model also differs from `expected`, so that no edit of weights is why."""
+    """Return whether a new bridge of the same model also differs from `expected`, so that no edit of weights is why.
+
+    A new bridge that cannot be built or run differs too.
+    """
     from transformer_lens.model_bridge import TransformerBridge
 
     with unbridged(model) as original:
         shared = with_shared_weights(original)
     tokenizer = copy_tokenizer(model.tokenizer)
-    with not_read_again(tokenizer):
-        new = TransformerBridge.boot_transformers(
-            str(model.cfg.model_name), hf_model=shared, tokenizer=tokenizer, dtype=dtype
-        ).eval()
-    difference = difference_of(expected, bridge_log_probs(new, tokens)[-1:], dtype)
+    try:
+        with not_read_again(tokenizer):
+            new = TransformerBridge.boot_transformers(
+                str(model.cfg.model_name), hf_model=shared, tokenizer=tokenizer, dtype=dtype
+            ).eval()
+        new_log_probs = bridge_log_probs(new, tokens)[-1:]
+    except Exception:
+        return True
+    difference = difference_of(expected, new_log_probs, dtype)
     return not _is_rounding(new, tokens, difference, dtype, last_only=True)
 
 
 def is_refused(model: Any) -> bool:
     """Return whether every function refuses the model anyway, with a reason of its own."""
-    from icl_lens.models.view import ModelView
-
     try:
-        ModelView.of(model)
+        check_supported(model)
     except InputError:
         return True
     return False

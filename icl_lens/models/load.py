@@ -8,14 +8,14 @@ import torch
 
 from icl_lens.errors import InputError
 from icl_lens.models.hugging_face_objects import name_of, transformers_class, without_adapter_wrapper, wrap_error
-from icl_lens.models.identity import Probe, check_probe, probe
+from icl_lens.models.identity import Probe, check_probe, defer_comparison, probe
 from icl_lens.models.load_errors import check_config, diagnose_load_error
 from icl_lens.models.offload import execution_device
 from icl_lens.models.quiet import no_processor, quiet_loading
 from icl_lens.models.resolve import bundled_models, has_tokenizer, missing_tokenizer_error, resolve_model, weight_files
 from icl_lens.models.shared_weights import with_shared_weights
+from icl_lens.models.supported import SUPPORTED_DTYPES
 from icl_lens.models.user_tokenizer import copy_tokenizer, not_read_again
-from icl_lens.models.view import SUPPORTED_DTYPES
 from icl_lens.models.weight_checks import StrictLoader
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def load_model(
     share the memory of the `hf_model`'s weights. `name` is then what results call the model; the default is the name
     that it was loaded by, or its class.
 
-    The model itself and its bridge run on a few tokens, and must compute the same up to rounding.
+    A model and its bridge must compute the same up to rounding. A model in memory (`hf_model`), or with code of its
+    own, is compared with its bridge on a few tokens here; a model from files when it is used first.
 
     If a model does not fit in GPU memory, a `device_map` with "cpu" for some modules, or "disk" with
     `offload_folder=`, offloads weights: they are loaded one module at a time when needed, which is slow but gives the
@@ -111,7 +112,10 @@ def load_model(
     if str(model.cfg.device) == "meta":  # the embedding is offloaded: tokens go where it runs
         model.cfg.device = str(execution_device(model.embed) or "cpu")
     model.eval()
-    check_probe(model, expected, hf_model)
+    if expected is None and hf_model is None:
+        defer_comparison(model)
+    else:
+        check_probe(model, expected, hf_model)
     return model
 
 
@@ -133,9 +137,10 @@ def _wrap(boot: Any, name: str, hf_model: Any, kwargs: dict[str, Any]) -> tuple[
 
 
 def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) -> tuple[Any, Probe | None]:
-    """Find a model's folder, check its files and load it with `boot`; return it, and what it computed before that.
+    """Find a model's folder, check its files and load it with `boot`.
 
-    Raise InputError with the cause of a failure.
+    Return it and, if its code is not of transformers, what it computed before TransformerLens changed it. Raise
+    InputError with the cause of a failure.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -161,7 +166,8 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
             name,
             files[0].name,
         )
-    checked = StrictLoader(name, kwargs.pop("model_class", None), kwargs.get("device"))
+    model_class = kwargs.pop("model_class", None)
+    checked = StrictLoader(name, model_class, kwargs.get("device"), is_probed=code or model_class is not None)
     try:
         quick = source.kind == "gguf" or name in bundled_models()
         with quiet_loading(bars=not quick), no_processor():

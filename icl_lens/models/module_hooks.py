@@ -1,6 +1,7 @@
 """Forward hooks of PyTorch modules that were not set by a library, as by `model.….register_forward_hook`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,26 @@ def hooked_modules(model: Any) -> list[str]:
 
 def _hooks(module: Any) -> list[Callable[..., Any]]:
     return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+
+
+@contextmanager
+def hooks_removed(model: Any) -> Iterator[None]:
+    """Remove hooks of users, and temporary ones of hook points, inside the `with` block; restore them afterwards."""
+    before: list[tuple[Any, dict[int, Any]]] = []
+    for module in all_modules(model):
+        temporary = [handle.hook.id for handle in getattr(module, "fwd_hooks", ()) if not handle.is_permanent]
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            removed = [key for key, hook in hooks.items() if key in temporary or package_of(hook) not in LIBRARIES]
+            if removed:
+                before.append((hooks, dict(hooks)))
+                for key in removed:
+                    del hooks[key]
+    try:
+        yield
+    finally:
+        for hooks, all_hooks in before:
+            hooks.clear()
+            hooks.update(all_hooks)
 
 
 def package_of(function: Callable[..., Any]) -> str:

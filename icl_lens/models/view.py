@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,23 +22,18 @@ from torch import Tensor
 from icl_lens.errors import InputError, not_a_model_error
 from icl_lens.models.gguf import ORIGIN, UNQUANTIZED
 from icl_lens.models.head import AnyHead, Head, head_tuple
+from icl_lens.models.identity import compare_deferred, comparison_postponed
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.inference import inference_kwargs
 from icl_lens.models.installed import INSTALLED_MODELS
-from icl_lens.models.layout import check_layout
 from icl_lens.models.locking import model_lock
 from icl_lens.models.module_hooks import hooked_modules
 from icl_lens.models.modules import all_modules
 from icl_lens.models.norms import NormView, infer_norm
-from icl_lens.models.offload import execution_device, has_missing_weights, mark_offloaded, weights_loaded_if_offloaded
+from icl_lens.models.offload import execution_device, weights_loaded_if_offloaded
 from icl_lens.models.readout import Readout, norm_scale
+from icl_lens.models.supported import check_supported
 from icl_lens.models.weight_modules import adapter_parameters, check_weight
-
-
-def tl_version() -> tuple[int, int]:
-    """Return the major and minor version of the installed TransformerLens."""
-    major, minor, *_ = version("transformer-lens").split(".")
-    return int(major), int(minor)
 
 
 @dataclass(frozen=True)
@@ -57,14 +51,7 @@ class ModelView:
         """Return the view of a model. Raise InputError unless it is a decoder of attention + FFN blocks."""
         if getattr(model, "cfg", None) is None or not hasattr(model, "hook_dict"):
             raise not_a_model_error(model)
-        name = type(getattr(model, "original_model", model)).__name__
-        if name.startswith(("Cohere", "HunYuan")) and tl_version() < (4, 0):
-            raise InputError(
-                f"{name} is not supported with TransformerLens 3, which computes different logits; install "
-                "transformer-lens>=4"
-            )
-        _check_weights(model, name)
-        check_layout(model, name)
+        check_supported(model)
         return cls(model)
 
     @property
@@ -265,6 +252,7 @@ class ModelView:
 
         Raise InputError if its module computes something else, as with an adapter.
         """
+        compare_deferred(self.model)
         with weights_loaded_if_offloaded(self.model, owner if offloaded_in is None else offloaded_in):
             check_weight(self.model, owner, name)
             weight = getattr(owner, name, None)
@@ -432,20 +420,24 @@ class ModelView:
     # Passes ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def inference_pass(self) -> Iterator[dict[str, Any]]:
+    def inference_pass(self, *, is_compared: bool = False) -> Iterator[dict[str, Any]]:
         """Yield keyword arguments with which forward passes in the block keep in memory only what hooks record.
 
         Without them, Hugging Face models collect a KV cache and every layer's attention weights (heads · pos² values),
         and bridges store the attention weights. In float32 and float64, a tanh GELU that consists of several operations
         is replaced by a single kernel, which gives the same result within rounding.
+
+        `is_compared` says that the logits will be compared with those of the Hugging Face model.
         """
-        with self.exclusive_pass(), inference_kwargs(self.model) as arguments:
+        with self.exclusive_pass(is_compared=is_compared), inference_kwargs(self.model) as arguments:
             yield arguments
 
     @contextmanager
-    def exclusive_pass(self) -> Iterator[None]:
+    def exclusive_pass(self, *, is_compared: bool = False) -> Iterator[None]:
         """Lock the model for this thread, in evaluation mode and with independent rows; undo both afterwards."""
-        with model_lock(self.model), independent_rows(self.model):
+        if not is_compared:
+            compare_deferred(self.model)
+        with model_lock(self.model), comparison_postponed(self.model), independent_rows(self.model):
             training = [module for module in all_modules(self.model) if module.training]
             for module in training:
                 module.training = False
@@ -491,26 +483,3 @@ class ModelView:
 
 # Sizes of FFNs, which are read once per model, since offloaded weights are loaded for that.
 _N_NEURONS: "WeakKeyDictionary[Any, int | None]" = WeakKeyDictionary()
-
-# Dtypes whose weights can be read and multiplied directly.
-SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-def _check_weights(model: Any, name: str) -> None:
-    """Raise InputError for weights that cannot be read because they are quantized or not loaded."""
-    quantized = getattr(getattr(model, "original_model", None), "hf_quantizer", None) is not None
-    parameters = list(model.parameters())
-    offloaded = any(parameter.is_meta for parameter in parameters)
-    mark_offloaded(model, offloaded=offloaded)
-    dtypes = {parameter.dtype for parameter in parameters}.difference(SUPPORTED_DTYPES)
-    packed = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
-    if quantized or packed:
-        raise InputError(
-            f"weights of {name} must not be quantized, got {', '.join(packed) or 'packed weights'}; load the model "
-            "unquantized, with dtype=torch.bfloat16 to save memory"
-        )
-    if offloaded and has_missing_weights(model):
-        raise InputError(
-            f"some weights of {name} are not loaded (on the meta device), and no accelerate hook loads them; load the "
-            "model with its weights, with dtype=torch.bfloat16 or device_map= and offload_folder= to save memory"
-        )

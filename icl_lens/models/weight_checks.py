@@ -25,13 +25,15 @@ class StrictLoader:
     """A model class for `boot_transformers(model_class=)` that rejects weights that do not match the configuration.
 
     transformers itself initializes missing weights at random and drops unexpected ones. `inner` is the class to load
-    with; None lets TransformerLens choose.
+    with; None lets TransformerLens choose. With `is_probed`, the new model runs on a few tokens.
     """
 
-    def __init__(self, name: str, inner: Any = None, device: torch.device | str | None = None) -> None:
-        self._name, self._inner, self._device = name, inner, device
+    def __init__(
+        self, name: str, inner: Any = None, device: torch.device | str | None = None, *, is_probed: bool = False
+    ) -> None:
+        self._name, self._inner, self._device, self._is_probed = name, inner, device, is_probed
         self.probe: Probe | None = None
-        """What the model computes before TransformerLens changes it."""
+        """What the model computes before TransformerLens changes it, if it is probed."""
 
     def from_pretrained(self, folder: Any, **kwargs: Any) -> Any:
         """Load with `inner`; raise InputError for weights that are missing, unexpected, misshapen or not finite."""
@@ -42,7 +44,8 @@ class StrictLoader:
         check_finite(self._name, model, kwargs.get("torch_dtype"))
         if self._device is not None:
             model = model.to(self._device)
-        self.probe = probe(model)
+        if self._is_probed:
+            self.probe = probe(model)
         return model
 
     def from_config(self, config: Any, **kwargs: Any) -> Any:

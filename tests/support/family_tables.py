@@ -2,7 +2,7 @@
 
 import families
 
-from icl_lens.models.view import tl_version
+from icl_lens.models.supported import tl_version
 
 
 def refused(version: tuple[int, int]) -> dict[str, tuple[str, str]]:

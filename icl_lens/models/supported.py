@@ -1,0 +1,51 @@
+"""Refuse models that no function can explain, whatever it is asked."""
+
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from icl_lens.errors import InputError
+from icl_lens.models.layout import check_layout
+from icl_lens.models.offload import has_missing_weights, mark_offloaded
+
+SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Dtypes whose weights can be read and multiplied directly."""
+
+
+def tl_version() -> tuple[int, int]:
+    """Return the major and minor version of the installed TransformerLens."""
+    major, minor, *_ = version("transformer-lens").split(".")
+    return int(major), int(minor)
+
+
+def check_supported(model: Any) -> None:
+    """Raise InputError unless a model is a decoder of attention + FFN blocks whose weights can be read."""
+    name = type(getattr(model, "original_model", model)).__name__
+    if name.startswith(("Cohere", "HunYuan")) and tl_version() < (4, 0):
+        raise InputError(
+            f"{name} is not supported with TransformerLens 3, which computes different logits; install "
+            "transformer-lens>=4"
+        )
+    _check_weights(model, name)
+    check_layout(model, name)
+
+
+def _check_weights(model: Any, name: str) -> None:
+    """Raise InputError for weights that cannot be read because they are quantized or not loaded."""
+    quantized = getattr(getattr(model, "original_model", None), "hf_quantizer", None) is not None
+    parameters = list(model.parameters())
+    offloaded = any(parameter.is_meta for parameter in parameters)
+    mark_offloaded(model, offloaded=offloaded)
+    dtypes = {parameter.dtype for parameter in parameters}.difference(SUPPORTED_DTYPES)
+    packed = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    if quantized or packed:
+        raise InputError(
+            f"weights of {name} must not be quantized, got {', '.join(packed) or 'packed weights'}; load the model "
+            "unquantized, with dtype=torch.bfloat16 to save memory"
+        )
+    if offloaded and has_missing_weights(model):
+        raise InputError(
+            f"some weights of {name} are not loaded (on the meta device), and no accelerate hook loads them; load the "
+            "model with its weights, with dtype=torch.bfloat16 or device_map= and offload_folder= to save memory"
+        )
