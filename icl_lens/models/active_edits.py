@@ -1,4 +1,5 @@
-"""What edits a model now, in words: edits of open `with` blocks, and forward hooks that others have set."""
+"""What edits a model now, in words: edits of open `with` blocks, and forward hooks that others have
+set."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,12 +43,12 @@ def are_edits_disabled(view: ModelView) -> bool:
 
 
 def active_edits(view: ModelView) -> tuple[str, ...]:
-    """Return in words what edits the model now: the edits of open `with` blocks, and other forward hooks.
+    """Return in words what edits the model now: the edits of open `with` blocks, and other forward
+    hooks.
 
-    These are hooks of TransformerLens' hook points, and hooks of PyTorch modules that are not set by a library in
-    `icl_lens.models.module_hooks.LIBRARIES`. Every function runs the model as it is, so its numbers are those of the
-    edited model, and results name the edits.
-    """
+    These are hooks of TransformerLens' hook points, and hooks of PyTorch modules that are not set
+    by a library in `icl_lens.models.module_hooks.LIBRARIES`. Every function runs the model as it
+    is, so its numbers are those of the edited model, and results name the edits."""
     with model_lock(view.model):  # or the hooks of another thread's pass would count
         describe = DESCRIBE.get(view.model)
         open_edits, edit_handles = ([], set()) if describe is None else describe()
@@ -69,7 +70,9 @@ def active_edits(view: ModelView) -> tuple[str, ...]:
 
 
 def edits_note(edits: Sequence[str], what: str = "All numbers") -> str:
-    """Return a sentence that says that numbers are those of an edited model; empty without edits."""
+    """Return a sentence that says that numbers are those of an edited model; empty without
+    edits.
+    """
     return f"{what} are those of the edited model: {'; '.join(edits)}." if edits else ""
 
 

@@ -1,4 +1,5 @@
-"""Compute attention scores from queries and keys: clipping, scale, soft cap, window, rotation, ALiBi, sinks."""
+"""Compute attention scores from queries and keys: clipping, scale, soft cap, window, rotation,
+ALiBi, sinks."""
 
 import sys
 from typing import Any, Literal, NamedTuple
@@ -24,11 +25,12 @@ Angles have the order of the dimensions, except in "adjacent, angles in halves" 
 
 
 class AttentionScoring(NamedTuple):
-    """The scoring of one attention layer: `soft_cap(scale · q·k)` within an attention window (None: all keys).
+    """The scoring of one attention layer: `soft_cap(scale · q·k)` within an attention window (None:
+    all keys).
 
-    `position` is the type of positional embedding. `clip` bounds the entries of queries, keys and values (OLMo);
-    `norms_rotated` tells whether queries and keys are normed after their rotation (HunYuan) instead of before;
-    `sinks` holds each head's logit of attention to nothing (gpt-oss).
+    `position` is the type of positional embedding. `clip` bounds the entries of queries, keys and
+    values (OLMo); `norms_rotated` tells whether queries and keys are normed after their rotation
+    (HunYuan) instead of before; `sinks` holds each head's logit of attention to nothing (gpt-oss).
     """
 
     scale: float
@@ -37,7 +39,8 @@ class AttentionScoring(NamedTuple):
     position: str
     pairs: Pairs
     rotates_whole_heads: bool = False
-    """Whether angles for half a head's width are those of all its pairs (gpt-oss), not of a part of the head."""
+    """Whether angles for half a head's width are those of all its pairs (gpt-oss), not of a part of
+    the head."""
     clip: float | None = None
     norms_rotated: bool = False
     sinks: Float[Tensor, " head"] | None = None
@@ -48,7 +51,9 @@ class AttentionScoring(NamedTuple):
 
 
 def position_kind(view: ModelView) -> str:
-    """Return how the model encodes positions, such as "standard" (learned embeddings) or "rotary"."""
+    """Return how the model encodes positions, such as "standard" (learned embeddings) or
+    "rotary".
+    """
     return str(getattr(view.cfg, "positional_embedding_type", "standard"))
 
 
@@ -62,7 +67,9 @@ def attention_scoring(view: ModelView, layer: int) -> AttentionScoring:
         cap = float(getattr(cfg, "attn_scores_soft_cap", -1.0))
         scale = 1.0 / float(attn.attn_scale)
         pairs: Pairs = "adjacent" if getattr(cfg, "rotary_adjacent_pairs", False) else "halves"
-        return AttentionScoring(scale, cap if cap > 0 else None, cfg.window_size if local else None, position, pairs)
+        return AttentionScoring(
+            scale, cap if cap > 0 else None, cfg.window_size if local else None, position, pairs
+        )
     sinks = getattr(hf_attn, "sinks", None)
     return AttentionScoring(
         scale=_score_scale(hf_attn),
@@ -78,21 +85,26 @@ def attention_scoring(view: ModelView, layer: int) -> AttentionScoring:
 
 
 def _pairs(cfg: Any, hf_attn: Any) -> Pairs:
-    """Return which dimensions rotate together, as TransformerLens states it, or in tables of sines (GPT-J, CodeGen)."""
+    """Return which dimensions rotate together, as TransformerLens states it, or in tables of sines
+    (GPT-J, CodeGen)."""
     if getattr(cfg, "rotary_interleaved_cos_sin", False) or hasattr(hf_attn, "embed_positions"):
         return "adjacent"
-    return "adjacent, angles in halves" if getattr(cfg, "rotary_adjacent_pairs", False) else "halves"
+    return (
+        "adjacent, angles in halves" if getattr(cfg, "rotary_adjacent_pairs", False) else "halves"
+    )
 
 
 def _rotates_whole_heads(cfg: Any) -> bool:
-    """Return whether the configuration rotates all dimensions of a head, as TransformerLens reads it."""
+    """Return whether the configuration rotates all dimensions of a head, as TransformerLens reads
+    it."""
     parameters = getattr(cfg, "rope_parameters", None)
     factor = parameters.get("partial_rotary_factor", 1.0) if isinstance(parameters, dict) else 1.0
     return float(getattr(cfg, "rotary_pct", factor)) == 1.0
 
 
 def _clip(hf_attn: Any) -> float | None:
-    """Return the bound on entries of queries, keys and values, which is the module's or its configuration's."""
+    """Return the bound on entries of queries, keys and values, which is the module's or its
+    configuration's."""
     if hasattr(hf_attn, "clip_qkv"):  # MPT does not clip if it is 0
         return float(hf_attn.clip_qkv) if hf_attn.clip_qkv else None
     clip = getattr(getattr(hf_attn, "config", None), "clip_qkv", None)
@@ -105,7 +117,9 @@ def _window(view: ModelView, hf_attn: Any) -> int | None:
     if kind in ("local", "global"):
         return int(view.hf_config_value("window_size", 0)) if kind == "local" else None
     window = getattr(hf_attn, "sliding_window", None)
-    if not getattr(hf_attn, "is_sliding", True):  # EXAONE 4 states a window in layers that do not use it
+    if not getattr(
+        hf_attn, "is_sliding", True
+    ):  # EXAONE 4 states a window in layers that do not use it
         return None
     if window is None and view.hf_config_value("layer_types", None) is None:
         window = view.hf_config_value("sliding_window", None)
@@ -113,29 +127,35 @@ def _window(view: ModelView, hf_attn: Any) -> int | None:
 
 
 def normed_hooks(view: ModelView, layer: int) -> dict[str, str]:
-    """Return the model's hooks of normed queries and keys before rotation; they fire only in layers with such norms."""
+    """Return the model's hooks of normed queries and keys before rotation; they fire only in layers
+    with such norms."""
     names = {f"{name}_normed": f"blocks.{layer}.attn.hook_{name}_normed" for name in "qk"}
     return {name: hook for name, hook in names.items() if hook in view.hook_names}
 
 
 def unhooked_qk_norm(view: ModelView, layer: int, name: str) -> NormView | None:
-    """Return the norm of queries ("q") or keys ("k") if no hook has its output (HookedTransformer), else None."""
-    if getattr(view.attn(layer), "original_component", None) is not None or normed_hooks(view, layer):
+    """Return the norm of queries ("q") or keys ("k") if no hook has its output (HookedTransformer),
+    else None."""
+    if getattr(view.attn(layer), "original_component", None) is not None or normed_hooks(
+        view, layer
+    ):
         return None
     return view.q_norm(layer) if name == "q" else view.k_norm(layer)
 
 
 def rotation_hooks(view: ModelView, layer: int) -> tuple[str, str] | None:
-    """Return the hooks of a layer's cosines and sines [batch pos d_rotary]; None if they are in a table.
+    """Return the hooks of a layer's cosines and sines [batch pos d_rotary]; None if they are in a
+    table.
 
-    In a layer that does not rotate (Cohere 2, SmolLM3), the hooks exist but never fire; see `no_rotation`.
-    """
+    In a layer that does not rotate (Cohere 2, SmolLM3), the hooks exist but never fire; see
+    `no_rotation`."""
     names = f"blocks.{layer}.attn.hook_cos", f"blocks.{layer}.attn.hook_sin"
     return names if names[0] in view.hook_names else None
 
 
 def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines at positions [batch pos] from a table, or raise RotaryAnglesUnavailable."""
+    """Return cosines and sines at positions [batch pos] from a table, or raise
+    RotaryAnglesUnavailable."""
     attn = view.attn(layer)
     hf_attn = getattr(attn, "original_component", None)
     if hf_attn is None:
@@ -143,20 +163,23 @@ def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tens
     table = getattr(hf_attn, "embed_positions", None)
     if table is None:
         raise RotaryAnglesUnavailable(
-            f"{view.architecture} does not expose its rotary angles, so its attention scores cannot be recomputed"
+            f"{view.architecture} does not expose its rotary angles, so its attention scores "
+            "cannot be recomputed"
         )
     sin, cos = table.to(positions.device)[positions].chunk(2, dim=-1)
     return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
 
 
 def no_rotation(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines [1 1 0] of a layer that does not rotate: `rotate` with them changes nothing."""
+    """Return the cosines and sines [1 1 0] of a layer that does not rotate: `rotate` with them
+    changes nothing."""
     angles = like.new_empty(1, 1, 0)
     return angles, angles
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, scoring: AttentionScoring) -> Tensor:
-    """Rotate x [batch pos head d_head] by angles [batch pos d_rotary]; dimensions after d_rotary are unchanged."""
+    """Rotate x [batch pos head d_head] by angles [batch pos d_rotary]; dimensions after d_rotary
+    are unchanged."""
     if scoring.rotates_whole_heads and 2 * cos.shape[-1] == x.shape[-1]:
         cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
     n = cos.shape[-1]
@@ -170,8 +193,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, scoring: AttentionScoring) -> Te
     return torch.cat([part * cos[:, :, None] + flipped * sin[:, :, None], rest], dim=-1)
 
 
-def attention(scores: Float[Tensor, "*rest key"], sink: Float[Tensor, "*rest"] | float | None) -> Tensor:
-    """Return the softmax of scores over keys, with a head's sink as one more key that has no value."""
+def attention(
+    scores: Float[Tensor, "*rest key"], sink: Float[Tensor, "*rest"] | float | None
+) -> Tensor:
+    """Return the softmax of scores over keys, with a head's sink as one more key that has no
+    value.
+    """
     if sink is None:
         return torch.softmax(scores, dim=-1)
     sink = torch.as_tensor(sink).to(scores)[..., None].expand(*scores.shape[:-1], 1)
@@ -184,19 +211,28 @@ def alibi(view: ModelView, layer: int, key_mask: Tensor) -> Float[Tensor, "batch
     hf_attn = getattr(attn, "original_component", None)
     if hf_attn is None:
         n_keys = key_mask.shape[1]
-        return attn.create_alibi_bias(view.n_heads, n_keys, key_mask.device)[None, :, -1].expand(len(key_mask), -1, -1)
+        return attn.create_alibi_bias(view.n_heads, n_keys, key_mask.device)[None, :, -1].expand(
+            len(key_mask), -1, -1
+        )
     functions = sys.modules[type(hf_attn).__module__]
     if not hasattr(functions, "build_alibi_tensor"):  # MPT adds it to the scaled scores
-        bias = functions.build_mpt_alibi_tensor(view.n_heads, key_mask.shape[1], device=key_mask.device)
+        bias = functions.build_mpt_alibi_tensor(
+            view.n_heads, key_mask.shape[1], device=key_mask.device
+        )
         return bias.to(view.compute_dtype).squeeze(1).expand(len(key_mask), -1, -1)
     bias = functions.build_alibi_tensor(key_mask.long(), view.n_heads, view.compute_dtype)
     # Falcon's eager attention adds the bias twice: to the unscaled scores and to the mask.
-    times = 2.0 * float(hf_attn.inv_norm_factor) if view.architecture.startswith("Falcon") else float(hf_attn.beta)
+    times = (
+        2.0 * float(hf_attn.inv_norm_factor)
+        if view.architecture.startswith("Falcon")
+        else float(hf_attn.beta)
+    )
     return bias.reshape(len(key_mask), view.n_heads, -1) * times
 
 
 def _score_scale(hf_attn: Any) -> float:
-    """Return the factor of q·k in a Hugging Face attention module; modules without such an attribute do not scale."""
+    """Return the factor of q·k in a Hugging Face attention module; modules without such an
+    attribute do not scale."""
     for name in ("scaling", "inv_norm_factor", "softmax_scale"):
         if hasattr(hf_attn, name):
             return float(getattr(hf_attn, name))

@@ -1,11 +1,14 @@
 """Load GGUF files: convert each one once into a Hugging Face folder in the user's cache.
 
-1. Check that the file is complete and of an architecture whose files transformers reads correctly (`gguf_header`).
-2. Dequantize the weights and rebuild the configuration and tokenizer with transformers' GGUF loader.
-3. Write the result to a new folder and move it into place, so that an interrupted process leaves no partial result.
-   Later loads use this folder, since converting the file again would take most of the loading time.
-4. Check, after converting, that the file is still the one whose digest names the folder; and, on later loads, that the
-   folder's files are as they were written (`file_digests`).
+1. Check that the file is complete and of an architecture whose files transformers reads correctly
+   (`gguf_header`).
+2. Dequantize the weights and rebuild the configuration and tokenizer with transformers' GGUF
+   loader.
+3. Write the result to a new folder and move it into place, so that an interrupted process leaves no
+   partial result. Later loads use this folder, since converting the file again would take most of
+   the loading time.
+4. Check, after converting, that the file is still the one whose digest names the folder; and, on
+   later loads, that the folder's files are as they were written (`file_digests`).
 """
 
 import json
@@ -40,10 +43,9 @@ CONVERSION = 2
 def convert_gguf(source: DigestedFile, dtype: torch.dtype) -> Path:
     """Return the Hugging Face folder converted from a GGUF file, converting it if necessary.
 
-    Weights are stored in `dtype` (float32 for float64). The folder's name depends on the file's content, so a changed
-    file is reconverted. Raise InputError if the file cannot be read as GGUF or changes meanwhile, and if the cache
-    cannot be written or is damaged.
-    """
+    Weights are stored in `dtype` (float32 for float64). The folder's name depends on the file's
+    content, so a changed file is reconverted. Raise InputError if the file cannot be read as GGUF
+    or changes meanwhile, and if the cache cannot be written or is damaged."""
     file = source.path
     dtype = torch.float32 if dtype == torch.float64 else dtype
     stored_as = str(dtype).removeprefix("torch.")
@@ -51,8 +53,8 @@ def convert_gguf(source: DigestedFile, dtype: torch.dtype) -> Path:
     folder = cache_folder() / name
     if (occupied := blocking_file(folder)) is not None:
         raise InputError(
-            f"the cache of converted models must be a folder, but {str(occupied)!r} is a file; remove it, or set the "
-            "environment variable XDG_CACHE_HOME to a folder"
+            f"the cache of converted models must be a folder, but {str(occupied)!r} is a file; "
+            "remove it, or set the environment variable XDG_CACHE_HOME to a folder"
         )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -60,10 +62,14 @@ def convert_gguf(source: DigestedFile, dtype: torch.dtype) -> Path:
             if folder.is_dir():
                 _check_undamaged(folder, file.name)
             else:
-                for partial in folder.parent.glob(f"{name}.partial-*"):  # from an interrupted process
+                for partial in folder.parent.glob(
+                    f"{name}.partial-*"
+                ):  # from an interrupted process
                     shutil.rmtree(partial, ignore_errors=True)
                 with (
-                    tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{name}.partial-") as partial,
+                    tempfile.TemporaryDirectory(
+                        dir=folder.parent, prefix=f"{name}.partial-"
+                    ) as partial,
                     quiet_loading(bars=False),
                 ):
                     _convert(file, Path(partial), dtype)
@@ -73,8 +79,9 @@ def convert_gguf(source: DigestedFile, dtype: torch.dtype) -> Path:
                     sync_to_disk(folder.parent)
     except OSError as error:
         raise InputError(
-            f"cannot write the converted weights of {file.name!r} to {str(folder.parent)!r}: {first_line(error)}; free "
-            "space there, or set the environment variable XDG_CACHE_HOME to a folder with more space"
+            f"cannot write the converted weights of {file.name!r} to {str(folder.parent)!r}: "
+            f"{first_line(error)}; free space there, or set the environment variable "
+            "XDG_CACHE_HOME to a folder with more space"
         ) from error
     return folder
 
@@ -90,8 +97,8 @@ def _check_undamaged(folder: Path, name: str) -> None:
     """Raise InputError if a file of a converted model is not as it was written."""
     if (damaged := damaged_file(folder)) is not None:
         raise InputError(
-            f"{damaged!r} of the model converted from {name!r} is damaged; delete the folder {str(folder)!r} and retry "
-            "to reconvert it"
+            f"{damaged!r} of the model converted from {name!r} is damaged; delete the folder "
+            f"{str(folder)!r} and retry to reconvert it"
         )
 
 
@@ -100,12 +107,17 @@ def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    # Link the file into a separate folder, since transformers would also read a config.json next to it.
+    # Link the file into a separate folder, since transformers would also read a config.json next to
+    # it.
     link = partial / "file" / file.name
     link.parent.mkdir()
     link.symlink_to(file.resolve())
     where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
-    how: dict[str, Any] = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    how: dict[str, Any] = {
+        "dtype": dtype,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
+    }
     if hasattr(transformers, "GgufConfig"):  # older versions always dequantize
         how["quantization_config"] = transformers.GgufConfig(dequantize=True)
     folder = partial / "model"
@@ -115,24 +127,35 @@ def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
         try:
             config = AutoConfig.from_pretrained(link.parent, **where)
             header.complete_config(config)
-            log.warning("converting %s (%s) once; this takes up to a minute", file.name, header.quantization)
-            found: Any = AutoModelForCausalLM.from_pretrained(link.parent, config=config, **where, **how)
+            log.warning(
+                "converting %s (%s) once; this takes up to a minute", file.name, header.quantization
+            )
+            found: Any = AutoModelForCausalLM.from_pretrained(
+                link.parent, config=config, **where, **how
+            )
             model, loading = found
             header.check_weights_used(model, **loading)
             knows_split = split_is_known(header.tokenizer.get("model"), header.tokenizer.get("pre"))
             if header.has_tokenizer and knows_split:
                 tokenizer = AutoTokenizer.from_pretrained(link.parent, **where)
                 save_tokenizer(
-                    tokenizer, folder, file=file.name, architecture=header.architecture, settings=header.tokenizer
+                    tokenizer,
+                    folder,
+                    file=file.name,
+                    architecture=header.architecture,
+                    settings=header.tokenizer,
                 )
         except InputError:
             raise
         except Exception as error:  # many types, from several libraries
-            if isinstance(error, OSError) and error.errno is not None:  # from the disk; transformers' own have no errno
+            if (
+                isinstance(error, OSError) and error.errno is not None
+            ):  # from the disk; transformers' own have no errno
                 raise
             raise InputError(
-                f"{file.name!r} must be a file that transformers {transformers.__version__} can load, got: "
-                f"{first_line(error)}; pass the folder or the Hub name of the original model"
+                f"{file.name!r} must be a file that transformers {transformers.__version__} can "
+                f"load, got: {first_line(error)}; pass the folder or the Hub name of the original "
+                "model"
             ) from error
     model.config.name_or_path = ""
     try:

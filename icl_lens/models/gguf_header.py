@@ -1,8 +1,7 @@
 """Read a GGUF file's header, including the settings that transformers' loader ignores.
 
-Files of `ARCHITECTURES` are tested against the original models. Other architectures are rejected, since transformers
-silently drops some of their settings and weights, which gives wrong results.
-"""
+Files of `ARCHITECTURES` are tested against the original models. Other architectures are rejected,
+since transformers silently drops some of their settings and weights, which gives wrong results."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +20,8 @@ _COPIED = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
-"""Settings that transformers ignores for some of the architectures: GGUF key and name in a configuration."""
+"""Settings that transformers ignores for some of the architectures: GGUF key and name in a
+configuration."""
 _ROPE_FACTORS = "rope_freqs.weight"
 _ORIGINAL = "pass the folder or the Hub name of the original model"
 
@@ -76,12 +76,14 @@ class Header:
 
     @property
     def tokenizer(self) -> dict[str, Any]:
-        """The settings of the tokenizer by name, without "tokenizer.ggml." and without lists of tokens."""
+        """The settings of the tokenizer by name, without "tokenizer.ggml." and without lists of
+        tokens."""
         names = ("model", "pre", "add_space_prefix")
         return {name: self._field(f"tokenizer.ggml.{name}") for name in names}
 
     def complete_config(self, config: Any) -> None:
-        """Add to a configuration what transformers' loader ignores; raise InputError for settings it cannot hold."""
+        """Add to a configuration what transformers' loader ignores; raise InputError for settings
+        it cannot hold."""
         for key, name in _COPIED.items():
             value = self._setting(key)
             if value is not None and hasattr(config, name):
@@ -91,36 +93,64 @@ class Header:
         if self._architecture == "gpt2":
             return  # its positions are learned
         rope = config.rope_parameters
-        rope = rope.get("full_attention", rope)  # Gemma 3 has others in layers with a sliding window
+        rope = rope.get(
+            "full_attention", rope
+        )  # Gemma 3 has others in layers with a sliding window
         if (theta := self._setting("rope.freq_base")) is not None:
             rope["rope_theta"] = theta
         scaling = self._setting("rope.scaling.type", "none")
         if scaling == "linear":
             rope |= {"rope_type": "linear", "factor": self._setting("rope.scaling.factor")}
         elif scaling != "none":
-            self._raise_unsupported(f"whose positions are scaled linearly or not at all, got {scaling!r}")
-        if _ROPE_FACTORS in self._tensors:  # of Llama 3.1 and later: each frequency is divided by a factor
+            self._raise_unsupported(
+                f"whose positions are scaled linearly or not at all, got {scaling!r}"
+            )
+        if (
+            _ROPE_FACTORS in self._tensors
+        ):  # of Llama 3.1 and later: each frequency is divided by a factor
             factors = self._tensors[_ROPE_FACTORS].data.tolist()
-            rope |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+            rope |= {
+                "rope_type": "longrope",
+                "short_factor": factors,
+                "long_factor": factors,
+                "attention_factor": 1.0,
+            }
             rope["original_max_position_embeddings"] = config.max_position_embeddings
-        d_head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        d_head = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         if (rotated := self._setting("rope.dimension_count", d_head)) != d_head:
-            self._raise_unsupported(f"that rotates all {d_head} dimensions of its heads, got {rotated}")
-        scalar = getattr(config, "query_pre_attn_scalar", d_head)  # not in the file; differs in 27B models
+            self._raise_unsupported(
+                f"that rotates all {d_head} dimensions of its heads, got {rotated}"
+            )
+        scalar = getattr(
+            config, "query_pre_attn_scalar", d_head
+        )  # not in the file; differs in 27B models
         if scalar != d_head:
             self._raise_unsupported(f"with heads of width {scalar}, got {d_head}")
 
-    def check_weights_used(self, model: Any, missing_keys: Any, mismatched_keys: Any, **_: Any) -> None:
-        """Raise InputError if a model loaded from the file has missing, mismatched or unused weights."""
-        stored = sum(int(tensor.n_elements) for name, tensor in self._tensors.items() if name != _ROPE_FACTORS)
+    def check_weights_used(
+        self, model: Any, missing_keys: Any, mismatched_keys: Any, **_: Any
+    ) -> None:
+        """Raise InputError if a model loaded from the file has missing, mismatched or unused
+        weights."""
+        stored = sum(
+            int(tensor.n_elements)
+            for name, tensor in self._tensors.items()
+            if name != _ROPE_FACTORS
+        )
         used = sum(parameter.numel() for parameter in model.parameters())
         if missing_keys:
-            self._raise_unsupported(f"with all weights of its architecture, got none for {min(missing_keys)}")
+            self._raise_unsupported(
+                f"with all weights of its architecture, got none for {min(missing_keys)}"
+            )
         if mismatched_keys:
             name, found, expected = min(mismatched_keys)
             self._raise_unsupported(f"with {name} of shape {tuple(expected)}, got {tuple(found)}")
         if stored != used:
-            self._raise_unsupported(f"whose {stored:,} parameters transformers reads completely, got {used:,} of them")
+            self._raise_unsupported(
+                f"whose {stored:,} parameters transformers reads completely, got {used:,} of them"
+            )
 
     def _field(self, key: str, default: Any = None) -> Any:
         return self._fields[key].contents() if key in self._fields else default
@@ -130,12 +160,15 @@ class Header:
         return self._field(f"{self._architecture}.{key}", default)
 
     def _raise_unsupported(self, condition: str) -> None:
-        raise InputError(f"{self.name!r} must be a {self._architecture} model {condition}; {_ORIGINAL}")
+        raise InputError(
+            f"{self.name!r} must be a {self._architecture} model {condition}; {_ORIGINAL}"
+        )
 
 
 @contextmanager
 def cached_parser(name: str) -> Iterator[None]:
-    """Cache the gguf package's parser, since transformers parses the same header several times, each taking seconds.
+    """Cache the gguf package's parser, since transformers parses the same header several times,
+    each taking seconds.
 
     Raise InputError if the gguf package is missing.
     """
@@ -143,7 +176,8 @@ def cached_parser(name: str) -> Iterator[None]:
         import gguf
     except ImportError as error:
         raise InputError(
-            f"the gguf package must be installed to read {name!r}; install it with: pip install gguf"
+            f"the gguf package must be installed to read {name!r}; install it with: pip install "
+            "gguf"
         ) from error
     slow = {function: getattr(gguf, function) for function in ("GGUFReader", "get_tensor_name_map")}
     try:

@@ -48,7 +48,9 @@ class Head(LayerAndHead):
 
     @classmethod
     def parse(cls, text: object) -> "Head":
-        """Parse `L22H0` (also in lower case or without the L); raise InputError for anything else."""
+        """Parse `L22H0` (also in lower case or without the L); raise InputError for anything
+        else.
+        """
         if not isinstance(text, str):
             raise InputError(f"invalid head {text!r}; expected a name like 'L22H0'")
         layer, sep, head = text.strip().upper().removeprefix("L").partition("H")
@@ -67,7 +69,8 @@ def as_head(head: AnyHead) -> Head:
 
 
 def head_tuple(heads: object) -> tuple[AnyHead, ...]:
-    """Return heads as a tuple; raise InputError for a single head, and for anything that does not list heads."""
+    """Return heads as a tuple; raise InputError for a single head, and for anything that does not
+    list heads."""
     if not isinstance(heads, Iterable) or isinstance(heads, str | Head):
         got = repr(heads) if isinstance(heads, str | Head | None) else type(heads).__name__
         raise InputError(f"heads must be an iterable of heads, got {got}; e.g. [(1, 6), 'L22H0']")

@@ -1,4 +1,5 @@
-"""Accept models of Hugging Face that a user has built or changed in memory, also with adapters of peft."""
+"""Accept models of Hugging Face that a user has built or changed in memory, also with adapters of
+peft."""
 
 from typing import Any
 
@@ -22,16 +23,22 @@ def without_adapter_wrapper(hf_model: Any) -> Any:
         return hf_model
     for adapter in adapters.values():
         if getattr(adapter, "is_prompt_learning", False):
-            kind = str(getattr(adapter.peft_type, "value", adapter.peft_type)).lower().replace("_", " ")
+            kind = (
+                str(getattr(adapter.peft_type, "value", adapter.peft_type))
+                .lower()
+                .replace("_", " ")
+            )
             raise InputError(
-                f"hf_model must have no {kind}, which puts learned positions before every text, so that positions of "
-                "results would not be those of tokens; pass the base model, or one with LoRA"
+                f"hf_model must have no {kind}, which puts learned positions before every text, so "
+                "that positions of results would not be those of tokens; pass the base model, or "
+                "one with LoRA"
             )
     return hf_model.get_base_model() if hasattr(hf_model, "get_base_model") else hf_model
 
 
 def transformers_class(hf_model: Any) -> str:
-    """Return the name of the class of transformers that a model has, or that its class is derived from."""
+    """Return the name of the class of transformers that a model has, or that its class is derived
+    from."""
     for kind in type(hf_model).__mro__:
         if kind.__module__.startswith("transformers.models."):
             return kind.__name__
@@ -43,17 +50,17 @@ def wrap_error(hf_model: Any, error: BaseException) -> str:
     name, cause = type(hf_model).__name__, first_line(error)
     if any(hasattr(module, "weight_orig") for module in _modules(hf_model)):
         return (
-            f"cannot use hf_model={name} while hooks prune or reparameterize its weights; make that permanent "
-            "with torch.nn.utils.prune.remove(module, 'weight') first"
+            f"cannot use hf_model={name} while hooks prune or reparameterize its weights; make "
+            "that permanent with torch.nn.utils.prune.remove(module, 'weight') first"
         )
     if "upported architecture" in cause:  # followed by a list of some hundred names
         return (
-            f"cannot use hf_model={name}: TransformerLens does not support {transformers_class(hf_model)}; use a "
-            "family that docs/families.md lists as exact"
+            f"cannot use hf_model={name}: TransformerLens does not support "
+            f"{transformers_class(hf_model)}; use a family that docs/families.md lists as exact"
         )
     return (
-        f"cannot use hf_model={name}: {type(error).__name__} {cause[:200]}; pass a decoder-only language model of "
-        "transformers"
+        f"cannot use hf_model={name}: {type(error).__name__} {cause[:200]}; pass a decoder-only "
+        "language model of transformers"
     )
 
 

@@ -1,4 +1,5 @@
-"""Compare a bridge with the Hugging Face model that it was built from, so that the user's model is what is measured.
+"""Compare a bridge with the Hugging Face model that it was built from, so that the user's model is
+what is measured.
 
 A bridge runs attention code of its own. It does not see a `forward` that was replaced on a
 module, and it may read a configuration otherwise than the model.
@@ -37,7 +38,13 @@ from icl_lens.errors import InputError
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.inference import inference_kwargs, log_probs_of
 from icl_lens.models.locking import model_lock
-from icl_lens.models.module_hooks import LIBRARIES, hooked_modules, hooks_removed, own_name, package_of
+from icl_lens.models.module_hooks import (
+    LIBRARIES,
+    hooked_modules,
+    hooks_removed,
+    own_name,
+    package_of,
+)
 from icl_lens.models.offload import execution_device
 from icl_lens.models.shared_weights import with_shared_weights
 from icl_lens.models.supported import check_supported
@@ -47,7 +54,8 @@ N_PROBE_TOKENS = 8
 ROUNDING_STEPS = 4.0
 """How many times the effect of noise of one rounding step a difference may be."""
 NEGLIGIBLE = {torch.float64: 5e-6, torch.float32: 5e-6, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Differences that are taken for rounding without measuring it, in parts of the spread of the log-probabilities."""
+"""Differences that are taken for rounding without measuring it, in parts of the spread of the
+log-probabilities."""
 
 # Model -> kinds of batches that were compared; models that are not compared (again).
 _COMPARED: "WeakKeyDictionary[Any, set[tuple[bool, int]]]" = WeakKeyDictionary()
@@ -70,18 +78,22 @@ class Probe:
 
 
 def probe(hf_model: Any) -> Probe | None:
-    """Run a Hugging Face model on a few random tokens; return None if it cannot run on tokens alone."""
+    """Run a Hugging Face model on a few random tokens; return None if it cannot run on tokens
+    alone."""
     try:
         config = hf_model.config.get_text_config()
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(int(config.vocab_size), (1, N_PROBE_TOKENS), generator=generator)
         return Probe(tokens, hugging_face_log_probs(hf_model, tokens), hf_model.dtype)
-    except Exception:  # models of other inputs, or whose kernels need another device: there is nothing to compare with
-        return None
+    except Exception:  # models of other inputs, or whose kernels need another device
+        return None  # there is nothing to compare with
 
 
-def hugging_face_log_probs(hf_model: Any, tokens: Int[Tensor, "1 pos"]) -> Float[Tensor, "pos d_vocab"]:
-    """Return the log-probabilities of a Hugging Face model after each token of one row, in evaluation mode."""
+def hugging_face_log_probs(
+    hf_model: Any, tokens: Int[Tensor, "1 pos"]
+) -> Float[Tensor, "pos d_vocab"]:
+    """Return the log-probabilities of a Hugging Face model after each token of one row, in
+    evaluation mode."""
     parameters = (parameter.device for parameter in hf_model.parameters() if not parameter.is_meta)
     tokens = tokens.to(execution_device(hf_model) or next(parameters, torch.device("cpu")))
     training = [module for module in hf_model.modules() if module.training]
@@ -89,7 +101,9 @@ def hugging_face_log_probs(hf_model: Any, tokens: Int[Tensor, "1 pos"]) -> Float
         for module in training:
             module.training = False
         with torch.no_grad():
-            logits = hf_model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
+            logits = hf_model(
+                input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False
+            ).logits
     finally:
         for module in training:
             module.training = True
@@ -100,19 +114,24 @@ def bridge_log_probs(model: Any, tokens: Int[Tensor, "1 pos"]) -> Float[Tensor, 
     """Return the log-probabilities of a bridge after each token of one row."""
     tokens = tokens.to(model.cfg.device)
     with torch.no_grad(), independent_rows(model), inference_kwargs(model) as arguments:
-        logits = model(tokens, attention_mask=torch.ones_like(tokens), return_type="logits", **arguments)
+        logits = model(
+            tokens, attention_mask=torch.ones_like(tokens), return_type="logits", **arguments
+        )
     return log_probs_of(logits[0]).cpu()
 
 
 def reads_only_earlier_tokens(model: Any) -> bool:
-    """Return whether a model's output at a token does not depend on later ones, as one-token rows over a prefix need.
+    """Return whether a model's output at a token does not depend on later ones, as one-token rows
+    over a prefix need.
 
     Two rows that differ in their last token run once per model, without edits.
     """
     if model not in _IS_CAUSAL:
         generator = torch.Generator().manual_seed(0)
         n_vocab = int(model.cfg.d_vocab)
-        first = torch.randint(n_vocab, (1, min(N_PROBE_TOKENS, int(model.cfg.n_ctx))), generator=generator)
+        first = torch.randint(
+            n_vocab, (1, min(N_PROBE_TOKENS, int(model.cfg.n_ctx))), generator=generator
+        )
         second = first.clone()
         second[0, -1] = (second[0, -1] + 1) % n_vocab
         before, after = (bridge_log_probs(model, tokens)[:-1] for tokens in (first, second))
@@ -122,32 +141,42 @@ def reads_only_earlier_tokens(model: Any) -> bool:
 
 
 def check_probe(model: Any, expected: Probe | None, hf_model: Any = None) -> None:
-    """Raise InputError if a new bridge differs from the model itself, by more than rounding, on the probe's tokens.
+    """Raise InputError if a new bridge differs from the model itself, by more than rounding, on the
+    probe's tokens.
 
     `hf_model` is the model as the user gave it, in which the likely cause is looked for.
     """
     if expected is None:
         return
     hooked: list[bool] = []
-    handle = model.unembed.register_forward_hook(lambda *_: hooked.append(True)) if hasattr(model, "unembed") else None
+    handle = (
+        model.unembed.register_forward_hook(lambda *_: hooked.append(True))
+        if hasattr(model, "unembed")
+        else None
+    )
     try:
-        difference = difference_of(expected.log_probs, bridge_log_probs(model, expected.tokens), expected.dtype)
+        difference = difference_of(
+            expected.log_probs, bridge_log_probs(model, expected.tokens), expected.dtype
+        )
     except InputError:
         raise
     except Exception as error:  # of many types: the bridge cannot run what the model runs
         if is_refused(model):
             return
         raise InputError(
-            f"TransformerLens cannot run {_class_name(model)}, which runs without it ({type(error).__name__}: "
-            f"{(str(error) or 'no reason').splitlines()[0]}); {likely_cause(model, hf_model)}"
+            f"TransformerLens cannot run {_class_name(model)}, which runs without it "
+            f"({type(error).__name__}: {(str(error) or 'no reason').splitlines()[0]}); "
+            f"{likely_cause(model, hf_model)}"
         ) from error
     finally:
         if handle is not None:
             handle.remove()
-    if handle is not None and not hooked and not is_refused(model):  # such as a forward that runs another model
+    if (
+        handle is not None and not hooked and not is_refused(model)
+    ):  # such as a forward that runs another model
         raise InputError(
-            f"{_class_name(model)} must run its own modules, so that they can be read and edited, but does not; "
-            f"{likely_cause(model, hf_model)}"
+            f"{_class_name(model)} must run its own modules, so that they can be read and edited, "
+            f"but does not; {likely_cause(model, hf_model)}"
         )
     if not _is_rounding(model, expected.tokens, difference, expected.dtype):
         if is_refused(model):
@@ -156,18 +185,19 @@ def check_probe(model: Any, expected: Probe | None, hf_model: Any = None) -> Non
 
 
 def defer_comparison(model: Any) -> None:
-    """Let the first batch compare a new bridge of a model from files, and `compare_deferred` what comes before it.
+    """Let the first batch compare a new bridge of a model from files, and `compare_deferred` what
+    comes before it.
 
-    TransformerLens' own methods compare it first, too: passes of the user, and the processing of weights, which leaves
-    nothing to compare with.
-    """
+    TransformerLens' own methods compare it first, too: passes of the user, and the processing of
+    weights, which leaves nothing to compare with."""
     vars(model)[_IS_DEFERRED] = True
     for name in _COMPARING_METHODS:
         vars(model)[name] = MethodType(_comparing_first(name), model)
 
 
 def _comparing_first(name: str) -> Callable[..., Any]:
-    """Return a method that compares a bridge if that was deferred, and then runs its class's method `name`."""
+    """Return a method that compares a bridge if that was deferred, and then runs its class's method
+    `name`."""
 
     def method(model: Any, *args: Any, **kwargs: Any) -> Any:
         compare_deferred(model)
@@ -177,7 +207,8 @@ def _comparing_first(name: str) -> Callable[..., Any]:
 
 
 def compare_deferred(model: Any) -> None:
-    """Compare a bridge on a few tokens if its comparison was deferred and no batch has been compared since.
+    """Compare a bridge on a few tokens if its comparison was deferred and no batch has been
+    compared since.
 
     Hooks are removed for that. Raise InputError if the bridge differs from the model itself.
     """
@@ -210,7 +241,8 @@ def comparison_postponed(model: Any) -> Iterator[None]:
 
 
 def _compare_on_probe(model: Any) -> None:
-    """Raise InputError if a bridge differs from its model on a few tokens, unless its weights were edited."""
+    """Raise InputError if a bridge differs from its model on a few tokens, unless its weights were
+    edited."""
     with independent_rows(model), unbridged(model) as original:
         expected = probe(original)
     try:
@@ -223,15 +255,18 @@ def _compare_on_probe(model: Any) -> None:
 
 
 def _kind(lengths: list[int]) -> tuple[bool, int]:
-    """Return whether a batch is padded, and the number of bits of its longest row's last position."""
+    """Return whether a batch is padded, and the number of bits of its longest row's last
+    position.
+    """
     return len(set(lengths)) > 1, (max(lengths) - 1).bit_length()
 
 
 def is_new_kind(model: Any, last: Int[Tensor, " batch"]) -> bool:
-    """Return whether no batch of this kind has been compared with the Hugging Face model yet, and this one can be.
+    """Return whether no batch of this kind has been compared with the Hugging Face model yet, and
+    this one can be.
 
-    A HookedTransformer has no model to compare with, and processed weights replace those of the model.
-    """
+    A HookedTransformer has no model to compare with, and processed weights replace those of the
+    model."""
     if model in _EXEMPT or not _is_comparable(model):
         return False
     return _kind((last + 1).tolist()) not in _COMPARED.setdefault(model, set())
@@ -243,10 +278,11 @@ def compare_batch(
     last: Int[Tensor, " batch"],
     logits: Float[Tensor, "batch d_vocab"],
 ) -> None:
-    """Raise InputError if logits after the prompts of a new kind of batch are not those of the model itself.
+    """Raise InputError if logits after the prompts of a new kind of batch are not those of the
+    model itself.
 
-    The longest row is compared and, if there is padding, the shortest. Log-probabilities must agree up to rounding.
-    """
+    The longest row is compared and, if there is padding, the shortest. Log-probabilities must agree
+    up to rounding."""
     lengths = (last + 1).tolist()
     kind, compared = _kind(lengths), _COMPARED.setdefault(model, set())
     compared.add(kind)
@@ -272,9 +308,12 @@ def compare_batch(
 
 
 def _is_comparable(model: Any) -> bool:
-    """Return whether a bridge still holds the model that it was built from, with its weights as they were."""
+    """Return whether a bridge still holds the model that it was built from, with its weights as
+    they were."""
     original = getattr(model, "original_model", None)
-    is_processed = getattr(model, "compatibility_mode", False) or getattr(model, "_weights_processed", False)
+    is_processed = getattr(model, "compatibility_mode", False) or getattr(
+        model, "_weights_processed", False
+    )
     return isinstance(original, nn.Module) and hasattr(original, "config") and not is_processed
 
 
@@ -287,15 +326,17 @@ class Difference:
     share: float
     """The difference in parts of the spread of the log-probabilities, as compared with rounding.
 
-    In float32 and float64, it is that of the position with the largest. In half precision, where rounding sends single
-    tokens to other experts, it is that of the median position.
-    """
+    In float32 and float64, it is that of the position with the largest. In half precision, where
+    rounding sends single tokens to other experts, it is that of the median position. """
 
 
 def difference_of(
-    expected: Float[Tensor, "pos d_vocab"], measured: Float[Tensor, "pos d_vocab"], dtype: torch.dtype
+    expected: Float[Tensor, "pos d_vocab"],
+    measured: Float[Tensor, "pos d_vocab"],
+    dtype: torch.dtype,
 ) -> Difference:
-    """Return how far log-probabilities are from the expected ones; infinite for other sizes and for NaN."""
+    """Return how far log-probabilities are from the expected ones; infinite for other sizes and for
+    NaN."""
     if expected.shape != measured.shape:
         return Difference(math.inf, math.inf)
     expected, measured = expected.double(), measured.double()
@@ -307,9 +348,15 @@ def difference_of(
 
 
 def _is_rounding(
-    model: Any, tokens: Int[Tensor, "1 pos"], difference: Difference, dtype: torch.dtype, *, last_only: bool = False
+    model: Any,
+    tokens: Int[Tensor, "1 pos"],
+    difference: Difference,
+    dtype: torch.dtype,
+    *,
+    last_only: bool = False,
 ) -> bool:
-    """Return whether rounding explains a difference, by how far noise of one rounding step moves the model."""
+    """Return whether rounding explains a difference, by how far noise of one rounding step moves
+    the model."""
     if difference.share <= NEGLIGIBLE.get(dtype, 5e-2):
         return True
     if not _is_comparable(model) or not math.isfinite(difference.share):
@@ -325,7 +372,9 @@ def _is_rounding(
     except Exception:  # the model's own code does not run any more
         return False
     where = slice(-1, None) if last_only else slice(None)
-    return difference.share <= ROUNDING_STEPS * difference_of(clean[where], noisy[where], dtype).share
+    return (
+        difference.share <= ROUNDING_STEPS * difference_of(clean[where], noisy[where], dtype).share
+    )
 
 
 @contextmanager
@@ -348,7 +397,8 @@ def _rounding_noise(hf_model: Any, step: float) -> Iterator[None]:
 
 @contextmanager
 def unbridged(model: Any) -> Iterator[Any]:
-    """Yield the Hugging Face model in a bridge with its own modules in place of those that the bridge put there."""
+    """Yield the Hugging Face model in a bridge with its own modules in place of those that the
+    bridge put there."""
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     try:
         _restore_modules(model.original_model, replaced)
@@ -378,9 +428,13 @@ def _restore_modules(root: nn.Module, replaced: list[tuple[nn.Module, str, nn.Mo
 
 
 def _new_bridge_differs(
-    model: Any, tokens: Int[Tensor, "1 pos"], expected: Float[Tensor, "1 d_vocab"], dtype: torch.dtype
+    model: Any,
+    tokens: Int[Tensor, "1 pos"],
+    expected: Float[Tensor, "1 d_vocab"],
+    dtype: torch.dtype,
 ) -> bool:
-    """Return whether a new bridge of the same model also differs from `expected`, so that no edit of weights is why.
+    """Return whether a new bridge of the same model also differs from `expected`, so that no edit
+    of weights is why.
 
     A new bridge that cannot be built or run differs too.
     """
@@ -412,8 +466,9 @@ def is_refused(model: Any) -> bool:
 
 def _difference_error(model: Any, difference: Difference, hf_model: Any, where: str) -> InputError:
     return InputError(
-        f"TransformerLens computes other log-probabilities than {_class_name(model)} itself: they differ by up to "
-        f"{difference.nats:.2g} nats{where}, more than rounding explains; {likely_cause(model, hf_model)}"
+        f"TransformerLens computes other log-probabilities than {_class_name(model)} itself: they "
+        f"differ by up to {difference.nats:.2g} nats{where}, more than rounding explains; "
+        f"{likely_cause(model, hf_model)}"
     )
 
 
@@ -422,37 +477,47 @@ def _class_name(model: Any) -> str:
 
 
 def likely_cause(model: Any, hf_model: Any = None) -> str:
-    """Return why a bridge differs from its Hugging Face model, as far as the model shows it, and what to do."""
+    """Return why a bridge differs from its Hugging Face model, as far as the model shows it, and
+    what to do."""
     root = model.original_model if hf_model is None else hf_model
     config: Any = getattr(root, "config", None)
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    if getattr(text_config, "is_causal", True) is False or getattr(text_config, "use_bidirectional_attention", False):
+    if getattr(text_config, "is_causal", True) is False or getattr(
+        text_config, "use_bidirectional_attention", False
+    ):
         return (
-            "its configuration says that attention is not causal (is_causal=False); use the causal model that it "
-            "was made from"
+            "its configuration says that attention is not causal (is_causal=False); use the causal "
+            "model that it was made from"
         )
-    remedy = "put the change into the weights, or remove it and edit the model after loading (il.edited)"
+    remedy = (
+        "put the change into the weights, or remove it and edit the model after loading (il.edited)"
+    )
     if replaced := replaced_forwards(root):
-        return f"the forward of {replaced[0]} was replaced, and TransformerLens runs its own code there; {remedy}"
+        return (
+            f"the forward of {replaced[0]} was replaced, and TransformerLens runs its own code "
+            f"there; {remedy}"
+        )
     if hooked := hooked_modules(root):
         return f"a forward hook acts on {hooked[0]}, which TransformerLens may not run; {remedy}"
     foreign = foreign_modules(root)
     if adapted := [name for name, kind in foreign if kind.__module__.startswith("peft.tuners.")]:
         return (
-            f"an adapter of peft acts on {adapted[-1]}, of whose weight TransformerLens makes a copy without it; merge "
-            "it with hf_model.merge_and_unload() before loading"
+            f"an adapter of peft acts on {adapted[-1]}, of whose weight TransformerLens makes a "
+            "copy without it; merge it with hf_model.merge_and_unload() before loading"
         )
     if foreign:
         name, kind = foreign[0]
         return f"{name} is a {kind.__name__}, whose own code TransformerLens may not run; {remedy}"
     return (
-        "a value of its configuration, or code of its own, is not what TransformerLens expects of this family; use its "
-        "usual configuration, another version of TransformerLens, or a family that docs/families.md lists as exact"
+        "a value of its configuration, or code of its own, is not what TransformerLens expects of "
+        "this family; use its usual configuration, another version of TransformerLens, or a family "
+        "that docs/families.md lists as exact"
     )
 
 
 def replaced_forwards(root: nn.Module) -> list[str]:
-    """Return the names of modules whose `forward` was replaced, on the module or on its class, by no library."""
+    """Return the names of modules whose `forward` was replaced, on the module or on its class, by
+    no library."""
     names: list[str] = []
     for name, module in root.named_modules():
         on_module = vars(module).get("forward")

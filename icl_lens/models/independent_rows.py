@@ -1,12 +1,16 @@
-"""Make the rows of a pass independent of each other and of earlier passes, as if each were run alone.
+"""Make the rows of a pass independent of each other and of earlier passes, as if each were run
+alone.
 
 Three things in Hugging Face models and bridges depend on a row's neighbors or on how a pass is run:
 
-1. Some rotations (longrope, dynamic NTK) depend on the longest row of a pass, padding included, and dynamic NTK also on
-   earlier passes. Each row is rotated as in the first pass of a new model over this row alone.
-2. A masked score is the smallest number of the model's dtype. In float64, attention computed in float32 turns it into
-   −inf, so padding that sees no key becomes NaN and spreads. Masks are limited to the range of float32.
-3. OLMo 2 rotates in float32 and then returns to the model's dtype, which bridges do only with a KV cache.
+1. Some rotations (longrope, dynamic NTK) depend on the longest row of a pass, padding included, and
+   dynamic NTK also on earlier passes. Each row is rotated as in the first pass of a new model over
+   this row alone.
+2. A masked score is the smallest number of the model's dtype. In float64, attention computed in
+   float32 turns it into −inf, so padding that sees no key becomes NaN and spreads. Masks are
+   limited to the range of float32.
+3. OLMo 2 rotates in float32 and then returns to the model's dtype, which bridges do only with a KV
+   cache.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +27,8 @@ from icl_lens.errors import InputError
 from icl_lens.models.inference import replace_forwards
 
 Rotate = Callable[..., tuple[Tensor, ...]]
-"""A rotation's `forward`: cosines and sines [#batch pos d_rotary] from an input, positions and maybe a layer type."""
+"""A rotation's `forward`: cosines and sines [#batch pos d_rotary] from an input, positions and
+maybe a layer type."""
 
 _OPEN: "WeakKeyDictionary[Any, tuple[int, ExitStack]]" = WeakKeyDictionary()
 # Model -> number of open `independent_rows` blocks, and what undoes their changes.
@@ -35,8 +40,8 @@ _ROTATIONS: "WeakKeyDictionary[Any, list[Any]]" = WeakKeyDictionary()
 def independent_rows(model: Any) -> Iterator[None]:
     """Make the rows of passes in the block independent; blocks nest and may end in any order.
 
-    Raise InputError in a pass that continues a KV cache whose keys have another rotation than the pass.
-    """
+    Raise InputError in a pass that continues a KV cache whose keys have another rotation than the
+    pass."""
     count, stack = _OPEN.get(model, (0, ExitStack()))
     if count == 0:
         _install(model, stack)
@@ -52,7 +57,8 @@ def independent_rows(model: Any) -> Iterator[None]:
 
 
 def rotations_by_length(model: Any, lengths: Sequence[int]) -> list[int]:
-    """Return a number for each length of a row; lengths with the same number have the same rotation in all modules."""
+    """Return a number for each length of a row; lengths with the same number have the same rotation
+    in all modules."""
     modules = _length_dependent_rotations(model)
     if not modules:
         return [0] * len(lengths)
@@ -65,7 +71,8 @@ def rotations_by_length(model: Any, lengths: Sequence[int]) -> list[int]:
 
 
 def first_angles(model: Any, length: int) -> list[Tensor]:
-    """Return the cosines and sines of position 1 in a row of `length` tokens, for each rotation that depends on it."""
+    """Return the cosines and sines of position 1 in a row of `length` tokens, for each rotation
+    that depends on it."""
     return [
         _angles_at_one(module, partial(type(module).forward, module), length, *layer_type)
         for module in _length_dependent_rotations(model)
@@ -86,7 +93,9 @@ def _install(model: Any, stack: ExitStack) -> None:
     modules = _length_dependent_rotations(model)
     if modules:
         stack.callback(original.register_forward_pre_hook(keep_mask, with_kwargs=True).remove)
-        own = [(module, partial(_rotate_each_row, module, module.forward, masks)) for module in modules]
+        own = [
+            (module, partial(_rotate_each_row, module, module.forward, masks)) for module in modules
+        ]
         stack.enter_context(replace_forwards(own))
     dtype = model.W_U.dtype
     for block in model.blocks:
@@ -98,14 +107,21 @@ def _install(model: Any, stack: ExitStack) -> None:
         elif dtype != torch.float32:
             for name in ("hook_rot_q", "hook_rot_k"):
                 if (point := getattr(attn, name, None)) is not None:
-                    stack.callback(point.register_forward_hook(lambda module, args, x: x.to(dtype)).remove)
+                    stack.callback(
+                        point.register_forward_hook(lambda module, args, x: x.to(dtype)).remove
+                    )
 
 
 def _length_dependent_rotations(model: Any) -> list[Any]:
-    """Return the modules that state a rotation which transformers recomputes by the length of a pass."""
+    """Return the modules that state a rotation which transformers recomputes by the length of a
+    pass."""
     if model not in _ROTATIONS:
         original = getattr(model, "original_model", None)
-        found = [] if original is None else [module for module in original.modules() if _depends_on_length(module)]
+        found = (
+            []
+            if original is None
+            else [module for module in original.modules() if _depends_on_length(module)]
+        )
         _ROTATIONS[model] = list({id(module): module for module in found}.values())
     return _ROTATIONS[model]
 
@@ -117,7 +133,8 @@ def _depends_on_length(module: Any) -> bool:
 
 
 def _layer_types(module: Any) -> list[tuple[str, ...]]:
-    """Return the layer types that a module has a rotation for, each as the last arguments of its `forward`."""
+    """Return the layer types that a module has a rotation for, each as the last arguments of its
+    `forward`."""
     kinds = module.rope_type
     return [(layer_type,) for layer_type in kinds] if isinstance(kinds, dict) else [()]
 
@@ -131,10 +148,13 @@ def _rotate_each_row(
     *layer_type: Any,
     **kwargs: Any,
 ) -> tuple[Tensor, ...]:
-    """Return the angles [#batch pos d_rotary] of `forward`, for each row those of a pass over it alone."""
+    """Return the angles [#batch pos d_rotary] of `forward`, for each row those of a pass over it
+    alone."""
     real = position_ids
     if masks[0] is not None:
-        mask = masks[0][:, -position_ids.shape[1] :].to(real.device)  # with a KV cache, queries are the last keys
+        mask = masks[0][:, -position_ids.shape[1] :].to(
+            real.device
+        )  # with a KV cache, queries are the last keys
         real = torch.where(mask, position_ids, 0)
     lengths = real.max(-1).values + 1
     rows = position_ids.expand(len(lengths), -1)
@@ -145,11 +165,13 @@ def _rotate_each_row(
         chosen = position_ids if len(position_ids) == 1 else rows[same]
         first = int(chosen.min())
         if first > 0 and not torch.equal(
-            _angles_at_one(module, forward, first, *layer_type), _angles_at_one(module, forward, length, *layer_type)
+            _angles_at_one(module, forward, first, *layer_type),
+            _angles_at_one(module, forward, length, *layer_type),
         ):
             raise InputError(
-                f"the rotation of {type(module).__name__} must be the same for a pass and the KV cache that it "
-                f"continues, got {first} and {length} tokens; generate with use_past_kv_cache=False"
+                f"the rotation of {type(module).__name__} must be the same for a pass and the KV "
+                f"cache that it continues, got {first} and {length} tokens; generate with "
+                "use_past_kv_cache=False"
             )
         with _as_new(module):
             angles = forward(x, chosen.clamp(max=length - 1), *layer_type, **kwargs)
@@ -164,11 +186,16 @@ def _rotate_each_row(
 
 
 def _angles_at_one(module: Any, forward: Rotate, length: int, *layer_type: str) -> Tensor:
-    """Return the cosines and sines of position 1 in a pass of `length` tokens, which tell rotations apart."""
+    """Return the cosines and sines of position 1 in a pass of `length` tokens, which tell rotations
+    apart."""
     prefix = f"{layer_type[0]}_" if layer_type else ""
     device = getattr(module, f"{prefix}original_inv_freq").device
     with _as_new(module):
-        angles = forward(torch.zeros(1, device=device), torch.tensor([[1, length - 1]], device=device), *layer_type)
+        angles = forward(
+            torch.zeros(1, device=device),
+            torch.tensor([[1, length - 1]], device=device),
+            *layer_type,
+        )
     return torch.cat([one[0, 0] for one in angles])
 
 
@@ -179,7 +206,9 @@ def _as_new(module: Any) -> Iterator[None]:
     try:
         for name, value in buffers.items():
             if name.endswith("original_inv_freq") and value is not None:
-                module._buffers[name.replace("original_", "")] = value.clone()  # longrope writes into it
+                module._buffers[name.replace("original_", "")] = (
+                    value.clone()
+                )  # longrope writes into it
         for name in attributes:
             if name.endswith("max_seq_len_cached"):
                 vars(module)[name] = attributes["original_max_seq_len"]

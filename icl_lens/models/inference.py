@@ -12,13 +12,16 @@ from torch.nn.functional import gelu
 
 from icl_lens.models.modules import all_modules
 
-# Dtypes in which one fused kernel and transformers' expanded formula of tanh GELU differ negligibly.
+# Dtypes in which one fused kernel and transformers' expanded formula of tanh GELU differ
+# negligibly.
 EXACT = (torch.float32, torch.float64)
 
 
 @contextmanager
 def inference_kwargs(model: Any) -> Iterator[dict[str, Any]]:
-    """Yield arguments for passes that keep only what hooks record; see `ModelView.inference_pass`."""
+    """Yield arguments for passes that keep only what hooks record; see
+    `ModelView.inference_pass`.
+    """
     from transformers.activations import NewGELUActivation
 
     original = getattr(model, "original_model", None)
@@ -29,10 +32,16 @@ def inference_kwargs(model: Any) -> Iterator[dict[str, Any]]:
     def forget(attn: Any, *_: Any) -> None:
         attn._pattern = None
 
-    handles = [block.attn.register_forward_hook(forget) for block in model.blocks if hasattr(block.attn, "_pattern")]
+    handles = [
+        block.attn.register_forward_hook(forget)
+        for block in model.blocks
+        if hasattr(block.attn, "_pattern")
+    ]
     gelu_modules = [module for module in all_modules(original) if type(module) is NewGELUActivation]
     try:
-        with replace_forwards([(module, partial(_gelu, module.forward)) for module in gelu_modules]):
+        with replace_forwards(
+            [(module, partial(_gelu, module.forward)) for module in gelu_modules]
+        ):
             yield {"output_attentions": False, "use_cache": False}
     finally:
         for handle in handles:
@@ -40,7 +49,8 @@ def inference_kwargs(model: Any) -> Iterator[dict[str, Any]]:
 
 
 def _gelu(own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Compute tanh GELU in one kernel or, in half precision, with `own`, whose formula makes eight passes over `x`."""
+    """Compute tanh GELU in one kernel or, in half precision, with `own`, whose formula makes eight
+    passes over `x`."""
     return gelu(x, approximate="tanh") if x.dtype in EXACT else own(x)
 
 

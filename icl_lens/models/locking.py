@@ -1,13 +1,15 @@
-"""Give a model to one thread at a time, since hooks and edits belong to the model, not to the thread that sets them.
+"""Give a model to one thread at a time, since hooks and edits belong to the model, not to the
+thread that sets them.
 
-Web servers and notebook widgets run requests in threads: without the lock, one request's edit would change the numbers
-of another. There are three uses of a model, and each is re-entrant.
+Web servers and notebook widgets run requests in threads: without the lock, one request's edit would
+change the numbers of another. There are three uses of a model, and each is re-entrant.
 
-1. A pass (`model_lock`), for which hooks are set. Threads run their passes one at a time, first come, first served.
-2. A function of several passes (`reserves_model`). Passes of other threads run between its own, so that nobody waits
-   for the whole function. No other thread opens a block of edits before it ends.
-3. A block of edits that a user opens (`model_lock` with `block=True`) may stay open indefinitely. It waits for passes
-   and functions that run; once it is open, other threads get an InputError.
+1. A pass (`model_lock`), for which hooks are set. Threads run their passes one at a time, first
+   come, first served.
+2. A function of several passes (`reserves_model`). Passes of other threads run between its own, so
+   that nobody waits for the whole function. No other thread opens a block of edits before it ends.
+3. A block of edits that a user opens (`model_lock` with `block=True`) may stay open indefinitely.
+   It waits for passes and functions that run; once it is open, other threads get an InputError.
 """
 
 from collections import Counter
@@ -48,7 +50,8 @@ class _ModelLock:
     """Requests in the order in which they came."""
 
     def enter(self, *, block: bool) -> bool:
-        """Wait for this thread's turn and count a pass or block; return whether it counts as a block of a user."""
+        """Wait for this thread's turn and count a pass or block; return whether it counts as a
+        block of a user."""
         me = get_ident()
         with self.changed:
             is_inside_pass = self.thread == me and self.passes > 0
@@ -72,7 +75,11 @@ class _ModelLock:
         """Count a function of this thread, after the blocks that other threads wait to open."""
         me = get_ident()
         with self.changed:
-            while self.thread != me and not self.functions[me] and any(request.is_block for request in self.queue):
+            while (
+                self.thread != me
+                and not self.functions[me]
+                and any(request.is_block for request in self.queue)
+            ):
                 self._check_no_block()
                 self.changed.wait()
             if self.thread != me:
@@ -99,9 +106,8 @@ class _ModelLock:
     def _next(self) -> _Request | None:
         """Return the request whose turn it is; None if none can go now.
 
-        A block that waits for running functions also stops the requests behind it, or it might wait for ever. It does
-        not stop the passes of these functions.
-        """
+        A block that waits for running functions also stops the requests behind it, or it might wait
+        for ever. It does not stop the passes of these functions."""
         if self.thread is not None:
             return None
         is_block_waiting = False
@@ -113,7 +119,9 @@ class _ModelLock:
         return None
 
     def _is_reserved_against(self, request: _Request) -> bool:
-        return any(thread != request.thread and count > 0 for thread, count in self.functions.items())
+        return any(
+            thread != request.thread and count > 0 for thread, count in self.functions.items()
+        )
 
     def _check_no_block(self) -> None:
         """Raise InputError if another thread has a block open, which may take any time."""
@@ -136,7 +144,8 @@ def _lock_of(model: Any) -> _ModelLock:
 
 def _busy_error() -> InputError:
     return InputError(
-        "model is in use by another thread; wait for its pass or exit its block, or load one model per thread"
+        "model is in use by another thread; wait for its pass or exit its block, or load one model "
+        "per thread"
     )
 
 
@@ -152,9 +161,8 @@ def check_thread(model: Any) -> None:
 def model_lock(model: Any, *, block: bool = False) -> Iterator[None]:
     """Lock the model for a pass of this thread, in the order in which threads ask.
 
-    Set `block` for a block of user code, which may take any time. Raise InputError while another thread has such a
-    block open.
-    """
+    Set `block` for a block of user code, which may take any time. Raise InputError while another
+    thread has such a block open."""
     lock = _lock_of(model)
     is_block = lock.enter(block=block)
     try:

@@ -1,4 +1,5 @@
-"""Forward hooks of PyTorch modules that were not set by a library, as by `model.….register_forward_hook`."""
+"""Forward hooks of PyTorch modules that were not set by a library, as by
+`model.….register_forward_hook`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,16 +9,26 @@ from typing import Any
 from icl_lens.models.modules import all_modules
 
 LIBRARIES = ("accelerate", "icl_lens", "torch", "transformer_lens", "transformers")
-"""Packages whose own hooks run the model, read it, or belong to it. Hooks at hook points are TransformerLens'."""
+"""Packages whose own hooks run the model, read it, or belong to it. Hooks at hook points are
+TransformerLens'."""
 
 
 def hooked_modules(model: Any) -> list[str]:
-    """Return the names of modules with a forward hook, or forward pre-hook, that none of `LIBRARIES` defines.
+    """Return the names of modules with a forward hook, or forward pre-hook, that none of
+    `LIBRARIES` defines.
 
-    Names are those of the model's own code (`transformer.h.3.mlp`); "the model" is the model itself.
-    """
-    with_hooks = [module for module in all_modules(model) if module._forward_pre_hooks or module._forward_hooks]
-    hooked = {id(module) for module in with_hooks if any(package_of(hook) not in LIBRARIES for hook in _hooks(module))}
+    Names are those of the model's own code (`transformer.h.3.mlp`); "the model" is the model
+    itself."""
+    with_hooks = [
+        module
+        for module in all_modules(model)
+        if module._forward_pre_hooks or module._forward_hooks
+    ]
+    hooked = {
+        id(module)
+        for module in with_hooks
+        if any(package_of(hook) not in LIBRARIES for hook in _hooks(module))
+    }
     if not hooked:
         return []
     found: dict[int, str] = {}
@@ -34,12 +45,19 @@ def _hooks(module: Any) -> list[Callable[..., Any]]:
 
 @contextmanager
 def hooks_removed(model: Any) -> Iterator[None]:
-    """Remove hooks of users, and temporary ones of hook points, inside the `with` block; restore them afterwards."""
+    """Remove hooks of users, and temporary ones of hook points, inside the `with` block; restore
+    them afterwards."""
     before: list[tuple[Any, dict[int, Any]]] = []
     for module in all_modules(model):
-        temporary = [handle.hook.id for handle in getattr(module, "fwd_hooks", ()) if not handle.is_permanent]
+        temporary = [
+            handle.hook.id for handle in getattr(module, "fwd_hooks", ()) if not handle.is_permanent
+        ]
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            removed = [key for key, hook in hooks.items() if key in temporary or package_of(hook) not in LIBRARIES]
+            removed = [
+                key
+                for key, hook in hooks.items()
+                if key in temporary or package_of(hook) not in LIBRARIES
+            ]
             if removed:
                 before.append((hooks, dict(hooks)))
                 for key in removed:
@@ -62,4 +80,6 @@ def package_of(function: Callable[..., Any]) -> str:
 
 def own_name(name: str) -> str:
     """Return a module's name without the wrappers that TransformerLens puts around it."""
-    return ".".join(part for part in name.split(".") if part != "_original_component") or "the model"
+    return (
+        ".".join(part for part in name.split(".") if part != "_original_component") or "the model"
+    )

@@ -6,7 +6,8 @@ from torch import nn
 
 
 def all_modules(owner: Any) -> list[nn.Module]:
-    """Return every module of a model, or of a part of it, once; with those of the Hugging Face model that it wraps.
+    """Return every module of a model, or of a part of it, once; with those of the Hugging Face
+    model that it wraps.
 
     A bridge does not register all of them. Several times as fast as `modules`, which joins names.
     """

@@ -13,7 +13,8 @@ from icl_lens.models.readout import norm_scale
 
 
 class NormView(NamedTuple):
-    """A norm as an affine map with a data-dependent scale: gain, shift, eps, whether it centers, its width.
+    """A norm as an affine map with a data-dependent scale: gain, shift, eps, whether it centers,
+    its width.
 
     `normalize` is False if the module returns its input unchanged.
     """
@@ -38,17 +39,18 @@ class NormView(NamedTuple):
 
 
 def infer_norm(module: Any, width: int, device: torch.device, *, default_eps: float) -> NormView:
-    """Infer a norm module's gain, shift and centering from its outputs; raise InputError if it is no norm.
+    """Infer a norm module's gain, shift and centering from its outputs; raise InputError if it is
+    no norm.
 
-    Families differ in where gains are and whether they are stored as `w` or `1 + w`; outputs do not depend on this. The
-    output for the zero vector is the shift. Two long vectors, for which eps is negligible, give centering and the gain.
-    A short one tests eps.
-    """
+    Families differ in where gains are and whether they are stored as `w` or `1 + w`; outputs do not
+    depend on this. The output for the zero vector is the shift. Two long vectors, for which eps is
+    negligible, give centering and the gain. A short one tests eps."""
     signs = torch.ones(1, 1, width, dtype=torch.float64)
     signs[..., 1::2] = -1
     with weights_loaded(module), torch.no_grad():
         weight = next((p for p in module.parameters()), None)
-        # Probing in the module's own dtype is exact for half precision, since the gains round the same way.
+        # Probing in the module's own dtype is exact for half precision, since the gains round the
+        # same way.
         dtype = torch.float32 if weight is None else weight.dtype
         where = device if weight is None else weight.device
         long = signs * (2.0**24 if dtype == torch.float64 else 2.0**10)
@@ -58,15 +60,20 @@ def infer_norm(module: Any, width: int, device: torch.device, *, default_eps: fl
 
         shift, ones, alternating = output(torch.zeros_like(signs)), output(long.abs()), output(long)
         if torch.equal(alternating, long[0, 0]):
-            return NormView(gain=None, shift=None, eps=default_eps, center=False, normalize=False, width=width)
-        center = bool(torch.allclose(ones, shift, atol=1e-3) and not torch.allclose(alternating, shift, atol=1e-3))
+            return NormView(
+                gain=None, shift=None, eps=default_eps, center=False, normalize=False, width=width
+            )
+        center = bool(
+            torch.allclose(ones, shift, atol=1e-3)
+            and not torch.allclose(alternating, shift, atol=1e-3)
+        )
         gain = (alternating - shift) * signs[0, 0]
         eps = _eps_of(module, default_eps)
         expected = shift + gain * signs[0, 0] / math.sqrt(2)
         if not torch.allclose(output(signs * math.sqrt(eps)), expected, rtol=2e-2, atol=2e-2):
             raise InputError(
-                f"norm must be a LayerNorm or an RMSNorm, got {type(module).__name__}, which is neither with "
-                f"eps={eps}; this family is not supported"
+                f"norm must be a LayerNorm or an RMSNorm, got {type(module).__name__}, which is "
+                f"neither with eps={eps}; this family is not supported"
             )
     # With an odd width the alternating vector has a mean, which LayerNorm removes.
     if center and width % 2:

@@ -1,9 +1,8 @@
 """Read weights that accelerate offloads to CPU memory or disk, one module at a time.
 
-If a model does not fit, accelerate puts parameters on the "meta" device and adds a hook to each module that loads them
-before the module runs and drops them afterwards. This module calls the same hooks to read weights outside a pass.
-Source: accelerate.hooks.AlignDevicesHook.
-"""
+If a model does not fit, accelerate puts parameters on the "meta" device and adds a hook to each
+module that loads them before the module runs and drops them afterwards. This module calls the same
+hooks to read weights outside a pass. Source: accelerate.hooks.AlignDevicesHook."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -34,12 +33,17 @@ def align_hooks(module: nn.Module) -> list[Any]:
     """Return the hooks that load a module's own weights; empty if they are not offloaded."""
     hook = getattr(module, "_hf_hook", None)
     hooks = getattr(hook, "hooks", (hook,))
-    return [one for one in hooks if getattr(one, "offload", False) and getattr(one, "weights_map", None) is not None]
+    return [
+        one
+        for one in hooks
+        if getattr(one, "offload", False) and getattr(one, "weights_map", None) is not None
+    ]
 
 
 @contextmanager
 def weights_loaded(owner: Any) -> Iterator[None]:
-    """Load the weights of a part of a model while the block runs; tensors read inside stay valid after it."""
+    """Load the weights of a part of a model while the block runs; tensors read inside stay valid
+    after it."""
     with ExitStack() as stack:
         for module in all_modules(owner):
             if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
@@ -61,7 +65,9 @@ def execution_device(owner: Any) -> torch.device | None:
 def has_missing_weights(model: Any) -> bool:
     """Return whether a model has weights on the meta device that no hook loads."""
     loadable = ParameterMap(model).offloaded
-    return any(parameter.is_meta and id(parameter) not in loadable for parameter in model.parameters())
+    return any(
+        parameter.is_meta and id(parameter) not in loadable for parameter in model.parameters()
+    )
 
 
 class ParameterMap(Mapping[str, Tensor]):
@@ -82,7 +88,9 @@ class ParameterMap(Mapping[str, Tensor]):
         if not parameter.is_meta:
             return parameter
         if id(parameter) not in self.offloaded:
-            raise InputError(f"weights {name} are not loaded (on the meta device); load the model with weights")
+            raise InputError(
+                f"weights {name} are not loaded (on the meta device); load the model with weights"
+            )
         module, own = self.offloaded[id(parameter)]
         return align_hooks(module)[0].weights_map[own]
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_loading(*, bars: bool) -> Iterator[None]:
-    """Suppress transformers' table of missing weights, which raise InputError instead, and its bars unless `bars`."""
+    """Suppress transformers' table of missing weights, which raise InputError instead, and its bars
+    unless `bars`."""
     from transformers.utils import logging as reports
 
     logger = logging.getLogger("transformers.modeling_utils")
@@ -25,10 +26,11 @@ def quiet_loading(*, bars: bool) -> Iterator[None]:
 
 @contextmanager
 def no_processor() -> Iterator[None]:
-    """Load models of images and text without their processor, which no function of this package uses.
+    """Load models of images and text without their processor, which no function of this package
+    uses.
 
-    Where it cannot be loaded, TransformerLens runs `pip install torchvision`, which replaces the installed torch.
-    """
+    Where it cannot be loaded, TransformerLens runs `pip install torchvision`, which replaces the
+    installed torch."""
     from transformers import AutoProcessor
 
     name = "from_pretrained"

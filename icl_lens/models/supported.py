@@ -20,12 +20,13 @@ def tl_version() -> tuple[int, int]:
 
 
 def check_supported(model: Any) -> None:
-    """Raise InputError unless a model is a decoder of attention + FFN blocks whose weights can be read."""
+    """Raise InputError unless a model is a decoder of attention + FFN blocks whose weights can be
+    read."""
     name = type(getattr(model, "original_model", model)).__name__
     if name.startswith(("Cohere", "HunYuan")) and tl_version() < (4, 0):
         raise InputError(
-            f"{name} is not supported with TransformerLens 3, which computes different logits; install "
-            "transformer-lens>=4"
+            f"{name} is not supported with TransformerLens 3, which computes different logits; "
+            "install transformer-lens>=4"
         )
     _check_weights(model, name)
     check_layout(model, name)
@@ -41,11 +42,13 @@ def _check_weights(model: Any, name: str) -> None:
     packed = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
     if quantized or packed:
         raise InputError(
-            f"weights of {name} must not be quantized, got {', '.join(packed) or 'packed weights'}; load the model "
-            "unquantized, with dtype=torch.bfloat16 to save memory"
+            f"weights of {name} must not be quantized, got "
+            f"{', '.join(packed) or 'packed weights'}; load the model unquantized, with "
+            "dtype=torch.bfloat16 to save memory"
         )
     if offloaded and has_missing_weights(model):
         raise InputError(
-            f"some weights of {name} are not loaded (on the meta device), and no accelerate hook loads them; load the "
-            "model with its weights, with dtype=torch.bfloat16 or device_map= and offload_folder= to save memory"
+            f"some weights of {name} are not loaded (on the meta device), and no accelerate hook "
+            "loads them; load the model with its weights, with dtype=torch.bfloat16 or device_map= "
+            "and offload_folder= to save memory"
         )

@@ -1,12 +1,15 @@
 """Give TransformerLens a tokenizer as it is.
 
-A tokenizer that has a beginning-of-sequence token and does not add it (GPT-2, GPT-J, Pythia, Qwen, SmolLM2) is read
-again by TransformerLens from its `name_or_path`, with `add_bos_token=True`. What was changed in memory is then lost:
-added tokens, a new vocabulary, another normalizer, pre-tokenizer or post-processor.
+A tokenizer that has a beginning-of-sequence token and does not add it (GPT-2, GPT-J, Pythia, Qwen,
+SmolLM2) is read again by TransformerLens from its `name_or_path`, with `add_bos_token=True`. What
+was changed in memory is then lost: added tokens, a new vocabulary, another normalizer,
+pre-tokenizer or post-processor.
 
 1. `copy_tokenizer` copies the user's tokenizer, since TransformerLens sets missing special tokens.
-2. `not_read_again` marks the copy, while the bridge is made, as one that adds its token; TransformerLens then uses it.
-3. `not_read_again` also tells `il.tokenize` that this tokenizer itself, not its folder, says what is prepended.
+2. `not_read_again` marks the copy, while the bridge is made, as one that adds its token;
+   TransformerLens then uses it.
+3. `not_read_again` also tells `il.tokenize` that this tokenizer itself, not its folder, says what
+   is prepended.
 """
 
 import copy
@@ -26,14 +29,15 @@ def copy_tokenizer(tokenizer: Any) -> Any:
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise InputError(
             f"tokenizer must be a tokenizer of transformers, got {type(tokenizer).__name__}; pass "
-            "AutoTokenizer.from_pretrained(name), or PreTrainedTokenizerFast(tokenizer_object=tokenizer)"
+            "AutoTokenizer.from_pretrained(name), or "
+            "PreTrainedTokenizerFast(tokenizer_object=tokenizer)"
         )
     try:
         tokenizer.encode("a")
     except Exception as error:  # the tokenizers package raises plain exceptions
         raise InputError(
-            f"tokenizer must encode every text, got the error {first_line(error)!r} for the text 'a'; give it an "
-            "unknown token (unk_token=)"
+            f"tokenizer must encode every text, got the error {first_line(error)!r} for the text "
+            "'a'; give it an unknown token (unk_token=)"
         ) from error
     try:
         return copy.deepcopy(tokenizer)
@@ -47,7 +51,9 @@ def copy_tokenizer(tokenizer: Any) -> Any:
 
 @contextmanager
 def not_read_again(tokenizer: Any) -> Iterator[None]:
-    """Keep TransformerLens from reading a tokenizer again from its folder inside the `with` block."""
+    """Keep TransformerLens from reading a tokenizer again from its folder inside the `with`
+    block.
+    """
     if tokenizer is None:
         yield
         return

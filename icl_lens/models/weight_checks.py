@@ -15,31 +15,41 @@ from icl_lens.models.identity import Probe, probe
 from icl_lens.models.resolve import weight_files
 
 _BUFFERS = re.compile(
-    r"(^|\.)(inv_freq|masked_bias|position_ids|causal_mask|cos_cached|sin_cached|embed_positions|alibi|rope\.freqs)$"
+    r"(^|\.)(inv_freq|masked_bias|position_ids|causal_mask|cos_cached|sin_cached)$"
+    r"|(^|\.)(embed_positions|alibi|rope\.freqs)$"
     r"|(attn|attention|self_attn|self_attention)\.bias$"  # a causal mask
 )
 _INTEGER = re.compile(r"BOOL|[IU]\d+")
 
 
 class StrictLoader:
-    """A model class for `boot_transformers(model_class=)` that rejects weights that do not match the configuration.
+    """A model class for `boot_transformers(model_class=)` that rejects weights that do not match
+    the configuration.
 
-    transformers itself initializes missing weights at random and drops unexpected ones. `inner` is the class to load
-    with; None lets TransformerLens choose. With `is_probed`, the new model runs on a few tokens.
-    """
+    transformers itself initializes missing weights at random and drops unexpected ones. `inner` is
+    the class to load with; None lets TransformerLens choose. With `is_probed`, the new model runs
+    on a few tokens."""
 
     def __init__(
-        self, name: str, inner: Any = None, device: torch.device | str | None = None, *, is_probed: bool = False
+        self,
+        name: str,
+        inner: Any = None,
+        device: torch.device | str | None = None,
+        *,
+        is_probed: bool = False,
     ) -> None:
         self._name, self._inner, self._device, self._is_probed = name, inner, device, is_probed
         self.probe: Probe | None = None
         """What the model computes before TransformerLens changes it, if it is probed."""
 
     def from_pretrained(self, folder: Any, **kwargs: Any) -> Any:
-        """Load with `inner`; raise InputError for weights that are missing, unexpected, misshapen or not finite."""
+        """Load with `inner`; raise InputError for weights that are missing, unexpected, misshapen
+        or not finite."""
         inner = self._inner or _class_for(kwargs["config"])
         check_headers(self._name, Path(folder), kwargs["config"], inner)
-        model, info = inner.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
+        model, info = inner.from_pretrained(
+            folder, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+        )
         check_keys(self._name, model, info)
         check_finite(self._name, model, kwargs.get("torch_dtype"))
         if self._device is not None:
@@ -54,13 +64,16 @@ class StrictLoader:
 
 
 def check_headers(name: str, folder: Path, config: Any, inner: Any) -> None:
-    """Raise InputError if the headers of safetensors show that weights are packed integers or of another model.
+    """Raise InputError if the headers of safetensors show that weights are packed integers or of
+    another model.
 
-    transformers would use packed integers as weights; integer masks and positions are allowed. A configuration that
-    needs more than twice the stored parameters belongs to another model, and loading would create the rest at random.
-    """
+    transformers would use packed integers as weights; integer masks and positions are allowed. A
+    configuration that needs more than twice the stored parameters belongs to another model, and
+    loading would create the rest at random."""
     files = weight_files(folder)
-    if getattr(config, "quantization_config", None) is not None or any(f.suffix != ".safetensors" for f in files):
+    if getattr(config, "quantization_config", None) is not None or any(
+        f.suffix != ".safetensors" for f in files
+    ):
         return
     stored, packed = 0, []
     try:
@@ -72,48 +85,57 @@ def check_headers(name: str, folder: Path, config: Any, inner: Any) -> None:
                     if _INTEGER.fullmatch(str(header.get_dtype())) and not _is_buffer(key):
                         packed.append(key)
         with torch.device("meta"):
-            expected = sum(parameter.numel() for parameter in inner.from_config(config).parameters())
+            expected = sum(
+                parameter.numel() for parameter in inner.from_config(config).parameters()
+            )
     except Exception:  # loading reports the fault of the file or the configuration
         expected = 0
     if packed:
         raise InputError(
-            f"weights of {name!r} are integers in {_few(packed)}, but config.json has no quantization_config; use the "
-            "unquantized model"
+            f"weights of {name!r} are integers in {_few(packed)}, but config.json has no "
+            "quantization_config; use the unquantized model"
         )
     if files and expected > 2 * stored:
         raise InputError(
-            f"weights of {name!r} hold {stored:,} parameters, config.json expects {expected:,}; use the config.json "
-            "that was saved with these weights"
+            f"weights of {name!r} hold {stored:,} parameters, config.json expects {expected:,}; "
+            "use the config.json that was saved with these weights"
         )
 
 
 def check_keys(name: str, model: nn.Module, info: dict[str, Any]) -> None:
-    """Raise InputError unless the checkpoint has every weight in its shape, and every weight of the checkpoint is used.
+    """Raise InputError unless the checkpoint has every weight in its shape, and every weight of the
+    checkpoint is used.
 
-    Buffers, such as rotary frequencies and causal masks, and extra heads, such as a classifier, are not checked.
-    `info` is transformers' `output_loading_info`.
-    """
+    Buffers, such as rotary frequencies and causal masks, and extra heads, such as a classifier, are
+    not checked. `info` is transformers' `output_loading_info`."""
     buffers = {key for key, _ in model.named_buffers()}
     faults = {
         "missing": [key for key in info["missing_keys"] if key not in buffers],
         "unexpected": [key for key in info["unexpected_keys"] if _belongs(key, model)],
         "wrong shape": [
-            f"{key} ({_size(found)}, expected {_size(expected)})" for key, found, expected in info["mismatched_keys"]
+            f"{key} ({_size(found)}, expected {_size(expected)})"
+            for key, found, expected in info["mismatched_keys"]
         ],
     }
     found = "; ".join(f"{fault} {_few(keys)}" for fault, keys in faults.items() if keys)
     if found:
         raise InputError(
-            f"weights of {name!r} do not match config.json ({found}); use the config.json that was saved with these "
-            "weights, or save the model again"
+            f"weights of {name!r} do not match config.json ({found}); use the config.json that was "
+            "saved with these weights, or save the model again"
         )
 
 
 def check_finite(name: str, model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Raise InputError if a parameter contains NaN or infinity; offloaded and 8-bit parameters are not checked."""
+    """Raise InputError if a parameter contains NaN or infinity; offloaded and 8-bit parameters are
+    not checked."""
     bad: dict[str, str] = {}
     for key, parameter in model.named_parameters():
-        if parameter.is_meta or not parameter.is_floating_point() or not parameter.numel() or parameter.itemsize < 2:
+        if (
+            parameter.is_meta
+            or not parameter.is_floating_point()
+            or not parameter.numel()
+            or parameter.itemsize < 2
+        ):
             continue
         # aminmax is NaN if any value is; it makes no copy.
         extremes = [float(x) for x in torch.aminmax(parameter.detach())]
@@ -126,7 +148,9 @@ def check_finite(name: str, model: nn.Module, dtype: torch.dtype | None) -> None
             if dtype == torch.float16 and kinds == ["infinity"]
             else "use another checkpoint, since this one is corrupt or its training diverged"
         )
-        raise InputError(f"weights of {name!r} contain {' and '.join(kinds)} in {_few(bad)}; {remedy}")
+        raise InputError(
+            f"weights of {name!r} contain {' and '.join(kinds)} in {_few(bad)}; {remedy}"
+        )
 
 
 def _size(shape: Iterable[int]) -> str:
@@ -134,8 +158,13 @@ def _size(shape: Iterable[int]) -> str:
 
 
 def _belongs(key: str, model: nn.Module) -> bool:
-    """Return whether a checkpoint key is in a part of the model, rather than in an additional head or a buffer."""
-    parts = {name for root in (model, getattr(model, "base_model", model)) for name, _ in root.named_children()}
+    """Return whether a checkpoint key is in a part of the model, rather than in an additional head
+    or a buffer."""
+    parts = {
+        name
+        for root in (model, getattr(model, "base_model", model))
+        for name, _ in root.named_children()
+    }
     return key.partition(".")[0] in parts and not _is_buffer(key)
 
 
@@ -144,7 +173,9 @@ def _is_buffer(key: str) -> bool:
 
 
 def _few(keys: Iterable[str]) -> str:
-    ordered = sorted(keys, key=lambda key: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", key)])
+    ordered = sorted(
+        keys, key=lambda key: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", key)]
+    )
     more = f" and {len(ordered) - 2} more" if len(ordered) > 2 else ""
     return f"{', '.join(ordered[:2])}{more}"
 

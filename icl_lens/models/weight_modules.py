@@ -1,8 +1,8 @@
 """Check that modules compute what their weights say, before weights are read in their place.
 
-Adapters (LoRA, DoRA, IA3 of peft) and modules of users may have the `weight` of the projection that they wrap, and
-compute something else. A pass runs the module; a function that reads the weight would describe another model.
-"""
+Adapters (LoRA, DoRA, IA3 of peft) and modules of users may have the `weight` of the projection that
+they wrap, and compute something else. A pass runs the module; a function that reads the weight
+would describe another model."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from icl_lens.errors import InputError
 from icl_lens.models.module_hooks import LIBRARIES, own_name, package_of
 
 REMEDY = (
-    "merge an adapter with hf_model.merge_and_unload(), make pruning permanent with torch.nn.utils.prune.remove, or "
-    "put your change into the weight, and load the model again"
+    "merge an adapter with hf_model.merge_and_unload(), make pruning permanent with "
+    "torch.nn.utils.prune.remove, or put your change into the weight, and load the model again"
 )
 N_VECTORS = 4
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -24,26 +24,30 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torc
 def check_weight(model: Any, owner: Any, name: str) -> None:
     """Raise InputError if the module that a weight belongs to does not multiply by this weight.
 
-    `owner` is a bridge of attention or an FFN, or the model; `name` is that of TransformerLens, such as "W_Q".
-    """
+    `owner` is a bridge of attention or an FFN, or the model; `name` is that of TransformerLens,
+    such as "W_Q"."""
     module = module_of(model, owner, name)
     if module is None or _is_of_a_library(module) or _multiplies(module):
         return
     names = {id(part): own_name(path) for path, part in model.original_model.named_modules()}
     raise InputError(
-        f"{name} must be what the model computes with, but {names.get(id(module), 'its module')} computes something "
-        f"else than its weight says ({type(module).__name__} of {package_of(type(module))}); {REMEDY}"
+        f"{name} must be what the model computes with, but {names.get(id(module), 'its module')} "
+        f"computes something else than its weight says ({type(module).__name__} of "
+        f"{package_of(type(module))}); {REMEDY}"
     )
 
 
 def adapter_parameters(model: Any, owner: Any, name: str) -> list[Tensor]:
-    """Return the parameters of a weight's module if an adapter or a class of a user wraps it; else nothing."""
+    """Return the parameters of a weight's module if an adapter or a class of a user wraps it; else
+    nothing."""
     module = module_of(model, owner, name)
     return [] if module is None or _is_of_a_library(module) else list(module.parameters())
 
 
 def module_of(model: Any, owner: Any, name: str) -> nn.Module | None:
-    """Return the module of the Hugging Face model that a weight belongs to, if a bridge states it."""
+    """Return the module of the Hugging Face model that a weight belongs to, if a bridge states
+    it.
+    """
     if owner is model:
         bridge = getattr(model, "embed" if name == "W_E" else "unembed", None)
     else:
@@ -53,9 +57,12 @@ def module_of(model: Any, owner: Any, name: str) -> nn.Module | None:
 
 
 def _is_of_a_library(module: nn.Module) -> bool:
-    """Return whether a module runs only code of libraries that define its class together with its weight."""
+    """Return whether a module runs only code of libraries that define its class together with its
+    weight."""
     replaced = vars(module).get("forward")
-    return package_of(type(module)) in LIBRARIES and (replaced is None or package_of(replaced) in LIBRARIES)
+    return package_of(type(module)) in LIBRARIES and (
+        replaced is None or package_of(replaced) in LIBRARIES
+    )
 
 
 def _multiplies(module: nn.Module) -> bool:
