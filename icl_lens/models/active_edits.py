@@ -1,5 +1,6 @@
 """What edits a model now, in words: edits of open `with` blocks, and forward hooks that others have
-set."""
+set.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,7 +49,8 @@ def active_edits(view: ModelView) -> tuple[str, ...]:
 
     These are hooks of TransformerLens' hook points, and hooks of PyTorch modules that are not set
     by a library in `icl_lens.models.module_hooks.LIBRARIES`. Every function runs the model as it
-    is, so its numbers are those of the edited model, and results name the edits."""
+    is, so its numbers are those of the edited model, and results name the edits.
+    """
     with model_lock(view.model):  # or the hooks of another thread's pass would count
         describe = DESCRIBE.get(view.model)
         open_edits, edit_handles = ([], set()) if describe is None else describe()
@@ -83,5 +85,6 @@ def edits_suffix(edits: Sequence[str]) -> str:
 
 def some_of(names: Sequence[str], what: str) -> str:
     """Return the first names, and how many others there are."""
-    rest = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {rest} other {what}" if rest > 0 else "")
+    n_unnamed = len(names) - MAX_NAMED
+    first_names = ", ".join(names[:MAX_NAMED])
+    return f"{first_names} and {n_unnamed} other {what}" if n_unnamed > 0 else first_names

@@ -1,5 +1,6 @@
 """Compute attention scores from queries and keys: clipping, scale, soft cap, window, rotation,
-ALiBi, sinks."""
+ALiBi, sinks.
+"""
 
 import sys
 from typing import Any, Literal, NamedTuple
@@ -40,7 +41,8 @@ class AttentionScoring(NamedTuple):
     pairs: Pairs
     rotates_whole_heads: bool = False
     """Whether angles for half a head's width are those of all its pairs (gpt-oss), not of a part of
-    the head."""
+    the head.
+    """
     clip: float | None = None
     norms_rotated: bool = False
     sinks: Float[Tensor, " head"] | None = None
@@ -86,7 +88,8 @@ def attention_scoring(view: ModelView, layer: int) -> AttentionScoring:
 
 def _pairs(cfg: Any, hf_attn: Any) -> Pairs:
     """Return which dimensions rotate together, as TransformerLens states it, or in tables of sines
-    (GPT-J, CodeGen)."""
+    (GPT-J, CodeGen).
+    """
     if getattr(cfg, "rotary_interleaved_cos_sin", False) or hasattr(hf_attn, "embed_positions"):
         return "adjacent"
     return (
@@ -96,7 +99,8 @@ def _pairs(cfg: Any, hf_attn: Any) -> Pairs:
 
 def _rotates_whole_heads(cfg: Any) -> bool:
     """Return whether the configuration rotates all dimensions of a head, as TransformerLens reads
-    it."""
+    it.
+    """
     parameters = getattr(cfg, "rope_parameters", None)
     factor = parameters.get("partial_rotary_factor", 1.0) if isinstance(parameters, dict) else 1.0
     return float(getattr(cfg, "rotary_pct", factor)) == 1.0
@@ -104,7 +108,8 @@ def _rotates_whole_heads(cfg: Any) -> bool:
 
 def _clip(hf_attn: Any) -> float | None:
     """Return the bound on entries of queries, keys and values, which is the module's or its
-    configuration's."""
+    configuration's.
+    """
     if hasattr(hf_attn, "clip_qkv"):  # MPT does not clip if it is 0
         return float(hf_attn.clip_qkv) if hf_attn.clip_qkv else None
     clip = getattr(getattr(hf_attn, "config", None), "clip_qkv", None)
@@ -128,14 +133,16 @@ def _window(view: ModelView, hf_attn: Any) -> int | None:
 
 def normed_hooks(view: ModelView, layer: int) -> dict[str, str]:
     """Return the model's hooks of normed queries and keys before rotation; they fire only in layers
-    with such norms."""
+    with such norms.
+    """
     names = {f"{name}_normed": f"blocks.{layer}.attn.hook_{name}_normed" for name in "qk"}
     return {name: hook for name, hook in names.items() if hook in view.hook_names}
 
 
 def unhooked_qk_norm(view: ModelView, layer: int, name: str) -> NormView | None:
     """Return the norm of queries ("q") or keys ("k") if no hook has its output (HookedTransformer),
-    else None."""
+    else None.
+    """
     if getattr(view.attn(layer), "original_component", None) is not None or normed_hooks(
         view, layer
     ):
@@ -148,14 +155,16 @@ def rotation_hooks(view: ModelView, layer: int) -> tuple[str, str] | None:
     table.
 
     In a layer that does not rotate (Cohere 2, SmolLM3), the hooks exist but never fire; see
-    `no_rotation`."""
+    `no_rotation`.
+    """
     names = f"blocks.{layer}.attn.hook_cos", f"blocks.{layer}.attn.hook_sin"
     return names if names[0] in view.hook_names else None
 
 
 def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return cosines and sines at positions [batch pos] from a table, or raise
-    RotaryAnglesUnavailable."""
+    RotaryAnglesUnavailable.
+    """
     attn = view.attn(layer)
     hf_attn = getattr(attn, "original_component", None)
     if hf_attn is None:
@@ -170,27 +179,29 @@ def rotation_table(view: ModelView, layer: int, positions: Tensor) -> tuple[Tens
     return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
 
 
-def no_rotation(like: Tensor) -> tuple[Tensor, Tensor]:
+def no_rotation(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cosines and sines [1 1 0] of a layer that does not rotate: `rotate` with them
-    changes nothing."""
-    angles = like.new_empty(1, 1, 0)
+    changes nothing.
+    """
+    angles = x.new_empty(1, 1, 0)
     return angles, angles
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, scoring: AttentionScoring) -> Tensor:
     """Rotate x [batch pos head d_head] by angles [batch pos d_rotary]; dimensions after d_rotary
-    are unchanged."""
+    are unchanged.
+    """
     if scoring.rotates_whole_heads and 2 * cos.shape[-1] == x.shape[-1]:
         cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
     n = cos.shape[-1]
-    part, rest = x[..., :n], x[..., n:]
+    part, unrotated = x[..., :n], x[..., n:]
     if scoring.pairs == "halves":
         flipped = torch.cat([-part[..., n // 2 :], part[..., : n // 2]], dim=-1)
     else:
         flipped = torch.stack([-part[..., 1::2], part[..., ::2]], dim=-1).flatten(-2)
     if scoring.pairs == "adjacent, angles in halves":
         cos, sin = (angle[..., : n // 2].repeat_interleave(2, dim=-1) for angle in (cos, sin))
-    return torch.cat([part * cos[:, :, None] + flipped * sin[:, :, None], rest], dim=-1)
+    return torch.cat([part * cos[:, :, None] + flipped * sin[:, :, None], unrotated], dim=-1)
 
 
 def attention(
@@ -232,7 +243,8 @@ def alibi(view: ModelView, layer: int, key_mask: Tensor) -> Float[Tensor, "batch
 
 def _score_scale(hf_attn: Any) -> float:
     """Return the factor of q·k in a Hugging Face attention module; modules without such an
-    attribute do not scale."""
+    attribute do not scale.
+    """
     for name in ("scaling", "inv_norm_factor", "softmax_scale"):
         if hasattr(hf_attn, name):
             return float(getattr(hf_attn, name))

@@ -79,7 +79,8 @@ def damaged_file(folder: Path) -> str | None:
 
 def sync_to_disk(path: Path) -> None:
     """Ask the system to write a file, or a folder's entries, to disk; systems without it for
-    folders are skipped."""
+    folders are skipped.
+    """
     try:
         handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     except OSError:  # Windows cannot open folders
@@ -100,7 +101,8 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 def _page_digest(path: Path) -> str:
     """Return a hexadecimal digest of a file's size and its content, or 64 bytes of each page of a
-    large file."""
+    large file.
+    """
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     if size <= _WHOLE:

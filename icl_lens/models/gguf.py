@@ -45,7 +45,8 @@ def convert_gguf(source: DigestedFile, dtype: torch.dtype) -> Path:
 
     Weights are stored in `dtype` (float32 for float64). The folder's name depends on the file's
     content, so a changed file is reconverted. Raise InputError if the file cannot be read as GGUF
-    or changes meanwhile, and if the cache cannot be written or is damaged."""
+    or changes meanwhile, and if the cache cannot be written or is damaged.
+    """
     file = source.path
     dtype = torch.float32 if dtype == torch.float64 else dtype
     stored_as = str(dtype).removeprefix("torch.")
@@ -130,10 +131,10 @@ def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
             log.warning(
                 "converting %s (%s) once; this takes up to a minute", file.name, header.quantization
             )
-            found: Any = AutoModelForCausalLM.from_pretrained(
+            model_and_loading: Any = AutoModelForCausalLM.from_pretrained(
                 link.parent, config=config, **where, **how
             )
-            model, loading = found
+            model, loading = model_and_loading
             header.check_weights_used(model, **loading)
             knows_split = split_is_known(header.tokenizer.get("model"), header.tokenizer.get("pre"))
             if header.has_tokenizer and knows_split:

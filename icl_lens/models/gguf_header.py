@@ -1,7 +1,8 @@
 """Read a GGUF file's header, including the settings that transformers' loader ignores.
 
 Files of `ARCHITECTURES` are tested against the original models. Other architectures are rejected,
-since transformers silently drops some of their settings and weights, which gives wrong results."""
+since transformers silently drops some of their settings and weights, which gives wrong results.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ _COPIED = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 """Settings that transformers ignores for some of the architectures: GGUF key and name in a
-configuration."""
+configuration.
+"""
 _ROPE_FACTORS = "rope_freqs.weight"
 _ORIGINAL = "pass the folder or the Hub name of the original model"
 
@@ -77,13 +79,15 @@ class Header:
     @property
     def tokenizer(self) -> dict[str, Any]:
         """The settings of the tokenizer by name, without "tokenizer.ggml." and without lists of
-        tokens."""
+        tokens.
+        """
         names = ("model", "pre", "add_space_prefix")
         return {name: self._field(f"tokenizer.ggml.{name}") for name in names}
 
     def complete_config(self, config: Any) -> None:
         """Add to a configuration what transformers' loader ignores; raise InputError for settings
-        it cannot hold."""
+        it cannot hold.
+        """
         for key, name in _COPIED.items():
             value = self._setting(key)
             if value is not None and hasattr(config, name):
@@ -93,9 +97,8 @@ class Header:
         if self._architecture == "gpt2":
             return  # its positions are learned
         rope = config.rope_parameters
-        rope = rope.get(
-            "full_attention", rope
-        )  # Gemma 3 has others in layers with a sliding window
+        # Gemma 3 has other parameters in layers with a sliding window.
+        rope = rope.get("full_attention", rope)
         if (theta := self._setting("rope.freq_base")) is not None:
             rope["rope_theta"] = theta
         scaling = self._setting("rope.scaling.type", "none")
@@ -123,9 +126,8 @@ class Header:
             self._raise_unsupported(
                 f"that rotates all {d_head} dimensions of its heads, got {rotated}"
             )
-        scalar = getattr(
-            config, "query_pre_attn_scalar", d_head
-        )  # not in the file; differs in 27B models
+        # Not in the file; it differs in 27B models.
+        scalar = getattr(config, "query_pre_attn_scalar", d_head)
         if scalar != d_head:
             self._raise_unsupported(f"with heads of width {scalar}, got {d_head}")
 
@@ -133,7 +135,8 @@ class Header:
         self, model: Any, missing_keys: Any, mismatched_keys: Any, **_: Any
     ) -> None:
         """Raise InputError if a model loaded from the file has missing, mismatched or unused
-        weights."""
+        weights.
+        """
         stored = sum(
             int(tensor.n_elements)
             for name, tensor in self._tensors.items()
@@ -145,8 +148,10 @@ class Header:
                 f"with all weights of its architecture, got none for {min(missing_keys)}"
             )
         if mismatched_keys:
-            name, found, expected = min(mismatched_keys)
-            self._raise_unsupported(f"with {name} of shape {tuple(expected)}, got {tuple(found)}")
+            name, stored_shape, shape = min(mismatched_keys)
+            self._raise_unsupported(
+                f"with {name} of shape {tuple(shape)}, got {tuple(stored_shape)}"
+            )
         if stored != used:
             self._raise_unsupported(
                 f"whose {stored:,} parameters transformers reads completely, got {used:,} of them"

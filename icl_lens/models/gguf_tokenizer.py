@@ -10,7 +10,8 @@
    parts of it.
 
 Source: llama.cpp, `llama_vocab` (names of pre-tokenizers, and the regular expressions they stand
-for)."""
+for).
+"""
 
 import logging
 from importlib import import_module
@@ -29,12 +30,14 @@ _NO_SPACE = ("gemma2", "gemma3")
 """Architectures in whose SentencePiece tokenizers transformers puts no space before the text."""
 _NORMALIZES_UNICODE = ("qwen2", "qwen3")
 """Architectures whose published tokenizers compose characters (NFC), which no setting of a file
-says."""
+says.
+"""
 
 
 def split_is_known(model: str | None, pre: str | None) -> bool:
     """Return whether text can be split as the file's settings tokenizer.ggml.model and
-    tokenizer.ggml.pre say."""
+    tokenizer.ggml.pre say.
+    """
     if model != "gpt2" or pre in _UNNAMED:  # other tokenizers do not split text, or not by name
         return True
     return pre in _LIKE_GPT2 or pre in _SINGLE_DIGITS or pre in _splits_of_transformers()
@@ -47,7 +50,8 @@ def save_tokenizer(
     space before the text.
 
     `settings` are the file's settings whose names begin with "tokenizer.ggml.", without these
-    beginnings."""
+    beginnings.
+    """
     from tokenizers import normalizers
     from transformers import PreTrainedTokenizerFast
 
@@ -71,7 +75,8 @@ def save_tokenizer(
 
 def _set_split(backend: Any, file: str, architecture: str, pre: str | None) -> None:
     """Split text as `pre` says: single digits and then GPT-2's way here, the others as transformers
-    does."""
+    does.
+    """
     from tokenizers import Regex, pre_tokenizers
 
     if pre in _UNNAMED:
@@ -98,7 +103,8 @@ def _set_split(backend: Any, file: str, architecture: str, pre: str | None) -> N
 
 def _set_space_before_pieces(backend: Any, add_space: bool) -> None:
     """Put a space before the text, or none, in a tokenizer of SentencePiece, which writes spaces as
-    "▁"."""
+    "▁".
+    """
     from tokenizers import decoders, normalizers
 
     marks_spaces = normalizers.Replace(" ", "▁")
@@ -114,7 +120,8 @@ def _set_space_before_pieces(backend: Any, add_space: bool) -> None:
 
 def _splits_of_transformers() -> dict[str, str]:
     """Return the regular expressions of the names that transformers knows; none before it named
-    them."""
+    them.
+    """
     try:
         module = import_module("transformers.integrations.gguf.gguf_tokenizer_mapping")
     except ImportError:

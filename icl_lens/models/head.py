@@ -70,7 +70,8 @@ def as_head(head: AnyHead) -> Head:
 
 def head_tuple(heads: object) -> tuple[AnyHead, ...]:
     """Return heads as a tuple; raise InputError for a single head, and for anything that does not
-    list heads."""
+    list heads.
+    """
     if not isinstance(heads, Iterable) or isinstance(heads, str | Head):
         got = repr(heads) if isinstance(heads, str | Head | None) else type(heads).__name__
         raise InputError(f"heads must be an iterable of heads, got {got}; e.g. [(1, 6), 'L22H0']")

@@ -1,5 +1,6 @@
 """Accept models of Hugging Face that a user has built or changed in memory, also with adapters of
-peft."""
+peft.
+"""
 
 from typing import Any
 
@@ -38,7 +39,8 @@ def without_adapter_wrapper(hf_model: Any) -> Any:
 
 def transformers_class(hf_model: Any) -> str:
     """Return the name of the class of transformers that a model has, or that its class is derived
-    from."""
+    from.
+    """
     for kind in type(hf_model).__mro__:
         if kind.__module__.startswith("transformers.models."):
             return kind.__name__

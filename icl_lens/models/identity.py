@@ -55,7 +55,8 @@ ROUNDING_STEPS = 4.0
 """How many times the effect of noise of one rounding step a difference may be."""
 NEGLIGIBLE = {torch.float64: 5e-6, torch.float32: 5e-6, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Differences that are taken for rounding without measuring it, in parts of the spread of the
-log-probabilities."""
+log-probabilities.
+"""
 
 # Model -> kinds of batches that were compared; models that are not compared (again).
 _COMPARED: "WeakKeyDictionary[Any, set[tuple[bool, int]]]" = WeakKeyDictionary()
@@ -79,7 +80,8 @@ class Probe:
 
 def probe(hf_model: Any) -> Probe | None:
     """Run a Hugging Face model on a few random tokens; return None if it cannot run on tokens
-    alone."""
+    alone.
+    """
     try:
         config = hf_model.config.get_text_config()
         generator = torch.Generator().manual_seed(0)
@@ -93,7 +95,8 @@ def hugging_face_log_probs(
     hf_model: Any, tokens: Int[Tensor, "1 pos"]
 ) -> Float[Tensor, "pos d_vocab"]:
     """Return the log-probabilities of a Hugging Face model after each token of one row, in
-    evaluation mode."""
+    evaluation mode.
+    """
     parameters = (parameter.device for parameter in hf_model.parameters() if not parameter.is_meta)
     tokens = tokens.to(execution_device(hf_model) or next(parameters, torch.device("cpu")))
     training = [module for module in hf_model.modules() if module.training]
@@ -189,7 +192,8 @@ def defer_comparison(model: Any) -> None:
     comes before it.
 
     TransformerLens' own methods compare it first, too: passes of the user, and the processing of
-    weights, which leaves nothing to compare with."""
+    weights, which leaves nothing to compare with.
+    """
     vars(model)[_IS_DEFERRED] = True
     for name in _COMPARING_METHODS:
         vars(model)[name] = MethodType(_comparing_first(name), model)
@@ -197,7 +201,8 @@ def defer_comparison(model: Any) -> None:
 
 def _comparing_first(name: str) -> Callable[..., Any]:
     """Return a method that compares a bridge if that was deferred, and then runs its class's method
-    `name`."""
+    `name`.
+    """
 
     def method(model: Any, *args: Any, **kwargs: Any) -> Any:
         compare_deferred(model)
@@ -242,7 +247,8 @@ def comparison_postponed(model: Any) -> Iterator[None]:
 
 def _compare_on_probe(model: Any) -> None:
     """Raise InputError if a bridge differs from its model on a few tokens, unless its weights were
-    edited."""
+    edited.
+    """
     with independent_rows(model), unbridged(model) as original:
         expected = probe(original)
     try:
@@ -266,7 +272,8 @@ def is_new_kind(model: Any, last: Int[Tensor, " batch"]) -> bool:
     this one can be.
 
     A HookedTransformer has no model to compare with, and processed weights replace those of the
-    model."""
+    model.
+    """
     if model in _EXEMPT or not _is_comparable(model):
         return False
     return _kind((last + 1).tolist()) not in _COMPARED.setdefault(model, set())
@@ -282,7 +289,8 @@ def compare_batch(
     model itself.
 
     The longest row is compared and, if there is padding, the shortest. Log-probabilities must agree
-    up to rounding."""
+    up to rounding.
+    """
     lengths = (last + 1).tolist()
     kind, compared = _kind(lengths), _COMPARED.setdefault(model, set())
     compared.add(kind)
@@ -309,7 +317,8 @@ def compare_batch(
 
 def _is_comparable(model: Any) -> bool:
     """Return whether a bridge still holds the model that it was built from, with its weights as
-    they were."""
+    they were.
+    """
     original = getattr(model, "original_model", None)
     is_processed = getattr(model, "compatibility_mode", False) or getattr(
         model, "_weights_processed", False
@@ -327,7 +336,8 @@ class Difference:
     """The difference in parts of the spread of the log-probabilities, as compared with rounding.
 
     In float32 and float64, it is that of the position with the largest. In half precision, where
-    rounding sends single tokens to other experts, it is that of the median position. """
+    rounding sends single tokens to other experts, it is that of the median position.
+    """
 
 
 def difference_of(
@@ -336,7 +346,8 @@ def difference_of(
     dtype: torch.dtype,
 ) -> Difference:
     """Return how far log-probabilities are from the expected ones; infinite for other sizes and for
-    NaN."""
+    NaN.
+    """
     if expected.shape != measured.shape:
         return Difference(math.inf, math.inf)
     expected, measured = expected.double(), measured.double()
@@ -356,7 +367,8 @@ def _is_rounding(
     last_only: bool = False,
 ) -> bool:
     """Return whether rounding explains a difference, by how far noise of one rounding step moves
-    the model."""
+    the model.
+    """
     if difference.share <= NEGLIGIBLE.get(dtype, 5e-2):
         return True
     if not _is_comparable(model) or not math.isfinite(difference.share):
@@ -398,7 +410,8 @@ def _rounding_noise(hf_model: Any, step: float) -> Iterator[None]:
 @contextmanager
 def unbridged(model: Any) -> Iterator[Any]:
     """Yield the Hugging Face model in a bridge with its own modules in place of those that the
-    bridge put there."""
+    bridge put there.
+    """
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     try:
         _restore_modules(model.original_model, replaced)
@@ -478,7 +491,8 @@ def _class_name(model: Any) -> str:
 
 def likely_cause(model: Any, hf_model: Any = None) -> str:
     """Return why a bridge differs from its Hugging Face model, as far as the model shows it, and
-    what to do."""
+    what to do.
+    """
     root = model.original_model if hf_model is None else hf_model
     config: Any = getattr(root, "config", None)
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -517,7 +531,8 @@ def likely_cause(model: Any, hf_model: Any = None) -> str:
 
 def replaced_forwards(root: nn.Module) -> list[str]:
     """Return the names of modules whose `forward` was replaced, on the module or on its class, by
-    no library."""
+    no library.
+    """
     names: list[str] = []
     for name, module in root.named_modules():
         on_module = vars(module).get("forward")

@@ -28,7 +28,8 @@ from icl_lens.models.inference import replace_forwards
 
 Rotate = Callable[..., tuple[Tensor, ...]]
 """A rotation's `forward`: cosines and sines [#batch pos d_rotary] from an input, positions and
-maybe a layer type."""
+maybe a layer type.
+"""
 
 _OPEN: "WeakKeyDictionary[Any, tuple[int, ExitStack]]" = WeakKeyDictionary()
 # Model -> number of open `independent_rows` blocks, and what undoes their changes.
@@ -41,7 +42,8 @@ def independent_rows(model: Any) -> Iterator[None]:
     """Make the rows of passes in the block independent; blocks nest and may end in any order.
 
     Raise InputError in a pass that continues a KV cache whose keys have another rotation than the
-    pass."""
+    pass.
+    """
     count, stack = _OPEN.get(model, (0, ExitStack()))
     if count == 0:
         _install(model, stack)
@@ -58,26 +60,29 @@ def independent_rows(model: Any) -> Iterator[None]:
 
 def rotations_by_length(model: Any, lengths: Sequence[int]) -> list[int]:
     """Return a number for each length of a row; lengths with the same number have the same rotation
-    in all modules."""
+    in all modules.
+    """
     modules = _length_dependent_rotations(model)
     if not modules:
         return [0] * len(lengths)
     numbers: dict[tuple[bytes, ...], int] = {}
-    of_length: dict[int, int] = {}
+    number_of_length: dict[int, int] = {}
     for length in sorted(set(lengths)):
-        key = tuple(one.float().cpu().numpy().tobytes() for one in first_angles(model, length))
-        of_length[length] = numbers.setdefault(key, len(numbers))
-    return [of_length[length] for length in lengths]
+        angles = [angle.float().cpu().numpy().tobytes() for angle in first_angles(model, length)]
+        number_of_length[length] = numbers.setdefault(tuple(angles), len(numbers))
+    return [number_of_length[length] for length in lengths]
 
 
 def first_angles(model: Any, length: int) -> list[Tensor]:
     """Return the cosines and sines of position 1 in a row of `length` tokens, for each rotation
-    that depends on it."""
-    return [
-        _angles_at_one(module, partial(type(module).forward, module), length, *layer_type)
-        for module in _length_dependent_rotations(model)
-        for layer_type in _layer_types(module)
-    ]
+    that depends on it.
+    """
+    angles: list[Tensor] = []
+    for module in _length_dependent_rotations(model):
+        forward = partial(type(module).forward, module)
+        for layer_type in _layer_types(module):
+            angles.append(_angles_at_one(module, forward, length, *layer_type))
+    return angles
 
 
 def _install(model: Any, stack: ExitStack) -> None:
@@ -93,10 +98,10 @@ def _install(model: Any, stack: ExitStack) -> None:
     modules = _length_dependent_rotations(model)
     if modules:
         stack.callback(original.register_forward_pre_hook(keep_mask, with_kwargs=True).remove)
-        own = [
+        forwards = [
             (module, partial(_rotate_each_row, module, module.forward, masks)) for module in modules
         ]
-        stack.enter_context(replace_forwards(own))
+        stack.enter_context(replace_forwards(forwards))
     dtype = model.W_U.dtype
     for block in model.blocks:
         attn = getattr(block, "attn", None)
@@ -114,15 +119,12 @@ def _install(model: Any, stack: ExitStack) -> None:
 
 def _length_dependent_rotations(model: Any) -> list[Any]:
     """Return the modules that state a rotation which transformers recomputes by the length of a
-    pass."""
+    pass.
+    """
     if model not in _ROTATIONS:
         original = getattr(model, "original_model", None)
-        found = (
-            []
-            if original is None
-            else [module for module in original.modules() if _depends_on_length(module)]
-        )
-        _ROTATIONS[model] = list({id(module): module for module in found}.values())
+        modules = [] if original is None else list(original.modules())
+        _ROTATIONS[model] = [module for module in modules if _depends_on_length(module)]
     return _ROTATIONS[model]
 
 
@@ -134,7 +136,8 @@ def _depends_on_length(module: Any) -> bool:
 
 def _layer_types(module: Any) -> list[tuple[str, ...]]:
     """Return the layer types that a module has a rotation for, each as the last arguments of its
-    `forward`."""
+    `forward`.
+    """
     kinds = module.rope_type
     return [(layer_type,) for layer_type in kinds] if isinstance(kinds, dict) else [()]
 
@@ -149,45 +152,52 @@ def _rotate_each_row(
     **kwargs: Any,
 ) -> tuple[Tensor, ...]:
     """Return the angles [#batch pos d_rotary] of `forward`, for each row those of a pass over it
-    alone."""
+    alone.
+    """
     real = position_ids
     if masks[0] is not None:
-        mask = masks[0][:, -position_ids.shape[1] :].to(
-            real.device
-        )  # with a KV cache, queries are the last keys
+        # With a KV cache, queries are the last keys.
+        mask = masks[0][:, -position_ids.shape[1] :].to(real.device)
         real = torch.where(mask, position_ids, 0)
     lengths = real.max(-1).values + 1
-    rows = position_ids.expand(len(lengths), -1)
-    found: list[Tensor] | None = None
+    positions_of_rows = position_ids.expand(len(lengths), -1)
+    angles_of_rows: list[Tensor] = []
     for length in lengths.unique().tolist():
         same = lengths == length
         # Rows of one length have the same positions unless they are padded on the left.
-        chosen = position_ids if len(position_ids) == 1 else rows[same]
-        first = int(chosen.min())
-        if first > 0 and not torch.equal(
-            _angles_at_one(module, forward, first, *layer_type),
-            _angles_at_one(module, forward, length, *layer_type),
-        ):
-            raise InputError(
-                f"the rotation of {type(module).__name__} must be the same for a pass and the KV "
-                f"cache that it continues, got {first} and {length} tokens; generate with "
-                "use_past_kv_cache=False"
-            )
+        positions = position_ids if len(position_ids) == 1 else positions_of_rows[same]
+        first = int(positions.min())
+        if first > 0:
+            _check_same_rotation(module, forward, first, length, *layer_type)
         with _as_new(module):
-            angles = forward(x, chosen.clamp(max=length - 1), *layer_type, **kwargs)
+            angles = forward(x, positions.clamp(max=length - 1), *layer_type, **kwargs)
         if bool(same.all()):
             return angles
-        if found is None:
-            found = [one.new_zeros(len(rows), *one.shape[1:]) for one in angles]
-        for whole, one in zip(found, angles, strict=True):
-            whole[same] = one.expand(int(same.sum()), *one.shape[1:])
-    assert found is not None
-    return tuple(found)
+        if not angles_of_rows:
+            for angle in angles:
+                angles_of_rows.append(angle.new_zeros(len(lengths), *angle.shape[1:]))
+        for all_rows, angle in zip(angles_of_rows, angles, strict=True):
+            all_rows[same] = angle.expand(int(same.sum()), *angle.shape[1:])
+    return tuple(angles_of_rows)
+
+
+def _check_same_rotation(
+    module: Any, forward: Rotate, n_cached: int, length: int, *layer_type: str
+) -> None:
+    """Raise InputError unless a pass has the rotation of the KV cache that it continues."""
+    cached = _angles_at_one(module, forward, n_cached, *layer_type)
+    if not torch.equal(cached, _angles_at_one(module, forward, length, *layer_type)):
+        raise InputError(
+            f"the rotation of {type(module).__name__} must be the same for a pass and the KV cache "
+            f"that it continues, got {n_cached} and {length} tokens; generate with "
+            "use_past_kv_cache=False"
+        )
 
 
 def _angles_at_one(module: Any, forward: Rotate, length: int, *layer_type: str) -> Tensor:
     """Return the cosines and sines of position 1 in a pass of `length` tokens, which tell rotations
-    apart."""
+    apart.
+    """
     prefix = f"{layer_type[0]}_" if layer_type else ""
     device = getattr(module, f"{prefix}original_inv_freq").device
     with _as_new(module):
@@ -196,7 +206,7 @@ def _angles_at_one(module: Any, forward: Rotate, length: int, *layer_type: str) 
             torch.tensor([[1, length - 1]], device=device),
             *layer_type,
         )
-    return torch.cat([one[0, 0] for one in angles])
+    return torch.cat([angle[0, 0] for angle in angles])
 
 
 @contextmanager
@@ -206,9 +216,8 @@ def _as_new(module: Any) -> Iterator[None]:
     try:
         for name, value in buffers.items():
             if name.endswith("original_inv_freq") and value is not None:
-                module._buffers[name.replace("original_", "")] = (
-                    value.clone()
-                )  # longrope writes into it
+                # A copy, because longrope writes into it.
+                module._buffers[name.replace("original_", "")] = value.clone()
         for name in attributes:
             if name.endswith("max_seq_len_cached"):
                 vars(module)[name] = attributes["original_max_seq_len"]

@@ -48,10 +48,11 @@ def inference_kwargs(model: Any) -> Iterator[dict[str, Any]]:
             handle.remove()
 
 
-def _gelu(own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Compute tanh GELU in one kernel or, in half precision, with `own`, whose formula makes eight
-    passes over `x`."""
-    return gelu(x, approximate="tanh") if x.dtype in EXACT else own(x)
+def _gelu(expanded: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Compute tanh GELU in one kernel or, in half precision, with `expanded`, whose formula makes
+    eight passes over `x`.
+    """
+    return gelu(x, approximate="tanh") if x.dtype in EXACT else expanded(x)
 
 
 @contextmanager
@@ -63,11 +64,11 @@ def replace_forwards(forwards: Sequence[tuple[Any, Any]]) -> Iterator[None]:
             vars(module)["forward"] = forward
         yield
     finally:
-        for (module, _), own in zip(forwards, before, strict=True):
-            if own is None:
+        for (module, _), forward_before in zip(forwards, before, strict=True):
+            if forward_before is None:
                 vars(module).pop("forward", None)
             else:
-                vars(module)["forward"] = own
+                vars(module)["forward"] = forward_before
 
 
 def log_probs_of(logits: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:

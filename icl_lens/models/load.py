@@ -18,6 +18,7 @@ from icl_lens.models.load_errors import check_config, diagnose_load_error
 from icl_lens.models.offload import execution_device
 from icl_lens.models.quiet import no_processor, quiet_loading
 from icl_lens.models.resolve import (
+    ModelSource,
     bundled_models,
     has_tokenizer,
     missing_tokenizer_error,
@@ -81,50 +82,18 @@ def load_model(
     """
     from transformer_lens.model_bridge import TransformerBridge
 
-    if name is None:
-        name = "icl-mini" if kwargs.get("hf_model") is None else name_of(kwargs["hf_model"])
-    if not isinstance(name, str | os.PathLike):
-        if isinstance(name, torch.nn.Module):
-            raise InputError(
-                f"name must be a model's name or folder, got a {type(name).__name__}; write "
-                "il.load_model('my-name', hf_model=model, tokenizer=tokenizer)"
-            )
-        raise InputError(
-            f"name must be a model's name or folder, got {name!r:.80}; e.g. 'icl-mini'"
-        )
-    name = os.fspath(name)
-    wanted: Any = (
-        getattr(torch, dtype.removeprefix("torch."), "unknown") if isinstance(dtype, str) else dtype
-    )
-    if wanted not in (None, *SUPPORTED_DTYPES):
-        raise InputError(
-            f"dtype must be one of 'float32', 'bfloat16', 'float16', 'float64', got {str(dtype)!r}"
-        )
+    hf_model = kwargs.pop("hf_model", None)
+    name = _checked_name(name, hf_model, gguf_file)
+    weights_dtype = _checked_dtype(dtype)
     _check_device(device)
-    if gguf_file is not None:
-        name = f"{name.rstrip('/')}/{gguf_file}"
-        if not name.endswith(".gguf"):
-            raise InputError(f"gguf_file must be the name of a .gguf file, got {gguf_file!r}")
-    tokenizer, hf_model = kwargs.get("tokenizer"), kwargs.pop("hf_model", None)
-    if hf_model is not None and tokenizer is None:
-        raise InputError(
-            "hf_model needs its tokenizer; call load_model(name, hf_model=model, "
-            "tokenizer=tokenizer)"
-        )
-    for option in ("checkpoint_index", "checkpoint_value"):
-        if kwargs.get(option) is not None:
-            raise InputError(
-                f"{option} is not supported; use the revision instead, e.g. revision='step3000' "
-                "for Pythia"
-            )
-    if tokenizer is not None:
-        kwargs["tokenizer"] = tokenizer = copy_tokenizer(tokenizer)
-    where: dict[str, Any] = (
-        {"device_map": device_map}
-        if device_map is not None
-        else {"device": device or ("cuda" if torch.cuda.is_available() else "cpu")}
-    )
-    kwargs |= {"dtype": wanted, "trust_remote_code": trust_remote_code, **where}
+    _check_options(hf_model, kwargs)
+    if kwargs.get("tokenizer") is not None:
+        kwargs["tokenizer"] = copy_tokenizer(kwargs["tokenizer"])
+    if device_map is not None:
+        kwargs["device_map"] = device_map
+    else:
+        kwargs["device"] = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    kwargs |= {"dtype": weights_dtype, "trust_remote_code": trust_remote_code}
     if hf_model is not None:
         model, expected = _wrap(TransformerBridge.boot_transformers, name, hf_model, kwargs)
     else:
@@ -133,9 +102,8 @@ def load_model(
         parameter.requires_grad_(False)
     original: Any = model.original_model
     if model.W_U.dtype == torch.float64 and hasattr(original, "set_experts_implementation"):
-        original.set_experts_implementation(
-            "eager"
-        )  # grouped matrix products have no float64 kernel
+        # Grouped matrix products have no float64 kernel.
+        original.set_experts_implementation("eager")
     if str(model.cfg.device) == "meta":  # the embedding is offloaded: tokens go where it runs
         model.cfg.device = str(execution_device(model.embed) or "cpu")
     model.eval()
@@ -144,6 +112,53 @@ def load_model(
     else:
         check_probe(model, expected, hf_model)
     return model
+
+
+def _checked_name(name: str | os.PathLike[str] | None, hf_model: Any, gguf_file: str | None) -> str:
+    """Return what to load, or what results call `hf_model`; raise InputError if it is no name."""
+    if name is None:
+        name = "icl-mini" if hf_model is None else name_of(hf_model)
+    if isinstance(name, torch.nn.Module):
+        raise InputError(
+            f"name must be a model's name or folder, got a {type(name).__name__}; write "
+            "il.load_model('my-name', hf_model=model, tokenizer=tokenizer)"
+        )
+    if not isinstance(name, str | os.PathLike):
+        raise InputError(
+            f"name must be a model's name or folder, got {name!r:.80}; e.g. 'icl-mini'"
+        )
+    if gguf_file is None:
+        return os.fspath(name)
+    if not gguf_file.endswith(".gguf"):
+        raise InputError(f"gguf_file must be the name of a .gguf file, got {gguf_file!r}")
+    return f"{os.fspath(name).rstrip('/')}/{gguf_file}"
+
+
+def _checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return a dtype given by itself or by its name; raise InputError if it is not supported."""
+    named: Any = dtype
+    if isinstance(dtype, str):
+        named = getattr(torch, dtype.removeprefix("torch."), "unknown")
+    if named not in (None, *SUPPORTED_DTYPES):
+        raise InputError(
+            f"dtype must be one of 'float32', 'bfloat16', 'float16', 'float64', got {str(dtype)!r}"
+        )
+    return named
+
+
+def _check_options(hf_model: Any, options: dict[str, Any]) -> None:
+    """Raise InputError for an `hf_model` without its tokenizer, and for unsupported options."""
+    if hf_model is not None and options.get("tokenizer") is None:
+        raise InputError(
+            "hf_model needs its tokenizer; call load_model(name, hf_model=model, "
+            "tokenizer=tokenizer)"
+        )
+    for option in ("checkpoint_index", "checkpoint_value"):
+        if options.get(option) is not None:
+            raise InputError(
+                f"{option} is not supported; use the revision instead, e.g. revision='step3000' "
+                "for Pythia"
+            )
 
 
 def _wrap(boot: Any, name: str, hf_model: Any, kwargs: dict[str, Any]) -> tuple[Any, Probe | None]:
@@ -170,32 +185,12 @@ def _boot(
     """Find a model's folder, check its files and load it with `boot`.
 
     Return it and, if its code is not of transformers, what it computed before TransformerLens
-    changed it. Raise InputError with the cause of a failure."""
+    changed it. Raise InputError with the cause of a failure.
+    """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    weights = kwargs.get("load_weights", True)
-    needs_tokenizer = kwargs.get("tokenizer") is None
+    source = _find(name, revision, kwargs)
     code = kwargs["trust_remote_code"]
-    source = resolve_model(
-        name,
-        revision=revision,
-        weights=weights,
-        tokenizer=needs_tokenizer,
-        code=code,
-        dtype=kwargs["dtype"] or torch.float32,
-    )
-    check_config(source, trust_remote_code=code)
-    if needs_tokenizer and not has_tokenizer([path.name for path in source.folder.iterdir()]):
-        raise missing_tokenizer_error(
-            name, source.folder if source.kind == "gguf" else None
-        )  # transformers would create an empty one
-    if weights and (files := weight_files(source.folder)) and files[0].suffix == ".bin":
-        logging.getLogger("icl_lens").warning(
-            "model %r has no safetensors; reading its weights from %s without executing code "
-            "(weights_only)",
-            name,
-            files[0].name,
-        )
     model_class = kwargs.pop("model_class", None)
     checked = StrictLoader(
         name, model_class, kwargs.get("device"), is_probed=code or model_class is not None
@@ -203,7 +198,7 @@ def _boot(
     try:
         quick = source.kind == "gguf" or name in bundled_models()
         with quiet_loading(bars=not quick), no_processor():
-            if needs_tokenizer:
+            if kwargs.get("tokenizer") is None:
                 # A converted tokenizer is complete; the class of its architecture would replace
                 # parts of it.
                 kind = PreTrainedTokenizerFast if source.kind == "gguf" else AutoTokenizer
@@ -213,15 +208,44 @@ def _boot(
     except InputError:
         raise
     except Exception as error:  # many types, from many libraries; the files show the cause
+        weights = kwargs.get("load_weights", True)
         raise InputError(diagnose_load_error(source, error, weights=weights)) from error
     if source.kind != "local":
         model.cfg.model_name = name  # the folder in the cache is named by a commit or digest
     return model, checked.probe
 
 
+def _find(name: str, revision: str | None, options: dict[str, Any]) -> ModelSource:
+    """Return where a model's files are; raise InputError if one is missing or unusable."""
+    weights = options.get("load_weights", True)
+    needs_tokenizer = options.get("tokenizer") is None
+    code = options["trust_remote_code"]
+    source = resolve_model(
+        name,
+        revision=revision,
+        weights=weights,
+        tokenizer=needs_tokenizer,
+        code=code,
+        dtype=options["dtype"] or torch.float32,
+    )
+    check_config(source, trust_remote_code=code)
+    if needs_tokenizer and not has_tokenizer([path.name for path in source.folder.iterdir()]):
+        # transformers would create an empty one
+        raise missing_tokenizer_error(name, source.folder if source.kind == "gguf" else None)
+    if weights and (files := weight_files(source.folder)) and files[0].suffix == ".bin":
+        logging.getLogger("icl_lens").warning(
+            "model %r has no safetensors; reading its weights from %s without executing code "
+            "(weights_only)",
+            name,
+            files[0].name,
+        )
+    return source
+
+
 def _check_device(device: str | torch.device | None) -> None:
     """Raise InputError for an invalid device, or one on which this PyTorch cannot create a tensor
-    and read it back."""
+    and read it back.
+    """
     try:
         kind = "cpu" if device is None else torch.device(device).type
     except (RuntimeError, TypeError):

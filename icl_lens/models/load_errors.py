@@ -23,7 +23,8 @@ PROMPT_LEARNING = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREF
 
 def check_config(source: ModelSource, *, trust_remote_code: bool) -> None:
     """Raise InputError if a folder's configuration is unreadable or not that of a supported
-    decoder-only model."""
+    decoder-only model.
+    """
     from transformer_lens.utilities.architectures import classify_architecture
     from transformers import AutoConfig, PretrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -69,7 +70,8 @@ def check_config(source: ModelSource, *, trust_remote_code: bool) -> None:
 
 def _check_adapter(source: ModelSource) -> None:
     """Raise InputError unless transformers will load the adapter beside a model, and it shifts no
-    positions."""
+    positions.
+    """
     kind = str(_read_json(source.folder / "adapter_config.json", source).get("peft_type"))
     if kind in PROMPT_LEARNING:
         raise InputError(
@@ -92,8 +94,8 @@ def diagnose_load_error(source: ModelSource, error: BaseException, *, weights: b
             _read_json(path, source)
         if weights:
             _check_weight_files(source)
-    except InputError as found:
-        return str(found)
+    except InputError as fault:
+        return str(fault)
     cause = first_line(error)
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return (
@@ -107,10 +109,10 @@ def diagnose_load_error(source: ModelSource, error: BaseException, *, weights: b
         )
     if "supported architecture" in cause:  # followed by a list of some hundred names
         config = _read_json(source.folder / "config.json", source)
-        found = (config.get("architectures") or [config.get("model_type")])[0]
+        architecture = (config.get("architectures") or [config.get("model_type")])[0]
         return (
-            f"could not load model {source.name!r}: TransformerLens does not support {found}; use "
-            "a family that docs/families.md lists as exact"
+            f"could not load model {source.name!r}: TransformerLens does not support "
+            f"{architecture}; use a family that docs/families.md lists as exact"
         )
     if isinstance(error, KeyError | AttributeError | TypeError):
         cause = f"{type(error).__name__} {cause}"

@@ -51,7 +51,8 @@ class _ModelLock:
 
     def enter(self, *, block: bool) -> bool:
         """Wait for this thread's turn and count a pass or block; return whether it counts as a
-        block of a user."""
+        block of a user.
+        """
         me = get_ident()
         with self.changed:
             is_inside_pass = self.thread == me and self.passes > 0
@@ -107,7 +108,8 @@ class _ModelLock:
         """Return the request whose turn it is; None if none can go now.
 
         A block that waits for running functions also stops the requests behind it, or it might wait
-        for ever. It does not stop the passes of these functions."""
+        for ever. It does not stop the passes of these functions.
+        """
         if self.thread is not None:
             return None
         is_block_waiting = False
@@ -162,7 +164,8 @@ def model_lock(model: Any, *, block: bool = False) -> Iterator[None]:
     """Lock the model for a pass of this thread, in the order in which threads ask.
 
     Set `block` for a block of user code, which may take any time. Raise InputError while another
-    thread has such a block open."""
+    thread has such a block open.
+    """
     lock = _lock_of(model)
     is_block = lock.enter(block=block)
     try:

@@ -2,13 +2,15 @@
 
 Results depend on these only by rounding. `Run.memory` replaces the budget for the batches of one
 run; the others bound what is computed within a batch. docs/howto/machines.md says what a call may
-take in all."""
+take in all.
+"""
 
 BUDGET = 64 * 2**20
 """Activations of a batch of prompts, by `runs.stream.prompt_bytes`; the default of `Run.memory`."""
 MAX_ROWS = 64
 """Prompts per batch: above it, matrix products get no faster, and a lost chunk costs more to
-recompute."""
+recompute.
+"""
 
 # Bytes.
 KEY_BYTES = BUDGET
@@ -23,7 +25,8 @@ PIECE_BYTES = BUDGET
 """Vectors [row, variant, d_model] of rebuilt heads that are computed at once."""
 LOGIT_BYTES = 3 * BUDGET // 2
 """Logits, per piece: about a hundred rows of the largest vocabularies, enough for an efficient
-matrix product."""
+matrix product.
+"""
 WRITER_BYTES = 2 * BUDGET
 """Vectors [row, writer, d_model]; larger ones are not kept, and callers compute them in pieces."""
 ROW_BYTES = 2 * BUDGET
@@ -40,7 +43,8 @@ GRAPH_BYTES = 16 * BUDGET
 # Tokens per forward pass.
 MIN_PASS_TOKENS = 512
 """Above it, larger passes are hardly faster: sets that start at another layer then get a separate
-pass."""
+pass.
+"""
 CHECK_TOKENS = 1024
 """Passes that only score labels of short prompts (`task_check`)."""
 CAPTURE_TOKENS = 2048

@@ -1,5 +1,6 @@
 """Forward hooks of PyTorch modules that were not set by a library, as by
-`model.….register_forward_hook`."""
+`model.….register_forward_hook`.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,8 @@ from icl_lens.models.modules import all_modules
 
 LIBRARIES = ("accelerate", "icl_lens", "torch", "transformer_lens", "transformers")
 """Packages whose own hooks run the model, read it, or belong to it. Hooks at hook points are
-TransformerLens'."""
+TransformerLens'.
+"""
 
 
 def hooked_modules(model: Any) -> list[str]:
@@ -18,56 +20,49 @@ def hooked_modules(model: Any) -> list[str]:
     `LIBRARIES` defines.
 
     Names are those of the model's own code (`transformer.h.3.mlp`); "the model" is the model
-    itself."""
-    with_hooks = [
-        module
-        for module in all_modules(model)
-        if module._forward_pre_hooks or module._forward_hooks
-    ]
-    hooked = {
-        id(module)
-        for module in with_hooks
-        if any(package_of(hook) not in LIBRARIES for hook in _hooks(module))
-    }
+    itself.
+    """
+    hooked = {id(module) for module in all_modules(model) if _has_foreign_hook(module)}
     if not hooked:
         return []
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for root in (getattr(model, "original_model", model), model):
         for name, module in root.named_modules():
             if id(module) in hooked:
-                found.setdefault(id(module), own_name(name))
-    return list(dict.fromkeys(found.values()))
+                names.setdefault(id(module), own_name(name))
+    return list(dict.fromkeys(names.values()))
 
 
-def _hooks(module: Any) -> list[Callable[..., Any]]:
-    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+def _has_foreign_hook(module: Any) -> bool:
+    """Return whether a module has a forward hook or pre-hook that none of `LIBRARIES` defines."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        if any(package_of(hook) not in LIBRARIES for hook in hooks.values()):
+            return True
+    return False
 
 
 @contextmanager
 def hooks_removed(model: Any) -> Iterator[None]:
     """Remove hooks of users, and temporary ones of hook points, inside the `with` block; restore
-    them afterwards."""
+    them afterwards.
+    """
     before: list[tuple[Any, dict[int, Any]]] = []
     for module in all_modules(model):
         temporary = [
             handle.hook.id for handle in getattr(module, "fwd_hooks", ()) if not handle.is_permanent
         ]
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            removed = [
-                key
-                for key, hook in hooks.items()
-                if key in temporary or package_of(hook) not in LIBRARIES
-            ]
-            if removed:
-                before.append((hooks, dict(hooks)))
-                for key in removed:
+            hooks_before = dict(hooks)
+            before.append((hooks, hooks_before))
+            for key, hook in hooks_before.items():
+                if key in temporary or package_of(hook) not in LIBRARIES:
                     del hooks[key]
     try:
         yield
     finally:
-        for hooks, all_hooks in before:
+        for hooks, hooks_before in before:
             hooks.clear()
-            hooks.update(all_hooks)
+            hooks.update(hooks_before)
 
 
 def package_of(function: Callable[..., Any]) -> str:

@@ -44,7 +44,8 @@ def infer_norm(module: Any, width: int, device: torch.device, *, default_eps: fl
 
     Families differ in where gains are and whether they are stored as `w` or `1 + w`; outputs do not
     depend on this. The output for the zero vector is the shift. Two long vectors, for which eps is
-    negligible, give centering and the gain. A short one tests eps."""
+    negligible, give centering and the gain. A short one tests eps.
+    """
     signs = torch.ones(1, 1, width, dtype=torch.float64)
     signs[..., 1::2] = -1
     with weights_loaded(module), torch.no_grad():

@@ -2,7 +2,8 @@
 
 If a model does not fit, accelerate puts parameters on the "meta" device and adds a hook to each
 module that loads them before the module runs and drops them afterwards. This module calls the same
-hooks to read weights outside a pass. Source: accelerate.hooks.AlignDevicesHook."""
+hooks to read weights outside a pass. Source: accelerate.hooks.AlignDevicesHook.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -33,17 +34,18 @@ def align_hooks(module: nn.Module) -> list[Any]:
     """Return the hooks that load a module's own weights; empty if they are not offloaded."""
     hook = getattr(module, "_hf_hook", None)
     hooks = getattr(hook, "hooks", (hook,))
-    return [
-        one
-        for one in hooks
-        if getattr(one, "offload", False) and getattr(one, "weights_map", None) is not None
-    ]
+    loads_weights: list[Any] = []
+    for part in hooks:
+        if getattr(part, "offload", False) and getattr(part, "weights_map", None) is not None:
+            loads_weights.append(part)
+    return loads_weights
 
 
 @contextmanager
 def weights_loaded(owner: Any) -> Iterator[None]:
     """Load the weights of a part of a model while the block runs; tensors read inside stay valid
-    after it."""
+    after it.
+    """
     with ExitStack() as stack:
         for module in all_modules(owner):
             if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
@@ -80,8 +82,8 @@ class ParameterMap(Mapping[str, Tensor]):
         if any(parameter.is_meta for parameter in self._named.values()):
             for module in all_modules(model):
                 if align_hooks(module):
-                    own = module.named_parameters(recurse=False)
-                    self.offloaded |= {id(parameter): (module, name) for name, parameter in own}
+                    for name, parameter in module.named_parameters(recurse=False):
+                        self.offloaded[id(parameter)] = module, name
 
     def __getitem__(self, name: str) -> Tensor:
         parameter = self._named[name]
@@ -91,8 +93,8 @@ class ParameterMap(Mapping[str, Tensor]):
             raise InputError(
                 f"weights {name} are not loaded (on the meta device); load the model with weights"
             )
-        module, own = self.offloaded[id(parameter)]
-        return align_hooks(module)[0].weights_map[own]
+        module, name_in_module = self.offloaded[id(parameter)]
+        return align_hooks(module)[0].weights_map[name_in_module]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._named)

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 @contextmanager
 def quiet_loading(*, bars: bool) -> Iterator[None]:
     """Suppress transformers' table of missing weights, which raise InputError instead, and its bars
-    unless `bars`."""
+    unless `bars`.
+    """
     from transformers.utils import logging as reports
 
     logger = logging.getLogger("transformers.modeling_utils")
-    level, shown = logger.level, reports.is_progress_bar_enabled()
+    level, has_bars = logger.level, reports.is_progress_bar_enabled()
     logger.setLevel(logging.CRITICAL)
     if not bars:
         reports.disable_progress_bar()
@@ -20,7 +21,7 @@ def quiet_loading(*, bars: bool) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-        if shown:
+        if has_bars:
             reports.enable_progress_bar()
 
 
@@ -30,7 +31,8 @@ def no_processor() -> Iterator[None]:
     uses.
 
     Where it cannot be loaded, TransformerLens runs `pip install torchvision`, which replaces the
-    installed torch."""
+    installed torch.
+    """
     from transformers import AutoProcessor
 
     name = "from_pretrained"

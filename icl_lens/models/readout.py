@@ -20,13 +20,15 @@ from icl_lens.result.view import View, table_view
 FinalNorm = Literal["frozen", "own"]
 Keep = Callable[[str], bool] | Literal["words"] | None
 """Which tokens are shown: words of at least two letters that are not stop words, or those a
-function accepts."""
+function accepts.
+"""
 
 N_RANDOM = 64
 """Number of random directions that `Readout.describe` compares vectors with."""
 MIN_STANDOUT = 2.0
 """Standout (see `Readout.describe`) below which words are shown in gray; about 1 in 20 random
-directions exceeds it."""
+directions exceeds it.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Readout:
     """The final norm's bias; None if it has none."""
     scale: Float[Tensor, " batch"]
     """What the norm multiplies each prompt's final residual by: 1 / its standard deviation or root
-    mean square."""
+    mean square.
+    """
     eps: float
     center: bool
     """Whether the norm subtracts the mean (LayerNorm)."""
@@ -89,7 +92,8 @@ class Readout:
     @property
     def is_affine(self) -> bool:
         """Whether logits are affine in the vector, as the bounds of `icl_lens.attribution.search`
-        require."""
+        require.
+        """
         return self.soft_cap is None and (self.final_norm == "frozen" or not self.normalize)
 
     def norm(self, x: Float[Tensor, "batch *rest d_model"]) -> Float[Tensor, "batch *rest d_model"]:
@@ -117,7 +121,8 @@ class Readout:
         self, x: Float[Tensor, "batch *rest d_model"]
     ) -> Float[Tensor, "batch *rest d_vocab"]:
         """Return logits of the full vocabulary, `[..., d_vocab]`; for many vectors use
-        `token_log_probs`."""
+        `token_log_probs`.
+        """
         logits = self._unembed(self.norm(x))
         if self.bias and self.b_U is not None:
             logits = logits + self.b_U
@@ -155,25 +160,24 @@ class Readout:
 
         With `against`, padded with -1, return log p(token) − log Σ p(against): the softmax's
         normalizer cancels, so only the columns of W_U for these tokens are read. Vectors are
-        processed in pieces, so `[batch, n, d_vocab]` is never stored."""
+        processed in pieces, so `[batch, n, d_vocab]` is never stored.
+        """
         batch, n, _ = x.shape
         out = x.new_empty((batch, n), dtype=self.dtype)
         if against is not None:
             for rows, vectors in self.contrast_pieces(batch, n, against.shape[1]):
-                others = self.select_prompts(rows).relative_logits(
+                relative_logits = self.select_prompts(rows).relative_logits(
                     x[rows, vectors], tokens[rows], against[rows]
                 )
-                out[rows, vectors] = -torch.logsumexp(others, dim=-1)
+                out[rows, vectors] = -torch.logsumexp(relative_logits, dim=-1)
             return out
         for rows, vectors in self.pieces(batch, n):
             logits = self.select_prompts(rows).logits(x[rows, vectors])
             logits -= logits.amax(-1, keepdim=True)
-            target = logits.gather(-1, tokens[rows, None, None].expand(-1, logits.shape[1], 1))[
-                ..., 0
-            ]
-            out[rows, vectors] = (
-                target - logits.exp_().sum(-1).log()
-            )  # in place: half the time and memory
+            token_index = tokens[rows, None, None].expand(-1, logits.shape[1], 1)
+            target = logits.gather(-1, token_index)[..., 0]
+            normalizer = logits.exp_().sum(-1).log()  # in place: half the time and memory
+            out[rows, vectors] = target - normalizer
         return out
 
     def pieces(self, batch: int, n: int) -> Iterator[tuple[slice, slice]]:
@@ -190,7 +194,8 @@ class Readout:
 
     def contrast_pieces(self, batch: int, n: int, n_against: int) -> Iterator[tuple[slice, slice]]:
         """Split `[batch, n]` vectors into pieces that, with their `relative_logits`, fit in
-        `LOGIT_BYTES`."""
+        `LOGIT_BYTES`.
+        """
         width = self.W_U.shape[0] + n_against
         size = max(1, LOGIT_BYTES // (width * self.scale.element_size()))
         n_rows, n_vectors = max(1, size // max(n, n_against + 1)), max(1, min(n, size))
@@ -228,19 +233,21 @@ class Readout:
         self, tokens: Int[Tensor, " batch"], against: Int[Tensor, "batch other"]
     ) -> Float[Tensor, "batch other d_model"]:
         """Return W_U's columns of the `against` tokens minus that of each prompt's token; zero for
-        -1."""
+        -1.
+        """
         columns = self.token_columns(against.clamp(min=0)) - self.token_columns(tokens)[:, None]
         return columns.masked_fill((against < 0)[..., None], 0.0)
 
     def contrast_direction(
-        self, tokens: Int[Tensor, " batch"], others: Int[Tensor, " batch"]
+        self, tokens: Int[Tensor, " batch"], against: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch d_model"]:
-        """Return `g` such that `u · g` is what u adds to log p(token) − log p(other), nats, at any
-        layer.
+        """Return `g` such that `u · g` is what u adds to log p(token) − log p(against), nats.
+
+        It is the same at any layer.
 
         Raise InputError unless logits are affine (`is_affine`). Source: docs/howto/numbers.md.
         """
-        return self.direction(-self.relative_columns(tokens, others[:, None])[:, 0])
+        return self.direction(-self.relative_columns(tokens, against[:, None])[:, 0])
 
     def _unembed(self, y: Tensor) -> Tensor:
         """Return `y @ W_U * logit_scale`, upcasting a half-precision W_U in slices."""
@@ -284,7 +291,8 @@ class Readout:
         self, columns: Float[Tensor, "batch *rest d_model"]
     ) -> Float[Tensor, "batch *rest d_model"]:
         """Return `g` such that `u · g` is what adding u to x adds to `logit_scale · norm(x) ·
-        columns`."""
+        columns`.
+        """
         self._check_affine()
         g = columns * self.logit_scale
         if self.gain is not None:
@@ -338,7 +346,8 @@ class Readout:
         function of token strings those for which it is true; the next tokens replace the rest. It
         filters only the 20 k tokens with the highest scores (at least 200), so fewer than `k` may
         be returned. Raise InputError for an invalid `k`, `keep` or shape, and if the model has no
-        tokenizer."""
+        tokenizer.
+        """
         check_at_least(1, k=k)
         if vectors.shape[-1:] != self.W_U.shape[:1]:
             raise InputError(
@@ -367,18 +376,19 @@ class Readout:
         vocabulary. Its standout is how many standard deviations its peak is above the mean peak of
         random directions. With `keep`, the highest score is that of the first token shown. Peaks do
         not depend on a vector's length, so all vectors are compared with the same random
-        directions."""
+        directions.
+        """
         n = len(vectors)
         random = torch.randn(
             N_RANDOM, vectors.shape[-1], generator=torch.Generator().manual_seed(0)
         )
-        both = torch.cat([vectors.to(self.dtype), random.to(vectors.device, self.dtype)])
+        directions = torch.cat([vectors.to(self.dtype), random.to(vectors.device, self.dtype)])
         names, peaks, ranks = list[list[str]](), list[Tensor](), list[Tensor]()
-        for scores in self._score_pieces(both):
+        for scores in self._score_pieces(directions):
             start = len(names)
             n_names = [k if start + i < n else 1 for i in range(len(scores))]
-            found, highest = self._top_names(scores, n_names, keep)
-            names += found
+            top_names, highest = self._top_names(scores, n_names, keep)
+            names += top_names
             mean = scores.mean(-1)
             spread = (scores.norm(dim=-1).square() / scores.shape[-1] - mean.square()).sqrt()
             peaks.append(((highest - mean) / spread).nan_to_num(0.0))
@@ -408,7 +418,8 @@ class Readout:
         """Return each row's k top tokens that `keep` accepts, and the score of the first.
 
         Only the highest scores are searched, so there may be fewer tokens. If none is accepted, the
-        score is the lowest one searched: an upper bound on the score of any accepted token."""
+        score is the lowest one searched: an upper bound on the score of any accepted token.
+        """
         if self.decode is None:
             raise InputError("model must have a tokenizer for token names; load it with one")
         if isinstance(keep, str):
@@ -417,17 +428,16 @@ class Readout:
         best = scores.topk(
             min(max(k) if keep is None else max(20 * max(k), 200), scores.shape[1]), dim=-1
         )
-        found, first = [], []
+        names_of_rows: list[list[str]] = []
+        first_places: list[int] = []
         for row, n_names in zip(best.indices.tolist(), k, strict=True):
             names = enumerate(map(self.decode, row))
-            accepted = list(
-                islice(((i, name) for i, name in names if keep is None or keep(name)), n_names)
-            )
-            found.append([name for _, name in accepted])
-            first.append(accepted[0][0] if accepted else len(row) - 1)
-        return found, best.values.gather(1, torch.tensor(first, device=scores.device)[:, None])[
-            :, 0
-        ]
+            accepted = ((place, name) for place, name in names if keep is None or keep(name))
+            top = list(islice(accepted, n_names))
+            names_of_rows.append([name for _, name in top])
+            first_places.append(top[0][0] if top else len(row) - 1)
+        places = torch.tensor(first_places, device=scores.device)[:, None]
+        return names_of_rows, best.values.gather(1, places)[:, 0]
 
     def ranks(
         self,
@@ -455,7 +465,8 @@ class Readout:
 @dataclass(frozen=True, repr=False)
 class VectorDescriptions(Displayed):
     """What `Readout.describe` finds for each vector: top tokens, the rank of a token (0 if not
-    requested), standout."""
+    requested), standout.
+    """
 
     tokens: list[list[str]]
     ranks: Int[Tensor, " n"]
@@ -482,7 +493,8 @@ def norm_scale(
     x: Float[Tensor, "*rest d_model"], *, eps: float, center: bool
 ) -> Float[Tensor, "*rest"]:
     """Return a norm's scale: 1 / sqrt(variance + eps) if `center` (LayerNorm), else 1 / sqrt(mean
-    square + eps)."""
+    square + eps).
+    """
     if center:
         x = x - x.mean(-1, keepdim=True)
     return torch.rsqrt(x.pow(2).mean(-1) + eps)

@@ -1,5 +1,6 @@
 """Resolve a model name to a folder: bundled, local, converted from GGUF, or downloaded from the
-Hub."""
+Hub.
+"""
 
 import json
 import re
@@ -35,7 +36,8 @@ _TOKENIZER = re.compile(
 @dataclass(frozen=True)
 class ModelSource:
     """The folder of a model, its display name, and its source: local or bundled, the Hub, or
-    converted from GGUF."""
+    converted from GGUF.
+    """
 
     name: str
     folder: Path
@@ -67,7 +69,8 @@ def resolve_model(
 
     Without `weights` or `tokenizer`, these files are not required. With `code`, Python files (for
     trust_remote_code) are downloaded too. A GGUF file is converted to weights in `dtype`. Raise
-    InputError if the model is unavailable."""
+    InputError if the model is unavailable.
+    """
     from transformer_lens.supported_models import MODEL_ALIASES
 
     if name in INSTALLED_MODELS:
@@ -145,12 +148,13 @@ def _gguf_file(name: str, revision: str | None) -> Path:
 
 def _gguf_hint(name: str, files: Sequence[str]) -> str:
     """Return a hint to pass one of the GGUF files of a folder or repository; empty if there are
-    none."""
-    found = sorted(file for file in files if file.endswith(".gguf"))
-    if not found:
+    none.
+    """
+    gguf_files = sorted(file for file in files if file.endswith(".gguf"))
+    if not gguf_files:
         return ""
-    more = f" (or another of its {len(found)} GGUF files)" if len(found) > 1 else ""
-    path = f"{name.rstrip('/')}/{found[0]}"
+    more = f" (or another of its {len(gguf_files)} GGUF files)" if len(gguf_files) > 1 else ""
+    path = f"{name.rstrip('/')}/{gguf_files[0]}"
     return f"pass its GGUF file: {path!r}{more}"
 
 
@@ -161,7 +165,8 @@ def has_tokenizer(names: Sequence[str]) -> bool:
 
 def missing_tokenizer_error(name: str, converted: Path | None = None) -> InputError:
     """Return the error for a model without a tokenizer; `converted` is the folder of a converted
-    GGUF file."""
+    GGUF file.
+    """
     if converted is not None:
         origin = json.loads((converted / "config.json").read_text(encoding="utf-8")).get(ORIGIN, {})
         if UNKNOWN_SPLIT in origin:
@@ -183,14 +188,12 @@ def missing_tokenizer_error(name: str, converted: Path | None = None) -> InputEr
 
 def weight_files(folder: Path) -> list[Path]:
     """Return a folder's weight files in the format that transformers prefers; empty if there are
-    none."""
+    none.
+    """
     for name in _WEIGHTS:
         if (folder / name).is_file():
-            return (
-                [folder / one for one in _shards(folder / name)]
-                if name.endswith(".index.json")
-                else [folder / name]
-            )
+            names = _shards(folder / name) if name.endswith(".index.json") else [name]
+            return [folder / file for file in names]
     return []
 
 

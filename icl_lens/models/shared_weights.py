@@ -10,7 +10,8 @@ def with_shared_weights(hf_model: Any) -> Any:
     """Return a copy of a Hugging Face model that shares the memory of its weights.
 
     A bridge replaces modules, switches to eager attention and turns gradients off, which must not
-    change the original."""
+    change the original.
+    """
     shared: dict[int, Any] = {}
     for parameter in hf_model.parameters():
         if type(parameter) is torch.nn.Parameter:

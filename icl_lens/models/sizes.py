@@ -9,7 +9,8 @@ def pass_bytes(view: ModelView, n_tokens: int, n_keys: int | None = None) -> int
 
     `n_tokens` are run, after keys that a cache has; `n_keys` counts both, by default the tokens
     alone. The FFN holds about four tensors of its width, and eager attention two and a half
-    matrices of scores, with keys and values that are repeated for all heads."""
+    matrices of scores, with keys and values that are repeated for all heads.
+    """
     n_keys = n_tokens if n_keys is None else n_keys
     d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * view.d_model)
     ffn = n_tokens * (4 * d_mlp + 2 * view.d_model)
@@ -20,7 +21,8 @@ def pass_bytes(view: ModelView, n_tokens: int, n_keys: int | None = None) -> int
 
 def key_bytes(view: ModelView, n_keys: int) -> int:
     """Return the size of one prompt's cached keys and values in all layers, bytes; they are cached
-    in float32."""
+    in float32.
+    """
     size = view.compute_dtype.itemsize
     return 2 * view.n_layers * view.n_kv_heads * view.d_head * n_keys * size
 

@@ -21,7 +21,8 @@ def tl_version() -> tuple[int, int]:
 
 def check_supported(model: Any) -> None:
     """Raise InputError unless a model is a decoder of attention + FFN blocks whose weights can be
-    read."""
+    read.
+    """
     name = type(getattr(model, "original_model", model)).__name__
     if name.startswith(("Cohere", "HunYuan")) and tl_version() < (4, 0):
         raise InputError(

@@ -41,14 +41,16 @@ class ModelView:
     """A uniform view of a model: sizes, hook names, weights, and the final readout.
 
     Works on `TransformerBridge` (TransformerLens 3.9 and 4.x) and `HookedTransformer` (3.9), raw or
-    processed. Weights have TransformerLens' axis order and no gradients."""
+    processed. Weights have TransformerLens' axis order and no gradients.
+    """
 
     model: Any
 
     @classmethod
     def of(cls, model: Any) -> "ModelView":
         """Return the view of a model. Raise InputError unless it is a decoder of attention + FFN
-        blocks."""
+        blocks.
+        """
         if getattr(model, "cfg", None) is None or not hasattr(model, "hook_dict"):
             raise not_a_model_error(model)
         check_supported(model)
@@ -61,7 +63,8 @@ class ModelView:
     @property
     def name(self) -> str:
         """The display name, followed by the training of installed models and the quantization of
-        the weights."""
+        the weights.
+        """
         name = str(self.cfg.model_name)
         name = Path(name).name if os.path.exists(name) else name
         notes = [INSTALLED_MODELS[name].training] if name in INSTALLED_MODELS else []
@@ -71,7 +74,8 @@ class ModelView:
     @property
     def source(self) -> str:
         """The name that reloads the model with `load_model`: a model name, a path, or a Hub
-        repository."""
+        repository.
+        """
         name = str(self.cfg.model_name)
         return (
             Path(name).name if Path(name).parent == Path(__file__).parents[1] / "bundled" else name
@@ -80,9 +84,8 @@ class ModelView:
     @property
     def quantization(self) -> str:
         """The quantization of the weights, such as "Q4_1"; empty if there is none."""
-        gguf = self.hf_config_value(
-            ORIGIN, None
-        )  # set for GGUF files, whose weights are dequantized on loading
+        # Set for GGUF files, whose weights are dequantized on loading.
+        gguf = self.hf_config_value(ORIGIN, None)
         if gguf is not None:
             return str(gguf["quantization"]) if gguf["quantization"] not in UNQUANTIZED else ""
         method = getattr(self.hf_config_value("quantization_config", None), "quant_method", "")
@@ -134,7 +137,8 @@ class ModelView:
     @property
     def has_hooks(self) -> bool:
         """Whether edits, or forward hooks of the user on hook points or modules, are active on the
-        model."""
+        model.
+        """
         with model_lock(self.model):  # or the hooks of another thread's pass would count
             # Permanent hooks belong to the model, such as TransformerLens' own in OPT's FFN.
             hooks = [hook for point in self.model.hook_dict.values() for hook in point.fwd_hooks]
@@ -146,7 +150,8 @@ class ModelView:
         matrices.
 
         The digest depends on weights, dtype and weight processing, but not on device or
-        TransformerLens version."""
+        TransformerLens version.
+        """
         digest = hashlib.sha256()
         for matrix in self._matrices():
             sample = matrix.detach()
@@ -161,7 +166,8 @@ class ModelView:
 
     def _matrices(self) -> Iterator[Tensor]:
         """Yield the stored embedding, unembedding and attention matrices, and what adapters add to
-        them."""
+        them.
+        """
         owners = [
             (self.model, "W_E", getattr(self.model, "embed", None)),
             (self.model, "W_U", self.model.unembed),
@@ -193,7 +199,8 @@ class ModelView:
 
     def check_head(self, head: AnyHead) -> Head:
         """Return a `Head` from a head, pair or name. Raise InputError if the model has no such
-        head."""
+        head.
+        """
         if isinstance(head, str):
             head = Head.parse(head)
         try:
@@ -213,11 +220,11 @@ class ModelView:
 
     def check_heads(self, heads: Iterable[AnyHead]) -> tuple[Head, ...]:
         """Return distinct heads in their first order. Raise InputError if there is a single head or
-        an unknown one."""
+        an unknown one.
+        """
         return tuple(dict.fromkeys(map(self.check_head, head_tuple(heads))))
 
-    # Weights
-    # ---------------------------------------------------------------------------------------------
+    # Weights --------------------------------------------------------------------------------------
     #
     # Output matrices include everything up to the residual stream: Granite's residual multiplier,
     # and the gain of a
@@ -236,7 +243,8 @@ class ModelView:
 
     def raw_W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
         """Return W_O before the norm after attention and the residual multiplier, as the model
-        stores it."""
+        stores it.
+        """
         return self._weight(self.attn(layer), "W_O")
 
     def raw_b_O(self, layer: int) -> Float[Tensor, " d_model"] | None:
@@ -259,14 +267,16 @@ class ModelView:
         families.
 
         Cohere's is the model's attribute, which weight processing updates when it folds the factor
-        into W_U. Its value in the configuration is also in families that ignore it (MPT)."""
+        into W_U. Its value in the configuration is also in families that ignore it (MPT).
+        """
         attribute = getattr(getattr(self.model, "original_model", None), "logit_scale", None)
         scale = attribute if isinstance(attribute, (int, float)) else 1.0
         return float(scale) / float(self.hf_config_value("logits_scaling", 1.0))
 
     def hf_config_value(self, name: str, default: Any) -> Any:
         """Return a value of the Hugging Face configuration, or `default` for families that do not
-        have it."""
+        have it.
+        """
         config = getattr(getattr(self.model, "original_model", None), "config", None)
         return getattr(config, name, default)
 
@@ -310,7 +320,8 @@ class ModelView:
 
     def _grouped(self, weight: Tensor) -> Tensor:
         """Return one matrix per key-value head; TransformerLens may repeat them for every query
-        head."""
+        head.
+        """
         return (
             weight
             if weight.shape[0] == self.n_kv_heads
@@ -319,7 +330,8 @@ class ModelView:
 
     def W_out(self, layer: int) -> Float[Tensor, "neuron d_model"]:
         """Return the map from neuron activations to the residual stream. Raise InputError for a
-        mixture of experts."""
+        mixture of experts.
+        """
         return self.to_residual(self.raw_W_out(layer), self.mlp_post_norm(layer))
 
     @property
@@ -327,7 +339,8 @@ class ModelView:
         """The number of neurons in every layer's FFN.
 
         None if neurons cannot be separated, in mixtures of experts, or if layers have different
-        numbers."""
+        numbers.
+        """
         if self.model not in _N_NEURONS:
             shapes = set()
             for block in self.model.blocks:
@@ -351,11 +364,11 @@ class ModelView:
         return self._weight(self.model.blocks[layer].mlp, "b_out")
 
     # Norms ----------------------------------------------------------------------------------------
-    # -------
 
     def attn_post_norm(self, layer: int) -> NormView | None:
         """Return the norm between attention's output and the residual stream (Gemma-2/3, OLMo-2),
-        if there is one."""
+        if there is one.
+        """
         return self._post_norm(layer, "ln1_post", "post_attention_layernorm")
 
     def mlp_post_norm(self, layer: int) -> NormView | None:
@@ -382,7 +395,8 @@ class ModelView:
 
     def _norms_only_after_sublayers(self, layer: int) -> bool:
         """Whether attention and FFN read the residual stream directly and only their outputs are
-        normed (OLMo 2, 3)."""
+        normed (OLMo 2, 3).
+        """
         component = getattr(self.model.blocks[layer], "original_component", None)
         if component is None:
             return self.architecture.startswith(("Olmo2", "Olmo3"))
@@ -392,12 +406,14 @@ class ModelView:
 
     def q_norm(self, layer: int) -> NormView | None:
         """Return the norm of queries before rotation (Qwen3, Gemma-3, OLMo-2), over d_head or all
-        heads jointly."""
+        heads jointly.
+        """
         return self._qk_norm(layer, "q_norm", self.n_heads)
 
     def k_norm(self, layer: int) -> NormView | None:
         """Return the norm of keys before rotation, if any, over d_head or all key-value heads
-        jointly."""
+        jointly.
+        """
         return self._qk_norm(layer, "k_norm", self.n_kv_heads)
 
     def _qk_norm(self, layer: int, name: str, n_heads: int) -> NormView | None:
@@ -447,7 +463,8 @@ class ModelView:
 
     def attn_input_norm(self, layer: int) -> NormView:
         """Return the norm before attention; the identity if attention reads the residual stream
-        directly."""
+        directly.
+        """
         if self._norms_only_after_sublayers(layer):
             return NormView(
                 gain=None,
@@ -471,7 +488,8 @@ class ModelView:
 
     def readout(self, final_resid: Float[Tensor, "batch d_model"]) -> Readout:
         """Return the readout with the final norm's scale frozen at that of each prompt's final
-        residual."""
+        residual.
+        """
         dtype = self.compute_dtype
         norm = infer_norm(
             self.model.ln_final, self.d_model, self.unembed_device, default_eps=self._eps
@@ -502,8 +520,7 @@ class ModelView:
             decode=None if tokenizer is None else cache(lambda token: tokenizer.decode([token])),
         )
 
-    # Passes
-    # ----------------------------------------------------------------------------------------------
+    # Passes ---------------------------------------------------------------------------------------
 
     @contextmanager
     def inference_pass(self, *, is_compared: bool = False) -> Iterator[dict[str, Any]]:
@@ -526,7 +543,8 @@ class ModelView:
     @contextmanager
     def exclusive_pass(self, *, is_compared: bool = False) -> Iterator[None]:
         """Lock the model for this thread, in evaluation mode and with independent rows; undo both
-        afterwards."""
+        afterwards.
+        """
         if not is_compared:
             compare_deferred(self.model)
         with model_lock(self.model), comparison_postponed(self.model), independent_rows(self.model):
@@ -552,11 +570,10 @@ class ModelView:
                     point._forward_hooks.clear()
                 yield
             finally:
-                for point, own in hooks:
-                    point._forward_hooks.update(own)
+                for point, hooks_before in hooks:
+                    point._forward_hooks.update(hooks_before)
 
-    # Hook names
-    # ------------------------------------------------------------------------------------------
+    # Hook names -----------------------------------------------------------------------------------
 
     @cached_property
     def hook_names(self) -> frozenset[str]:

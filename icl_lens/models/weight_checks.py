@@ -28,7 +28,8 @@ class StrictLoader:
 
     transformers itself initializes missing weights at random and drops unexpected ones. `inner` is
     the class to load with; None lets TransformerLens choose. With `is_probed`, the new model runs
-    on a few tokens."""
+    on a few tokens.
+    """
 
     def __init__(
         self,
@@ -44,7 +45,8 @@ class StrictLoader:
 
     def from_pretrained(self, folder: Any, **kwargs: Any) -> Any:
         """Load with `inner`; raise InputError for weights that are missing, unexpected, misshapen
-        or not finite."""
+        or not finite.
+        """
         inner = self._inner or _class_for(kwargs["config"])
         check_headers(self._name, Path(folder), kwargs["config"], inner)
         model, info = inner.from_pretrained(
@@ -69,7 +71,8 @@ def check_headers(name: str, folder: Path, config: Any, inner: Any) -> None:
 
     transformers would use packed integers as weights; integer masks and positions are allowed. A
     configuration that needs more than twice the stored parameters belongs to another model, and
-    loading would create the rest at random."""
+    loading would create the rest at random.
+    """
     files = weight_files(folder)
     if getattr(config, "quantization_config", None) is not None or any(
         f.suffix != ".safetensors" for f in files
@@ -107,27 +110,29 @@ def check_keys(name: str, model: nn.Module, info: dict[str, Any]) -> None:
     checkpoint is used.
 
     Buffers, such as rotary frequencies and causal masks, and extra heads, such as a classifier, are
-    not checked. `info` is transformers' `output_loading_info`."""
+    not checked. `info` is transformers' `output_loading_info`.
+    """
     buffers = {key for key, _ in model.named_buffers()}
     faults = {
         "missing": [key for key in info["missing_keys"] if key not in buffers],
         "unexpected": [key for key in info["unexpected_keys"] if _belongs(key, model)],
         "wrong shape": [
-            f"{key} ({_size(found)}, expected {_size(expected)})"
-            for key, found, expected in info["mismatched_keys"]
+            f"{key} ({_size(stored)}, expected {_size(expected)})"
+            for key, stored, expected in info["mismatched_keys"]
         ],
     }
-    found = "; ".join(f"{fault} {_few(keys)}" for fault, keys in faults.items() if keys)
-    if found:
+    listed = "; ".join(f"{fault} {_few(keys)}" for fault, keys in faults.items() if keys)
+    if listed:
         raise InputError(
-            f"weights of {name!r} do not match config.json ({found}); use the config.json that was "
-            "saved with these weights, or save the model again"
+            f"weights of {name!r} do not match config.json ({listed}); use the config.json that "
+            "was saved with these weights, or save the model again"
         )
 
 
 def check_finite(name: str, model: nn.Module, dtype: torch.dtype | None) -> None:
     """Raise InputError if a parameter contains NaN or infinity; offloaded and 8-bit parameters are
-    not checked."""
+    not checked.
+    """
     bad: dict[str, str] = {}
     for key, parameter in model.named_parameters():
         if (
@@ -159,7 +164,8 @@ def _size(shape: Iterable[int]) -> str:
 
 def _belongs(key: str, model: nn.Module) -> bool:
     """Return whether a checkpoint key is in a part of the model, rather than in an additional head
-    or a buffer."""
+    or a buffer.
+    """
     parts = {
         name
         for root in (model, getattr(model, "base_model", model))

@@ -2,7 +2,8 @@
 
 Adapters (LoRA, DoRA, IA3 of peft) and modules of users may have the `weight` of the projection that
 they wrap, and compute something else. A pass runs the module; a function that reads the weight
-would describe another model."""
+would describe another model.
+"""
 
 from typing import Any
 
@@ -25,7 +26,8 @@ def check_weight(model: Any, owner: Any, name: str) -> None:
     """Raise InputError if the module that a weight belongs to does not multiply by this weight.
 
     `owner` is a bridge of attention or an FFN, or the model; `name` is that of TransformerLens,
-    such as "W_Q"."""
+    such as "W_Q".
+    """
     module = module_of(model, owner, name)
     if module is None or _is_of_a_library(module) or _multiplies(module):
         return
@@ -39,7 +41,8 @@ def check_weight(model: Any, owner: Any, name: str) -> None:
 
 def adapter_parameters(model: Any, owner: Any, name: str) -> list[Tensor]:
     """Return the parameters of a weight's module if an adapter or a class of a user wraps it; else
-    nothing."""
+    nothing.
+    """
     module = module_of(model, owner, name)
     return [] if module is None or _is_of_a_library(module) else list(module.parameters())
 
@@ -58,7 +61,8 @@ def module_of(model: Any, owner: Any, name: str) -> nn.Module | None:
 
 def _is_of_a_library(module: nn.Module) -> bool:
     """Return whether a module runs only code of libraries that define its class together with its
-    weight."""
+    weight.
+    """
     replaced = vars(module).get("forward")
     return package_of(type(module)) in LIBRARIES and (
         replaced is None or package_of(replaced) in LIBRARIES
