@@ -227,9 +227,12 @@ def compare_deferred(model: Any) -> None:
 
 
 def _end_deferral(model: Any) -> None:
-    """Note that a bridge was compared."""
-    for name in (_IS_DEFERRED, *_COMPARING_METHODS):
-        vars(model).pop(name, None)
+    """Note that a bridge was compared, and give it its class's methods again."""
+    vars(model).pop(_IS_DEFERRED, None)
+    for name in _COMPARING_METHODS:
+        method = vars(model).get(name)
+        if method is not None and package_of(method) == "icl_lens":  # not one of the user
+            del vars(model)[name]
 
 
 @contextmanager
