@@ -336,6 +336,13 @@ def test_configurations_that_no_function_can_explain_are_refused_in_one_sentence
         il.score(model, il.tokenize(model, [PROMPT], prepend_bos=False))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_quantized_modules_are_refused_in_one_sentence():
+    hf = torch.ao.quantization.quantize_dynamic(families.build("llama"), {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(il.InputError, match=r"with quantized modules \(Linear of .*quantized.*before it is quantized"):
+        il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
+
+
 def test_an_adapter_beside_a_model_needs_peft_and_no_positions_of_its_own(tmp_path, monkeypatch):
     families.build("llama").save_pretrained(tmp_path)
     families.tokenizer().save_pretrained(tmp_path)

@@ -55,6 +55,14 @@ def wrap_error(hf_model: Any, error: BaseException) -> str:
             f"cannot use hf_model={name} while hooks prune or reparameterize its weights; make "
             "that permanent with torch.nn.utils.prune.remove(module, 'weight') first"
         )
+    quantized = [
+        module for module in _modules(hf_model) if callable(getattr(module, "weight", None))
+    ]
+    if quantized:  # as by torch.ao.quantization: a method returns the weight
+        return (
+            f"cannot use hf_model={name} with quantized modules ({type(quantized[0]).__name__} of "
+            f"{type(quantized[0]).__module__}); pass the model before it is quantized"
+        )
     if "upported architecture" in cause:  # followed by a list of some hundred names
         return (
             f"cannot use hf_model={name}: TransformerLens does not support "
