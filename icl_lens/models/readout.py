@@ -486,7 +486,8 @@ class VectorDescriptions(Displayed):
             "rank": self.ranks[:SHOWN_ROWS].tolist(),
             "standout": list(map(format_signed, self.standouts[:SHOWN_ROWS].tolist())),
         }
-        return table_view(f"VectorDescriptions({len(self.tokens)} vectors)", columns, len(self.tokens))
+        n_vectors = len(self.tokens)
+        return table_view(f"VectorDescriptions({n_vectors} vectors)", columns, n_vectors)
 
 
 def norm_scale(
