@@ -103,10 +103,11 @@ def hugging_face_log_probs(
     try:
         for module in training:
             module.training = False
+        options: dict[str, Any] = {"attention_mask": torch.ones_like(tokens), "use_cache": False}
+        if getattr(hf_model.config, "output_attentions", False):
+            options["output_attentions"] = False  # a bridge's setting; all layers' would be kept
         with torch.no_grad():
-            logits = hf_model(
-                input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False
-            ).logits
+            logits = hf_model(input_ids=tokens, **options).logits
     finally:
         for module in training:
             module.training = True

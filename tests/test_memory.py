@@ -1,0 +1,69 @@
+"""What a call keeps beside its result: the attention of one layer, not of all."""
+
+import families
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import icl_lens as il
+
+N_LAYERS, N_HEADS = 10, 4
+SEVERAL_LAYERS = N_LAYERS - 1
+"""More attention matrices than the passes of one layer take, and fewer than all layers have."""
+
+
+class LiveMemory(TorchDispatchMode):
+    """The largest sum of the sizes of tensors that operations in the block made and that lived at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.n_bytes = self.peak = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                self.n_bytes += storage.nbytes()
+        if self.n_bytes > self.peak:  # without those that have been freed since, and counting each once
+            self.storages = {key: pair for key, pair in self.storages.items() if not pair[0].expired()}
+            self.n_bytes = sum(size for _, size in self.storages.values())
+            self.peak = max(self.peak, self.n_bytes)
+        return result
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A model of many layers, and heads that attend to many tokens."""
+    config = LlamaConfig(
+        vocab_size=families.VOCAB_SIZE,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=N_LAYERS,
+        num_attention_heads=N_HEADS,
+        num_key_value_heads=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        hf = LlamaForCausalLM(config)
+    return il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
+
+
+def prompts_of(model, n):
+    """Return a batch of n prompts of sixty tokens."""
+    words = ("love", "like", "eight", "one")
+    demonstrations = [il.Demonstration(words[i % 4], ("bar", "foo")[i // 2 % 2]) for i in range(16)]
+    prompts = [il.Prompt(demonstrations, words[row % 4], ("bar", "foo")[row // 2 % 2]) for row in range(n)]
+    return il.tokenize(model, prompts, prepend_bos=False)
+
+
+def test_the_first_batch_keeps_the_attention_of_one_layer(model):
+    """It is also run by the Hugging Face model itself, alone."""
+    batch = prompts_of(model, 1)
+    with LiveMemory() as memory:
+        il.score(model, batch)
+    assert memory.peak < SEVERAL_LAYERS * 4 * N_HEADS * batch.tokens.shape[1] ** 2
