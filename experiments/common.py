@@ -329,6 +329,7 @@ class Table:
         *,
         versus: str,
         unit: str = "nats",
+        lowest: float = 0.0,
         ranking: str = "",
         at: object = "",
         note: str = "",
@@ -336,8 +337,9 @@ class Table:
         """Add a measure: one number per prompt, and the same for the control.
 
         A control of random sets has one number per prompt and set. In the unit "%", numbers are
-        shares from 0 to 1, or their differences. `queries` are the prompts' queries; by default,
-        those of the testing half. `at` says which head, layer or number of heads the row is about.
+        shares from `lowest` to 1: from 0, or, of differences of shares, from −1. `queries` are the
+        prompts' queries; by default, those of the testing half. `at` says which head, layer or
+        number of heads the row is about.
         `low` and `high` are the 95% interval of quantity − control over queries and, of a control
         of random sets, over these sets.
         """
@@ -351,7 +353,8 @@ class Table:
         control = np.broadcast_to(control, quantity.shape)
         bounds = None
         if unit == "%":
-            bounds = (-float(control.mean()), scale - float(control.mean()))
+            mean_control = float(control.mean())
+            bounds = (scale * lowest - mean_control, scale - mean_control)
         difference = quantity - control
         interval = il.metrics.bootstrap_interval(difference, clusters=queries, bounds=bounds)
         if set_means is not None:

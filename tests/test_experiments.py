@@ -6,13 +6,16 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import ground_truth
+import numpy as np
 import pandas as pd
 import publish
 import pytest
 import task_table
 import vectors
+from common import Table
 
 import icl_lens as il
 
@@ -50,6 +53,20 @@ def test_every_published_study_has_its_settings_or_says_that_it_is_older(questio
     assert {f"{model}: {task}" for model, task in studies} == settings.keys()
     for about in settings.values():
         assert about == {"note": publish.EARLIER} or {"versions", "weights", "prompts", "n"} <= about.keys()
+
+
+def test_a_gain_in_accuracy_is_within_its_interval():
+    """Accuracy lost may be negative: with fewer prompts right than without the heads."""
+    study = SimpleNamespace(model_name="model", task_name="task")
+    table = Table(study)
+    n = 40
+    lost = np.array([-1.0] * 10 + [0.0] * 30)
+    queries = [str(place) for place in range(n)]
+    differences = {"versus": "none", "unit": "%", "lowest": -1.0}
+    table.add("accuracy lost", lost, np.zeros(n), queries, **differences)
+    row = table.to_frame().iloc[0]
+    assert row["quantity"] == -25
+    assert row["low"] < -25 < row["high"] < 0
 
 
 @pytest.fixture(scope="module")

@@ -151,8 +151,9 @@ def _class_of_key(key: Any, classes: Sequence[str]) -> str:
 
 def _words_of_class(key: Any, value: Any) -> tuple[str, ...]:
     """Return the word or words of a class; raise InputError for none, or an empty one."""
-    has_several = isinstance(value, Sequence) and not isinstance(value, str)
-    words = tuple(value) if has_several else (value,)
+    words: tuple[Any, ...] = (value,)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        words = tuple(value)
     check_unicode(*words, what="label")
     if not words or not all(word.strip() for word in words):
         raise InputError(f"labels must have a word for the class {key!r}, got {value!r}; add it")
