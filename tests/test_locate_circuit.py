@@ -194,7 +194,8 @@ def test_estimates_rank_on_other_prompts(small):
     other = il.locate_circuit(model, ranking, testing[:5], heads, n_edges=5, n_random=3)
     assert other.to_frame()["estimate"].tolist() == pytest.approx(circuit.to_frame()["estimate"].tolist(), abs=1e-5)
     assert circuit.to_frame()["estimate"].abs().is_monotonic_decreasing
-    assert "Circuit: mean over 12 prompts" in repr(circuit)
+    notes = " ".join(note for section in circuit.to_view().sections for note in section.notes)
+    assert f"on {len(ranking)} prompts and tested on {len(testing)} others" in notes
     assert json.loads(json.dumps(circuit.to_dict()))["readers"] == ["L2H1", "L1H3"]
 
 

@@ -248,7 +248,7 @@ def test_damaged_files_are_refused_or_load_as_they_were(gpt2, gpt2_acts, tmp_pat
             assert_same(gpt2_acts, loaded)
             assert_same(gpt2_acts.batch, loaded.batch)
     assert len(sentences) > 60
-    assert not any("\n" in sentence for sentence in sentences)
+    assert [sentence for sentence in sentences if "\n" in sentence] == []
 
 
 def test_tensors_of_one_zero_are_refused(gpt2, gpt2_acts, tmp_path):

@@ -342,7 +342,8 @@ def test_one_head_is_one_head(found):
     assert one.verdict.startswith("The head works as two towers on these prompts. Exchanging its query")
     assert "1 head matches queries with keys and carries labels" in one.to_html()
     assert "2 heads match queries with keys and carry labels" in found.to_html()
-    assert any("Random heads: 1 set of" in note for note in one.notes())
+    notes = [note for section in one.to_view().sections for note in section.notes]
+    assert any("Random heads: 1 set of" in note for note in notes)
     no = replace(one, partner_log_odds=-one.partner_log_odds)
     assert "whether the head works as two towers" in no.verdict
     assert "The head moves the answer in the direction" in weakened(one, ["query"], 0.4).verdict

@@ -600,6 +600,12 @@ class PromptBatch:
             demonstrations = [Demonstration(*pair) for pair in pairs]
             prompts.append(Prompt(demonstrations, query, answer, labels))
         check_shapes(cls, tensors)
+        prepend_bos = values.get("prepend_bos")
+        if not (prepend_bos is None or isinstance(prepend_bos, bool)):
+            raise ValueError("prepend_bos is neither true, false nor null")
+        vocabulary = values.get("vocabulary", "")
+        if not isinstance(vocabulary, str):
+            raise ValueError("its vocabulary is no text")
         batch = cls(
             **tensors,
             labels=_texts(values["labels"]),
@@ -610,8 +616,8 @@ class PromptBatch:
             texts=_texts(values["texts"]),
             whole_labels=_texts(values.get("whole_labels", ())),
             label_groups=tuple(map(_texts, values.get("label_groups", ()))),
-            vocabulary=values.get("vocabulary", ""),
-            prepend_bos=values.get("prepend_bos"),
+            vocabulary=vocabulary,
+            prepend_bos=prepend_bos,
         )
         batch._check_ranges()
         return batch
@@ -629,8 +635,8 @@ class PromptBatch:
             raise ValueError(
                 f"label_tokens has {len(self.label_tokens)} entries for {n_labels} labels"
             )
-        if n_rows < 1 or not isinstance(self.vocabulary, str):
-            raise ValueError("it has no rows, or no vocabulary")
+        if n_rows < 1:
+            raise ValueError("it has no rows")
         limits = {
             "last": (0, width),
             "attention_mask": (0, 2),
