@@ -1,5 +1,7 @@
 """`icl-lens live`: edit a prompt, click heads, and see what changes, in a browser."""
 
+import os
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -81,3 +83,6 @@ def live(
         console.print(f"{address}\nThe live view is at this address; Ctrl-C ends it.")
 
     serve(new_view, port=page.port, open_browser=page.open_browser, announce=announce)
+    # Kernels of marimo whose tab was open at Ctrl-C never end, and Python would wait for them.
+    sys.stdout.flush()
+    os._exit(0)
