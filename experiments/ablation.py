@@ -67,7 +67,7 @@ def add_removals(study: Study, table: Table, ranking: Ranking) -> None:
 
     def add(measure: str, scores: np.ndarray, unit: str = "nats") -> None:
         lost = scores[:, :1] - scores
-        table.add(measure, lost[:, 1], lost[:, 2:], unit=unit, lowest=-1.0, **about)
+        table.add(measure, lost[:, 1], lost[:, 2:], unit=unit, **about)
 
     zeroed = ablated(study, head_sets, f"zeroed, {ranking}")
     add("log-odds lost, heads zeroed", zeroed.log_odds)

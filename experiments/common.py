@@ -329,7 +329,6 @@ class Table:
         *,
         versus: str,
         unit: str = "nats",
-        lowest: float = 0.0,
         ranking: str = "",
         at: object = "",
         note: str = "",
@@ -337,7 +336,7 @@ class Table:
         """Add a measure: one number per prompt, and the same for the control.
 
         A control of random sets has one number per prompt and set. In the unit "%", numbers are
-        shares from `lowest` to 1: from 0, or, of differences of shares, from −1. `queries` are the
+        shares from 0 to 1 or, if some are negative, their differences, −1 to 1. `queries` are the
         prompts' queries; by default, those of the testing half. `at` says which head, layer or
         number of heads the row is about.
         `low` and `high` are the 95% interval of quantity − control over queries and, of a control
@@ -354,7 +353,9 @@ class Table:
         bounds = None
         if unit == "%":
             mean_control = float(control.mean())
-            bounds = (scale * lowest - mean_control, scale - mean_control)
+            are_differences = bool((quantity < 0).any() or (control < 0).any())
+            lowest = -scale if are_differences else 0.0
+            bounds = (lowest - mean_control, scale - mean_control)
         difference = quantity - control
         interval = il.metrics.bootstrap_interval(difference, clusters=queries, bounds=bounds)
         if set_means is not None:

@@ -62,8 +62,7 @@ def test_a_gain_in_accuracy_is_within_its_interval():
     n = 40
     lost = np.array([-1.0] * 10 + [0.0] * 30)
     queries = [str(place) for place in range(n)]
-    differences = {"versus": "none", "unit": "%", "lowest": -1.0}
-    table.add("accuracy lost", lost, np.zeros(n), queries, **differences)
+    table.add("accuracy lost", lost, np.zeros(n), queries, versus="none", unit="%")
     row = table.to_frame().iloc[0]
     assert row["quantity"] == -25
     assert row["low"] < -25 < row["high"] < 0
