@@ -130,6 +130,7 @@ def collect_settings(question: str, studies: list[tuple[str, str]], out: Path, d
         settings |= json.loads(path.read_text(encoding="utf-8"))
     for file in sorted(out.glob(f"*/*/{question}.json")):
         about = json.loads(file.read_text(encoding="utf-8"))
+        about.pop("out", None)  # in files of an earlier version
         settings[f"{about['model_name']}: {about['task_name']}"] = about
     path.write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 

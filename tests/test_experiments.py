@@ -53,6 +53,7 @@ def test_every_published_study_has_its_settings_or_says_that_it_is_older(questio
     assert {f"{model}: {task}" for model, task in studies} == settings.keys()
     for about in settings.values():
         assert about == {"note": publish.EARLIER} or {"versions", "weights", "prompts", "n"} <= about.keys()
+        assert not [value for value in about.values() if str(value).startswith("/")], "a folder of one machine"
 
 
 def test_a_gain_in_accuracy_is_within_its_interval():
