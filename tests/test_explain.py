@@ -3,6 +3,7 @@
 import html
 import io
 import json
+import math
 import random
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from icl_lens.activations.passes import last_log_probs
 from icl_lens.analyses.sections import supports
 from icl_lens.attribution.reasons import writer_in_words, writers_in_words
 from icl_lens.report.html.sections import prompt_pieces
+from icl_lens.result.number_format import percent, signed
 
 
 @pytest.fixture(scope="module")
@@ -424,3 +426,14 @@ def test_labels_that_are_all_the_same_have_no_reasons(icl_mini):
 )
 def test_a_head_supports_both_if_it_hardly_tells_them_apart(increase, contrast, expected):
     assert supports(increase, contrast) == expected
+
+
+def test_markdown_has_the_finding_and_the_numbers_of_the_tables(explanation):
+    text = explanation.to_markdown()
+    assert text.startswith(f"# {explanation.headline}\n\n{explanation.finding}")
+    for label, row in explanation.to_frame("labels").set_index("label").iterrows():
+        cells = [percent(math.exp(row[name])) for name in ("log_prob", "log_prob_located_zeroed")]
+        assert f"| {label} | {cells[0]} | {cells[1]} |" in text
+    for report in explanation.heads:
+        cells = [signed(score) for score in (*report.scores.values(), explanation.lost(report.ablated))]
+        assert f"| {report.head} | {' | '.join(cells)} |" in text

@@ -259,6 +259,12 @@ def test_a_model_from_files_that_its_bridge_follows_is_compared_once(first, fami
     assert len(compared) == (2 if first == "a batch of a copy" else 1)
 
 
+def test_hooks_that_transformer_lens_sets_at_the_first_pass_outlive_the_comparison(family_folder):
+    model = il.load_model(family_folder("granite"), tokenizer=families.tokenizer(), device="cpu")
+    FIRST_CALLS["edits"](model)  # the comparison makes the first pass
+    assert il.capture(model, batch_of(model)).mlp_out.any()
+
+
 def test_a_model_that_transformer_lens_cannot_run_is_refused(family_folder, monkeypatch):
     model = il.load_model(family_folder("llama_gqa"), tokenizer=families.tokenizer(), device="cpu")
 

@@ -33,9 +33,9 @@ from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT
 from icl_lens.result.base import Result
 from icl_lens.result.head_findings import removal_finding
-from icl_lens.result.number_format import percent
+from icl_lens.result.number_format import mean_and_range, percent
 from icl_lens.result.tables import format_signed
-from icl_lens.result.view import Label
+from icl_lens.result.view import Cell, Column, Label, Section, View
 
 Table = Literal["heads", "layers", "subheads", "labels", "demonstrations", "words", "similarity", "why"]
 Row = dict[str, Any]
@@ -111,6 +111,50 @@ class Explanation(Result):
         where = f"{self.model}, {len(self.input.tokens)} tokens"
         where += f", edited: {'; '.join(self.edits)}" if self.edits else ""
         return f"Explanation({where}: {self.headline}; heads by {by} for {self.target!r}, nats: {best})"
+
+    def to_view(self) -> View:
+        """Return the finding, the labels' probabilities, and the located heads."""
+        sentences = (self.finding, *self.remarks)
+        if self.edits:
+            sentences = (self.edits_note, *sentences)
+        sections = (self._labels_section(), self._heads_section())
+        return View(self.headline, sentences, sections, about=f"explanation · {self.model}")
+
+    def _labels_section(self) -> Section:
+        ablation = self.ablation
+        columns = (
+            Column("token" if self.is_plain_text else "label", is_number=False),
+            Column("probability"),
+            Column(f"without {', '.join(map(str, ablation.heads))}"),
+            Column(f"without {len(ablation.heads)} random heads"),
+        )
+        rows = []
+        for place, label in enumerate(self.labels):
+            random_probabilities = [math.exp(log_probs[place]) for log_probs in ablation.random]
+            row = (
+                Label(label, place),
+                percent(math.exp(self.scores.log_probs[place])),
+                percent(math.exp(ablation.located[place])),
+                mean_and_range(random_probabilities),
+            )
+            rows.append(row)
+        return Section("Probabilities", columns=columns, rows=tuple(rows))
+
+    def _heads_section(self) -> Section:
+        scores = list(self.heads[0].scores)
+        columns = [Column("head", is_number=False)]
+        columns += [Column(f"{score}, nats") for score in scores]
+        has_effects = "effect" in scores
+        if not has_effects:
+            columns.append(Column(f"{self.lost_name}, nats"))
+        rows = []
+        for report in self.heads:
+            row: list[Cell] = [str(report.head), *report.scores.values()]
+            if not has_effects:
+                row.append(self.lost(report.ablated))
+            rows.append(tuple(row))
+        title = f"Heads by {self.settings.by}"
+        return Section(title, columns=tuple(columns), rows=tuple(rows))
 
     @property
     def prompt_pieces(self) -> tuple[str | Label, ...]:

@@ -45,6 +45,8 @@ def _has_foreign_hook(module: Any) -> bool:
 def hooks_removed(model: Any) -> Iterator[None]:
     """Remove hooks of users, and temporary ones of hook points, inside the `with` block; restore
     them afterwards.
+
+    Hooks that TransformerLens sets at the first pass, which may be in this block, stay.
     """
     before: list[tuple[Any, dict[int, Any]]] = []
     for module in all_modules(model):
@@ -61,8 +63,9 @@ def hooks_removed(model: Any) -> Iterator[None]:
         yield
     finally:
         for hooks, hooks_before in before:
+            set_meanwhile = {key: hook for key, hook in hooks.items() if key not in hooks_before}
             hooks.clear()
-            hooks.update(hooks_before)
+            hooks.update(hooks_before | set_meanwhile)
 
 
 def package_of(function: Callable[..., Any]) -> str:
