@@ -2,6 +2,7 @@
 
 import copy
 import json
+import types
 
 import faults
 import gguf_files
@@ -11,6 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 import icl_lens as il
+from icl_lens.models import gguf
 from icl_lens.models.gguf_header import ARCHITECTURES
 from icl_lens.models.view import ModelView
 
@@ -86,6 +88,22 @@ def test_weights_are_dequantized_to_the_requested_dtype(dtype, tmp_path, gguf_ca
         assert torch.equal(loaded.original_model.get_parameter(name), wanted), name
     (folder,) = (path for path in gguf_cache.iterdir() if path.is_dir())
     assert str(stored).removeprefix("torch.") in folder.name
+
+
+@pytest.mark.parametrize(("quantization", "dtype"), [("F16", torch.float16), ("Q8_0", torch.float32)])
+def test_without_a_dtype_weights_keep_the_precision_of_the_file(quantization, dtype, tmp_path):
+    gguf_files.write("llama", tmp_path / "x.gguf", quantization)
+    model = il.load_model(str(tmp_path / "x.gguf"), device="cpu", dtype=None)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+
+
+def test_a_conversion_that_would_fill_the_disk_is_refused_before_it_begins(tmp_path, monkeypatch, gguf_cache):
+    gguf_files.write("llama", tmp_path / "x.gguf", "Q8_0")
+    monkeypatch.setattr(gguf.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=gguf.SPACE_LEFT))
+    message = r"takes 0\.0 GB in .*, where only 1\.1 GB are free; pass dtype='bfloat16', which takes half, free space"
+    with pytest.raises(il.InputError, match=message):
+        il.load_model(str(tmp_path / "x.gguf"), device="cpu")
+    assert not [path for path in gguf_cache.iterdir() if path.is_dir()]
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_pieces", "gpt2", "qwen2", "phi3"])

@@ -36,19 +36,28 @@ UNKNOWN_SPLIT = "tokenizer.ggml.pre"
 """The key below `ORIGIN` for the way in which the tokenizer splits text, if it is unknown."""
 UNQUANTIZED = ("F32", "F16", "BF16", "F64")
 """GGUF types of weights that are not quantized."""
+SPACE_LEFT = 2**30
+"""Bytes that a conversion leaves free on the disk of the cache."""
+WEIGHTS_PER_SECOND = 1e7
+"""Weights that one core converts in a second, roughly."""
 CONVERSION = 2
 """Version of the conversion; increase it to invalidate folders converted before."""
 
 
-def convert_gguf(source: DigestedFile, dtype: torch.dtype) -> Path:
+def convert_gguf(source: DigestedFile, dtype: torch.dtype | None) -> Path:
     """Return the Hugging Face folder converted from a GGUF file, converting it if necessary.
 
-    Weights are stored in `dtype` (float32 for float64). The folder's name depends on the file's
-    content, so a changed file is reconverted. Raise InputError if the file cannot be read as GGUF
-    or changes meanwhile, and if the cache cannot be written or is damaged.
+    Weights are stored in `dtype` (float32 for float64; None: the file's own, and float32 if it is
+    quantized). The folder's name depends on the file's content, so a changed file is reconverted.
+    Raise InputError if the file cannot be read as GGUF or changes meanwhile, and if the cache
+    cannot be written, has too little space or is damaged.
     """
     file = source.path
-    dtype = torch.float32 if dtype == torch.float64 else dtype
+    if dtype is None:
+        with cached_parser(file.name):
+            dtype = Header(file).dtype
+    if dtype == torch.float64:
+        dtype = torch.float32
     stored_as = str(dtype).removeprefix("torch.")
     name = f"{source.sha256[:16]}-{stored_as}-transformers-{version('transformers')}-{CONVERSION}"
     folder = cache_folder() / name
@@ -103,6 +112,25 @@ def _check_undamaged(folder: Path, name: str) -> None:
         )
 
 
+def _check_space(name: str, n_bytes: int, dtype: torch.dtype, folder: Path) -> None:
+    """Raise InputError if a converted model of `n_bytes` would fill the disk of `folder`."""
+    free = shutil.disk_usage(folder).free
+    if n_bytes + SPACE_LEFT <= free:
+        return
+    half = " pass dtype='bfloat16', which takes half," if dtype == torch.float32 else ""
+    raise InputError(
+        f"converting {name!r} takes {n_bytes / 1e9:.1f} GB in {str(cache_folder())!r}, where only "
+        f"{free / 1e9:.1f} GB are free;{half} free space there, or set the environment variable "
+        "XDG_CACHE_HOME to a folder with more space"
+    )
+
+
+def _conversion_time(n_parameters: int) -> str:
+    """Return how long a conversion takes, roughly, as words."""
+    seconds = n_parameters / WEIGHTS_PER_SECOND
+    return "ten seconds" if seconds < 15 else f"{max(1, round(seconds / 60))} min"
+
+
 def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
     """Write the model and its tokenizer to `partial / "model"`."""
     import transformers
@@ -128,8 +156,15 @@ def _convert(file: Path, partial: Path, dtype: torch.dtype) -> None:
         try:
             config = AutoConfig.from_pretrained(link.parent, **where)
             header.complete_config(config)
+            n_bytes = header.n_parameters * dtype.itemsize
+            _check_space(file.name, n_bytes, dtype, partial)
             log.warning(
-                "converting %s (%s) once; this takes up to a minute", file.name, header.quantization
+                "converting %s (%s) once to %.1f GB of %s, which takes about %s",
+                file.name,
+                header.quantization,
+                n_bytes / 1e9,
+                str(dtype).removeprefix("torch."),
+                _conversion_time(header.n_parameters),
             )
             model_and_loading: Any = AutoModelForCausalLM.from_pretrained(
                 link.parent, config=config, **where, **how

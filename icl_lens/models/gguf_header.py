@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from icl_lens.errors import InputError
 from icl_lens.hub import first_line
 
@@ -24,6 +26,7 @@ _COPIED = {
 """Settings that transformers ignores for some of the architectures: GGUF key and name in a
 configuration.
 """
+_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 _ROPE_FACTORS = "rope_freqs.weight"
 _ORIGINAL = "pass the folder or the Hub name of the original model"
 
@@ -67,6 +70,20 @@ class Header:
             if len(tensor.shape) > 1:  # norms and biases are never quantized
                 weights[tensor.tensor_type.name] += int(tensor.n_elements)
         return " and ".join(kind for kind, _ in weights.most_common())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of most weights, if they are not quantized; float32 otherwise."""
+        return _DTYPES.get(self.quantization.split(" and ")[0], torch.float32)
+
+    @property
+    def n_parameters(self) -> int:
+        """The number of weights in the file, without the factors of frequencies."""
+        return sum(
+            int(tensor.n_elements)
+            for name, tensor in self._tensors.items()
+            if name != _ROPE_FACTORS
+        )
 
     @property
     def has_tokenizer(self) -> bool:
@@ -137,11 +154,7 @@ class Header:
         """Raise InputError if a model loaded from the file has missing, mismatched or unused
         weights.
         """
-        stored = sum(
-            int(tensor.n_elements)
-            for name, tensor in self._tensors.items()
-            if name != _ROPE_FACTORS
-        )
+        stored = self.n_parameters
         used = sum(parameter.numel() for parameter in model.parameters())
         if missing_keys:
             self._raise_unsupported(

@@ -56,7 +56,7 @@ def load_model(
     ("model.gguf", or "OWNER/REPOSITORY/model.gguf" on the Hub; or name a folder or repository and
     pass its file as `gguf_file`): its weights are dequantized to `dtype` and cached, and its own
     tokenizer is used unless `tokenizer=` is given. `dtype` is a torch dtype, its name, or None for
-    that of the stored weights (GGUF: float32). `revision` is a branch, tag or commit on the Hub;
+    that of the stored weights (float32 if they are quantized). `revision` is a branch, tag or commit on the Hub;
     configuration, tokenizer and weights are read from the same commit. Other keywords are passed to
     `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
 
@@ -226,7 +226,7 @@ def _find(name: str, revision: str | None, options: dict[str, Any]) -> ModelSour
         weights=weights,
         tokenizer=needs_tokenizer,
         code=code,
-        dtype=options["dtype"] or torch.float32,
+        dtype=options["dtype"],
     )
     check_config(source, trust_remote_code=code)
     if needs_tokenizer and not has_tokenizer([path.name for path in source.folder.iterdir()]):

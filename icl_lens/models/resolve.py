@@ -62,7 +62,7 @@ def resolve_model(
     weights: bool = True,
     tokenizer: bool = True,
     code: bool = False,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = torch.float32,
 ) -> ModelSource:
     """Return the folder of a bundled or local model, or of a Hub model after downloading missing
     files.
