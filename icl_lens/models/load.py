@@ -56,9 +56,10 @@ def load_model(
     ("model.gguf", or "OWNER/REPOSITORY/model.gguf" on the Hub; or name a folder or repository and
     pass its file as `gguf_file`): its weights are dequantized to `dtype` and cached, and its own
     tokenizer is used unless `tokenizer=` is given. `dtype` is a torch dtype, its name, or None for
-    that of the stored weights (float32 if they are quantized). `revision` is a branch, tag or commit on the Hub;
-    configuration, tokenizer and weights are read from the same commit. Other keywords are passed to
-    `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`, `tokenizer`, `hf_model`, …).
+    that of the stored weights (float32 if they are quantized). `revision` is a branch, tag or
+    commit on the Hub; configuration, tokenizer and weights are read from the same commit. Other
+    keywords are passed to `TransformerBridge.boot_transformers` (`n_devices`, `max_memory`,
+    `tokenizer`, `hf_model`, …).
 
     `tokenizer` and `hf_model` remain as they are: the result has a copy of the tokenizer, and
     modules of its own that share the memory of the `hf_model`'s weights. `name` is then what
