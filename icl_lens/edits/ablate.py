@@ -5,6 +5,7 @@ compute.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import chain
 from numbers import Real
 from typing import Any, Literal, cast
 
@@ -75,20 +76,7 @@ class Ablate(Edit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        n_heads = len(tuple(self.heads))
-        is_one = isinstance(self.strength, Real) or getattr(self.strength, "ndim", 1) == 0
-        given: tuple[Any, ...] = (
-            (self.strength,) if is_one else tuple(cast("Sequence[float]", self.strength))
-        )
-        is_finite = all(isinstance(one, Real | Tensor) and math.isfinite(one) for one in given)
-        if not is_finite or (not is_one and len(given) != n_heads):
-            raise InputError(
-                f"strength must be a finite number, or one per head, {n_heads}, got "
-                f"{self.strength!r}"
-            )
-        object.__setattr__(
-            self, "strength", float(given[0]) if is_one else tuple(map(float, given))
-        )
+        object.__setattr__(self, "strength", self._checked_strength())
         (seed,) = check_integers(seed=self.seed)
         object.__setattr__(self, "seed", seed)
         if isinstance(self.positions, str):
@@ -96,12 +84,12 @@ class Ablate(Edit):
         else:
             object.__setattr__(self, "positions", _position_tuple(self.positions))
         check_choice("mode", self.mode, ("zero", "mean", "resample"))
-        if (self.mode == "zero") == (self.reference is not None):
+        if self.mode == "zero" and self.reference is not None:
             raise InputError(
-                f"reference must be {'omitted' if self.mode == 'zero' else 'given'} for "
-                f"mode={self.mode!r}, got "
-                f"{'None' if self.reference is None else type(self.reference).__name__}"
+                f"reference must be omitted for mode='zero', got {type(self.reference).__name__}"
             )
+        if self.mode != "zero" and self.reference is None:
+            raise InputError(f"reference must be given for mode={self.mode!r}, got None")
         if self.mode == "resample" and self.positions != "last":
             raise InputError(
                 f"positions must be 'last' for mode='resample', got {self.positions!r}; prompts "
@@ -110,17 +98,37 @@ class Ablate(Edit):
         if self.reference is not None and not isinstance(self.reference, PromptBatch):
             object.__setattr__(self, "reference", tuple(reference_batches(self.reference)))
 
+    def _checked_strength(self) -> float | tuple[float, ...]:
+        """Return the strength as a number, or as one per head; raise InputError for other
+        values.
+        """
+        n_heads = len(tuple(self.heads))
+        is_number = isinstance(self.strength, Real) or getattr(self.strength, "ndim", 1) == 0
+        strengths: tuple[Any, ...] = (self.strength,)
+        if not is_number:
+            strengths = tuple(cast("Sequence[float]", self.strength))
+        is_finite = all(
+            isinstance(strength, Real | Tensor) and math.isfinite(strength)
+            for strength in strengths
+        )
+        if not is_finite or (not is_number and len(strengths) != n_heads):
+            raise InputError(
+                f"strength must be a finite number, or one per head, {n_heads}, got "
+                f"{self.strength!r}"
+            )
+        return float(strengths[0]) if is_number else tuple(map(float, strengths))
+
     stages = (Stage.removal,)
 
     @property
     def what(self) -> str:
-        done = {
+        ablated = {
             "zero": "zeroed",
             "mean": "set to their mean",
             "resample": "set to those of other prompts",
         }[self.mode]
-        partly = "" if self.strength == 1 else f" with strength {self.strength}"
-        return done + partly + self._where
+        strength = "" if self.strength == 1 else f" with strength {self.strength}"
+        return ablated + strength + self._where
 
     @property
     def _where(self) -> str:
@@ -157,42 +165,47 @@ class Ablate(Edit):
     ) -> Sequence["Ablate"]:
         groups: dict[tuple[object, ...], list[Ablate]] = {}
         for edit in edits:
-            same = edit.reference if isinstance(edit.reference, tuple) else (edit.reference,)
-            key = (edit.mode, *map(id, same), edit.positions, edit.seed, id(edit.recorded_z))
+            references = edit.reference if isinstance(edit.reference, tuple) else (edit.reference,)
+            key = (edit.mode, *map(id, references), edit.positions, edit.seed, id(edit.recorded_z))
             groups.setdefault(key, []).append(edit)
-        ready: dict[int, Ablate] = {}
+        recorded: dict[int, Ablate] = {}
         for group in groups.values():
-            one = group[0]
-            if one.reference is not None:
-                new: dict[str, Any] = {}
-                if one.recorded_z is None:
-                    if batch is not None:
-                        warn_of_same_pairs(batch, one.reference)
-                    layers = sorted({layer for edit in group for layer in edit.by_layer(view)})
-                    is_mean = one.mode == "mean"
-                    new["recorded_z"] = (
-                        mean_z(
-                            view,
-                            layers,
-                            one.reference,
-                            "last" if one.positions == "last" else "all",
-                        )
-                        if is_mean
-                        else last_z(view, layers, one.reference)
-                    )
-                if batch is not None and one.mode == "resample":
-                    new["_draws"] = drawn_prompts(one.reference, batch, one.seed)
-                ready |= {id(edit): replace(edit, **new) for edit in group}
+            recording = cls._recording(view, group, batch)
+            for edit in group:
+                recorded[id(edit)] = replace(edit, **recording) if recording else edit
         mask = None
         if batch is not None and any(edit.positions == "labels" for edit in edits):
             mask = _label_mask(batch)
         prepared = []
         for edit in edits:
-            with_reference = ready.get(id(edit), edit)
+            edit = recorded[id(edit)]
             if edit.positions == "labels":
-                with_reference = replace(with_reference, _label_mask=mask)
-            prepared.append(with_reference._with_strengths(view))
+                edit = replace(edit, _label_mask=mask)
+            prepared.append(edit._with_strengths(view))
         return prepared
+
+    @classmethod
+    def _recording(
+        cls, view: ModelView, group: Sequence["Ablate"], batch: PromptBatch | None
+    ) -> dict[str, Any]:
+        """Return the fields that ablations with the same mode, reference and positions share."""
+        ablation = group[0]
+        reference = ablation.reference
+        recording: dict[str, Any] = {}
+        if reference is None:
+            return recording
+        if ablation.recorded_z is None:
+            if batch is not None:
+                warn_of_same_pairs(batch, reference, stacklevel=4)
+            layers = sorted(set(chain.from_iterable(edit.by_layer(view) for edit in group)))
+            if ablation.mode == "mean":
+                positions = "last" if ablation.positions == "last" else "all"
+                recording["recorded_z"] = mean_z(view, layers, reference, positions)
+            else:
+                recording["recorded_z"] = last_z(view, layers, reference)
+        if batch is not None and ablation.mode == "resample":
+            recording["_draws"] = drawn_prompts(reference, batch, ablation.seed)
+        return recording
 
     def _with_strengths(self, view: ModelView) -> "Ablate":
         if isinstance(self.strength, int | float):
@@ -211,19 +224,17 @@ class Ablate(Edit):
             place = (at.row, position, at.head)
         value: Any = 0.0
         if self.recorded_z is not None:
-            row = (
-                torch.zeros_like(at.prompt)
-                if self._draws is None
-                else self._draws.to(z.device)[at.prompt]
-            )
-            value = self.recorded_z[layer][row, at.head].to(z)
-        if self.positions == "all" and self.recorded_z is not None:
-            value = value[:, None]
+            recorded_prompt = torch.zeros_like(at.prompt)
+            if self._draws is not None:
+                recorded_prompt = self._draws.to(z.device)[at.prompt]
+            value = self.recorded_z[layer][recorded_prompt, at.head].to(z)
+            if self.positions == "all":
+                value = value[:, None]
         if self.strength != 1:
             strength: Any = self.strength
             if self._strength_of:
-                each = [self._strength_of[Head(layer, head)] for head in at.head.tolist()]
-                strength = z.new_tensor(each).reshape(-1, *[1] * (z[place].ndim - 1))
+                strengths = [self._strength_of[Head(layer, head)] for head in at.head.tolist()]
+                strength = z.new_tensor(strengths).reshape(-1, *[1] * (z[place].ndim - 1))
             value = z[place] + strength * (value - z[place])
         z[place] = value
 

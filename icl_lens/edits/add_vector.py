@@ -53,9 +53,8 @@ class AddVector(Edit):
             check_choice("positions", self.positions, ("all", "last"))
         else:
             object.__setattr__(self, "positions", tuple(self.positions))
-            check_integers(
-                **{f"positions[{number}]": one for number, one in enumerate(self.positions)}
-            )
+            names = [f"positions[{number}]" for number in range(len(self.positions))]
+            check_integers(**dict(zip(names, self.positions, strict=True)))
         if not bool(self.vector.isfinite().all()):
             raise InputError("vector must be finite, got NaN or infinite values")
 
@@ -63,15 +62,13 @@ class AddVector(Edit):
 
     @property
     def what(self) -> str:
-        done = (
-            f"a vector {'in place of the residual stream' if self.replace else 'added'} after "
-            f"layer {self.layer}"
-        )
+        change = "in place of the residual stream" if self.replace else "added"
+        vector = f"a vector {change} after layer {self.layer}"
         if self.positions == "last":
-            return done
+            return vector
         if self.positions == "all":
-            return f"{done} at all positions"
-        return f"{done} at positions {self.positions}"
+            return f"{vector} at all positions"
+        return f"{vector} at positions {self.positions}"
 
     needs_batch = True
     at_prompt_end = True
@@ -93,16 +90,15 @@ class AddVector(Edit):
         cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None
     ) -> Sequence[Edit]:
         assert batch is not None
+        shortest = int(batch.last.min()) + 1
         for edit in edits:
             if tuple(edit.vector.shape) not in ((view.d_model,), (len(batch), view.d_model)):
                 raise InputError(
                     f"vector must have shape ({view.d_model},) or ({len(batch)}, {view.d_model}), "
                     f"one per prompt, got {tuple(edit.vector.shape)}"
                 )
-            shortest = int(batch.last.min()) + 1
-            if not isinstance(edit.positions, str) and not all(
-                -shortest <= one < shortest for one in edit.positions
-            ):
+            listed = () if isinstance(edit.positions, str) else edit.positions
+            if not all(-shortest <= position < shortest for position in listed):
                 raise InputError(
                     f"positions must be in every prompt, the shortest with {shortest} tokens, got "
                     f"{edit.positions}"
@@ -110,17 +106,19 @@ class AddVector(Edit):
         return edits
 
     def write_resid(self, x: Tensor, at: Places, layer: int) -> None:
-        vector = (
-            self.vector if self.vector.ndim == 1 else self.vector[at.prompt.to(self.vector.device)]
-        ).to(x)
+        vector = self.vector
+        if vector.ndim > 1:
+            vector = vector[at.prompt.to(vector.device)]
+        vector = vector.to(x)
+        places: list[Any] = []
         if self.positions == "all":
-            places: list[Any] = [slice(None)]
+            places.append(slice(None))
             vector = vector.unsqueeze(-2)
         else:
-            given = (-1,) if self.positions == "last" else self.positions
-            places = [
-                at.last + 1 + one if int(one) < 0 else torch.full_like(at.last, int(one))
-                for one in given
-            ]
+            for position in (-1,) if self.positions == "last" else self.positions:
+                if int(position) < 0:
+                    places.append(at.last + 1 + position)
+                else:
+                    places.append(torch.full_like(at.last, int(position)))
         for place in places:
             x[at.row, place] = vector if self.replace else x[at.row, place] + vector

@@ -109,7 +109,7 @@ class Reweight(Edit):
         intact = pattern[at]
         edited = intact * factor_of_key.to(pattern.dtype)
         if self.renormalize:  # to the sum it had, which is less than 1 with an attention sink
-            before, after = (one.sum(-1, keepdim=True) for one in (intact, edited))
+            before, after = (x.sum(-1, keepdim=True) for x in (intact, edited))
             edited = edited * (before / after.clamp(min=torch.finfo(edited.dtype).tiny))
         pattern[at] = edited
 

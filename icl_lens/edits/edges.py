@@ -18,8 +18,10 @@
    values are one chain, and part of the head if this is removed as a whole.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -92,9 +94,11 @@ def chain_of(edges: object) -> Chain:
     """Return one or several edges as a tuple; raise InputError unless they end in one head at the
     same tokens.
     """
-    chain = (
-        (edges,) if isinstance(edges, Edge) else tuple(edges) if isinstance(edges, Iterable) else ()
-    )
+    chain: tuple[Any, ...] = ()
+    if isinstance(edges, Edge):
+        chain = (edges,)
+    elif isinstance(edges, Iterable):
+        chain = tuple(edges)
     if not chain or not all(isinstance(edge, Edge) for edge in chain):
         raise InputError(f"writer must be a name such as 'L2H0', an edge or edges, got {edges!r}")
     if len({(edge.reader, edge.reader_at) for edge in chain}) > 1:
@@ -111,9 +115,12 @@ def writer_text(writer: Writer) -> str:
     """
     if isinstance(writer, str):
         return writer
-    first, *others = chain_of(writer)
-    where = "" if first.reader_at == "last" else f" at {first.reader_at}"
-    return f"{1 + len(others)} edges → {first.reader}{where}" if others else str(first)
+    chain = chain_of(writer)
+    edge = chain[0]
+    if len(chain) == 1:
+        return str(edge)
+    where = "" if edge.reader_at == "last" else f" at {edge.reader_at}"
+    return f"{len(chain)} edges → {edge.reader}{where}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,21 +139,20 @@ class ReplaceZ(Edit):
     at_prompt_end = True
 
     def is_only_last(self, batch: PromptBatch) -> bool:
-        return not any(bool((self.back[:, some] > 0).any()) for some in self.index.values())
+        tokens_back = [self.back[:, indices] for indices in self.index.values()]
+        return not any(bool((back > 0).any()) for back in tokens_back)
 
     def write_z(self, z: Tensor, at: Places, layer: int) -> None:
-        pairs = [
-            (i, one)
-            for i, head in enumerate(at.head.tolist())
-            for one in self.index[Head(layer, head)]
-        ]
-        place, number = torch.tensor(pairs, device=self.z.device).reshape(-1, 2).T
-        row, head, prompt, last = (x.to(self.z.device)[place] for x in at)
+        pairs = []
+        for entry, head in enumerate(at.head.tolist()):
+            pairs += [(entry, number) for number in self.index[Head(layer, head)]]
+        entry, number = torch.tensor(pairs, device=self.z.device).reshape(-1, 2).T
+        row, head, prompt, last = (x.to(self.z.device)[entry] for x in at)
         back = self.back[prompt, number]
-        new, kept = self.z[prompt, number].to(z), back >= 0
-        z[row[kept].to(z.device), (last - back)[kept].to(z.device), head[kept].to(z.device)] = new[
-            kept.to(z.device)
-        ]
+        is_place = back >= 0
+        row, position, head = row[is_place], (last - back)[is_place], head[is_place]
+        new_z = self.z[prompt, number].to(z)[is_place.to(z.device)]
+        z[row.to(z.device), position.to(z.device), head.to(z.device)] = new_z
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,14 +177,13 @@ class WithoutEdges(Edit):
     heads: Iterable[AnyHead] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
-        edges = (
-            self.edges
-            if isinstance(self.edges, Iterable) and not isinstance(self.edges, str)
-            else [self.edges]
-        )
+        edges = self.edges
+        if isinstance(edges, str) or not isinstance(edges, Iterable):
+            edges = [edges]
         object.__setattr__(self, "edges", tuple(edges))
-        if wrong := [edge for edge in self.edges if not isinstance(edge, Edge)]:
-            raise InputError(f"edges must be a list of il.Edge, got {wrong[0]!r}")
+        for edge in self.edges:
+            if not isinstance(edge, Edge):
+                raise InputError(f"edges must be a list of il.Edge, got {edge!r}")
         object.__setattr__(self, "heads", tuple(dict.fromkeys(edge.reader for edge in self.edges)))
 
     what = "without some of their inputs"
@@ -192,17 +197,21 @@ class WithoutEdges(Edit):
         cls, view: ModelView, edits: Sequence[Any], batch: PromptBatch | None
     ) -> Sequence[Edit]:
         assert batch is not None
-        found: dict[int, Edit] = {}
-        for reference in {id(edit.reference): edit.reference for edit in edits}.values():
-            some = [edit for edit in edits if edit.reference is reference]
-            removed, chains = removal_masks(view, [edit.edges for edit in some])
+        edits_of: dict[int, list[WithoutEdges]] = {}
+        for edit in edits:
+            edits_of.setdefault(id(edit.reference), []).append(edit)
+        replaced: dict[int, Edit] = {}
+        for group in edits_of.values():
+            reference = group[0].reference
+            removed, chains = removal_masks(view, [edit.edges for edit in group])
             with edits_disabled(view):
                 means = None if reference is None else writer_means(view.model, reference)
-                replaced = replaced_by_sets(
-                    view.model, batch, removed, means, n_sets=len(some), chains=chains
+                replacements = replaced_by_sets(
+                    view.model, batch, removed, means, n_sets=len(group), chains=chains
                 )
-            found |= {id(edit): one for edit, one in zip(some, replaced, strict=True)}
-        return [found[id(edit)] for edit in edits]
+            for edit, replacement in zip(group, replacements, strict=True):
+                replaced[id(edit)] = replacement
+        return [replaced[id(edit)] for edit in edits]
 
 
 RemovalMasks = dict[tuple[Head, EdgeRole], Bool[Tensor, "set part role _"]]
@@ -219,28 +228,24 @@ def removal_masks(
     Raise InputError for edges that the model does not have.
     """
     sets = [list(edges) for edges in edge_sets]
-    for edge in (edge for edges in sets for edge in edges):
+    for edge in itertools.chain.from_iterable(sets):
         check_edge(view, edge)
     sets = list(map(joined_chains, sets))
-    chains = tuple(
-        dict.fromkeys(
-            edge.writer for edges in sets for edge in edges if isinstance(edge.writer, tuple)
-        )
-    )
+    writers = [edge.writer for edge in itertools.chain.from_iterable(sets)]
+    chains = tuple(dict.fromkeys(writer for writer in writers if isinstance(writer, tuple)))
     removed: RemovalMasks = {}
     for number, edges in enumerate(sets):
         for edge in edges:
             reader = view.check_head(edge.reader)
             writer = writer_index(view, edge.writer, reader, chains)
-            part, n_writers = (
-                PARTS.index(edge.part),
-                len(writer_names(view, reader.layer)) - 1 + len(chains),
-            )
-            shape = len(sets), len(PARTS), len(ROLES), n_writers
+            part = PARTS.index(edge.part)
+            n_writers = len(writer_names(view, reader.layer)) - 1 + len(chains)
             for at, role in role_pairs(edge):
-                if (reader, ROLES[at]) not in removed:
-                    removed[reader, ROLES[at]] = torch.zeros(shape, dtype=torch.bool)
-                removed[reader, ROLES[at]][number, part, role, writer] = True
+                key = reader, ROLES[at]
+                if key not in removed:
+                    shape = len(sets), len(PARTS), len(ROLES), n_writers
+                    removed[key] = torch.zeros(shape, dtype=torch.bool)
+                removed[key][number, part, role, writer] = True
     return removed, chains
 
 
@@ -256,11 +261,13 @@ def check_edge(view: ModelView, edge: Edge) -> None:
             "writer must be a head, FFN, embedding or edge into a head in a layer before "
             f"{reader}, got {writer_text(edge.writer)!r}"
         )
-    if chain and not {*indices_in_roles(edge.role)} & {*indices_in_roles(chain[0].reader_at)}:
-        own = chain[0].reader_at
-        raise InputError(
-            f"role must be {own!r} like reader_at of the writer, got {edge.role!r} in '{edge}'"
-        )
+    if chain:
+        written_at = chain[0].reader_at
+        if set(indices_in_roles(edge.role)).isdisjoint(indices_in_roles(written_at)):
+            raise InputError(
+                f"role must be {written_at!r} like reader_at of the writer, got {edge.role!r} in "
+                f"'{edge}'"
+            )
     if edge.part == "q" and edge.role != edge.reader_at:
         raise InputError(
             f"role must be {edge.reader_at!r} like reader_at for a query, got {edge.role!r}"
@@ -270,36 +277,47 @@ def check_edge(view: ModelView, edge: Edge) -> None:
 def role_pairs(edge: Edge) -> list[tuple[int, int]]:
     """Return `reader_at` and `role` as indices into `ROLES`, for each kind of labels."""
     places = indices_in_roles(edge.reader_at)
-    return [
-        (at, role)
-        for at in places
-        for role in ((at,) if edge.part == "q" else indices_in_roles(edge.role))
-    ]
+    if edge.part == "q":
+        return [(place, place) for place in places]
+    return list(itertools.product(places, indices_in_roles(edge.role)))
 
 
 def joined_chains(edges: list[Edge]) -> list[Edge]:
     """Return edges of which no two remove the same: chains through one head as one, or none if the
     head is removed.
     """
-    names = [edge for edge in edges if isinstance(edge.writer, str)]
-    whole = {
-        (edge.reader, edge.part, *pair, edge.writer) for edge in names for pair in role_pairs(edge)
-    }
-    joined: dict[tuple[AnyHead, Part, int, int, AnyHead], list[Edge]] = {}
-    for edge, chain in ((edge, edge.writer) for edge in edges if isinstance(edge.writer, tuple)):
+    joined = []
+    whole_writers = set()
+    chain_edges: dict[tuple[AnyHead, Part, int, int, AnyHead], list[Edge]] = {}
+    for edge in edges:
+        if isinstance(edge.writer, str):
+            joined.append(edge)
+            for at, role in role_pairs(edge):
+                whole_writers.add((edge.reader, edge.part, at, role, edge.writer))
+            continue
+        chain = chain_of(edge.writer)
         for at, role in role_pairs(edge):
-            own = joined.setdefault((edge.reader, edge.part, at, role, chain[0].reader), [])
-            own += [one for one in chain if role in indices_in_roles(one.reader_at)]
-    for (reader, part, at, role, head), own in joined.items():
-        if own and (reader, part, at, role, str(head)) not in whole:
-            if len({one.reader_at for one in own}) > 1:  # "label" and one kind of labels
-                kind = {"reader_at": ROLES[role]}
-                own = [
-                    replace(one, **kind, role=ROLES[role] if one.part == "q" else one.role)
-                    for one in own
-                ]
-            names.append(Edge(reader, part, tuple(dict.fromkeys(own)), ROLES[role], ROLES[at]))
-    return names
+            key = (edge.reader, edge.part, at, role, chain[0].reader)
+            members = chain_edges.setdefault(key, [])
+            members += [member for member in chain if role in indices_in_roles(member.reader_at)]
+    for (reader, part, at, role, head), members in chain_edges.items():
+        if members and (reader, part, at, role, str(head)) not in whole_writers:
+            members = _at_one_role(members, ROLES[role])
+            joined.append(Edge(reader, part, tuple(dict.fromkeys(members)), ROLES[role], ROLES[at]))
+    return joined
+
+
+def _at_one_role(edges: list[Edge], role: EdgeRole) -> list[Edge]:
+    """Return edges into one head with the same `reader_at`: if some act at "label" and others at
+    one kind of labels, all act at this kind, `role`.
+    """
+    if len({edge.reader_at for edge in edges}) == 1:
+        return edges
+    at_role = []
+    for edge in edges:
+        read = role if edge.part == "q" else edge.role
+        at_role.append(replace(edge, reader_at=role, role=read))
+    return at_role
 
 
 def writer_index(
@@ -312,11 +330,9 @@ def writer_index(
     if isinstance(writer, str):
         return names.index(writer) if writer in names else None
     chain = chain_of(writer)
-    return (
-        len(names) + chains.index(chain)
-        if view.check_head(chain[0].reader).layer < reader.layer
-        else None
-    )
+    if view.check_head(chain[0].reader).layer >= reader.layer:
+        return None
+    return len(names) + chains.index(chain)
 
 
 def chain_vectors(
@@ -330,22 +346,23 @@ def chain_vectors(
     if not chains:
         return None
     view, writers = acts.view, require_writers(acts)
-    removed, inner = removal_masks(view, chains)
-    more = chain_vectors(acts, inner, means)
-    found = writers.z.new_zeros(len(writers.z), len(chains), view.d_model, dtype=view.compute_dtype)
+    removed, inner_chains = removal_masks(view, chains)
+    inner_vectors = chain_vectors(acts, inner_chains, means)
+    shape = len(writers.z), len(chains), view.d_model
+    vectors = writers.z.new_zeros(shape, dtype=view.compute_dtype)
     for (head, role), mask in removed.items():
         places = positions_in(role_masks(acts.batch, [role])[:, 0]).to(writers.row.device)
         rows = writers.rows_at(places)
-        some = mask.flatten(1).any(1).nonzero()[:, 0].to(rows.device)
-        reader = Reader(acts, head, means, places, more)
-        q, k, v = mask[some.cpu()].to(rows.device).unbind(1)
-        change = (reader.z[:, None] - reader.z_without_sets({"q": q, "k": k, "v": v})).transpose(
-            1, 2
-        )[rows >= 0]
+        chain_numbers = mask.flatten(1).any(1).nonzero()[:, 0].to(rows.device)
+        reader = Reader(acts, head, means, places, inner_vectors)
+        q, k, v = mask[chain_numbers.cpu()].to(rows.device).unbind(1)
+        change = reader.z[:, None] - reader.z_without_sets({"q": q, "k": k, "v": v})
+        change = change.transpose(1, 2)[rows >= 0]
         rows = rows[rows >= 0]
         _, scale = writers.scaled_z(rows, head.layer)
-        found[rows[:, None], some] += change @ view.W_O(head.layer)[head.head].to(change) * scale
-    return found
+        written = change @ view.W_O(head.layer)[head.head].to(change) * scale
+        vectors[rows[:, None], chain_numbers] += written
+    return vectors
 
 
 def replaced_by_sets(
@@ -363,9 +380,9 @@ def replaced_by_sets(
     view = ModelView.of(model)
     index: list[dict[Head, list[int]]] = [{} for _ in range(n_sets)]
     back = [batch.last.cpu().new_empty(len(batch), 0)]
-    found = list[tuple[Head, Int[Tensor, "batch place"], Bool[Tensor, "set part role _"]]]()
+    rebuilt = list[tuple[Head, Int[Tensor, "batch place"], Bool[Tensor, "set part role _"]]]()
     n_indices = 0
-    for (head, role), mask in sorted(removed.items(), key=lambda one: one[0]):
+    for (head, role), mask in sorted(removed.items(), key=itemgetter(0)):
         places = positions_in(role_masks(batch, [role])[:, 0])
         sets = mask.flatten(1).any(1).nonzero()[:, 0]
         if not len(sets):  # no set removes an edge into this head
@@ -374,23 +391,20 @@ def replaced_by_sets(
             index[number].setdefault(head, []).extend(range(n_indices, n_indices + places.shape[1]))
             n_indices += places.shape[1]
         back.append(tokens_back(batch, places).repeat(1, len(sets)))
-        found.append((head, places, mask[sets]))
+        rebuilt.append((head, places, mask[sets]))
 
     def rebuild_z(acts: Activations, prompts: list[int]) -> Tensor:
         pieces = [acts.z.new_empty(len(prompts), 0, view.d_head, dtype=view.compute_dtype)]
-        more = chain_vectors(acts, chains, means)
-        for head, places, mask in found:
+        vectors = chain_vectors(acts, chains, means)
+        for head, places, mask in rebuilt:
             q, k, v = mask.to(acts.z.device).unbind(1)
-            z = Reader(acts, head, means, places[prompts], more).z_without_sets(
-                {"q": q, "k": k, "v": v}
-            )
-            pieces.append(z.flatten(1, 2))
+            reader = Reader(acts, head, means, places[prompts], vectors)
+            pieces.append(reader.z_without_sets({"q": q, "k": k, "v": v}).flatten(1, 2))
         return torch.cat(pieces, dim=1)
 
     new_z = torch.cat([rebuild_z(*piece) for piece in capture_pieces(model, batch, "all")])
-    return [
-        ReplaceZ(list(one), new_z, torch.cat(back, dim=1).to(new_z.device), one) for one in index
-    ]
+    all_back = torch.cat(back, dim=1).to(new_z.device)
+    return [ReplaceZ(list(z_of_head), new_z, all_back, z_of_head) for z_of_head in index]
 
 
 def positions_in(mask: Bool[Tensor, "batch pos"]) -> Int[Tensor, "batch place"]:

@@ -12,6 +12,8 @@ passes.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from itertools import chain
+from operator import itemgetter
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -78,7 +80,9 @@ class Places(NamedTuple):
         """Return the places of edited heads, given as (number, heads), in the rows that have this
         number.
         """
-        pairs = [(one, head) for one, heads in members for head in heads or [-1]]
+        pairs = []
+        for member_number, member_heads in members:
+            pairs += [(member_number, head) for head in member_heads or [-1]]
         numbers, heads = torch.tensor(pairs, device=number.device).T
         row, pair = (number[:, None] == numbers).nonzero(as_tuple=True)
         return cls(row, heads[pair], prompt[row], last[row])
@@ -171,14 +175,17 @@ class Edit:
     """
 
     def __init_subclass__(cls) -> None:
-        if isinstance(names := vars(cls).get("stages"), tuple):
-            for name in names:
-                check_choice(
-                    "stages",
-                    name.name if isinstance(name, Stage) else name,
-                    tuple(Stage.__members__),
-                )
-            cls.stages = tuple(Stage[name] if isinstance(name, str) else name for name in names)
+        names = vars(cls).get("stages")
+        if not isinstance(names, tuple):
+            return
+        stages = []
+        for name in names:
+            if isinstance(name, Stage):
+                stages.append(name)
+            else:
+                check_choice("stages", name, tuple(Stage.__members__))
+                stages.append(Stage[name])
+        cls.stages = tuple(stages)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", head_tuple(self.heads))
@@ -237,7 +244,7 @@ class Edit:
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class EditAtLayers:
     """An edit that is ready to write, with its heads by layer, and the prompts that passes must
     run, if any.
     """
@@ -253,52 +260,50 @@ class Placed:
     @property
     def words(self) -> str:
         """What is done to which heads, such as "L5H0, L4H1 zeroed"."""
-        heads = [
-            str(Head(layer, head))
-            for layer, indices in sorted(self.heads.items())
-            for head in indices
-        ]
-        return f"{some_of(heads, 'heads')} {self.edit.what}".lstrip()
+        names = []
+        for layer, heads in sorted(self.heads.items()):
+            names += [str(Head(layer, head)) for head in heads]
+        return f"{some_of(names, 'heads')} {self.edit.what}".lstrip()
 
-    def select(self, prompts: Sequence[int]) -> "Placed":
+    def select(self, prompts: Sequence[int]) -> "EditAtLayers":
         """Return the edit for passes that run only some of the prompts."""
         rows = list(prompts)
-        return replace(
-            self, batch=None if self.batch is None else self.batch[rows], prompt=torch.tensor(rows)
-        )
+        batch = None if self.batch is None else self.batch[rows]
+        return replace(self, batch=batch, prompt=torch.tensor(rows))
 
 
-LayerEdits = list[tuple[Stage, Placed, list[int]]]
+LayerEdits = list[tuple[Stage, EditAtLayers, list[int]]]
 """Edits of a layer, each with the stage and the heads at which it writes, in the order in which
 they apply.
 """
 
 
-def edits_at(placed: Iterable[Placed], layer: int, stages: Sequence[Stage]) -> LayerEdits:
+def edits_at(edits: Iterable[EditAtLayers], layer: int, stages: Sequence[Stage]) -> LayerEdits:
     """Return what edits of a layer write at some stages, in the order of the stages."""
-    found = [
-        (stage, one, one.heads[layer])
-        for one in placed
-        if layer in one.heads
-        for stage in one.edit.stages
-        if stage in stages
-    ]
-    return sorted(found, key=lambda each: each[0])
+    layer_edits = []
+    for edit in edits:
+        if layer not in edit.heads:
+            continue
+        for stage in edit.edit.stages:
+            if stage in stages:
+                layer_edits.append((stage, edit, edit.heads[layer]))
+    return sorted(layer_edits, key=itemgetter(0))
 
 
 def writes_at(
-    sets: Sequence[Sequence[Placed]], layer: int, stages: Sequence[Stage]
+    sets: Sequence[Sequence[EditAtLayers]], layer: int, stages: Sequence[Stage]
 ) -> list[tuple[Edit, list[tuple[int, list[int]]]]]:
     """Return the edits of several sets at some stages of a layer, in the order in which they apply.
 
     Edits that write alike are joined into one, with the index and the heads of each of its sets.
     """
-    found: dict[tuple[Stage, int, object], tuple[Edit, list[tuple[int, list[int]]]]] = {}
-    for number, placed in enumerate(sets):
-        for place, (stage, one, heads) in enumerate(edits_at(placed, layer, stages)):
-            key = stage, place, (type(one.edit), one.edit.shared)
-            found.setdefault(key, (one.edit, []))[1].append((number, heads))
-    return [found[key] for key in sorted(found, key=lambda key: key[:2])]
+    writes: dict[tuple[Stage, int, object], tuple[Edit, list[tuple[int, list[int]]]]] = {}
+    for number, edits in enumerate(sets):
+        for place, (stage, edit, heads) in enumerate(edits_at(edits, layer, stages)):
+            key = stage, place, (type(edit.edit), edit.edit.shared)
+            _, members = writes.setdefault(key, (edit.edit, []))
+            members.append((number, heads))
+    return [writes[key] for key in sorted(writes, key=lambda key: key[:2])]
 
 
 def edited_attention(
@@ -314,7 +319,7 @@ def edited_attention(
     each edit. A pattern is recomputed from queries and keys if an edit changes its scores or if the
     model's own was not recorded.
     """
-    edited_heads = sorted({head for _, _, heads in edits for head in heads})
+    edited_heads = sorted(set(chain.from_iterable(heads for _, _, heads in edits)))
     n_before = sum(stage < Stage.pattern for stage, _, _ in edits)
     recorded = values.seen.get("pattern")
     inputs = None
@@ -327,27 +332,41 @@ def edited_attention(
     attention = Attention(
         edited_heads, inputs, v, weight, last, last, values.queries, has_sink=has_sink
     )
+    edits_and_prompts = list(zip(edits, prompts, strict=True))
+    _write_attention(attention, edits_and_prompts[:n_before], values.layer)
+    attention.pattern = _pattern(values, attention, recorded)
+    _write_attention(attention, edits_and_prompts[n_before:], values.layer)
+    return edited_heads, attention.pattern, attention.v
 
-    def write(some: slice) -> None:
-        for (stage, placed, heads), attention.prompt in zip(
-            edits[some], prompts[some], strict=True
-        ):
-            if stage < Stage.pattern and not placed.edit.keeps_scores:
-                attention.rescored.update(attention.indices_of(heads))
-            placed.edit.write_attention(attention, heads, values.layer)
 
-    write(slice(n_before))
-    if attention.inputs is None or (recorded is not None and not attention.rescored):
-        assert recorded is not None
-        pattern = recorded[:, edited_heads].clone()
-    else:
-        pattern = recompute_pattern(values, attention.inputs, edited_heads, attention.weight)
-        if recorded is not None:
-            kept = [index for index in range(len(edited_heads)) if index not in attention.rescored]
-            pattern[:, kept] = recorded[:, [edited_heads[index] for index in kept]].to(pattern)
-    attention.pattern = pattern
-    write(slice(n_before, None))
-    return edited_heads, pattern, attention.v
+def _write_attention(
+    attention: Attention,
+    edits: Sequence[tuple[tuple[Stage, EditAtLayers, list[int]], Int[Tensor, " row"]]],
+    layer: int,
+) -> None:
+    """Let edits write, and record the heads whose pattern must be recomputed."""
+    for (stage, edit, heads), prompt in edits:
+        attention.prompt = prompt
+        if stage < Stage.pattern and not edit.edit.keeps_scores:
+            attention.rescored.update(attention.indices_of(heads))
+        edit.edit.write_attention(attention, heads, layer)
+
+
+def _pattern(
+    values: LayerValues, attention: Attention, recorded: Tensor | None
+) -> Float[Tensor, "row head query key"]:
+    """Return the edited heads' pattern after the inputs and scores stages: the recorded one where
+    no edit has changed the scores.
+    """
+    heads = attention.edited_heads
+    if recorded is not None and (attention.inputs is None or not attention.rescored):
+        return recorded[:, heads].clone()
+    assert attention.inputs is not None
+    pattern = recompute_pattern(values, attention.inputs, heads, attention.weight)
+    if recorded is not None:
+        unchanged = [index for index in range(len(heads)) if index not in attention.rescored]
+        pattern[:, unchanged] = recorded[:, [heads[index] for index in unchanged]].to(pattern)
+    return pattern
 
 
 def group_by_layer(view: ModelView, heads: Iterable[AnyHead]) -> dict[int, list[int]]:

@@ -30,7 +30,7 @@ LayerTensors = dict[int, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
+class DonorRecording:
     """What heads of some layers have at a donor's last positions (queries) and label tokens (keys
     and values).
     """
@@ -53,9 +53,9 @@ class Interchange(Edit):
     heads: tuple[Head, ...]
     tokens: Int[Tensor, "prompt token"]
     """Positions of the label tokens whose keys and values are exchanged, -1 for none."""
-    q: Recorded | None = None
-    k: Recorded | None = None
-    v: Recorded | None = None
+    q: DonorRecording | None = None
+    k: DonorRecording | None = None
+    v: DonorRecording | None = None
     _kv_heads: tuple[int, ...] = field(default=(), repr=False)
     """For each head of a layer, its key-value head."""
 
@@ -120,11 +120,12 @@ class Interchange(Edit):
         """
         n_heads, n_groups = z.shape[2], rows.cache.k.shape[1]
         groups: dict[tuple[int, int, int], list[tuple[int, Interchange]]] = {}
-        for row, one, heads in members:
+        for row, edit, heads in members:
             for head in heads:
-                groups.setdefault((head, id(one.k), id(one.v)), []).append((row, one))
-        for (head, _, _), same in groups.items():
-            first, group = same[0][1], same[0][1]._kv_heads[head]
+                groups.setdefault((head, id(edit.k), id(edit.v)), []).append((row, edit))
+        for (head, _, _), rows_and_edits in groups.items():
+            _, first = rows_and_edits[0]
+            group = first._kv_heads[head]
             cache = rows.cache.of_head(head, n_heads)
             for part in ("k", "v"):
                 if getattr(first, part) is not None:
@@ -132,10 +133,11 @@ class Interchange(Edit):
                     cache = cache.with_tokens(
                         tokens.to(z.device), **{part: values[:, :, group, None].to(z.device)}
                     )
-            own = [row for row, _ in same]
-            q = rows.q[:, own, head].clone()
-            for place, (_, one) in enumerate(same):
-                if one.q is not None:
-                    q[:, place] = one.q.q[layer][rows.prompt][:, head].to(q)
-            key, value = (per_kv_head(x, n_groups)[:, own, group, None] for x in (rows.k, rows.v))
-            z[:, own, head] = cache.attend(q[:, :, None], key, value)[:, :, 0].to(z)
+            row_numbers = [row for row, _ in rows_and_edits]
+            q = rows.q[:, row_numbers, head].clone()
+            for place, (_, edit) in enumerate(rows_and_edits):
+                if edit.q is not None:
+                    q[:, place] = edit.q.q[layer][rows.prompt][:, head].to(q)
+            key = per_kv_head(rows.k, n_groups)[:, row_numbers, group, None]
+            value = per_kv_head(rows.v, n_groups)[:, row_numbers, group, None]
+            z[:, row_numbers, head] = cache.attend(q[:, :, None], key, value)[:, :, 0].to(z)

@@ -92,10 +92,10 @@ class LayerKVCache:
         k, v = (
             x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in (k, v.to(dtype))
         )
-        kept = (
+        editable_values = (
             LayerValues(view, layer, mask, dict(values.seen), last[:, None]) if editable else None
         )
-        return cls(k, v, visible, alibi, angles, last, scoring, kept)
+        return cls(k, v, visible, alibi, angles, last, scoring, editable_values)
 
     def select(self, prompts: Sequence[int]) -> "LayerKVCache":
         """Return the cache of some of the prompts, without activations for edits of attention."""
@@ -133,7 +133,7 @@ class LayerKVCache:
         """
         rows, tokens = (positions >= 0).nonzero(as_tuple=True)
         at = rows, slice(None), positions[rows, tokens]
-        found = self
+        cache = self
         if k is not None:
             k = k[rows, tokens, None].to(self.k)  # token 1 kv_head d_head
             if self.rotation is not None:
@@ -141,12 +141,12 @@ class LayerKVCache:
                 k = rotate(k, cos, sin, self.scoring)
             replaced = self.k.clone()
             replaced[at] = k[:, 0]
-            found = replace(found, k=replaced)
+            cache = replace(cache, k=replaced)
         if v is not None:
             replaced = self.v.clone()
             replaced[at] = v[rows, tokens].to(replaced)
-            found = replace(found, v=replaced)
-        return found
+            cache = replace(cache, v=replaced)
+        return cache
 
     @cached_property
     def last_rotation(self) -> tuple[Tensor, Tensor] | None:
@@ -228,9 +228,9 @@ class LayerKVCache:
         seen = dict(self.values.seen)
         q, k, v = (self.scoring.clipped(x) for x in (q, k, v))
         at = torch.arange(len(q), device=q.device), self.last.to(q.device)
-        for name, own in (("k", k), ("v", v), ("resid", resid)):
+        for name, row_value in (("k", k), ("v", v), ("resid", resid)):
             if name in seen:
-                seen[name] = seen[name].index_put(at, own.to(seen[name]))
+                seen[name] = seen[name].index_put(at, row_value.to(seen[name]))
         seen["q"] = q[:, None]
         return LayerValues(
             self.values.view, self.values.layer, self.values.key_mask, seen, self.values.queries

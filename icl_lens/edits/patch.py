@@ -4,6 +4,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -120,8 +121,9 @@ class Patch(Edit):
 
     @property
     def shared(self) -> object:
-        own = self.positions, self.align, id(self._recorded), id(self._aligned)
-        return own if type(self) is Patch else id(self)
+        if type(self) is not Patch:
+            return id(self)
+        return self.positions, self.align, id(self._recorded), id(self._aligned)
 
     @property
     def is_for_last_query(self) -> bool:
@@ -140,26 +142,31 @@ class Patch(Edit):
         groups: dict[tuple[object, ...], list[Patch]] = {}
         for edit in edits:
             if edit._recorded is None:
-                groups.setdefault(
-                    (id(edit.source), edit.activation, edit.positions, edit.align), []
-                ).append(edit)
+                key = (id(edit.source), edit.activation, edit.positions, edit.align)
+                groups.setdefault(key, []).append(edit)
         prepared: dict[int, Edit] = {}
         for group in groups.values():
-            one = group[0]
-            if batch is not None:
-                _check_number(one.source, len(batch))
-            by_layer = group_by_layer(view, [head for edit in group for head in edit.heads])
-            aligned = None
-            if one.align == "labels":
-                assert batch is not None
-                aligned = _align_labels(one.source, batch, include_last=not one.is_for_last_query)
-            recorded = _record(view, by_layer, one.source, one.activation)
-            ready = {"_recorded": recorded, "_heads": by_layer, "_aligned": aligned}
+            recording = cls._recording(view, group, batch)
             for edit in group:
-                prepared[id(edit)] = replace(edit, **ready, _batch=batch)
-        found: list[Edit] = []
-        found.extend(prepared.get(id(edit)) or edit for edit in edits)
-        return found
+                prepared[id(edit)] = replace(edit, **recording, _batch=batch)
+        return [prepared.get(id(edit), edit) for edit in edits]
+
+    @classmethod
+    def _recording(
+        cls, view: ModelView, group: Sequence["Patch"], batch: PromptBatch | None
+    ) -> dict[str, Any]:
+        """Return the fields that patches with the same source, activation and positions share."""
+        patch = group[0]
+        if batch is not None:
+            _check_number(patch.source, len(batch))
+        heads = chain.from_iterable(edit.heads for edit in group)
+        by_layer = group_by_layer(view, heads)
+        aligned = None
+        if patch.align == "labels":
+            assert batch is not None
+            aligned = _align_labels(patch.source, batch, include_last=not patch.is_for_last_query)
+        recorded = _record(view, by_layer, patch.source, patch.activation)
+        return {"_recorded": recorded, "_heads": by_layer, "_aligned": aligned}
 
     def write_attention(self, attention: Attention, heads: list[int], layer: int) -> None:
         rows, last = attention.last_queries
@@ -197,10 +204,10 @@ class Patch(Edit):
         """Return the recorded activations of some of a layer's heads."""
         assert self._recorded is not None
         indices = [self._heads[layer].index(head) for head in heads]
-        recorded = self._recorded[layer].items()
-        return {
-            name: x[:, indices] if name == "pattern" else x[:, :, indices] for name, x in recorded
-        }
+        selected = {}
+        for name, x in self._recorded[layer].items():
+            selected[name] = x[:, indices] if name == "pattern" else x[:, :, indices]
+        return selected
 
     def _positions(
         self, prompt: Int[Tensor, " n"], last: Int[Tensor, " n"], width: int
@@ -212,19 +219,14 @@ class Patch(Edit):
         source = prompt if len(self.source) > 1 else torch.zeros_like(prompt)
         aligns_pattern = self.activation == "pattern" and self._aligned is not None
         if self.positions == "last" and not self.is_for_last_query and not aligns_pattern:
-            return (
-                torch.arange(len(last), device=device),
-                last,
-                source,
-                self.source.last.to(device)[source],
-            )
+            entry = torch.arange(len(last), device=device)
+            return entry, last, source, self.source.last.to(device)[source]
         if self._aligned is not None:
-            prompts, to_positions, from_positions = (one.to(device) for one in self._aligned)
-            entry, which = (prompt[:, None] == prompts).nonzero(as_tuple=True)
-            return entry, to_positions[which], source[entry], from_positions[which]
-        entry, position = (torch.arange(width, device=device) <= last[:, None]).nonzero(
-            as_tuple=True
-        )
+            prompts, to_positions, from_positions = (x.to(device) for x in self._aligned)
+            entry, pair = (prompt[:, None] == prompts).nonzero(as_tuple=True)
+            return entry, to_positions[pair], source[entry], from_positions[pair]
+        is_token = torch.arange(width, device=device) <= last[:, None]
+        entry, position = is_token.nonzero(as_tuple=True)
         return entry, position, source[entry], position
 
     def _write(
@@ -238,14 +240,13 @@ class Patch(Edit):
         source: Int[Tensor, " n"],
         from_positions: Int[Tensor, " n"],
     ) -> None:
-        """Write value [source pos chosen …] into target [row pos head …] at the head indices
+        """Write value [source pos edited_head …] into target [row pos head …] at the head indices
         `heads`.
         """
-        chosen = torch.arange(len(heads), device=target.device)
-        value = value.to(target)[source[:, None], from_positions[:, None], chosen]
-        target[
-            rows[entry][:, None], to_positions[:, None], torch.tensor(heads, device=target.device)
-        ] = value
+        edited_head = torch.arange(len(heads), device=target.device)
+        head = torch.tensor(heads, device=target.device)
+        value = value.to(target)[source[:, None], from_positions[:, None], edited_head]
+        target[rows[entry][:, None], to_positions[:, None], head] = value
 
     def _write_pattern(
         self, target: Tensor, value: Tensor, heads: list[int], rows: Tensor, *at: Tensor
@@ -328,35 +329,36 @@ def _align_labels(
     batch.require_demonstrations(
         "label to align", "use positions='last' or prompts of the same length"
     )
-    aligned = []
+    aligned: list[tuple[int, int, int]] = []
     for row in range(len(batch)):
         source_row = row if len(source) > 1 else 0
-        both = batch.label_ranges[row].tolist(), source.label_ranges[source_row].tolist()
-        ours, theirs = ([range(*tokens) for tokens in ranges if tokens[0] >= 0] for ranges in both)
-        if len(ours) != len(theirs):
+        to_labels, from_labels = _label_tokens(batch, row), _label_tokens(source, source_row)
+        if len(to_labels) != len(from_labels):
             raise InputError(
-                f"source and prompt must have the same number of demonstrations, got {len(theirs)} "
-                f"and {len(ours)} in row {row}"
+                "source and prompt must have the same number of demonstrations, got "
+                f"{len(from_labels)} and {len(to_labels)} in row {row}"
             )
-        for i, (our, their) in enumerate(zip(ours, theirs, strict=True)):
-            if len(our) != len(their):
-                names = [
-                    f"{one.labels[int(one.label_index[at, i])]!r} ({len(tokens)})"
-                    for one, at, tokens in ((source, source_row, their), (batch, row, our))
-                ]
+        for i, (to_tokens, from_tokens) in enumerate(zip(to_labels, from_labels, strict=True)):
+            if len(to_tokens) != len(from_tokens):
+                from_label = source.labels[int(source.label_index[source_row, i])]
+                to_label = batch.labels[int(batch.label_index[row, i])]
                 raise InputError(
                     "labels of source and prompt must have the same number of tokens, got "
-                    f"{' and '.join(names)} for demonstration {i} of row {row}; choose other labels"
+                    f"{from_label!r} ({len(from_tokens)}) and {to_label!r} ({len(to_tokens)}) for "
+                    f"demonstration {i} of row {row}; choose other labels"
                 )
-        to_positions, from_positions = (
-            [at for tokens in ranges for at in tokens] for ranges in (ours, theirs)
-        )
-        last = [(int(batch.last[row]), int(source.last[source_row]))] if include_last else []
-        aligned += [
-            (row, *pair) for pair in [*zip(to_positions, from_positions, strict=True), *last]
-        ]
+            for to_position, from_position in zip(to_tokens, from_tokens, strict=True):
+                aligned.append((row, to_position, from_position))
+        if include_last:
+            aligned.append((row, int(batch.last[row]), int(source.last[source_row])))
     rows, to_positions, from_positions = torch.tensor(aligned).unbind(-1)
     return rows, to_positions, from_positions
+
+
+def _label_tokens(batch: PromptBatch, row: int) -> list[range]:
+    """Return the token positions of each label of a prompt."""
+    ranges = batch.label_ranges[row].tolist()
+    return [range(start, end) for start, end in ranges if start >= 0]
 
 
 def _record(
@@ -364,9 +366,11 @@ def _record(
 ) -> HeadActivations:
     """Run the source prompts and return the activations of the given heads."""
     check_vocabulary(view.model, source, "source")
-    recorded = {layer: LayerValues(view, layer, source.attention_mask.bool()) for layer in by_layer}
+    values_of = {
+        layer: LayerValues(view, layer, source.attention_mask.bool()) for layer in by_layer
+    }
     hooks = []
-    for layer, values in recorded.items():
+    for layer, values in values_of.items():
         if activation == "z":
             name = view.hook(layer, "attn.hook_z")
             hooks.append((name, lambda z, hook, values=values: values.record("z", z.detach())))
@@ -374,15 +378,15 @@ def _record(
             hooks += recording_hooks(values)
     with edits_disabled(view):
         last_logits(view.model, source, hooks)
-    found: HeadActivations = {}
-    for layer, chosen in by_layer.items():
-        values = recorded[layer]
+    recorded: HeadActivations = {}
+    for layer, heads in by_layer.items():
+        values = values_of[layer]
         if activation == "pattern":
-            found[layer] = {"pattern": values.seen["pattern"][:, chosen]}
+            recorded[layer] = {"pattern": values.seen["pattern"][:, heads]}
         elif activation in ("v", "z"):
-            found[layer] = {activation: values.heads(activation, chosen)}
+            recorded[layer] = {activation: values.heads(activation, heads)}
         else:
-            inputs = score_inputs(values, chosen)
+            inputs = score_inputs(values, heads)
             parts = {name: getattr(inputs, name) for name in (activation, f"{activation}_share")}
-            found[layer] = {name: part for name, part in parts.items() if part is not None}
-    return found
+            recorded[layer] = {name: part for name, part in parts.items() if part is not None}
+    return recorded

@@ -40,33 +40,30 @@ class LayerValues:
         """
         if name.endswith("_normed"):
             # Per-head norms have the head axis first; OLMo-2's norm is over all heads jointly.
-            value = (
-                value.transpose(1, 2)
-                if value.ndim == 4
-                else value.unflatten(-1, (-1, self.view.d_head))
-            )
-        elif (
-            name in ("q", "k")
-            and (norm := attention_scores.unhooked_qk_norm(self.view, self.layer, name)) is not None
-        ):
-            flat = norm.width != self.view.d_head  # one norm over all heads
-            value = norm(value.flatten(2)).unflatten(2, value.shape[2:]) if flat else norm(value)
+            is_per_head = value.ndim == 4
+            if is_per_head:
+                value = value.transpose(1, 2)
+            else:
+                value = value.unflatten(-1, (-1, self.view.d_head))
+        elif name in ("q", "k"):
+            norm = attention_scores.unhooked_qk_norm(self.view, self.layer, name)
+            if norm is not None:
+                is_joint = norm.width != self.view.d_head  # one norm over all heads
+                shape = value.shape[2:]
+                value = norm(value.flatten(2)).unflatten(2, shape) if is_joint else norm(value)
         if name.removesuffix("_normed") in ("q", "k", "v"):
             value = attention_scores.attention_scoring(self.view, self.layer).clipped(value)
         self.seen[name.removesuffix("_normed")] = value
 
     def heads(
-        self, name: Literal["q", "k", "v", "z"], chosen: Sequence[int]
-    ) -> Float[Tensor, "batch pos chosen d_head"]:
-        """Return queries, keys, values or z of chosen heads, with key-value groups repeated."""
+        self, name: Literal["q", "k", "v", "z"], heads: Sequence[int]
+    ) -> Float[Tensor, "batch pos selected d_head"]:
+        """Return queries, keys, values or z of these heads, with key-value groups repeated."""
         x = self.seen[name]
-        return x[
-            :,
-            :,
-            list(chosen)
-            if x.shape[2] == self.view.n_heads
-            else [self.view.kv_head(head) for head in chosen],
-        ]
+        indices = list(heads)
+        if x.shape[2] != self.view.n_heads:
+            indices = [self.view.kv_head(head) for head in heads]
+        return x[:, :, indices]
 
     def at_queries(
         self, x: Shaped[Tensor, "#batch pos *rest"]
@@ -114,27 +111,27 @@ def recording_hooks(values: LayerValues, *names: str) -> list[tuple[str, Any]]:
 
 @dataclass
 class ScoreInputs:
-    """Queries and keys of chosen heads before rotation, and the shares that learned positions add
+    """Queries and keys of some heads before rotation, and the shares that learned positions add
     to them.
 
     The shares are separate so that they can be patched from another prompt together with the
     queries or keys.
     """
 
-    q: Float[Tensor, "batch query chosen d_head"]
-    k: Float[Tensor, "batch key chosen d_head"]
-    q_share: Float[Tensor, "batch query chosen d_head"] | None
-    k_share: Float[Tensor, "batch key chosen d_head"] | None
+    q: Float[Tensor, "batch query selected d_head"]
+    k: Float[Tensor, "batch key selected d_head"]
+    q_share: Float[Tensor, "batch query selected d_head"] | None
+    k_share: Float[Tensor, "batch key selected d_head"] | None
 
 
 def score_inputs(
-    values: LayerValues, chosen: Sequence[int], *, position_share: bool = True
+    values: LayerValues, heads: Sequence[int], *, position_share: bool = True
 ) -> ScoreInputs:
     """Return queries and keys of chosen heads and, for learned positions, the position embedding's
     share of them.
     """
     view, layer = values.view, values.layer
-    q, k = values.heads("q", chosen), values.heads("k", chosen)
+    q, k = values.heads("q", heads), values.heads("k", heads)
     if not position_share or attention_scores.attention_scoring(view, layer).position != "standard":
         return ScoreInputs(q, k, None, None)
     # The position embedding as input of the layer's attention, with the norm's centering, gain and
@@ -147,9 +144,9 @@ def score_inputs(
     if norm.normalize:
         x = values.seen["resid"].to(position)
         position = position * norm_scale(x, eps=norm.eps, center=norm.center)[..., None]
-    groups = [view.kv_head(head) for head in chosen]
+    groups = [view.kv_head(head) for head in heads]
     share = "batch pos d_model, head d_model d_head -> batch pos head d_head"
-    W_Q, W_K = view.W_Q(layer)[list(chosen)].to(position), view.W_K(layer)[groups].to(position)
+    W_Q, W_K = view.W_Q(layer)[list(heads)].to(position), view.W_K(layer)[groups].to(position)
     q_share, k_share = einsum(values.at_queries(position), W_Q, share), einsum(position, W_K, share)
     return ScoreInputs(q, k, q_share.expand_as(q), k_share.expand_as(k))
 
@@ -166,10 +163,10 @@ def without_rotation(
 def recompute_pattern(
     values: LayerValues,
     inputs: ScoreInputs,
-    chosen: Sequence[int],
-    weight: Float[Tensor, "batch chosen query"],
-) -> Float[Tensor, "batch chosen query key"]:
-    """Return the chosen heads' attention with `weight` times the position term in their scores.
+    heads: Sequence[int],
+    weight: Float[Tensor, "batch selected query"],
+) -> Float[Tensor, "batch selected query key"]:
+    """Return the heads' attention with `weight` times the position term in their scores.
 
     Mask, soft-cap and softmax are the model's own.
     """
@@ -200,7 +197,7 @@ def recompute_pattern(
     logits = scoring.scale * logits
     if scoring.position == "alibi":
         bias = attention_scores.alibi(values.view, values.layer, mask).to(q.device, dtype)
-        logits = logits + weight * bias[:, list(chosen), None]
+        logits = logits + weight * bias[:, list(heads), None]
     if scoring.soft_cap is not None:
         logits = scoring.soft_cap * torch.tanh(logits / scoring.soft_cap)
     positions = torch.arange(n_keys, device=k.device)
@@ -214,7 +211,7 @@ def recompute_pattern(
     sinks = (
         None
         if scoring.sinks is None
-        else scoring.sinks[list(chosen), None].expand(logits.shape[:-1])
+        else scoring.sinks[list(heads), None].expand(logits.shape[:-1])
     )
     return attention_scores.attention(logits.masked_fill(~allowed, -torch.inf), sinks).to(
         inputs.q.dtype
@@ -231,11 +228,11 @@ def without_keys(
     attention sink get.
     """
     x = pattern.to(torch.promote_types(pattern.dtype, torch.float32))
-    kept = x.masked_fill(hidden, 0.0)
-    shared = kept.sum(-1, keepdim=True)
+    visible = x.masked_fill(hidden, 0.0)
+    shared = visible.sum(-1, keepdim=True)
     if has_sink:  # which gets what positions do not
         shared = shared + (1 - x.sum(-1, keepdim=True)).clamp(min=0)
-    return (kept / shared.clamp(min=torch.finfo(kept.dtype).tiny)).to(pattern.dtype)
+    return (visible / shared.clamp(min=torch.finfo(visible.dtype).tiny)).to(pattern.dtype)
 
 
 def rotation(values: LayerValues, mask: Bool[Tensor, "batch key"]) -> tuple[Tensor, Tensor]:

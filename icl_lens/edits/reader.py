@@ -130,34 +130,31 @@ class Reader:
         `removed` says which writers each variant lacks at tokens of each role. By default, there is
         one variant per writer, which lacks this writer at all tokens.
         """
-        projection = HeadProjection(
-            self.acts, self.head, part, self.places if part == "q" else self.key_positions
-        )
+        places = self.places if part == "q" else self.key_positions
+        projection = HeadProjection(self.acts, self.head, part, places)
         rows, positions = projection.rows.flatten(), projection.positions
         roles = self.acts.batch.role_indices.to(rows.device).gather(1, positions.clamp(min=0))
         roles = roles.masked_fill(positions < 0, -1).flatten()
         n_variants = self.n_writers if removed is None else removed.shape[1]
-        found = self.q.new_zeros(len(rows), n_variants, self.view.d_head)
+        rebuilt = self.q.new_zeros(len(rows), n_variants, self.view.d_head)
         for role in roles[roles >= 0].unique().tolist():
             distinct, index_of_variant = None, slice(None)
             if removed is not None:  # for most roles, many variants lack the same writers
-                distinct, index_of_variant = (
-                    removed[role].to(rows.device).unique(dim=0, return_inverse=True)
-                )
+                of_role = removed[role].to(rows.device)
+                distinct, index_of_variant = of_role.unique(dim=0, return_inverse=True)
             n_distinct = n_variants if distinct is None else len(distinct)
             bytes_per_row = 4 * self.view.d_model * (self.n_writers + 2 * n_distinct)
-            for piece in (
-                (roles == role).nonzero()[:, 0].split(max(1, PIECE_BYTES // bytes_per_row))
-            ):
-                x = self.writers.resid_pre[rows[piece], self.head.layer, None].to(found)
+            with_role = (roles == role).nonzero()[:, 0]
+            for piece in with_role.split(max(1, PIECE_BYTES // bytes_per_row)):
+                x = self.writers.resid_pre[rows[piece], self.head.layer, None].to(rebuilt)
                 if distinct is None:
                     x = x - self._removable(rows[piece], role)
                 elif bool(distinct.any()):
                     u = self._removable(rows[piece], role)
                     x = x - distinct.to(u) @ u
-                found[piece] = projection.project(x)[:, index_of_variant]
-        found = found.unflatten(0, projection.rows.shape)
-        rotated = projection.rotate(found, positions)
+                rebuilt[piece] = projection.project(x)[:, index_of_variant]
+        rebuilt = rebuilt.unflatten(0, projection.rows.shape)
+        rotated = projection.rotate(rebuilt, positions)
         return rotated * projection.scoring.scale if part == "q" else rotated
 
     def _removable(
@@ -177,17 +174,17 @@ class Reader:
         """Return z without each writer in the queries, keys or values at the tokens of each
         group.
         """
-        new, own = self.rebuild(part), self.z[:, None, None]
+        new, unedited = self.rebuild(part), self.z[:, None, None]
         groups = groups[..., : self.key_positions.shape[1]]  # the captured prompts may be shorter
         if part == "q":
             places = self.places.clamp(min=0)[:, None].expand(-1, groups.shape[1], -1)
             in_group = groups.to(new.device).gather(2, places)[:, :, None, :, None]
-            return torch.where(in_group, self.z_from(q=new)[:, None], own)
+            return torch.where(in_group, self.z_from(q=new)[:, None], unedited)
         groups = groups.to(new)
         if part == "v":
             weight = self.attention[:, None] * groups[:, :, None]
             equation = "batch group place pos, batch pos writer d -> batch group writer place d"
-            return own + einsum(weight, new - self.v, equation)
+            return unedited + einsum(weight, new - self.v, equation)
         change = einsum(
             self.q, new - self.k, "batch place d, batch pos writer d -> batch writer place pos"
         )

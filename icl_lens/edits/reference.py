@@ -74,31 +74,32 @@ def last_z(
     view: ModelView, layers: Sequence[int], reference: Batches
 ) -> dict[int, Float[Tensor, "prompt head d_head"]]:
     """Return layer -> its heads' z at the last token of each reference prompt."""
-    found: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+    pieces: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+
+    def add(batch: PromptBatch, layer: int, z: Tensor) -> None:
+        pieces[layer].append(_at_last(batch, z).clone())
+
     for batch in reference_batches(reference):
-        _read_z(
-            view,
-            layers,
-            batch,
-            lambda batch, layer, z: found[layer].append(_at_last(batch, z).clone()),
-        )
-    return {layer: torch.cat(pieces) for layer, pieces in found.items()}
+        _read_z(view, layers, batch, add)
+    return {layer: torch.cat(layer_pieces) for layer, layer_pieces in pieces.items()}
 
 
 def drawn_prompts(reference: Batches, batch: PromptBatch, seed: int) -> Int[Tensor, " prompt"]:
     """Return for each prompt of the batch the index of a reference prompt: drawn by its tokens, and
     never itself.
     """
-    known = [tokens for one in reference_batches(reference) for tokens in _token_rows(one)]
+    reference_tokens = []
+    for reference_batch in reference_batches(reference):
+        reference_tokens += _token_rows(reference_batch)
     drawn = []
     for number, tokens in enumerate(_token_rows(batch)):
-        others = [index for index, other in enumerate(known) if other != tokens]
-        if not others:
+        different = [index for index, row in enumerate(reference_tokens) if row != tokens]
+        if not different:
             raise InputError(
                 f"reference must have a prompt other than prompt {number} of the batch; pass more "
                 "prompts"
             )
-        drawn.append(others[crc32(repr((seed, tokens)).encode()) % len(others)])
+        drawn.append(different[crc32(repr((seed, tokens)).encode()) % len(different)])
     return torch.tensor(drawn)
 
 
@@ -130,13 +131,14 @@ def keeps_the_task(batch: PromptBatch, reference: Batches) -> bool:
     same.
     """
     pairs = _pairs(batch)
+    n_texts = len({text for text, _ in pairs})
     n_outputs = len({output for _, output in pairs})
-    if len({text for text, _ in pairs}) > 2 * n_outputs or n_outputs <= 2:
+    if n_texts > 2 * n_outputs or n_outputs <= 2:
         return False  # texts of a few classes, or no prompts with demonstrations
-    return all(
-        len(pairs & _pairs(other)) >= MIN_SHARED * len(pairs)
-        for other in reference_batches(reference)
-    )
+    for reference_batch in reference_batches(reference):
+        if len(pairs & _pairs(reference_batch)) < MIN_SHARED * len(pairs):
+            return False
+    return True
 
 
 def described(batch: PromptBatch, reference: Batches) -> str:
@@ -146,7 +148,8 @@ def described(batch: PromptBatch, reference: Batches) -> str:
     batches = reference_batches(reference)
     n_prompts = sum(map(len, batches))
     text = f"{n_prompts} prompt{'s' * (n_prompts != 1)}"
-    text += f" in {len(batches)} batches" if len(batches) > 1 else ""
+    if len(batches) > 1:
+        text += f" in {len(batches)} batches"
     if keeps_the_task(batch, reference):
         text += " of the same task, which keeps what heads do in all of them"
     return text
@@ -156,17 +159,18 @@ def _pairs(batch: PromptBatch) -> set[tuple[str, str]]:
     """Return all texts of a batch's prompts with their labels, queries with answers included."""
     pairs: set[tuple[str, str]] = set()
     for prompt in batch.prompts:
-        pairs |= {(shown.text, shown.label) for shown in prompt.demonstrations}
+        for demonstration in prompt.demonstrations:
+            pairs.add((demonstration.text, demonstration.label))
         if prompt.answer is not None:
             pairs.add((prompt.query, prompt.answer))
     return pairs
 
 
 def _token_rows(batch: PromptBatch) -> list[tuple[int, ...]]:
-    return [
-        tuple(row[: last + 1])
-        for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)
-    ]
+    rows = []
+    for ids, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True):
+        rows.append(tuple(ids[: last + 1]))
+    return rows
 
 
 def _at_last(

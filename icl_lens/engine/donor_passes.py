@@ -15,7 +15,7 @@ from torch import Tensor
 
 from icl_lens.activations.passes import check_finite
 from icl_lens.edits.edit import Part
-from icl_lens.edits.interchange import LayerTensors, Recorded
+from icl_lens.edits.interchange import DonorRecording, LayerTensors
 from icl_lens.edits.kv_cache import per_kv_head
 from icl_lens.edits.pattern import LayerValues, recording_hooks
 from icl_lens.engine.edit_checks import PATTERN_TOLERANCE
@@ -176,7 +176,7 @@ def record(
     prefixes: Prefixes | None = None,
     *,
     keep: bool = False,
-) -> Recorded:
+) -> DonorRecording:
     """Run donor prompts and record queries, keys or values of all heads of some layers.
 
     With `keep`, whole donors run, and `prefixes` gets their keys and values. A pass has as many rows as fit in
@@ -218,7 +218,7 @@ def record(
         part: {layer: found[part, layer] if part == "q" else found[part, layer][rows, slots] for layer in layers}
         for part in parts
     }
-    return Recorded(donor.rows < 0, **by_part, log_probs=found.get(("labels", -1)))
+    return DonorRecording(donor.rows < 0, **by_part, log_probs=found.get(("labels", -1)))
 
 
 def _passes(view: ModelView, lengths: Sequence[int], starts: Sequence[int]) -> Iterator[list[int]]:

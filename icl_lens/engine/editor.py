@@ -14,7 +14,7 @@ from torch import Tensor
 from icl_lens.edits.edit import (
     ATTENTION_STAGES,
     Z_STAGES,
-    Placed,
+    EditAtLayers,
     Places,
     Stage,
     edited_attention,
@@ -34,7 +34,7 @@ class Editor:
     """All active edits of one model."""
 
     view: ModelView
-    edits: list[Placed] = field(default_factory=list)
+    edits: list[EditAtLayers] = field(default_factory=list)
     hooked: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """Hook name -> hook point and handle, kept as long as any edit needs the hook."""
     key_mask: Tensor | None = None
@@ -55,7 +55,7 @@ class Editor:
         own = {id(handle) for _, handle in self.hooked.values()}
         return [] if are_edits_disabled(self.view) else [placed.words for placed in self.edits], own
 
-    def enter(self, edit: Placed) -> None:
+    def enter(self, edit: EditAtLayers) -> None:
         """Activate an edit and add the hooks that no other edit has added."""
         self.edits.append(edit)
         for name, (layer, activation) in _hook_names(self.view, edit).items():
@@ -64,7 +64,7 @@ class Editor:
                 point.add_hook(_hook_fn(self, layer, activation))
                 self.hooked[name] = point, point.fwd_hooks[-1]
 
-    def leave(self, edit: Placed) -> None:
+    def leave(self, edit: EditAtLayers) -> None:
         """Remove an edit and the hooks that no other edit needs; edits may be removed in any order."""
         self.edits = [active for active in self.edits if active is not edit]
         needed = {name for active in self.edits for name in _hook_names(self.view, active)}
@@ -190,14 +190,14 @@ def _attended(z: Tensor, edited: tuple[list[int], Tensor, Tensor]) -> list[int]:
     return heads
 
 
-def _end(placed: Placed, last: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
+def _end(placed: EditAtLayers, last: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
     """Return the index of each row's last position, for edits of prompts that of the prompt's last token."""
     if placed.batch is None or not placed.edit.at_prompt_end:
         return last
     return placed.batch.last.to(last.device).expand(len(last))
 
 
-def _prompts(placed: Placed, n_rows: int, device: torch.device) -> Int[Tensor, " row"]:
+def _prompts(placed: EditAtLayers, n_rows: int, device: torch.device) -> Int[Tensor, " row"]:
     """Return the index of each row's prompt in the edit's batch; raise InputError for another number of rows."""
     rows = torch.arange(n_rows, device=device)
     if placed.prompt is not None and len(placed.prompt) == n_rows:
@@ -215,7 +215,7 @@ _EDITORS: "WeakKeyDictionary[Any, Editor]" = WeakKeyDictionary()
 
 
 @contextmanager
-def editing(view: ModelView, *edits: Placed) -> Iterator[None]:
+def editing(view: ModelView, *edits: EditAtLayers) -> Iterator[None]:
     """Activate edits inside the `with` block, in addition to other active ones; blocks may end in any order.
 
     Raise InputError if another thread has such a block open or runs the model inside this one.
@@ -282,7 +282,7 @@ def check_no_ragged_generation(batch: PromptBatch) -> None:
         )
 
 
-def _hook_names(view: ModelView, placed: Placed) -> dict[str, tuple[int | None, str]]:
+def _hook_names(view: ModelView, placed: EditAtLayers) -> dict[str, tuple[int | None, str]]:
     """Return hook name -> layer and activation; layer None for position embeddings, which serve all layers."""
     names: dict[str, tuple[int | None, str]] = {}
     stages = placed.edit.stages

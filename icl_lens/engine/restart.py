@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.activations.passes import last_log_probs
-from icl_lens.edits.edit import Z_STAGES, Placed, Places, writes_at
+from icl_lens.edits.edit import Z_STAGES, EditAtLayers, Places, writes_at
 from icl_lens.models.inference import log_probs_of, replace_forwards
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import MIN_PASS_TOKENS, STREAM_BYTES
@@ -48,7 +48,7 @@ Pair = tuple[int, int]
 def score_restarted(
     view: ModelView,
     batch: PromptBatch,
-    sets: Sequence[Sequence[Placed]],
+    sets: Sequence[Sequence[EditAtLayers]],
     read: Read,
     *,
     pass_tokens: int,
@@ -170,7 +170,7 @@ def _passes(view: ModelView, start_layers: list[int], batch: PromptBatch, pass_t
 
 def _hooks(
     view: ModelView,
-    sets: Sequence[Sequence[Placed]],
+    sets: Sequence[Sequence[EditAtLayers]],
     number: Int[Tensor, " row"],
     prompt: Int[Tensor, " row"],
     last: Int[Tensor, " row"],

@@ -21,7 +21,7 @@ from icl_lens.edits.edit import (
     ATTENTION_STAGES,
     Z_STAGES,
     Edit,
-    Placed,
+    EditAtLayers,
     Places,
     Stage,
     edited_attention,
@@ -38,7 +38,7 @@ from icl_lens.models.view import ModelView
 class RowEdits:
     """Sets of edits at the last position; each set is one single-token row per prompt."""
 
-    def __init__(self, view: ModelView, sets: Sequence[Sequence[Placed]]) -> None:
+    def __init__(self, view: ModelView, sets: Sequence[Sequence[EditAtLayers]]) -> None:
         self.sets = sets
         self.marks = torch.zeros(len(sets), view.n_layers, dtype=torch.long)
         """[set layer] identifiers of what each set edits, 0 for nothing; sets share a row until their marks differ."""

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.edits.edit import ATTENTION_STAGES, Placed
+from icl_lens.edits.edit import ATTENTION_STAGES, EditAtLayers
 from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported, max_prompts, max_rows
 from icl_lens.engine.restart import Read, ReadAmong
 from icl_lens.engine.row_pass import RowEdits, run_rows
@@ -30,7 +30,7 @@ CLEAN_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.5
 def score_rows(
     view: ModelView,
     batch: PromptBatch,
-    sets: Sequence[Sequence[Placed]],
+    sets: Sequence[Sequence[EditAtLayers]],
     read: Read,
     pass_tokens: int,
     cached: PrefixCache | None,

@@ -22,7 +22,7 @@ from icl_lens.activations.answer_spacing import warn_of_answer_spacing
 from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.passes import NO_LABELS_HINT, last_log_probs
 from icl_lens.edits.ablate import Ablate, Mode, Reference
-from icl_lens.edits.edit import ATTENTION_STAGES, Z_STAGES, Edit, Placed, Positions, Stage
+from icl_lens.edits.edit import ATTENTION_STAGES, Z_STAGES, Edit, EditAtLayers, Positions, Stage
 from icl_lens.edits.patch import Align, HeadActivation, Patch
 from icl_lens.engine.edit_checks import checked_heads
 from icl_lens.engine.editor import editing
@@ -200,7 +200,7 @@ def _score_placed(
     view: ModelView,
     batch: PromptBatch,
     checked: Sequence[tuple[Edit, ...]],
-    placed: Sequence[Sequence[Placed]],
+    placed: Sequence[Sequence[EditAtLayers]],
     read: Read,
     pass_tokens: int,
     cached: PrefixCache | None,
@@ -232,7 +232,7 @@ def _score_placed(
     return torch.stack([found[number] for number in range(len(checked))], dim=1), reason
 
 
-def _read_whole(view: ModelView, batch: PromptBatch, placed: Sequence[Placed], read: Read) -> Tensor:
+def _read_whole(view: ModelView, batch: PromptBatch, placed: Sequence[EditAtLayers], read: Read) -> Tensor:
     """Return what is read in one pass over whole prompts."""
     with model_lock(view.model), editing(view, *placed):
         return read(last_log_probs(view.model, batch), torch.arange(len(batch)))
@@ -266,18 +266,18 @@ def _check_edit(edit: object) -> None:
         )
 
 
-def place(view: ModelView, sets: Sequence[Sequence[Edit]], batch: PromptBatch | None) -> list[list[Placed]]:
+def place(view: ModelView, sets: Sequence[Sequence[Edit]], batch: PromptBatch | None) -> list[list[EditAtLayers]]:
     """Return sets of edits ready to write; edits of one type are prepared together, so that their passes are shared."""
     by_type: dict[type[Edit], dict[int, Edit]] = {}
     for edit in (edit for one in sets for edit in one):
         by_type.setdefault(type(edit), {})[id(edit)] = edit
-    ready: dict[int, Placed] = {}
+    ready: dict[int, EditAtLayers] = {}
     for kind, some in by_type.items():
         edits = list(some.values())
         if kind.write_rows is None:
             _check_heads(view, edits)
         for edit, prepared in zip(edits, kind.prepare(view, edits, batch), strict=True):
-            ready[id(edit)] = Placed(prepared, prepared.by_layer(view), batch)
+            ready[id(edit)] = EditAtLayers(prepared, prepared.by_layer(view), batch)
     return [[ready[id(edit)] for edit in one] for one in sets]
 
 
@@ -309,7 +309,7 @@ def _checked(read: Read) -> Read:
 def _check_own_edits(
     view: ModelView,
     batch: PromptBatch,
-    sets: Mapping[int, Sequence[Placed]],
+    sets: Mapping[int, Sequence[EditAtLayers]],
     scores: Mapping[int, Tensor],
     read: Read,
 ) -> None:

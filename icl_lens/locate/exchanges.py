@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from icl_lens.edits.edit import PARTS, Part
-from icl_lens.edits.interchange import Interchange, Recorded
+from icl_lens.edits.interchange import DonorRecording, Interchange
 from icl_lens.engine.donor_passes import Donor, Prefixes, record
 from icl_lens.engine.prefix_cache import max_prompts
 from icl_lens.engine.restart import ReadAmong
@@ -214,7 +214,7 @@ def exchange_scores(
     n, size = len(prompts.batch), n_exchanged(view, prompts, memory)
     for start in range(0, n, size):
         piece = prompts.select(range(start, min(start + size, n)))
-        recorded: dict[str, Recorded] = {}
+        recorded: dict[str, DonorRecording] = {}
         prefixes = Prefixes.of(view, piece.batch)
         for name, some in sorted(parts.items(), key=lambda item: item[0] != "texts"):  # others begin like "texts"
             recorded[name] = record(view, piece.donors[name], layers, some, prefixes, keep=name == "texts")
