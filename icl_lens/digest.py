@@ -19,12 +19,12 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> str:
 
     Every (size // 512)-th value of each tensor is read in float32: at least 512 values, or all of a smaller one.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(tensors):  # one at a time: a mapping may read them from disk
         tensor = tensors[name]
         size = tensor.numel()
         places = torch.arange(0, size, max(1, size // 512), device=tensor.device)
         # Index, since `reshape` would copy a transposed matrix.
         numbers = tensor.detach()[torch.unravel_index(places, tensor.shape)].to("cpu", torch.float32)
-        found.update(f"{name}{tuple(tensor.shape)}".encode() + numbers.numpy().tobytes())
-    return found.hexdigest()[:16]
+        digest.update(f"{name}{tuple(tensor.shape)}".encode() + numbers.numpy().tobytes())
+    return digest.hexdigest()[:16]

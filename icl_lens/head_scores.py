@@ -40,8 +40,8 @@ def choose_score(by: SomeScore | None, choices: Sequence[SomeScore], *, comparab
         return cast(SomeScore, "contrast" if comparable else "increase")
     check_choice("by", by, choices)
     if by == "contrast" and not comparable:
-        others = [repr(one) for one in choices if one not in ("contrast", "towers")]
-        raise InputError(f"by must be {' or '.join(others)} without tokens to compare with, got {by!r}; pass against=")
+        allowed = [repr(choice) for choice in choices if choice not in ("contrast", "towers")]
+        raise InputError(f"by must be {' or '.join(allowed)} without tokens to compare with, got {by!r}; pass against=")
     return by
 
 

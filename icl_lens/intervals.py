@@ -190,10 +190,10 @@ def leave_one_out_weights(clusters: Sequence[object] | np.ndarray) -> Float[np.n
     """
     cluster = cluster_index(clusters)
     n_clusters = int(cluster.max()) + 1
-    kept = np.ones((1, len(cluster)))
+    weights = np.ones((1, len(cluster)))
     if n_clusters > 1:
-        kept = np.concatenate([kept, (cluster != np.arange(n_clusters)[:, None]).astype(float)])
-    return kept / kept.sum(1, keepdims=True)
+        weights = np.concatenate([weights, (cluster != np.arange(n_clusters)[:, None]).astype(float)])
+    return weights / weights.sum(1, keepdims=True)
 
 
 def leave_one_out_interval(

@@ -265,11 +265,11 @@ def label_log_odds(
     label = label.to(scores.device)
     if bool((label < 0).any()):
         raise InputError("label must be an index for every prompt, and some are -1; drop these prompts")
-    others = mask.scatter(1, label[:, None], False)
-    if not bool(others.any(-1).all()):
+    is_other = mask.scatter(1, label[:, None], False)
+    if not bool(is_other.any(-1).all()):
         raise InputError("some prompts have only one label, so their log-odds are undefined; drop these prompts")
-    own = scores.gather(1, label[:, None])[:, 0]
-    return own - scores.masked_fill(~others, -torch.inf).logsumexp(-1)
+    label_score = scores.gather(1, label[:, None])[:, 0]
+    return label_score - scores.masked_fill(~is_other, -torch.inf).logsumexp(-1)
 
 
 def label_aurocs(
@@ -299,13 +299,13 @@ def label_aurocs(
     n, n_labels = scores.shape
     weights = np.full((1, n), 1 / n) if weights is None else weights
     is_choice = torch.ones_like(scores, dtype=torch.bool) if choices is None else choices.to(scores.device)
-    found = np.full((len(weights), n_labels), np.nan)
+    aurocs = np.full((len(weights), n_labels), np.nan)
     for index in range(n_labels):
         rows = is_choice[:, index].nonzero()[:, 0]
         if not len(rows):
             continue
-        own = torch.full_like(rows, index)
-        odds = label_log_odds(scores[rows], own, choices=is_choice[rows]).double().cpu().numpy()
+        labels_of_rows = torch.full_like(rows, index)
+        odds = label_log_odds(scores[rows], labels_of_rows, choices=is_choice[rows]).double().cpu().numpy()
         is_positive = (label.to(rows.device)[rows] == index).cpu().numpy()
         if is_positive.all() or not is_positive.any():
             continue
@@ -314,8 +314,8 @@ def label_aurocs(
         of_row = weights[:, rows.cpu().numpy()]
         first, second = of_row[:, is_positive], of_row[:, ~is_positive]
         with np.errstate(invalid="ignore"):  # a draw without one of the two kinds
-            found[:, index] = ((first @ wins) * second).sum(1) / (first.sum(1) * second.sum(1))
-    return found
+            aurocs[:, index] = ((first @ wins) * second).sum(1) / (first.sum(1) * second.sum(1))
+    return aurocs
 
 
 def mean_aurocs(aurocs: Float[np.ndarray, "draw label"]) -> Float[np.ndarray, " draw"]:

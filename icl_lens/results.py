@@ -39,8 +39,8 @@ def load(path: str | Path) -> Any:
     from icl_lens.result.stored import read
 
     remedy = "pass a file written by the save method of a result"
-    found = read(path, remedy).get("format")
+    format_name = read(path, remedy).get("format")
     for kind in map(_public, _names):
-        if isinstance(kind, type) and issubclass(kind, Result) and kind.format_name() == found:
+        if isinstance(kind, type) and issubclass(kind, Result) and kind.format_name() == format_name:
             return kind.load(path)
     raise InputError(f"{str(path)!r} is not a saved result; {remedy}")

@@ -5,12 +5,12 @@ import re
 import pytest
 
 from icl_lens.errors import InputError
-from icl_lens.prompts.prompt import Demonstration, Prompt, Rendered, Template
+from icl_lens.prompts.prompt import Demonstration, Prompt, RenderedPrompt, Template
 
 PAPER = "love : bar like : bar eight : foo two : foo one :"
 
 
-def cut(rendered: Rendered, spans):
+def cut(rendered: RenderedPrompt, spans):
     return [rendered.text[start:end] for start, end in spans]
 
 

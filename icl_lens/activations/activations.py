@@ -684,26 +684,35 @@ def _check_same_rotations(view: ModelView, cache: Any, batch: PromptBatch) -> No
     `independent_rows`).
     """
     lengths = (batch.last + 1).tolist()
-    alone = {length: first_angles(view.model, length) for length in set(lengths)}
-    if not alone[lengths[0]] or batch.tokens.shape[1] < 2:
+    angles_alone = {length: first_angles(view.model, length) for length in set(lengths)}
+    if not angles_alone[lengths[0]] or batch.tokens.shape[1] < 2:
         return
     for layer in range(view.n_layers):
-        cached = [
-            cache[hook]
-            for hook in attention_scores.rotation_hooks(view, layer) or ()
-            if hook in cache
-        ]
-        for row, length in enumerate(lengths if len(cached) == 2 else ()):
-            found = torch.cat([one[row if len(one) > 1 else 0, 1] for one in cached])
-            rounding = 8 * torch.finfo(found.dtype).eps
-            if not any(
-                torch.allclose(one.to(found), found, atol=rounding, rtol=0) for one in alone[length]
-            ):
+        hooks = attention_scores.rotation_hooks(view, layer) or ()
+        cached = [cache[hook] for hook in hooks if hook in cache]
+        if len(cached) != 2:
+            continue
+        for row, length in enumerate(lengths):
+            if not _is_among(_angles_of_row(cached, row), angles_alone[length]):
                 raise InputError(
                     f"cache must have the rotation that prompt {row} has alone, but that of "
                     f"{view.name} depends on the longest prompt of a pass; use il.capture(model, "
                     "batch), which rotates each prompt alone"
                 )
+
+
+def _angles_of_row(cached: Sequence[Tensor], row: int) -> Tensor:
+    """Return the cosines and sines of a row's second position; a single row's are those of all."""
+    return torch.cat([angles[row if len(angles) > 1 else 0, 1] for angles in cached])
+
+
+def _is_among(angles: Tensor, candidates: Iterable[Tensor]) -> bool:
+    """Return whether angles equal one of several candidates up to rounding."""
+    rounding = 8 * torch.finfo(angles.dtype).eps
+    return any(
+        torch.allclose(candidate.to(angles), angles, atol=rounding, rtol=0)
+        for candidate in candidates
+    )
 
 
 def _check_sums(acts: Activations) -> None:

@@ -32,26 +32,24 @@ def warn_of_answer_spacing(
     the one that the model predicts.
     """
     answers = batch.answer_tokens
-    others = torch.tensor([other_spacing(tokenizer, token) for token in answers.tolist()])
-    rows = (others >= 0).nonzero()[:, 0]
+    other_forms = torch.tensor([other_spacing(tokenizer, token) for token in answers.tolist()])
+    rows = (other_forms >= 0).nonzero()[:, 0]
     if not len(rows):
         return
     asked = log_probs_of(answers.clamp(min=0)).detach().cpu().exp()
-    likely = log_probs_of(others.clamp(min=0).to(answers.device)).detach().cpu().exp()
-    is_likely = (others >= 0) & (likely >= MIN_PROBABILITY) & (likely >= MIN_RATIO * asked)
+    likely = log_probs_of(other_forms.clamp(min=0).to(answers.device)).detach().cpu().exp()
+    is_likely = (other_forms >= 0) & (likely >= MIN_PROBABILITY) & (likely >= MIN_RATIO * asked)
     if not bool(is_likely.any()):
         return
     row = int(is_likely.nonzero()[0])
-    token, other = (tokenizer.decode([int(ids[row])]) for ids in (answers, others))
+    token, other_form = (tokenizer.decode([int(ids[row])]) for ids in (answers, other_forms))
     more = f" (prompt {row}, and {int(is_likely.sum()) - 1} others)" if len(batch) > 1 else ""
-    remedy = (
-        f"pass answer={other!r} if this is meant"
-        if batch.targets is not None
-        else "check the spaces around {label} in the template"
-    )
+    remedy = "check the spaces around {label} in the template"
+    if batch.targets is not None:
+        remedy = f"pass answer={other_form!r} if this is meant"
     warnings.warn(
-        f"the answer {token!r} has a probability of {float(asked[row]):.2%}, and {other!r}, which "
-        f"differs in the space before it, {float(likely[row]):.1%}{more}; {remedy}",
+        f"the answer {token!r} has a probability of {float(asked[row]):.2%}, and {other_form!r}, "
+        f"which differs in the space before it, {float(likely[row]):.1%}{more}; {remedy}",
         stacklevel=3,
     )
 
@@ -67,11 +65,11 @@ def other_spacing(tokenizer: Any, token: int) -> int:
     forms = [bare] if bare != text else [mark + text for mark in SPACE_MARKS]
     unknown = tokenizer.unk_token_id
     for form in forms:
-        other = tokenizer.convert_tokens_to_ids(form) if form else None
+        form_token = tokenizer.convert_tokens_to_ids(form) if form else None
         if (
-            other is not None
-            and other != unknown
-            and tokenizer.convert_ids_to_tokens(other) == form
+            form_token is not None
+            and form_token != unknown
+            and tokenizer.convert_ids_to_tokens(form_token) == form
         ):
-            return int(other)
+            return int(form_token)
     return -1

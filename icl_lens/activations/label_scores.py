@@ -43,9 +43,9 @@ class LabelScores(Tensor):
     @classmethod
     def from_tensor(cls, scores: Tensor, labels: Sequence[str]) -> "LabelScores":
         """Return a tensor as scores of `labels`."""
-        found = scores.as_subclass(cls)
-        found.labels = tuple(labels)
-        return found
+        label_scores = scores.as_subclass(cls)
+        label_scores.labels = tuple(labels)
+        return label_scores
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "LabelScores":
         if id(self) not in memo:
@@ -79,9 +79,11 @@ class LabelScores(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        found = {one.labels: one for one in _label_scores([*args, *kwargs.values()])}
-        if len(found) > 1:
-            first, second, *_ = found
+        scores_of_labels = {
+            scores.labels: scores for scores in _label_scores([*args, *kwargs.values()])
+        }
+        if len(scores_of_labels) > 1:
+            first, second, *_ = scores_of_labels
             raise InputError(
                 f"scores must have the same labels in the same order, got {first!r} and "
                 f"{second!r}; pass the same labels= to il.tokenize, or select columns by their "
@@ -90,12 +92,12 @@ class LabelScores(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
         if (
-            found
+            scores_of_labels
             and type(result) is Tensor
             and result.ndim
             and _keeps_columns(func.__name__.strip("_"), args, kwargs)
         ):
-            ((labels, _),) = found.items()
+            ((labels, _),) = scores_of_labels.items()
             if result.shape[-1] == len(labels):
                 return cls.from_tensor(result, labels)
         return result
@@ -109,9 +111,9 @@ torch.serialization.add_safe_globals(
 def _label_scores(values: Sequence[Any]) -> Iterator[LabelScores]:
     """Yield the scores among arguments, also those in lists, that have labels."""
     for value in values:
-        for one in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(one, LabelScores) and hasattr(one, "labels"):
-                yield one
+        for entry in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(entry, LabelScores) and hasattr(entry, "labels"):
+                yield entry
 
 
 def _keeps_columns(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -123,7 +125,9 @@ def _keeps_columns(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if name == "getitem":  # rows
         scores, index = args
         if isinstance(index, tuple):
-            return len(index) < scores.ndim and all(isinstance(one, (int, slice)) for one in index)
+            return len(index) < scores.ndim and all(
+                isinstance(axis_index, (int, slice)) for axis_index in index
+            )
         is_rows = index is not None and index is not Ellipsis
         return scores.ndim > 1 and is_rows and (not isinstance(index, Tensor) or index.ndim < 2)
     return False

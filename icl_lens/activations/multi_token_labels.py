@@ -12,7 +12,7 @@ earlier tokens:
 3. The log-probabilities of these tokens are summed per label.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,24 +43,31 @@ def tokenize_labels(model: Any, batch: PromptBatch, row: int = 0) -> tuple[Ids, 
         tokenizer, [template.continuation(prompt, label) for label in batch.whole_labels]
     )
     labels = tuple(tuple(text.continuation_tokens(query, template.gap)) for text in continued)
-    n = 0 if batch.n_appended is None else int(batch.n_appended[row])
-    tokens = batch.tokens[row, : int(batch.last[row]) + 1 - n].tolist()
-    after = {label: ids[n : n + 1] for label, ids in zip(batch.whole_labels, labels, strict=True)}
-    columns = zip(
-        batch.label_mask[row].tolist(), batch.label_groups, batch.label_tokens.tolist(), strict=True
-    )
-    is_same = all(
-        after[label] in ((), (token,))
-        for is_own, group, token in columns
-        if is_own
-        for label in group
-    )
-    if tokens[len(tokens) - len(query.ids) :] != query.ids or not is_same:
+    n_appended = 0 if batch.n_appended is None else int(batch.n_appended[row])
+    tokens = batch.tokens[row, : int(batch.last[row]) + 1 - n_appended].tolist()
+    is_same_query = tokens[len(tokens) - len(query.ids) :] == query.ids
+    ids_of = dict(zip(batch.whole_labels, labels, strict=True))
+    if not is_same_query or not _are_scored_by_own_tokens(batch, row, ids_of, n_appended):
         raise InputError(
             "batch must be tokenized with the model's tokenizer, got other tokens for prompt "
             f"{row} and its labels; re-tokenize the prompts for this model"
         )
     return tuple(tokens), labels
+
+
+def _are_scored_by_own_tokens(
+    batch: PromptBatch, row: int, ids_of: Mapping[str, Ids], n_appended: int
+) -> bool:
+    """Return whether each label that a row chooses from has the token that scores it after the
+    appended ones, or ends there.
+    """
+    columns = torch.nonzero(batch.label_mask[row])[:, 0].tolist()
+    for column in columns:
+        scored_token = int(batch.label_tokens[column])
+        for label in batch.label_groups[column]:
+            if ids_of[label][n_appended : n_appended + 1] not in ((), (scored_token,)):
+                return False
+    return True
 
 
 def whole_label_log_probs(
@@ -84,10 +91,10 @@ def whole_label_log_probs(
     for row in range(len(batch)):
         prompt, labels = tokenize_labels(model, batch, row)
         pairs += [(prompt, ids) for ids in labels]
-    found = continuation_log_probs(model, pairs)
+    log_probs = continuation_log_probs(model, pairs)
     if per_token:
-        found = found / found.new_tensor([len(ids) for _, ids in pairs])
-    return LabelScores.from_tensor(found.reshape(len(batch), -1), batch.whole_labels)
+        log_probs = log_probs / log_probs.new_tensor([len(ids) for _, ids in pairs])
+    return LabelScores.from_tensor(log_probs.reshape(len(batch), -1), batch.whole_labels)
 
 
 def continuation_log_probs(model: Any, pairs: Sequence[tuple[Ids, Ids]]) -> Float[Tensor, " pair"]:
@@ -101,11 +108,13 @@ def continuation_log_probs(model: Any, pairs: Sequence[tuple[Ids, Ids]]) -> Floa
             targets.append(token)
             pair_of_row.append(pair)
     scored = PromptBatch.from_tokens(rows, model=model, targets=targets)
-    found = []
+    token_log_probs = []
     for piece in scored.split(max(1, LABEL_TOKENS // scored.tokens.shape[1])):
         log_probs = last_log_probs(model, piece)
-        found.append(log_probs.gather(-1, piece.answer_tokens.to(log_probs.device)[:, None])[:, 0])
-    by_row = torch.cat(found)
+        token_log_probs.append(
+            log_probs.gather(-1, piece.answer_tokens.to(log_probs.device)[:, None])[:, 0]
+        )
+    by_row = torch.cat(token_log_probs)
     return by_row.new_zeros(len(pairs)).index_add(
         0, torch.tensor(pair_of_row, device=by_row.device), by_row
     )

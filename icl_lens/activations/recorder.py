@@ -41,19 +41,21 @@ class ReadPlan:
         rows = replace(batch, prompt_index=None).at(positions)
         assert rows.prompt_index is not None
         index, prompt_index = rows.prompt_index, batch.prompt_index
-        own = rows if prompt_index is None else replace(rows, prompt_index=prompt_index[index])
+        read_rows = (
+            rows if prompt_index is None else replace(rows, prompt_index=prompt_index[index])
+        )
         if not view.has_hooks and not reads_only_earlier_tokens(view.model):
-            return cls(own, own)
+            return cls(read_rows, read_rows)
         lengths = [*(rows.last + 1).tolist(), *(batch.last[index] + 1).tolist()]
         rotations = torch.tensor(rotations_by_length(view.model, lengths)).unflatten(0, (2, -1))
         if torch.equal(*rotations):
-            return cls(batch, own, index)
+            return cls(batch, read_rows, index)
         if view.has_hooks:
             raise InputError(
                 f"positions must be 'last' while hooks are active on {view.name}, whose rotation "
                 "depends on the length of the text; tokenize the text up to each position"
             )
-        return cls._longest_of(own, torch.stack([index.cpu(), rotations[0]], dim=1))
+        return cls._longest_of(read_rows, torch.stack([index.cpu(), rotations[0]], dim=1))
 
     @classmethod
     def shared(cls, view: ModelView, batch: PromptBatch) -> "ReadPlan":
@@ -94,37 +96,35 @@ class Recorder:
         """
         batch = self.batch
         if isinstance(positions, bool):
-            of_labels = [row[row >= 0].tolist() or [-1] for row in batch.label_token_positions]
-            positions = of_labels if batch.has_demonstrations else "all"
-        self.passes = (
-            torch.arange(len(batch), device=self.device)
-            if self.pass_index is None
-            else self.pass_index
-        )
+            positions = "all"
+            if batch.has_demonstrations:
+                positions = [row[row >= 0].tolist() or [-1] for row in batch.label_token_positions]
+        if self.pass_index is None:
+            self.passes = torch.arange(len(batch), device=self.device)
+        else:
+            self.passes = self.pass_index
         lengths = (batch.last + 1).tolist()
-        by_prompt = zip(
-            self.passes.tolist(), resolve_positions(positions, lengths), lengths, strict=True
-        )
-        kept = [
-            (prompt, i, position)
-            for prompt, (i, chosen, n) in enumerate(by_prompt)
-            for position in (*chosen, n - 1)
-        ]
-        row_of = {
-            at: row for row, at in enumerate(sorted({(i, position) for _, i, position in kept}))
-        }
-        self.row_pass, self.row_position = torch.tensor(list(row_of), device=self.device).unbind(-1)
+        resolved = resolve_positions(positions, lengths)
+        places: list[tuple[int, int, int]] = []  # prompt, pass, position
+        for prompt, (pass_number, prompt_positions, length) in enumerate(
+            zip(self.passes.tolist(), resolved, lengths, strict=True)
+        ):
+            for position in (*prompt_positions, length - 1):
+                places.append((prompt, pass_number, position))
+        distinct = sorted({(pass_number, position) for _, pass_number, position in places})
+        row_of = {place: row for row, place in enumerate(distinct)}
+        self.row_pass, self.row_position = torch.tensor(distinct, device=self.device).unbind(-1)
         self.writer_row = torch.full(batch.tokens.shape, -1, dtype=torch.long)
-        for prompt, i, position in kept:
-            self.writer_row[prompt, position] = row_of[i, position]
+        for prompt, pass_number, position in places:
+            self.writer_row[prompt, position] = row_of[pass_number, position]
 
     def hooks(self) -> list[tuple[str, Callable[..., None]]]:
         """Return (hook name, callback) pairs for all values; those of `Writers` are stored under
         names with a dot.
         """
-        view, found = self.view, []
+        view, named_hooks = self.view, []
         if self.keeps_writers and has_pos_embed(view):
-            found.append(
+            named_hooks.append(
                 ("hook_pos_embed", self._keep(None, {"writers.pos_embed": self._at_writer_rows}))
             )
         for layer in range(view.n_layers):
@@ -149,19 +149,19 @@ class Recorder:
                 ):
                     hooks[hook][f"writers.{name}"] = self._at_writer_rows
                 for hook in attention_scores.rotation_hooks(view, layer) or ():
-                    found.append((hook, self._keep(None, {hook: self._angles})))
-            found += [
+                    named_hooks.append((hook, self._keep(None, {hook: self._angles})))
+            named_hooks += [
                 (view.hook(layer, hook), self._keep(layer, reads)) for hook, reads in hooks.items()
             ]
             if view.n_neurons is not None and f"blocks.{layer}.mlp.hook_post" in view.hook_names:
-                found.append(
+                named_hooks.append(
                     (
                         f"blocks.{layer}.mlp.hook_post",
                         self._keep(layer, {"mlp_post": self._at_last}),
                     )
                 )
         last = view.hook(view.n_layers - 1, "hook_resid_post")
-        return [*found, (last, self._keep(None, {"resid_final": self._at_last}))]
+        return [*named_hooks, (last, self._keep(None, {"resid_final": self._at_last}))]
 
     def _keep(
         self, layer: int | None, reads: dict[str, Callable[[Tensor], Tensor]]
@@ -218,8 +218,14 @@ class Recorder:
         """
         view, layers = self.view, range(self.view.n_layers)
         readout = view.readout(self.store["resid_final"])
-        own = {name: value for name, value in self.store.items() if "." not in name}
-        fields = {"mlp_post": None, **own, "batch": self.batch, "view": view, "readout": readout}
+        recorded = {name: value for name, value in self.store.items() if "." not in name}
+        fields = {
+            "mlp_post": None,
+            **recorded,
+            "batch": self.batch,
+            "view": view,
+            "readout": readout,
+        }
         if any(view.attn_post_norm(layer) is not None for layer in layers):
             for part in ("attn", "mlp"):
                 scales = [self._post_norm_scale(layer, part, readout.dtype) for layer in layers]

@@ -33,12 +33,11 @@ def writer_names(view: ModelView, layer: int) -> tuple[str, ...]:
 
 @cache
 def _names(n_heads: int, layer: int, has_pos: bool) -> tuple[str, ...]:
-    first = ("embed", "pos_embed") if has_pos else ("embed",)
-    blocks = [
-        (*(str(Head(lower, head)) for head in range(n_heads)), f"F{lower}")
-        for lower in range(layer)
-    ]
-    return (*first, *(name for block in blocks for name in block), "bias")
+    names = ["embed", "pos_embed"] if has_pos else ["embed"]
+    for lower in range(layer):
+        names += [str(Head(lower, head)) for head in range(n_heads)]
+        names.append(f"F{lower}")
+    return (*names, "bias")
 
 
 def vector_bytes(view: ModelView) -> int:
@@ -142,21 +141,21 @@ class Writers:
         """
         if min(len(self.z), len(rows)) <= self._few_rows:
             return self.vectors(rows, layer) @ matrix
-        found = matrix.new_empty(len(rows), len(self.names(layer)), matrix.shape[1])
+        products = matrix.new_empty(len(rows), len(self.names(layer)), matrix.shape[1])
         embeddings, bias = self._embeddings(rows)
         start = embeddings.shape[1]
-        found[:, :start] = embeddings @ matrix
+        products[:, :start] = embeddings @ matrix
         for lower in range(layer):
             z, scale = self.scaled_z(rows, lower)
             heads = einsum(
                 z, self.view.W_O(lower).to(z) @ matrix, "row head d, head d out -> row head out"
             )
-            found[:, start : start + self.view.n_heads] = heads
+            products[:, start : start + self.view.n_heads] = heads
             start += self.view.n_heads + 1
-            found[:, start - 1] = self.mlp_out[rows, lower].to(matrix) @ matrix
+            products[:, start - 1] = self.mlp_out[rows, lower].to(matrix) @ matrix
             bias = self._add_b_O(bias, lower, scale)
-        found[:, -1:] = bias @ matrix
-        return found
+        products[:, -1:] = bias @ matrix
+        return products
 
     def written(
         self, rows: Int[Tensor, " row"], layer: int, writer: str

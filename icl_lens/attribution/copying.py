@@ -83,9 +83,9 @@ class HeadCopying(Result):
         Compares within each written token, so a head that always promotes the same token scores at
         chance.
         """
-        own = self.logits.diagonal()
-        above = (own > self.logits).double() + 0.5 * (own == self.logits).double()
-        n = len(own)
+        own_logits = self.logits.diagonal()
+        above = (own_logits > self.logits).double() + 0.5 * (own_logits == self.logits).double()
+        n = len(own_logits)
         return float((above.sum() - 0.5 * n) / (n * (n - 1)))
 
     @property

@@ -172,10 +172,10 @@ class HeadProjection:
         """Return (parts of) queries or keys without rotation, as if at position 0."""
         return x * self._late_gain(x) if self.norms_rotated else x
 
-    def _late_gain(self, like: Tensor) -> Tensor:
+    def _late_gain(self, x: Tensor) -> Tensor:
         """Return the gain of a norm after rotation."""
         assert self.own_norm is not None
-        return self.own_norm.gain_as(like.dtype).to(like.device)
+        return self.own_norm.gain_as(x.dtype).to(x.device)
 
     def rotate(
         self,
@@ -215,9 +215,9 @@ class HeadProjection:
             1, ROTATED_BYTES // max(1, 4 * flat[:, 0].numel())
         )  # rotations need several times their memory
         for start in range(0, flat.shape[1], step):
-            some = slice(start, start + step)
-            rotated[:, some] = attention_scores.rotate(
-                flat[:, some], cos[:, some], sin[:, some], self.scoring
+            piece = slice(start, start + step)
+            rotated[:, piece] = attention_scores.rotate(
+                flat[:, piece], cos[:, piece], sin[:, piece], self.scoring
             )
         return rotated.reshape(x.shape)
 
@@ -265,12 +265,12 @@ class HeadProjection:
         """Return rotated and scaled queries, or rotated keys, without each writer, with all norms
         recomputed.
         """
-        found = []
+        projected = []
         for rows in self.rows.flatten().split(max(1, WRITER_BYTES // vector_bytes(self.view))):
             u = self.writers.vectors(rows, self.head.layer)
-            rest = self.writers.resid_pre[rows, self.head.layer, None].to(u) - u
-            found.append(self.project(rest))
-        rotated = self.rotate(torch.cat(found).unflatten(0, self.rows.shape), self.positions)
+            remaining = self.writers.resid_pre[rows, self.head.layer, None].to(u) - u
+            projected.append(self.project(remaining))
+        rotated = self.rotate(torch.cat(projected).unflatten(0, self.rows.shape), self.positions)
         return rotated * self.scoring.scale if self.kind == "q" else rotated
 
     def by_position(
@@ -288,10 +288,10 @@ class HeadProjection:
         through_W_O = g @ self.view.W_O(writer.layer)[writer.head].to(g).T
         values = self.acts.values(writer.layer)[:, :, self.view.kv_head(writer.head)].to(g)
         _, scale = self.writers.scaled_z(self.rows.flatten(), writer.layer)
-        found = einsum(
+        moved = einsum(
             values, through_W_O, "batch pos d, batch n d -> batch n pos"
         ) * scale.reshape(*self.rows.shape, 1)
-        return found * attention_from(self.acts, writer, self.positions)
+        return moved * attention_from(self.acts, writer, self.positions)
 
 
 @dataclass(frozen=True)
@@ -320,19 +320,21 @@ class AttentionRow:
         projection to keys.
         """
         acts, view, scoring = keys.acts, keys.view, keys.scoring
-        every = torch.arange(acts.pattern.shape[-1], device=positions.device).expand(
+        key_positions = torch.arange(acts.pattern.shape[-1], device=positions.device).expand(
             len(positions), -1
         )
-        rotated = keys.rotate(keys.vectors_at(every), every)
-        bias = queries.new_zeros(*positions.shape, every.shape[1])
+        rotated = keys.rotate(keys.vectors_at(key_positions), key_positions)
+        bias = queries.new_zeros(*positions.shape, key_positions.shape[1])
         if scoring.position == "alibi":
             last = acts.batch.last.to(positions)[:, None]
-            bias += attention_scores.alibi(view, keys.head.layer, every <= last)[
+            bias += attention_scores.alibi(view, keys.head.layer, key_positions <= last)[
                 :, keys.head.head, None
             ].to(bias)
-        at, every = positions.clamp(min=0)[..., None], every[:, None]
+        at, key_positions = positions.clamp(min=0)[..., None], key_positions[:, None]
         masked = (
-            every > at if scoring.window is None else (every > at) | (every <= at - scoring.window)
+            key_positions > at
+            if scoring.window is None
+            else (key_positions > at) | (key_positions <= at - scoring.window)
         )
         scores = einsum(queries, rotated, "batch n d, batch pos d -> batch n pos")
         sink = None if scoring.sinks is None else float(scoring.sinks[keys.head.head])

@@ -16,7 +16,7 @@ largest increases, at a fraction of the cost.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product, starmap
 
 import pandas as pd
 import torch
@@ -122,15 +122,17 @@ def layer_log_prob_increase(
         >>> il.layer_log_prob_increase(acts, against=batch.other_label_tokens).ffn.shape
         torch.Size([1, 8])
     """
-    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
-    if (g := linear_direction(readout, targets, others)) is not None:
+    targets, against_ids, readout = check_scoring(acts, targets, against, final_norm, bias)
+    if (g := linear_direction(readout, targets, against_ids)) is not None:
         return LayerIncreases(
             *((out.to(g.dtype) * g[:, None]).sum(-1) for out in (acts.attn_out, acts.mlp_out))
         )
     x = acts.resid_pre.to(readout.dtype)
     mid = x + acts.attn_out.to(readout.dtype)
     after = (x if acts.view.parallel else mid) + acts.mlp_out.to(readout.dtype)
-    log_probs = readout.token_log_probs(torch.cat([x, mid, after], dim=1), targets, against=others)
+    log_probs = readout.token_log_probs(
+        torch.cat([x, mid, after], dim=1), targets, against=against_ids
+    )
     before_attn, after_attn, after_ffn = log_probs.chunk(3, dim=1)
     return LayerIncreases(
         attn=after_attn - before_attn,
@@ -159,8 +161,10 @@ def head_log_prob_increase(
         >>> il.head_log_prob_increase(acts, against=batch.other_label_tokens).shape
         torch.Size([1, 8, 6])
     """
-    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
-    return every_head_increase(acts.view, readout, acts.resid_pre, acts.scaled_z, targets, others)
+    targets, against_ids, readout = check_scoring(acts, targets, against, final_norm, bias)
+    return every_head_increase(
+        acts.view, readout, acts.resid_pre, acts.scaled_z, targets, against_ids
+    )
 
 
 def every_head_increase(
@@ -196,8 +200,10 @@ def every_head_increase(
             y = x[rows, :, None].repeat(1, 1, 1 + n_heads, 1)
             for layer in range(n_layers):
                 y[:, layer, 1:] += head_outputs(z[rows, layer], view.W_O(layer))
-            sub_readout, others = readout.select_prompts(rows), select_rows(against, rows)
-            log_probs = sub_readout.token_log_probs(y.flatten(1, 2), targets[rows], against=others)
+            sub_readout, against_of_rows = readout.select_prompts(rows), select_rows(against, rows)
+            log_probs = sub_readout.token_log_probs(
+                y.flatten(1, 2), targets[rows], against=against_of_rows
+            )
             log_probs = log_probs.unflatten(1, (n_layers, -1))
             out[rows] = log_probs[..., 1:] - log_probs[..., :1]
         return out
@@ -296,15 +302,14 @@ def subhead_log_prob_increase(
         torch.Size([1, 2, 6, 19])
     """
     check_activations(acts)
-    chosen = [
-        _check_layer(acts, layer)
-        for layer in (range(acts.view.n_layers) if layers is None else layers)
-    ]
-    heads = [Head(layer, head) for layer in chosen for head in range(acts.view.n_heads)]
-    found = head_position_increases(
+    if layers is None:
+        layers = range(acts.view.n_layers)
+    layers = [_check_layer(acts, layer) for layer in layers]
+    heads = list(starmap(Head, product(layers, range(acts.view.n_heads))))
+    increases = head_position_increases(
         acts, targets, heads, against=against, final_norm=final_norm, bias=bias
     )
-    return found.unflatten(1, (len(chosen), acts.view.n_heads))
+    return increases.unflatten(1, (len(layers), acts.view.n_heads))
 
 
 def head_position_increases(
@@ -317,17 +322,15 @@ def head_position_increases(
     bias: bool = True,
 ) -> Float[Tensor, "batch head pos"]:
     """Return `subhead_log_prob_increase` of some heads, nats, which share products with W_U."""
-    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
+    targets, against_ids, readout = check_scoring(acts, targets, against, final_norm, bias)
     padding = acts.padding[:, None]
     if not heads:
         return readout.scale.new_zeros(len(padding), 0, padding.shape[-1])
-    if (g := linear_direction(readout, targets, others)) is not None:
-        by_layer = {
-            layer: project_subheads(acts, g, layer) for layer in {head.layer for head in heads}
-        }
-        return torch.stack([by_layer[layer][:, head] for layer, head in heads], dim=1).masked_fill(
-            padding, 0.0
-        )
+    if (g := linear_direction(readout, targets, against_ids)) is not None:
+        layers = {head.layer for head in heads}
+        by_layer = {layer: project_subheads(acts, g, layer) for layer in layers}
+        projected = torch.stack([by_layer[layer][:, head] for layer, head in heads], dim=1)
+        return projected.masked_fill(padding, 0.0)
     pieces, width = [], padding.shape[-1]
     # Up to a layer's heads at a time: larger products do not fit in a processor's cache.
     step = PART_BYTES // (len(padding) * width * acts.view.d_model * readout.dtype.itemsize)
@@ -345,7 +348,7 @@ def head_position_increases(
             x = acts.resid_pre[:, layer, None].to(readout.dtype)
             parts = subhead_values(pattern, values, acts.view.W_O(layer)[index]).flatten(1, 2)
             inputs += [x, parts.add_(x)]
-        log_probs = readout.token_log_probs(torch.cat(inputs, dim=1), targets, against=others)
+        log_probs = readout.token_log_probs(torch.cat(inputs, dim=1), targets, against=against_ids)
         before_and_after = log_probs.split([y.shape[1] for y in inputs], dim=1)
         for before, after in zip(before_and_after[::2], before_and_after[1::2], strict=True):
             pieces.append((after - before).unflatten(1, (-1, width)))
@@ -374,7 +377,7 @@ def neuron_log_prob_increase(
         >>> il.neuron_log_prob_increase(acts, 2, against=batch.other_label_tokens).shape
         torch.Size([1, 384])
     """
-    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
+    targets, against_ids, readout = check_scoring(acts, targets, against, final_norm, bias)
     layer = _check_layer(acts, layer)
     if acts.mlp_post is None:
         raise InputError(
@@ -386,19 +389,19 @@ def neuron_log_prob_increase(
     if acts.mlp_scale is not None:
         post = post * acts.mlp_scale[:, layer, None]
     W_out = acts.view.W_out(layer)
-    if (g := linear_direction(readout, targets, others)) is not None:
+    if (g := linear_direction(readout, targets, against_ids)) is not None:
         return post * (g @ W_out.to(g.dtype).T)
     x = acts.resid_pre[:, layer].to(readout.dtype)
     if not acts.view.parallel:
         x = x + acts.attn_out[:, layer].to(readout.dtype)
-    base = readout.token_log_probs(x[:, None], targets, against=others)
+    base = readout.token_log_probs(x[:, None], targets, against=against_ids)
     n, d_mlp = post.shape
     step = max(1, PART_BYTES // (n * acts.view.d_model * x.element_size()))
     pieces = []
     for start in range(0, d_mlp, step):
         neurons = slice(start, start + step)
         y = x[:, None] + neuron_values(post[:, neurons], W_out[neurons])
-        pieces.append(readout.token_log_probs(y, targets, against=others) - base)
+        pieces.append(readout.token_log_probs(y, targets, against=against_ids) - base)
     return torch.cat(pieces, dim=1)
 
 

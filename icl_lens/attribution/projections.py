@@ -37,27 +37,27 @@ def project(
 
     `rotates_later` leaves out the gain of a norm that follows rotation.
     """
-    weight, bias, own = part_weights(view, head.layer, name)
+    weight, bias, norm = part_weights(view, head.layer, name)
     index, scoring = (
         head_index(view, head, name),
         attention_scores.attention_scoring(view, head.layer),
     )
-    if own is None or own.width == view.d_head:
+    if norm is None or norm.width == view.d_head:
         y = x @ weight[index].to(x)
         return normed(
-            y if bias is None else y + bias[index].to(x), own, scoring, rotates_later=rotates_later
+            y if bias is None else y + bias[index].to(x), norm, scoring, rotates_later=rotates_later
         )
     # One norm over all heads, so all of them are computed.
     y = einsum(x, weight.to(x), "... d_model, head d_model d_head -> ... head d_head")
     y = (y if bias is None else y + bias.to(x)).flatten(-2)
-    return normed(y, own, scoring, rotates_later=rotates_later).unflatten(-1, weight.shape[::2])[
+    return normed(y, norm, scoring, rotates_later=rotates_later).unflatten(-1, weight.shape[::2])[
         ..., index, :
     ]
 
 
 def normed(
     y: Float[Tensor, "*n d"],
-    own: NormView | None,
+    norm: NormView | None,
     scoring: AttentionScoring,
     *,
     rotates_later: bool = False,
@@ -66,8 +66,8 @@ def normed(
 
     `rotates_later` leaves out the gain of a norm that follows rotation.
     """
-    if own is not None:
-        y = own._replace(gain=None)(y) if rotates_later and scoring.norms_rotated else own(y)
+    if norm is not None:
+        y = norm._replace(gain=None)(y) if rotates_later and scoring.norms_rotated else norm(y)
     return scoring.clipped(y)
 
 

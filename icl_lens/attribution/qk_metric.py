@@ -356,7 +356,7 @@ def _side(view: ModelView, head: Head, name: str) -> Float[Tensor, "d_model d_he
     """Return the weights of a head's queries or keys with the gains of the norms before and after
     them.
     """
-    weight, _, own = part_weights(view, head.layer, name)
+    weight, _, norm = part_weights(view, head.layer, name)
     index = head_index(view, head, name)
     side = weight[index].to(view.compute_dtype)
     side = (
@@ -366,10 +366,10 @@ def _side(view: ModelView, head: Head, name: str) -> Float[Tensor, "d_model d_he
         .to(side.device)
         .expand(view.d_model)[:, None]
     )
-    if own is None or own.gain is None:
+    if norm is None or norm.gain is None:
         return side
-    return (side - side.mean(-1, keepdim=True) if own.center else side) * head_slice(
-        own.gain.to(side), index, view
+    return (side - side.mean(-1, keepdim=True) if norm.center else side) * head_slice(
+        norm.gain.to(side), index, view
     )
 
 

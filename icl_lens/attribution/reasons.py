@@ -4,6 +4,7 @@ to the answer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal
 
 import torch
@@ -79,8 +80,10 @@ class AttentionReasons:
     def words(self, side: Side) -> dict[str, tuple[tuple[str, ...], float]]:
         """Return the top words and the standout of the first writers of a side."""
         names = [name for name, _ in self.side(side)]
-        found = zip(getattr(self, f"{side}_words"), getattr(self, f"{side}_standouts"), strict=True)
-        return dict(zip(names, found, strict=False))
+        descriptions = zip(
+            getattr(self, f"{side}_words"), getattr(self, f"{side}_standouts"), strict=True
+        )
+        return dict(zip(names, descriptions, strict=False))
 
     @property
     def because(self) -> str:
@@ -118,15 +121,10 @@ def attention_reasons(
     contrast, writers = parts.contrast(is_more), parts.writers
     query, key = (_strongest(side[0], writers) for side in (contrast.query_side, contrast.key_side))
     all_pairs = contrast.pairs[0]
-    pairs = [
-        (
-            query_writer,
-            key_writer,
-            float(all_pairs[writers.index(query_writer), writers.index(key_writer)]),
-        )
-        for query_writer, _ in query
-        for key_writer, _ in key
-    ]
+    pairs = []
+    for (query_writer, _), (key_writer, _) in product(query, key):
+        value = float(all_pairs[writers.index(query_writer), writers.index(key_writer)])
+        pairs.append((query_writer, key_writer, value))
     pairs.sort(key=lambda pair: -abs(pair[2]))
     why = AttentionReasons(
         more=tuple(more),
@@ -174,21 +172,30 @@ def writers_in_words(writers: Sequence[Writer], above: bool) -> str:
     A second writer is named if it is over a quarter as strong as the first, one of the other sign
     if over half.
     """
-    pro = sorted((one for one in writers if (one[1] >= 0) == above), key=lambda one: -abs(one[1]))
+    pro = sorted((writer for writer in writers if (writer[1] >= 0) == above), key=_negative_size)
     against = sorted(
-        (one for one in writers if (one[1] >= 0) != above), key=lambda one: -abs(one[1])
+        (writer for writer in writers if (writer[1] >= 0) != above), key=_negative_size
     )
     if not pro:
         return "many small writers"
+    _, largest = pro[0]
     named = [
         f"{writer_in_words(name)} ({value:+z.2f})"
         for name, value in pro[:2]
-        if abs(value) > abs(pro[0][1]) / 4
+        if abs(value) > abs(largest) / 4
     ]
     text = " and ".join(named)
-    if against and abs(against[0][1]) > abs(pro[0][1]) / 2:
-        text += f", against {writer_in_words(against[0][0])} ({against[0][1]:+z.2f})"
+    if against:
+        name, value = against[0]
+        if abs(value) > abs(largest) / 2:
+            text += f", against {writer_in_words(name)} ({value:+z.2f})"
     return text
+
+
+def _negative_size(writer: Writer) -> float:
+    """Return what writers are sorted by, so that the largest comes first."""
+    _, value = writer
+    return -abs(value)
 
 
 def writer_in_words(name: str) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from icl_lens.activations.activations import capture
 from icl_lens.errors import InputError, check_integers
 from icl_lens.prompts.batch import PromptBatch
-from icl_lens.prompts.prompt import Rendered
+from icl_lens.prompts.prompt import RenderedPrompt
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, special_prefix, tokenize_texts
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, long_frame
@@ -81,19 +81,19 @@ def repeated_token_scores(
         )
     rows = [[*prefix, *tokens, *tokens] for tokens in random_tokens(model, n, n_tokens, seed)]
     second = range(len(rows[0]) - n_tokens, len(rows[0]))
-    found = []
+    scores = []
     for start in range(0, n, _SEQUENCES_AT_ONCE):
-        some = rows[start : start + _SEQUENCES_AT_ONCE]
-        batch = PromptBatch.from_tokens(some, model=model, positions=list(second))
+        piece = rows[start : start + _SEQUENCES_AT_ONCE]
+        batch = PromptBatch.from_tokens(piece, model=model, positions=list(second))
         pattern = (
             capture(model, batch).pattern.double().cpu()
         )  # a row for each token of the second showing
-        pattern = pattern.unflatten(0, (len(some), n_tokens))
+        pattern = pattern.unflatten(0, (len(piece), n_tokens))
         attended = [
             pattern[:, i, ..., [query - n_tokens + 1, query - 1]] for i, query in enumerate(second)
         ]
-        found.append(torch.stack(attended).mean(0))
-    return RepeatedTokenScores(*torch.cat(found).mean(0).unbind(-1))
+        scores.append(torch.stack(attended).mean(0))
+    return RepeatedTokenScores(*torch.cat(scores).mean(0).unbind(-1))
 
 
 def random_tokens(model: Any, n: int, n_tokens: int, seed: int) -> list[list[int]]:
@@ -126,5 +126,5 @@ def prefix_tokens(model: Any) -> list[int]:
     tokenizer = require_fast_tokenizer(model)
     words = (tokenizer.decode([token]).strip() for token in _usable_tokens(model))
     word = next(word for word in words if word.isascii() and word.isalpha())
-    (text,) = tokenize_texts(tokenizer, [Rendered(word, (), (), (0, len(word)))])
+    (text,) = tokenize_texts(tokenizer, [RenderedPrompt(word, (), (), (0, len(word)))])
     return special_prefix(tokenizer, text, None)

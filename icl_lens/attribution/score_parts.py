@@ -302,13 +302,13 @@ class ScoreParts(Displayed):
             last = self.acts.batch.last.to(self.positions)[:, None].expand_as(self.positions)
             keys = self.key_parts.sum(2)
             scale = attention_scores.attention_scoring(self.acts.view, self.head.layer).scale
-            found = HeadProjection(self.acts, self.head, "q", last).by_position(
+            by_position = HeadProjection(self.acts, self.head, "q", last).by_position(
                 source, keys * scale
             )
         else:
             query = self.query_parts.sum(1)[:, None].expand(-1, self.positions.shape[1], -1)
-            found = self.key_projection.by_position(source, query)
-        return found.masked_fill((self.positions < 0)[..., None], 0)
+            by_position = self.key_projection.by_position(source, query)
+        return by_position.masked_fill((self.positions < 0)[..., None], 0)
 
     def vectors(self, writer: str, side: Side) -> Float[Tensor, "batch key d_model"]:
         """Return a writer's part as vectors that `acts.readout.top_tokens` decodes into words.

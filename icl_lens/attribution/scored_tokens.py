@@ -126,10 +126,10 @@ def choose_tokens(
     `PromptBatch.tokens_to_compare`. Raise InputError for invalid ids or an unknown score, for
     `against` with increases, and for contrasts of prompts with one label.
     """
-    targets, others = check_targets(view, batch, targets), against
-    if others is None and by != "increase":
-        others = batch.tokens_to_compare(targets)
-    by = choose_score(by, DIRECT_SCORES, comparable=others is not None)
+    targets, against_ids = check_targets(view, batch, targets), against
+    if against_ids is None and by != "increase":
+        against_ids = batch.tokens_to_compare(targets)
+    by = choose_score(by, DIRECT_SCORES, comparable=against_ids is not None)
     if by == "increase" and against is not None:
         raise InputError(
             "against must be None with by='increase', which compares with no token; omit one of "
@@ -137,12 +137,16 @@ def choose_tokens(
         )
     if by == "increase":
         return by, targets, None
-    if against is None and others is not None and bool((missing := (others < 0).all(1)).any()):
+    if (
+        against is None
+        and against_ids is not None
+        and bool((missing := (against_ids < 0).all(1)).any())
+    ):
         raise InputError(
             f"prompt {int(missing.nonzero()[0])} must have another label to compare its target "
             "with, got none; drop the prompt, or pass by='increase'"
         )
-    return by, targets, check_against_ids(view, targets, others)
+    return by, targets, check_against_ids(view, targets, against_ids)
 
 
 def check_scoring(
@@ -157,8 +161,8 @@ def check_scoring(
     """
     check_activations(acts)
     targets = check_targets(acts.view, acts.batch, targets)
-    others = check_against_ids(acts.view, targets, against)
-    return targets, others, acts.readout.using(final_norm=final_norm, bias=bias)
+    against_ids = check_against_ids(acts.view, targets, against)
+    return targets, against_ids, acts.readout.using(final_norm=final_norm, bias=bias)
 
 
 def choose_ranking(
@@ -173,8 +177,8 @@ def choose_ranking(
     settings.
     """
     check_activations(acts)
-    chosen = choose_tokens(acts.view, acts.batch, by, targets, against)
-    return *chosen, acts.readout.using(final_norm=final_norm, bias=bias)
+    scored = choose_tokens(acts.view, acts.batch, by, targets, against)
+    return *scored, acts.readout.using(final_norm=final_norm, bias=bias)
 
 
 def check_activations(acts: Activations) -> None:

@@ -310,15 +310,15 @@ def top_subheads(
         >>> il.top_subheads(acts, k=5, by="increase").certified
         True
     """
-    by, targets, others, readout = choose_ranking(acts, by, targets, against, final_norm, bias)
+    by, targets, against_ids, readout = choose_ranking(acts, by, targets, against, final_norm, bias)
     n_layers, n_heads, width = acts.view.n_layers, acts.view.n_heads, acts.pattern.shape[-1]
     n_parts = n_layers * n_heads * (acts.batch.last.to(readout.W_U.device) + 1)
     k = check_k(k, int(n_parts.min()), "(layer, head, position) parts")
     tokens = acts.batch.token_names
-    linear = linear_direction(readout, targets, others) is not None
+    linear = linear_direction(readout, targets, against_ids) is not None
     if linear or not readout.is_affine:
         exact = subhead_log_prob_increase(
-            acts, targets, against=others, final_norm=final_norm, bias=bias
+            acts, targets, against=against_ids, final_norm=final_norm, bias=bias
         )
         best = exact.masked_fill(acts.padding[:, None, None], -torch.inf).flatten(1).topk(k, dim=-1)
         layer, head, position = _unravel(best.indices, n_heads, width)
@@ -327,7 +327,7 @@ def top_subheads(
             best.values, layer, head, position, n_parts, n_parts, no_bound, linear, tokens, by
         )
 
-    base, g = layer_gradients(acts, targets, readout, against=others)
+    base, g = layer_gradients(acts, targets, readout, against=against_ids)
     bounds = subhead_bounds(acts, g).flatten(1)
     batch, n_all = bounds.shape
     rows = torch.arange(batch, device=bounds.device)[:, None]
@@ -340,15 +340,15 @@ def top_subheads(
         # Evaluate the `step` parts with the largest bounds; the next bound limits all remaining
         # parts.
         largest = bounds.topk(min(step + 1, n_all), dim=-1)
-        chosen = largest.indices[:, :step]
+        part_index = largest.indices[:, :step]
         evaluated = active[:, None] & torch.isfinite(largest.values[:, :step])  # not padding
-        prompt_of_part = rows.expand_as(chosen)[evaluated]
-        exact = torch.full_like(chosen, -torch.inf, dtype=value.dtype)
+        prompt_of_part = rows.expand_as(part_index)[evaluated]
+        exact = torch.full_like(part_index, -torch.inf, dtype=value.dtype)
         exact[evaluated] = _exact_subheads(
-            acts, targets, others, readout, base, prompt_of_part, chosen[evaluated]
+            acts, targets, against_ids, readout, base, prompt_of_part, part_index[evaluated]
         )
-        bounds.scatter_(1, chosen, -torch.inf)
-        value, index = torch.cat([value, exact], dim=1), torch.cat([index, chosen], dim=1)
+        bounds.scatter_(1, part_index, -torch.inf)
+        value, index = torch.cat([value, exact], dim=1), torch.cat([index, part_index], dim=1)
         n_exact += evaluated.sum(-1)
         has_remaining = largest.values.shape[1] > step
         next_bound = (
@@ -379,17 +379,17 @@ def subhead_scores_at(
     """Return the increases of parts that another score has ranked, nats, or their contrasts with
     `against`.
     """
-    targets, others, readout = check_scoring(acts, targets, against, final_norm, bias)
+    targets, against_ids, readout = check_scoring(acts, targets, against, final_norm, bias)
     batch, k = parts.layer.shape
     layers = parts.layer.unique()
     base = readout.scale.new_zeros(batch, acts.view.n_layers)
     x = acts.resid_pre[:, layers].to(readout.dtype)
-    base[:, layers] = readout.token_log_probs(x, targets, against=others)
+    base[:, layers] = readout.token_log_probs(x, targets, against=against_ids)
     n_heads, width = acts.view.n_heads, acts.pattern.shape[-1]
     index = (parts.layer * n_heads + parts.head) * width + parts.position
     prompts = torch.arange(batch, device=index.device).repeat_interleave(k)
     return _exact_subheads(
-        acts, targets, others, readout, base, prompts, index.flatten()
+        acts, targets, against_ids, readout, base, prompts, index.flatten()
     ).unflatten(0, (batch, k))
 
 
@@ -447,25 +447,25 @@ def top_heads(
         >>> il.top_heads(acts, k=3, by="increase").certified
         True
     """
-    by, targets, others, readout = choose_ranking(acts, by, targets, against, final_norm, bias)
+    by, targets, against_ids, readout = choose_ranking(acts, by, targets, against, final_norm, bias)
     n_parts = len(acts.view.heads())
     k = check_k(k, n_parts, "heads")
     means = HeadMeans(n_parts, by)
-    linear = linear_direction(readout, targets, others) is not None
+    linear = linear_direction(readout, targets, against_ids) is not None
     if linear or not readout.is_affine:
         increases = every_head_increase(
-            acts.view, readout, acts.resid_pre, acts.scaled_z, targets, others
+            acts.view, readout, acts.resid_pre, acts.scaled_z, targets, against_ids
         )
         exact = increases.flatten(1).cpu().numpy()
         means.add(exact if linear else None, np.arange(n_parts), exact)
         return replace(means.top(k, acts.view.n_heads, acts.batch.n_prompts), edits=acts.edits)
-    base, g = layer_gradients(acts, targets, readout, against=others)
+    base, g = layer_gradients(acts, targets, readout, against=against_ids)
     bounds = head_bounds(acts, g).flatten(1).cpu().numpy()
     means.add(bounds, heads=np.arange(0), increase=bounds[:, :0])
     step = k
     while len(heads := means.undecided_heads(k, slack)[:step]):
         means.add_exact(
-            heads, exact_head_increases(acts, targets, readout, heads, base, against=others)
+            heads, exact_head_increases(acts, targets, readout, heads, base, against=against_ids)
         )
         step = max(2, int((means.n_exact > 0).sum()) // 4)  # a quarter more heads in each round
     return replace(means.top(k, acts.view.n_heads, acts.batch.n_prompts), edits=acts.edits)

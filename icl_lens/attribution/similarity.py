@@ -38,14 +38,14 @@ def label_similarity(
     """
     view = ModelView.of(model)
     check_batch(batch)
-    chosen = [view.check_head(head) for head in head_tuple(heads)]
-    if not chosen:
+    checked_heads = [view.check_head(head) for head in head_tuple(heads)]
+    if not checked_heads:
         raise InputError("heads must name at least one head, got none; e.g. ['L3H1']")
     batch.require_demonstrations(
         "label position to read", "use il.query_key_metric(model, head).scores on any two inputs"
     )
     return similarity_in(
-        capture(model, batch, writers=compared_positions(batch), check=False), chosen
+        capture(model, batch, writers=compared_positions(batch), check=False), checked_heads
     )
 
 
@@ -53,8 +53,10 @@ def compared_positions(batch: PromptBatch) -> list[list[int]]:
     """Return the positions where labels are predicted, and those of labels' tokens: what
     `label_similarity` reads.
     """
-    both = torch.cat([batch.prediction_positions, batch.label_token_positions.flatten(1)], dim=1)
-    return [row[row >= 0].tolist() or [-1] for row in both]
+    positions = torch.cat(
+        [batch.prediction_positions, batch.label_token_positions.flatten(1)], dim=1
+    )
+    return [row[row >= 0].tolist() or [-1] for row in positions]
 
 
 @torch.no_grad()
@@ -69,7 +71,7 @@ def similarity_in(
         [batch.prediction_positions, batch.last[:, None], batch.label_positions], dim=1
     )
     rows = writers.rows_at(positions)
-    found = []
+    scores = []
     for head in heads:
         metric = build_metric(view, head, None, rotation(acts, head.layer, None))
         try:
@@ -81,7 +83,7 @@ def similarity_in(
         queries, keys = writers.resid_pre[rows.clamp(min=0), head.layer].split(
             [n_queries, n_queries - 1], 1
         )
-        found.append(metric.scores(queries, keys))
+        scores.append(metric.scores(queries, keys))
     is_known = rows >= 0
     is_pair = is_known[:, :n_queries, None] & is_known[:, None, n_queries:]
-    return torch.stack(found, dim=1).masked_fill(~is_pair[:, None], 0)
+    return torch.stack(scores, dim=1).masked_fill(~is_pair[:, None], 0)

@@ -158,13 +158,15 @@ def value_parts(
         >>> il.value_parts(acts, il.Head(2, 0)).value.shape
         torch.Size([1, 4])
     """
-    _, targets, others, readout = choose_ranking(acts, by, targets, against, "frozen", bias=True)
+    _, targets, against_ids, readout = choose_ranking(
+        acts, by, targets, against, "frozen", bias=True
+    )
     writers, view = require_writers(acts), acts.view
     head = view.check_head(head)
-    g = linear_direction(readout, targets, others)
+    g = linear_direction(readout, targets, against_ids)
     is_exact = g is not None
     if g is None:
-        g = layer_gradients(acts, targets, readout, against=others)[1][:, head.layer]
+        g = layer_gradients(acts, targets, readout, against=against_ids)[1][:, head.layer]
     positions = key_positions(acts, keys, acts.batch.label_token_positions.flatten(1))
     projection = HeadProjection(acts, head, "v", positions)
     through_W_O = einsum(

@@ -96,7 +96,7 @@ def ablate(
             predicted = batch.labels[int(il.score(loaded, batch)[0].argmax())]
             batch = tokens.tokenize(loaded, [il.Prompt.parse(prompt, answer=predicted)])
         reference = batch
-    chosen, how = heads.choose(loaded, reference, by=heads.by)
+    ablated_heads, how = heads.choose(loaded, reference, by=heads.by)
     if heads.heads is None and prompt is None:
         how += located_on(reference, batch)
     behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
@@ -111,27 +111,27 @@ def ablate(
     elif heads.mode != "zero":
         sets |= {"mode": heads.mode, "reference": reference}
     with progress() as report:
-        found = il.ablate_with_controls(
-            loaded, batch, chosen, run=il.Run(output_folder.out, progress=report), **sets
+        ablation = il.ablate_with_controls(
+            loaded, batch, ablated_heads, run=il.Run(output_folder.out, progress=report), **sets
         )
     about = {"model": ModelView.of(loaded).name, "command": shlex.join(["icl-lens", *sys.argv[1:]])}
-    shown = {
+    page_texts = {
         "text": batch.texts[0],
         "chosen": f"{how.capitalize()}.",
         "behavior": str(behavior or ""),
     }
-    page = output.write(lambda: page_of(found, **shown, **about))
+    page = output.write(lambda: page_of(ablation, **page_texts, **about))
     rows = [
-        {"text": text, "answer": one.answer}
-        for text, one in zip(batch.texts, batch.prompts, strict=True)
+        {"text": text, "answer": asked.answer}
+        for text, asked in zip(batch.texts, batch.prompts, strict=True)
     ]
     output.write_json(
-        lambda: found.to_json(
+        lambda: ablation.to_json(
             **about, chosen=how, task_check=behavior and behavior.to_dict(), prompts=rows
         )
     )
-    console.print(f"{about['model']}: {', '.join(map(str, found.heads))}, {how}")
-    console.print(found)
+    console.print(f"{about['model']}: {', '.join(map(str, ablation.heads))}, {how}")
+    console.print(ablation)
     output.show(page, console)
 
 

@@ -87,11 +87,11 @@ def circuit(
         locating, testing = task.split_prompts(seed)
         task.print_data(console, [*locating, *testing])
         loaded = model.load(default_device=run.device)
-        both = tokens.tokenize(loaded, [*locating, *testing])
-        ranked, tested = both[: len(locating)], both[len(locating) :]
+        all_prompts = tokens.tokenize(loaded, [*locating, *testing])
+        ranked, tested = all_prompts[: len(locating)], all_prompts[len(locating) :]
         model.warn_of_words(console, [*locating, *testing])
         console.print(preview(tested))
-        chosen, how = heads.choose(loaded, ranked, by=heads.by)
+        readers, how = heads.choose(loaded, ranked, by=heads.by)
         if heads.heads is None:
             how += located_on(ranked, tested)
         behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
@@ -104,27 +104,29 @@ def circuit(
         with progress(hidden=console.quiet) as report:
             about = output_folder.about(task, model, tokens, n=task.n, seed=seed)
             run = replace(run, progress=report, about=about)
-            found = il.locate_circuit(loaded, ranked, tested, chosen, **options, run=run)
+            located_circuit = il.locate_circuit(loaded, ranked, tested, readers, **options, run=run)
         if console.quiet:
             return
         folder = output_folder.out
         if folder is not None:
-            write_text(folder / "circuit.svg", svg(plots.circuit(found)).decode())
+            write_text(folder / "circuit.svg", svg(plots.circuit(located_circuit)).decode())
         about = {
             "model": ModelView.of(loaded).name,
             "command": shlex.join(["icl-lens", *sys.argv[1:]]),
         }
-        shown = {
+        page_texts = {
             "text": tested.texts[0],
             "chosen": f"{how.capitalize()}.",
             "behavior": str(behavior or ""),
         }
-        page = output.write(lambda: page_of(found, **shown, **about))
+        page = output.write(lambda: page_of(located_circuit, **page_texts, **about))
         output.write_json(
-            lambda: found.to_json(**about, chosen=how, task_check=behavior and behavior.to_dict())
+            lambda: located_circuit.to_json(
+                **about, chosen=how, task_check=behavior and behavior.to_dict()
+            )
         )
-        console.print(f"{about['model']}: {', '.join(map(str, found.readers))}, {how}")
-        console.print(found)
+        console.print(f"{about['model']}: {', '.join(map(str, located_circuit.readers))}, {how}")
+        console.print(located_circuit)
         output.show(page, console)
         if folder is not None:
             console.print(

@@ -71,7 +71,7 @@ def compare(
     models. With -n, compare means over prompts, with intervals of the differences. With --html, the
     page also compares layers and attention, or shows all heads of both models.
     """
-    from icl_lens import Prompt, Run, compare_models, explain
+    from icl_lens import Run, compare_models, explain
     from icl_lens.analyses.comparison import compare as compare_explanations
 
     if n > 1 and (models.are_same or task.name is None):
@@ -87,32 +87,26 @@ def compare(
         raise InputError(
             "nothing to compare; pass two prompts, a task, or a second model with --model-b"
         )
-    if not prompts and a is None:
-        a, answer = PAPER_PROMPT, answer or PAPER_ANSWER
     output.check()
     if not prompts:
-        prompts = [
-            Prompt.parse(a or "", answer),
-            Prompt.parse((a if b is None else b) or "", answer_b),
-        ]
+        prompts = _parsed(a, b, answer, answer_b)
     console = PlainConsole()
     task.print_data(console, prompts)
     first, second = models.both()
     models.warn_of_words(console, prompts)
-    settings, others = (
-        one | readout.readout_arguments()
-        for one in map(readout.tokenize_arguments, (first, second))
-    )
+    settings = readout.tokenize_arguments(first) | readout.readout_arguments()
+    second_settings = readout.tokenize_arguments(second) | readout.readout_arguments()
     if n > 1:
-        if settings != others:
+        if settings != second_settings:
             raise InputError(
                 "--chat requires two models with the same chat template; pass --template instead"
             )
-        for side, model in zip("AB", (first, second) if task.check else (), strict=False):
-            console.print(f"{side}: ", end="")
-            task.print_behavior(console, model, readout, n=n, seed=seed)
+        if task.check:
+            for side, model in (("A", first), ("B", second)):
+                console.print(f"{side}: ", end="")
+                task.print_behavior(console, model, readout, n=n, seed=seed)
         with progress() as report:
-            both = compare_models(
+            comparison = compare_models(
                 first,
                 second,
                 prompts,
@@ -121,11 +115,22 @@ def compare(
                 **settings,
             )
     else:
-        before, other = explain(first, prompts[0], by=by, **settings), prompts[-1]
+        second_prompt = prompts[-1]
+        before = explain(first, prompts[0], by=by, **settings)
         if b is None and not models.are_same:  # explain the same answer of one prompt
-            other = replace(other, answer=other.answer or before.target)
-        both = compare_explanations(before, explain(second, other, by=by, **others))
-    output.write_json(both.to_json)
-    page = output.write(both.to_html)
-    console.print(both)
+            second_prompt = replace(second_prompt, answer=second_prompt.answer or before.target)
+        after = explain(second, second_prompt, by=by, **second_settings)
+        comparison = compare_explanations(before, after)
+    output.write_json(comparison.to_json)
+    page = output.write(comparison.to_html)
+    console.print(comparison)
     output.show(page, console)
+
+
+def _parsed(a: str | None, b: str | None, answer: str | None, answer_b: str | None) -> list[Any]:
+    """Return both prompts; by default, the paper's and the first."""
+    from icl_lens import Prompt
+
+    if a is None:
+        a, answer = PAPER_PROMPT, answer or PAPER_ANSWER
+    return [Prompt.parse(a, answer), Prompt.parse(a if b is None else b, answer_b)]

@@ -70,10 +70,11 @@ class WhyOptions(RunOutput):
             raise InputError("-n requires a task, e.g. --task sentiment-number")
         if self.why is None:
             raise InputError("-n requires --why, the heads to explain, e.g. --why L23H1,L23H0")
-        if given := [name for name, is_given in conflicting.items() if is_given]:
-            raise InputError(
-                f"--{given[0]} has no effect with -n, which prints means over prompts; remove it"
-            )
+        for name, is_passed in conflicting.items():
+            if is_passed:
+                raise InputError(
+                    f"--{name} has no effect with -n, which prints means over prompts; remove it"
+                )
 
 
 @grouped
@@ -133,19 +134,19 @@ def explain(
     sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, text_options.text))
     output.check()
     if sampled:
-        shown = sampled[0]
+        explained = sampled[0]
     elif text_options.text is not None:
-        shown = Text(text_options.text, answer, text_options.against or None)
+        explained = Text(text_options.text, answer, text_options.against or None)
     elif prompt is None:
-        shown = Prompt.parse(PAPER_PROMPT, answer=answer or PAPER_ANSWER)
+        explained = Prompt.parse(PAPER_PROMPT, answer=answer or PAPER_ANSWER)
     else:
-        shown = Prompt.parse(prompt, answer=answer)
+        explained = Prompt.parse(prompt, answer=answer)
     if why_options.n is not None:
         _explain_task(output, why_options, task, readout, model, n=why_options.n, seed=seed)
         return
     console = PlainConsole()
-    if isinstance(shown, Prompt):
-        task.print_data(console, [shown])
+    if isinstance(explained, Prompt):
+        task.print_data(console, [explained])
     loaded = model.load()
     if why_options.why is not None:
         ModelView.of(loaded).check_head(why_options.why)
@@ -159,9 +160,9 @@ def explain(
     }
     settings |= readout.readout_arguments() | readout.tokenize_arguments(loaded)
     settings |= {} if text_options.text is not None else {"against": text_options.against or None}
-    explanation = explain_prompt(loaded, shown, **settings)
-    if isinstance(shown, Prompt):
-        model.warn_of_words(console, [shown])
+    explanation = explain_prompt(loaded, explained, **settings)
+    if isinstance(explained, Prompt):
+        model.warn_of_words(console, [explained])
     # Files are written before printing, so that a closed pipe loses nothing.
     if output.json_file is not None:
         explanation.save(output.json_file)
@@ -200,11 +201,11 @@ def _explain_task(
             run = replace(
                 run, progress=report, about=why_options.about(task, model, readout, n=n, seed=seed)
             )
-            found = mean_score_parts(loaded, batch, heads, run=run)
+            mean_parts = mean_score_parts(loaded, batch, heads, run=run)
         if console.quiet:
             return
-        output.write_json(lambda: found.to_json(model=view.name))
-        console.print(found)
+        output.write_json(lambda: mean_parts.to_json(model=view.name))
+        console.print(mean_parts)
         output.show(None, console)
         if why_options.out is not None:
             tables = why_options.out / "writers.parquet"

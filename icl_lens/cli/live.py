@@ -64,20 +64,21 @@ def live(
     from icl_lens.prompts.prompt import Prompt
 
     if prompt is None:
-        shown = Prompt.parse(PAPER_PROMPT, answer=answer or PAPER_ANSWER)
+        first_prompt = Prompt.parse(PAPER_PROMPT, answer=answer or PAPER_ANSWER)
     else:
-        shown = Prompt.parse(prompt, answer=answer)
-    if not shown.demonstrations:
+        first_prompt = Prompt.parse(prompt, answer=answer)
+    if not first_prompt.demonstrations:
         raise InputError("the prompt must have demonstrations, such as 'happy : bar nine :'")
     loaded = model.load()
-    chosen = ModelView.of(loaded).check_heads(heads.replace(",", " ").split())
+    first_heads = ModelView.of(loaded).check_heads(heads.replace(",", " ").split())
     arguments = tokens.tokenize_arguments(loaded)
-    tokens.tokenize(loaded, [shown])  # what is wrong with the prompt is said here, not in the page
+    # What is wrong with the prompt is said here, not in the page.
+    tokens.tokenize(loaded, [first_prompt])
     console = PlainConsole(soft_wrap=True, highlight=False)
-    model.warn_of_words(console, [shown])
+    model.warn_of_words(console, [first_prompt])
 
     def new_view() -> "LiveView":
-        return live_view(loaded, shown, heads=chosen, **arguments)
+        return live_view(loaded, first_prompt, heads=first_heads, **arguments)
 
     def announce(address: Address) -> None:
         console.print(f"{address}\nThe live view is at this address; Ctrl-C ends it.")

@@ -148,15 +148,15 @@ def locate(
 def _heads(table: "pd.DataFrame", by: Score) -> Table:
     from icl_lens.result.tables import format_share
 
-    score, others = {
+    score, further_columns = {
         "increase": ("increase", {"effect": "log p lost"}),
         "contrast": ("contrast", {"effect": "log-odds lost"}),
         "effect": ("effect", {"log_prob": "log p lost"}),
         "towers": ("query", {"keys": "keys", "values": "values"}),
     }[by]
     intervals = ["95% interval", "selected"] if "low" in table else []
-    shown = new_table(
-        "rank", "head", f"mean {score}\n(nats)", *intervals, *others.values(), left=(1,)
+    printed_table = new_table(
+        "rank", "head", f"mean {score}\n(nats)", *intervals, *further_columns.values(), left=(1,)
     )
     for row in table.to_dict("records"):
         cells = [str(row["rank"]), row["name"], f"{row[score]:z.4f}"]
@@ -165,5 +165,5 @@ def _heads(table: "pd.DataFrame", by: Score) -> Table:
             if intervals
             else []
         )
-        shown.add_row(*cells, *(f"{row[name]:z.4f}" for name in others))
-    return shown
+        printed_table.add_row(*cells, *(f"{row[name]:z.4f}" for name in further_columns))
+    return printed_table

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import wraps
+from itertools import chain
 from typing import Annotated, Any, get_args, get_type_hints
 
 from icl_lens.errors import InputError
@@ -49,13 +50,13 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    others = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
-    options = [option for group in groups.values() for option in _options(group)]
-    for parameter in others:
+    ungrouped = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
+    options = list(chain.from_iterable(map(_options, groups.values())))
+    for parameter in ungrouped:
         for setting in getattr(hints[parameter.name], "__metadata__", ()):
             setting.hidden = setting.hidden or parameter.name in RARE
     signature = inspect.Signature(
-        [*(p.replace(annotation=hints[p.name]) for p in others), *options]
+        [*(p.replace(annotation=hints[p.name]) for p in ungrouped), *options]
     )
 
     @wraps(command)

@@ -112,7 +112,7 @@ ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
 def unescape(text: str) -> str:
     r"""Replace the escapes `\n`, `\t` and `\\` by a line break, a tab and a backslash."""
-    return re.sub(r"\\[nt\\]", lambda found: ESCAPES[found[0]], text)
+    return re.sub(r"\\[nt\\]", lambda escape: ESCAPES[escape[0]], text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +351,7 @@ class TaskOptions:
         if self.name is None:
             self.check_no_task()
             return []
-        if any(given is not None for given in conflicting):
+        if any(value is not None for value in conflicting):
             raise InputError(
                 "a prompt, --answer and --text have no effect with a task; remove them, or --task "
                 "and --path"
@@ -442,9 +442,9 @@ class TaskOptions:
             digest = check_digest(model, prompts, seed=seed, tokenized=tokenized)
             # The main process alone reads the cache, so that all processes agree on what is
             # computed.
-            kept = run.distributed.run_on_main(partial(stored_check, digest))
-            if kept is not None:
-                return kept
+            earlier_check = run.distributed.run_on_main(partial(stored_check, digest))
+            if earlier_check is not None:
+                return earlier_check
         if only_kept:
             return None
         with progress(hidden=console.quiet) as report:
@@ -535,17 +535,21 @@ def parse_labels(text: str) -> "Labels":
                 f"--labels must be a JSON object from classes to words, got {text!r} ({error})"
             ) from None
     pieces = [piece.strip() for piece in text.split(",")]
-    pairs = [
-        re.split(r"\s*=\s*", piece, maxsplit=1) for piece in pieces if re.search(r".=.", piece)
-    ]
-    if not pairs:
+    words_of: dict[str, list[str]] = {}
+    n_pairs = 0
+    for piece in pieces:
+        if re.search(r".=.", piece):
+            name, words = re.split(r"\s*=\s*", piece, maxsplit=1)
+            words_of[name] = [word.strip() for word in words.split("|")]
+            n_pairs += 1
+    if not n_pairs:
         return pieces
-    if len(pairs) < len(pieces):
+    if n_pairs < len(pieces):
         raise InputError(
             f"--labels must have a class for every word or for none, got {text!r}; write "
             "class=word,…"
         )
-    return {name: [word.strip() for word in words.split("|")] for name, words in pairs}
+    return words_of
 
 
 MIN_QUERIES = 16
@@ -581,13 +585,11 @@ def located_on(locating: "PromptBatch", testing: "PromptBatch") -> str:
     """Return the end of a sentence about located heads: on how many prompts, and how many queries
     also occur here.
     """
-    tested, located = ({prompt.query for prompt in batch.prompts} for batch in (testing, locating))
-    n_shared = len(tested & located)
-    queries = (
-        f"{n_shared} of their {len(located)} queries also occur here"
-        if n_shared
-        else "with other queries"
-    )
+    located = {prompt.query for prompt in locating.prompts}
+    n_shared = len(located.intersection(prompt.query for prompt in testing.prompts))
+    queries = "with other queries"
+    if n_shared:
+        queries = f"{n_shared} of their {len(located)} queries also occur here"
     return f" on {len(locating)} other prompts ({queries})"
 
 

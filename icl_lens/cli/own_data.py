@@ -5,6 +5,7 @@ knows its words.
 import json
 from collections.abc import Sequence
 from importlib.resources import files
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -69,12 +70,12 @@ def unknown_words_warning(model: str, prompts: "Sequence[Prompt]") -> str | None
         return None
     content = json.loads((files("icl_lens") / "bundled" / "words.json").read_text(encoding="utf-8"))
     word_lists = [*content["categories"].values(), content["labels"], content["fillers"]]
-    trained = {word for words in word_lists for word in words}
+    trained = set(chain.from_iterable(word_lists))
     texts: list[str] = []
     for prompt in prompts:
         texts += [prompt.query, *prompt.labels]
         texts += [demonstration.text for demonstration in prompt.demonstrations]
-    words = list(dict.fromkeys(word for text in texts for word in text.split()))
+    words = list(dict.fromkeys(" ".join(texts).split()))
     unknown = [word for word in words if word not in trained]
     if not unknown:
         return None

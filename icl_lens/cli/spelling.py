@@ -39,11 +39,11 @@ def shell_spelling(message: str) -> str:
         'use --columns text,label; pass --bos'
     """
 
-    def option(found: re.Match[str]) -> str:
-        name, value = found.groups()
+    def option(spelled: re.Match[str]) -> str:
+        name, value = spelled.groups()
         if name not in _OPTIONS:
-            return found[0]
+            return spelled[0]
         value = value.strip("()\"'").replace(", ", ",") if value[:1] != "{" else value
         return f"{_OPTIONS[name]} {value}".rstrip()
 
-    return _PYTHON.sub(option, _BOTH.sub(lambda found: found[3], message))
+    return _PYTHON.sub(option, _BOTH.sub(lambda spelled: spelled[3], message))

@@ -89,16 +89,16 @@ def towers(
     console.print(preview(tokens.tokenize(loaded, tested[:1]), n=len(tested)))
     model.warn_of_words(console, [*scanned, *tested])
     behavior = task.print_behavior(console, loaded, tokens, n=task.n, seed=seed)
-    chosen = (
+    tower_heads = (
         None
         if heads.heads is None
         else heads.choose(loaded, tokens.tokenize(loaded, tested[:1]))[0]
     )
     with progress() as report:
-        found = two_towers(
+        exchange_report = two_towers(
             loaded,
             tested,
-            chosen,
+            tower_heads,
             k=heads.k or N_HEADS,
             scan_prompts=scanned,
             n_random=heads.random_sets,
@@ -107,10 +107,14 @@ def towers(
             **tokens.tokenize_arguments(loaded),
         )
     command = shlex.join(["icl-lens", *sys.argv[1:]])
-    about = {"text": found.text, "command": command, "behavior": str(behavior or "")}
-    page = output.write(lambda: page_of(found, **about))
+    descriptions = {
+        "text": exchange_report.text,
+        "command": command,
+        "behavior": str(behavior or ""),
+    }
+    page = output.write(lambda: page_of(exchange_report, **descriptions))
     output.write_json(
-        lambda: found.to_json(command=command, task_check=behavior and behavior.to_dict())
+        lambda: exchange_report.to_json(command=command, task_check=behavior and behavior.to_dict())
     )
-    console.print(found)
+    console.print(exchange_report)
     output.show(page, console)

@@ -14,7 +14,7 @@ import torch
 
 from icl_lens.errors import InputError
 from icl_lens.prompts.batch import PromptBatch, check_against_differs, text_batch
-from icl_lens.prompts.prompt import Rendered, check_unicode
+from icl_lens.prompts.prompt import RenderedPrompt, check_unicode
 from icl_lens.prompts.token_alignment import (
     TokenizedText,
     require_fast_tokenizer,
@@ -105,7 +105,7 @@ def tokenize_plain(
     tokenizer = require_fast_tokenizer(model)
     strings = [text.text for text in texts]
     check_text_length(model, tokenizer, strings)
-    rendered = [Rendered(string, (), (), (0, len(string))) for string in strings]
+    rendered = [RenderedPrompt(string, (), (), (0, len(string))) for string in strings]
     tokenized = tokenize_texts(tokenizer, rendered)
     prefixes = special_prefixes(tokenizer, tokenized, prepend_bos)
     rows = [[*prefix, *text.ids] for prefix, text in zip(prefixes, tokenized, strict=True)]
@@ -162,7 +162,7 @@ def _ids_after(tokenizer: Any, text: TokenizedText, string: str, what: str) -> l
     Raise InputError if the string does not begin where the text ends or is unknown.
     """
     before, n_before = text.rendered.text, len(text.ids)
-    whole = Rendered(before + string, (), (), (0, len(before + string)))
+    whole = RenderedPrompt(before + string, (), (), (0, len(before + string)))
     encoded = tokenizer(
         whole.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
     )

@@ -311,7 +311,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedPrompt:
     """A prompt's text and the spans of its parts.
 
     Spans are (start, end) in characters, end exclusive, and exclude the template's characters.
@@ -489,11 +489,11 @@ class Template:
         before, between, after = re.split(r"{text}|{label}", self.demonstration)
         return before, between, after
 
-    def render(self, prompt: Prompt) -> Rendered:
+    def render(self, prompt: Prompt) -> RenderedPrompt:
         """Return the prompt's text up to where its label is predicted."""
         return self._write(prompt, None)
 
-    def continuation(self, prompt: Prompt, label: str) -> Rendered:
+    def continuation(self, prompt: Prompt, label: str) -> RenderedPrompt:
         """Return the prompt's text with `label` after the query, formatted like a demonstration.
 
         The last of `label_spans` is that of `label`: the label in the context in which the model
@@ -501,7 +501,7 @@ class Template:
         """
         return self._write(prompt, label)
 
-    def _write(self, prompt: Prompt, answer: str | None) -> Rendered:
+    def _write(self, prompt: Prompt, answer: str | None) -> RenderedPrompt:
         """Render the prompt up to its answer or, if that is None, up to where it is predicted."""
         before, between, after = self._pieces
         before_query, _, after_query = self.query.partition("{text}")
@@ -535,7 +535,7 @@ class Template:
             label_spans.append(add(answer))
             if not self._is_label_first:
                 add(after)
-        return Rendered(
+        return RenderedPrompt(
             "".join(parts), tuple(label_spans), tuple(text_spans), query_span, tuple(starts)
         )
 

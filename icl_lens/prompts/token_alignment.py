@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from transformers import AutoTokenizer
 
 from icl_lens.errors import InputError, not_a_model_error
-from icl_lens.prompts.prompt import Rendered, Span, quoted_list
+from icl_lens.prompts.prompt import RenderedPrompt, Span, quoted_list
 
 
 def require_fast_tokenizer(model: Any) -> Any:
@@ -40,7 +40,7 @@ class TokenizedText:
     each.
     """
 
-    rendered: Rendered
+    rendered: RenderedPrompt
     ids: list[int]
     starts: list[int]
     ends: list[int]
@@ -121,7 +121,7 @@ class TokenizedText:
         return self._at(max(0, span[0] - 20), span[1] + 20)
 
 
-def tokenize_texts(tokenizer: Any, rendered: list[Rendered]) -> list[TokenizedText]:
+def tokenize_texts(tokenizer: Any, rendered: list[RenderedPrompt]) -> list[TokenizedText]:
     """Tokenize texts in one call. Raise InputError that lists unknown words."""
     encoded = tokenizer(
         [prompt.text for prompt in rendered],
