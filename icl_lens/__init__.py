@@ -1,7 +1,7 @@
 """Interpret in-context learning in language models: locate heads, project, intervene, explain.
 
-`__init__.pyi` lists the public names and the modules that define them. A module is imported when one of its names is
-first used, which keeps `import icl_lens` fast.
+`__init__.pyi` lists the public names and the modules that define them. A module is imported when
+one of its names is first used, which keeps `import icl_lens` fast.
 """
 
 import warnings
@@ -11,7 +11,8 @@ import lazy_loader
 
 from icl_lens.result.renderers import Renderers, register_renderers
 
-# tqdm, which transformers imports, warns in notebooks without ipywidgets and then shows its bars as text.
+# tqdm, which transformers imports, warns in notebooks without ipywidgets and then shows its bars as
+# text.
 warnings.filterwarnings("ignore", message="IProgress not found")
 
 

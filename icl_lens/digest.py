@@ -1,4 +1,6 @@
-"""Short digests that identify configurations and weights in result files; they guard against mix-ups, not forgery."""
+"""Short digests that identify configurations and weights in result files; they guard against
+mix-ups, not forgery.
+"""
 
 import hashlib
 import json
@@ -15,9 +17,11 @@ def json_digest(value: Any) -> str:
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return a 16-digit hexadecimal digest of named weights: every name and shape, and a sample of the values.
+    """Return a 16-digit hexadecimal digest of named weights: every name and shape, and a sample of
+    the values.
 
-    Every (size // 512)-th value of each tensor is read in float32: at least 512 values, or all of a smaller one.
+    Every (size // 512)-th value of each tensor is read in float32: at least 512 values, or all of a
+    smaller one.
     """
     digest = hashlib.sha256()
     for name in sorted(tensors):  # one at a time: a mapping may read them from disk

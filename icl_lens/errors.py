@@ -7,7 +7,8 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Invalid input that the caller can correct; the message gives the cause, the value and a fix in one sentence.
+    """Invalid input that the caller can correct; the message gives the cause, the value and a fix
+    in one sentence.
 
     Example:
         >>> il.Prompt.parse("no colon here")  # doctest: +ELLIPSIS
@@ -56,13 +57,16 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return " (did you mean 'icl-mini'?)" for a name that resembles one of `names`, else an empty string."""
+    """Return " (did you mean 'icl-mini'?)" for a name that resembles one of `names`, else an empty
+    string.
+    """
     matches = get_close_matches(name, [known for known in names if known != name], n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def check_integers(**values: object) -> tuple[int, ...]:
-    """Return the values as integers of Python; raise InputError unless each is one, or one of NumPy.
+    """Return the values as integers of Python; raise InputError unless each is one, or one of
+    NumPy.
 
     Random generators, JSON and hashes of texts do not take integers of NumPy for those of Python.
 
@@ -80,7 +84,9 @@ def check_integers(**values: object) -> tuple[int, ...]:
 
 
 def check_at_least(minimum: int, **values: Any) -> tuple[int, ...]:
-    """Return the values as integers of Python; raise InputError unless each is an integer of at least `minimum`."""
+    """Return the values as integers of Python; raise InputError unless each is an integer of at
+    least `minimum`.
+    """
     integers = check_integers(**values)
     for name, value in zip(values, integers, strict=True):
         if value < minimum:

@@ -1,4 +1,6 @@
-"""Write files atomically, so that no reader sees a partial file; read JSON without losing repeated keys."""
+"""Write files atomically, so that no reader sees a partial file; read JSON without losing repeated
+keys.
+"""
 
 import glob
 import json
@@ -24,9 +26,9 @@ TEMP_FILE_NAME = re.compile(r"\.icl_lens-.*-[a-z0-9_]{8}(\.[A-Za-z0-9]+)?")
 def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`; move it into place on success, remove it on failure.
 
-    An existing file keeps its mode. A symbolic link is followed: its target is replaced. A device or pipe
-    (/dev/stdout) is written to, never replaced. Raise InputError if `path` cannot be written: missing folder, a
-    folder itself, full disk, no permission.
+    An existing file keeps its mode. A symbolic link is followed: its target is replaced. A device
+    or pipe (/dev/stdout) is written to, never replaced. Raise InputError if `path` cannot be
+    written: missing folder, a folder itself, full disk, no permission.
     """
     path = Path(path)
     try:
@@ -34,7 +36,8 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         folder = Path(tempfile.gettempdir()) if target is None else target.parent
         temp_path = folder / f"{_temp_prefix(path)}{secrets.token_hex(4)}{path.suffix[:20]}"
         is_new = target is not None and not target.exists()
-        # The system applies the umask to a new file. To read the umask is to set it for a moment, for all threads.
+        # The system applies the umask to a new file. To read the umask is to set it for a moment,
+        # for all threads.
         os.close(os.open(temp_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if is_new else 0o600))
     except (OSError, ValueError, RuntimeError) as error:  # a null byte in the name, a symlink loop
         raise _write_error(path, error) from error
@@ -56,7 +59,9 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 
 def remove_partial_files(path: Path) -> None:
-    """Remove the temporary files of killed processes that were writing `path`; no other process may be writing it."""
+    """Remove the temporary files of killed processes that were writing `path`; no other process may
+    be writing it.
+    """
     for file in path.parent.glob(f"{glob.escape(_temp_prefix(path))}*"):
         if TEMP_FILE_NAME.fullmatch(file.name) and file.is_file() and not file.is_symlink():
             file.unlink(missing_ok=True)
@@ -74,7 +79,8 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def parse_json(text: str) -> Any:
-    """Return the data of a JSON text; raise ValueError if it is invalid or if an object has a key twice.
+    """Return the data of a JSON text; raise ValueError if it is invalid or if an object has a key
+    twice.
 
     The standard library keeps only the last value of such a key.
     """
@@ -113,7 +119,9 @@ def check_writable(*paths: str | Path | None) -> None:
 
 
 def _target(path: Path) -> Path | None:
-    """Return the file to replace, following links; None for devices and pipes, which are written to directly."""
+    """Return the file to replace, following links; None for devices and pipes, which are written to
+    directly.
+    """
     if path.is_dir():
         raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
     if not path.name:

@@ -1,8 +1,11 @@
 """Files of the Hugging Face Hub, downloaded once at one commit.
 
-1. `open_repository` asks the Hub for the commit of a revision and its files, or finds both in the cache.
-2. `Repository.fetch` downloads the files missing at this commit; huggingface_hub resumes, retries and times out.
-3. `Repository.record_revision` stores the commit of the revision in the cache, so that later loads also work offline.
+1. `open_repository` asks the Hub for the commit of a revision and its files, or finds both in the
+   cache.
+2. `Repository.fetch` downloads the files missing at this commit; huggingface_hub resumes, retries
+   and times out.
+3. `Repository.record_revision` stores the commit of the revision in the cache, so that later loads
+   also work offline.
 """
 
 import logging
@@ -19,14 +22,14 @@ Kind = Literal["model", "dataset"]
 _MESSAGES = {
     "OfflineModeIsEnabled": "{what} is not in the cache, or only partly; unset HF_HUB_OFFLINE and "
     "TRANSFORMERS_OFFLINE once to download it",
-    "HFValidationError": "{kind} must be a Hugging Face Hub name like 'gpt2-large' or 'EleutherAI/gpt-j-6b', got "
-    "{name!r}",
-    "GatedRepoError": "{what} is gated; accept its license on its page at https://huggingface.co, then log in with "
-    "`hf auth login` or set HF_TOKEN",
+    "HFValidationError": "{kind} must be a Hugging Face Hub name like 'gpt2-large' or "
+    "'EleutherAI/gpt-j-6b', got {name!r}",
+    "GatedRepoError": "{what} is gated; accept its license on its page at https://huggingface.co, "
+    "then log in with `hf auth login` or set HF_TOKEN",
     "RevisionNotFoundError": "{what} does not exist; pass a branch, tag or commit with --revision "
     "(revision= in Python)",
-    "RepositoryNotFoundError": "the Hugging Face Hub has no {what} that you can read; check the spelling, or, if it is "
-    "private, log in with `hf auth login` or set HF_TOKEN",
+    "RepositoryNotFoundError": "the Hugging Face Hub has no {what} that you can read; check the "
+    "spelling, or, if it is private, log in with `hf auth login` or set HF_TOKEN",
 }
 """Messages for errors of huggingface_hub, by class name."""
 
@@ -51,7 +54,9 @@ class Repository:
         return _cache_folder(self.name, self.kind) / "snapshots" / self.commit
 
     def fetch(self, files: Sequence[str]) -> Path:
-        """Return the folder after downloading those of `files` that it lacks; raise InputError if this fails."""
+        """Return the folder after downloading those of `files` that it lacks; raise InputError if
+        this fails.
+        """
         from huggingface_hub import hf_hub_download
 
         for file in files:
@@ -77,11 +82,12 @@ class Repository:
 def open_repository(
     name: str, *, kind: Kind, revision: str | None = None, is_complete: Callable[[Repository], bool]
 ) -> Repository:
-    """Return the repository `name` at the commit of `revision`, a branch, tag or commit (default: main).
+    """Return the repository `name` at the commit of `revision`, a branch, tag or commit (default:
+    main).
 
-    A cached copy that `is_complete` accepts is used in offline mode (HF_HUB_OFFLINE), if `revision` is a commit, and,
-    with a warning, if the request to the Hub fails for any reason. Raise InputError, with the cause and a remedy, if
-    the repository is unavailable.
+    A cached copy that `is_complete` accepts is used in offline mode (HF_HUB_OFFLINE), if `revision`
+    is a commit, and, with a warning, if the request to the Hub fails for any reason. Raise
+    InputError, with the cause and a remedy, if the repository is unavailable.
     """
     from huggingface_hub import HfApi, constants
 
@@ -109,14 +115,20 @@ def open_repository(
         if cached is None:
             raise InputError(message) from error
         logging.getLogger("icl_lens").warning(
-            "using the cached %s %r (commit %s), unchecked for updates: %s", kind, name, cached.commit[:7], message
+            "using the cached %s %r (commit %s), unchecked for updates: %s",
+            kind,
+            name,
+            cached.commit[:7],
+            message,
         )
         return cached
     return Repository(name, kind, revision, str(info.sha), tuple(file.rfilename for file in info.siblings or ()))
 
 
 def explain_hub_error(error: BaseException, name: str, kind: Kind, revision: str | None = None) -> str:
-    """Return one sentence, without a full stop, with the cause of a failed request or download and a remedy."""
+    """Return one sentence, without a full stop, with the cause of a failed request or download and
+    a remedy.
+    """
     what = f"{kind} {name!r}" + (f" at revision {revision!r}" if revision else "")
     while type(error).__name__ == "LocalEntryNotFoundError" and error.__cause__ is not None:
         error = error.__cause__  # the failed request
@@ -124,18 +136,20 @@ def explain_hub_error(error: BaseException, name: str, kind: Kind, revision: str
         return message.format(what=what, kind=kind, name=name)
     if isinstance(error, OSError) and error.errno is not None:
         return (
-            f"cannot use the cache for {what} ({first_line(error)}); free space or set HF_HOME to a writable folder, "
-            "and check that SSL_CERT_FILE, if set, exists"
+            f"cannot use the cache for {what} ({first_line(error)}); free space or set HF_HOME to "
+            "a writable folder, and check that SSL_CERT_FILE, if set, exists"
         )
     return (
-        f"cannot get {what} from the Hugging Face Hub ({type(error).__name__}: {first_line(error)}); retry later, or "
-        "check the network connection, HTTPS_PROXY, HF_ENDPOINT, SSL_CERT_FILE and your token (`hf auth login` or "
-        "HF_TOKEN)"
+        f"cannot get {what} from the Hugging Face Hub ({type(error).__name__}: "
+        f"{first_line(error)}); retry later, or check the network connection, HTTPS_PROXY, "
+        "HF_ENDPOINT, SSL_CERT_FILE and your token (`hf auth login` or HF_TOKEN)"
     )
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first non-empty line of an error, without request IDs and cut to 160 characters; if none, its type."""
+    """Return the first non-empty line of an error, without request IDs and cut to 160 characters;
+    if none, its type.
+    """
     for line in str(error).splitlines():
         line = re.sub(r"\s*\(Request ID: [^)]*\)", "", line).strip().rstrip(".:;")
         if line:
@@ -144,7 +158,9 @@ def first_line(error: BaseException) -> str:
 
 
 def blocking_file(folder: Path) -> Path | None:
-    """Return what stands in the place of a folder, or of a folder above it, without being one; None if nothing does."""
+    """Return what stands in the place of a folder, or of a folder above it, without being one; None
+    if nothing does.
+    """
     for path in (folder, *folder.parents):
         if path.is_dir():
             return None
@@ -154,7 +170,8 @@ def blocking_file(folder: Path) -> Path | None:
 
 
 def show_download_bars(shown: bool) -> None:
-    """Show or hide the progress bars of downloads, unless the environment variable HF_HUB_DISABLE_PROGRESS_BARS is set.
+    """Show or hide the progress bars of downloads, unless the environment variable
+    HF_HUB_DISABLE_PROGRESS_BARS is set.
 
     Even when shown, bars appear only in a terminal.
     """
@@ -166,7 +183,9 @@ def show_download_bars(shown: bool) -> None:
 
 
 def _in_cache(name: str, kind: Kind, revision: str | None) -> Repository | None:
-    """Return the repository at the cached commit of a revision, with its cached files; None if it is not cached."""
+    """Return the repository at the cached commit of a revision, with its cached files; None if it
+    is not cached.
+    """
     folder = _cache_folder(name, kind)
     reference = folder / "refs" / (revision or "main")
     commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else (revision or "main")

@@ -7,5 +7,7 @@ HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066
 
 
 def visible(text: str) -> str:
-    r"""Escape control characters, so that a terminal shows "\x1b[2J" instead of clearing its screen."""
+    r"""Escape control characters, so that a terminal shows "\x1b[2J" instead of clearing its
+    screen.
+    """
     return HIDDEN.sub(lambda hidden: hidden[0].encode("unicode_escape").decode("ascii"), text)

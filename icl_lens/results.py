@@ -1,6 +1,8 @@
-"""What functions return: every class of results, and `load`, which restores any of them from its file.
+"""What functions return: every class of results, and `load`, which restores any of them from its
+file.
 
-`results.pyi` lists the classes and the modules that define them; a module is imported when its class is first used.
+`results.pyi` lists the classes and the modules that define them; a module is imported when its
+class is first used.
 """
 
 from pathlib import Path
@@ -21,7 +23,8 @@ def __dir__() -> list[str]:
 
 
 def load(path: str | Path) -> Any:
-    """Load a result of any kind that its `save`, or `--json` of a command, has written; its tensors are on the CPU.
+    """Load a result of any kind that its `save`, or `--json` of a command, has written; its tensors
+    are on the CPU.
 
     Raise InputError for a file that is missing, damaged, not a result, or of another version.
 

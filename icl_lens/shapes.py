@@ -1,7 +1,8 @@
-"""Check the tensors of a dataclass against the axes in its annotations, such as `Float[Tensor, "batch layer d_model"]`.
+"""Check the tensors of a dataclass against the axes in its annotations, such as `Float[Tensor,
+"batch layer d_model"]`.
 
-Axes of one name must have one size in all fields. Types of elements and axes are those that jaxtyping reads from the
-annotation; it compares them at every call in tests, but not in use.
+Axes of one name must have one size in all fields. Types of elements and axes are those that
+jaxtyping reads from the annotation; it compares them at every call in tests, but not in use.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ from jaxtyping import AbstractArray
 
 
 def check_shapes(kind: type, values: Mapping[str, Any], axes: Mapping[str, int] | None = None) -> None:
-    """Raise ValueError, naming the field, if a value has another dtype or shape than `kind` annotates.
+    """Raise ValueError, naming the field, if a value has another dtype or shape than `kind`
+    annotates.
 
     `axes` are sizes known beforehand, by the name of the axis.
     """
@@ -33,7 +35,9 @@ def _array_types(hint: Any) -> list[Any]:
 
 
 def _fits(value: Any, array: Any, sizes: dict[str, int]) -> bool:
-    """Return whether a value has an annotation's dtype and axes; add the sizes of axes that are new."""
+    """Return whether a value has an annotation's dtype and axes; add the sizes of axes that are
+    new.
+    """
     if not isinstance(value, array.array_type):
         return False
     dtypes = array.dtypes
