@@ -2,6 +2,7 @@
 and all values.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal

@@ -74,12 +74,7 @@ def compare(
     from icl_lens import Run, compare_models, explain
     from icl_lens.analyses.comparison import compare as compare_explanations
 
-    if n > 1 and (models.are_same or task.name is None):
-        raise InputError(
-            f"-n must be 1 without a second model and a task, got {n}; pass --model-b and --task"
-        )
-    if n == 1:
-        reject_options(output_folder, "out", reason="only -n prompts are stored")
+    _check_number(n, models, task, output_folder)
     prompts: list[Any] = task.sample_prompts(
         2 if models.are_same else n, seed=seed, conflicting=(a, b, answer, answer_b)
     )
@@ -97,10 +92,7 @@ def compare(
     settings = readout.tokenize_arguments(first) | readout.readout_arguments()
     second_settings = readout.tokenize_arguments(second) | readout.readout_arguments()
     if n > 1:
-        if settings != second_settings:
-            raise InputError(
-                "--chat requires two models with the same chat template; pass --template instead"
-            )
+        _check_same_settings(settings, second_settings)
         if task.check:
             for side, model in (("A", first), ("B", second)):
                 console.print(f"{side}: ", end="")
@@ -134,3 +126,23 @@ def _parsed(a: str | None, b: str | None, answer: str | None, answer_b: str | No
     if a is None:
         a, answer = PAPER_PROMPT, answer or PAPER_ANSWER
     return [Prompt.parse(a, answer), Prompt.parse(a if b is None else b, answer_b)]
+
+
+def _check_number(n: int, models: TwoModels, task: TaskOptions, output_folder: RunOutput) -> None:
+    """Raise InputError for several prompts without a task and two models, and for a folder without
+    several prompts.
+    """
+    if n > 1 and (models.are_same or task.name is None):
+        raise InputError(
+            f"-n must be 1 without a second model and a task, got {n}; pass --model-b and --task"
+        )
+    if n == 1:
+        reject_options(output_folder, "out", reason="only -n prompts are stored")
+
+
+def _check_same_settings(settings: dict[str, Any], second_settings: dict[str, Any]) -> None:
+    """Raise InputError if two models would read the same prompts in different forms."""
+    if settings != second_settings:
+        raise InputError(
+            "--chat requires two models with the same chat template; pass --template instead"
+        )
