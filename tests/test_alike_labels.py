@@ -49,7 +49,7 @@ def written_out(model, batch) -> PromptBatch:
     """The rows as plain token ids: text and appended words, with target and comparisons."""
     texts = [f"{LINES.render(PROMPTS[number]).text} {start}".strip() for number, start, _, _ in ROWS]
     rows = [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    against = [sorted(token_of(model, word) for word in others) for *_, others in ROWS]
+    against = [sorted(token_of(model, word) for word in compared_words) for *_, compared_words in ROWS]
     targets = [token_of(model, answer) for _, _, answer, _ in ROWS]
     return PromptBatch.from_tokens(rows, model=model, targets=targets, against=against)
 
@@ -60,7 +60,7 @@ def test_each_decision_has_a_row(gpt2, batch):
     assert batch.decision_index.tolist() == [number for number, *_ in ROWS]
     assert torch.equal(batch.answer_tokens, plain.answer_tokens)
     compared = [{token for token in row if token >= 0} for row in batch.other_label_tokens.tolist()]
-    assert compared == [{token_of(gpt2, word) for word in others} for *_, others in ROWS]
+    assert compared == [{token_of(gpt2, word) for word in compared_words} for *_, compared_words in ROWS]
     assert batch.labels == ("cat…", "cat", "cat bar", "cat dog…", "cat dog", "cat dog foo", "foo")
     assert [batch.labels[index] for index in batch.answer] == [
         *("cat…", "cat dog…", "cat dog foo", "foo", "cat…", "cat", "cat…", "cat bar")
@@ -94,12 +94,12 @@ def test_numbers_of_a_decision_are_those_of_the_text_written_out(gpt2, batch):
     plain = written_out(gpt2, batch)
     ours, theirs = il.capture(gpt2, batch), il.capture(gpt2, plain)
     contrasts = [
-        il.head_log_prob_increase(one, b.answer_tokens, against=against)
-        for one, b, against in ((ours, batch, batch.other_label_tokens), (theirs, plain, plain.against))
+        il.head_log_prob_increase(captured, b.answer_tokens, against=against)
+        for captured, b, against in ((ours, batch, batch.other_label_tokens), (theirs, plain, plain.against))
     ]
     assert_close(*contrasts)
     assert contrasts[0].abs().max() > 1e-3
-    effects = [il.head_effects(gpt2, one) for one in (batch, plain)]
+    effects = [il.head_effects(gpt2, captured) for captured in (batch, plain)]
     assert_close(effects[0].log_odds, effects[1].log_odds)
     assert_close(effects[0].log_prob, effects[1].log_prob)
     ablated = [il.Ablate(["L1H0"], positions="last")]
@@ -119,7 +119,7 @@ def test_whole_scores_are_sums_over_the_labels_tokens(load_tiny, family_run, nam
     model, hf = load_tiny(name), family_run(name).hf.float()
     prompts = [il.Prompt(DEMONSTRATIONS[:4], query) for query in ("one", "like")]
     batch = il.tokenize(model, prompts, template=LINES, prepend_bos=False)
-    found = batch.whole_scores(il.score(model, batch))
+    scores = batch.whole_scores(il.score(model, batch))
     assert batch.whole_labels == ("cat", "cat bar", "cat dog", "foo")
     for row, prompt in enumerate(prompts):
         text = LINES.render(prompt).text
@@ -129,7 +129,7 @@ def test_whole_scores_are_sums_over_the_labels_tokens(load_tiny, family_run, nam
             with torch.no_grad():
                 log_probs = hf(ids).logits[0].log_softmax(-1)
             theirs = sum(float(log_probs[-1 - n + i, ids[0, len(ids[0]) - n + i]]) for i in range(n))
-            assert_close(found[row, column], theirs)
+            assert_close(scores[row, column], theirs)
     hf.double()
     pairs = [label for label in batch.whole_labels if " " in label]
     whole = il.whole_label_log_probs(model, batch)
@@ -138,17 +138,17 @@ def test_whole_scores_are_sums_over_the_labels_tokens(load_tiny, family_run, nam
     assert_close(il.whole_label_log_probs(model, batch, per_token=True), whole / n_tokens)
     for label in pairs:
         column = batch.whole_labels.index(label)
-        assert_close(whole[[0, 2], column], found[:, column])
+        assert_close(whole[[0, 2], column], scores[:, column])
 
 
 def test_calibration_demonstrations_and_towers_take_decisions(gpt2, batch):
     """Row by row what they are for the row alone; texts removed from a prompt keep what is appended."""
-    one = [il.calibrated_scores(gpt2, batch[row], inputs=["nine", "red"]) for row in range(len(batch))]
-    assert_close(il.calibrated_scores(gpt2, batch, inputs=["nine", "red"]), torch.cat(one))
+    row_scores = [il.calibrated_scores(gpt2, batch[row], inputs=["nine", "red"]) for row in range(len(batch))]
+    assert_close(il.calibrated_scores(gpt2, batch, inputs=["nine", "red"]), torch.cat(row_scores))
     removed = il.demonstration_effects(gpt2, batch, ways=["removed"]).log_odds[..., 0]
     row = 2  # "cat dog foo" against "cat dog"
-    shown = [d for place, d in enumerate(DEMONSTRATIONS) if place != 1]
-    text = f"{LINES.render(il.Prompt(shown, 'one')).text} cat dog"
+    demonstrations = [d for place, d in enumerate(DEMONSTRATIONS) if place != 1]
+    text = f"{LINES.render(il.Prompt(demonstrations, 'one')).text} cat dog"
     ids = [gpt2.tokenizer(text, add_special_tokens=False)["input_ids"]]
     foo, end = token_of(gpt2, "foo"), token_of(gpt2, "the")
     without = il.score(gpt2, PromptBatch.from_tokens(ids, model=gpt2), read=lambda log_probs, _: log_probs)[0]
@@ -197,8 +197,8 @@ def test_the_last_decision_is_explained(gpt2):
 def test_numbers_from_ten_on_are_labels():
     """After "1", "10" continues with a digit and "1" with the line break."""
     model, lines = model_of("metaspace"), il.Template("{text} : {label}", "{text} :", "\n")
-    shown = [il.Demonstration(f"t{n}", str(n)) for n in (1, 2, 10, 12)]
-    batch = il.tokenize(model, il.Prompt(shown, "t", "1"), template=lines)
+    demonstrations = [il.Demonstration(f"t{n}", str(n)) for n in (1, 2, 10, 12)]
+    batch = il.tokenize(model, il.Prompt(demonstrations, "t", "1"), template=lines)
     names = [[batch.token_names[row][at] for at in batch.label_positions[row]] for row in range(2)]
     assert names == [["1", "2", "1", "1"], ["⏎", "2", "0", "2"]]
     assert batch.label_ranges[1, 0].diff().item() == 2
@@ -224,13 +224,13 @@ def test_every_decision_is_shown(gpt2, batch, row):
         for label in group
         if batch.label_mask[row, index]
     }
-    shown = [name for _, name in SHOWN if name in column]
-    own = [
+    names = [name for _, name in SHOWN if name in column]
+    demonstration_labels = [
         explanation.labels[index]
         for (_, name), index in zip(SHOWN, explanation.input.demonstration_labels, strict=True)
         if name in column
     ]
-    assert own == [batch.labels[column[name]] for name in shown]
+    assert demonstration_labels == [batch.labels[column[name]] for name in names]
 
 
 @pytest.mark.parametrize("by", ["contrast", "effect"])

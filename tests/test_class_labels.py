@@ -19,9 +19,9 @@ LAYOUTS = get_args(Layout)
 BALANCED = ("random", "last", "first")
 
 
-def write(path, classes, each=12, text="{} text {}"):
+def write(path, classes, n_of_each=12, text="{} text {}"):
     """Write a CSV in random order; each text begins with its class, stripped."""
-    rows = [(text.format(name.strip(), i), name) for name in classes for i in range(each)]
+    rows = [(text.format(name.strip(), i), name) for name in classes for i in range(n_of_each)]
     random.Random(0).shuffle(rows)
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *rows])
@@ -30,8 +30,12 @@ def write(path, classes, each=12, text="{} text {}"):
 
 def labels_of_texts(prompts):
     """Return all pairs of a text's class and its label, also those of queries."""
-    shown = [(one.text, one.label) for prompt in prompts for one in prompt.demonstrations]
-    return {(text.split(" text ")[0], label) for text, label in [*shown, *((p.query, p.answer) for p in prompts)]}
+    demonstrated = [
+        (demonstration.text, demonstration.label) for prompt in prompts for demonstration in prompt.demonstrations
+    ]
+    return {
+        (text.split(" text ")[0], label) for text, label in [*demonstrated, *((p.query, p.answer) for p in prompts)]
+    }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -51,8 +55,8 @@ def test_twelve_numbered_classes_have_words_in_the_order_of_the_numbers(tmp_path
     path = write(tmp_path / "months.csv", [str(month) for month in range(12, 0, -1)])
     for classes in ("all", "binary"):
         task = il.TextTask("months", path, classes=classes)
-        found = labels_of_texts(task.prompts(120, labels=words))
-        assert found == {(str(month), word) for month, word in enumerate(words, 1)}
+        labeled = labels_of_texts(task.prompts(120, labels=words))
+        assert labeled == {(str(month), word) for month, word in enumerate(words, 1)}
     defaults = il.TextTask("months", path, classes="all").prompts(1)
     assert labels_of_texts(defaults) == {(str(month), str(month)) for month in range(1, 13)}
 
@@ -60,10 +64,10 @@ def test_twelve_numbered_classes_have_words_in_the_order_of_the_numbers(tmp_path
 @pytest.mark.parametrize("layout", BALANCED)
 def test_words_without_meaning_are_exchanged_only_if_none_is_given_a_class(tmp_path, layout):
     path = write(tmp_path / "kinds.csv", ("loud", "calm"))
-    every = {(name, word) for name in ("loud", "calm") for word in ("foo", "bar")}
+    all_pairs = {(name, word) for name in ("loud", "calm") for word in ("foo", "bar")}
     for labels in (("foo", "bar"), {"loud": ["foo", "bar"], "calm": ["bar", "foo"]}):
         prompts = il.load_task("kinds", path=path, n=40, layout=layout, labels=labels)
-        assert labels_of_texts(prompts) == every
+        assert labels_of_texts(prompts) == all_pairs
         assert Counter(prompt.answer for prompt in prompts) == {"foo": 20, "bar": 20}
         kinds = Counter((prompt.query.split()[0], prompt.answer) for prompt in prompts)
         assert labels is None or not isinstance(labels, dict) or set(kinds.values()) == {10}
@@ -117,10 +121,10 @@ def test_words_that_fit_in_more_than_one_way_are_refused_with_both_ways(classes,
     python = words[words.index("labels={") + 7 : words.index("} (") + 1]
     shell = words[words.index("--labels '") + 10 : words.index("') or")]
     mapping = json.loads(python.replace("'", '"'))
-    shown = {name: [word] for name, word in mapping.items()}
-    assert parse_labels(shell) == shown, "both spellings say the same"
-    found = class_labels(mapping, classes, n_shown)  # the advice works
-    assert found.words == {name: (word,) for name, word in mapping.items()}
+    words_of = {name: [word] for name, word in mapping.items()}
+    assert parse_labels(shell) == words_of, "both spellings say the same"
+    labels_of_advice = class_labels(mapping, classes, n_shown)  # the advice works
+    assert labels_of_advice.words == {name: (word,) for name, word in mapping.items()}
     assert class_labels(None, classes, n_shown).arbitrary == ("foo", "bar", "baz")[:n_shown]
 
 

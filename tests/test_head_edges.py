@@ -84,9 +84,11 @@ def grouped(load_tiny):
 
 def test_means_replace_writers_and_roles_align_prompts_of_any_length(grouped):
     model, batch, acts = grouped
-    other = il.tokenize(model, [il.Prompt.parse("love : bar two : foo sad happy :", answer="bar")], prepend_bos=False)
-    reference = il.capture(model, other, writers="all")
-    roles, of_reference = batch.role_indices, other.role_indices
+    reference_batch = il.tokenize(
+        model, [il.Prompt.parse("love : bar two : foo sad happy :", answer="bar")], prepend_bos=False
+    )
+    reference = il.capture(model, reference_batch, writers="all")
+    roles, of_reference = batch.role_indices, reference_batch.role_indices
     assert set(of_reference.flatten().tolist()) == set(range(len(ROLES)))
     for writer in WRITERS:
         u, mean = written(acts, writer, 2), torch.zeros(len(ROLES), acts.view.d_model)
@@ -96,16 +98,18 @@ def test_means_replace_writers_and_roles_align_prompts_of_any_length(grouped):
             ].mean(0)
         change = (u - mean[roles.clamp(min=0)]) * (roles >= 0)[..., None]
         for reader, part, at in ((READER, "k", "text"), (il.Head(2, 0), "v", "true label")):  # which it attends to
-            found = il.head_to_head_effects(model, batch, [reader], part=part, writers=[writer], at=at, reference=other)
+            effects = il.head_to_head_effects(
+                model, batch, [reader], part=part, writers=[writer], at=at, reference=reference_batch
+            )
             expected = hooked_effect(model, batch, reader, part, change, roles == ROLES.index(at))
-            assert_close(found.log_prob[:, 0, 0], expected, msg=f"{writer}, {at}")
+            assert_close(effects.log_prob[:, 0, 0], expected, msg=f"{writer}, {at}")
 
 
 @pytest.mark.parametrize("part", ["v", *(pytest.param(part, marks=pytest.mark.slow) for part in "qk")])
 def test_readers_at_a_role_are_those_at_its_tokens(grouped, part):
     """The sweep compares readers at roles and at all tokens with Hugging Face."""
     model, batch, _ = grouped
-    found = []
+    effects = []
     for row in range(len(batch)):
         for role in ("last", "label", "true label", "text", "query", "other"):
             places = (at_role(batch[[row]].role_indices, role) > 0)[0].nonzero()[:, 0].tolist()
@@ -115,8 +119,8 @@ def test_readers_at_a_role_are_those_at_its_tokens(grouped, part):
                 for where in (role, places)
             )
             assert_close(by_role, by_place, msg=role)
-            found.append(float(by_role.abs()))
-    assert sum(effect > 1e-3 for effect in found) >= len(found) // 2
+            effects.append(float(by_role.abs()))
+    assert sum(effect > 1e-3 for effect in effects) >= len(effects) // 2
 
 
 def test_sets_of_edges_at_several_tokens_are_one_pass_from_the_first_reader_on(grouped):
@@ -135,8 +139,8 @@ def test_sets_of_edges_at_several_tokens_are_one_pass_from_the_first_reader_on(g
         assert_close(scored[:, number], il.score(model, batch, [apart])[:, 0], scale=8.0)
     assert (scored[:, 1:] - scored[:, :1]).abs().max() > 1e-2
     by_role = [il.Edge("L1H2", "v", "embed", "text", role) for role in ("true label", "false label")]
-    joint, each = il.score(model, batch, [[il.WithoutEdges(first[:1])], [il.WithoutEdges(by_role)]]).unbind(1)
-    assert_close(joint, each, scale=8.0)
+    joint, by_role_scores = il.score(model, batch, [[il.WithoutEdges(first[:1])], [il.WithoutEdges(by_role)]]).unbind(1)
+    assert_close(joint, by_role_scores, scale=8.0)
     assert (joint - il.score(model, batch, [[il.WithoutEdges(by_role[:1])]])[:, 0]).abs().max() > 1e-3
 
 
@@ -159,7 +163,7 @@ def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(g
     estimates = estimate_effects(model, batch, [il.Head(1, 2), il.Head(2, 1)], None)
     exact, estimated = [], []
     for number, edge in enumerate(EDGES, start=1):
-        found = il.head_to_head_effects(
+        effects = il.head_to_head_effects(
             model,
             batch,
             [edge.reader],
@@ -167,8 +171,8 @@ def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(g
             writers=[edge.writer],
             at="all" if edge.part == "q" else edge.role,
         )
-        assert_close(found.log_prob[:, 0, 0], log_prob[:, 0] - log_prob[:, number], scale=8.0, msg=str(edge))
-        exact.append(found.log_odds[:, 0, 0])
+        assert_close(effects.log_prob[:, 0, 0], log_prob[:, 0] - log_prob[:, number], scale=8.0, msg=str(edge))
+        exact.append(effects.log_odds[:, 0, 0])
         at = "qkv".index(edge.part), EDGE_ROLES.index(edge.role), (*acts_names(2),).index(edge.writer)
         estimated.append(estimates[edge.reader][:, *at])
     exact, estimated = torch.stack(exact).flatten(), torch.stack(estimated).flatten()
@@ -195,9 +199,9 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped, edg
     model, batch, acts = grouped
     head, reader_at = edges[0].reader, edges[0].reader_at
     estimates = estimate_effects(model, batch, [head], None, reader_at)[head]
-    roles, own = batch.role_indices, EDGE_ROLES.index(reader_at)
+    roles, own_role = batch.role_indices, EDGE_ROLES.index(reader_at)
     assert estimates.shape == (3, 3, len(EDGE_ROLES), len(acts_names(layer)))
-    assert (estimates[:, 0, [role for role in range(len(EDGE_ROLES)) if role != own]] == 0).all()
+    assert (estimates[:, 0, [role for role in range(len(EDGE_ROLES)) if role != own_role]] == 0).all()
     places = at_role(roles, reader_at) > 0
     mask, z_hook = places[..., None] & (torch.arange(4) == head.head), f"blocks.{layer}.attn.hook_z"
     compared = 0
@@ -216,8 +220,11 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped, edg
 
         def odds(step, seen=seen):
             moved = writing(z_hook, mask, seen["z"] + step * (seen["new"] - seen["z"]))
-            found = log_probs(model, batch, [moved])
-            return (found.gather(1, batch.answer_tokens[:, None]) - found.gather(1, batch.other_label_tokens))[:, 0]
+            log_probs_moved = log_probs(model, batch, [moved])
+            return (
+                log_probs_moved.gather(1, batch.answer_tokens[:, None])
+                - log_probs_moved.gather(1, batch.other_label_tokens)
+            )[:, 0]
 
         slope = (odds(-0.1) - odds(0.1)) / 0.2
         ours = estimates[:, "qkv".index(edge.part), role, acts_names(layer).index(edge.writer)]
@@ -229,32 +236,32 @@ def test_estimates_are_slopes_of_the_log_odds_along_the_change_of_z(grouped, edg
 def test_full_passes_give_the_same_where_hooks_are_at_work(grouped):
     model, batch, _ = grouped
     options = {"part": "k", "writers": ["embed", "L0H2", "L1H3"]}
-    found = il.head_to_head_effects(model, batch, [READER, "L1H0"], **options)
-    assert found.fallback_reason == ""
-    assert (found.log_prob[:, 1, 2] == 0).all()  # L1H3 is not before L1H0
+    effects = il.head_to_head_effects(model, batch, [READER, "L1H0"], **options)
+    assert effects.fallback_reason == ""
+    assert (effects.log_prob[:, 1, 2] == 0).all()  # L1H3 is not before L1H0
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: x)]):  # the cache refuses hooked models
         passes = il.head_to_head_effects(model, batch, [READER, "L1H0"], **options)
     assert "hooks" in passes.fallback_reason
-    assert_close(passes.log_prob, found.log_prob, scale=8.0)
+    assert_close(passes.log_prob, effects.log_prob, scale=8.0)
 
 
 def test_prompts_without_a_token_of_the_role_have_no_effect(grouped):
     """Nothing is removed in a prompt whose labels all differ from its answer, so it has no effect and no mean."""
     model, _, _ = grouped
     labels = ("bar", "foo")
-    shown = [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
-    prompts = [il.Prompt(shown, "one", "foo", labels), il.Prompt(shown[:1], "one", "foo", labels)]
+    demonstrations = [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
+    prompts = [il.Prompt(demonstrations, "one", "foo", labels), il.Prompt(demonstrations[:1], "one", "foo", labels)]
     options = {"part": "k", "writers": ["embed", "L0H2"], "at": "true label"}
-    first, both, second = (
+    first, joint, second = (
         il.head_to_head_effects(
-            model, il.tokenize(model, some, labels=labels, prepend_bos=False), [READER], **(options | more)
+            model, il.tokenize(model, run_prompts, labels=labels, prepend_bos=False), [READER], **(options | more)
         )
-        for some, more in ((prompts[:1], {}), (prompts, {}), (prompts[1:], {"at": "false label"}))
+        for run_prompts, more in ((prompts[:1], {}), (prompts, {}), (prompts[1:], {"at": "false label"}))
     )
-    assert_close(both.log_prob[0], first.log_prob[0], scale=8.0)
-    assert bool(both.log_prob[1].isnan().all())
-    assert bool(both.log_odds[1].isnan().all())
-    assert both.to_frame()["log_prob"].tolist() == pytest.approx(first.to_frame()["log_prob"].tolist(), abs=1e-4)
+    assert_close(joint.log_prob[0], first.log_prob[0], scale=8.0)
+    assert bool(joint.log_prob[1].isnan().all())
+    assert bool(joint.log_odds[1].isnan().all())
+    assert joint.to_frame()["log_prob"].tolist() == pytest.approx(first.to_frame()["log_prob"].tolist(), abs=1e-4)
     assert bool(second.log_prob.isfinite().all())
     with pytest.raises(il.InputError, match="at must be a role that a prompt has, got 'true label'"):
         il.head_to_head_effects(
@@ -286,8 +293,11 @@ def test_edges_that_a_model_lacks_are_refused(grouped):
     ):
         with pytest.raises(il.InputError, match=message):
             il.head_to_head_effects(model, batch, ["L1H0"], **options)
-    one, other = il.Edge("L0H0", "v", "embed", "text", "label"), il.Edge("L0H0", "v", "embed", "text", "query")
-    for writer, message in (((one, other), "into one head at the same tokens"), ((), "name such as 'L2H0', an edge")):
+    at_label, at_query = il.Edge("L0H0", "v", "embed", "text", "label"), il.Edge("L0H0", "v", "embed", "text", "query")
+    for writer, message in (
+        ((at_label, at_query), "into one head at the same tokens"),
+        ((), "name such as 'L2H0', an edge"),
+    ):
         with pytest.raises(il.InputError, match=message):
             il.Edge("L1H0", "k", writer, "label")
     plain = il.tokenize(model, il.Text("love like one", answer=" two"))
@@ -302,19 +312,19 @@ def chain(*edges, role="label"):
 def test_nothing_is_removed_twice(grouped):
     """Chains through one head are one, however they are written, and add nothing to the head as a whole."""
     model, batch, _ = grouped
-    moved, found = il.Edge("L1H2", "v", "embed", "text", "label"), il.Edge("L1H2", "q", "L0H2", reader_at="label")
+    moved, attended = il.Edge("L1H2", "v", "embed", "text", "label"), il.Edge("L1H2", "q", "L0H2", reader_at="label")
     true = [replace(moved, reader_at="true label"), il.Edge("L1H2", "q", "L0H2", reader_at="true label")]
     whole, inner = il.Edge("L2H0", "v", "L1H2", "label"), replace(moved, writer="L0H1")
     first = replace(moved, writer=il.Edge("L0H1", "v", "embed", "text", "text"))
     pairs = [
         ([chain(moved), chain(moved, moved)], [chain(moved)]),
-        ([chain(moved), chain(found), chain(found, moved)], [chain(moved, found)]),
-        ([chain(moved, found), chain(*true)], [chain(moved, found)]),
+        ([chain(moved), chain(attended), chain(attended, moved)], [chain(moved, attended)]),
+        ([chain(moved, attended), chain(*true)], [chain(moved, attended)]),
         ([chain(moved), chain(true[1], role="true label")], [chain(moved, role="false label"), chain(*true)]),
         ([whole, chain(moved)], [whole]),
         (
-            [chain(moved, found), replace(whole, role="true label")],
-            [chain(moved, found, role="false label"), replace(whole, role="true label")],
+            [chain(moved, attended), replace(whole, role="true label")],
+            [chain(moved, attended, role="false label"), replace(whole, role="true label")],
         ),
         ([chain(inner, first)], [chain(inner)]),
     ]
@@ -331,24 +341,24 @@ def test_chains_do_not_depend_on_other_rows_of_their_prompt(grouped):
     model, batch, _ = grouped
     rows = batch[:1].at([6, 9, 13])
     options = {"part": "v", "writers": [il.Edge("L1H1", "v", "F0", "label")]}
-    found = il.head_to_head_effects(model, rows, ["L2H2"], **options).log_prob
-    each = [il.head_to_head_effects(model, rows[[row]], ["L2H2"], **options).log_prob for row in range(3)]
-    assert_close(found, torch.cat(each))
+    effects = il.head_to_head_effects(model, rows, ["L2H2"], **options).log_prob
+    effects_alone = [il.head_to_head_effects(model, rows[[row]], ["L2H2"], **options).log_prob for row in range(3)]
+    assert_close(effects, torch.cat(effects_alone))
 
 
 def test_prompts_without_tokens_of_a_set_of_edges_stay(grouped):
     """Neither a reader nor the head of a chain acts where no prompt, or only one of them, has tokens of its role."""
     model, _, _ = grouped
-    labels, shown = ("bar", "foo"), [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
-    prompts = [il.Prompt(shown, "one", "foo", labels), il.Prompt(shown[:1], "one", "foo", labels)]
-    both = il.tokenize(model, prompts, labels=labels, prepend_bos=False)
+    labels, demonstrations = ("bar", "foo"), [il.Demonstration("love", "bar"), il.Demonstration("two", "foo")]
+    prompts = [il.Prompt(demonstrations, "one", "foo", labels), il.Prompt(demonstrations[:1], "one", "foo", labels)]
+    batch = il.tokenize(model, prompts, labels=labels, prepend_bos=False)
     moved = il.Edge("L1H2", "v", "embed", "text", "true label")
     edges = [moved, chain(moved)]
-    scored = il.score(model, both, [[], *([il.WithoutEdges([edge])] for edge in edges)])
+    scored = il.score(model, batch, [[], *([il.WithoutEdges([edge])] for edge in edges)])
     for row in range(2):
-        alone = il.score(model, both[[row]], [[], *([il.WithoutEdges([edge])] for edge in edges)])
+        alone = il.score(model, batch[[row]], [[], *([il.WithoutEdges([edge])] for edge in edges)])
         assert_close(alone[0], scored[row], scale=8.0)
     assert (scored[0, 1:] - scored[0, :1]).abs().amax(1).min() > 1e-4
     assert_close(scored[1, 1:], scored[1, :1].expand(2, -1))
-    found = il.head_to_head_effects(model, both, ["L2H0"], part="v", writers=["embed", moved], at="label").log_prob
-    assert found.isnan().tolist() == [[[False, False]], [[False, True]]]
+    effects = il.head_to_head_effects(model, batch, ["L2H0"], part="v", writers=["embed", moved], at="label").log_prob
+    assert effects.isnan().tolist() == [[[False, False]], [[False, True]]]

@@ -63,20 +63,20 @@ class Row:
 
     @property
     def is_true(self) -> list[bool]:
-        return [shown.label == self.prompt.answer for shown in self.prompt.demonstrations]
+        return [demonstration.label == self.prompt.answer for demonstration in self.prompt.demonstrations]
 
 
 def counted(prompt: il.Prompt, n_shared: int) -> Row:
     words, labels, texts = list[str](), list[range](), list[int]()
-    for shown in prompt.demonstrations:
-        texts += range(len(words), len(words) + len(shown.text.split()))
-        words += [*shown.text.split(), ":"]
-        labels.append(range(len(words), len(words) + len(shown.label.split())))
-        words += shown.label.split()
+    for demonstration in prompt.demonstrations:
+        texts += range(len(words), len(words) + len(demonstration.text.split()))
+        words += [*demonstration.text.split(), ":"]
+        labels.append(range(len(words), len(words) + len(demonstration.label.split())))
+        words += demonstration.label.split()
     query = [*range(len(words), len(words) + len(prompt.query.split()))]
     words += [*prompt.query.split(), ":", *prompt.labels[0].split()[:n_shared]]
     ids = torch.tensor([families.WORDS.index(word) for word in words])
-    return Row(prompt, ids, labels, [one[n_shared] for one in labels], texts, query)
+    return Row(prompt, ids, labels, [places[n_shared] for places in labels], texts, query)
 
 
 QUICK = {("gpt2", "different"), ("gpt2", "shared")}
@@ -107,17 +107,21 @@ def test_positions_and_roles_are_those_counted_in_words(case: Any) -> None:
         assert batch.tokens[number, : row.n].tolist() == row.ids.tolist()
         assert batch.label_positions[number].tolist()[:count] == row.scored
         assert batch.prediction_positions[number].tolist()[:count] == [place - 1 for place in row.scored]
-        assert batch.label_ranges[number].tolist()[:count] == [[one.start, one.stop] for one in row.labels]
+        assert batch.label_ranges[number].tolist()[:count] == [
+            [label_places.start, label_places.stop] for label_places in row.labels
+        ]
         of_tokens = batch.label_token_positions[number].tolist()
-        assert [[place for place in one if place >= 0] for one in of_tokens[:count]] == [[*one] for one in row.labels]
+        assert [[place for place in label_places if place >= 0] for label_places in of_tokens[:count]] == [
+            [*label_places] for label_places in row.labels
+        ]
         missing = (batch.label_positions, batch.prediction_positions, batch.label_ranges, batch.label_token_positions)
         assert all(bool((places[number, count:] == -1).all()) for places in missing)
         expected = ["other"] * row.n
         for role, places in (("text", row.texts), ("query", row.query)):
             for place in places:
                 expected[place] = role
-        for one, is_true in zip(row.labels, row.is_true, strict=True):
-            for place in one:
+        for label_places, is_true in zip(row.labels, row.is_true, strict=True):
+            for place in label_places:
                 expected[place] = "true label" if is_true else "false label"
         expected[-1] = "last"
         assert roles[number] == expected
@@ -132,7 +136,7 @@ def test_attention_to_a_label_is_summed_over_its_tokens(case: Any) -> None:
             patterns = hf(row.ids[None], output_attentions=True).attentions
         for layer, head in itertools.product(range(families.N_LAYERS), range(families.N_HEADS)):
             last = patterns[layer][0, head, -1]
-            expected = [sum(float(last[place]) for place in one) for one in row.labels]
+            expected = [sum(float(last[place]) for place in label_places) for label_places in row.labels]
             assert_close(by_demo[number, layer, head, : len(expected)], torch.tensor(expected, dtype=torch.float64))
             assert not by_demo[number, layer, head, len(expected) :].any()
             for i, label in enumerate(batch.labels):
@@ -174,18 +178,24 @@ def test_what_a_head_adds_from_a_label_comes_from_all_its_tokens(case: Any) -> N
     is_true, by_kind = parts.of_label(batch.answer), {True: list[float](), False: list[float]()}
     for number, row in enumerate(rows):
         places = parts.positions[number].tolist()
-        assert [place for place in places if place >= 0] == [place for one in row.labels for place in one]
+        assert [place for place in places if place >= 0] == [
+            place for label_places in row.labels for place in label_places
+        ]
         for kind in (True, False):
-            own = [one for one, true in zip(row.labels, row.is_true, strict=True) if true == kind]
-            expected = math.fsum(float(added[number, place]) for one in own for place in one)
+            labels_of_kind = [
+                label_places for label_places, true in zip(row.labels, row.is_true, strict=True) if true == kind
+            ]
+            expected = math.fsum(
+                float(added[number, place]) for label_places in labels_of_kind for place in label_places
+            )
             mask = is_true[number] if kind else ~is_true[number]
             assert_close(parts.value[number, mask].sum(), torch.tensor(expected, dtype=torch.float64), scale=8.0)
             by_kind[kind].append(expected)
-    both = [number for number, row in enumerate(rows) if set(row.is_true) == {True, False}]
-    if not several and both:
-        means = il.mean_score_parts(model, batch[both], [head])
+    with_both_kinds = [number for number, row in enumerate(rows) if set(row.is_true) == {True, False}]
+    if not several and with_both_kinds:
+        means = il.mean_score_parts(model, batch[with_both_kinds], [head])
         for kind, side in ((True, "value of true labels"), (False, "value of false labels")):
-            mean = sum(by_kind[kind][number] for number in both) / len(both)
+            mean = sum(by_kind[kind][number] for number in with_both_kinds) / len(with_both_kinds)
             assert means.total(head, side)[0] == pytest.approx(mean, rel=1e-4, abs=1e-6)
     with pytest.raises(il.InputError, match="keys must be tokens of labels"):
         il.value_parts(
@@ -200,15 +210,15 @@ def test_saliency_flows_into_and_out_of_whole_labels(case: Any) -> None:
         choices = [batch.labels.index(label) for label in row.prompt.labels]
         ids = batch.label_tokens[choices].tolist()
         saliency = saliency_of(hf, row.ids, ids, int(batch.answer_tokens[number]))
-        every, last = [(i, j) for i in range(row.n) for j in range(i)], row.n - 1
-        to_label = [(i, j) for one in row.labels for i in one for j in range(one.start)]
-        to_last = [(last, j) for one in row.labels for j in one]
-        in_labels = {place for one in row.labels for place in one}
+        all_edges, last = [(i, j) for i in range(row.n) for j in range(i)], row.n - 1
+        to_label = [(i, j) for label_places in row.labels for i in label_places for j in range(label_places.start)]
+        to_last = [(last, j) for label_places in row.labels for j in label_places]
+        in_labels = {place for label_places in row.labels for place in label_places}
         kinds = {
             "text_to_label": to_label,
             "label_to_last": to_last,
-            "rest": [edge for edge in every if edge not in to_label and edge not in to_last],
-            "text_to_other": [(i, j) for i, j in every if i < row.query[0] and i not in in_labels],
+            "rest": [edge for edge in all_edges if edge not in to_label and edge not in to_last],
+            "text_to_other": [(i, j) for i, j in all_edges if i < row.query[0] and i not in in_labels],
             "other_to_last": [(last, j) for j in range(last) if j not in in_labels],
         }
         for kind, edges in kinds.items():
@@ -225,8 +235,8 @@ def test_a_weight_applies_to_all_tokens_of_its_label(case: Any, renormalize: boo
     for number, row in enumerate(rows):
 
         def scale(pattern: torch.Tensor, row: Row = row) -> torch.Tensor:
-            for weight, one in zip(weights[0].tolist(), row.labels, strict=False):
-                pattern[-1, list(one)] *= weight
+            for weight, label_places in zip(weights[0].tolist(), row.labels, strict=False):
+                pattern[-1, list(label_places)] *= weight
             return pattern / pattern.sum(-1, keepdim=True) if renormalize else pattern
 
         edit = reference_passes.in_turn(*(writing("pattern", *head, scale) for head in HEADS))
@@ -238,11 +248,14 @@ def test_a_weight_applies_to_all_tokens_of_its_label(case: Any, renormalize: boo
 def test_edges_at_labels_are_edges_at_all_their_tokens(case: Any) -> None:
     model, batch, rows, _ = case
     options: dict[str, Any] = {"part": "v", "writers": ["embed", "L0H2", "F1"]}
-    true = [[place for one, is_true in zip(r.labels, r.is_true, strict=True) if is_true for place in one] for r in rows]
-    kept = [number for number, places in enumerate(true) if places]
-    places = [true[number] for number in kept]
-    by_role = il.head_to_head_effects(model, batch[kept], [HEADS[3]], at="true label", **options)
-    by_hand = il.head_to_head_effects(model, batch[kept], [HEADS[3]], at=places, **options)
+    true = [
+        [place for label_places, is_true in zip(r.labels, r.is_true, strict=True) if is_true for place in label_places]
+        for r in rows
+    ]
+    with_true_label = [number for number, places in enumerate(true) if places]
+    places = [true[number] for number in with_true_label]
+    by_role = il.head_to_head_effects(model, batch[with_true_label], [HEADS[3]], at="true label", **options)
+    by_hand = il.head_to_head_effects(model, batch[with_true_label], [HEADS[3]], at=places, **options)
     assert_close(by_role.log_prob, by_hand.log_prob)
     assert by_hand.log_prob.abs().max() > 1e-4
 
@@ -260,22 +273,26 @@ def test_labels_are_patched_token_by_token(load_tiny: Any, family_folder: Any, w
     """Attention to other positions keeps its proportions, and what is left of the sum."""
     model, hf = load_tiny("llama_gqa", dtype=torch.float64), hf_twin(family_folder, "llama_gqa")
     batch, source = (
-        il.tokenize(model, some[1:], prepend_bos=False, labels=(ONE, TWO, THREE)) for some in (DIFFERENT, STRETCHED)
+        il.tokenize(model, prompts[1:], prepend_bos=False, labels=(ONE, TWO, THREE))
+        for prompts in (DIFFERENT, STRETCHED)
     )
     assert not torch.equal(batch.last, source.last)
     with il.patch_heads(model, HEADS, source, activation=what, align="labels", batch=batch):
         ours = last_log_probs(model, batch)
     for number, (mine, theirs) in enumerate(zip(DIFFERENT[1:], STRETCHED[1:], strict=True)):
-        row, other = counted(mine, 0), counted(theirs, 0)
-        there = reference_passes.run(hf, other.ids)
-        to, at = ([*(place for label in one.labels for place in label), one.n - 1] for one in (row, other))
+        row, donor_row = counted(mine, 0), counted(theirs, 0)
+        there = reference_passes.run(hf, donor_row.ids)
+        to, at = (
+            [*(place for label in counted_row.labels for place in label), counted_row.n - 1]
+            for counted_row in (row, donor_row)
+        )
 
-        def put(found: torch.Tensor, pattern: torch.Tensor, to: Any = to, at: Any = at) -> torch.Tensor:
-            rest = [k for k in range(len(pattern)) if k not in to]
+        def put(donor_pattern: torch.Tensor, pattern: torch.Tensor, to: Any = to, at: Any = at) -> torch.Tensor:
+            unpatched = [k for k in range(len(pattern)) if k not in to]
             for q, q_there in zip(to, at, strict=True):
-                left = (1 - found[q_there, at].sum()).clamp(min=0)
-                pattern[q, rest] *= left / pattern[q, rest].sum()
-                pattern[q, to] = found[q_there, at]
+                left = (1 - donor_pattern[q_there, at].sum()).clamp(min=0)
+                pattern[q, unpatched] *= left / pattern[q, unpatched].sum()
+                pattern[q, to] = donor_pattern[q_there, at]
             return pattern
 
         edits = []
@@ -292,7 +309,9 @@ def test_labels_are_patched_token_by_token(load_tiny: Any, family_folder: Any, w
 
 def test_labels_of_other_lengths_are_not_patched_from_each_other(load_tiny: Any) -> None:
     model = load_tiny("gpt2", dtype=torch.float64)
-    batch, source = (il.tokenize(model, some, labels=(ONE, TWO, THREE)) for some in (DIFFERENT[:1], STRETCHED[:1]))
+    batch, source = (
+        il.tokenize(model, prompts, labels=(ONE, TWO, THREE)) for prompts in (DIFFERENT[:1], STRETCHED[:1])
+    )
     message = (
         r"must have the same number of tokens, got 'happy nine' \(2\) and 'foo' \(1\) for demonstration 0 of row 0"
     )
@@ -318,12 +337,18 @@ def test_an_explanation_shows_attention_to_whole_labels(load_tiny: Any, tmp_path
     model = load_tiny("gpt2", dtype=torch.float64)
     explanation = il.explain(model, prompt, k=1, n_random=1, prepend_bos=False)
     assert explanation.input.label_positions == tuple(row.scored)
-    assert explanation.input.label_ranges == tuple((one.start, one.stop) for one in row.labels)
+    assert explanation.input.label_ranges == tuple(
+        (label_places.start, label_places.stop) for label_places in row.labels
+    )
     index = {label: i for i, label in enumerate(explanation.labels)}
-    marks = {p: index[d.label] for one, d in zip(row.labels, prompt.demonstrations, strict=True) for p in one}
+    marks = {
+        p: index[d.label]
+        for label_places, d in zip(row.labels, prompt.demonstrations, strict=True)
+        for p in label_places
+    }
     assert explanation.input.label_at == marks
     for report, cells in zip(explanation.heads, located_table(explanation).rows, strict=True):
-        of_labels = [math.fsum(report.attention[place] for place in one) for one in row.labels]
+        of_labels = [math.fsum(report.attention[place] for place in label_places) for label_places in row.labels]
         assert_close(explanation.all_heads.attention[report.head.layer][report.head.head], of_labels)
         assert_close(report.attention_to(explanation.input.label_ranges), of_labels)
         bars = [cell.text for cell in cells if isinstance(cell, Bar)][-len(index) :]

@@ -48,8 +48,8 @@ def words(tmp_path):
 KINDS = ["ABBR", "DESC", "NUM"]
 
 
-def rows_of(split, kinds=KINDS, each=6):
-    return [{"text": f"{split} {kind} text {i}", "label": kind} for i in range(each) for kind in kinds]
+def rows_of(split, kinds=KINDS, n_of_each=6):
+    return [{"text": f"{split} {kind} text {i}", "label": kind} for i in range(n_of_each) for kind in kinds]
 
 
 def write(path, rows):
@@ -69,7 +69,7 @@ def kind_of(text):
     return text.split()[1] if " " in text else next(name for name, words in CATEGORIES.items() if text in words)
 
 
-def shown(prompt, label):
+def texts_labeled(prompt, label):
     return [demonstration.text for demonstration in prompt.demonstrations if demonstration.label == label]
 
 
@@ -106,9 +106,9 @@ def test_the_papers_word_tasks(name):
     for prompt in prompts:
         assert [d.label for d in prompt.demonstrations] == ["bar", "bar", "foo", "foo"]
         assert (prompt.answer, prompt.labels) == ("foo", ("foo", "bar"))
-        assert set(shown(prompt, "bar")) <= set(words[false]) - set(words[true])
-        assert {*shown(prompt, "foo"), prompt.query} <= set(words[true]) - set(words[false])
-        assert len({*shown(prompt, "foo"), *shown(prompt, "bar"), prompt.query}) == 5
+        assert set(texts_labeled(prompt, "bar")) <= set(words[false]) - set(words[true])
+        assert {*texts_labeled(prompt, "foo"), prompt.query} <= set(words[true]) - set(words[false])
+        assert len({*texts_labeled(prompt, "foo"), *texts_labeled(prompt, "bar"), prompt.query}) == 5
     # Every word is a query.
     assert len({prompt.query for prompt in prompts}) == len(set(words[true]) - set(words[false]))
 
@@ -123,35 +123,35 @@ def task(request, words, folder):
 
 def test_layouts_show_the_same_texts_in_another_order(task):
     order, reorder, imbalanced = (task.prompts(50, layout=layout) for layout in ("order", "reorder", "imbalanced"))
-    for one, two, three in zip(order, reorder, imbalanced, strict=True):
-        false, true = one.demonstrations[:-2], one.demonstrations[-2:]
-        assert {d.label for d in true} == {one.answer}
-        assert one.answer not in {d.label for d in false}
-        assert two.demonstrations == true + false
-        assert three.demonstrations == false + true[:-1]
-        assert one.query == two.query == three.query
-        assert one.answer == two.answer == three.answer
+    for ordered, reordered, shortened in zip(order, reorder, imbalanced, strict=True):
+        false, true = ordered.demonstrations[:-2], ordered.demonstrations[-2:]
+        assert {d.label for d in true} == {ordered.answer}
+        assert ordered.answer not in {d.label for d in false}
+        assert reordered.demonstrations == true + false
+        assert shortened.demonstrations == false + true[:-1]
+        assert ordered.query == reordered.query == shortened.query
+        assert ordered.answer == reordered.answer == shortened.answer
 
 
 def test_the_same_texts_asked_about_the_other_class(task):
     """The query is an unseen text of the false class that is shown first, and the answer is that class's label."""
-    one = task.prompts(60, layout="order")
-    other = [prompt.with_other_query() for prompt in one]
-    assert [prompt.with_other_query() for prompt in other] == one
-    for left, right in zip(one, other, strict=True):
+    prompts = task.prompts(60, layout="order")
+    exchanged = [prompt.with_other_query() for prompt in prompts]
+    assert [prompt.with_other_query() for prompt in exchanged] == prompts
+    for left, right in zip(prompts, exchanged, strict=True):
         assert left.demonstrations == right.demonstrations
         assert right.answer == right.demonstrations[0].label != left.answer
         first = right.demonstrations[0].text
         assert kind_of(right.query) == kind_of(first) != kind_of(left.query)
         assert right.query not in {d.text for d in right.demonstrations}
-    assert len({prompt.query for prompt in other}) > 3
+    assert len({prompt.query for prompt in exchanged}) > 3
 
 
 def test_seeds_give_the_same_prompts(task):
-    one, two, other = (task.prompts(30, seed=seed) for seed in (1, 1, 2))
-    assert one == two
-    assert one != other
-    assert task.prompts(10, seed=1) == one[:10]
+    first, again, second_seed = (task.prompts(30, seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != second_seed
+    assert task.prompts(10, seed=1) == first[:10]
     # A few queries are drawn from all, not the first ones.
     assert len({frozenset(prompt.query for prompt in task.prompts(4, seed=seed)) for seed in range(5)}) > 1
 
@@ -159,19 +159,31 @@ def test_seeds_give_the_same_prompts(task):
 def test_balanced_layouts_ask_for_both_classes_and_exchange_labels_in_every_second_pair(words):
     """Four prompts: the true class, the false one, and both with labels exchanged; texts are those of the paper's."""
     task = WordTask("color-fruit", words)
-    paper, random, last, first = (task.prompts(20, layout=one) for one in ("order", "random", "last", "first"))
+    paper, random, last, first = (
+        task.prompts(20, layout=demonstration) for demonstration in ("order", "random", "last", "first")
+    )
     swap = {"foo": "bar", "bar": "foo"}
-    for number, (given, shuffled, near, far) in enumerate(zip(paper, random, last, first, strict=True)):
-        asked = given.with_other_query() if number % 2 else given
+    for number, (ordered, shuffled, near, far) in enumerate(zip(paper, random, last, first, strict=True)):
+        asked = ordered.with_other_query() if number % 2 else ordered
         label = swap if number // 2 % 2 else {"foo": "foo", "bar": "bar"}
-        shown = {(one.text, label[one.label]) for one in given.demonstrations}
+        labeled_texts = {(demonstration.text, label[demonstration.label]) for demonstration in ordered.demonstrations}
         for prompt in (shuffled, near, far):
-            assert {(one.text, one.label) for one in prompt.demonstrations} == shown
+            assert {
+                (demonstration.text, demonstration.label) for demonstration in prompt.demonstrations
+            } == labeled_texts
             assert (prompt.query, prompt.answer, prompt.labels) == (asked.query, label[asked.answer], ("foo", "bar"))
-        is_own = [one.label == near.answer for one in near.demonstrations]
+        is_own = [demonstration.label == near.answer for demonstration in near.demonstrations]
         assert is_own == [False, False, True, True]
         assert far.demonstrations == near.demonstrations[2:] + near.demonstrations[:2]
-    assert len({tuple(one.label == prompt.answer for one in prompt.demonstrations) for prompt in random}) > 2
+    assert (
+        len(
+            {
+                tuple(demonstration.label == prompt.answer for demonstration in prompt.demonstrations)
+                for prompt in random
+            }
+        )
+        > 2
+    )
 
 
 def test_the_papers_labels_are_given_in_the_order_true_false(words):
@@ -229,14 +241,14 @@ def test_two_classes_a_prompt_are_those_of_query_and_another(folder):
         assert [d.label for d in prompt.demonstrations] == ["bar", "bar", "foo", "foo"]
         assert prompt.query.startswith("test ")
         assert all(d.text.startswith("train ") for d in prompt.demonstrations)
-        assert {kind_of(text) for text in shown(prompt, "foo")} == {kind_of(prompt.query)}
-        assert len({kind_of(text) for text in shown(prompt, "bar")} - {kind_of(prompt.query)}) == 1
+        assert {kind_of(text) for text in texts_labeled(prompt, "foo")} == {kind_of(prompt.query)}
+        assert len({kind_of(text) for text in texts_labeled(prompt, "bar")} - {kind_of(prompt.query)}) == 1
         assert len({d.text for d in prompt.demonstrations}) == 4
         assert (prompt.answer, prompt.labels) == ("foo", ("foo", "bar"))
     # 18 queries in turn: each once before any twice; every ordered pair of classes is met.
     assert {prompt.query for prompt in prompts[:18]} == {row["text"] for row in rows_of("test")}
     assert Counter(Counter(prompt.query for prompt in prompts).values()) == Counter({6: 10, 5: 8})
-    pairs = {(kind_of(prompt.query), kind_of(shown(prompt, "bar")[0])) for prompt in prompts}
+    pairs = {(kind_of(prompt.query), kind_of(texts_labeled(prompt, "bar")[0])) for prompt in prompts}
     assert len(pairs) == 6
 
 
@@ -251,7 +263,7 @@ def test_all_classes_keep_their_labels(folder):
         assert all(kind_of(d.text) == meaning[d.label] for d in prompt.demonstrations)
         assert meaning[prompt.answer] == kind_of(prompt.query)
         assert [d.label for d in prompt.demonstrations[4:]] == [prompt.answer] * 2
-        assert all(one.label == two.label for one, two in list(pairwise(prompt.demonstrations))[::2])
+        assert all(left.label == right.label for left, right in list(pairwise(prompt.demonstrations))[::2])
         first.add((prompt.answer, prompt.demonstrations[0].label))
     assert len(first) == 6
     named = TextTask("trec", folder, classes="all").prompts(5, labels=["a", "b", "c"])
@@ -277,7 +289,7 @@ def test_labels_that_name_classes_belong_to_them(folder, labels, classes, layout
         assert {demo.label for demo in prompt.demonstrations} == {*labels}
         for text, label in [(prompt.query, prompt.answer), *((d.text, d.label) for d in prompt.demonstrations)]:
             assert kinds.get(label, kind_of(text)) == kind_of(text)
-        assert all(kind_of(text) not in kinds.values() for text in shown(prompt, "other"))
+        assert all(kind_of(text) not in kinds.values() for text in texts_labeled(prompt, "other"))
         assert prompt.query not in {demo.text for demo in prompt.demonstrations}
     if classes == "binary" and layout == "random":
         assert Counter(prompt.answer for prompt in prompts) == dict.fromkeys(labels, 30)
@@ -291,12 +303,12 @@ def test_labels_that_name_classes_without_queries_are_refused(folder, monkeypatc
 
 
 def test_one_file_is_cut_in_two(tmp_path):
-    path = write(tmp_path / "rows.jsonl", rows_of("one", each=8))
+    path = write(tmp_path / "rows.jsonl", rows_of("one", n_of_each=8))
     prompts = load_task("mine", path=path, n=200)
     asked = {prompt.query for prompt in prompts}
     demonstrated = {d.text for prompt in prompts for d in prompt.demonstrations}
     assert not asked & demonstrated
-    assert asked | demonstrated == {row["text"] for row in rows_of("one", each=8)}
+    assert asked | demonstrated == {row["text"] for row in rows_of("one", n_of_each=8)}
     assert Counter(map(kind_of, asked)) == dict.fromkeys(KINDS, 4)
     assert load_task("mine", path=path, n=200) == prompts
     assert {prompt.query for prompt in load_task("mine", path=path, n=200, seed=1)} != asked
@@ -310,11 +322,11 @@ def test_queries_from_the_train_split(folder):
 
 
 def test_texts_in_both_splits_are_asked_for_only(folder):
-    both = {"text": "train NUM text 0", "label": "NUM"}
-    write(folder / "test.jsonl", [*rows_of("test"), both])
+    shared_row = {"text": "train NUM text 0", "label": "NUM"}
+    write(folder / "test.jsonl", [*rows_of("test"), shared_row])
     prompts = load_task("trec", path=folder, n=60)
-    assert both["text"] in {prompt.query for prompt in prompts}
-    assert both["text"] not in {d.text for prompt in prompts for d in prompt.demonstrations}
+    assert shared_row["text"] in {prompt.query for prompt in prompts}
+    assert shared_row["text"] not in {d.text for prompt in prompts for d in prompt.demonstrations}
 
 
 def test_what_becomes_of_odd_texts(folder):
@@ -395,10 +407,12 @@ def test_datasets_that_cannot_be_used_are_refused(folder, tmp_path):
 
     refused("split 'dev' of 'mine', such as 'dev.jsonl', got 'test.jsonl', 'train.jsonl'", split="dev")
     refused("no file .*nowhere", path=tmp_path / "nowhere")
-    refused("2 demonstration texts each, .*1 of class 'DESC'", path=write(tmp_path / "few.jsonl", rows_of("x", each=2)))
+    refused(
+        "2 demonstration texts each, .*1 of class 'DESC'", path=write(tmp_path / "few.jsonl", rows_of("x", n_of_each=2))
+    )
     refused("got 0 queries", max_words=1)
     refused("must be 3 different words", classes="all", labels=["foo", "bar"])
-    many = write(tmp_path / "many.jsonl", rows_of("one", [f"K{i}" for i in range(20)], each=4))
+    many = write(tmp_path / "many.jsonl", rows_of("one", [f"K{i}" for i in range(20)], n_of_each=4))
     assert len(TextTask("many", many, classes="all").prompts(1)[0].labels) == 20
     refused("must be 20 different words", path=many, classes="all", labels=["foo", "bar"])
     write(folder / "test.jsonl", [*rows_of("test"), {"text": "a new class", "label": "LOC"}])
@@ -419,15 +433,17 @@ def test_rows_of_one_length_align(tmp_path, options, prefix):
     """With this tokenizer, most words have as many tokens as letters."""
     model, template = model_of("byte"), Template(prefix=prefix)
     four = {"color": ["blue", "pink", "gold", "gray"], "fruit": ["pear", "plum", "lime", "kiwi", "date"]}
-    others = {"color": ["cyan-like", "red"], "fruit": ["fig", "banana", "apple"]}
+    of_other_lengths = {"color": ["cyan-like", "red"], "fruit": ["fig", "banana", "apple"]}
     path = tmp_path / "words.json"
-    path.write_text(json.dumps({"categories": {name: [*four[name], *others[name]] for name in four}}))
+    path.write_text(json.dumps({"categories": {name: [*four[name], *of_other_lengths[name]] for name in four}}))
     options = {"n": 12, "path": path, **options}
     assert len(layouts(load_task("color-fruit", **options), model, template)) > 1
     aligned = load_task("color-fruit", **options, same_length_for=model, template=template)
     assert len(aligned) == 12
     assert len(layouts(aligned, model, template)) == 1
-    texts = {one.text for prompt in aligned for one in prompt.demonstrations} | {prompt.query for prompt in aligned}
+    texts = {demonstration.text for prompt in aligned for demonstration in prompt.demonstrations} | {
+        prompt.query for prompt in aligned
+    }
     for before in ("", " "):
         assert len({len(model.tokenizer(f"{before}{text}")["input_ids"]) for text in texts}) == 1
 
