@@ -30,9 +30,9 @@ def test_demonstrations_with_the_templates_words_end_where_the_next_begins(kind,
     batch = il.tokenize(model, PROMPTS, template=TEMPLATE, prepend_bos=bos)
     for row, prompt in enumerate(PROMPTS):
         tokens = batch.tokens[row].tolist()
-        ranges = [one for one in batch.demonstration_ranges[row].tolist() if one[0] >= 0]
+        ranges = [part for part in batch.demonstration_ranges[row].tolist() if part[0] >= 0]
         texts = [model.tokenizer.decode(tokens[start:end]) for start, end in ranges]
-        assert texts == [f"Q: {one.text}\nA: {one.label}\n\n" for one in prompt.demonstrations]
+        assert texts == [f"Q: {part.text}\nA: {part.label}\n\n" for part in prompt.demonstrations]
         before, after = tokens[bos : ranges[0][0]], tokens[ranges[-1][1] : int(batch.last[row]) + 1]
         assert model.tokenizer.decode(before).lstrip() == "Classify.\n\n"
         assert model.tokenizer.decode(after) == f"Q: {prompt.query}\nA:"
@@ -48,7 +48,7 @@ def test_in_one_layer_keys_and_values_add_up_to_the_hidden_demonstration(load_ti
         with il.edited(model, *edits, batch=batch):
             return model.run_with_cache(batch.tokens, names_filter=name)[1][name][last]
 
-    changes = {one: z(HideDemonstration(1, one)) - z() for one in ("hidden", "keys", "values")}
+    changes = {hidden_part: z(HideDemonstration(1, hidden_part)) - z() for hidden_part in ("hidden", "keys", "values")}
     assert changes[way].abs().max() > 1e-4
     assert_close(changes["keys"] + changes["values"], changes["hidden"])
 
@@ -59,9 +59,9 @@ def test_all_demonstrations_cost_one_pass_and_rows_of_one_token(load_tiny):
     il.demonstration_effects(model, batch)  # checks of heads run once per model
     widths = []
     with watched(lambda _, x: widths.append(x.shape[1]), model.blocks[0]):
-        found = il.demonstration_effects(model, batch)
+        effects = il.demonstration_effects(model, batch)
     assert widths == [batch.tokens.shape[1], 1]
-    assert found.fallback_reason == ""
+    assert effects.fallback_reason == ""
 
 
 def test_whole_passes_give_the_same_and_say_why(load_tiny):
@@ -81,29 +81,29 @@ def test_whole_passes_give_the_same_and_say_why(load_tiny):
 def test_removed_is_the_prompt_without_its_text(icl_mini, options):
     model = icl_mini
     batch = il.tokenize(model, PROMPTS, **options)
-    found = il.demonstration_effects(model, batch, ways=["removed"])
-    assert found.whole_log_odds.isnan().all()
-    assert found.log_odds[1, 2].isnan().all()
+    effects = il.demonstration_effects(model, batch, ways=["removed"])
+    assert effects.whole_log_odds.isnan().all()
+    assert effects.log_odds[1, 2].isnan().all()
     for row, prompt in enumerate(PROMPTS):
         intact = il.score(model, batch)[row]
         for place in range(len(prompt.demonstrations)):
-            shown = [one for number, one in enumerate(prompt.demonstrations) if number != place]
-            alone = il.Prompt(shown, prompt.query, prompt.answer, prompt.labels)
+            remaining = [demonstration for number, demonstration in enumerate(prompt.demonstrations) if number != place]
+            alone = il.Prompt(remaining, prompt.query, prompt.answer, prompt.labels)
             left = il.score(model, il.tokenize(model, alone, labels=batch.labels, **options))[0]
             drop = (intact - left)[int(batch.answer[row])]
-            assert_close(found.log_prob[row, place, 0], drop)
-            assert_close(found.log_odds[row, place, 0], drop - (intact - left)[1 - int(batch.answer[row])])
+            assert_close(effects.log_prob[row, place, 0], drop)
+            assert_close(effects.log_odds[row, place, 0], drop - (intact - left)[1 - int(batch.answer[row])])
     with pytest.raises(il.InputError, match="batch must have the tokens of its own prompts"):
         il.demonstration_effects(model, batch.at([7]), ways=["removed"])
 
 
 def test_means_by_place_and_class_by_hand(load_tiny):
     model = load_tiny("gpt2")
-    found = il.demonstration_effects(model, il.tokenize(model, [*PROMPTS, *PROMPTS]), ways=["hidden"])
+    by_hand = il.demonstration_effects(model, il.tokenize(model, [*PROMPTS, *PROMPTS]), ways=["hidden"])
     nan = torch.nan
     effects = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, nan], [3.0, 4.0, 5.0], [6.0, 7.0, nan]])[..., None]
-    found = replace(found, log_odds=effects, whole_log_odds=torch.tensor([[10.0], [20.0], [30.0], [40.0]]))
-    means = found.by_place().set_index(["place", "demonstrations"])["mean"]
+    by_hand = replace(by_hand, log_odds=effects, whole_log_odds=torch.tensor([[10.0], [20.0], [30.0], [40.0]]))
+    means = by_hand.by_place().set_index(["place", "demonstrations"])["mean"]
     expected = {
         (1, "answer"): 5.0,  # "two : foo" in both prompts of the second kind
         (1, "other"): 2.0,
@@ -116,10 +116,10 @@ def test_means_by_place_and_class_by_hand(load_tiny):
         ("all at once", "both"): 25.0,
     }
     pd.testing.assert_series_equal(means, pd.Series(expected), check_names=False, check_index_type=False)
-    table = found.by_place().set_index(["place", "demonstrations"])
+    table = by_hand.by_place().set_index(["place", "demonstrations"])
     assert table.loc[(1, "both"), "low"] < 3.5 < table.loc[(1, "both"), "high"]
     assert table.loc[(1, "both"), "n"] == 4
-    assert found.to_frame()["is_answer"].tolist() == [False, False, True, True, False] * 2
+    assert by_hand.to_frame()["is_answer"].tolist() == [False, False, True, True, False] * 2
 
 
 def test_prompts_without_anything_to_compare_are_in_no_mean(load_tiny):
@@ -127,29 +127,32 @@ def test_prompts_without_anything_to_compare_are_in_no_mean(load_tiny):
     model = load_tiny("gpt2")
     alone = il.Prompt.parse("love : bar like : bar two :", answer="bar")
     batch = il.tokenize(model, [PROMPTS[0], alone], labels=("foo", "bar"), prepend_bos=False)
-    found = il.demonstration_effects(model, batch, ways=["hidden"])
-    table = found.by_place().set_index(["place", "demonstrations"])
-    for place, effects in (("sum", found.log_odds[0].sum()), ("all at once", found.whole_log_odds[0])):
+    effects_of_prompts = il.demonstration_effects(model, batch, ways=["hidden"])
+    table = effects_of_prompts.by_place().set_index(["place", "demonstrations"])
+    for place, effects in (
+        ("sum", effects_of_prompts.log_odds[0].sum()),
+        ("all at once", effects_of_prompts.whole_log_odds[0]),
+    ):
         assert table.loc[(place, "both"), "n"] == 1
         assert_close(table.loc[(place, "both"), "mean"], float(effects))
-    table = found.by_place(outcome="log_prob").set_index(["place", "demonstrations"])
+    table = effects_of_prompts.by_place(outcome="log_prob").set_index(["place", "demonstrations"])
     assert table.loc[("sum", "both"), "n"] == 2
 
 
 def test_texts_are_removed_from_pairs_and_not_from_rows_that_end_early(load_tiny):
     """Answers of two prompts may share their first token. A row that `at` has cut does not end where prompts do."""
     model = load_tiny("gpt2")
-    shown = [il.Demonstration("love", "yes"), il.Demonstration("sad", "red")]
-    prompts = [il.Prompt(shown, "one", answer, ("yes", "red", answer)) for answer in ("cat dog", "cat bar")]
+    pairs = [il.Demonstration("love", "yes"), il.Demonstration("sad", "red")]
+    prompts = [il.Prompt(pairs, "one", answer, ("yes", "red", answer)) for answer in ("cat dog", "cat bar")]
     batch = il.tokenize(model, prompts, prepend_bos=False)
-    found = il.demonstration_effects(model, batch, ways=["removed"]).log_prob
+    log_prob_lost = il.demonstration_effects(model, batch, ways=["removed"]).log_prob
     for row, prompt in enumerate(prompts):
         scores = [
-            il.score(model, il.tokenize(model, replace(prompt, demonstrations=some), prepend_bos=False))
-            for some in (shown, shown[1:])
+            il.score(model, il.tokenize(model, replace(prompt, demonstrations=demonstrations), prepend_bos=False))
+            for demonstrations in (pairs, pairs[1:])
         ]
-        lost = [one[0, one.labels.index(prompt.answer)] for one in scores]
-        assert_close(found[row, 0, 0], lost[0] - lost[1])
+        lost = [label_scores[0, label_scores.labels.index(prompt.answer)] for label_scores in scores]
+        assert_close(log_prob_lost[row, 0, 0], lost[0] - lost[1])
     early = batch.at([3])
     for call in (
         lambda: il.demonstration_effects(model, early, ways=["removed"]),

@@ -58,15 +58,15 @@ def last_edges(batch):
 
 def edits_of(model, batch):
     """Return edits that change only the last position, and others, by name."""
-    other = batch[[1, 2, 0]]
+    source = batch[[1, 2, 0]]
     prompts = [replace(prompt, demonstrations=prompt.demonstrations[::-1]) for prompt in batch.prompts]
     turned = il.tokenize(model, prompts, prepend_bos=False)
     vector = torch.linspace(-1, 1, families.D_MODEL)
     last = {
         "zero": il.Ablate(HEADS, positions="last"),
-        "mean": il.Ablate(HEADS[:2], mode="mean", reference=other, positions="last"),
-        "draw": il.Ablate(HEADS[1:], mode="resample", reference=other, positions="last"),
-        "query": il.Patch(HEADS, other, activation="q", positions="last"),
+        "mean": il.Ablate(HEADS[:2], mode="mean", reference=source, positions="last"),
+        "draw": il.Ablate(HEADS[1:], mode="resample", reference=source, positions="last"),
+        "query": il.Patch(HEADS, source, activation="q", positions="last"),
         "keys": il.Patch(HEADS[1:], turned, activation="k", positions="last", align="labels"),
         "weights": il.Reweight(HEADS, torch.full(batch.label_positions.shape, 0.25), renormalize=True),
         "position": il.RemovePosition(HEADS, strength=0.7, positions="last"),
@@ -74,7 +74,7 @@ def edits_of(model, batch):
         "vector": il.AddVector(vector, 1),
         "in place": il.AddVector(vector, 2, replace=True),
         "gates": il.Ablate(HEADS, positions="last", strength=[0.3, 1.0, -0.5]),
-        "partly to the mean": il.Ablate(HEADS[:2], mode="mean", reference=other, positions="last", strength=0.4),
+        "partly to the mean": il.Ablate(HEADS[:2], mode="mean", reference=source, positions="last", strength=0.4),
         "edges": il.WithoutEdges(EDGES),
         "own pattern": AttendToFirst(HEADS),
         "own z": Halve(HEADS, "last"),
@@ -83,7 +83,7 @@ def edits_of(model, batch):
         "zero everywhere": il.Ablate(HEADS),
         "gates everywhere": il.Ablate(HEADS, strength=torch.tensor([0.3, 1.0, -0.5])),
         "zero in places": il.Ablate(HEADS, positions=[1, -2]),
-        "mean at labels": il.Ablate(HEADS, mode="mean", reference=other, positions="labels"),
+        "mean at labels": il.Ablate(HEADS, mode="mean", reference=source, positions="labels"),
         "gates at labels": il.Ablate(HEADS, positions="labels", strength=[0.3, 1.0, -0.5]),
         "vector everywhere": il.AddVector(vector, 1, positions="all"),
         "vector in places": il.AddVector(vector, 1, replace=True, positions=[1, -2]),
@@ -102,14 +102,14 @@ def test_sets_of_any_edits_score_what_their_blocks_do(load_tiny, name):
     batch = ragged(model)
     last, everywhere = edits_of(model, batch)
     sets = [[], *([edit] for edit in (*last.values(), *everywhere.values()))]
-    some = list(last.values())
-    sets += [[one, other] for one, other in pairwise(some)]
-    sets += [some, [*some, *everywhere.values()], list(everywhere.values())]
-    found = il.score(model, batch, sets)
+    last_edits = list(last.values())
+    sets += [[first, second] for first, second in pairwise(last_edits)]
+    sets += [last_edits, [*last_edits, *everywhere.values()], list(everywhere.values())]
+    scored = il.score(model, batch, sets)
     for number, edits in enumerate(sets):
         with il.edited(model, *edits, batch=batch):
-            assert_close(found[:, number], il.score(model, batch), msg=str(edits))
-    changed = (found[:, 1:] - found[:, :1]).abs().amax((0, 2))
+            assert_close(scored[:, number], il.score(model, batch), msg=str(edits))
+    changed = (scored[:, 1:] - scored[:, :1]).abs().amax((0, 2))
     assert changed.min() > 1e-4
 
 
@@ -122,7 +122,9 @@ def test_edits_of_the_last_position_run_one_token_per_prompt(load_tiny):
     il.score(model, batch, sets)  # checks of heads run once per model
     widths = []
     with watched(lambda _, x: widths.append(x.shape[1]), model.blocks[2]):
-        il.score(model, batch, [[one] for name, one in last.items() if name in ("zero", "weights", "blocked")])
+        il.score(
+            model, batch, [[last_edit] for name, last_edit in last.items() if name in ("zero", "weights", "blocked")]
+        )
         assert widths == [batch.tokens.shape[1], 1]
         il.score(model, batch, [[last["own pattern"]]])  # compared with a whole pass, because it is not ours
         assert widths[2:] == [batch.tokens.shape[1], 1, batch.tokens.shape[1]]
@@ -138,11 +140,11 @@ def test_a_metric_reads_the_log_probabilities_of_each_prompt(load_tiny):
         return log_probs.gather(1, batch.answer_tokens[prompt, None])[:, 0]
 
     for edits in ([il.Ablate(HEADS, positions="last")], [il.Ablate(HEADS)], [il.RemovePosition(HEADS)]):
-        found = il.score(model, batch, [[], edits], read=answer)
+        probabilities = il.score(model, batch, [[], edits], read=answer)
         with il.edited(model, *edits):
             whole = last_log_probs(model, batch).gather(1, batch.answer_tokens[:, None])[:, 0]
-        assert found.shape == (len(batch), 2)
-        assert_close(found[:, 1], whole)
+        assert probabilities.shape == (len(batch), 2)
+        assert_close(probabilities[:, 1], whole)
     assert set(seen) == set(range(len(batch)))
 
 
@@ -150,19 +152,21 @@ def test_a_drawn_head_has_the_z_of_another_prompt(load_tiny):
     """The draw belongs to the prompt: it is the same in another batch, and never the prompt itself."""
     model = load_tiny("gpt2")
     batch = ragged(model)
-    own = il.capture(model, batch).z[:, 1]
+    unedited_z = il.capture(model, batch).z[:, 1]
 
-    def draw(some, seed=0):
+    def draw(prompts, seed=0):
         edit = il.Ablate(
             [(1, 0), (1, 1), (1, 2), (1, 3)], mode="resample", reference=batch, positions="last", seed=seed
         )
-        with il.edited(model, edit, batch=some):
-            return il.capture(model, some).z[:, 1]
+        with il.edited(model, edit, batch=prompts):
+            return il.capture(model, prompts).z[:, 1]
 
     drawn = draw(batch)
-    others = torch.stack([torch.stack([(row - one).abs().amax() < 1e-5 for one in own]) for row in drawn])
-    assert others.sum(1).tolist() == [1] * len(batch)
-    assert not others.diagonal().any()
+    is_equal = torch.stack(
+        [torch.stack([(row - prompt_z).abs().amax() < 1e-5 for prompt_z in unedited_z]) for row in drawn]
+    )
+    assert is_equal.sum(1).tolist() == [1] * len(batch)
+    assert not is_equal.diagonal().any()
     assert_close(draw(batch[[2, 0]]), drawn[[2, 0]])
     assert any(not torch.equal(draw(batch, seed), drawn) for seed in range(1, 8))
 
@@ -194,19 +198,19 @@ def test_scores_in_an_open_block_keep_the_order_of_stages(load_tiny):
     """An edit of z does not undo the ablation of an outer block; edges are removed from a pass without edits."""
     model = load_tiny("gpt2")
     batch = ragged(model)
-    other = batch[[1, 2, 0]]
+    source = batch[[1, 2, 0]]
     for outer in (il.Ablate([(1, 0)]), il.Ablate([(0, 2)]), il.Ablate([(2, 1)])):
         for inner in (
-            il.Patch([(1, 0)], other, activation="z", positions="last"),
+            il.Patch([(1, 0)], source, activation="z", positions="last"),
             Halve([(1, 0), (2, 1)]),
             il.WithoutEdges(EDGES),
-            il.Ablate([(1, 0), (1, 1)], mode="mean", reference=other),
+            il.Ablate([(1, 0), (1, 1)], mode="mean", reference=source),
         ):
             with il.edited(model, outer):
-                found = il.score(model, batch, [[inner]])[:, 0]
+                scored = il.score(model, batch, [[inner]])[:, 0]
                 with il.edited(model, inner, batch=batch):
-                    assert_close(il.score(model, batch), found, msg=f"{outer} {inner}")
-            assert_close(il.score(model, batch, [[outer, inner]])[:, 0], found, msg=f"{outer} {inner}")
+                    assert_close(il.score(model, batch), scored, msg=f"{outer} {inner}")
+            assert_close(il.score(model, batch, [[outer, inner]])[:, 0], scored, msg=f"{outer} {inner}")
 
 
 @dataclass(frozen=True)
@@ -240,12 +244,12 @@ def test_own_edits_may_write_at_two_stages_and_derive_from_others(load_tiny):
     batch = ragged(model)
     sets = [[Shift([(1, 0)], 2.0)], [Shift([(1, 0), (1, 2)], 0.5)]]
     sets += [[Fill([(1, 0)], positions=where, number=number)] for where in ("last", "all") for number in (0.0, 5.0)]
-    found = il.score(model, batch, sets)
+    scored = il.score(model, batch, sets)
     for number, edits in enumerate(sets):
         with il.edited(model, *edits):
-            assert_close(il.score(model, batch), found[:, number], msg=str(edits))
-    assert (found[:, 3] - found[:, 2]).abs().max() > 0.01
-    assert (found[:, 5] - found[:, 4]).abs().max() > 0.01
+            assert_close(il.score(model, batch), scored[:, number], msg=str(edits))
+    assert (scored[:, 3] - scored[:, 2]).abs().max() > 0.01
+    assert (scored[:, 5] - scored[:, 4]).abs().max() > 0.01
 
 
 def test_a_prepared_mean_does_not_leave_another_edit_without_one(load_tiny):
@@ -253,8 +257,8 @@ def test_a_prepared_mean_does_not_leave_another_edit_without_one(load_tiny):
     batch = ragged(model)
     fresh = [il.Ablate([head], mode="mean", reference=batch, positions="last") for head in HEADS]
     (prepared,) = il.Ablate.prepare(ModelView.of(model), fresh[:1], None)
-    mixed = il.score(model, batch, [[prepared], *([one] for one in fresh[1:])])
-    assert_close(mixed, il.score(model, batch, [[one] for one in fresh]))
+    mixed = il.score(model, batch, [[prepared], *([edit] for edit in fresh[1:])])
+    assert_close(mixed, il.score(model, batch, [[edit] for edit in fresh]))
 
 
 @pytest.mark.parametrize("has_sink", [True, False])
@@ -268,10 +272,10 @@ def test_keys_are_hidden_as_if_they_had_never_been_there(dtype, has_sink):
     hidden = torch.zeros(20, 1, 40, dtype=torch.bool)
     hidden[..., :n_hidden] = True
     pattern = scores.softmax(-1)[..., :-1].to(dtype)
-    kept = scores.masked_fill(torch.nn.functional.pad(hidden, (0, 1)), -torch.inf).softmax(-1)[..., :-1]
-    found = without_keys(pattern, hidden, has_sink=has_sink).double()
-    assert (found - kept).abs().max() < 2 * torch.finfo(dtype).eps
-    assert (found[..., :n_hidden] == 0).all()
+    expected = scores.masked_fill(torch.nn.functional.pad(hidden, (0, 1)), -torch.inf).softmax(-1)[..., :-1]
+    renormalized = without_keys(pattern, hidden, has_sink=has_sink).double()
+    assert (renormalized - expected).abs().max() < 2 * torch.finfo(dtype).eps
+    assert (renormalized[..., :n_hidden] == 0).all()
 
 
 def test_blocking_no_edge_of_a_model_with_sinks_changes_nothing(load_tiny):

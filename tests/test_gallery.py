@@ -65,8 +65,8 @@ def test_bars_are_distinct_in_gray():
 
 
 def test_every_figure_is_saved_and_shown_once():
-    shown = re.findall(r"^!\[.{20,}\]\(gallery/(\S+)\)", PAGE, re.MULTILINE)
-    assert shown == SAVED
+    on_page = re.findall(r"^!\[.{20,}\]\(gallery/(\S+)\)", PAGE, re.MULTILINE)
+    assert on_page == SAVED
     assert sorted(SAVED) == sorted(path.name for path in gallery_page.FIGURES.glob("*.svg"))
     assert len(SAVED) == len(BLOCKS) == 7
     for block in BLOCKS:
@@ -131,7 +131,11 @@ def badly_placed_text(figure):
     boxes = [(text.get_text(), text.get_window_extent(canvas.get_renderer()).padded(-0.5)) for text in drawn]
     small = [f"{text.get_text()!r} is small" for text in drawn if text.get_fontsize() < 6]
     cut = [name for name, box in boxes if min(box.min) < 0 or (box.max > figure.bbox.max).any()]
-    over = [f"{a!r} and {b!r}" for (a, one), (b, other) in combinations(boxes, 2) if one.overlaps(other)]
+    over = [
+        f"{a!r} and {b!r}"
+        for (a, first_box), (b, second_box) in combinations(boxes, 2)
+        if first_box.overlaps(second_box)
+    ]
     return [*small, *(f"{name!r} is cut off" for name in cut), *over]
 
 
@@ -148,15 +152,15 @@ def test_badly_placed_text_is_named():
 def test_saved_figures_embed_fonts_and_have_the_same_bytes(kind, tmp_path):
     for name in ("one", "two"):
         plots.head_heatmap(np.eye(3), label="contrast (nats)").savefig(tmp_path / f"{name}.{kind}")
-    one, two = ((tmp_path / f"{name}.{kind}").read_bytes() for name in ("one", "two"))
-    assert one == two
+    first, second = ((tmp_path / f"{name}.{kind}").read_bytes() for name in ("one", "two"))
+    assert first == second
     if kind == "pdf":
-        assert b"/FontFile2" in one  # TrueType
-        assert b"/Type3" not in one
-        assert b"/CreationDate" not in one
-        assert b"/Subtype /Image" not in one
+        assert b"/FontFile2" in first  # TrueType
+        assert b"/Type3" not in first
+        assert b"/CreationDate" not in first
+        assert b"/Subtype /Image" not in first
     else:
-        assert b"<text" not in one
-        assert b"<image" not in one
+        assert b"<text" not in first
+        assert b"<image" not in first
     plots.head_heatmap(np.eye(3)).savefig(tmp_path / "named.pdf", metadata={"Title": "Heads"})
     assert b"Heads" in (tmp_path / "named.pdf").read_bytes()

@@ -26,10 +26,10 @@ def test_the_labels_of_the_file_are_the_label_words(tmp_path):
     prompts = il.load_task(str(path), n=12)
     for prompt in prompts:
         assert prompt.labels == ("indoor", "outdoor")
-        shown = [(one.text, one.label) for one in prompt.demonstrations]
+        demonstrated = [(demonstration.text, demonstration.label) for demonstration in prompt.demonstrations]
         assert all(
             label == ("indoor" if "sofa" in text else "outdoor")
-            for text, label in [*shown, (prompt.query, prompt.answer)]
+            for text, label in [*demonstrated, (prompt.query, prompt.answer)]
         )
     assert len({prompt.query for prompt in prompts}) == 12, "each query once before any again"
     asked_for = il.load_task(str(path), n=12, labels=("foo", "bar"))
@@ -73,10 +73,10 @@ def test_near_duplicates_of_a_query_are_no_demonstrations(tmp_path):
     (tmp_path / "words.json").write_text(json.dumps({"categories": lists}))
     words = WordTask("tree-metal", tmp_path / "words.json").prompts(40)
     for prompt in [*texts, *paired, *words]:
-        shown = {spelling_key(one.text) for one in prompt.demonstrations}
-        assert spelling_key(prompt.query) not in shown
+        demonstrated_keys = {spelling_key(demonstration.text) for demonstration in prompt.demonstrations}
+        assert spelling_key(prompt.query) not in demonstrated_keys
         if prompt.other_query is not None:
-            assert spelling_key(prompt.other_query.text) not in shown
+            assert spelling_key(prompt.other_query.text) not in demonstrated_keys
 
 
 def test_an_unused_text_is_any_of_those_that_are_not_shown():
@@ -84,9 +84,9 @@ def test_an_unused_text_is_any_of_those_that_are_not_shown():
     texts = [f"text {i}" for i in range(9)]
     pool = TextPool(texts)
     for seed in range(50):
-        shown = random.Random(seed).sample(texts, seed % 9)
-        unused = [text for text in texts if text not in shown]
-        assert pool.unused([text.upper() for text in shown], str(seed)) == random.Random(str(seed)).choice(unused)
+        used = random.Random(seed).sample(texts, seed % 9)
+        unused = [text for text in texts if text not in used]
+        assert pool.unused([text.upper() for text in used], str(seed)) == random.Random(str(seed)).choice(unused)
     assert pool.unused(texts, "0") is None
 
 

@@ -145,7 +145,7 @@ def test_models_are_compared_on_one_scale_with_intervals_and_labels_apart():
     canvas.draw()
     assert {text.get_text() for text in ax.texts} == {"L1H1", "L2H2", "L3H3"}
     boxes = [text.get_window_extent(canvas.get_renderer()) for text in ax.texts]
-    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    assert not any(left.overlaps(right) for left, right in combinations(boxes, 2))
 
 
 def test_curves_have_bands_where_the_table_has_their_ends():
@@ -171,10 +171,10 @@ def test_the_ablation_curve_begins_without_ablation_and_has_a_band_of_random_set
     located, random = (line.get_xydata() for line in ax.lines[:2])
     assert located[:, 0].tolist() == random[:, 0].tolist() == [0, 1, 2]
     assert located[0, 1] == random[0, 1]
-    for i, found in ((1, ablations[1]), (2, ablations[0])):
-        assert located[i, 1] == pytest.approx(found.interval("heads", measure).value)
+    for i, ablation in ((1, ablations[1]), (2, ablations[0])):
+        assert located[i, 1] == pytest.approx(ablation.interval("heads", measure).value)
         if measure != "auroc":
-            means = found.per_prompt("same layers", measure).mean(1)
+            means = ablation.per_prompt("same layers", measure).mean(1)
             assert random[i, 1] == pytest.approx(means.mean())
             assert means.min() <= random[i, 1] <= means.max()
             heights = [y for x, y in ax.collections[1].get_paths()[0].vertices if x == i]
@@ -184,16 +184,16 @@ def test_the_ablation_curve_begins_without_ablation_and_has_a_band_of_random_set
 
 
 def test_ablations_of_other_prompts_are_not_one_curve(ablations):
-    other = replace(ablations[0], queries=("a", "b", "c"))
-    no_random = {name: replace(one, sets=(), scores=()) for name, one in ablations[0].conditions.items()}
+    of_other_prompts = replace(ablations[0], queries=("a", "b", "c"))
+    no_random = {name: replace(condition, sets=(), scores=()) for name, condition in ablations[0].conditions.items()}
     no_random |= {name: ablations[0].conditions[name] for name in ("no ablation", "heads")}
-    for found, message in (
+    for results, message in (
         ([], "at least one result"),
-        ([ablations[0], other], "of the same prompts"),
+        ([ablations[0], of_other_prompts], "of the same prompts"),
         ([replace(ablations[0], conditions=no_random)], "n_random of at least 1"),
     ):
         with pytest.raises(il.InputError, match=message):
-            plots.ablation_curve(found)
+            plots.ablation_curve(results)
 
 
 @pytest.mark.slow
@@ -214,9 +214,9 @@ def test_an_explanation_has_three_figures_that_fit_and_are_legible(width, tmp_pa
             for label in [*ax.get_xticklabels(), *ax.get_yticklabels(), ax.xaxis.label, ax.yaxis.label]:
                 if label.get_text():
                     assert label.get_fontsize() >= 6
-            shown = [x.get_window_extent(renderer) for x in ax.get_xticklabels() if x.get_text()]
-            shown = [box for box in shown if ax.bbox.x0 - 1 <= (box.x0 + box.x1) / 2 <= ax.bbox.x1 + 1]
-            assert all(a.x1 <= b.x0 for a, b in pairwise(shown))  # none over another
+            label_boxes = [x.get_window_extent(renderer) for x in ax.get_xticklabels() if x.get_text()]
+            label_boxes = [box for box in label_boxes if ax.bbox.x0 - 1 <= (box.x0 + box.x1) / 2 <= ax.bbox.x1 + 1]
+            assert all(a.x1 <= b.x0 for a, b in pairwise(label_boxes))  # none over another
     top = figures["top_heads"].axes[0]
     assert [t.get_text() for t in top.get_yticklabels()][::-1] == [str(report.head) for report in explanation.heads]
 
@@ -289,11 +289,11 @@ def test_a_notebook_shows_figures_on_any_background(monkeypatch, name):
     file = io.BytesIO()
     figure.savefig(file, format="png")
     assert rgba(file.getvalue())[0, 0].tolist() == [1, 1, 1, 1]
-    shown = []
-    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    displayed = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: displayed.append(data))
     formatter = pytest.importorskip("IPython.core.formatters", reason="IPython is missing").DisplayFormatter()
     assert formatter.format(figure) == ({}, {})
-    (data,) = shown
+    (data,) = displayed
     assert data["text/plain"] == repr(figure)
     picture = rgba(base64.b64decode(data["image/png"]))
     assert picture[0, 0, 3] == picture[-1, -1, 3] == 0

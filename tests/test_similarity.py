@@ -59,14 +59,14 @@ PROMPT = "love : bar like : bar eight : foo two : foo one :"
 def test_an_explanation_holds_it_for_every_located_head(gpt2: Any) -> None:
     explanation = il.explain(gpt2, il.Prompt.parse(PROMPT, answer="foo"), k=3)
     batch = il.tokenize(gpt2, [il.Prompt.parse(PROMPT, answer="foo")])
-    own = il.label_similarity(gpt2, batch, [report.head for report in explanation.heads])[0]
-    assert_close([report.similarity for report in explanation.heads], own)
+    similarity = il.label_similarity(gpt2, batch, [report.head for report in explanation.heads])[0]
+    assert_close([report.similarity for report in explanation.heads], similarity)
     table = explanation.to_frame("similarity")
     assert len(table) == 3 * 5 * 4
     first = table[table["name"] == str(explanation.heads[0].head)].pivot(
         index="query_position", columns="key_position", values="score"
     )
-    assert_close(first, own[0])
+    assert_close(first, similarity[0])
     assert (first.columns - 1).tolist() == first.index[:4].tolist()
     assert [*table["query_label"][:20:4]] == ["bar", "bar", "foo", "foo", "foo"]
     assert il.explain(gpt2, il.Text("love bar love", answer=" bar"), k=2).to_frame("similarity").empty
@@ -78,8 +78,8 @@ def matching(scores: Any) -> float:
     x = x - x.mean(1, keepdims=True)
     columns = []
     for j in range(4):
-        others = np.arange(5) != j
-        columns.append(x[others & (asked == asked[j]), j].mean() - x[others & (asked != asked[j]), j].mean())
+        is_other = np.arange(5) != j
+        columns.append(x[is_other & (asked == asked[j]), j].mean() - x[is_other & (asked != asked[j]), j].mean())
     return float(np.mean(columns))
 
 
@@ -97,14 +97,14 @@ def test_a_label_that_all_rows_prefer_does_not_count_as_matching(gpt2: Any) -> N
 def test_the_page_shows_the_matrix_and_what_same_labels_score(gpt2: Any) -> None:
     explanation = il.explain(gpt2, il.Prompt.parse(PROMPT, answer="foo"), k=2)
     page, report = explanation.to_html(), explanation.heads[0]
-    (shown,) = re.findall(rf'<article class="panel" data-head="{report.head}".*?</article>', page, re.DOTALL)
-    cells = re.findall(r'<td class="n [pm]" style="--v:\d+%">([+−][\d.]+)</td>', shown)
+    (panel,) = re.findall(rf'<article class="panel" data-head="{report.head}".*?</article>', page, re.DOTALL)
+    cells = re.findall(r'<td class="n [pm]" style="--v:\d+%">([+−][\d.]+)</td>', panel)
     centered = []
     for i, row in enumerate(report.similarity):
-        others = [x for j, x in enumerate(row) if j != i]
-        centered.append([x - math.fsum(others) / len(others) for x in row])
+        rest_of_row = [x for j, x in enumerate(row) if j != i]
+        centered.append([x - math.fsum(rest_of_row) / len(rest_of_row) for x in row])
     assert [float(cell.replace("−", "-")) for cell in cells] == [round(x, 2) for row in centered for x in row]
-    assert f"a column scores {matching(report.similarity):+.2f} higher".replace("-", "−") in shown
+    assert f"a column scores {matching(report.similarity):+.2f} higher".replace("-", "−") in panel
     assert "Attention scores without positions" in explanation._repr_html_()
     assert (
         "Attention scores without positions"
@@ -124,7 +124,7 @@ def test_a_model_that_hides_its_rotation_is_explained_without_it(
     monkeypatch.setattr(attention_scores, "rotation_table", hidden)
     explanation = il.explain(model, il.Prompt.parse(PROMPT, answer="foo"), k=2)
     assert explanation.heads[0].similarity == ()
-    assert [one.section for one in explanation.left_out] == [
+    assert [left_out.section for left_out in explanation.left_out] == [
         "effects of demonstrations",
         "attention scores without positions",
         "why heads attend where they do",

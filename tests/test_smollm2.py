@@ -66,10 +66,10 @@ def test_logits_are_transformers_own(model, hf):
 
 def test_the_papers_prompt(model):
     """The figures that the documentation states."""
-    found = il.explain(model, "love : bar like : bar eight : foo two : foo one :", n_ablated=1)
-    assert found.predicted == "foo"
-    assert 100 * found.scores.probs["foo"] == pytest.approx(52.35, abs=0.1)
-    assert 100 * found.scores.probs["bar"] == pytest.approx(11.5, abs=0.1)
+    explanation = il.explain(model, "love : bar like : bar eight : foo two : foo one :", n_ablated=1)
+    assert explanation.predicted == "foo"
+    assert 100 * explanation.scores.probs["foo"] == pytest.approx(52.35, abs=0.1)
+    assert 100 * explanation.scores.probs["bar"] == pytest.approx(11.5, abs=0.1)
 
 
 @pytest.fixture(scope="module")

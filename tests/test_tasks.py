@@ -159,9 +159,7 @@ def test_seeds_give_the_same_prompts(task):
 def test_balanced_layouts_ask_for_both_classes_and_exchange_labels_in_every_second_pair(words):
     """Four prompts: the true class, the false one, and both with labels exchanged; texts are those of the paper's."""
     task = WordTask("color-fruit", words)
-    paper, random, last, first = (
-        task.prompts(20, layout=demonstration) for demonstration in ("order", "random", "last", "first")
-    )
+    paper, random, last, first = (task.prompts(20, layout=layout) for layout in ("order", "random", "last", "first"))
     swap = {"foo": "bar", "bar": "foo"}
     for number, (ordered, shuffled, near, far) in enumerate(zip(paper, random, last, first, strict=True)):
         asked = ordered.with_other_query() if number % 2 else ordered

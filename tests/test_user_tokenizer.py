@@ -145,11 +145,11 @@ def test_the_same_beginning_of_sequence_by_name_and_given(published, tmp_path):
     hf_model().save_pretrained(tmp_path)
     build(published.kind).save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    own = tokenizer(TEXT)["input_ids"]
+    own_ids = tokenizer(TEXT)["input_ids"]
     bare = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     first = tokenizer.eos_token_id if published.kind == "qwen" else tokenizer.bos_token_id
     for model in (load(tokenizer), il.load_model(tmp_path, device="cpu")):
-        for prepend_bos, expected in ((None, own), (True, [first, *bare]), (False, bare)):
+        for prepend_bos, expected in ((None, own_ids), (True, [first, *bare]), (False, bare)):
             batch = il.tokenize(model, [PROMPT], template=TEMPLATE, prepend_bos=prepend_bos)
             assert batch.tokens[0].tolist() == expected, prepend_bos
         if published.kind != "qwen":  # TransformerLens itself puts the token in front
@@ -177,7 +177,7 @@ def test_tokenizers_without_a_folder_and_with_parts_in_python():
     python.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [python.backend_tokenizer.pre_tokenizer, pre_tokenizers.PreTokenizer.custom(LetterI())]
     )
-    ids = [one(TEXT)["input_ids"] for one in (tokenizer, python)]
+    ids = [user_tokenizer(TEXT)["input_ids"] for user_tokenizer in (tokenizer, python)]
     assert ids[0] != ids[1]
     for passed, expected in zip((tokenizer, python), ids, strict=True):
         names = repr(passed.special_tokens_map)

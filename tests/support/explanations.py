@@ -37,22 +37,24 @@ def terminal_text(explanation: Explanation, width: int = 4000) -> str:
     return shown_text(explanation, width)
 
 
-def shown_text(shown: Any, width: int = 4000) -> str:
+def shown_text(printable: Any, width: int = 4000) -> str:
     """Return a result as a terminal of this width shows it, without colors."""
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(shown)
+    console.print(printable)
     return console.file.getvalue()
 
 
 def changed(explanation: Explanation, **values: Any) -> Explanation:
     """Return an explanation with other values of fields, each in the section that has it."""
     sections = ("settings", "input", "scores", "layers", "all_heads", "subheads")  # `target` is the one of scores
-    section_of = {one.name: name for name in sections for one in fields(getattr(explanation, name))}
-    own = {name: values[name] for name in values if name not in section_of}
+    section_of = {section_field.name: name for name in sections for section_field in fields(getattr(explanation, name))}
+    top_values = {name: values[name] for name in values if name not in section_of}
     by_section: dict[str, dict[str, Any]] = defaultdict(dict)
-    for name in values.keys() - own.keys():
+    for name in values.keys() - top_values.keys():
         by_section[section_of[name]][name] = values[name]
-    return replace(explanation, **own, **{k: replace(getattr(explanation, k), **v) for k, v in by_section.items()})
+    return replace(
+        explanation, **top_values, **{k: replace(getattr(explanation, k), **v) for k, v in by_section.items()}
+    )
 
 
 def made(
@@ -78,7 +80,7 @@ def made(
     n = len(tokens or text.split())
     tokens = tuple(tokens or text.split())
     positions = tuple(3 * i + 2 for i in range(len(prompt.demonstrations)))
-    index = tuple(prompt.labels.index(shown.label) for shown in prompt.demonstrations)
+    index = tuple(prompt.labels.index(demonstration.label) for demonstration in prompt.demonstrations)
     increases = tuple(
         tuple(rng.gauss(0, 0.05) + (2.0 if rng.random() < 0.02 else 0) for _ in range(heads)) for _ in range(layers)
     )
@@ -162,8 +164,8 @@ def long_prompt() -> Prompt:
     """Return a prompt of 200 words: 66 demonstrations of one-word texts, and the query."""
     rng = random.Random(0)
     words = ["river", "seven", "quiet", "nine", "brave", "eleven", "bitter", "forty"]
-    shown = [Demonstration(rng.choice(words), rng.choice(["foo", "bar"])) for _ in range(66)]
-    return Prompt(shown, "twelve", answer="foo", labels=("bar", "foo"))
+    demonstrations = [Demonstration(rng.choice(words), rng.choice(["foo", "bar"])) for _ in range(66)]
+    return Prompt(demonstrations, "twelve", answer="foo", labels=("bar", "foo"))
 
 
 def large() -> Explanation:

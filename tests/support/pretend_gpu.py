@@ -48,14 +48,14 @@ class PretendGpu(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         owner = getattr(getattr(func, "__self__", None), "__name__", "")
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
-        some = any(is_marked(x) for x in tensors)
+        on_gpu = any(is_marked(x) for x in tensors)
         if name == "__get__" and owner in ("device", "is_cuda"):
-            if not some:
+            if not on_gpu:
                 return func(*args, **kwargs)
             return GPU if owner == "device" else True
         if name == "__set__" and owner == "data":
             return func(*args, **kwargs)
-        if name in CONVERTED and some:
+        if name in CONVERTED and on_gpu:
             raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
         if name in ("cpu", "cuda"):
             x = fresh(args[0])
@@ -64,30 +64,30 @@ class PretendGpu(TorchFunctionMode):
             return self._to(func, args, kwargs)
         self._check(name, args, tensors)
         if "device" in kwargs:
-            some = is_gpu(kwargs["device"])
-            kwargs["device"] = torch.device("cpu") if some else kwargs["device"]
+            on_gpu = is_gpu(kwargs["device"])
+            kwargs["device"] = torch.device("cpu") if on_gpu else kwargs["device"]
         if args and name in ("device",):
             return func(*args, **kwargs)
-        found = func(*args, **kwargs)
-        if some and name not in ("tolist", "item"):
-            tree_map_only(Tensor, marked, found)
-        return found
+        output = func(*args, **kwargs)
+        if on_gpu and name not in ("tolist", "item"):
+            tree_map_only(Tensor, marked, output)
+        return output
 
     def _to(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-        x, rest, device = args[0], [], None
-        for one in args[1:]:
-            if isinstance(one, (str, torch.device)):
-                device = one
-            elif isinstance(one, Tensor):
-                device, one = (GPU if is_marked(one) else "cpu"), one.dtype
-                rest.append(one)
+        x, remaining, device = args[0], [], None
+        for argument in args[1:]:
+            if isinstance(argument, (str, torch.device)):
+                device = argument
+            elif isinstance(argument, Tensor):
+                device, argument = (GPU if is_marked(argument) else "cpu"), argument.dtype
+                remaining.append(argument)
             else:
-                rest.append(one)
-        other = kwargs.pop("other", None)
-        if other is not None:
-            device, kwargs["dtype"] = (GPU if is_marked(other) else "cpu"), other.dtype
+                remaining.append(argument)
+        like_tensor = kwargs.pop("other", None)
+        if like_tensor is not None:
+            device, kwargs["dtype"] = (GPU if is_marked(like_tensor) else "cpu"), like_tensor.dtype
         device = kwargs.pop("device", device)
-        moved = func(x, *rest, **kwargs) if rest or kwargs else x
+        moved = func(x, *remaining, **kwargs) if remaining or kwargs else x
         on_gpu = is_marked(x) if device is None else is_gpu(device)
         if on_gpu == is_marked(moved) and moved is x:
             return x
@@ -112,15 +112,15 @@ class PretendGpu(TorchFunctionMode):
 def on_a_pretended_gpu(model: Any) -> Iterator[Any]:
     """Treat the model as if it were on a GPU while the block runs."""
     roots = {id(root): root for root in (model, getattr(model, "original_model", model))}
-    own = [x for root in roots.values() for x in (*root.parameters(), *root.buffers())]
+    model_tensors = [x for root in roots.values() for x in (*root.parameters(), *root.buffers())]
     before = model.cfg.device
     try:
-        for x in own:
+        for x in model_tensors:
             marked(x)
         model.cfg.device = GPU
         with PretendGpu():
             yield model
     finally:
         model.cfg.device = before
-        for x in own:
+        for x in model_tensors:
             x.__dict__.pop(MARK, None)

@@ -125,24 +125,24 @@ class _Watch(TorchFunctionMode):
             return scale
         if func is torch.nn.functional.layer_norm:
             names = ("input", "normalized_shape", "weight", "bias", "eps")
-            given = dict(zip(names, args, strict=False)) | kwargs
-            x, eps = given["input"], given.get("eps", 1e-5)
+            arguments = dict(zip(names, args, strict=False)) | kwargs
+            x, eps = arguments["input"], arguments.get("eps", 1e-5)
             centered = x - x.mean(-1, keepdim=True)
             scale = (centered.pow(2).mean(-1, keepdim=True) + eps).rsqrt() if fixed is None else fixed[len(scales)]
             scales.append(scale)
             y = centered * scale
-            y = y if given.get("weight") is None else y * given["weight"]
-            return y if given.get("bias") is None else y + given["bias"]
+            y = y if arguments.get("weight") is None else y * arguments["weight"]
+            return y if arguments.get("bias") is None else y + arguments["bias"]
         assert func is not torch.nn.functional.rms_norm, "write out this norm as well"
         return None
 
     def _product(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         if func in _ADDED_PRODUCTS:
             names = ("input", "batch1", "batch2")
-            given = dict(zip(names, args, strict=False)) | kwargs
-            first, second, rest = given.pop("batch1"), given.pop("batch2"), given
+            arguments = dict(zip(names, args, strict=False)) | kwargs
+            first, second, options = arguments.pop("batch1"), arguments.pop("batch2"), arguments
         else:
-            (first, second), rest = args, kwargs
+            (first, second), options = args, kwargs
         n = first.shape[-2]
         q = first.reshape(-1, n, first.shape[-1])
         k = second.transpose(-1, -2).reshape(-1, n, first.shape[-1])
@@ -151,25 +151,25 @@ class _Watch(TorchFunctionMode):
         def multiply(q: Tensor, k: Tensor) -> Tensor:
             pair = q.reshape(first.shape), k.transpose(-1, -2).reshape(*first.shape[:-2], k.shape[-1], n)
             if func in _ADDED_PRODUCTS:
-                return func(rest["input"], *pair, **{name: x for name, x in rest.items() if name != "input"})
-            return func(*pair, **rest)
+                return func(options["input"], *pair, **{name: x for name, x in options.items() if name != "input"})
+            return func(*pair, **options)
 
         q, k = self.edited("q", q), self.edited("k", k)
         assert self.layer is not None
-        out, others = multiply(q, k), self.edit("last k", self.layer, k)
-        if others is not None:
-            out = torch.cat([out[..., :-1, :], multiply(q, others)[..., -1:, :]], dim=-2)
+        out, donor_keys = multiply(q, k), self.edit("last k", self.layer, k)
+        if donor_keys is not None:
+            out = torch.cat([out[..., :-1, :], multiply(q, donor_keys)[..., -1:, :]], dim=-2)
         self.stage, self.normed = "softmax", None
         return out
 
     def _softmax(self, func: Any, args: Any, kwargs: Any) -> Tensor:
-        given, n, shift = args[0], args[0].shape[-2], 0.0
+        logits, n, shift = args[0], args[0].shape[-2], 0.0
         if self.sinks is not None:  # sinks have no key; models subtract a row's maximum, which sinks tell
-            shift = given[..., n:] - self.sinks.reshape(1, -1, 1, 1)
-        scores = self.edited("scores", (given[..., :n] - shift).reshape(-1, n, n)).reshape(*given.shape[:-1], n)
-        given = torch.cat([scores + shift, given[..., n:]], dim=-1)
+            shift = logits[..., n:] - self.sinks.reshape(1, -1, 1, 1)
+        scores = self.edited("scores", (logits[..., :n] - shift).reshape(-1, n, n)).reshape(*logits.shape[:-1], n)
+        logits = torch.cat([scores + shift, logits[..., n:]], dim=-1)
         self.stage = "mix"
-        return func(given, *args[1:], **kwargs)
+        return func(logits, *args[1:], **kwargs)
 
     def _mix(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         first, second = args
@@ -182,9 +182,9 @@ class _Watch(TorchFunctionMode):
             return func(pattern.reshape(first.shape), v.reshape(*first.shape[:-2], n, v.shape[-1]), **kwargs)
 
         assert self.layer is not None
-        out, others = multiply(v), self.edit("last v", self.layer, v)
-        if others is not None:
-            out = torch.cat([out[..., :-1, :], multiply(others)[..., -1:, :]], dim=-2)
+        out, donor_values = multiply(v), self.edit("last v", self.layer, v)
+        if donor_values is not None:
+            out = torch.cat([out[..., :-1, :], multiply(donor_values)[..., -1:, :]], dim=-2)
         self.stage = "done"
         return out
 
@@ -275,10 +275,10 @@ def in_turn(*edits: Edit | None) -> Edit:
 
     def edit(what: str, layer: int, value: Tensor) -> Tensor | None:
         new = None
-        for one in edits:
-            found = None if one is None else one(what, layer, value)
-            if found is not None:
-                new = value = found
+        for single_edit in edits:
+            edited = None if single_edit is None else single_edit(what, layer, value)
+            if edited is not None:
+                new = value = edited
         return new
 
     return edit
@@ -336,9 +336,9 @@ def raw_scores(hf: Any, seen: Pass, layer: int) -> Tensor:
     They are q · k times the factor by which the softmax's input differs from q · k where nothing is masked.
     """
     products = seen.q[layer] @ seen.k[layer].transpose(-1, -2)
-    own, scores = products.diagonal(dim1=-2, dim2=-1), seen.scores[layer].diagonal(dim1=-2, dim2=-1)
+    own_products, scores = products.diagonal(dim1=-2, dim2=-1), seen.scores[layer].diagonal(dim1=-2, dim2=-1)
     cap = reference_hf._setting(hf.config, "attn_logit_softcapping")
     if cap is not None:
         scores = cap * torch.atanh(scores / cap)
-    best = own.abs().argmax()
-    return products * (scores.flatten()[best] / own.flatten()[best])
+    best = own_products.abs().argmax()
+    return products * (scores.flatten()[best] / own_products.flatten()[best])
