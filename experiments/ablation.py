@@ -30,6 +30,7 @@ from common import (
     from_command_line,
     legend_below,
     panels,
+    thinned,
 )
 from matplotlib.figure import Figure
 
@@ -106,7 +107,7 @@ def mean_prompts(study: Study) -> il.PromptBatch:
 
     For means over another task: `study.changed(task_source="fruit-vehicle", path=None).locating`.
     """
-    return study.locating[:: max(1, len(study.locating) // N_MEAN)]
+    return thinned(study.locating, N_MEAN)
 
 
 def from_donors(study: Study, head_sets: HeadSets, donors: il.PromptBatch, part: str) -> Scores:

@@ -19,7 +19,7 @@ The paper's hypothesis (section 5) and its figure.
 """
 
 import pandas as pd
-from common import COLORS, Study, Table, from_command_line, grid, legend_below
+from common import COLORS, Study, Table, from_command_line, grid, legend_below, thinned
 from matplotlib.figure import Figure
 
 import icl_lens as il
@@ -40,9 +40,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         "circuit", "Which earlier components do located heads depend on?", arguments
     )
     located = study.located_heads("contrast")
-    ranking, testing = (
-        half[:: max(1, len(half) // N_PROMPTS)] for half in (study.locating, study.testing)
-    )
+    ranking, testing = thinned(study.locating, N_PROMPTS), thinned(study.testing, N_PROMPTS)
     circuit = il.locate_circuit(
         study.model, ranking, testing, located, n_random=N_RANDOM, run=study.run("circuit")
     )
@@ -70,18 +68,11 @@ def add_kept(table: Table, circuit: il.results.Circuit) -> None:
         names = ["kept by the first edges"]
         if place == one_percent:
             names.append("kept by the first 1% of edges")
+        numbers = {"quantity": 100 * row["faithfulness"], "control": 100 * row["random"]}
+        ends = {"low": 100 * row["difference_low"], "high": 100 * row["difference_high"]}
+        about = {"at": f"{100 * row['share']:.4g}", "unit": "%", "versus": RANDOM_EDGES}
         for name in names:
-            table.add_row(
-                name,
-                at=f"{100 * row['share']:.4g}",
-                quantity=100 * row["faithfulness"],
-                control=100 * row["random"],
-                low=100 * row["difference_low"],
-                high=100 * row["difference_high"],
-                unit="%",
-                versus=RANDOM_EDGES,
-                **sizes,
-            )
+            table.add_row(name, **numbers, **ends, **about, **sizes)
 
 
 def add_groups(table: Table, circuit: il.results.Circuit) -> None:
@@ -91,29 +82,13 @@ def add_groups(table: Table, circuit: il.results.Circuit) -> None:
     for row in circuit.to_frame("groups").to_dict("records"):
         ends = {"low": row["difference_low"], "high": row["difference_high"]}
         numbers = {"quantity": row["effect"], "control": row["control"]}
-        table.add_row(
-            f"lost without {row['group']}",
-            **numbers,
-            **ends,
-            unit="nats",
-            versus=RANDOM_HEADS,
-            **sizes,
-        )
+        about = {"unit": "nats", "versus": RANDOM_HEADS}
+        table.add_row(f"lost without {row['group']}", **numbers, **ends, **about, **sizes)
     for row in circuit.to_frame("layers").to_dict("records"):
-        numbers = {
-            "quantity": row["effect"],
-            "control": 0.0,
-            "low": row["low"],
-            "high": row["high"],
-        }
-        table.add_row(
-            f"one layer → {row['input']}",
-            at=row["layer"],
-            **numbers,
-            unit="nats",
-            versus="zero",
-            **sizes,
-        )
+        numbers = {"quantity": row["effect"], "control": 0.0}
+        ends = {"low": row["low"], "high": row["high"]}
+        about = {"at": row["layer"], "unit": "nats", "versus": "zero"}
+        table.add_row(f"one layer → {row['input']}", **numbers, **ends, **about, **sizes)
 
 
 def draw(table: pd.DataFrame) -> Figure:

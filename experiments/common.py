@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -480,6 +480,14 @@ class Table:
         return json.loads(manifests[0].read_text(encoding="utf-8"))["weights"] if manifests else ""
 
 
+Rows = TypeVar("Rows", list[il.Prompt], il.PromptBatch)
+
+
+def thinned(rows: Rows, n: int) -> Rows:
+    """Return evenly spaced rows: n to twice as many, or all if there are fewer than 2 · n."""
+    return rows[:: max(1, len(rows) // n)]
+
+
 def from_command_line(main: Callable[[], object]) -> None:
     """Run a script; end with one sentence if its input is wrong."""
     try:
@@ -545,26 +553,42 @@ def dots(table: pd.DataFrame, *, label: str, names: tuple[str, str]) -> Figure:
     n_measures = len(set(table["measure"]))
     figure, pairs = panels(table, height=max(2.3, 0.9 + 0.2 * n_measures))
     for place, (axes, rows) in enumerate(pairs):
-        measures = rows["measure"].tolist()
-        axes.hlines(
-            measures,
-            rows["control"] + rows["low"],
-            rows["control"] + rows["high"],
-            color=COLORS[0],
-            lw=2,
-        )
-        axes.plot(rows["quantity"], measures, "o", color=COLORS[0], ms=6, label=names[0])
-        axes.plot(
-            rows["control"], measures, "o", mfc="none", mec=COLORS[1], mew=1.3, ms=8, label=names[1]
-        )
-        axes.axvline(0, color="black", lw=0.8, ls="--")
+        draw_beside_control(axes, rows, rows["measure"].tolist(), names)
         axes.margins(y=0.5 / n_measures)
-        axes.invert_yaxis()
         if place % 3:
             axes.set_yticklabels([])
         axes.set_xlabel(label, fontsize=8)
     legend_below(figure, pairs[0][0])
     return figure
+
+
+def draw_beside_control(
+    axes: Axes, rows: pd.DataFrame, lines: Sequence[str], names: tuple[str, str]
+) -> None:
+    """Draw each row on a line of its own: dot and interval, and a circle for the control."""
+    low, high = rows["control"] + rows["low"], rows["control"] + rows["high"]
+    axes.hlines(lines, low, high, color=COLORS[0], lw=2)
+    axes.plot(rows["quantity"], lines, "o", color=COLORS[0], label=names[0])
+    circle: dict[str, Any] = {"mfc": "none", "mec": COLORS[1], "mew": 1.3, "ms": 8}
+    axes.plot(rows["control"], lines, "o", label=names[1], **circle)
+    axes.axvline(0, color="black", lw=0.8, ls="--")
+    axes.invert_yaxis()
+
+
+def head_dots(
+    table: pd.DataFrame, *, label: str, names: tuple[str, str]
+) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
+    """Draw a dot and, for its control, a circle for every head: one panel per model and task."""
+    figure, pairs = panels(table)
+    for axes, rows in pairs:
+        heads = rows["at"].astype(str)
+        axes.plot(heads, rows["quantity"], "o", color=COLORS[0], label=names[0])
+        axes.plot(heads, rows["control"], "o", mfc="none", mec=COLORS[1], ms=8, label=names[1])
+        axes.tick_params(axis="x", rotation=60, labelsize=7)
+        axes.margins(x=0.08)
+    pairs[0][0].set_ylabel(label, fontsize=8)
+    legend_below(figure, pairs[0][0])
+    return figure, pairs
 
 
 def legend_below(figure: Figure, *all_axes: Axes, columns: int = 3) -> None:

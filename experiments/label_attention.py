@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from common import COLORS, RANKINGS, Study, Table, from_command_line, legend_below, panels
+from common import RANKINGS, Study, Table, from_command_line, head_dots
 from matplotlib.figure import Figure
 
 import icl_lens as il
@@ -142,25 +142,11 @@ def add_heads(study: Study, table: Table, to_same: np.ndarray, to_other: np.ndar
 
 def draw(table: pd.DataFrame) -> Figure:
     """Draw the attention of each located head to labels of either class."""
-    figure, pairs = panels(table.query("measure == 'attention of one head'"))
-    for axes, rows in pairs:
-        heads = rows["at"].astype(str)
-        axes.plot(
-            heads, rows["quantity"], "o", color=COLORS[0], label="labels of the answer's class"
-        )
-        axes.plot(
-            heads,
-            rows["control"],
-            "o",
-            mfc="none",
-            mec=COLORS[1],
-            ms=7,
-            label="labels of the other class",
-        )
-        axes.tick_params(axis="x", rotation=60, labelsize=7)
+    of_heads = table.query("measure == 'attention of one head'")
+    names = ("labels of the answer's class", "labels of the other class")
+    figure, pairs = head_dots(of_heads, label="attention, %", names=names)
+    for axes, _ in pairs:
         axes.set_ylim(0, 104)
-    pairs[0][0].set_ylabel("attention, %", fontsize=8)
-    legend_below(figure, pairs[0][0])
     return figure
 
 

@@ -65,20 +65,15 @@ def answered(
 ) -> PairScores:
     """Return how pairs are answered with the fix in some heads at some strength, one set per entry
     of `settings`."""
-    options = {
-        "fix": fix,
-        "settings": [[" ".join(map(str, heads)), strength] for heads, strength in settings],
-    }
+    names = [[" ".join(map(str, heads)), strength] for heads, strength in settings]
+    options = {"fix": fix, "settings": names}
     scores = []
     for name, batch in zip(Pairs._fields, pairs, strict=True):
 
         def edits_of(rows: list[int], batch: il.PromptBatch = batch) -> list[Any]:
             edits = []
             for heads, strength in settings:
-                majority, recency = (strength, 0.0) if fix == "majority" else (0.0, strength)
-                edits.append(
-                    il.debias_edits(batch[rows], heads, majority=majority, recency=recency)
-                )
+                edits.append(il.debias_edits(batch[rows], heads, **{fix: strength}))
             return edits
 
         scores.append(study.scores(f"{part}, {name}", batch, edits_of, options))
@@ -89,15 +84,12 @@ def add_bias(
     study: Study, table: Table, pairs: Pairs, control: Pairs, fix: Fix, *, versus: str
 ) -> None:
     """Add the bias in log-odds and in accuracy, next to that in other pairs of prompts."""
-    with_bias, without_bias = (
-        answered(study, "bias", pairs, fix),
-        answered(study, "control", control, fix),
-    )
-    queries = pairs.favored.queries
-    table.add(BIAS, with_bias.bias[:, 0], without_bias.bias[:, 0], queries, versus=versus)
-    table.add_difference_of_shares(
-        GAP, with_bias.gap[:, 0], without_bias.gap[:, 0], queries, versus=versus
-    )
+    with_bias = answered(study, "bias", pairs, fix)
+    without_bias = answered(study, "control", control, fix)
+    queries, about = pairs.favored.queries, {"versus": versus}
+    table.add(BIAS, with_bias.bias[:, 0], without_bias.bias[:, 0], queries, **about)
+    gaps = with_bias.gap[:, 0], without_bias.gap[:, 0]
+    table.add_difference_of_shares(GAP, *gaps, queries, **about)
     add_accuracy(table, "no fix", with_bias, 0, queries)
 
 
@@ -160,7 +152,8 @@ def add_fixed(
 ) -> None:
     """Add what the fix removes, and accuracy with it; the first set has no fix, the second is the
     located heads."""
-    about = {"ranking": ranking, "note": note}
+    about: dict[str, Any] = {"ranking": ranking, "note": note}
+    without_fix = about | {"versus": "without the fix"}
     bias = scores.bias
     removed = bias[:, :1] - bias
     rows = np.stack([bias[:, 0], removed[:, 1], removed[:, 2:].mean(1)], axis=1)
@@ -178,27 +171,24 @@ def add_fixed(
         )
     else:
         table.add_missing(REMOVED, "the bias is not above zero, so it has no shares")
-    table.add_difference_of_shares(
-        "accuracy gap with the fix",
-        scores.gap[:, 1],
-        scores.gap[:, 0],
-        queries,
-        versus="without the fix",
-        **about,
-    )
+    gaps = scores.gap[:, 1], scores.gap[:, 0]
+    table.add_difference_of_shares("accuracy gap with the fix", *gaps, queries, **without_fix)
     for name, of_prompts in zip(Pairs._fields, scores, strict=True):
         correct = of_prompts.correct
         measure = f"accuracy in {name} prompts with the fix"
-        table.add(
-            measure,
-            correct[:, 1],
-            correct[:, 0],
-            queries,
-            unit="%",
-            versus="without the fix",
-            **about,
-        )
+        table.add(measure, correct[:, 1], correct[:, 0], queries, unit="%", **without_fix)
     add_accuracy(table, "fix in located heads", scores, 1, queries, ranking)
+
+
+def by_answer(
+    prompt: il.Prompt,
+) -> tuple[list[il.Demonstration], list[il.Demonstration]]:
+    """Return the demonstrations with the answer's label, and the others."""
+    with_answer, without_answer = [], []
+    for demonstration in prompt.demonstrations:
+        is_true = demonstration.label == prompt.answer
+        (with_answer if is_true else without_answer).append(demonstration)
+    return with_answer, without_answer
 
 
 def draw(table: pd.DataFrame) -> Figure:
@@ -208,18 +198,10 @@ def draw(table: pd.DataFrame) -> Figure:
     figure, pairs = panels(accuracies, height=2.1)
     for place, (axes, rows) in enumerate(pairs):
         axes.hlines(rows["at"], rows["control"], rows["quantity"], color="#bbbbbb", lw=2, zorder=1)
-        axes.plot(
-            rows["control"],
-            rows["at"],
-            "o",
-            mfc="white",
-            mec=COLORS[1],
-            ms=8,
-            label="unfavored prompts",
-        )
-        axes.plot(
-            rows["quantity"], rows["at"], "o", color=COLORS[0], ms=4.5, label="favored prompts"
-        )
+        circle: dict[str, Any] = {"mfc": "white", "mec": COLORS[1], "ms": 8}
+        axes.plot(rows["control"], rows["at"], "o", label="unfavored prompts", **circle)
+        dot: dict[str, Any] = {"color": COLORS[0], "ms": 4.5}
+        axes.plot(rows["quantity"], rows["at"], "o", label="favored prompts", **dot)
         axes.axvline(50, color="black", lw=0.8, ls="--")
         axes.set_ylim(len(rows) - 0.5, -0.5)
         if place % 3:

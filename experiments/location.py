@@ -31,6 +31,7 @@ from common import (
     RANKINGS,
     Study,
     Table,
+    draw_beside_control,
     from_command_line,
     grid,
     legend_below,
@@ -44,6 +45,7 @@ N_SIGNS = 200
 """Random assignments of signs to queries, over which the control of the contrast's depth is
 averaged."""
 VERSUS = "random heads of their layers"
+LEGEND = ("without located heads (bar: 95%)", "without random heads")
 NOTHING = (
     "located heads add nothing above zero on the testing half, so shares would be those of noise"
 )
@@ -65,11 +67,8 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     )
     table = Table(study)
     scores = {method: head_scores(study, method, study.locating) for method in METHODS}
-    add_losses(
-        study,
-        table,
-        {method: best_heads(values, study.n_located) for method, values in scores.items()},
-    )
+    located = {method: best_heads(values, study.n_located) for method, values in scores.items()}
+    add_losses(study, table, located)
     add_depths(study, table, scores)
     return table.write(draw(table.to_frame()))
 
@@ -129,20 +128,13 @@ def traced(study: Study, batch: il.PromptBatch) -> np.ndarray:
 
     def edits_of(rows: list[int]) -> list[list[il.Patch]]:
         source = batch[rows]
-        return [
-            [],
-            *(
-                [il.Patch([head], source, activation="z", positions="last")]
-                for head in study.all_heads()
-            ),
-        ]
+        patch = {"activation": "z", "positions": "last"}
+        return [[], *([il.Patch([head], source, **patch)] for head in study.all_heads())]
 
-    log_odds = -study.scores(
-        "causal tracing", exchanged, edits_of, {"what": "one head restored"}
-    ).log_odds
-    restored = (
-        log_odds[:, 1:] - log_odds[:, :1]
-    )  # of the answer of `batch`, which is the other label of `exchanged`
+    options = {"what": "one head restored"}
+    # the answer of `batch` is the other label of `exchanged`
+    log_odds = -study.scores("causal tracing", exchanged, edits_of, options).log_odds
+    restored = log_odds[:, 1:] - log_odds[:, :1]
     return restored.reshape(len(batch), study.model.cfg.n_layers, study.model.cfg.n_heads)
 
 
@@ -297,41 +289,16 @@ def draw(table: pd.DataFrame) -> Figure:
         losses = rows.query("measure.str.startswith('log-odds lost')", engine="python")
         names = []
         for measure, passes in zip(losses["measure"], losses["at"], strict=True):
-            names.append(
-                f"{measure.removeprefix('log-odds lost without heads by ')}\npasses: {passes}"
-            )
-        left.hlines(
-            names,
-            losses["control"] + losses["low"],
-            losses["control"] + losses["high"],
-            color=COLORS[0],
-            lw=2,
-        )
-        left.plot(
-            losses["quantity"],
-            names,
-            "o",
-            color=COLORS[0],
-            label="without located heads (bar: 95%)",
-        )
-        left.plot(
-            losses["control"], names, "o", mfc="white", mec=COLORS[1], label="without random heads"
-        )
-        left.axvline(0, color="#bbbbbb", lw=0.8)
-        left.invert_yaxis()
+            method = measure.removeprefix("log-odds lost without heads by ")
+            names.append(f"{method}\npasses: {passes}")
+        draw_beside_control(left, losses, names, LEGEND)
         left.tick_params(axis="y", labelsize=7)
         left.set_title(title, fontsize=8)
         for color, name in zip(COLORS[2:], ("attention", "FFN"), strict=False):
             of_name = rows.query("measure == @measure", local_dict={"measure": f"added by {name}"})
             of_layers = of_name.query("ranking == 'contrast'")
-            right.plot(
-                of_layers["at"].astype(int),
-                of_layers["quantity"],
-                "o-",
-                ms=3,
-                color=color,
-                label=name,
-            )
+            layers = of_layers["at"].astype(int)
+            right.plot(layers, of_layers["quantity"], "o-", ms=3, color=color, label=name)
         right.axhline(0, color="#bbbbbb", lw=0.8)
         right.set_title("contrast by layer, nats", fontsize=8)
     (left, right), _, _ = rows_of_panels[-1]

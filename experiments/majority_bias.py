@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from common import RANKINGS, Layout, Study, Table, from_command_line
-from label_bias import N_CHOOSING, Pairs, add_accuracy, add_bias, add_fix, answered, draw
+from common import RANKINGS, Layout, Study, Table, from_command_line, thinned
+from label_bias import N_CHOOSING, Pairs, add_accuracy, add_bias, add_fix, answered, by_answer, draw
 
 import icl_lens as il
 
@@ -52,22 +52,13 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     }
     tested = Pairs(groups["majority"], groups["minority"])
     even = Pairs(groups["majority balanced"], groups["minority balanced"])
-    add_bias(
-        study,
-        table,
-        tested,
-        even,
-        "majority",
-        versus="equally frequent labels, same first and last label",
-    )
+    versus = "equally frequent labels, same first and last label"
+    add_bias(study, table, tested, even, "majority", versus=versus)
     scores = answered(study, "control", even, "majority")
     add_accuracy(table, "equally frequent labels", scores, 0, even.favored.queries)
-    choosing_groups = by_frequency(
-        locating[:: max(1, len(locating) // N_CHOOSING)], n_per_class, study.seed
-    )
-    choosing = Pairs(
-        study.tokenize(choosing_groups["majority"]), study.tokenize(choosing_groups["minority"])
-    )
+    choosing_groups = by_frequency(thinned(locating, N_CHOOSING), n_per_class, study.seed)
+    pair = (choosing_groups["majority"], choosing_groups["minority"])
+    choosing = Pairs(*map(study.tokenize, pair))
     add_fix(study, table, "majority", choosing, tested)
     add_attention(study, table)
     return table.write(draw(table.to_frame()))
@@ -94,11 +85,8 @@ def by_frequency(
             rng.shuffle(of_answer)
             of_answer.append(row % 2 == 0)
             groups[name].append(with_demonstrations(prompt, of_answer))
-            frequent = [
-                place
-                for place in range(1, 2 * n_per_class - 1)
-                if of_answer[place] == (name == "majority")
-            ]
+            is_frequent, between = name == "majority", range(1, 2 * n_per_class - 1)
+            frequent = [place for place in between if of_answer[place] == is_frequent]
             for place in rng.sample(frequent, n_per_class - few):
                 of_answer[place] = not of_answer[place]
             groups[f"{name} balanced"].append(with_demonstrations(prompt, of_answer))
@@ -108,20 +96,7 @@ def by_frequency(
 def with_demonstrations(prompt: il.Prompt, of_answer: Sequence[bool]) -> il.Prompt:
     """Return the prompt with some of its demonstrations: the next one with (True) or without the
     answer's label."""
-    matching = iter(
-        [
-            demonstration
-            for demonstration in prompt.demonstrations
-            if demonstration.label == prompt.answer
-        ]
-    )
-    different = iter(
-        [
-            demonstration
-            for demonstration in prompt.demonstrations
-            if demonstration.label != prompt.answer
-        ]
-    )
+    matching, different = map(iter, by_answer(prompt))
     demonstrations = [next(matching if has_answer else different) for has_answer in of_answer]
     return il.Prompt(demonstrations, prompt.query, prompt.answer, prompt.labels)
 
@@ -155,13 +130,9 @@ def add_attention(study: Study, table: Table) -> None:
 def without_last_true(prompt: il.Prompt) -> il.Prompt:
     """Return the prompt without its last demonstration that has the answer's label."""
     demonstrations = list(prompt.demonstrations)
-    del demonstrations[
-        max(
-            place
-            for place, demonstration in enumerate(demonstrations)
-            if demonstration.label == prompt.answer
-        )
-    ]
+    places = range(len(demonstrations))
+    last_true = max(place for place in places if demonstrations[place].label == prompt.answer)
+    del demonstrations[last_true]
     return il.Prompt(demonstrations, prompt.query, prompt.answer, prompt.labels)
 
 

@@ -1,10 +1,11 @@
 """Compute what the documentation shows, and put the tables and figures where its pages read them.
 
-    python experiments/publish.py run ablation --models smollm2-135m     # all studies of a
-    question, on some models python experiments/publish.py collect                                #
-    tables and figures for docs/results
+    python experiments/publish.py                  # all studies, and which are to be run again
+    python experiments/publish.py run ablation --models smollm2-135m
+    python experiments/publish.py collect          # tables and figures for docs/results
 
-Runs resume. `collect` replaces the rows of the studies that were computed and keeps all others.
+`run` computes published studies again; a new one is run by its script. Runs resume. `collect`
+replaces the rows of the studies that were computed and keeps all others.
 """
 
 import argparse
@@ -58,12 +59,9 @@ TASKS: dict[str, dict[str, list[str]]] = {
     QWEN: {
         "sentiment-number, foo/bar": ["--task", "sentiment-number", *LINES],
         "animal-country, foo/bar": ["--task", "animal-country", *LINES],
-        "TREC, A/B": ["--task", "trec", "--labels", "B,A", *LINES],
+        "TREC, A/B": ["--task", "trec", "--labels", "B,A", *LINES, "-n", "50"],
     },
-    QWEN_LARGE: {
-        "sentiment-number, foo/bar": ["--task", "sentiment-number", *LINES],
-        "TREC, A/B": ["--task", "trec", "--labels", "B,A", *LINES],
-    },
+    QWEN_LARGE: {"sentiment-number, foo/bar": ["--task", "sentiment-number", *LINES]},
 }
 for small_model in SMALL_MODELS:
     TASKS[small_model] = {
@@ -72,7 +70,7 @@ for small_model in SMALL_MODELS:
     }
 """The tasks that each model does, chosen by accuracy alone, and their options."""
 N_PROMPTS = {SMOLLM2: 100, QWEN: 100, QWEN_LARGE: 16} | dict.fromkeys(SMALL_MODELS, 200)
-"""Prompts per half."""
+"""Prompts per half, unless a task's options say otherwise; `behavior` of the larger Qwen has 40."""
 
 
 EARLIER = "computed by an earlier version, whose intervals are symmetric"
@@ -82,16 +80,34 @@ EARLIER = "computed by an earlier version, whose intervals are symmetric"
 def run(
     question: str, models: list[str], sources: dict[str, str], data: str | None, out: Path
 ) -> None:
-    """Run a question's script on every task of some models."""
+    """Run a question's script on the published studies of some models."""
     script = import_module(question.replace("-", "_"))
-    for model in models:
+    for model, task_name in published_studies(question):
+        if model not in models:
+            continue
+        task_options = TASKS[model][task_name]
+        if (question, model) == ("behavior", QWEN_LARGE):
+            task_options = [*task_options, "-n", "40"]
         source = sources.get(model, SOURCES.get(model, model))
-        for task_name, task_options in TASKS[model].items():
-            options = ["--model", source, "--name", model, "--task-name", task_name]
-            options += ["-n", str(N_PROMPTS[model]), "--out", str(out), *task_options]
-            if data is not None and "trec" in task_options:
-                options += ["--path", data]
-            script.main(options)
+        options = ["--model", source, "--name", model, "--task-name", task_name]
+        options += ["-n", str(N_PROMPTS[model]), "--out", str(out), *task_options]
+        if data is not None and "trec" in task_options:
+            options += ["--path", data]
+        script.main(options)
+
+
+def published_studies(question: str) -> list[tuple[str, str]]:
+    """Return the model and the task of each study of a question, in the order of its table."""
+    return list(dict.fromkeys(studies_of(read(DOCS / "data" / f"{question}.csv"))))
+
+
+def list_studies() -> None:
+    """Print every published study, and whether the scripts have computed its present numbers."""
+    for question in QUESTIONS:
+        settings = json.loads((DOCS / "data" / f"{question}.json").read_text(encoding="utf-8"))
+        for model, task in published_studies(question):
+            about = settings[f"{model}: {task}"]
+            print(f"{question:16} {model:20} {task:32}", about.get("note", f"n {about.get('n')}"))
 
 
 def collect(out: Path, docs: Path = DOCS) -> None:
@@ -157,11 +173,11 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def main() -> None:
-    """Run questions on the published models, or collect what has been computed."""
+    """List the published studies, run some of them, or collect what has been computed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("run", "collect"))
+    parser.add_argument("what", nargs="?", choices=("list", "run", "collect"), default="list")
     parser.add_argument("questions", nargs="*", choices=[*QUESTIONS, []], help="all by default")
     parser.add_argument("--models", nargs="*", default=list(TASKS))
     parser.add_argument(
@@ -170,6 +186,9 @@ def main() -> None:
     parser.add_argument("--data", help="folder with copies of the sentence datasets")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
+    if options.what == "list":
+        list_studies()
+        return
     if options.what == "collect":
         collect(options.out)
         return

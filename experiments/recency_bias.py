@@ -17,14 +17,13 @@ The paper's section 5.2, Figures 9 and 11; section 4.2 of the published version.
 
 import random
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from common import RANKINGS, Ranking, Study, Table, from_command_line
-from label_bias import N_CHOOSING, Pairs, add_bias, add_fix, draw
+from common import RANKINGS, Ranking, Study, Table, from_command_line, thinned
+from label_bias import N_CHOOSING, Pairs, add_bias, add_fix, by_answer, draw
 from majority_bias import attention_by_class
 
 import icl_lens as il
@@ -48,21 +47,15 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     locating, testing = list(study.locating.prompts), list(study.testing.prompts)
     last, first = (ordered_pairs(study, testing, place) for place in (-1, 0))
     add_bias(study, table, last, first, "recency", versus="answer's label first, minus not first")
-    few = locating[:: max(1, len(locating) // N_CHOOSING)]
+    few = thinned(locating, N_CHOOSING)
     add_fix(study, table, "recency", ordered_pairs(study, few, -1), last)
     shown_last, shown_first = (study.halves(layout)[1] for layout in ("last", "first"))
     at_last, at_first = (
         study.scores(name, batch, lambda rows: [[]], {"what": "intact"}).correct[:, 0]
         for name, batch in (("class last", shown_last), ("class first", shown_first))
     )
-    table.add(
-        ORDER,
-        at_first,
-        at_last,
-        shown_last.queries,
-        unit="%",
-        versus="shown last (the paper's order)",
-    )
+    about = {"unit": "%", "versus": "shown last (the paper's order)"}
+    table.add(ORDER, at_first, at_last, shown_last.queries, **about)
     for measure, add in ((ATTENTION, add_attention), (NEIGHBOR, add_neighbor)):
         try:
             add(study, table)
@@ -115,13 +108,9 @@ def true_attention(
 ) -> np.ndarray:
     """Return the mean attention (0–1) of heads to labels of the answer, for each prompt."""
     batch = study.halves("last" if layout == "last" else "first")[1]
-    edit = (
-        il.edited(study.model, il.RemovePosition(heads, positions="last"))
-        if without_position
-        else nullcontext()
-    )
+    edits = [il.RemovePosition(heads, positions="last")] if without_position else []
     part = f"{layout}, without position: {without_position}, {ranking}"
-    with edit:
+    with il.edited(study.model, *edits):
         attention = study.read(part, batch, attention_by_class, without_position=without_position)
     layers, indices = zip(*heads, strict=True)
     return attention[:, layers, indices, 0].mean(1)
@@ -137,22 +126,16 @@ def add_neighbor(study: Study, table: Table) -> None:
         heads = study.located_heads(ranking)
 
         def edits_of(rows: list[int], heads: Sequence[il.Head] = heads) -> list[list[il.Patch]]:
-            return [
-                [],
-                *(
-                    [il.Patch(heads, donor[rows], activation="q", positions="last")]
-                    for donor in donors
-                ),
-            ]
+            edits: list[list[il.Patch]] = [[]]
+            for donor in donors:
+                edits.append([il.Patch(heads, donor[rows], activation="q", positions="last")])
+            return edits
 
-        options = {
-            "heads": list(map(str, heads)),
-            "donors": [list(donor.texts) for donor in donors],
-        }
+        texts = [list(donor.texts) for donor in donors]
+        options = {"heads": list(map(str, heads)), "donors": texts}
         log_odds = study.scores(f"neighbor, {ranking}", intact, edits_of, options).log_odds
-        effects = (
-            log_odds[:, :1] - log_odds[:, 1:]
-        ) * sign  # of the query's text, the last one, and the one before
+        # of the query's text, the last one, and the one before
+        effects = (log_odds[:, :1] - log_odds[:, 1:]) * sign
         table.add_statistic(
             NEIGHBOR,
             effects,
@@ -174,17 +157,7 @@ def exchanged_texts(prompts: Sequence[il.Prompt], seed: int) -> list[list[il.Pro
     rng = random.Random(seed)
     lists: list[list[il.Prompt]] = [[], [], [], []]
     for prompt in prompts:
-        true = [
-            demonstration
-            for demonstration in prompt.demonstrations
-            if demonstration.label == prompt.answer
-        ]
-        false = [
-            demonstration
-            for demonstration in prompt.demonstrations
-            if demonstration.label != prompt.answer
-        ]
-        spare_true, spare_false = rng.choice(true), rng.choice(false)
+        spare_true, spare_false = map(rng.choice, by_answer(prompt))
         demonstrations = list(prompt.demonstrations)
         demonstrations.remove(spare_true)
         demonstrations.remove(spare_false)

@@ -73,26 +73,18 @@ class TaskPrompts:
 def task_builders(study: Study) -> Iterator[tuple[str, Callable[[], TaskPrompts]]]:
     """Yield the name of every task, and the function that builds its prompts."""
     n = min(study.n, MAX_PROMPTS)
-    other_study = study.changed(n=n, path=None)
     yield "this task", lambda: two_classes(study)
-    yield (
-        "other labels",
-        lambda: two_classes(study.changed(n=n, seed=1, labels=other_labels(study))),
-    )
-    yield (
-        "natural labels",
-        lambda: two_classes(study.changed(n=n, seed=2, labels=natural_labels(study))),
-    )
-    yield (
-        "other classes",
-        lambda: two_classes(other_study.changed(seed=3, task_source=other_data(study))),
-    )
+    relabeled, named = study.changed(n=n, seed=1), study.changed(n=n, seed=2)
+    yield "other labels", lambda: two_classes(relabeled.changed(labels=other_labels(study)))
+    yield "natural labels", lambda: two_classes(named.changed(labels=natural_labels(study)))
+    classes = study.changed(n=n, seed=3, path=None, task_source=other_data(study))
+    yield "other classes", lambda: two_classes(classes)
     yield "three classes", lambda: many_classes(study, CATEGORIES[:3], n, seed=4)
     yield "four classes", lambda: many_classes(study, CATEGORIES, n, seed=5)
-    other_natural = other_study.changed(seed=6, task_source=other_data(study))
+    natural = classes.changed(seed=6)
     yield (
         "other classes, natural labels",
-        lambda: two_classes(other_natural.changed(labels=natural_labels(other_natural))),
+        lambda: two_classes(natural.changed(labels=natural_labels(natural))),
     )
     yield "chat", lambda: chat(study.changed(n=max(n // 2, 16), seed=7))
     for place, name in enumerate(PAIR_NAMES):

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from common import Study, Table, dots, from_command_line
+from common import Study, Table, dots, from_command_line, thinned
 from matplotlib.figure import Figure
 from two_towers import N_SCANNED
 
@@ -50,9 +50,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         "text-to-label", "Through which heads does a text reach the keys?", arguments
     )
     table = Table(study)
-    ranking, testing = (
-        half[:: max(1, len(half) // N_PROMPTS)] for half in (study.locating, study.testing)
-    )
+    ranking, testing = thinned(study.locating, N_PROMPTS), thinned(study.testing, N_PROMPTS)
     hops = Hops(study, ranking)
     edge_sets: dict[tuple[str, Any], list[il.Edge]] = {}
     for hop, (heads, edges_of) in hops.groups().items():
@@ -102,7 +100,7 @@ class Hops:
 
     def __init__(self, study: Study, ranking: il.PromptBatch) -> None:
         self.study, self.ranking = study, ranking
-        scanned = study.locating[:: max(1, len(study.locating) // N_SCANNED)]
+        scanned = thinned(study.locating, N_SCANNED)
         scan = il.locate_towers(study.model, scanned, run=study.run("scan")).top(study.n_located)
         self.comparing = [head for head in scan if head.layer][:N_COMPARING]
         if not self.comparing:
@@ -120,16 +118,9 @@ class Hops:
         summed over readers."""
         if not any(reader.layer for reader in readers):
             return []
-        effects = il.head_to_head_effects(
-            self.study.model,
-            self.ranking,
-            readers,
-            part=part,
-            at=at,
-            reader_at=reader_at,
-            reference=self.ranking,
-            method="gradient",
-        )
+        edges: dict[str, Any] = {"part": part, "at": at, "reader_at": reader_at}
+        means: dict[str, Any] = {"reference": self.ranking, "method": "gradient"}
+        effects = il.head_to_head_effects(self.study.model, self.ranking, readers, **edges, **means)
         total = effects.log_odds.double().mean(0).sum(0)
         order = total.argsort(descending=True, stable=True)[: min(n, max(1, len(total) // 2))]
         return [il.Head.parse(effects.writers[index]) for index in order.tolist()]
@@ -188,9 +179,8 @@ class Hops:
         for reader in self.comparing:
             for head in heads:
                 if head.layer < reader.layer:
-                    edges.append(
-                        il.Edge(reader, "q", self.inputs(head, read) if read else str(head))
-                    )
+                    writer = self.inputs(head, read) if read else str(head)
+                    edges.append(il.Edge(reader, "q", writer))
         return edges
 
     def into_keys(self, readers: Heads, kind: str) -> list[il.Edge]:
@@ -213,12 +203,8 @@ class Hops:
     def groups(self) -> dict[str, tuple[Heads, Callable[[Heads], list[il.Edge]]]]:
         """Return for each hop the heads that random ones replace, and the edges as a function of
         them."""
-        movers, collectors, query_heads, comparing = (
-            self.movers,
-            self.collectors,
-            self.query_heads,
-            self.comparing,
-        )
+        movers, collectors = self.movers, self.collectors
+        query_heads, comparing = self.query_heads, self.comparing
         attention: list[Read] = [("q", "label"), ("k", "text"), ("k", "other"), ("k", "label")]
         return {
             "movers → keys": (movers, self.to_keys),

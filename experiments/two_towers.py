@@ -16,7 +16,7 @@ The paper's hypothesis.
 from typing import Any
 
 import pandas as pd
-from common import N_RANDOM_SETS, Study, Table, dots, from_command_line
+from common import N_RANDOM_SETS, Study, Table, dots, from_command_line, thinned
 from matplotlib.figure import Figure
 
 import icl_lens as il
@@ -37,10 +37,8 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         "two-towers", "Do queries and keys act as two towers?", arguments
     )
     table = Table(study)
-    step = max(1, len(study.locating) // N_SCANNED)
-    towers = exchange(
-        study, "scan's heads", k=study.n_located, scan_prompts=study.locating.prompts[::step]
-    )
+    scanned = thinned(study.locating, N_SCANNED).prompts
+    towers = exchange(study, "scan's heads", k=study.n_located, scan_prompts=scanned)
     add_losses(table, towers)
     add_predicted(table, towers)
     table.save(draw(table.to_frame()))

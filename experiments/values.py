@@ -21,13 +21,12 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import torch
-from common import COLORS, RANKINGS, Study, Table, from_command_line, legend_below, panels
-from label_attention import head_means
+from common import RANKINGS, Study, Table, from_command_line, head_dots
+from label_attention import OTHER_HEADS, head_means
 from matplotlib.figure import Figure
 
 import icl_lens as il
 
-OTHER_HEADS = "other heads of the same layers"
 MAGNITUDES = "orders of magnitude"
 RANKED_ROWS = 256
 """Number of values whose scores over the vocabulary are in memory at a time."""
@@ -190,23 +189,11 @@ def add_heads(study: Study, table: Table, reciprocal: np.ndarray, moved: np.ndar
 def draw(table: pd.DataFrame) -> Figure:
     """Draw the mean reciprocal rank of each located head, with the label there and with the other
     label there."""
-    figure, pairs = panels(table.query("measure == 'mean reciprocal rank, one head'"))
-    for axes, rows in pairs:
-        heads = rows["at"].astype(str)
-        axes.plot(heads, rows["quantity"], "o", color=COLORS[0], ms=5, label="label's token")
-        axes.plot(
-            heads,
-            rows["control"],
-            "s",
-            color=COLORS[1],
-            mfc="none",
-            label="same token, other label there",
-        )
+    of_heads = table.query("measure == 'mean reciprocal rank, one head'")
+    names = ("label's token", "same token, other label there")
+    figure, pairs = head_dots(of_heads, label="mean reciprocal rank", names=names)
+    for axes, _ in pairs:
         axes.set_yscale("log")
-        axes.tick_params(axis="x", rotation=60, labelsize=7)
-        axes.margins(x=0.08)
-    pairs[0][0].set_ylabel("mean reciprocal rank", fontsize=8)
-    legend_below(figure, pairs[0][0])
     return figure
 
 
