@@ -73,7 +73,8 @@ def answered(
         def edits_of(rows: list[int], batch: il.PromptBatch = batch) -> list[Any]:
             edits = []
             for heads, strength in settings:
-                edits.append(il.debias_edits(batch[rows], heads, **{fix: strength}))
+                of_fix: dict[str, Any] = {fix: strength}
+                edits.append(il.debias_edits(batch[rows], heads, **of_fix))
             return edits
 
         scores.append(study.scores(f"{part}, {name}", batch, edits_of, options))

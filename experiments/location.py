@@ -128,8 +128,10 @@ def traced(study: Study, batch: il.PromptBatch) -> np.ndarray:
 
     def edits_of(rows: list[int]) -> list[list[il.Patch]]:
         source = batch[rows]
-        patch = {"activation": "z", "positions": "last"}
-        return [[], *([il.Patch([head], source, **patch)] for head in study.all_heads())]
+        edits: list[list[il.Patch]] = [[]]
+        for head in study.all_heads():
+            edits.append([il.Patch([head], source, activation="z", positions="last")])
+        return edits
 
     options = {"what": "one head restored"}
     # the answer of `batch` is the other label of `exchanged`
