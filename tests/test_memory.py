@@ -1,17 +1,20 @@
-"""What a call keeps beside its result: the attention of one layer, not of all."""
+"""What a call keeps beside its result: one layer's attention, of as many prompts at a time as the budget allows."""
 
 import families
 import pytest
 import torch
+from tolerance import assert_close
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import icl_lens as il
+from icl_lens.models import sizes
 
 N_LAYERS, N_HEADS = 10, 4
 SEVERAL_LAYERS = N_LAYERS - 1
-"""More attention matrices than the passes of one layer take, and fewer than all layers have."""
+"""More attention matrices than one layer takes for a gradient, and fewer than all layers have."""
+HEAD = il.Head(5, 2)
 
 
 class LiveMemory(TorchDispatchMode):
@@ -61,9 +64,51 @@ def prompts_of(model, n):
     return il.tokenize(model, prompts, prepend_bos=False)
 
 
+# Functions that run passes, with what is compared.
+CALLS = {
+    "score": lambda model, batch: il.score(model, batch),
+    "score, whole passes": lambda model, batch: il.score(
+        model, batch, [[il.RemovePosition([HEAD], positions="all")]]
+    ).flatten(1),
+    "score, restarts": lambda model, batch: il.score(model, batch, [[il.Ablate([HEAD])]]).flatten(1),
+    "whole labels": lambda model, batch: il.whole_label_log_probs(model, batch),
+    "mean": lambda model, batch: il.head_effects(model, batch, mode="mean", reference=batch).log_prob,
+    "gradient": lambda model, batch: il.head_effects(model, batch, method="gradient").log_odds,
+    "saliency": lambda model, batch: torch.stack([*vars(il.saliency_flow(model, batch)).values()][:5]),
+    "head to head": lambda model, batch: (
+        il.head_to_head_effects(model, batch, [HEAD], part="q", method="gradient").log_odds
+    ),
+}
+
+
 def test_the_first_batch_keeps_the_attention_of_one_layer(model):
     """It is also run by the Hugging Face model itself, alone."""
     batch = prompts_of(model, 1)
     with LiveMemory() as memory:
         il.score(model, batch)
     assert memory.peak < SEVERAL_LAYERS * 4 * N_HEADS * batch.tokens.shape[1] ** 2
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_keeps_the_attention_of_one_layer_and_one_prompt(name, model, monkeypatch):
+    """One prompt is the least that runs, however small the budget, with the numbers of all prompts together."""
+    batch = prompts_of(model, 6)
+    together = CALLS[name](model, batch)
+    monkeypatch.setattr(sizes, "pass_bytes", lambda *_: 2**40)
+    monkeypatch.setattr("icl_lens.engine.gradients.GRAPH_BYTES", 1)
+    with LiveMemory() as memory:
+        alone = CALLS[name](model, batch)
+    assert memory.peak < SEVERAL_LAYERS * 4 * N_HEADS * batch.tokens.shape[1] ** 2
+    assert_close(alone, together)
+
+
+@pytest.mark.parametrize("name", ["gradient", "saliency", "head to head"])
+def test_gradients_of_blocks_that_run_again_are_those_of_the_whole_graph(name, model):
+    """A hook of a user, which may count on running once, keeps the whole graph."""
+    batch = prompts_of(model, 2)
+    again = CALLS[name](model, batch)
+    seen = []
+    with model.hooks(fwd_hooks=[("blocks.3.hook_out", lambda x, hook: seen.append(hook))]):
+        whole = CALLS[name](model, batch)
+    torch.testing.assert_close(again, whole, rtol=0, atol=0)
+    assert seen

@@ -1,5 +1,6 @@
 """Progress bars of long computations: when they appear, that there is one at a time, and how to switch them off."""
 
+import inspect
 import io
 import time
 from contextlib import redirect_stderr
@@ -65,6 +66,53 @@ def test_explain_and_scores_say_how_far_they_are(gpt2, gpt2_batch, monkeypatch):
     sets = [[il.Ablate(["L0H1"], positions=where)] for where in ("last", "all")] + [[il.RemovePosition(["L0H1"])]]
     il.score(gpt2, gpt2_batch, sets)
     assert sum(counted) == counting.total == 3 * len(gpt2_batch)
+
+
+# Functions of a model that run no pass, or one over the batch that they are given.
+ONE_PASS = {"ablate_heads", "capture", "edited", "head_copying", "head_overlap", "label_similarity", "live"}
+ONE_PASS |= {"patch_heads", "query_key_metric", "random_head_sets", "tokenize"}
+
+
+def test_every_function_of_several_passes_says_how_far_it_is():
+    """They take `progress` or, over many prompts, `run`, which has it."""
+    silent = set()
+    for name in dir(il):
+        function = getattr(il, name)
+        if inspect.isfunction(function):
+            names = list(inspect.signature(function).parameters)
+            if names[:1] == ["model"] and not {"progress", "run"} & {*names}:
+                silent.add(name)
+    assert silent == ONE_PASS
+
+
+SHOWING = {
+    "generate": lambda m, b, **o: il.generate(m, b, max_new_tokens=2, **o),
+    "head_to_head_effects": lambda m, b, **o: il.head_to_head_effects(m, b, ["L2H0"], part="q", **o),
+    "head_to_head_effects, gradient": lambda m, b, **o: il.head_to_head_effects(
+        m, b, ["L2H0"], part="q", method="gradient", **o
+    ),
+    "attention_saliency": il.attention_saliency,
+    "saliency_flow": il.saliency_flow,
+    "indirect_effects": lambda m, b, **o: il.indirect_effects(m, b, b, **o),
+    "vector_gains": lambda m, b, **o: il.vector_gains(m, il.task_vectors(m, b), b, **o),
+    "task_vectors": il.task_vectors,
+    "function_vector": lambda m, b, **o: il.function_vector(m, b, ["L1H0"], **o),
+    "whole_label_log_probs": il.whole_label_log_probs,
+    "calibrated_scores": lambda m, b, **o: il.calibrated_scores(m, b, inputs=["one"], **o),
+    "head_effects, gradient": lambda m, b, **o: il.head_effects(m, b, method="gradient", **o),
+    "repeated_token_scores": lambda m, b, **o: il.repeated_token_scores(m, n=1, n_tokens=4, **o),
+}
+
+
+@pytest.mark.parametrize("name", SHOWING)
+def test_a_long_call_shows_a_bar_and_none_if_it_is_switched_off(name, gpt2, gpt2_batch, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 1e-9)
+    with redirect_stderr(Terminal()) as terminal:
+        SHOWING[name](gpt2, gpt2_batch, progress=False)
+    assert terminal.getvalue() == ""
+    with redirect_stderr(Terminal()) as terminal:
+        SHOWING[name](gpt2, gpt2_batch)
+    assert "it/s" in terminal.getvalue() or "rows" in terminal.getvalue()
 
 
 class Counting:

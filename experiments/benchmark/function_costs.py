@@ -188,7 +188,7 @@ CALLS: dict[str, Callable[[Case], Any]] = {
         c.model, c.batch, c.heads, n_random=4
     ),
     "ablate_with_controls, all": lambda c: il.ablate_with_controls(
-        c.model, c.batch, c.heads, n_random=2, positions="all"
+        c.model, c.batch, c.heads, n_random=3, positions="all"
     ),
     "Block": _blocked,
     "Reweight": _reweighted,

@@ -23,8 +23,11 @@ from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.passes import last_log_probs
 from icl_lens.errors import InputError
 from icl_lens.models.memory import LABEL_TOKENS
+from icl_lens.models.sizes import rows_at_once
+from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, tokenize_texts
+from icl_lens.runs.progress import progress_switch, steps
 
 Ids = Sequence[int]
 
@@ -71,15 +74,16 @@ def _are_scored_by_own_tokens(
 
 
 def whole_label_log_probs(
-    model: Any, batch: PromptBatch, *, per_token: bool = False
+    model: Any, batch: PromptBatch, *, per_token: bool = False, progress: bool | None = None
 ) -> LabelScores:
     """Return each whole label's log-probability [batch whole_label], summed over its tokens
     (teacher forcing), nats.
 
     With `per_token=True`, it is divided by the label's number of tokens, since long labels have
     small probabilities. For single-token labels this equals `score`. Costs one row per token of
-    each label. In the block of an intervention, the edited model is scored. Raise InputError for
-    prompts without labels.
+    each label. In the block of an intervention, the edited model is scored. If this takes longer
+    than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False. Raise
+    InputError for prompts without labels.
 
     Example:
         >>> whole, first = il.whole_label_log_probs(model, batch), il.score(model, batch)
@@ -91,7 +95,8 @@ def whole_label_log_probs(
     for row in range(len(batch)):
         prompt, labels = tokenize_labels(model, batch, row)
         pairs += [(prompt, ids) for ids in labels]
-    log_probs = continuation_log_probs(model, pairs)
+    with progress_switch(progress):
+        log_probs = continuation_log_probs(model, pairs)
     if per_token:
         log_probs = log_probs / log_probs.new_tensor([len(ids) for _, ids in pairs])
     return LabelScores.from_tensor(log_probs.reshape(len(batch), -1), batch.whole_labels)
@@ -109,11 +114,14 @@ def continuation_log_probs(model: Any, pairs: Sequence[tuple[Ids, Ids]]) -> Floa
             pair_of_row.append(pair)
     scored = PromptBatch.from_tokens(rows, model=model, targets=targets)
     token_log_probs = []
-    for piece in scored.split(max(1, LABEL_TOKENS // scored.tokens.shape[1])):
-        log_probs = last_log_probs(model, piece)
-        token_log_probs.append(
-            log_probs.gather(-1, piece.answer_tokens.to(log_probs.device)[:, None])[:, 0]
-        )
+    width = scored.tokens.shape[1]
+    size = max(1, min(LABEL_TOKENS // width, rows_at_once(ModelView.of(model), width)))
+    with steps("scoring labels", len(scored)) as advance:
+        for piece in scored.split(size):
+            log_probs = last_log_probs(model, piece)
+            tokens = piece.answer_tokens.to(log_probs.device)
+            token_log_probs.append(log_probs.gather(-1, tokens[:, None])[:, 0])
+            advance(len(piece))
     by_row = torch.cat(token_log_probs)
     return by_row.new_zeros(len(pairs)).index_add(
         0, torch.tensor(pair_of_row, device=by_row.device), by_row

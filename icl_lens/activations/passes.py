@@ -14,8 +14,10 @@ from icl_lens.errors import InputError
 from icl_lens.models.identity import compare_batch, compare_deferred, is_new_kind
 from icl_lens.models.inference import log_probs_of
 from icl_lens.models.locking import model_lock
+from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
+from icl_lens.runs.progress import steps
 
 NO_LABELS_HINT = "il.score(model, batch, read=…) reads other log-probabilities"
 
@@ -28,6 +30,24 @@ def last_log_probs(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_voc
     models).
     """
     return log_probs_of(last_logits(model, batch))
+
+
+def log_probs_in_passes(model: Any, batch: PromptBatch) -> Float[Tensor, "batch d_vocab"]:
+    """Return `last_log_probs`, from passes over as many prompts at a time as `PASS_BYTES` allows.
+
+    If hooks or edits are active, which expect the batch, all prompts run in one pass.
+    """
+    view = ModelView.of(model)
+    check_batch(batch)
+    size = len(batch) if view.has_hooks else rows_at_once(view, batch.tokens.shape[1])
+    if len(batch) <= size:
+        return last_log_probs(model, batch)
+    pieces = []
+    with steps("scoring", len(batch)) as advance:
+        for prompts in batch.split(size):
+            pieces.append(last_log_probs(model, prompts))
+            advance(len(prompts))
+    return torch.cat(pieces)
 
 
 def last_logits(

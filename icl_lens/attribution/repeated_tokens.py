@@ -11,18 +11,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.activations.activations import capture
+from icl_lens.activations.passes import last_logits
 from icl_lens.errors import InputError, check_integers
+from icl_lens.models.sizes import rows_at_once
+from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.prompt import RenderedPrompt
 from icl_lens.prompts.token_alignment import require_fast_tokenizer, special_prefix, tokenize_texts
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, long_frame
 from icl_lens.result.view import View, table_view
+from icl_lens.runs.progress import progress_switch, steps
 
 N_SEQUENCES = 40
 N_TOKENS = 24
-_SEQUENCES_AT_ONCE = 8
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,14 +61,20 @@ class RepeatedTokenScores(Result):
 
 
 def repeated_token_scores(
-    model: Any, *, n: int = N_SEQUENCES, n_tokens: int = N_TOKENS, seed: int = 0
+    model: Any,
+    *,
+    n: int = N_SEQUENCES,
+    n_tokens: int = N_TOKENS,
+    seed: int = 0,
+    progress: bool | None = None,
 ) -> RepeatedTokenScores:
     """Return each head's induction and previous-token scores.
 
     The scores are means over `n` sequences, which show `n_tokens` different random tokens twice,
     and over the tokens of the second showing. Attention spread evenly scores about 1 / (1.5 ·
-    n_tokens). Raise InputError for a slow tokenizer, `n` below 1, and `n_tokens` below two or above
-    the vocabulary or half the context. Source: Olsson et al. (2022).
+    n_tokens). If this takes longer than two seconds, a terminal or notebook shows a progress bar,
+    unless `progress` is False. Raise InputError for a slow tokenizer, `n` below 1, and `n_tokens`
+    below two or above the vocabulary or half the context. Source: Olsson et al. (2022).
 
     Example:
         >>> scores = il.repeated_token_scores(model).induction
@@ -81,19 +89,23 @@ def repeated_token_scores(
         )
     rows = [[*prefix, *tokens, *tokens] for tokens in random_tokens(model, n, n_tokens, seed)]
     second = range(len(rows[0]) - n_tokens, len(rows[0]))
-    scores = []
-    for start in range(0, n, _SEQUENCES_AT_ONCE):
-        piece = rows[start : start + _SEQUENCES_AT_ONCE]
-        batch = PromptBatch.from_tokens(piece, model=model, positions=list(second))
-        pattern = (
-            capture(model, batch).pattern.double().cpu()
-        )  # a row for each token of the second showing
-        pattern = pattern.unflatten(0, (len(piece), n_tokens))
-        attended = [
-            pattern[:, i, ..., [query - n_tokens + 1, query - 1]] for i, query in enumerate(second)
-        ]
-        scores.append(torch.stack(attended).mean(0))
-    return RepeatedTokenScores(*torch.cat(scores).mean(0).unbind(-1))
+    queries = torch.tensor(second)
+    view, attended = ModelView.of(model), list[Tensor]()
+
+    def keep(pattern: Tensor, hook: Any) -> None:
+        keys = torch.stack([queries - n_tokens + 1, queries - 1])
+        of_queries = pattern[:, :, queries, keys]  # sequence head score query
+        attended.append(of_queries.double().mean(-1).cpu())
+
+    hooks = [(view.hook(layer, "attn.hook_pattern"), keep) for layer in range(view.n_layers)]
+    batch, by_sequence = PromptBatch.from_tokens(rows, model=model), list[Tensor]()
+    with progress_switch(progress), steps("attention to repeated tokens", n) as advance:
+        for sequences in batch.split(rows_at_once(view, len(rows[0]))):
+            attended.clear()
+            last_logits(model, sequences, hooks)
+            by_sequence.append(torch.stack(attended, dim=1))
+            advance(len(sequences))
+    return RepeatedTokenScores(*torch.cat(by_sequence).mean(0).unbind(-1))
 
 
 def random_tokens(model: Any, n: int, n_tokens: int, seed: int) -> list[list[int]]:

@@ -37,6 +37,7 @@ from icl_lens.errors import InputError, check_choice
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.models.memory import WRITER_BYTES
+from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
 from icl_lens.prompts.roles import EdgeRole, indices_in_roles, role_masks
@@ -455,7 +456,9 @@ def capture_pieces(
     """
     view = ModelView.of(model)
     bytes_per_prompt = vector_bytes(view) * (1 if positions == "last" else batch.tokens.shape[1])
-    for piece in torch.arange(len(batch)).split(max(1, WRITER_BYTES // bytes_per_prompt)):
+    rows_per_pass = rows_at_once(view, batch.tokens.shape[1])
+    size = max(1, min(WRITER_BYTES // bytes_per_prompt, rows_per_pass))
+    for piece in torch.arange(len(batch)).split(size):
         # Rows that share a pass would share what chains write, although the same token can have
         # another role in each.
         own_passes = replace(batch[piece.tolist()], prompt_index=None)

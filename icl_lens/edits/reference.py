@@ -19,6 +19,7 @@ from icl_lens.activations.passes import last_logits
 from icl_lens.edits.edit import Positions
 from icl_lens.errors import InputError
 from icl_lens.models.active_edits import edits_disabled
+from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch, check_vocabulary
 
@@ -48,11 +49,11 @@ def mean_z(
     batches = reference_batches(reference)
     sums: dict[int, Tensor] = {}
 
-    def add(batch: PromptBatch, layer: int, z: Tensor) -> None:
+    def add(prompts: PromptBatch, layer: int, z: Tensor) -> None:
         if positions == "last":
-            total = _at_last(batch, z).double().sum(0)
+            total = _at_last(prompts, z).double().sum(0)
         else:
-            mask = batch.attention_mask.to(z.device, torch.float64)
+            mask = prompts.attention_mask.to(z.device, torch.float64)
             total = torch.einsum("bphd,bp->hd", z.double(), mask)
         sums[layer] = sums.get(layer, 0.0) + total
 
@@ -185,15 +186,15 @@ def _read_z(
     batch: PromptBatch,
     read: Callable[[PromptBatch, int, Tensor], None],
 ) -> None:
-    """Run prompts of a reference without edits, and call `read` with each layer's z."""
+    """Run prompts of a reference without edits, a few at a time, and call `read` with each layer's
+    z.
+    """
 
     def reader(layer: int) -> Any:
-        return lambda z, hook: read(batch, layer, z.detach())
+        return lambda z, hook: read(prompts, layer, z.detach())
 
     check_vocabulary(view.model, batch, "reference")
+    hooks = [(view.hook(layer, "attn.hook_z"), reader(layer)) for layer in layers]
     with edits_disabled(view):
-        last_logits(
-            view.model,
-            batch,
-            [(view.hook(layer, "attn.hook_z"), reader(layer)) for layer in layers],
-        )
+        for prompts in batch.split(rows_at_once(view, batch.tokens.shape[1])):
+            last_logits(view.model, prompts, hooks)

@@ -1,39 +1,74 @@
-"""Compute gradients with respect to every head's z in one forward pass, and one backward pass per score."""
+"""Compute gradients with respect to every head's z in one forward pass, and one backward pass per score.
 
-from collections.abc import Callable, Iterable, Iterator
+The graph of a whole pass takes gigabytes for a long prompt. So each block keeps its input only, and runs again when
+the backward pass reaches it (gradient checkpointing: Chen et al., arXiv 1604.06174); a layer's gradients are read then.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from icl_lens.activations.passes import check_finite
-from icl_lens.models.inference import log_probs_of
+from icl_lens.edits.pattern import LayerValues
+from icl_lens.models.inference import log_probs_of, replace_forwards
 from icl_lens.models.memory import GRAPH_BYTES
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+
+T = TypeVar("T")
 
 
 def z_gradients(
     view: ModelView,
     batch: PromptBatch,
     scores: Callable[[Float[Tensor, "batch d_vocab"]], Float[Tensor, "batch score"]],
+    read: Callable[[int, Float[Tensor, "batch pos head d_head"], Float[Tensor, "batch pos head d_head"]], T],
     hooks: Iterable[tuple[str, Callable[..., Any]]] = (),
-) -> tuple[list[Float[Tensor, "batch pos head d_head"]], list[tuple[Tensor, ...]]]:
-    """Return every layer's z, and for each score its gradients with respect to every layer's z.
+    recorded: Sequence[LayerValues] = (),
+) -> list[list[T]]:
+    """Return what `read` returns for each score and layer, from the layer's z and the score's gradient there.
 
     `scores` maps the log-probabilities after each prompt to scores, whose sums over prompts are differentiated. It must
     clone the index tensors it uses, because they may have been created in inference mode. The graph begins at the first
-    layer's z; weights and embeddings have no gradients. `hooks` are run in the same pass.
+    layer's z; weights and embeddings have no gradients. `hooks` are run in the same pass; what they record of each
+    layer in `recorded` is there when the layer is read.
+
+    If other hooks are active on the model, which may count on running once, all layers' graphs are kept instead.
     """
+    runs_blocks_again = not view.has_hooks
     zs: dict[int, Tensor] = {}
+    leaf: list[Tensor] = []  # the first layer's z
+    begun: set[int] = set()  # layers that have run
+    by_score: list[dict[int, T]] = []
+
+    def take(layer: int, gradient: Tensor) -> None:
+        with torch.no_grad():
+            by_score[-1][layer] = read(layer, zs[layer], gradient)
+        if runs_blocks_again:
+            del zs[layer]
+            _forget(recorded, layer)
 
     def keep(layer: int) -> Any:
         def hook_fn(z: Tensor, hook: Any) -> Tensor:
             # The first z is the leaf of the graph; earlier computation has no gradient.
-            zs[layer] = z if z.requires_grad else z.detach().requires_grad_(True)
-            return zs[layer]
+            z = z if z.requires_grad else z.detach().requires_grad_(True)
+            is_first_run = layer not in begun
+            if is_first_run:
+                begun.add(layer)
+                z.register_hook(partial(take, layer))
+                if layer == 0:
+                    leaf.append(z)
+            if is_first_run and runs_blocks_again:
+                _forget(recorded, layer)
+            else:
+                zs[layer] = z.detach()
+            return z
 
         return hook_fn
 
@@ -42,25 +77,48 @@ def z_gradients(
 
     z_hooks = [(view.hook(layer, "attn.hook_z"), keep(layer)) for layer in range(view.n_layers)]
     z_hooks.append((view.last_logits_hook, only_last))
-    with view.inference_pass() as kwargs, _frozen_weights(view), view.model.hooks(fwd_hooks=[*z_hooks, *hooks]):
+    with (
+        view.inference_pass() as kwargs,
+        _frozen_weights(view),
+        view.model.hooks(fwd_hooks=[*z_hooks, *hooks]),
+        _blocks_run_again(view, is_on=runs_blocks_again),
+    ):
         # Clones, because inference tensors cannot be saved for backward.
         tokens, mask, last = (x.clone() for x in (batch.tokens, batch.attention_mask, batch.last))
         logits = view.model(tokens, attention_mask=mask, return_type="logits", **kwargs)[:, 0]
         check_finite(logits)
         totals = scores(log_probs_of(logits)).sum(0)
-        layers = [zs[layer] for layer in range(view.n_layers)]
-        gradients = [
-            torch.autograd.grad(total, layers, retain_graph=i + 1 < len(totals)) for i, total in enumerate(totals)
-        ]
-    return [z.detach() for z in layers], gradients
+        for number, total in enumerate(totals):
+            by_score.append({})
+            torch.autograd.grad(total, leaf[0], retain_graph=number + 1 < len(totals))
+    return [[of_layers[layer] for layer in range(view.n_layers)] for of_layers in by_score]
+
+
+def _forget(recorded: Sequence[LayerValues], layer: int) -> None:
+    if recorded:
+        recorded[layer].seen.clear()
+
+
+@contextmanager
+def _blocks_run_again(view: ModelView, *, is_on: bool) -> Iterator[None]:
+    """Let blocks keep only their inputs for the backward pass, which then runs them again."""
+    blocks = list(view.model.blocks) if is_on else []
+    again = [partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False) for block in blocks]
+    with replace_forwards(list(zip(blocks, again, strict=True))):
+        yield
 
 
 def prompts_at_once(view: ModelView, batch: PromptBatch) -> int:
-    """Return the number of prompts whose backward pass fits in `GRAPH_BYTES`, at least one."""
+    """Return the number of prompts whose backward pass fits in `GRAPH_BYTES`, at least one.
+
+    A prompt takes the inputs of all blocks and the graph of one, or of all blocks if other hooks are active.
+    """
     width = batch.tokens.shape[1]
     d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * view.d_model)
-    numbers_per_token = 12 * view.d_model + 4 * d_mlp + 3 * view.n_heads * width
-    return max(1, GRAPH_BYTES // (4 * view.n_layers * numbers_per_token * width))
+    numbers_per_block = 12 * view.d_model + 4 * d_mlp + 3 * view.n_heads * width
+    n_graphs = view.n_layers if view.has_hooks else 1
+    numbers_per_token = view.n_layers * view.d_model + n_graphs * numbers_per_block
+    return max(1, GRAPH_BYTES // (4 * numbers_per_token * width))
 
 
 @contextmanager

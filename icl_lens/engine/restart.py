@@ -18,7 +18,8 @@ from icl_lens.activations.passes import last_log_probs
 from icl_lens.edits.edit import Z_STAGES, EditAtLayers, Places, writes_at
 from icl_lens.models.inference import log_probs_of, replace_forwards
 from icl_lens.models.locking import model_lock
-from icl_lens.models.memory import MIN_PASS_TOKENS, STREAM_BYTES
+from icl_lens.models.memory import MIN_PASS_TOKENS, RESTART_BYTES, STREAM_BYTES
+from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -62,13 +63,14 @@ def score_restarted(
     start_layers = [min((layer for placed in one for layer in placed.heads), default=view.n_layers) for one in sets]
     layers = set(start_layers) - {view.n_layers}
     bytes_per_prompt = max(1, len(layers)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
-    size = len(batch) if view.has_hooks else max(1, STREAM_BYTES // bytes_per_prompt)
+    fitting = STREAM_BYTES // bytes_per_prompt, rows_at_once(view, batch.tokens.shape[1])
+    size = len(batch) if view.has_hooks else max(1, min(fitting))
     found = []
     for start in range(0, len(batch), size):
         prompts = torch.arange(start, min(start + size, len(batch)))
         batch_piece = batch[prompts.tolist()]
         inputs = BlockInputs(view)
-        with model_lock(view.model), inputs.recorded(layers, Tensor.clone):
+        with model_lock(view.model), inputs.recorded(layers, Tensor.clone):  # in one pass
             clean = read(last_log_probs(view.model, batch_piece), prompts)
         piece = clean[:, None].repeat(1, len(sets), *[1] * (clean.ndim - 1))
         for pairs in _passes(view, start_layers, batch_piece, pass_tokens):
@@ -154,10 +156,11 @@ def _passes(view: ModelView, start_layers: list[int], batch: PromptBatch, pass_t
     if view.has_hooks:
         yield from ([(one, row) for row in range(n)] for one in sets)
         return
+    max_rows = min(pass_tokens // width, rows_at_once(view, width, RESTART_BYTES))
     group: list[Pair] = []
     for one in sorted(sets, key=lambda one: start_layers[one]):
         for row in range(n):
-            is_full = (len(group) + 1) * width > pass_tokens
+            is_full = len(group) >= max_rows
             if row == 0 and group and start_layers[one] != start_layers[group[0][0]]:
                 is_full |= len(group) * width >= MIN_PASS_TOKENS
             if group and is_full:

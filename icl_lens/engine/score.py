@@ -20,7 +20,7 @@ from torch import Tensor
 
 from icl_lens.activations.answer_spacing import warn_of_answer_spacing
 from icl_lens.activations.label_scores import LabelScores
-from icl_lens.activations.passes import NO_LABELS_HINT, last_log_probs
+from icl_lens.activations.passes import NO_LABELS_HINT, last_log_probs, log_probs_in_passes
 from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import ATTENTION_STAGES, Z_STAGES, Edit, EditAtLayers, Positions, Stage
 from icl_lens.edits.patch import Align, HeadActivation, Patch
@@ -34,6 +34,7 @@ from icl_lens.models.active_edits import DESCRIBE
 from icl_lens.models.head import AnyHead
 from icl_lens.models.locking import model_lock
 from icl_lens.models.memory import PASS_TOKENS
+from icl_lens.models.sizes import rows_at_once
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.runs.progress import progress_switch, steps
@@ -135,7 +136,8 @@ def score(
     each row's prompt in the batch [row], and returns a tensor [row ...]. An empty set, like no sets, is the model as it
     is, in a block with the edits of the block.
 
-    Without sets, this is one forward pass, with logits at the last position only. With sets, it takes the fastest exact
+    Without sets, this is one forward pass, with logits at the last position only, or several over some of the prompts,
+    to bound memory, unless edits or hooks are active. With sets, it takes the fastest exact
     way: for each set, the result equals that in a block of `il.edited`, up to rounding. If only the last position
     changes (see each edit), every prompt runs once, and each set re-runs one token per prompt. If only z changes, each
     set re-runs the prompts from its first edited layer; otherwise, one whole pass per set. The passes that edits need
@@ -163,7 +165,8 @@ def score(
             score(model, batch, sets, read=read_labels(batch), progress=progress), batch.labels
         )
     if sets is None:
-        log_probs = last_log_probs(model, batch)
+        with progress_switch(progress):
+            log_probs = log_probs_in_passes(model, batch)
         warn_of_answer_spacing(model.tokenizer, batch, lambda ids: log_probs.gather(1, ids[:, None])[:, 0])
         return _checked(read)(log_probs, torch.arange(len(batch)))
     with progress_switch(progress):
@@ -233,9 +236,20 @@ def _score_placed(
 
 
 def _read_whole(view: ModelView, batch: PromptBatch, placed: Sequence[EditAtLayers], read: Read) -> Tensor:
-    """Return what is read in one pass over whole prompts."""
-    with model_lock(view.model), editing(view, *placed):
-        return read(last_log_probs(view.model, batch), torch.arange(len(batch)))
+    """Return what is read in passes over whole prompts, as many at a time as `PASS_BYTES` allows.
+
+    If hooks are active, which expect the batch, all prompts run in one pass.
+    """
+    size = len(batch) if view.has_hooks else rows_at_once(view, batch.tokens.shape[1])
+    if len(batch) <= size:
+        with model_lock(view.model), editing(view, *placed):
+            return read(last_log_probs(view.model, batch), torch.arange(len(batch)))
+    pieces = []
+    for rows in torch.arange(len(batch)).split(size):
+        edits_of_rows = [edit.select(rows.tolist()) for edit in placed]
+        with model_lock(view.model), editing(view, *edits_of_rows):
+            pieces.append(read(last_log_probs(view.model, batch[rows.tolist()]), rows))
+    return torch.cat(pieces)
 
 
 def check_sets(sets: Sets) -> list[tuple[Edit, ...]]:

@@ -18,6 +18,7 @@ from icl_lens.errors import InputError, check_choice
 from icl_lens.models.locking import reserves_model
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.tokenize import tokenizer_like
+from icl_lens.runs.progress import progress_switch, steps
 
 CalibrationMethod = Literal["contextual", "batch"]
 CONTENT_FREE = ("N/A", "[MASK]", "")
@@ -31,6 +32,7 @@ def calibrated_scores(
     method: CalibrationMethod = "contextual",
     *,
     inputs: Sequence[str] = CONTENT_FREE,
+    progress: bool | None = None,
 ) -> Float[Tensor, "batch label"]:
     """Return each label's calibrated log-probability among its prompt's labels, as `LabelScores`, nats.
 
@@ -39,6 +41,8 @@ def calibrated_scores(
     each; with "batch", it is the mean over the prompts of the batch that offer the label. A preference for labels that
     does not depend on the text cancels. Labels that a prompt does not offer have −∞. If labels begin alike, each row
     is a decision between them (`tokenize`) and is calibrated by itself; `batch.whole_scores` adds decisions up.
+
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
 
     `metrics.accuracy(scores, batch.answer, choices=batch.label_mask)` is the accuracy with calibration. Raise
     InputError for prompts without labels, no `inputs`, and inputs that the tokenizer cannot write.
@@ -53,15 +57,17 @@ def calibrated_scores(
     batch.require_labels("label to calibrate", NO_LABELS_HINT)
     if isinstance(inputs, str) or not inputs:
         raise InputError(f"inputs must be a list of at least one text, got {inputs!r}")
-    scores = _among_labels(score(model, batch), batch)
+    scores = _among_labels(score(model, batch, progress=progress), batch)
     if method == "batch":
         offered = batch.label_mask.to(scores.device).sum(0, keepdim=True)
         prior = (scores.exp().sum(0, keepdim=True) / offered.clamp(min=1)).log()
     else:
         priors, tokenized = torch.zeros_like(scores), tokenizer_like(model, batch)
-        for text in inputs:
-            prompts = [replace(prompt, query=text, answer=None, other_query=None) for prompt in batch.prompts]
-            priors += _among_labels(score(model, tokenized(prompts, range(len(batch)))), batch).exp()
+        with progress_switch(progress), steps("calibrating", len(inputs) * len(batch)) as advance:
+            for text in inputs:
+                prompts = [replace(prompt, query=text, answer=None, other_query=None) for prompt in batch.prompts]
+                priors += _among_labels(score(model, tokenized(prompts, range(len(batch)))), batch).exp()
+                advance(len(batch))
         prior = (priors / len(inputs)).log()
     mask = batch.label_mask.to(scores.device)
     return LabelScores.from_tensor(_masked_log_softmax(scores - prior, mask), batch.labels)

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from icl_lens.activations.passes import last_log_probs
+from icl_lens.activations.passes import log_probs_in_passes
 from icl_lens.attribution.scored_tokens import Against, CheckedAgainst
 from icl_lens.edits.edit import Attention, Edit, Stage, of_prompts
 from icl_lens.edits.kv_cache import HiddenKeys, LayerRows, per_kv_head
@@ -377,6 +377,6 @@ def _removed_texts(
             replace(batch.prompts[row], demonstrations=own[:place] + own[place + 1 :])
             for row, own in zip(rows, shown, strict=True)
         ]
-        log_probs = last_log_probs(model, tokenized(prompts, rows))
+        log_probs = log_probs_in_passes(model, tokenized(prompts, rows))
         found[rows, place] = answer_outcomes(log_probs, targets, against, torch.tensor(rows)).to(found)
     return found

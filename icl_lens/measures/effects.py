@@ -29,7 +29,7 @@ from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, long_frame, plural_prompts
 from icl_lens.result.view import View, table_view
-from icl_lens.runs.progress import progress_switch
+from icl_lens.runs.progress import progress_switch, steps
 
 Outcome = Literal["log_odds", "log_prob"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -133,13 +133,13 @@ def head_effects(
     supported (other hooks or edits are active, or the model's attention is unknown), heads are ablated in
     partial forward passes over the full prompts, as for all positions; `algorithm` is then "partial_forward", and
     `fallback_reason` says why. `positions="all"` costs about half a forward pass per head and prompt. It stores each
-    layer's residual stream for as many prompts at a time as fit in 256 MiB (for all prompts if other hooks are active).
+    layer's residual stream for as many prompts at a time as fit in 64 MiB (for all prompts if other hooks are active).
     `pass_tokens` limits the tokens per forward pass.
 
     `method="gradient"` is a first-order estimate (`exact` is False): the drop if log p were linear in the head's z,
     z · ∂ log p/∂z. It takes one forward pass and two backward passes for all heads: for log p and for the log-odds, if
-    there are any. Check its `metrics.agreement` with exact effects before relying on it. It stores every layer's
-    activations of at least one prompt for the backward passes.
+    there are any. Check its `metrics.agreement` with exact effects before relying on it. A backward pass runs each
+    layer again, so that it stores one layer's activations; with other hooks active, it stores those of all layers.
 
     `mode="mean"` and `mode="resample"` replace a head's z by its mean over the last positions of the `reference`
     prompts, or by that of one of them, instead of zero (see `Ablate`); only for exact effects at the last position.
@@ -166,9 +166,9 @@ def head_effects(
             f"positions={positions!r} and method={method!r}; use il.score with il.Ablate"
         )
     tokens = outcome_tokens(view, batch, targets, against)
-    if method == "gradient":
-        return estimated_effects(view, batch, *tokens, positions)
     with progress_switch(progress):
+        if method == "gradient":
+            return estimated_effects(view, batch, *tokens, positions)
         return exact_effects(view, batch, *tokens, ablation, pass_tokens=pass_tokens)
 
 
@@ -252,16 +252,17 @@ def estimated_effects(
         return (product * rows.attention_mask.to(product)[:, :, None]).sum(1)
 
     pieces = []
-    for rows in torch.arange(len(batch)).split(prompts_at_once(view, batch)):
+    with steps("estimating effects", len(batch)) as advance:
+        for rows in torch.arange(len(batch)).split(prompts_at_once(view, batch)):
 
-        def scores(log_probs: Tensor, rows: Tensor = rows) -> Tensor:
-            found = answer_outcomes(log_probs, targets, against, rows)
-            return found[:, :1] if against is None else found
+            def scores(log_probs: Tensor, rows: Tensor = rows) -> Tensor:
+                found = answer_outcomes(log_probs, targets, against, rows)
+                return found[:, :1] if against is None else found
 
-        piece = batch[rows.tolist()]
-        zs, gradients = z_gradients(view, piece, scores)
-        drops = [[drop(*pair, piece) for pair in zip(zs, of_score, strict=True)] for of_score in gradients]
-        pieces.append(torch.stack([torch.stack(by_layer, dim=1) for by_layer in drops], dim=-1))
+            piece = batch[rows.tolist()]
+            drops = z_gradients(view, piece, scores, lambda layer, z, gradient, piece=piece: drop(z, gradient, piece))
+            pieces.append(torch.stack([torch.stack(by_layer, dim=1) for by_layer in drops], dim=-1))
+            advance(len(rows))
     log_prob, *rest = torch.cat(pieces).unbind(-1)
     odds = torch.full_like(log_prob, torch.nan)
     if against is not None:

@@ -16,22 +16,29 @@ from jaxtyping import Float
 from torch import Tensor
 
 from icl_lens.activations.activations import capture
-from icl_lens.activations.passes import last_log_probs
+from icl_lens.activations.passes import log_probs_in_passes
 from icl_lens.edits.edit import group_by_layer
 from icl_lens.edits.reference import reference_batches
 from icl_lens.measures.effects import head_effects
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
+from icl_lens.runs.progress import progress_switch, steps
 
 
 def function_vector(
-    model: Any, reference: PromptBatch | Iterable[PromptBatch], heads: Iterable[AnyHead]
+    model: Any,
+    reference: PromptBatch | Iterable[PromptBatch],
+    heads: Iterable[AnyHead],
+    *,
+    progress: bool | None = None,
 ) -> Float[Tensor, " d_model"]:
     """Return the sum of the heads' outputs at the last position, averaged over the `reference` prompts.
 
-    The vector is in residual-stream units and does not contain b_O. Duplicate heads count once. Raise InputError for an
-    unknown head or an empty reference.
+    The vector is in residual-stream units and does not contain b_O. Duplicate heads count once.
+
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
+    Raise InputError for an unknown head or an empty reference.
 
     Example:
         >>> vector = il.function_vector(model, batch, ["L2H0", "L3H1"])
@@ -42,27 +49,33 @@ def function_vector(
     by_layer = group_by_layer(view, heads)
     batches = reference_batches(reference)
     total = torch.zeros(view.d_model, dtype=torch.float64)
-    for batch in batches:
-        acts = capture(model, batch)
-        for layer, indices in by_layer.items():
-            total += acts.head_outputs(layer)[:, indices].double().sum((0, 1)).cpu()
+    with progress_switch(progress), steps("capturing", sum(map(len, batches))) as advance:
+        for batch in batches:
+            acts = capture(model, batch)
+            for layer, indices in by_layer.items():
+                total += acts.head_outputs(layer)[:, indices].double().sum((0, 1)).cpu()
+            advance(len(batch))
     return (total / sum(map(len, batches))).to(view.unembed_device, view.compute_dtype)
 
 
 def indirect_effects(
-    model: Any, corrupted: PromptBatch, reference: PromptBatch | Iterable[PromptBatch]
+    model: Any,
+    corrupted: PromptBatch,
+    reference: PromptBatch | Iterable[PromptBatch],
+    *,
+    progress: bool | None = None,
 ) -> Float[Tensor, "batch layer head"]:
     """Return how much of the answer's probability (−1 to 1) each head's mean output recovers on corrupted prompts.
 
     The head's output at the last position is replaced by its mean over the last positions of the `reference` prompts.
-    Averaged over `corrupted`, this is the average indirect effect of Todd et al. Cost and memory are those of
-    `head_effects(..., mode="mean")`. Raise InputError for prompts without answer or target.
+    Averaged over `corrupted`, this is the average indirect effect of Todd et al. Cost, memory and `progress` are those
+    of `head_effects(..., mode="mean")`. Raise InputError for prompts without answer or target.
 
     Example:
         >>> il.indirect_effects(model, batch, [batch]).shape == (1, model.cfg.n_layers, model.cfg.n_heads)
         True
     """
-    lost = head_effects(model, corrupted, mode="mean", reference=reference).log_prob
-    clean = last_log_probs(model, corrupted).to(lost.device)
+    lost = head_effects(model, corrupted, mode="mean", reference=reference, progress=progress).log_prob
+    clean = log_probs_in_passes(model, corrupted).to(lost.device)
     own = clean[torch.arange(len(clean), device=lost.device), corrupted.answer_tokens.to(lost.device)][:, None, None]
     return (own - lost).exp() - own.exp()

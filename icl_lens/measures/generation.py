@@ -17,6 +17,7 @@ from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, plural_prompts
 from icl_lens.result.view import View, table_view
+from icl_lens.runs.progress import progress_switch, steps
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,6 +64,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    progress: bool | None = None,
 ) -> Generations:
     """Continue each prompt under each set of edits, as a loop of passes over whole texts does.
 
@@ -71,6 +73,8 @@ def generate(
     have them. A KV cache is used if it does not change the result. `temperature=0` takes the most probable token;
     otherwise tokens are drawn, with the same seed for each prompt under every set. `stop` are texts before which a
     continuation ends, such as the template's separator; the model's end of text always ends it.
+
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
 
     Raise InputError for invalid edits or options, texts that get longer than the model's context, and edits that hold
     for the prompt's length only (`Patch(positions="all")`).
@@ -110,16 +114,18 @@ def generate(
     }
     found: list[list[tuple[int, ...]]] = []
     every = place(view, check_sets(sets), batch)
-    for placed in every:
-        is_cached = not view.has_hooks and all(one.edit.supports_cache for one in placed)
-        found.append([])
-        for row in range(len(batch)):
-            alone = batch[row]
-            # The lock comes first, or another thread's draws would move this thread's.
-            with editing(view, *(one.select([row]) for one in placed)), torch.random.fork_rng():
-                torch.manual_seed(seed)
-                tokens = model.generate(alone.tokens, use_past_kv_cache=is_cached, **options)
-            found[-1].append(tuple(tokens[0, alone.tokens.shape[1] :].tolist()))
+    with progress_switch(progress), steps("generating", len(every) * len(batch)) as advance:
+        for placed in every:
+            is_cached = not view.has_hooks and all(one.edit.supports_cache for one in placed)
+            found.append([])
+            for row in range(len(batch)):
+                alone = batch[row]
+                # The lock comes first, or another thread's draws would move this thread's.
+                with editing(view, *(one.select([row]) for one in placed)), torch.random.fork_rng():
+                    torch.manual_seed(seed)
+                    tokens = model.generate(alone.tokens, use_past_kv_cache=is_cached, **options)
+                found[-1].append(tuple(tokens[0, alone.tokens.shape[1] :].tolist()))
+                advance(1)
     names = [", ".join(one.words for one in placed) or "no edits" for placed in every]
     return Generations(
         texts=tuple(tuple(_text(model.tokenizer, ids, stops) for ids in one) for one in found),

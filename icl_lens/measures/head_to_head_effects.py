@@ -47,6 +47,7 @@ from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, format_signed, plural_prompts
 from icl_lens.result.view import View, table_view
+from icl_lens.runs.progress import progress_switch, steps
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,6 +112,7 @@ def head_to_head_effects(
     against: Against = None,
     reference: PromptBatch | None = None,
     method: Literal["exact", "gradient"] = "exact",
+    progress: bool | None = None,
 ) -> HeadToHeadEffects:
     """Return the effect of each writer on the answer through each reader's query, keys or values.
 
@@ -133,8 +135,9 @@ def head_to_head_effects(
     role, writers must not be chains, and `log_prob` is NaN.
 
     Otherwise, each pair of reader and writer costs a pass from the reader's layer on: over one token per prompt, if
-    readers act at the last one and the prefix cache is supported (see `head_effects`), otherwise over whole prompts.
-    Raise InputError for unknown heads or writers, invalid targets, a role that no prompt has, and model families whose
+    readers act at the last one and the prefix cache is supported (see `head_effects`), otherwise over whole prompts. If
+    this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False. Raise
+    InputError for unknown heads or writers, invalid targets, a role that no prompt has, and model families whose
     attention cannot be reproduced.
 
     Example:
@@ -162,7 +165,8 @@ def head_to_head_effects(
     if method == "gradient":
         if targets is not None or against is not None:
             raise InputError("targets and against must be omitted for method='gradient', which scores the answers")
-        return _estimated(model, batch, heads, names, part, at, reader_at, means)
+        with progress_switch(progress):
+            return _estimated(model, batch, heads, names, part, at, reader_at, means)
     targets, others = outcome_tokens(view, batch, targets, against)
     masks, read_by = _token_masks(batch, at), _token_masks(batch, reader_at)
     for name, value, mask in (("at", at, masks), ("reader_at", reader_at, read_by)):
@@ -191,18 +195,24 @@ def head_to_head_effects(
         return torch.cat(found, dim=1)
 
     kept = "last" if part == "q" and reader_at == "last" and not chains else "all"
-    new_z = torch.cat([rebuild_z(*piece) for piece in capture_pieces(model, batch, kept)])
+    rebuilt = list[Tensor]()
+    with progress_switch(progress), steps("rebuilding heads", len(batch)) as advance:
+        for acts, prompts in capture_pieces(model, batch, kept):
+            rebuilt.append(rebuild_z(acts, prompts))
+            advance(len(prompts))
+    new_z = torch.cat(rebuilt)
     back = tokens_back(batch, places).repeat(1, len(pairs)).to(new_z.device)
     replaced = [
         ReplaceZ([heads[i]], new_z, back, {heads[i]: range(row * n_places, (row + 1) * n_places)})
         for row, (i, _) in enumerate(pairs)
     ]
-    scores, reason = score_sets(
-        view,
-        batch,
-        [[], *([one] for one in replaced)],
-        lambda log_probs, prompts: answer_outcomes(log_probs, targets, others, prompts),
-    )
+    with progress_switch(progress):
+        scores, reason = score_sets(
+            view,
+            batch,
+            [[], *([one] for one in replaced)],
+            lambda log_probs, prompts: answer_outcomes(log_probs, targets, others, prompts),
+        )
     drops = scores.new_zeros(len(batch), len(heads), len(names), scores.shape[-1])
     drops[:, [i for i, _ in pairs], [j for _, j in pairs]] = scores[:, :1] - scores[:, 1:]
     has_tokens = torch.stack([_has_tokens(batch, name, read) for name in names], dim=1) & read_by.any(2)
@@ -252,20 +262,22 @@ def estimate_effects(
     view, masks = ModelView.of(model), role_masks(batch)
     places = positions_in(role_masks(batch, [reader_at])[:, 0])
     found: dict[Head, list[Tensor]] = {head: [] for head in readers}
-    for acts, prompts in capture_pieces(model, batch, "all"):
-        gradients = log_odds_gradients(view, acts.batch)
-        for head in readers:
-            reader = Reader(acts, head, means, places[prompts])
-            at = torch.arange(len(prompts), device=reader.places.device)[:, None], reader.places.clamp(min=0)
-            gradient = gradients[head.layer].to(reader.z)[*at, head.head]
-            gradient = gradient.masked_fill(reader.places[..., None] < 0, 0)
-            drops = []
-            for part in PARTS:
-                rebuilt = reader.z_without_each(part, masks[prompts].to(reader.z.device))
-                change = reader.z[:, None, None] - rebuilt
-                equation = "batch place d, batch role writer place d -> batch role writer"
-                drops.append(einsum(gradient, change, equation))
-            found[head].append(torch.stack(drops, dim=1))
+    with steps("estimating effects", len(batch)) as advance:
+        for acts, prompts in capture_pieces(model, batch, "all"):
+            gradients = log_odds_gradients(view, acts.batch)
+            for head in readers:
+                reader = Reader(acts, head, means, places[prompts])
+                at = torch.arange(len(prompts), device=reader.places.device)[:, None], reader.places.clamp(min=0)
+                gradient = gradients[head.layer].to(reader.z)[*at, head.head]
+                gradient = gradient.masked_fill(reader.places[..., None] < 0, 0)
+                drops = []
+                for part in PARTS:
+                    rebuilt = reader.z_without_each(part, masks[prompts].to(reader.z.device))
+                    change = reader.z[:, None, None] - rebuilt
+                    equation = "batch place d, batch role writer place d -> batch role writer"
+                    drops.append(einsum(gradient, change, equation))
+                found[head].append(torch.stack(drops, dim=1))
+            advance(len(prompts))
     return {head: torch.cat(pieces) for head, pieces in found.items()}
 
 
@@ -321,5 +333,5 @@ def log_odds_gradients(
         own = log_probs.gather(1, batch.answer_tokens.clone().to(log_probs.device)[:, None])
         return log_odds(log_probs, own, batch.other_label_tokens, torch.arange(len(batch)))
 
-    _, (gradients,) = z_gradients(view, batch, of_answer, hooks)
+    (gradients,) = z_gradients(view, batch, of_answer, lambda layer, z, gradient: gradient, hooks)
     return gradients

@@ -25,6 +25,7 @@ from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
 from icl_lens.result.tables import long_frame, plural_prompts
 from icl_lens.result.view import View, table_view
+from icl_lens.runs.progress import progress_switch, steps
 
 # Tolerance between pattern times values and z, relative to the largest |z|, by dtype of the model.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
@@ -85,12 +86,16 @@ class SaliencyFlow(Result):
 KINDS = ("text_to_label", "label_to_last", "rest", "text_to_other", "other_to_last")
 
 
-def attention_saliency(model: Any, batch: PromptBatch) -> Float[Tensor, "batch layer query key"]:
+def attention_saliency(
+    model: Any, batch: PromptBatch, *, progress: bool | None = None
+) -> Float[Tensor, "batch layer query key"]:
     """Return the saliency of each attention edge for each prompt's loss: `abs(A · ∂loss/∂A)`, summed over heads, nats.
 
     The loss is the cross-entropy of the answer among the prompt's labels or, for prompts without demonstrations, of the
     target over the vocabulary. One forward and one backward pass. The result takes layer · pos² numbers per prompt;
     `saliency_flow` returns one number per layer and kind of edge.
+
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
 
     Raise InputError for prompts with neither answer nor target, and for models whose z is not pattern times values.
     Source: Wang et al., arXiv 2305.14160, equation 1.
@@ -100,14 +105,15 @@ def attention_saliency(model: Any, batch: PromptBatch) -> Float[Tensor, "batch l
         >>> saliency.shape[2:], bool((saliency >= 0).all()), float(saliency[0, -1, :-1].max())
         (torch.Size([19, 19]), True, 0.0)
     """
-    return _by_layer(ModelView.of(model), batch, lambda saliency, rows: saliency)
+    with progress_switch(progress):
+        return _by_layer(ModelView.of(model), batch, lambda saliency, rows: saliency)
 
 
-def saliency_flow(model: Any, batch: PromptBatch) -> SaliencyFlow:
+def saliency_flow(model: Any, batch: PromptBatch, *, progress: bool | None = None) -> SaliencyFlow:
     """Return the mean saliency of edges text → label (S_wp), label → last position (S_pq) and all others (S_ww).
 
-    See `attention_saliency` for saliency and loss, `SaliencyFlow` for the kinds of edges. Raise InputError for prompts
-    without demonstrations or answer. Source: Wang et al., arXiv 2305.14160, section 2.
+    See `attention_saliency` for saliency, loss and `progress`, `SaliencyFlow` for the kinds of edges. Raise InputError
+    for prompts without demonstrations or answer. Source: Wang et al., arXiv 2305.14160, section 2.
 
     Example:
         >>> flow = il.saliency_flow(model, batch)
@@ -126,7 +132,8 @@ def saliency_flow(model: Any, batch: PromptBatch) -> SaliencyFlow:
         return torch.stack(columns, dim=-1)
 
     view = ModelView.of(model)
-    found = _by_layer(view, batch, means)
+    with progress_switch(progress):
+        found = _by_layer(view, batch, means)
     return SaliencyFlow(*found.unbind(-1), edits=active_edits(view))
 
 
@@ -156,7 +163,7 @@ def edge_kinds(batch: PromptBatch) -> dict[str, Bool[Tensor, "batch query key"]]
 def _by_layer(view: ModelView, batch: PromptBatch, reduce: Callable[[Tensor, slice], Tensor]) -> Tensor:
     """Apply `reduce` to each layer's saliency [row query key] of some rows of the batch; return [batch layer ...].
 
-    Prompts are processed a few at a time, to bound memory.
+    Prompts are processed a few at a time, and each layer when the backward pass reaches it, to bound memory.
     """
     check_batch(batch)
     if bool((batch.answer_tokens < 0).any()):
@@ -164,31 +171,36 @@ def _by_layer(view: ModelView, batch: PromptBatch, reduce: Callable[[Tensor, sli
         raise InputError(f"batch must have an answer or target for every prompt, got none for prompt {row}")
     width, size = batch.tokens.shape[1], prompts_at_once(view, batch)
     pieces = []
-    for start in range(0, len(batch), size):
-        piece = batch[start : start + size]
-        rows = slice(start, start + len(piece))
-        layers = []
-        for saliency in _saliency(view, piece):
-            missing = width - saliency.shape[-1]
-            layers.append(reduce(torch.nn.functional.pad(saliency, (0, missing, 0, missing)), rows))
-        pieces.append(torch.stack(layers, dim=1))
+    with steps("saliency", len(batch)) as advance:
+        for start in range(0, len(batch), size):
+            piece = batch[start : start + size]
+            rows = slice(start, start + len(piece))
+
+            def reduced(saliency: Tensor, rows: slice = rows) -> Tensor:
+                missing = width - saliency.shape[-1]
+                return reduce(torch.nn.functional.pad(saliency, (0, missing, 0, missing)), rows)
+
+            pieces.append(torch.stack(_saliency(view, piece, reduced), dim=1))
+            advance(len(piece))
     return torch.cat(pieces)
 
 
-def _saliency(view: ModelView, batch: PromptBatch) -> list[Float[Tensor, "batch query key"]]:
-    values = [LayerValues(view, layer) for layer in range(view.n_layers)]
-    hooks = [hook for one in values for hook in recording_hooks(one, "v", "pattern")]
-    zs, (gradients,) = z_gradients(view, batch, lambda log_probs: _losses(log_probs, batch), hooks)
-    found, all_heads = [], list(range(view.n_heads))
-    for layer, (z, gradient) in enumerate(zip(zs, gradients, strict=True)):
+def _saliency(view: ModelView, batch: PromptBatch, reduced: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Return what `reduced` returns for each layer's saliency [batch query key]."""
+    values, all_heads = [LayerValues(view, layer) for layer in range(view.n_layers)], list(range(view.n_heads))
+    hooks = [hook for of_layer in values for hook in recording_hooks(of_layer, "v", "pattern")]
+
+    def read(layer: int, z: Tensor, gradient: Tensor) -> Tensor:
         dtype = torch.promote_types(z.dtype, torch.float32)
         v, pattern = values[layer].heads("v", all_heads).to(dtype), values[layer].seen["pattern"].to(dtype)
         _check(view, layer, pattern, v, z, batch)
         edge_gradient = einsum(
             gradient.to(dtype), v, "batch query head d_head, batch key head d_head -> batch head query key"
         )
-        found.append((pattern * edge_gradient).abs().sum(1).to(view.unembed_device))
-    return found
+        return reduced((pattern * edge_gradient).abs().sum(1).to(view.unembed_device))
+
+    (by_layer,) = z_gradients(view, batch, lambda log_probs: _losses(log_probs, batch), read, hooks, values)
+    return by_layer
 
 
 def _losses(log_probs: Float[Tensor, "batch d_vocab"], batch: PromptBatch) -> Float[Tensor, "batch 1"]:

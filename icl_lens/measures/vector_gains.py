@@ -26,6 +26,7 @@ from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
 from icl_lens.result.tables import SHOWN_ROWS, format_signed, plural_prompts
 from icl_lens.result.view import View, table_view
+from icl_lens.runs.progress import progress_switch, steps
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,11 +94,15 @@ class VectorGains(Result):
         return table_view(title, columns, len(table))
 
 
-def task_vectors(model: Any, reference: PromptBatch | Iterable[PromptBatch]) -> Float[Tensor, "layer d_model"]:
+def task_vectors(
+    model: Any, reference: PromptBatch | Iterable[PromptBatch], *, progress: bool | None = None
+) -> Float[Tensor, "layer d_model"]:
     """Return the mean residual stream after each layer at the last position of the `reference` prompts.
 
     It is written in place of the residual stream of other prompts by `vector_gains(..., replace=True)`. Hendel et al.
     have one such vector for each set of demonstrations, over dummy queries: pass prompts that share demonstrations.
+
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
     Raise InputError for an empty reference.
 
     Example:
@@ -107,10 +112,12 @@ def task_vectors(model: Any, reference: PromptBatch | Iterable[PromptBatch]) -> 
     batches = reference_batches(reference)
     view = ModelView.of(model)
     total = torch.zeros(view.n_layers, view.d_model, dtype=torch.float64)
-    for batch in batches:
-        acts = capture(model, batch)
-        total[:-1] += acts.resid_pre[:, 1:].double().sum(0).cpu()
-        total[-1] += acts.resid_final.double().sum(0).cpu()
+    with progress_switch(progress), steps("capturing", sum(map(len, batches))) as advance:
+        for batch in batches:
+            acts = capture(model, batch)
+            total[:-1] += acts.resid_pre[:, 1:].double().sum(0).cpu()
+            total[-1] += acts.resid_final.double().sum(0).cpu()
+            advance(len(batch))
     return (total / sum(map(len, batches))).to(view.unembed_device, view.compute_dtype)
 
 
@@ -122,6 +129,7 @@ def vector_gains(
     *,
     layers: Sequence[int] | None = None,
     replace: bool = False,
+    progress: bool | None = None,
 ) -> VectorGains:
     """Return what a vector after each layer, at the last position, does to the answer's log-probability and accuracy.
 
@@ -132,6 +140,8 @@ def vector_gains(
 
     Two controls are yours to run: random vectors of the same norm, and, because a vector may only make words of the
     task's kind more probable, the same prompts with each other's answers (`Prompt(..., answer=)`).
+
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
 
     Raise InputError for vectors of another shape, unknown layers, and prompts without answer or target.
 
@@ -164,7 +174,7 @@ def vector_gains(
 
     each = vectors.expand(view.n_layers, -1)
     edits = [AddVector(each[layer], layer, replace=replace) for layer in chosen]
-    found = score(model, batch, [[], *([edit] for edit in edits)], read=read)
+    found = score(model, batch, [[], *([edit] for edit in edits)], read=read, progress=progress)
     return VectorGains(
         layers=tuple(chosen),
         intact=found[:, 0, 0],

@@ -93,9 +93,11 @@ def probe(hf_model: Any) -> Probe | None:
 
 def hugging_face_log_probs(
     hf_model: Any, tokens: Int[Tensor, "1 pos"]
-) -> Float[Tensor, "pos d_vocab"]:
+) -> Float[Tensor, "read d_vocab"]:
     """Return the log-probabilities of a Hugging Face model after each token of one row, in
     evaluation mode.
+
+    In `last_logits_only`, they are those after the last token.
     """
     parameters = (parameter.device for parameter in hf_model.parameters() if not parameter.is_meta)
     tokens = tokens.to(execution_device(hf_model) or next(parameters, torch.device("cpu")))
@@ -114,8 +116,10 @@ def hugging_face_log_probs(
     return log_probs_of(logits[0]).cpu()
 
 
-def bridge_log_probs(model: Any, tokens: Int[Tensor, "1 pos"]) -> Float[Tensor, "pos d_vocab"]:
-    """Return the log-probabilities of a bridge after each token of one row."""
+def bridge_log_probs(model: Any, tokens: Int[Tensor, "1 pos"]) -> Float[Tensor, "read d_vocab"]:
+    """Return the log-probabilities of a bridge after each token of one row, or those of
+    `last_logits_only`.
+    """
     tokens = tokens.to(model.cfg.device)
     with torch.no_grad(), independent_rows(model), inference_kwargs(model) as arguments:
         logits = model(

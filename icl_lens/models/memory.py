@@ -33,12 +33,16 @@ ROW_BYTES = 2 * BUDGET
 """Widest activations of one pass over single-token rows."""
 PART_BYTES = 3 * BUDGET
 """Vectors [batch, part, d_model] that are computed and read out at a time."""
-STREAM_BYTES = 4 * BUDGET
+STREAM_BYTES = BUDGET
 """Stored residual streams, from which passes restart at a layer."""
 PASS_BYTES = 3 * BUDGET // 2
 """Temporary tensors of one pass, by `sizes.pass_bytes`; a pass has one row at least."""
-GRAPH_BYTES = 16 * BUDGET
-"""Activations stored for one backward pass, approximately."""
+RESTART_BYTES = 3 * BUDGET
+"""Temporary tensors of one pass that restarts at a layer, beside the stored streams; a pass has one
+row at least.
+"""
+GRAPH_BYTES = 3 * BUDGET // 2
+"""Activations stored for one backward pass, approximately; it runs one prompt at least."""
 
 # Tokens per forward pass.
 MIN_PASS_TOKENS = 512
