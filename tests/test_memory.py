@@ -1,4 +1,4 @@
-"""What a call keeps beside its result: one layer's attention, of as many prompts at a time as the budget allows."""
+"""What a call keeps beside its result: the attention of one layer and a few prompts."""
 
 import families
 import pytest
@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import icl_lens as il
+from icl_lens.measures.saliency import KINDS
 from icl_lens.models import sizes
 
 N_LAYERS, N_HEADS = 10, 4
@@ -65,20 +66,59 @@ def prompts_of(model, n):
 
 
 # Functions that run passes, with what is compared.
-CALLS = {
-    "score": lambda model, batch: il.score(model, batch),
-    "score, whole passes": lambda model, batch: il.score(
-        model, batch, [[il.RemovePosition([HEAD], positions="all")]]
-    ).flatten(1),
-    "score, restarts": lambda model, batch: il.score(model, batch, [[il.Ablate([HEAD])]]).flatten(1),
-    "whole labels": lambda model, batch: il.whole_label_log_probs(model, batch),
-    "mean": lambda model, batch: il.head_effects(model, batch, mode="mean", reference=batch).log_prob,
-    "gradient": lambda model, batch: il.head_effects(model, batch, method="gradient").log_odds,
-    "saliency": lambda model, batch: torch.stack([*vars(il.saliency_flow(model, batch)).values()][:5]),
-    "head to head": lambda model, batch: (
-        il.head_to_head_effects(model, batch, [HEAD], part="q", method="gradient").log_odds
-    ),
-}
+CALLS = {}
+
+
+def call(function):
+    CALLS[function.__name__] = function
+    return function
+
+
+@call
+def score(model, batch):
+    return il.score(model, batch)
+
+
+@call
+def score_in_whole_passes(model, batch):
+    edit = il.RemovePosition([HEAD], positions="all")
+    return il.score(model, batch, [[edit]]).flatten(1)
+
+
+@call
+def score_from_a_layer(model, batch):
+    return il.score(model, batch, [[il.Ablate([HEAD])]]).flatten(1)
+
+
+@call
+def whole_labels(model, batch):
+    return il.whole_label_log_probs(model, batch)
+
+
+@call
+def mean(model, batch):
+    edit = il.Ablate([HEAD], mode="mean", reference=batch)
+    return il.score(model, batch, [[edit]]).flatten(1)
+
+
+@call
+def gradient(model, batch):
+    return il.head_effects(model, batch, method="gradient").log_odds
+
+
+@call
+def saliency(model, batch):
+    flow = il.saliency_flow(model, batch)
+    return torch.stack([getattr(flow, kind) for kind in KINDS])
+
+
+@call
+def head_to_head(model, batch):
+    return il.head_to_head_effects(model, batch, [HEAD], part="q", method="gradient").log_odds
+
+
+SLOW_CALLS = "score_in_whole_passes score_from_a_layer whole_labels mean gradient saliency".split()
+"""Without `head_to_head`, which keeps what every component wrote at all tokens."""
 
 
 def test_the_first_batch_keeps_the_attention_of_one_layer(model):
@@ -89,9 +129,12 @@ def test_the_first_batch_keeps_the_attention_of_one_layer(model):
     assert memory.peak < SEVERAL_LAYERS * 4 * N_HEADS * batch.tokens.shape[1] ** 2
 
 
-@pytest.mark.parametrize("name", CALLS)
+SLOWLY = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW_CALLS]
+
+
+@pytest.mark.parametrize("name", ["score", *SLOWLY])
 def test_a_call_keeps_the_attention_of_one_layer_and_one_prompt(name, model, monkeypatch):
-    """One prompt is the least that runs, however small the budget, with the numbers of all prompts together."""
+    """One prompt is the least that runs, with the numbers of all prompts together."""
     batch = prompts_of(model, 6)
     together = CALLS[name](model, batch)
     monkeypatch.setattr(sizes, "pass_bytes", lambda *_: 2**40)
@@ -102,7 +145,8 @@ def test_a_call_keeps_the_attention_of_one_layer_and_one_prompt(name, model, mon
     assert_close(alone, together)
 
 
-@pytest.mark.parametrize("name", ["gradient", "saliency", "head to head"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gradient", "saliency", "head_to_head"])
 def test_gradients_of_blocks_that_run_again_are_those_of_the_whole_graph(name, model):
     """A hook of a user, which may count on running once, keeps the whole graph."""
     batch = prompts_of(model, 2)

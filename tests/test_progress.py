@@ -4,6 +4,7 @@ import inspect
 import io
 import time
 from contextlib import redirect_stderr
+from functools import partial
 
 import pytest
 
@@ -69,8 +70,8 @@ def test_explain_and_scores_say_how_far_they_are(gpt2, gpt2_batch, monkeypatch):
 
 
 # Functions of a model that run no pass, or one over the batch that they are given.
-ONE_PASS = {"ablate_heads", "capture", "edited", "head_copying", "head_overlap", "label_similarity", "live"}
-ONE_PASS |= {"patch_heads", "query_key_metric", "random_head_sets", "tokenize"}
+ONE_PASS = {"ablate_heads", "capture", "edited", "head_copying", "head_overlap", "live", "tokenize"}
+ONE_PASS |= {"label_similarity", "patch_heads", "query_key_metric", "random_head_sets"}
 
 
 def test_every_function_of_several_passes_says_how_far_it_is():
@@ -87,7 +88,7 @@ def test_every_function_of_several_passes_says_how_far_it_is():
 
 SHOWING = {
     "generate": lambda m, b, **o: il.generate(m, b, max_new_tokens=2, **o),
-    "head_to_head_effects": lambda m, b, **o: il.head_to_head_effects(m, b, ["L2H0"], part="q", **o),
+    "head_to_head_effects": partial(il.head_to_head_effects, readers=["L2H0"], part="q"),
     "head_to_head_effects, gradient": lambda m, b, **o: il.head_to_head_effects(
         m, b, ["L2H0"], part="q", method="gradient", **o
     ),
@@ -105,7 +106,7 @@ SHOWING = {
 
 
 @pytest.mark.parametrize("name", SHOWING)
-def test_a_long_call_shows_a_bar_and_none_if_it_is_switched_off(name, gpt2, gpt2_batch, monkeypatch):
+def test_a_long_call_shows_a_bar_unless_switched_off(name, gpt2, gpt2_batch, monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE", 1e-9)
     with redirect_stderr(Terminal()) as terminal:
         SHOWING[name](gpt2, gpt2_batch, progress=False)

@@ -1,7 +1,8 @@
-"""Compute gradients with respect to every head's z in one forward pass, and one backward pass per score.
+"""Compute gradients with respect to every head's z: one forward, and one backward pass per score.
 
-The graph of a whole pass takes gigabytes for a long prompt. So each block keeps its input only, and runs again when
-the backward pass reaches it (gradient checkpointing: Chen et al., arXiv 1604.06174); a layer's gradients are read then.
+The graph of a whole pass takes gigabytes for a long prompt. So each block keeps its input only, and
+runs again when the backward pass reaches it (gradient checkpointing: Chen et al., arXiv
+1604.06174); a layer's gradients are read then.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,24 +23,27 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 T = TypeVar("T")
+HeadVectors = Float[Tensor, "batch pos head d_head"]
 
 
 def z_gradients(
     view: ModelView,
     batch: PromptBatch,
     scores: Callable[[Float[Tensor, "batch d_vocab"]], Float[Tensor, "batch score"]],
-    read: Callable[[int, Float[Tensor, "batch pos head d_head"], Float[Tensor, "batch pos head d_head"]], T],
+    read: Callable[[int, HeadVectors, HeadVectors], T],
     hooks: Iterable[tuple[str, Callable[..., Any]]] = (),
     recorded: Sequence[LayerValues] = (),
 ) -> list[list[T]]:
-    """Return what `read` returns for each score and layer, from the layer's z and the score's gradient there.
+    """Return for each score and layer what `read` returns for the layer, its z and its gradient.
 
-    `scores` maps the log-probabilities after each prompt to scores, whose sums over prompts are differentiated. It must
-    clone the index tensors it uses, because they may have been created in inference mode. The graph begins at the first
-    layer's z; weights and embeddings have no gradients. `hooks` are run in the same pass; what they record of each
-    layer in `recorded` is there when the layer is read.
+    `scores` maps the log-probabilities after each prompt to scores, whose sums over prompts are
+    differentiated. It must clone the index tensors it uses, because they may have been created in
+    inference mode. The graph begins at the first layer's z; weights and embeddings have no
+    gradients. `hooks` are run in the same pass; what they record of each layer in `recorded` is
+    there when the layer is read.
 
-    If other hooks are active on the model, which may count on running once, all layers' graphs are kept instead.
+    If other hooks are active on the model, which may count on running once, all layers' graphs are
+    kept instead.
     """
     runs_blocks_again = not view.has_hooks
     zs: dict[int, Tensor] = {}
@@ -102,16 +106,17 @@ def _forget(recorded: Sequence[LayerValues], layer: int) -> None:
 @contextmanager
 def _blocks_run_again(view: ModelView, *, is_on: bool) -> Iterator[None]:
     """Let blocks keep only their inputs for the backward pass, which then runs them again."""
+    checkpointed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     blocks = list(view.model.blocks) if is_on else []
-    again = [partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False) for block in blocks]
-    with replace_forwards(list(zip(blocks, again, strict=True))):
+    with replace_forwards([(block, partial(checkpointed, block.forward)) for block in blocks]):
         yield
 
 
 def prompts_at_once(view: ModelView, batch: PromptBatch) -> int:
     """Return the number of prompts whose backward pass fits in `GRAPH_BYTES`, at least one.
 
-    A prompt takes the inputs of all blocks and the graph of one, or of all blocks if other hooks are active.
+    A prompt takes the inputs of all blocks and the graph of one, or of all blocks if other hooks
+    are active.
     """
     width = batch.tokens.shape[1]
     d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * view.d_model)

@@ -130,23 +130,26 @@ def score(
 ) -> Tensor:
     """Return what is read after each prompt, [batch ...], or under each set of edits, [batch set ...].
 
-    By default, that is the log-probability of each label's token, nats, as `LabelScores` [batch label] or [batch set
-    label]: the columns are `batch.labels`, and `batch.label_mask` tells which of them are choices of a prompt. `read`
-    is any other function of the log-probabilities over the vocabulary: it gets them [row d_vocab], with the index of
-    each row's prompt in the batch [row], and returns a tensor [row ...]. An empty set, like no sets, is the model as it
-    is, in a block with the edits of the block.
+    By default, that is the log-probability of each label's token, nats, as `LabelScores` [batch
+    label] or [batch set label]: the columns are `batch.labels`, and `batch.label_mask` tells which
+    of them are choices of a prompt. `read` is any other function of the log-probabilities over the
+    vocabulary: it gets them [row d_vocab], with the index of each row's prompt in the batch [row],
+    and returns a tensor [row ...]. An empty set, like no sets, is the model as it is, in a block
+    with the edits of the block.
 
-    Without sets, this is one forward pass, with logits at the last position only, or several over some of the prompts,
-    to bound memory, unless edits or hooks are active. With sets, it takes the fastest exact
-    way: for each set, the result equals that in a block of `il.edited`, up to rounding. If only the last position
-    changes (see each edit), every prompt runs once, and each set re-runs one token per prompt. If only z changes, each
-    set re-runs the prompts from its first edited layer; otherwise, one whole pass per set. The passes that edits need
-    of their own (a mean, a source) run once for all sets.
+    Without sets, this is one forward pass, with logits at the last position only, or several over
+    some of the prompts, to bound memory, unless edits or hooks are active. With sets, it takes the
+    fastest exact way: for each set, the result equals that in a block of `il.edited`, up to
+    rounding. If only the last position changes (see each edit), every prompt runs once, and each
+    set re-runs one token per prompt. If only z changes, each set re-runs the prompts from its first
+    edited layer; otherwise, one whole pass per set. The passes that edits need of their own (a
+    mean, a source) run once for all sets.
 
-    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless
+    `progress` is False.
 
-    Raise InputError for sets that are empty or not lists of edits and, without `read`, for prompts without labels or
-    with two labels scored by the same token.
+    Raise InputError for sets that are empty or not lists of edits and, without `read`, for prompts
+    without labels or with two labels scored by the same token.
 
     Example:
         >>> il.score(model, batch).shape, il.score(model, batch).labels

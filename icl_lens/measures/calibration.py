@@ -36,16 +36,20 @@ def calibrated_scores(
 ) -> Float[Tensor, "batch label"]:
     """Return each label's calibrated log-probability among its prompt's labels, as `LabelScores`, nats.
 
-    The probability of each label among the labels is divided by a prior and normalized. With "contextual", the prior
-    is the mean over the same prompt with queries without content, `inputs`, which costs a pass over the prompts for
-    each; with "batch", it is the mean over the prompts of the batch that offer the label. A preference for labels that
-    does not depend on the text cancels. Labels that a prompt does not offer have −∞. If labels begin alike, each row
-    is a decision between them (`tokenize`) and is calibrated by itself; `batch.whole_scores` adds decisions up.
+    The probability of each label among the labels is divided by a prior and normalized. With
+    "contextual", the prior is the mean over the same prompt with queries without content, `inputs`,
+    which costs a pass over the prompts for each; with "batch", it is the mean over the prompts of
+    the batch that offer the label. A preference for labels that does not depend on the text
+    cancels. Labels that a prompt does not offer have −∞. If labels begin alike, each row is a
+    decision between them (`tokenize`) and is calibrated by itself; `batch.whole_scores` adds
+    decisions up.
 
-    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless
+    `progress` is False.
 
-    `metrics.accuracy(scores, batch.answer, choices=batch.label_mask)` is the accuracy with calibration. Raise
-    InputError for prompts without labels, no `inputs`, and inputs that the tokenizer cannot write.
+    `metrics.accuracy(scores, batch.answer, choices=batch.label_mask)` is the accuracy with
+    calibration. Raise InputError for prompts without labels, no `inputs`, and inputs that the
+    tokenizer cannot write.
 
     Example:
         >>> calibrated = il.calibrated_scores(model, batch, inputs=["one", "two"])
@@ -65,8 +69,10 @@ def calibrated_scores(
         priors, tokenized = torch.zeros_like(scores), tokenizer_like(model, batch)
         with progress_switch(progress), steps("calibrating", len(inputs) * len(batch)) as advance:
             for text in inputs:
-                prompts = [replace(prompt, query=text, answer=None, other_query=None) for prompt in batch.prompts]
-                priors += _among_labels(score(model, tokenized(prompts, range(len(batch)))), batch).exp()
+                blank = {"query": text, "answer": None, "other_query": None}
+                prompts = [replace(prompt, **blank) for prompt in batch.prompts]
+                scores_of_text = score(model, tokenized(prompts, range(len(batch))))
+                priors += _among_labels(scores_of_text, batch).exp()
                 advance(len(batch))
         prior = (priors / len(inputs)).log()
     mask = batch.label_mask.to(scores.device)

@@ -123,28 +123,32 @@ def head_effects(
 ) -> HeadEffects:
     """Return the effect of ablating each head on every prompt, at the last position or at all of them.
 
-    `targets` [batch] are token ids, by default those of the answers. `against` ([batch] or [batch n] token ids) are the
-    tokens that the log-odds compare them with, by default the other labels of each prompt; the probabilities of several
-    tokens are summed.
+    `targets` [batch] are token ids, by default those of the answers. `against` ([batch] or [batch
+    n] token ids) are the tokens that the log-odds compare them with, by default the other labels of
+    each prompt; the probabilities of several tokens are summed.
 
-    `method="exact"` equals `ablate_heads(..., positions=positions)` for one head at a time, up to rounding.
-    `positions="last"` costs one pass over the prompts and one single-token row per head and prompt, from the head's
-    layer on: the rows of a prompt share its cached keys and values (`algorithm` is "prefix_cache"). If the cache is not
-    supported (other hooks or edits are active, or the model's attention is unknown), heads are ablated in
-    partial forward passes over the full prompts, as for all positions; `algorithm` is then "partial_forward", and
-    `fallback_reason` says why. `positions="all"` costs about half a forward pass per head and prompt. It stores each
-    layer's residual stream for as many prompts at a time as fit in 64 MiB (for all prompts if other hooks are active).
-    `pass_tokens` limits the tokens per forward pass.
+    `method="exact"` equals `ablate_heads(..., positions=positions)` for one head at a time, up to
+    rounding. `positions="last"` costs one pass over the prompts and one single-token row per head
+    and prompt, from the head's layer on: the rows of a prompt share its cached keys and values
+    (`algorithm` is "prefix_cache"). If the cache is not supported (other hooks or edits are active,
+    or the model's attention is unknown), heads are ablated in partial forward passes over the full
+    prompts, as for all positions; `algorithm` is then "partial_forward", and `fallback_reason` says
+    why. `positions="all"` costs about half a forward pass per head and prompt. It stores each
+    layer's residual stream for as many prompts at a time as fit in 64 MiB (for all prompts if other
+    hooks are active). `pass_tokens` limits the tokens per forward pass.
 
-    `method="gradient"` is a first-order estimate (`exact` is False): the drop if log p were linear in the head's z,
-    z · ∂ log p/∂z. It takes one forward pass and two backward passes for all heads: for log p and for the log-odds, if
-    there are any. Check its `metrics.agreement` with exact effects before relying on it. A backward pass runs each
-    layer again, so that it stores one layer's activations; with other hooks active, it stores those of all layers.
+    `method="gradient"` is a first-order estimate (`exact` is False): the drop if log p were linear
+    in the head's z, z · ∂ log p/∂z. It takes one forward pass and two backward passes for all
+    heads: for log p and for the log-odds, if there are any. Check its `metrics.agreement` with
+    exact effects before relying on it. A backward pass runs each layer again, so that it stores one
+    layer's activations; with other hooks active, it stores those of all layers.
 
-    `mode="mean"` and `mode="resample"` replace a head's z by its mean over the last positions of the `reference`
-    prompts, or by that of one of them, instead of zero (see `Ablate`); only for exact effects at the last position.
+    `mode="mean"` and `mode="resample"` replace a head's z by its mean over the last positions of
+    the `reference` prompts, or by that of one of them, instead of zero (see `Ablate`); only for
+    exact effects at the last position.
 
-    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless
+    `progress` is False.
 
     Raise InputError for invalid targets, `against` or options.
 
@@ -260,7 +264,11 @@ def estimated_effects(
                 return found[:, :1] if against is None else found
 
             piece = batch[rows.tolist()]
-            drops = z_gradients(view, piece, scores, lambda layer, z, gradient, piece=piece: drop(z, gradient, piece))
+
+            def read(layer: int, z: Tensor, gradient: Tensor, piece: PromptBatch = piece) -> Tensor:
+                return drop(z, gradient, piece)
+
+            drops = z_gradients(view, piece, scores, read)
             pieces.append(torch.stack([torch.stack(by_layer, dim=1) for by_layer in drops], dim=-1))
             advance(len(rows))
     log_prob, *rest = torch.cat(pieces).unbind(-1)

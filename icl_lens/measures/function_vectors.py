@@ -37,8 +37,8 @@ def function_vector(
 
     The vector is in residual-stream units and does not contain b_O. Duplicate heads count once.
 
-    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
-    Raise InputError for an unknown head or an empty reference.
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless
+    `progress` is False. Raise InputError for an unknown head or an empty reference.
 
     Example:
         >>> vector = il.function_vector(model, batch, ["L2H0", "L3H1"])
@@ -67,15 +67,17 @@ def indirect_effects(
 ) -> Float[Tensor, "batch layer head"]:
     """Return how much of the answer's probability (−1 to 1) each head's mean output recovers on corrupted prompts.
 
-    The head's output at the last position is replaced by its mean over the last positions of the `reference` prompts.
-    Averaged over `corrupted`, this is the average indirect effect of Todd et al. Cost, memory and `progress` are those
-    of `head_effects(..., mode="mean")`. Raise InputError for prompts without answer or target.
+    The head's output at the last position is replaced by its mean over the last positions of the
+    `reference` prompts. Averaged over `corrupted`, this is the average indirect effect of Todd et
+    al. Cost, memory and `progress` are those of `head_effects(..., mode="mean")`. Raise InputError
+    for prompts without answer or target.
 
     Example:
         >>> il.indirect_effects(model, batch, [batch]).shape == (1, model.cfg.n_layers, model.cfg.n_heads)
         True
     """
-    lost = head_effects(model, corrupted, mode="mean", reference=reference, progress=progress).log_prob
+    effects = head_effects(model, corrupted, mode="mean", reference=reference, progress=progress)
+    lost = effects.log_prob
     clean = log_probs_in_passes(model, corrupted).to(lost.device)
     own = clean[torch.arange(len(clean), device=lost.device), corrupted.answer_tokens.to(lost.device)][:, None, None]
     return (own - lost).exp() - own.exp()

@@ -68,16 +68,18 @@ def generate(
 ) -> Generations:
     """Continue each prompt under each set of edits, as a loop of passes over whole texts does.
 
-    `sets` are those of `score`; the empty set is the model without edits of its own. Edits of the last position act at
-    the last token of every pass, those that belong to the prompts (`AddVector`, `Reweight`, `Block`) where the prompts
-    have them. A KV cache is used if it does not change the result. `temperature=0` takes the most probable token;
-    otherwise tokens are drawn, with the same seed for each prompt under every set. `stop` are texts before which a
+    `sets` are those of `score`; the empty set is the model without edits of its own. Edits of the
+    last position act at the last token of every pass, those that belong to the prompts
+    (`AddVector`, `Reweight`, `Block`) where the prompts have them. A KV cache is used if it does
+    not change the result. `temperature=0` takes the most probable token; otherwise tokens are
+    drawn, with the same seed for each prompt under every set. `stop` are texts before which a
     continuation ends, such as the template's separator; the model's end of text always ends it.
 
-    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless
+    `progress` is False.
 
-    Raise InputError for invalid edits or options, texts that get longer than the model's context, and edits that hold
-    for the prompt's length only (`Patch(positions="all")`).
+    Raise InputError for invalid edits or options, texts that get longer than the model's context,
+    and edits that hold for the prompt's length only (`Patch(positions="all")`).
 
     Example:
         >>> found = il.generate(model, batch, [[], [il.Ablate(["L5H0"])]], max_new_tokens=3, stop="love")

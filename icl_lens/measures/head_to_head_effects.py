@@ -116,29 +116,32 @@ def head_to_head_effects(
 ) -> HeadToHeadEffects:
     """Return the effect of each writer on the answer through each reader's query, keys or values.
 
-    1. `reader_at` are the tokens at which the reader acts: it attends from them and writes to them. They are the last
-       token, those of a role (see `batch.token_roles`; "label" for true and false labels), positions, or "all".
-    2. `part` is "q", "k" or "v". The reader's queries at `reader_at`, or its keys or values at the tokens `at`, are
-       rebuilt without what the writer wrote there, with norms recomputed. `at` takes what `reader_at` takes.
-    3. The reader's output at `reader_at` is computed from them. Elsewhere, and in other heads, nothing changes here.
-    4. All later components run as usual on what has changed, at all later positions.
+    1. `reader_at` are the tokens at which the reader acts: it attends from them and writes to them.
+    They are the last token, those of a role (see `batch.token_roles`; "label" for true and false
+    labels), positions, or "all". 2. `part` is "q", "k" or "v". The reader's queries at `reader_at`,
+    or its keys or values at the tokens `at`, are rebuilt without what the writer wrote there, with
+    norms recomputed. `at` takes what `reader_at` takes. 3. The reader's output at `reader_at` is
+    computed from them. Elsewhere, and in other heads, nothing changes here. 4. All later components
+    run as usual on what has changed, at all later positions.
 
-    The effects of a prompt without such tokens, or without those of a chain, are NaN: nothing was removed there.
+    The effects of a prompt without such tokens, or without those of a chain, are NaN: nothing was
+    removed there.
 
-    `writers` are heads, FFNs ("F3"), embeddings ("embed", "pos_embed") or edges into earlier heads, for *chains* (see
-    `Edge`); by default, all heads in layers before the last reader. With `reference` prompts, a writer's output is
-    replaced by its mean over their tokens of the same role instead of zero. `targets` and `against` are those of
-    `head_effects`.
+    `writers` are heads, FFNs ("F3"), embeddings ("embed", "pos_embed") or edges into earlier heads,
+    for *chains* (see `Edge`); by default, all heads in layers before the last reader. With
+    `reference` prompts, a writer's output is replaced by its mean over their tokens of the same
+    role instead of zero. `targets` and `against` are those of `head_effects`.
 
-    With `method="gradient"`, the reader's output without the writer is exact, but its effect on the log-odds is a
-    first-order estimate: one forward and one backward pass for all pairs. Keys and values must then be at tokens of one
-    role, writers must not be chains, and `log_prob` is NaN.
+    With `method="gradient"`, the reader's output without the writer is exact, but its effect on the
+    log-odds is a first-order estimate: one forward and one backward pass for all pairs. Keys and
+    values must then be at tokens of one role, writers must not be chains, and `log_prob` is NaN.
 
-    Otherwise, each pair of reader and writer costs a pass from the reader's layer on: over one token per prompt, if
-    readers act at the last one and the prefix cache is supported (see `head_effects`), otherwise over whole prompts. If
-    this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False. Raise
-    InputError for unknown heads or writers, invalid targets, a role that no prompt has, and model families whose
-    attention cannot be reproduced.
+    Otherwise, each pair of reader and writer costs a pass from the reader's layer on: over one
+    token per prompt, if readers act at the last one and the prefix cache is supported (see
+    `head_effects`), otherwise over whole prompts. If this takes longer than two seconds, a terminal
+    or notebook shows a progress bar, unless `progress` is False. Raise InputError for unknown heads
+    or writers, invalid targets, a role that no prompt has, and model families whose attention
+    cannot be reproduced.
 
     Example:
         >>> edges = il.head_to_head_effects(model, batch, ["L5H0"], part="q", writers=["L2H0", "F3"])
@@ -267,7 +270,8 @@ def estimate_effects(
             gradients = log_odds_gradients(view, acts.batch)
             for head in readers:
                 reader = Reader(acts, head, means, places[prompts])
-                at = torch.arange(len(prompts), device=reader.places.device)[:, None], reader.places.clamp(min=0)
+                rows = torch.arange(len(prompts), device=reader.places.device)[:, None]
+                at = rows, reader.places.clamp(min=0)
                 gradient = gradients[head.layer].to(reader.z)[*at, head.head]
                 gradient = gradient.masked_fill(reader.places[..., None] < 0, 0)
                 drops = []

@@ -30,6 +30,8 @@ from icl_lens.runs.progress import progress_switch, steps
 # Tolerance between pattern times values and z, relative to the largest |z|, by dtype of the model.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
+Reduction = Callable[[Float[Tensor, "batch query key"]], Float[Tensor, "batch ..."]]
+
 
 @dataclass(frozen=True, repr=False)
 class SaliencyFlow(Result):
@@ -91,29 +93,38 @@ def attention_saliency(
 ) -> Float[Tensor, "batch layer query key"]:
     """Return the saliency of each attention edge for each prompt's loss: `abs(A · ∂loss/∂A)`, summed over heads, nats.
 
-    The loss is the cross-entropy of the answer among the prompt's labels or, for prompts without demonstrations, of the
-    target over the vocabulary. One forward and one backward pass. The result takes layer · pos² numbers per prompt;
-    `saliency_flow` returns one number per layer and kind of edge.
+    The loss is the cross-entropy of the answer among the prompt's labels or, for prompts without
+    demonstrations, of the target over the vocabulary. One forward and one backward pass. The result
+    takes layer · pos² numbers per prompt; `saliency_flow` returns one number per layer and kind of
+    edge.
 
-    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless
+    `progress` is False.
 
-    Raise InputError for prompts with neither answer nor target, and for models whose z is not pattern times values.
-    Source: Wang et al., arXiv 2305.14160, equation 1.
+    Raise InputError for prompts with neither answer nor target, and for models whose z is not
+    pattern times values. Source: Wang et al., arXiv 2305.14160, equation 1.
 
     Example:
         >>> saliency = il.attention_saliency(model, batch)
         >>> saliency.shape[2:], bool((saliency >= 0).all()), float(saliency[0, -1, :-1].max())
         (torch.Size([19, 19]), True, 0.0)
     """
+    width = batch.tokens.shape[1]
+
+    def padded(saliency: Tensor) -> Tensor:
+        n_missing = width - saliency.shape[-1]
+        return torch.nn.functional.pad(saliency, (0, n_missing, 0, n_missing))
+
     with progress_switch(progress):
-        return _by_layer(ModelView.of(model), batch, lambda saliency, rows: saliency)
+        return _by_layer(ModelView.of(model), batch, lambda piece: padded)
 
 
 def saliency_flow(model: Any, batch: PromptBatch, *, progress: bool | None = None) -> SaliencyFlow:
     """Return the mean saliency of edges text → label (S_wp), label → last position (S_pq) and all others (S_ww).
 
-    See `attention_saliency` for saliency, loss and `progress`, `SaliencyFlow` for the kinds of edges. Raise InputError
-    for prompts without demonstrations or answer. Source: Wang et al., arXiv 2305.14160, section 2.
+    See `attention_saliency` for saliency, loss and `progress`, `SaliencyFlow` for the kinds of
+    edges. Raise InputError for prompts without demonstrations or answer. Source: Wang et al., arXiv
+    2305.14160, section 2.
 
     Example:
         >>> flow = il.saliency_flow(model, batch)
@@ -122,19 +133,23 @@ def saliency_flow(model: Any, batch: PromptBatch, *, progress: bool | None = Non
     """
     check_batch(batch)
     batch.require_demonstrations("flow through labels", "use attention_saliency, which needs no labels")
-    kinds = edge_kinds(batch)
 
-    def means(saliency: Tensor, rows: slice) -> Float[Tensor, "batch kind"]:
-        columns = []
-        for name in KINDS:
-            edges = kinds[name][rows, : saliency.shape[1], : saliency.shape[2]].to(saliency)
-            columns.append((saliency * edges).sum((1, 2)) / edges.sum((1, 2)))
-        return torch.stack(columns, dim=-1)
+    def means_of(piece: PromptBatch) -> Reduction:
+        kinds = edge_kinds(piece)
+
+        def means(saliency: Tensor) -> Float[Tensor, "batch kind"]:
+            columns = []
+            for name in KINDS:
+                edges = kinds[name].to(saliency)
+                columns.append((saliency * edges).sum((1, 2)) / edges.sum((1, 2)))
+            return torch.stack(columns, dim=-1)
+
+        return means
 
     view = ModelView.of(model)
     with progress_switch(progress):
-        found = _by_layer(view, batch, means)
-    return SaliencyFlow(*found.unbind(-1), edits=active_edits(view))
+        means_by_kind = _by_layer(view, batch, means_of)
+    return SaliencyFlow(*means_by_kind.unbind(-1), edits=active_edits(view))
 
 
 def edge_kinds(batch: PromptBatch) -> dict[str, Bool[Tensor, "batch query key"]]:
@@ -160,34 +175,32 @@ def edge_kinds(batch: PromptBatch) -> dict[str, Bool[Tensor, "batch query key"]]
     }
 
 
-def _by_layer(view: ModelView, batch: PromptBatch, reduce: Callable[[Tensor, slice], Tensor]) -> Tensor:
-    """Apply `reduce` to each layer's saliency [row query key] of some rows of the batch; return [batch layer ...].
+def _by_layer(
+    view: ModelView,
+    batch: PromptBatch,
+    reduction_of: Callable[[PromptBatch], Reduction],
+) -> Tensor:
+    """Reduce each layer's saliency of a few prompts at a time; return [batch layer ...].
 
-    Prompts are processed a few at a time, and each layer when the backward pass reaches it, to bound memory.
+    `reduction_of` maps these prompts to what reduces their saliency. To bound memory, prompts are
+    processed a few at a time, and each layer when the backward pass reaches it.
     """
     check_batch(batch)
     if bool((batch.answer_tokens < 0).any()):
         row = int((batch.answer_tokens < 0).nonzero()[0])
         raise InputError(f"batch must have an answer or target for every prompt, got none for prompt {row}")
-    width, size = batch.tokens.shape[1], prompts_at_once(view, batch)
     pieces = []
     with steps("saliency", len(batch)) as advance:
-        for start in range(0, len(batch), size):
-            piece = batch[start : start + size]
-            rows = slice(start, start + len(piece))
-
-            def reduced(saliency: Tensor, rows: slice = rows) -> Tensor:
-                missing = width - saliency.shape[-1]
-                return reduce(torch.nn.functional.pad(saliency, (0, missing, 0, missing)), rows)
-
-            pieces.append(torch.stack(_saliency(view, piece, reduced), dim=1))
+        for piece in batch.split(prompts_at_once(view, batch)):
+            pieces.append(torch.stack(_saliency(view, piece, reduction_of(piece)), dim=1))
             advance(len(piece))
     return torch.cat(pieces)
 
 
-def _saliency(view: ModelView, batch: PromptBatch, reduced: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """Return what `reduced` returns for each layer's saliency [batch query key]."""
-    values, all_heads = [LayerValues(view, layer) for layer in range(view.n_layers)], list(range(view.n_heads))
+def _saliency(view: ModelView, batch: PromptBatch, reduction: Reduction) -> list[Tensor]:
+    """Return the reduction of each layer's saliency [batch query key]."""
+    values = [LayerValues(view, layer) for layer in range(view.n_layers)]
+    all_heads = list(range(view.n_heads))
     hooks = [hook for of_layer in values for hook in recording_hooks(of_layer, "v", "pattern")]
 
     def read(layer: int, z: Tensor, gradient: Tensor) -> Tensor:
@@ -197,9 +210,12 @@ def _saliency(view: ModelView, batch: PromptBatch, reduced: Callable[[Tensor], T
         edge_gradient = einsum(
             gradient.to(dtype), v, "batch query head d_head, batch key head d_head -> batch head query key"
         )
-        return reduced((pattern * edge_gradient).abs().sum(1).to(view.unembed_device))
+        return reduction((pattern * edge_gradient).abs().sum(1).to(view.unembed_device))
 
-    (by_layer,) = z_gradients(view, batch, lambda log_probs: _losses(log_probs, batch), read, hooks, values)
+    def losses(log_probs: Tensor) -> Tensor:
+        return _losses(log_probs, batch)
+
+    (by_layer,) = z_gradients(view, batch, losses, read, hooks, values)
     return by_layer
 
 

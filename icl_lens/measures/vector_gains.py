@@ -99,11 +99,12 @@ def task_vectors(
 ) -> Float[Tensor, "layer d_model"]:
     """Return the mean residual stream after each layer at the last position of the `reference` prompts.
 
-    It is written in place of the residual stream of other prompts by `vector_gains(..., replace=True)`. Hendel et al.
-    have one such vector for each set of demonstrations, over dummy queries: pass prompts that share demonstrations.
+    It is written in place of the residual stream of other prompts by `vector_gains(...,
+    replace=True)`. Hendel et al. have one such vector for each set of demonstrations, over dummy
+    queries: pass prompts that share demonstrations.
 
-    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
-    Raise InputError for an empty reference.
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless
+    `progress` is False. Raise InputError for an empty reference.
 
     Example:
         >>> il.task_vectors(model, batch).shape == (model.cfg.n_layers, model.cfg.d_model)
@@ -133,17 +134,20 @@ def vector_gains(
 ) -> VectorGains:
     """Return what a vector after each layer, at the last position, does to the answer's log-probability and accuracy.
 
-    `vectors` is one vector for all layers, such as `function_vector(...)`, or one per layer of the model, such as
-    `task_vectors(...)`. It is added to the residual stream or, with `replace=True`, written in its place. `layers` are
-    all by default. `batch` are typically prompts without demonstrations. The prompts run once, and each layer re-runs
-    one token per prompt.
+    `vectors` is one vector for all layers, such as `function_vector(...)`, or one per layer of the
+    model, such as `task_vectors(...)`. It is added to the residual stream or, with `replace=True`,
+    written in its place. `layers` are all by default. `batch` are typically prompts without
+    demonstrations. The prompts run once, and each layer re-runs one token per prompt.
 
-    Two controls are yours to run: random vectors of the same norm, and, because a vector may only make words of the
-    task's kind more probable, the same prompts with each other's answers (`Prompt(..., answer=)`).
+    Two controls are yours to run: random vectors of the same norm, and, because a vector may only
+    make words of the task's kind more probable, the same prompts with each other's answers
+    (`Prompt(..., answer=)`).
 
-    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless `progress` is False.
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar, unless
+    `progress` is False.
 
-    Raise InputError for vectors of another shape, unknown layers, and prompts without answer or target.
+    Raise InputError for vectors of another shape, unknown layers, and prompts without answer or
+    target.
 
     Example:
         >>> vector = il.function_vector(model, batch, ["L2H0", "L3H1"])
