@@ -117,7 +117,7 @@ def head_to_head(model, batch):
     return il.head_to_head_effects(model, batch, [HEAD], part="q", method="gradient").log_odds
 
 
-SLOW_CALLS = "score_in_whole_passes score_from_a_layer whole_labels mean gradient saliency".split()
+BOUNDED = "score score_in_whole_passes score_from_a_layer whole_labels mean gradient saliency".split()
 """Without `head_to_head`, which keeps what every component wrote at all tokens."""
 
 
@@ -129,10 +129,8 @@ def test_the_first_batch_keeps_the_attention_of_one_layer(model):
     assert memory.peak < SEVERAL_LAYERS * 4 * N_HEADS * batch.tokens.shape[1] ** 2
 
 
-SLOWLY = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW_CALLS]
-
-
-@pytest.mark.parametrize("name", ["score", *SLOWLY])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOUNDED)
 def test_a_call_keeps_the_attention_of_one_layer_and_one_prompt(name, model, monkeypatch):
     """One prompt is the least that runs, with the numbers of all prompts together."""
     batch = prompts_of(model, 6)

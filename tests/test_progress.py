@@ -74,6 +74,7 @@ ONE_PASS = {"ablate_heads", "capture", "edited", "head_copying", "head_overlap",
 ONE_PASS |= {"label_similarity", "patch_heads", "query_key_metric", "random_head_sets"}
 
 
+@pytest.mark.slow
 def test_every_function_of_several_passes_says_how_far_it_is():
     """They take `progress` or, over many prompts, `run`, which has it."""
     silent = set()
@@ -95,7 +96,7 @@ SHOWING = {
     "attention_saliency": il.attention_saliency,
     "saliency_flow": il.saliency_flow,
     "indirect_effects": lambda m, b, **o: il.indirect_effects(m, b, b, **o),
-    "vector_gains": lambda m, b, **o: il.vector_gains(m, il.task_vectors(m, b), b, **o),
+    "vector_gains": lambda m, b, **o: il.vector_gains(m, il.task_vectors(m, b, **o), b, **o),
     "task_vectors": il.task_vectors,
     "function_vector": lambda m, b, **o: il.function_vector(m, b, ["L1H0"], **o),
     "whole_label_log_probs": il.whole_label_log_probs,
