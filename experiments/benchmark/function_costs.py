@@ -219,9 +219,9 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "locate_effects": lambda c: il.locate_effects(c.model, c.four),
     "mean_score_parts": lambda c: il.mean_score_parts(c.model, c.four, [c.reader]),
     "locate_circuit": lambda c: il.locate_circuit(
-        c.model, c.batch, c.other, [c.reader], n_edges=3, n_random=2
+        c.model, c.batch, c.other, [c.reader], n_edges=3, n_random=3
     ),
-    "two_towers": lambda c: il.two_towers(c.model, c.prompts, c.heads[:2], n_random=2),
+    "two_towers": lambda c: il.two_towers(c.model, c.prompts, c.heads[:2], n_random=3),
     "locate_towers": lambda c: il.locate_towers(c.model, c.four),
 }
 """Name → a call; what follows a comma tells calls of one function apart."""
