@@ -15,7 +15,7 @@ SWEEP_FILES = {
     "test_sweep_numbers.py",
 }
 """Files whose slow tests repeat a check on one more model family."""
-SAMPLE_SHARE = 4
+SAMPLE_SHARE = 8
 """A sample has one in so many of those tests."""
 
 

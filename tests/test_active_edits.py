@@ -32,6 +32,7 @@ def explained(gpt2):
     return found
 
 
+@pytest.mark.slow
 def test_an_explanation_names_the_edits_everywhere(gpt2, explained, tmp_path):
     plain, ablated, hooked = explained
     assert [one.edits for one in explained] == [(), (ZEROED,), (f"hooks at {HOOK}",)]
@@ -54,6 +55,7 @@ def test_an_explanation_names_the_edits_everywhere(gpt2, explained, tmp_path):
     assert ZEROED in repr(both)
 
 
+@pytest.mark.slow
 def test_results_over_prompts_name_the_edits(gpt2, words):
     prompts = il.load_task("sentiment-number", path=words, n=20, layout="random", demonstrations=1)
     batch = il.tokenize(gpt2, prompts)

@@ -141,6 +141,7 @@ def test_whole_scores_are_sums_over_the_labels_tokens(load_tiny, family_run, nam
         assert_close(whole[[0, 2], column], scores[:, column])
 
 
+@pytest.mark.slow
 def test_calibration_demonstrations_and_towers_take_decisions(gpt2, batch):
     """Row by row what they are for the row alone; texts removed from a prompt keep what is appended."""
     row_scores = [il.calibrated_scores(gpt2, batch[row], inputs=["nine", "red"]) for row in range(len(batch))]
@@ -184,6 +185,7 @@ def test_a_check_compares_whole_labels(gpt2, monkeypatch):
     assert set(check.label_auroc) == {*labels}
 
 
+@pytest.mark.slow
 def test_the_last_decision_is_explained(gpt2):
     explanation = il.explain(gpt2, PROMPTS[3], template=LINES, k=2)
     assert explanation.target == "cat bar"

@@ -44,6 +44,7 @@ def found(gpt2, words):
     return il.locate_circuit(gpt2, *halves, HEADS, n_edges=5, n_random=3)
 
 
+@pytest.mark.slow
 def test_files_and_text_are_what_python_finds(inputs, found, tmp_path, monkeypatch, capsys):
     out, page, numbers = tmp_path / "out", tmp_path / "page.html", tmp_path / "circuit.json"
     code, said, _ = call(monkeypatch, capsys, *inputs, "--out", out, "--html", page, "--json", numbers)
@@ -255,6 +256,7 @@ def many():
         yield reader, part, writer, role, 1 / (1 + i), 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [FEW, list(many())], ids=["few", "many"])
 @pytest.mark.parametrize("width", [plots.PAGE, 10.0])
 def test_no_name_covers_another(rows, width):

@@ -169,6 +169,7 @@ def test_a_check_is_kept_for_the_other_commands(run, tiny, words, monkeypatch, t
         assert " ".join(sentence.split()) in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_a_check_of_other_prompts_is_another(run, tiny, words, tmp_path):
     task = ("-t", "sentiment-number", "--path", words, "-m", tiny, "-n", 20)
     found = []
@@ -251,6 +252,7 @@ def test_locating_starts_with_what_the_model_does(run, icl_mini, monkeypatch):
     assert " ".join(behavior.split()) in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_a_task_is_drawn_by_its_seed(run, six, tmp_path):
     options, prompts = six
     code, _, _ = run("explain", *options, "--seed", 5, "--json", tmp_path / "x.json", "-k", 1, "--ablate", 1)
@@ -258,6 +260,7 @@ def test_a_task_is_drawn_by_its_seed(run, six, tmp_path):
     assert il.results.Explanation.load(tmp_path / "x.json").input.prompt != prompts[0]
 
 
+@pytest.mark.slow
 def test_many_labels_fit_a_terminal(six, icl_mini):
     """At 80 columns, no word is broken, and the prompt is shown as written."""
     _, prompts = six
@@ -289,6 +292,7 @@ def test_tiny_models_have_fewer_heads_than_locate_asks_for(run, tiny, words):
     assert "k must be between 1 and 12" in err
 
 
+@pytest.mark.slow
 def test_templates_are_decoded(run, tiny, tmp_path):
     """A line break typed as two characters becomes one character."""
     file = tmp_path / "x.json"

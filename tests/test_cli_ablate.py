@@ -46,6 +46,7 @@ def test_ablating_one_prompt_is_ablate_heads(family_folder, load_tiny, capsys, t
     assert percent(float(after.max().exp())) in page.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "by", "layout"),
     [

@@ -33,6 +33,7 @@ def test_two_prompts_are_compared(run, tiny, tmp_path):
     assert "A explains" in file.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["increase", *(pytest.param(by, marks=pytest.mark.slow) for by in ("effect", "towers"))])
 def test_a_model_does_not_differ_from_itself_on_the_default_prompt(run, tiny, family_folder, by):
     code, out, _ = run("compare", "-m", tiny, "--model-b", family_folder("gpt2"), "--by", by)
@@ -59,6 +60,7 @@ def noised(tiny, tmp_path_factory):
 TASK = ("-t", "sentiment-number", "--demonstrations", 1, "-n", 6, "--no-check")
 
 
+@pytest.mark.slow
 def test_two_models_explain_the_same_answer(run, tiny, noised):
     """Both explain A's prediction, even if B predicts another label, unless --answer-b is given."""
     models = [il.load_model(str(folder), device="cpu") for folder in (tiny, noised)]
@@ -71,6 +73,7 @@ def test_two_models_explain_the_same_answer(run, tiny, noised):
     assert f"(A: {first}, B: {second})" in run("compare", prompt, *models, "--answer-b", second)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "by", [None, *(pytest.param(by, marks=pytest.mark.slow) for by in ("effect", "increase", "towers"))]
 )

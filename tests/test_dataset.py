@@ -94,6 +94,7 @@ def test_several_rows_of_a_prompt_count_as_one_prompt(gpt2, many):
         assert_close(top.value.float(), every.mean(0).flatten().sort(descending=True).values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contrast", [False, True])
 def test_heads_left_open_are_passed_again(gpt2, many, every_increase, few_candidates, contrast):
     """A slack wider than any bound leaves every head undecided: each is evaluated on the batches that lack it only."""

@@ -51,6 +51,7 @@ def slope_of_passes(model, batch, head, part, change, where, places, moved):
     return (found[0] - found[1]) / (2 * STEP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reader_at", "path", "steps"),
     [
@@ -102,6 +103,7 @@ def test_the_readers_path_sums_to_what_all_edges_carry(case):
     torch.testing.assert_close(2 * sums[2] - sums[1], carried.to(sums[0]), rtol=1e-2, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_costs_are_counted_and_one_step_of_a_path_is_eap(case):
     view, given = ModelView.of(case[0]), (*case[:2], READERS, case[2])
     plain = attribute_edges(*given)

@@ -194,6 +194,7 @@ def test_edits_know_what_they_are():
     assert edit.what == "zeroed at the last position"
 
 
+@pytest.mark.slow
 def test_scores_in_an_open_block_keep_the_order_of_stages(load_tiny):
     """An edit of z does not undo the ablation of an outer block; edges are removed from a pass without edits."""
     model = load_tiny("gpt2")

@@ -180,6 +180,7 @@ def test_a_head_that_attends_to_the_other_label_is_not_said_to_attend_to_the_ans
     assert f"<h4>{heading}<" in shown.to_html()
 
 
+@pytest.mark.slow
 def test_only_a_text_is_plain_text(gpt2):
     """A string is a prompt with demonstrations; a `Text` never is, even with a standalone colon."""
     assert not il.explain(gpt2, "love : bar one :", k=2).is_plain_text

@@ -370,6 +370,7 @@ def test_dropout_is_off_in_our_passes_and_put_back(gpt2, gpt2_batch):
     assert all(module.training for module in (*noisy.modules(), *noisy.original_model.modules()))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=st.one_of(

@@ -148,6 +148,7 @@ def test_badly_placed_text_is_named():
     assert badly_placed_text(figure) == ["'one' is small", "'three' is cut off", "'one' and 'two'"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pdf", "svg"])
 def test_saved_figures_embed_fonts_and_have_the_same_bytes(kind, tmp_path):
     for name in ("one", "two"):

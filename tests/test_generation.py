@@ -111,6 +111,7 @@ SAME = [
 ]
 
 
+@pytest.mark.slow
 def test_generate_is_a_loop_of_whole_passes_under_every_edit(load_tiny):
     """Prompts in one batch, each with its own weights, vectors, sources and edges."""
     model = load_tiny("llama_gqa")

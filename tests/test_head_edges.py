@@ -82,6 +82,7 @@ def grouped(load_tiny):
     return model, batch, il.capture(model, batch, writers="all")
 
 
+@pytest.mark.slow
 def test_means_replace_writers_and_roles_align_prompts_of_any_length(grouped):
     model, batch, acts = grouped
     reference_batch = il.tokenize(
@@ -105,6 +106,7 @@ def test_means_replace_writers_and_roles_align_prompts_of_any_length(grouped):
             assert_close(effects.log_prob[:, 0, 0], expected, msg=f"{writer}, {at}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["v", *(pytest.param(part, marks=pytest.mark.slow) for part in "qk")])
 def test_readers_at_a_role_are_those_at_its_tokens(grouped, part):
     """The sweep compares readers at roles and at all tokens with Hugging Face."""
@@ -153,6 +155,7 @@ EDGES = [
 ]
 
 
+@pytest.mark.slow
 def test_single_edges_of_sets_are_head_to_head_effects_and_estimates_are_close(grouped):
     from icl_lens.measures.head_to_head_effects import estimate_effects
 

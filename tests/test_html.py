@@ -412,6 +412,7 @@ def test_what_the_command_line_cannot_say_is_python():
     assert seen["labels"] == list(explanation.labels)
 
 
+@pytest.mark.slow
 def test_python_names_whole_labels_that_begin_alike(icl_mini):
     """The scores of a decision have one column for those that still agree; the code says what was tokenized."""
     shown = [il.Demonstration(*one) for one in (("love", "foo bar"), ("two", "foo foo"), ("hate", "bar"))]
@@ -431,6 +432,7 @@ def test_a_frame_holds_the_whole_page(paper):
     assert paper.to_html() in [a.get("data-page") for a in Page(paper._repr_html_()).all("b")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strip", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_sanitized_notebook_shows_the_numbers_and_no_source(paper, strip):
     """`nbconvert --sanitize-html` shows what it does not allow as text: a short script, never the page."""

@@ -355,6 +355,7 @@ def test_a_failed_computation_is_said_and_the_next_one_runs(view, monkeypatch, c
     settled(view)
 
 
+@pytest.mark.slow
 def test_going_back_costs_no_pass_unless_the_model_was_edited(model, view, monkeypatch):
     first = view.state
     before = settled(view)["answer"]["outcome"]
@@ -394,6 +395,7 @@ def test_the_static_version_has_the_state_and_runs_nothing(bytes_model):
     assert hostile in html_text.unescape(empty)
 
 
+@pytest.mark.slow
 def test_to_html_is_the_page_of_explain(view, tmp_path):
     view.to_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
@@ -413,6 +415,7 @@ def test_other_texts_are_refused(model, prompt, no_type_checks):
         il.live(model, prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", ["very good", "bar"])
 def test_queries_are_exchanged_at_the_same_decision_of_labels_that_begin_alike(bytes_model, answer):
     """The other query's answer has one decision more, or one less, than the answer."""
@@ -429,6 +432,7 @@ def test_queries_are_exchanged_at_the_same_decision_of_labels_that_begin_alike(b
     assert close(after, found["log_odds"][1])
 
 
+@pytest.mark.slow
 def test_the_copied_code_loads_the_same_precision():
     prompt, found = il.Prompt.parse(TEXT, answer="foo"), {}
     scene = Scene(il.load_model("icl-mini", dtype=torch.float64), prompt, il.Template())
@@ -436,6 +440,7 @@ def test_the_copied_code_loads_the_same_precision():
     assert found["model"].W_U.dtype == torch.float64
 
 
+@pytest.mark.slow
 def test_another_hook_at_the_same_place_gives_its_own_numbers(bytes_model):
     prompt = il.Prompt.parse(TEXT, answer="foo")
     view, batch = il.live(bytes_model, prompt), il.tokenize(bytes_model, prompt)

@@ -108,6 +108,7 @@ def test_files_and_table_hold_the_packages_numbers(inputs, unbroken, run, tmp_pa
         assert f"icl_lens.{name}".encode() in metadata
 
 
+@pytest.mark.slow
 def test_without_a_folder_nothing_is_written_and_the_table_has_intervals(inputs, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, stdout, _ = run(*inputs)
@@ -282,6 +283,7 @@ def test_another_configuration_in_a_folder_is_refused(inputs, unbroken, run, tmp
     assert contents(out) == unbroken
 
 
+@pytest.mark.slow
 def test_a_folder_of_other_files_is_refused(inputs, run, tmp_path):
     (tmp_path / "diary.txt").write_text("mine")
     code, _, stderr = run(*inputs, "--out", tmp_path)

@@ -52,6 +52,7 @@ def studentized_by_draws(values, queries):
     return mean - high * error, mean - low * error
 
 
+@pytest.mark.slow
 def test_means_and_intervals_are_those_of_effects_one_by_one(gpt2, many):
     """Means of effects one by one; intervals from draws of queries, each with a jackknife error of its own."""
     found = il.locate_effects(gpt2, many, run=il.Run(batch_size=7))
@@ -113,6 +114,7 @@ def unbroken(inputs, tmp_path_factory):
     return undisturbed(main, ["icl-lens", *inputs, "--no-check", "--out", out], out)
 
 
+@pytest.mark.slow
 def test_files_and_table_hold_the_effects(run, gpt2, many, inputs, unbroken, tmp_path):
     """From the chunks that are there."""
     for name, data in unbroken.items():

@@ -124,6 +124,7 @@ def test_explain_refuses_what_has_no_other_class(gpt2, prompt, options, message)
         il.explain(gpt2, prompt, by="towers", k=1, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locate", [il.locate_effects, il.locate_towers])
 def test_result_json_counts_and_names_the_fallback(gpt2, many, locate, monkeypatch, tmp_path):
     def fail(*_, **__):
@@ -153,6 +154,7 @@ def unbroken(inputs, tmp_path_factory):
     return undisturbed(main, ["icl-lens", *inputs, "--no-check", "--out", out], out)
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table(run, inputs, unbroken, tmp_path):
     """From the chunks that are there."""
     out = tmp_path / "out"

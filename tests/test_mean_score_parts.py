@@ -50,6 +50,7 @@ def test_means_and_intervals_of_each_prompts_parts(load_tiny, words, name):
         assert rows_of_side["value"].abs().is_monotonic_decreasing
 
 
+@pytest.mark.slow
 def test_values_groups_and_totals(load_tiny, words):
     """Values by role sum `value_parts` over labels of one kind, prompt by prompt; groups and totals sum writers."""
     model = load_tiny("llama_gqa")
@@ -106,6 +107,7 @@ def of_planted(kind, folder):
     return study, il.mean_score_parts(study.model, study.testing, study.located_heads("contrast"))
 
 
+@pytest.mark.slow
 def test_the_planted_writer_is_first_on_both_sides(tmp_path):
     study, mean_parts = of_planted("two-tower", tmp_path)
     for head in study.located_heads("contrast"):
@@ -152,6 +154,7 @@ def unbroken(inputs, tmp_path_factory):
     return undisturbed(main, ["icl-lens", *inputs, "--out", out], out)
 
 
+@pytest.mark.slow
 def test_files_and_text(run, gpt2, inputs, unbroken, words, tmp_path):
     """From the chunks that are there."""
     for name, data in unbroken.items():

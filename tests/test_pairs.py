@@ -405,6 +405,7 @@ def test_task_check_reads_the_most_probable_token_of_the_vocabulary(family_run):
             assert not right.all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".json", ".tsv"])
 def test_commands_read_pairs(run, tiny, tmp_path, suffix):
     path = write(tmp_path / f"pairs{suffix}")
@@ -518,6 +519,7 @@ def test_pairs_are_correct_if_the_answer_is_the_top_token_of_the_vocabulary(fami
     assert [float(one[0] == token) for one, token in zip(continued, batch.answer_tokens, strict=True)] == expected
 
 
+@pytest.mark.slow
 def test_circuits_of_pairs_are_tested_edge_by_edge(gpt2, tmp_path):
     prompts = il.load_task("mine", write(tmp_path / "pairs.json"), n=33)
     first, second = il.split_by_query(prompts, 8)

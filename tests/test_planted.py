@@ -95,6 +95,7 @@ def share_on_true(acts: il.Activations, heads: list[il.Head] | tuple[il.Head, ..
     return [share[head.layer, head.head].item() for head in heads]
 
 
+@pytest.mark.slow
 def test_majority_follows_the_counts(planted):
     truth, model = planted("majority")
     assert answers(model, with_counts(truth, 4, 1)).accuracy >= 0.95
@@ -106,6 +107,7 @@ def test_majority_follows_the_counts(planted):
     assert (attention.mean(1) / attention.sum(-1).mean() - 1 / 4).abs().max() < 0.1
 
 
+@pytest.mark.slow
 def test_lookup_does_without_demonstrations(planted):
     truth, model = planted("lookup")
     prompts = [prompt for swapped in (False, True) for prompt in task(truth, swapped=swapped, labels=NATURAL)]
@@ -163,6 +165,7 @@ def test_heads_attend_to_what_their_roles_say(planted):
     assert pattern[rows, batch.last, batch.last - 1].mean() > 0.85
 
 
+@pytest.mark.slow
 def test_copier_attends_to_the_label_that_the_comparer_picked(planted):
     truth, model = planted("compare-copy")
     acts = il.capture(model, tokenized(model, balanced(truth)))
@@ -172,6 +175,7 @@ def test_copier_attends_to_the_label_that_the_comparer_picked(planted):
     assert all(abs(share - 0.5) < 0.1 for share in share_on_true(acts, truth.heads["copier"]))
 
 
+@pytest.mark.slow
 def test_same_seed_same_files_and_same_noise_in_all_kinds(planted, tmp_path):
     truth, _ = planted("two-tower")
     again = build("two-tower", tmp_path / "again", seed=0)
@@ -186,6 +190,7 @@ def test_same_seed_same_files_and_same_noise_in_all_kinds(planted, tmp_path):
                 assert torch.equal(own[key], weights["two-tower"][key]), kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["hidden", pytest.param("removed", marks=pytest.mark.slow)])
 def test_demonstrations_help_as_planted(planted, way: str) -> None:
     """Of the query's class where texts are compared, the last one, by their label alone, or not at all."""

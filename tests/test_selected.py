@@ -92,6 +92,7 @@ def test_heads_located_by_effect(gpt2, many):
         il.locate_effects(gpt2, many, k=13)
 
 
+@pytest.mark.slow
 def test_heads_located_by_towers(gpt2, many):
     many = many[:12]
     lost = single_exchanges(ModelView.of(gpt2), tower_prompts(gpt2, many))[0].double().flatten(2)
@@ -107,6 +108,7 @@ def test_heads_located_by_towers(gpt2, many):
     assert all(f"{share:.1%}" in text for share in scan.scan["selected"])
 
 
+@pytest.mark.slow
 def test_edges_of_circuits(gpt2, words, tmp_path):
     """Edges are ranked by the size of their mean, on the prompts that rank them; a resumed run has the same bytes."""
     first, second = il.split_by_query(il.load_task("sentiment-number", n=60, layout="random", path=words), 16)
@@ -137,6 +139,7 @@ def test_edges_of_circuits(gpt2, words, tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").glob("*")} == files
 
 
+@pytest.mark.slow
 def test_a_single_query_selects_nothing(gpt2, many):
     one = many[[0, 0]]
     assert il.locate_heads(gpt2, one, k=K).selected is None

@@ -134,6 +134,7 @@ def test_a_model_that_hides_its_rotation_is_explained_without_it(
         il.label_similarity(model, il.tokenize(model, [il.Prompt.parse(PROMPT)]), ["L0H0"])
 
 
+@pytest.mark.slow
 def test_labels_of_several_tokens_are_asked_for_before_their_first() -> None:
     model = il.load_model("icl-mini")
     prompt = il.Prompt.parse("love : barfoo like : barfoo eight : foobar two : foobar one :", answer="foobar")

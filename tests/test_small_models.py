@@ -136,6 +136,7 @@ def test_training_ends_by_its_accuracy(monkeypatch, accuracies, level, cooling_b
         assert trainer.rate_factor() == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shortfall", [0.01, 0.0])
 def test_a_level_ends_once_its_accuracy_and_minimum_length_are_reached(monkeypatch, shortfall):
     trainer = Trainer(replace(SMALL, min_level_steps=2), WORDS, TOKENIZER)

@@ -229,6 +229,7 @@ def test_answers_by_a_rule(icl_mini, monkeypatch, rule, behaviors):
         assert found.shares[name].value == pytest.approx(expected, abs=1e-9 if behaviors else 0.3)
 
 
+@pytest.mark.slow
 def test_accuracies_are_those_of_a_loop(icl_mini):
     prompts = il.load_task("sentiment-number", layout="random", n=20, demonstrations=1)
     found = il.task_check(icl_mini, prompts, seed=3)

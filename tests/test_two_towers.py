@@ -266,6 +266,7 @@ def test_the_command_tests_the_same_prompts(planted, tmp_path, monkeypatch):  # 
 # The result
 
 
+@pytest.mark.slow
 def test_each_exchange_of_each_set_has_the_numbers_that_it_has_alone(tiny_run):
     _, view, prompts = tiny_run
     exchanges = [one for one in EXCHANGES if one.name in ("query", "keys: labels")]
@@ -496,6 +497,7 @@ def test_labels_of_several_tokens_are_exchanged_as_a_whole(load_tiny):
         assert torch.equal(ready.donors[name].places, ready.positions)
 
 
+@pytest.mark.slow
 def test_memory_bounds_the_rows_of_a_pass_and_the_prompts_at_a_time(tiny_run, monkeypatch):
     """Passes over donors have one row if no more fits, and caches hold one prompt and its donor, with equal numbers."""
     _, view, prompts = tiny_run
