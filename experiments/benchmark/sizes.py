@@ -1,8 +1,8 @@
 """What fits where: memory and time of loading models of several sizes, and of three calls on them.
 
 `python experiments/benchmark/sizes.py --models smollm2-135m model.gguf` measures each model in
-float32 and bfloat16, each in a process of its own with one thread, and writes one row per call. Rows
-that the file has already are not measured again."""
+float32 and bfloat16, each in a process of its own with one thread, and writes one row per call.
+Rows that the file has already are not measured again."""
 
 import argparse
 import subprocess
