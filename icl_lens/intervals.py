@@ -365,21 +365,6 @@ def draw_clusters(
     return counts.astype(np.int32), cluster
 
 
-def resampled_means(
-    rows: Float[np.ndarray, "prompt column"], clusters: Sequence[str]
-) -> Float[np.ndarray, "draw column"]:
-    """Return each column's mean in bootstrap draws of clusters; see `draw_clusters`."""
-    counts, cluster = draw_clusters(clusters)
-    sums = np.zeros((counts.shape[1], rows.shape[1]))
-    np.add.at(sums, cluster, rows)
-    return resampled_sums(counts.astype(float), sums) / (counts @ np.bincount(cluster))[:, None]
-
-
-def percentile_ends(samples: Float[np.ndarray, "draw *rest"], *, level: float = LEVEL) -> Float[np.ndarray, "2 *rest"]:
-    """Return the low and high ends of the central `level` of the samples."""
-    return np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=0)
-
-
 def top_places(values: Float[np.ndarray, "draw item"], k: int) -> Float[np.ndarray, "draw item"]:
     """Return 1 for the k largest items of each draw, else 0; items that tie for the last places share them.
 

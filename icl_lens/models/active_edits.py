@@ -8,7 +8,7 @@ from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from icl_lens.models.locking import model_lock, model_reserved
+from icl_lens.models.locking import model_lock, model_reserved, thread_noted
 from icl_lens.models.module_hooks import hooked_modules
 from icl_lens.models.view import ModelView
 
@@ -27,15 +27,8 @@ _DISABLED: "WeakKeyDictionary[Any, set[int]]" = WeakKeyDictionary()
 @contextmanager
 def edits_disabled(view: ModelView) -> Iterator[None]:
     """Disable all edits in this thread inside the `with` block, which reserves the model."""
-    with model_reserved(view.model):
-        threads = _DISABLED.setdefault(view.model, set())
-        is_nested = get_ident() in threads
-        threads.add(get_ident())
-        try:
-            yield
-        finally:
-            if not is_nested:
-                threads.discard(get_ident())
+    with model_reserved(view.model), thread_noted(_DISABLED, view.model):
+        yield
 
 
 def are_edits_disabled(view: ModelView) -> bool:

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from icl_lens.errors import InputError
 from icl_lens.models.independent_rows import independent_rows
 from icl_lens.models.inference import inference_kwargs, log_probs_of
-from icl_lens.models.locking import model_lock
+from icl_lens.models.locking import model_lock, thread_noted
 from icl_lens.models.module_hooks import (
     LIBRARIES,
     hooked_modules,
@@ -243,14 +243,8 @@ def _end_deferral(model: Any) -> None:
 @contextmanager
 def comparison_postponed(model: Any) -> Iterator[None]:
     """Let this thread use a bridge inside the `with` block before it is compared."""
-    threads = _POSTPONED.setdefault(model, set())
-    is_nested = get_ident() in threads
-    threads.add(get_ident())
-    try:
+    with thread_noted(_POSTPONED, model):
         yield
-    finally:
-        if not is_nested:
-            threads.discard(get_ident())
 
 
 def _compare_on_probe(model: Any) -> None:

@@ -188,6 +188,19 @@ def model_reserved(model: Any) -> Iterator[None]:
         lock.leave_function()
 
 
+@contextmanager
+def thread_noted(threads_of: "WeakKeyDictionary[Any, set[int]]", model: Any) -> Iterator[None]:
+    """List this thread among those of a model inside the outermost of nested `with` blocks."""
+    threads = threads_of.setdefault(model, set())
+    is_nested = get_ident() in threads
+    threads.add(get_ident())
+    try:
+        yield
+    finally:
+        if not is_nested:
+            threads.discard(get_ident())
+
+
 def reserves_model(function: F) -> F:
     """Decorate a function so that it reserves the model, its first argument."""
 
