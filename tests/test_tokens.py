@@ -304,6 +304,13 @@ REFUSED = [
     ),
     # the model's side
     (model_of("word", n_ctx=13), [RAGGED[1], PAPER], {}, "prompt 1 has 14 tokens, .* context length of 13"),
+    # a long text is measured by its beginning, before all of it is tokenized
+    (
+        model_of("word", n_ctx=13),
+        prompt_of(("love", "foo"), query="one " * 10**5),
+        {},
+        "prompt 0 has 400,0.. characters, whose first 104 are 2. tokens, .* context length of 13",
+    ),
     (model_of("metaspace", d_vocab=100), PAPER, {}, "outside the model's vocabulary of 100"),
     (model_of(SimpleNamespace(is_fast=False)), PAPER, {}, "must be a fast tokenizer"),
     (model_of(None), PAPER, {}, "must have a tokenizer"),
