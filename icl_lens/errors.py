@@ -1,9 +1,11 @@
 """Errors for invalid user input."""
 
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 
 class InputError(ValueError):
@@ -17,6 +19,53 @@ class InputError(ValueError):
     """
 
 
+MAX_REPR = 120
+"""The largest number of characters of a value in an error."""
+
+MAX_ELEMENTS = 6
+"""The largest number of elements of a list in an error."""
+
+
+REPR_MODULES = ("builtins", "pathlib", "enum")
+"""Modules of types whose `repr` is safe and, cut off, short enough."""
+
+
+def short_repr(value: object) -> str:
+    """Return a value as errors write it: at most some 120 characters in one line.
+
+    Texts, numbers and short objects are written like `repr`, lists with their first elements.
+    Of objects whose `repr` can be long, such as models and tables, only the type is named.
+
+    Example:
+        >>> from icl_lens.errors import short_repr
+        >>> short_repr("foo"), short_repr([1, 2.5]), short_repr(object())
+        ("'foo'", '[1, 2.5]', 'an object of type object')
+    """
+    kind = type(value)
+    is_plain = value is None or (kind.__module__ in REPR_MODULES and kind is not object)
+    is_number = kind.__module__ == "numpy" and not hasattr(value, "__len__")
+    is_ours = kind.__module__.startswith("icl_lens")
+    if kind in (list, tuple):
+        text = _list_repr(cast("list[object] | tuple[object, ...]", value))
+    elif is_plain or is_number or (is_ours and len(repr(value)) <= MAX_REPR):
+        text = repr(value)
+    else:
+        text = f"an object of type {kind.__name__}"
+    text = text.replace("\n", " ")
+    return text if len(text) <= MAX_REPR else f"{text[: MAX_REPR - 1]}…"
+
+
+def _list_repr(values: "list[object] | tuple[object, ...]") -> str:
+    """Return a list or a tuple with its first elements, each as `short_repr` writes it."""
+    elements = [short_repr(element) for element in values[:MAX_ELEMENTS]]
+    if len(values) > MAX_ELEMENTS:
+        elements.append("…")
+    text = ", ".join(elements)
+    if isinstance(values, list):
+        return f"[{text}]"
+    return f"({text},)" if len(values) == 1 else f"({text})"
+
+
 _MODEL_FIRST = {
     "PromptBatch": "batch",
     "Prompt": "prompt",
@@ -24,6 +73,7 @@ _MODEL_FIRST = {
     "Activations": "acts",
     "ActivationCache": "cache",
     "Template": "template",
+    "DataFrame": "prompts",
     "list": "prompts",
     "tuple": "prompts",
 }
@@ -37,7 +87,9 @@ def not_a_model_error(model: object) -> InputError:
     """
     kinds = {kind.__name__ for kind in type(model).__mro__}
     name = type(model).__name__
-    if isinstance(model, str):
+    if isinstance(model, str) and " " in model.strip():
+        remedy = "the model comes first, as in function(model, prompt)"
+    elif isinstance(model, str):
         remedy = f"load it first, with model = il.load_model({model!r:.60}), and pass the model"
     elif "Module" in kinds:
         remedy = "write model = il.load_model('my-name', hf_model=model, tokenizer=tokenizer) and pass the result"
@@ -50,10 +102,18 @@ def not_a_model_error(model: object) -> InputError:
     return InputError(f"model must be a TransformerLens model, got {name}; {remedy}")
 
 
+def warn_user(message: str) -> None:
+    """Warn, with the place in the user's code that called the library."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("icl_lens."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise InputError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}, got {short_repr(value)}")
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
@@ -78,7 +138,7 @@ def check_integers(**values: object) -> tuple[int, ...]:
     integers: list[int] = []
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise InputError(f"{name} must be an integer, got {value!r}")
+            raise InputError(f"{name} must be an integer, got {short_repr(value)}")
         integers.append(int(value))
     return tuple(integers)
 

@@ -15,7 +15,7 @@ Source: docs/howto/numbers.md.
 from collections.abc import Sequence
 from typing import Literal, TypeVar, cast, get_args
 
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, short_repr
 
 Score = Literal["contrast", "increase", "effect", "towers"]
 DirectScore = Literal["contrast", "increase"]
@@ -41,7 +41,9 @@ def choose_score(by: SomeScore | None, choices: Sequence[SomeScore], *, comparab
     check_choice("by", by, choices)
     if by == "contrast" and not comparable:
         allowed = [repr(choice) for choice in choices if choice not in ("contrast", "towers")]
-        raise InputError(f"by must be {' or '.join(allowed)} without tokens to compare with, got {by!r}; pass against=")
+        raise InputError(
+            f"by must be {' or '.join(allowed)} without tokens to compare with, got {short_repr(by)}; pass against="
+        )
     return by
 
 

@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.intervals import Interval as Interval
 from icl_lens.intervals import bootstrap_interval as bootstrap_interval
 from icl_lens.intervals import interval_table as interval_table
 from icl_lens.intervals import with_random_sets as with_random_sets
 from icl_lens.result.base import Result
-from icl_lens.result.tables import format_signed
+from icl_lens.result.number_format import signed
 from icl_lens.result.view import View, table_view
 
 __all__ = [
@@ -98,11 +98,11 @@ def _label_indices(scores: Float[Tensor, "batch label"], answers: Sequence[str])
     if not labels:
         raise InputError(
             "answer must have the index of each prompt's label, since these scores carry no labels, got "
-            f"{answers!r:.60}; pass batch.answer, or the scores as il.score returns them"
+            f"{short_repr(answers)}; pass batch.answer, or the scores as il.score returns them"
         )
     for answer in answers:
         if answer not in labels:
-            raise InputError(f"answer must have labels of the scores {labels!r}, got {answer!r}")
+            raise InputError(f"answer must have labels of the scores {labels!r}, got {short_repr(answer)}")
     return torch.tensor([labels.index(answer) for answer in answers], dtype=torch.long)
 
 
@@ -187,7 +187,7 @@ class Agreement(Result):
     def to_view(self) -> View:
         """Return the title and the table that `print` shows."""
         columns: dict[str, list[object]] = {
-            "rank correlation": [format_signed(self.spearman)],
+            "rank correlation": [signed(self.spearman)],
             f"of the top {self.k}": [f"{self.overlap} in both"],
             "expected by chance": [f"{self.expected_overlap:.1f}"],
         }
@@ -209,7 +209,7 @@ def agreement(one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head
     if one.shape != other.shape:
         raise InputError(f"one and other must have the same shape, got {tuple(one.shape)} and {tuple(other.shape)}")
     if not 1 <= k <= n:
-        raise InputError(f"k must be between 1 and {n} (heads), got {k!r}")
+        raise InputError(f"k must be between 1 and {n} (heads), got {short_repr(k)}")
     first, second = (scores.flatten().double().cpu() for scores in (one, other))
     best = [set(scores.flatten().topk(k).indices.tolist()) for scores in (one, other)]
     return Agreement(float(spearman(first, second)), k, len(best[0] & best[1]), k * k / n)

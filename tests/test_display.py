@@ -8,7 +8,8 @@ import torch
 
 import icl_lens as il
 from icl_lens.report.html.templating import render_small_table
-from icl_lens.result.tables import format_signed, long_frame
+from icl_lens.result.number_format import signed
+from icl_lens.result.tables import long_frame
 from icl_lens.result.view import table_view
 from icl_lens.result.view_text import plain_text
 
@@ -83,7 +84,7 @@ def test_long_results_are_cut_and_say_so():
     assert "<b>" not in html
     assert "&lt;b&gt;" in html
     assert "3 more rows" in html
-    assert format_signed(float("nan")) == "–"
+    assert signed(float("nan")) == "–"
 
 
 def test_long_frame_puts_each_value_in_its_row():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import icl_lens as il
 from icl_lens import metrics
 from icl_lens.activations.passes import last_log_probs
+from icl_lens.errors import short_repr
 from icl_lens.measures.controlled_ablation import random_head_sets
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.prompt import Template
@@ -450,3 +451,46 @@ def test_what_is_passed_in_place_of_the_model_is_said_with_the_right_call(name, 
         assert str(error.value).startswith(f"model must be a TransformerLens model, got {type(wrong).__name__}; ")
         assert message in str(error.value)
         assert "\n" not in str(error.value)
+
+
+class DataFrame:
+    """What a table of pandas looks like from outside, with a `repr` of many lines."""
+
+    columns = ("message", "topic")
+
+    def __repr__(self):
+        return "a row\n" * 1000
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("name", FIRST_IS_MODEL)
+def test_a_wrong_object_is_named_in_a_few_words(name, gpt2, gpt2_batch):
+    """A model or a table in place of each argument, alone or in a list: its `repr` would fill screens."""
+    function, one_row = getattr(il, name), gpt2_batch[:1]
+    required = {
+        parameter.name: REQUIRED.get(parameter.name, one_row)
+        for parameter in list(inspect.signature(function).parameters.values())[1:]
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+    }
+    for argument in required.keys() - {"compute"}:
+        for wrong in (gpt2, DataFrame(), [gpt2], [DataFrame()]):
+            with pytest.raises(il.InputError) as error:
+                run_or_enter(function(gpt2, **(required | {argument: wrong})))
+            assert len(str(error.value)) < 400
+            assert "\n" not in str(error.value)
+    with pytest.raises(il.InputError, match=r"the model comes first, as in function\(model, prompt\)"):
+        run_or_enter(function(PROMPT, **required))
+
+
+def test_a_table_is_answered_with_the_call_that_reads_its_rows(no_type_checks, gpt2):
+    for wrong_call in (lambda: il.load_task(DataFrame()), lambda: il.explain(gpt2, DataFrame())):
+        with pytest.raises(il.InputError, match=r"il.load_task\('rows.csv', columns=\('message', 'topic'\)\)"):
+            wrong_call()
+
+
+def test_values_in_errors_are_short():
+    for value in ("x" * 5000, list(range(5000)), dict.fromkeys(range(5000), "x"), [["x" * 300] * 9]):
+        assert len(short_repr(value)) <= 120
+    assert short_repr(il.Head(1, 2)) == "L1H2"
+    assert short_repr((1,)) == "(1,)"
+    assert short_repr(torch.zeros(3, 3)) == "an object of type Tensor"

@@ -1,15 +1,25 @@
 """Your own data: label words, near-duplicates, balance, what is skipped, and large files."""
 
 import csv
+import io
 import json
 import random
+import warnings
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
 import icl_lens as il
+from icl_lens.cli import app
+from icl_lens.cli.console import PlainConsole, with_duration
+from icl_lens.cli.options import TaskOptions, TokenOptions
 from icl_lens.cli.own_data import unknown_words_warning
-from icl_lens.prompts import pair_task
+from icl_lens.cli.program import check_data_files
+from icl_lens.cli.spelling import shell_spelling
+from icl_lens.prompts import donors, pair_task
+from icl_lens.prompts.arrangements import arrange
 from icl_lens.prompts.draw import TextPool, spelling_key
 from icl_lens.prompts.word_task import WordTask
 
@@ -52,6 +62,56 @@ def test_a_constant_answer_is_right_by_chance_in_imbalanced_files(tmp_path, clas
         assert share == pytest.approx(chance, abs=0.08 if len(names) > 2 and classes == "binary" else 0.01)
     last = sum(prompt.demonstrations[-1].label == prompt.answer for prompt in prompts) / len(prompts)
     assert last == pytest.approx(1 / len(prompts[0].labels), abs=0.07)
+
+
+SENTENCES = [
+    (f"{text} {number}", label)
+    for number in ("one", "two", "three", "four", "five", "six", "seven", "eight")
+    for text, label in (("a sad love", "foo"), ("like", "bar"))
+]
+
+
+def test_own_texts_of_several_words_are_separated_by_a_newline(tmp_path, icl_mini):
+    rows = {
+        "sentences": SENTENCES,
+        "words": [(f"word{number}", "ab"[number % 2]) for number in range(24)],
+        "labels": [(f"word{number}", ("a b", "c")[number % 2]) for number in range(24)],
+    }
+    prompts_of = {name: il.load_task(write(tmp_path / f"{name}.csv", rows[name]), n=2) for name in rows}
+    pairs = [("India", "New Delhi"), ("Peru", "Lima"), ("Haiti", "Jacmel"), ("Cuba", "Havana")]
+    path = write(tmp_path / "pairs.csv", pairs, ("input", "output"))
+    prompts_of |= {"pairs": il.load_task(path, n=2), "built-in": il.load_task("country-capital", n=80)}
+    assert " " in "".join(prompt.answer for prompt in prompts_of["built-in"]), "some have several words"
+    separators = {"sentences": "\n", "words": " ", "labels": "\n", "pairs": "\n", "built-in": " "}
+    for name, prompts in prompts_of.items():
+        shown = prompts[0].demonstrations[0]
+        assert str(prompts[0]).startswith(f"{shown.text} : {shown.label}{separators[name]}"), name
+        assert il.Template().for_prompts(prompts).separator == separators[name]
+    batch = il.tokenize(icl_mini, prompts_of["sentences"])
+    assert batch.texts[0] == str(prompts_of["sentences"][0])
+    spaced = il.tokenize(icl_mini, prompts_of["sentences"], template=il.Template(separator=" "))
+    assert spaced.texts[0] == batch.texts[0].replace("\n", " ") != batch.texts[0]
+
+
+def test_prompts_made_from_others_keep_their_separator(tmp_path):
+    prompts = il.load_task(str(write(tmp_path / "places.csv", SENTENCES)), n=20)
+    arranged = arrange(prompts[0], seed=0).prompts.values()
+    exchanged = donors.donor_prompts(prompts)
+    changed = [prompts[0].with_other_query(), replace(prompts[0], answer=None), *arranged]
+    for several in exchanged.values():
+        changed += several
+    assert len(changed) > 20
+    assert {prompt.separator for prompt in changed} == {"\n"}
+
+
+@pytest.mark.parametrize(("tokens", "is_said"), [({}, True), ({"separator": " "}, False), ({"chat": True}, False)])
+def test_commands_say_which_separator_own_texts_get(tmp_path, tokens, is_said):
+    path = write(tmp_path / "places.csv", SENTENCES)
+    console = PlainConsole(record=True, file=io.StringIO())
+    TaskOptions(path=path).print_data(console, il.load_task(path, n=20), TokenOptions(**tokens))
+    text = console.export_text()
+    assert ("Demonstrations are separated by a newline; --separator ' ' for a space." in text) == is_said
+    assert "16 rows used" in text
 
 
 def test_spellings_that_differ_in_case_or_unicode_form_are_alike():
@@ -174,3 +234,105 @@ def test_a_bundled_model_is_said_to_know_only_its_own_words():
     assert unknown_words_warning("gpt2", [unknown]) is None
     warning = unknown_words_warning("icl-mini", [known, unknown])
     assert "1 of the 8 different words of these prompts are others, such as 'movie'" in warning
+
+
+def test_wrong_columns_are_answered_with_those_of_the_file(tmp_path):
+    rows = [(number, f"I was charged {number} times", "refund" if number % 2 else "praise") for number in range(12)]
+    path = write(tmp_path / "tickets.csv", rows, ("id", "message", "topic"))
+    with pytest.raises(il.InputError) as error:
+        il.load_task(path)
+    assert "pass columns=('message', 'topic') (--columns 'message,topic'), or, if outputs are" in str(error.value)
+    assert "pass --columns 'message,topic', or, if outputs are words of their own, pass --pairs" in shell_spelling(
+        str(error.value)
+    )
+    assert il.load_task(path, columns=("message", "topic"), n=1)[0].labels == ("praise", "refund")
+    with pytest.raises(il.InputError, match=r"no column 'label', only .*; pass columns=\('text', 'kind'\)"):
+        il.load_task(write(tmp_path / "kinds.csv", [("a", "b"), ("c", "d")], ("text", "kind")))
+
+
+def test_pairs_that_are_read_as_classes_are_recognized(tmp_path):
+    capitals = [(f"Capital of country {number}?", f"Town{number}") for number in range(20)]
+    path = write(tmp_path / "capitals.csv", capitals)
+    with pytest.raises(
+        il.InputError, match=r"and 14 more classes; if the labels are answers .* pairs=True \(--pairs\)"
+    ):
+        il.load_task(path)
+    assert "which --pairs reads" in str(il.TextTask("capitals", path).row_counts())
+    assert il.load_task(path, columns=("text", "label"), pairs=True, n=1)[0].has_own_answer
+    few = write(tmp_path / "few.csv", SENTENCES[:4])
+    with pytest.raises(il.InputError, match="add rows, or use a larger max_words"):
+        il.load_task(few, demonstrations=9)
+
+
+def test_a_label_for_each_of_three_classes_is_answered_with_both_ways(tmp_path):
+    rows = [(f"text {number}", ("ham", "spam", "eggs")[number % 3]) for number in range(36)]
+    path = write(tmp_path / "mail.csv", rows)
+    with pytest.raises(il.InputError) as error:
+        il.load_task(path, labels=("A", "B", "C"))
+    assert "shows 2 of the 3 classes, got 'A', 'B', 'C'; to show all classes, pass classes='all'" in str(error.value)
+    assert "--labels 'eggs=A,ham=B,spam=C'" in shell_spelling(str(error.value))
+    assert il.load_task(path, labels=("A", "B", "C"), classes="all", n=1)[0].labels == ("A", "B", "C")
+    assert len(il.load_task(path, labels={"eggs": "A", "ham": "B", "spam": "C"}, n=1)[0].labels) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("sentiment-number", {"classes": "all"}, "classes must be 'binary' for the task 'sentiment-number'"),
+        ("antonyms", {"classes": "all"}, "classes must be 'binary' for the task 'antonyms' of pairs"),
+        ("sentiment-number", {"pairs": True}, "pairs must be False for the task 'sentiment-number', which has classes"),
+    ],
+)
+def test_settings_of_other_tasks_are_refused(name, settings, words):
+    with pytest.raises(il.InputError, match=words):
+        il.load_task(name, n=1, **settings)
+
+
+def test_rows_with_an_empty_cell_are_warned_of(tmp_path):
+    rows = [*SENTENCES, ("", "foo"), ("a text", "")]
+    with pytest.warns(UserWarning, match=r"rows.csv: 2 rows with an empty cell skipped; 16 rows used.*2 skipped"):
+        il.load_task(write(tmp_path / "rows.csv", rows), n=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        il.load_task(write(tmp_path / "whole.csv", [*SENTENCES, SENTENCES[0]]), n=1)
+
+
+def test_too_few_prompts_for_two_lists_are_warned_of():
+    prompts = il.load_task("sentiment-number", n=30)
+    with pytest.warns(UserWarning, match=r"the lists have \d+ and \d+ prompts instead of 20: 30 prompts with"):
+        il.split_by_query(prompts, 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        il.split_by_query(il.load_task("sentiment-number", n=60), 20)
+
+
+def test_a_label_with_the_space_of_the_template_is_refused(icl_mini):
+    demonstrations = [("love", " foo"), ("two", " bar")]
+    with pytest.raises(il.InputError, match=r"label ' bar' begins with a space, which the template .* write 'bar'"):
+        il.tokenize(icl_mini, il.Prompt(demonstrations, "one"))
+    spaced = il.tokenize(icl_mini, il.Prompt(demonstrations, "one"), template=il.Template("{text} :{label}"))
+    assert spaced.texts[0] == "love : foo two : bar one :"
+    with pytest.raises(il.InputError, match="label ' baz' begins with a space"):
+        il.tokenize(icl_mini, "love : foo two : bar one :", labels=["foo", "bar", " baz"])
+    with pytest.raises(il.InputError, match="label ' bar' begins with a space"):
+        il.tokenize(icl_mini, il.load_task("sentiment-number", n=1, labels=["foo", " bar"]))
+
+
+def test_a_file_in_place_of_a_prompt_is_answered_with_the_option(tmp_path):
+    path = str(write(tmp_path / "messages.csv", SENTENCES))
+    with pytest.raises(il.InputError, match=f"is a file of data.*write icl-lens locate --path {path}"):
+        check_data_files(["locate", path])
+    check_data_files(["locate", "--path", path])
+    check_data_files(["explain", "no-such-file.csv"])
+
+
+def test_check_prints_the_rows_and_has_no_option_to_omit_itself(capsys):
+    assert "--no-check" not in CliRunner().invoke(app, ["check", "--help"]).stdout
+    assert CliRunner().invoke(app, ["check", "--no-check"]).exit_code == 2
+    for is_asked_for, words in ((True, "Checking what"), (False, "First checking what")):
+        times = iter([0.0, 20.0])
+        report = with_duration(lambda *_: None, is_asked_for=is_asked_for, clock=lambda times=times: next(times))
+        report("check", 1, 4)
+        said = capsys.readouterr().err
+        assert words in said
+        assert ("--no-check" in said) != is_asked_for

@@ -100,7 +100,7 @@ def test_a_continuation_is_the_prompt_and_then_a_demonstration(template):
     # The text is as if the query were one more demonstration before another query.
     longer = Prompt([*prompt.demonstrations, Demonstration(prompt.query, "foo")], "x")
     rendered = template.render(longer)
-    assert rendered.text.startswith(continued.text + template.separator)
+    assert rendered.text.startswith(continued.text + (template.separator or " "))
     assert rendered.label_spans == continued.label_spans
 
 
@@ -117,8 +117,8 @@ def test_labels_before_texts_are_asked_at_the_end():
             assert found.text == text + "".join(gap + one for one in answer)
             read = [found.text[slice(*span)] for span in (*found.label_spans, *found.text_spans, found.query_span)]
             assert read == ["bar", "foo", *answer, "love", "a two", "one"]
-            assert [found.text[start:].split(template.separator)[0] for start in found.starts][:2] == [
-                template.demonstration.format(text=one.text, label=one.label).split(template.separator)[0]
+            assert [found.text[start:].split(template.separator or " ")[0] for start in found.starts][:2] == [
+                template.demonstration.format(text=one.text, label=one.label).split(template.separator or " ")[0]
                 for one in prompt.demonstrations
             ]
         assert template.gap == gap

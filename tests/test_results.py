@@ -108,7 +108,7 @@ FIRST = {
 
 HEADLINE = {
     "Explanation": lambda found: f"{found.heads[0].head} {found.heads[0].scores['contrast']:+.3f}",
-    "Comparison": lambda found: f"{found.to_frame()['change'][0]:+.3f}".replace("-", "−"),
+    "Comparison": lambda found: f"{found.to_frame()['change'][0]:+.3f}",
     "ModelComparison": lambda found: f"{found.a['accuracy'].mean():.1%} of 8 prompts correctly",
     "TwoTowers": lambda found: found.verdict,
     "LayerIncreases": lambda found: f"{found.attn.mean(0)[0]:+.3f}",
@@ -169,7 +169,7 @@ def test_the_columns_that_matter_come_first_and_print_says_the_headline(made, na
     frame, text = found.to_frame(), repr(found)
     assert list(frame.columns)[: len(FIRST[name])] == FIRST[name]
     numbers = frame.select_dtypes("floating")
-    assert HEADLINE.get(name, lambda found: f"{numbers.iloc[0, 0]:+.3f}".lstrip("+"))(found) in text
+    assert HEADLINE.get(name, lambda found: f"{numbers.iloc[0, 0]:+.3f}".lstrip("+"))(found) in text.replace("−", "-")
     assert len(text) < 8000
 
 

@@ -168,7 +168,9 @@ def test_your_prompts_are_measured_as_they_are(icl_mini, monkeypatch):
     assert found.accuracy["given"].value == found.accuracy["last"].value == found.last_label == 1
     assert found.accuracy["other"].value == 0
     assert found.behaviors == ("copies",)
-    assert "Of the 40 prompts as they are, the model answers 100% correctly (91%–100%; always the last" in str(found)
+    assert "In the order given, the model answers 100% of the 40 prompts correctly (91%–100%; always the last" in str(
+        found
+    )
     assert list(found.accuracy) == ["given", "last", "other", "original", "exchanged"]
 
 
@@ -184,7 +186,7 @@ def test_prompts_that_share_one_query_have_no_verdict(icl_mini):
     batch = il.tokenize(icl_mini, prompts)
     expected = il.metrics.accuracy(il.score(icl_mini, batch), batch.answer)
     assert found.accuracy["given"].value == expected
-    assert f"Of the 24 prompts as they are, the model answers {expected:.0%} correctly" in str(found)
+    assert f"In the order given, the model answers {expected:.0%} of the 24 prompts correctly" in str(found)
     assert "NaN" not in json.dumps(found.to_dict())
 
 
@@ -385,7 +387,9 @@ def test_a_behavior_that_no_answer_follows_is_called_a_leaning():
     assert "It leans away from the last label" in str(found)
     assert "It leans toward the first label" in str(found)
     hidden = planted_check(prompts, {"learns": 1, "prefers": 3})
-    assert "although its answers do not clearly follow; 50% of answers are right with labels as they are" in str(hidden)
+    assert "although its answers do not clearly follow; 50% of answers are right with the original labels" in str(
+        hidden
+    )
     assert "answers do not" not in str(planted_check(prompts, {"learns": 1, "prefers": 0.5}))
 
 

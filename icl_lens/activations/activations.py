@@ -23,7 +23,7 @@ from icl_lens.activations.serialization import (
     write_tensors,
 )
 from icl_lens.activations.writers import Writers
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.metrics import most_probable
 from icl_lens.models import attention_scores
 from icl_lens.models.active_edits import active_edits, edits_suffix
@@ -138,7 +138,7 @@ class Activations:
         if plan.run is not batch:
             raise InputError(
                 f"positions must be those of rows as long as their prompts for {view.name}, whose "
-                f"rotation depends on the length of the text, got {positions!r}; use "
+                f"rotation depends on the length of the text, got {short_repr(positions)}; use "
                 "il.capture(model, batch, positions=…)"
             )
         recorder = Recorder(view, plan, writers)

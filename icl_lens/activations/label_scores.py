@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 
 # Functions whose result has the same columns; all others return plain tensors.
 _KEEP_COLUMNS = frozenset(
@@ -85,7 +85,7 @@ class LabelScores(Tensor):
         if len(scores_of_labels) > 1:
             first, second, *_ = scores_of_labels
             raise InputError(
-                f"scores must have the same labels in the same order, got {first!r} and "
+                f"scores must have the same labels in the same order, got {short_repr(first)} and "
                 f"{second!r}; pass the same labels= to il.tokenize, or select columns by their "
                 "labels"
             )
@@ -117,7 +117,7 @@ def _label_scores(values: Sequence[Any]) -> Iterator[LabelScores]:
 
 
 def _keeps_columns(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a function of these arguments keeps the last axis as it is."""
+    """Return whether a function of these arguments keeps the last axis unchanged."""
     if name in _KEEP_COLUMNS:
         return True
     if name in _REDUCE_ROWS:

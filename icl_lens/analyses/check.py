@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from icl_lens.result.base import Result
+from icl_lens.result.number_format import signed
 from icl_lens.result.view import Column, Section, View
 
 
@@ -21,8 +22,21 @@ class Check(Result):
         """Return the sentence and the table that `print` shows."""
         rows = []
         for name, (value, low, high) in self.to_frame().iterrows():
-            interval = "–" if math.isnan(low) else f"{low:.2f} … {high:.2f}"
-            rows.append((str(name), f"{value:.2f}", interval))
+            ends = "–" if math.isnan(low) else f"{_cell(name, low)} … {_cell(name, high)}"
+            rows.append((str(name), _cell(name, value), ends))
         columns = (Column("measure", is_number=False), Column("value"), Column("95% interval"))
         table = Section(columns=columns, rows=tuple(rows))
         return View(self.name_in_words(), (str(self),), (table,))
+
+
+def _cell(measure: Any, value: float) -> str:
+    """Return a number of the table as the sentence writes it: nats with their sign, an AUROC with
+    two decimals, and shares of prompts or answers in percent.
+    """
+    if math.isnan(value):
+        return "–"
+    if str(measure).endswith("nats"):
+        return signed(value, 2)
+    if str(measure).startswith("AUROC"):
+        return f"{value:.2f}"
+    return f"{value:.0%}"

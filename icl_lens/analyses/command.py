@@ -9,7 +9,7 @@ import torch
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.python_code import call, model_lines, prompt_call, template_options
 from icl_lens.errors import InputError
-from icl_lens.prompts.prompt import Prompt, Template
+from icl_lens.prompts.prompt import Prompt
 
 
 def command(explanation: Explanation) -> str:
@@ -79,7 +79,9 @@ def _fits_command_line(explanation: Explanation) -> bool:
     if settings.n_random != 20:
         return False
     if explanation.input.prompt is not None:
-        return explanation.input.template == Template() and _reads_back(explanation.input.prompt, explanation.labels)
+        return not template_options(explanation.input.template) and _reads_back(
+            explanation.input.prompt, explanation.labels
+        )
     for word in (settings.target, *(settings.against or ()), explanation.input.text):
         if isinstance(word, int) or "\n" in (word or ""):
             return False

@@ -9,7 +9,7 @@ import pandas as pd
 
 from icl_lens.analyses.command import command
 from icl_lens.analyses.explanation import Explanation
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.head_scores import SCORES, Score
 from icl_lens.models.head import Head
 from icl_lens.result.base import Result
@@ -289,6 +289,6 @@ def compare(a: Explanation, b: Explanation) -> Comparison:
     for one in (a, b):
         if not isinstance(one, Explanation):
             raise InputError(
-                f"expected an explanation, got {one!r:.60}; pass the result of il.explain or il.results.load"
+                f"expected an explanation, got {short_repr(one)}; pass the result of il.explain or il.results.load"
             )
     return Comparison(a, b)

@@ -13,7 +13,7 @@ from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.sections import Settings
 from icl_lens.attribution.increases import head_log_prob_increase
 from icl_lens.attribution.similarity import compared_positions
-from icl_lens.errors import InputError, check_choice, check_integers
+from icl_lens.errors import InputError, check_choice, check_integers, short_repr
 from icl_lens.head_scores import SCORES, Score, choose_score
 from icl_lens.measures.effects import head_effects
 from icl_lens.models.active_edits import active_edits
@@ -22,7 +22,7 @@ from icl_lens.models.locking import reserves_model
 from icl_lens.models.readout import FinalNorm
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.prompts.plain_text import Text
-from icl_lens.prompts.prompt import Prompt, Template
+from icl_lens.prompts.prompt import Prompt, Template, check_no_table
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.runs.progress import Progress, progress_callback
 
@@ -196,12 +196,17 @@ def _prepared(
             options = replace(options, target=None if target < 0 else target, against=_listed(others or None))
     elif isinstance(prompt, Text):
         if against is not None:
-            raise InputError(f"against must be None for il.Text, got {against!r}; set it in il.Text(against=...)")
+            raise InputError(
+                f"against must be None for il.Text, got {short_repr(against)}; set it in il.Text(against=...)"
+            )
         options = replace(options, target=prompt.answer, against=prompt.against)
     else:
+        check_no_table(prompt)
         prompt = Prompt.parse(prompt) if isinstance(prompt, str) else prompt
         if not isinstance(prompt, Prompt):
-            raise InputError(f"prompt must be a string, an il.Prompt, an il.Text or a batch of one row, got {prompt!r}")
+            raise InputError(
+                f"prompt must be a string, an il.Prompt, an il.Text or a batch of one row, got {short_repr(prompt)}"
+            )
         if not prompt.demonstrations:
             shown = template or Template()
             label, *others = (shown.gap + one for one in sorted(prompt.labels, key=lambda one: one != prompt.answer))
@@ -233,4 +238,6 @@ def _check_single_row(batch: PromptBatch, **given: Any) -> None:
     conflicting = [name for name, value in given.items() if value is not None]
     if conflicting:
         name = conflicting[0]
-        raise InputError(f"{name} must be None for a tokenized prompt, got {given[name]!r}; pass it when tokenizing")
+        raise InputError(
+            f"{name} must be None for a tokenized prompt, got {short_repr(given[name])}; pass it when tokenizing"
+        )

@@ -34,7 +34,7 @@ from icl_lens.attribution.similarity import similarity_in
 from icl_lens.edits.ablate import Ablate
 from icl_lens.engine.prefix_cache import PrefixCache, PrefixCacheUnsupported
 from icl_lens.engine.score import score_sets
-from icl_lens.errors import InputError, check_at_least
+from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.head_scores import SCORES, Score, score_of_parts
 from icl_lens.locate.exchanges import SINGLE, single_exchanges, tower_prompts
 from icl_lens.measures.controlled_ablation import random_head_sets
@@ -124,7 +124,9 @@ class ScoredPrompt:
 def _label(batch: PromptBatch, name: str | int, target: str) -> int:
     """Return the index of a label to compare with; raise InputError if it is unknown or the target."""
     if name not in batch.labels:
-        raise InputError(f"against must be one of the labels {quoted_list(batch.labels)}, got {name!r}; pass a label")
+        raise InputError(
+            f"against must be one of the labels {quoted_list(batch.labels)}, got {short_repr(name)}; pass a label"
+        )
     if name == target:
         raise InputError(f"against must differ from the explained label {name!r}; pass other labels, or omit it")
     return batch.labels.index(name)
@@ -335,7 +337,8 @@ def query_exchanges(scored: ScoredPrompt) -> tuple[Float[Tensor, "layer head"], 
         )
     if len(scored.others) < int(batch.label_mask[0].sum()) - 1:
         raise InputError(
-            f"against must be all other labels with by='towers', got {list(scored.options.against or ())!r}; omit it"
+            f"against must be all other labels with by='towers', got "
+            f"{short_repr(list(scored.options.against or ()))}; omit it"
         )
     target = torch.tensor([scored.target], device=batch.answer.device)
     prompts = tower_prompts(scored.model, with_answers(batch, target), own_texts=False)

@@ -33,8 +33,7 @@ from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT
 from icl_lens.result.base import Result
 from icl_lens.result.head_findings import removal_finding
-from icl_lens.result.number_format import mean_and_range, percent
-from icl_lens.result.tables import format_signed
+from icl_lens.result.number_format import mean_and_range, percent, signed
 from icl_lens.result.view import Cell, Column, Label, Section, View
 
 Table = Literal["heads", "layers", "subheads", "labels", "demonstrations", "words", "similarity", "why"]
@@ -107,7 +106,7 @@ class Explanation(Result):
 
     def __repr__(self) -> str:
         by = self.settings.by
-        best = ", ".join(f"{report.head} {format_signed(report.scores[by])}" for report in self.heads[:5])
+        best = ", ".join(f"{report.head} {signed(report.scores[by])}" for report in self.heads[:5])
         where = f"{self.model}, {len(self.input.tokens)} tokens"
         where += f", edited: {'; '.join(self.edits)}" if self.edits else ""
         return f"Explanation({where}: {self.headline}; heads by {by} for {self.target!r}, nats: {best})"
@@ -492,7 +491,7 @@ def _subheads(explanation: Explanation) -> Iterator[Row]:
 
 
 def _labels(explanation: Explanation) -> Iterator[Row]:
-    """Each label's log-probability: of the model as it is, with located and with random heads zeroed.
+    """Each label's log-probability: of the unedited model, with located and with random heads zeroed.
 
     Over the draws of random heads, it is the log of the mean probability, as the page and the terminal show it.
     """

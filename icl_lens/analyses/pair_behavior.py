@@ -33,7 +33,7 @@ class PairCheck(Check):
     """What a model does on prompts whose answers are words of their own; made by `task_check`.
 
     `accuracy` is the share of prompts after which the most probable token of the whole vocabulary is the answer's, 0 to
-    1: "given" of the prompts as they are, "mismatched" with the inputs exchanged between the demonstrations, so that
+    1: "given" of the prompts themselves, "mismatched" with the inputs exchanged between the demonstrations, so that
     none has its own output, while outputs stay in their places, and "none" of the queries without demonstrations.
 
     `effects` are four differences of shares, each zero for a model that shows only other behaviors, and for one that
@@ -135,7 +135,9 @@ def check_pairs(
     arranged: dict[PairArrangement, list[Prompt]] = {
         "given": list(prompts),
         "mismatched": [_mismatched(prompt) for prompt in prompts],
-        "none": [Prompt([], prompt.query, prompt.answer, prompt.labels) for prompt in prompts],
+        "none": [
+            Prompt([], prompt.query, prompt.answer, prompt.labels, separator=prompt.separator) for prompt in prompts
+        ],
     }
     # A prompt that is the same in two arrangements runs once.
     row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(chain.from_iterable(arranged.values())))}
@@ -227,4 +229,4 @@ def _mismatched(prompt: Prompt) -> Prompt:
     shift = max(Counter(outputs).values())  # past all demonstrations with the same output
     source = dict(zip([*order[shift:], *order[:shift]], order, strict=True))
     moved = [Demonstration(prompt.demonstrations[source[place]].text, output) for place, output in enumerate(outputs)]
-    return Prompt(moved, prompt.query, prompt.answer, prompt.labels)
+    return Prompt(moved, prompt.query, prompt.answer, prompt.labels, separator=prompt.separator)

@@ -47,13 +47,15 @@ def prompt_call(prompt: Prompt, *, known: Prompt | None = None) -> str:
 
 
 def template_options(template: Template) -> Mapping[str, "Code"]:
-    """Return the option `template` of a call; empty for the default template."""
-    if template == Template():
+    """Return the option `template` of a call; empty for the template of `Prompt.parse`."""
+    default = Template().for_prompts([])
+    template = template.for_prompts([])
+    if template == default:
         return {}
     arguments = [repr(template.demonstration), repr(template.query)]
     for name in ("separator", "prefix"):
         value = getattr(template, name)
-        if value != getattr(Template(), name):
+        if value != getattr(default, name):
             arguments.append(f"{name}={value!r}")
     return {"template": Code(f"il.Template({', '.join(arguments)})")}
 

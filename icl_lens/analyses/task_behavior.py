@@ -1,6 +1,6 @@
 """Check whether a model learns a task, knows its labels' words, copies the last label or prefers a label.
 
-1. Each prompt runs as it is and in four arrangements of its demonstrations (`prompts.arrangements`).
+1. Each prompt runs in the order given and in four arrangements of its demonstrations (`prompts.arrangements`).
 2. Each behavior is measured by one contrast of the labels' log-odds (`behavior_contrasts`). A contrast is zero for the
    other behaviors, so that a preference for a label, however strong, does not hide that a model learns.
 3. A behavior is named if its interval lies above `SMALLEST_NATS`; each one gets a sentence.
@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, get_args
 
@@ -54,7 +55,7 @@ BEHAVIORS: dict[Effect, tuple[Behavior, Behavior | None]] = {
     "first": ("first", None),
     "prefers": ("prefers", None),
 }
-# The arrangements of each layout; "given" is the prompts as they are.
+# The arrangements of each layout; "given" is the order of the prompts themselves.
 ARRANGEMENTS: dict[Layout, tuple[Arrangement, ...]] = {
     "last": ("last", "last, exchanged"),
     "other": ("other", "other, exchanged"),
@@ -67,7 +68,7 @@ ARRANGEMENTS: dict[Layout, tuple[Arrangement, ...]] = {
 class TaskCheck(Check):
     """What a model does on prompts of a task; made by `task_check`. `print` shows a sentence for each behavior.
 
-    Each prompt runs as it is, "given", and in four arrangements: in an order in which a demonstration of the query's
+    Each prompt runs in the order given and in four arrangements: in an order in which a demonstration of the query's
     class is last, in the same order with the demonstrations of another class in their place, and in both with the
     labels of the two classes exchanged. In half of the prompts, all demonstrations of one of the two classes are last
     and all of the other one first; the others end with the class that they begin with. Four layouts have two of the
@@ -178,8 +179,8 @@ class TaskCheck(Check):
         given = self.accuracy["given"]
         interval = "" if math.isnan(given.low) else f"{given.low:.0%}–{given.high:.0%}; "
         sentences.append(
-            f"Of the {self.n_prompts} prompts as they are, the model answers {given.value:.0%} correctly ({interval}"
-            f"always the last label {self.last_label:.0%}, always {self.favorite!r} {self.one_label:.0%})."
+            f"In the order given, the model answers {given.value:.0%} of the {self.n_prompts} prompts correctly "
+            f"({interval}always the last label {self.last_label:.0%}, always {self.favorite!r} {self.one_label:.0%})."
         )
         if self.edits:
             sentences.append(edits_note(self.edits))
@@ -199,8 +200,8 @@ class TaskCheck(Check):
             sentence = f"The model is not shown to learn from the demonstrations: {gained} gains {_nats(effect)}"
             if effect.low > 0:
                 sentence += f", not clearly more than {SMALLEST_NATS}"
-        right = f"{self.accuracy['original'].value:.0%} of answers are right with labels as they are"
-        return f"{sentence}; {right}, and {self.accuracy['exchanged'].value:.0%} with labels exchanged."
+        right = f"{self.accuracy['original'].value:.0%} of answers are right with the original labels"
+        return f"{sentence}; {right}, and {self.accuracy['exchanged'].value:.0%} with exchanged labels."
 
     def _words(self) -> str:
         effect = self.effects["knows"]
@@ -252,7 +253,7 @@ class TaskCheck(Check):
 
 def task_check(
     model: Any,
-    task: str | Task | Sequence[Prompt],
+    task: str | Path | Task | Sequence[Prompt],
     *,
     n: int | None = None,
     template: Template = DEFAULT_TEMPLATE,
@@ -266,7 +267,7 @@ def task_check(
     prompts. With two classes per prompt, each label of a task is the answer equally often. Your own prompts should be
     balanced in the same way: if all answers are "foo", a model that prefers "foo" is always right.
 
-    The model runs on the prompts as they are and on four arrangements of their demonstrations: an order in which
+    The model runs on the prompts in the order given and on four arrangements of their demonstrations: an order in which
     the query's class is last, the same order with the demonstrations of another class in their place, and both with the
     labels of these two classes exchanged, also as the answer. With more than two labels, the other class is that of the
     next demonstrated label. The two classes get as many demonstrations; what one of them has more is left out.
@@ -288,8 +289,8 @@ def task_check(
         True
     """
     (seed,) = check_integers(seed=seed)
-    if isinstance(task, str | Task):
-        drawn = named_task(task) if isinstance(task, str) else task
+    if isinstance(task, str | Path | Task):
+        drawn = task if isinstance(task, Task) else named_task(task)
         prompts = tuple(drawn.prompts(N_PROMPTS if n is None else n, seed=seed))
     elif n is not None:
         raise InputError(f"n must be None for a list of prompts, got {n}; remove it")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from icl_lens.prompts.class_labels import Labels
 from icl_lens.prompts.donors import partner_label
 from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts
-from icl_lens.prompts.tasks import Task, named_task, split_by_query
+from icl_lens.prompts.tasks import Task, halves_by_query, named_task
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import plan_in_order, start
@@ -104,10 +105,10 @@ def two_towers(
     view = ModelView.of(model)
     k, seed = check_integers(k=k, seed=seed)
     (n_random,) = check_at_least(MIN_RANDOM_SETS, n_random=n_random)
-    if isinstance(task, str | Task):
+    if isinstance(task, str | Path | Task):
         n = N_PROMPTS if n is None else n
         (n,) = check_integers(n=n)
-        drawn = named_task(task) if isinstance(task, str) else task
+        drawn = task if isinstance(task, Task) else named_task(task)
         prompts = drawn.prompts(n_drawn(n), seed=seed, layout=layout, demonstrations=demonstrations, labels=labels)
         scanned, tested = scanned_and_tested(prompts, n)
     else:
@@ -116,7 +117,7 @@ def two_towers(
         tested = list(as_prompts(task))
         scanned = []
         if heads is None and scan_prompts is None:
-            scanned, tested = split_by_query(tested, len(tested))
+            scanned, tested = halves_by_query(tested, len(tested))
     scanned = list(scanned if scan_prompts is None else scan_prompts)
 
     def prepare(prompts: Sequence[Prompt]) -> PromptBatch:
@@ -256,7 +257,7 @@ def n_drawn(n: int) -> int:
 def scanned_and_tested(prompts: list[Prompt], n: int) -> tuple[list[Prompt], list[Prompt]]:
     """Return prompts to scan and n prompts to test, which share no query if there are enough queries."""
     if len({prompt.query for prompt in prompts}) >= 4:
-        scanned, tested = split_by_query(prompts, N_SCANNED)[0], split_by_query(prompts, n)[1]
+        scanned, tested = halves_by_query(prompts, N_SCANNED)[0], halves_by_query(prompts, n)[1]
         if (len(scanned), len(tested)) == (N_SCANNED, n):
             return scanned, tested
     return prompts[-N_SCANNED:], prompts[:n]

@@ -19,7 +19,8 @@ from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.token_ids import check_ids
 from icl_lens.result.base import Result
-from icl_lens.result.tables import SHOWN_ROWS, format_signed
+from icl_lens.result.number_format import signed
+from icl_lens.result.tables import SHOWN_ROWS
 from icl_lens.result.view import View, table_view
 
 
@@ -60,9 +61,9 @@ class HeadCopying(Result):
         scores = f"copy score {self.copy_score:.2f}, discrimination {self.discrimination:.2f}"
         columns: dict[str, list[object]] = {
             "token read (id)": rows["token"].tolist(),
-            "own logit": list(map(format_signed, rows["own_logit"])),
+            "own logit": list(map(signed, rows["own_logit"])),
             "promotes most (id)": rows["promoted"].tolist(),
-            "logit": list(map(format_signed, rows["logit"])),
+            "logit": list(map(signed, rows["logit"])),
         }
         return table_view(f"HeadCopying({n} tokens; {scores})", columns, n)
 

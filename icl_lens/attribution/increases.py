@@ -39,7 +39,8 @@ from icl_lens.models.memory import PART_BYTES
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
 from icl_lens.result.base import Result
-from icl_lens.result.tables import format_signed, long_frame, plural_prompts
+from icl_lens.result.number_format import signed
+from icl_lens.result.tables import long_frame, plural_prompts
 from icl_lens.result.view import View, table_view
 
 
@@ -73,8 +74,8 @@ class LayerIncreases(Result):
         attn, ffn = self.attn.float().mean(0).tolist(), self.ffn.float().mean(0).tolist()
         columns = {
             "layer": list(range(len(attn))),
-            "attention": map(format_signed, attn),
-            "FFN": map(format_signed, ffn),
+            "attention": map(signed, attn),
+            "FFN": map(signed, ffn),
         }
         title = (
             "LayerIncreases, nats: "

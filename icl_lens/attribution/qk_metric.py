@@ -23,7 +23,8 @@ from icl_lens.models.norms import NormView
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 from icl_lens.result.base import Displayed
-from icl_lens.result.tables import SHOWN_ROWS, format_signed
+from icl_lens.result.number_format import signed
+from icl_lens.result.tables import SHOWN_ROWS
 from icl_lens.result.view import View, table_view
 
 
@@ -92,7 +93,7 @@ class QueryKeyMetric(Displayed):
         rows = self.to_frame().head(SHOWN_ROWS // 2)
         columns: dict[str, list[object]] = {
             "direction": rows["direction"].tolist(),
-            "singular value": list(map(format_signed, rows["singular_value"])),
+            "singular value": list(map(signed, rows["singular_value"])),
             "share": [f"{share:.1%}" for share in rows["share"]],
         }
         symmetric = f"{self.effective_rank:.1f}, symmetric share {self.symmetric_share:.2f})"

@@ -43,13 +43,8 @@ from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.prompts.token_ids import TokenPositions
 from icl_lens.result.base import Displayed, Result
-from icl_lens.result.tables import (
-    SHOWN_ROWS,
-    columns_first,
-    format_signed,
-    long_frame,
-    plural_prompts,
-)
+from icl_lens.result.number_format import signed
+from icl_lens.result.tables import SHOWN_ROWS, columns_first, long_frame, plural_prompts
 from icl_lens.result.view import View, table_view
 
 Side = Literal["query", "key"]
@@ -94,10 +89,10 @@ class ScoreContrast(Result):
         order = torch.maximum(query.abs(), key.abs()).argsort(descending=True)[:SHOWN_ROWS].tolist()
         columns: dict[str, list[object]] = {
             "writer": [self.writers[i] for i in order],
-            "query side": [format_signed(float(query[i])) for i in order],
-            "key side": [format_signed(float(key[i])) for i in order],
+            "query side": [signed(float(query[i])) for i in order],
+            "key side": [signed(float(key[i])) for i in order],
         }
-        mean = f"difference of scores {format_signed(float(self.value.mean()))}"
+        mean = f"difference of scores {signed(float(self.value.mean()))}"
         title = f"ScoreContrast({self.head}, mean of {plural_prompts(len(self.value))}; {mean})"
         return table_view(title, columns, len(query))
 
@@ -189,8 +184,8 @@ class ScoreParts(Displayed):
         order = torch.maximum(query.abs(), key.abs()).argsort(descending=True)[:SHOWN_ROWS].tolist()
         columns: dict[str, list[object]] = {
             "writer": [self.writers[i] for i in order],
-            "query side, mean": [format_signed(float(query[i])) for i in order],
-            "key side, mean": [format_signed(float(key[i])) for i in order],
+            "query side, mean": [signed(float(query[i])) for i in order],
+            "key side, mean": [signed(float(key[i])) for i in order],
         }
         return table_view(title + edits_suffix(self.acts.edits), columns, len(self.writers))
 

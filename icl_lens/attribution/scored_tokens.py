@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.activations.activations import Activations
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.head_scores import DIRECT_SCORES, DirectScore, choose_score
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.models.view import ModelView
@@ -55,7 +55,8 @@ def token_ids(what: str, ids: Any, view: ModelView) -> Tensor:
         tensor = torch.as_tensor(ids, device=view.unembed_device)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(
-            f"{what} must be integer token ids, got {ids!r}; pass e.g. batch.answer_tokens"
+            f"{what} must be integer token ids, got {short_repr(ids)}; pass e.g. "
+            "batch.answer_tokens"
         ) from None
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise InputError(

@@ -48,11 +48,12 @@ from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.readout import FinalNorm, Readout
 from icl_lens.result.base import Result
+from icl_lens.result.head_findings import list_finding
+from icl_lens.result.number_format import signed
 from icl_lens.result.tables import (
     SHOWN_ROWS,
     columns_first,
     format_share,
-    format_signed,
     head_name,
     interval_texts,
     long_frame,
@@ -126,7 +127,7 @@ class TopSubheads(Result):
         columns = {"prompt": frame["prompt"].tolist()} if n > 1 else {}
         columns |= {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
         columns |= {name: frame[name].tolist() for name in ("position", "token") if name in frame}
-        columns[self.by] = [format_signed(value) for value in frame["value"]]
+        columns[self.by] = [signed(value) for value in frame["value"]]
         summary = (
             f"{evaluated} parts evaluated{' per prompt' if n > 1 else ''}, "
             f"{_certainty(self.certified)}"
@@ -209,7 +210,7 @@ class TopHeads(Result):
         """Return the title and the table that `print` shows."""
         frame = self.to_frame().head(SHOWN_ROWS)
         columns = {"rank": frame["rank"].tolist(), "head": frame["name"].tolist()}
-        columns[f"mean {self.by}"] = [format_signed(value) for value in frame["value"]]
+        columns[f"mean {self.by}"] = [signed(value) for value in frame["value"]]
         if "low" in frame:
             columns["95% interval"] = interval_texts(frame)
         summary = f"{self.n_exact} of {self.n_parts} heads evaluated, {_certainty(self.certified)}"
@@ -218,7 +219,16 @@ class TopHeads(Result):
             columns["selected"] = list(map(format_share, frame["selected"]))
             summary += f"; {selected_note(len(self.value), self.n_parts)}"
         title = f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {summary}"
-        return table_view(title, columns, len(self.value))
+        return table_view(title, columns, len(self.value), finding=self.finding)
+
+    @property
+    def finding(self) -> str:
+        """How many of the heads have a mean whose interval is above zero; empty without
+        intervals.
+        """
+        if self.low is None:
+            return ""
+        return list_finding(self.to_frame(), len(self.value), self.by, n_heads=self.n_parts)
 
 
 def _certainty(certified: bool) -> str:

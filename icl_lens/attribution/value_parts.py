@@ -35,7 +35,8 @@ from icl_lens.models.active_edits import edits_suffix
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.prompts.token_ids import TokenPositions
 from icl_lens.result.base import Displayed
-from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, long_frame
+from icl_lens.result.number_format import signed
+from icl_lens.result.tables import SHOWN_ROWS, columns_first, long_frame
 from icl_lens.result.view import View, table_view
 
 
@@ -83,7 +84,7 @@ class ValueParts(Displayed):
         title += edits_suffix(self.acts.edits)
         columns: dict[str, list[object]] = {
             "writer": [self.writers[i] for i in order],
-            "all keys, nats": [format_signed(float(by_writer[i])) for i in order],
+            "all keys, nats": [signed(float(by_writer[i])) for i in order],
         }
         return table_view(title, columns, n_writers)
 

@@ -82,7 +82,7 @@ def ablate(
     console = PlainConsole()
     if prompt is None:
         locating, testing = task.split_prompts(seed)
-        task.print_data(console, [*locating, *testing])
+        task.print_data(console, [*locating, *testing], tokens)
         loaded = model.load()
         reference, batch = (tokens.tokenize(loaded, prompts) for prompts in (locating, testing))
         model.warn_of_words(console, [*locating, *testing])

@@ -1,6 +1,6 @@
 """`icl-lens check`: what a model does on a task, kept on disk for the other commands."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from typer import Option
@@ -20,7 +20,7 @@ from icl_lens.cli.options import (
 class CheckedTask(TaskOptions):
     """A task, which this command always checks."""
 
-    check: Annotated[bool, Option("--check/--no-check", hidden=True)] = True
+    check: bool = field(default=True, init=False)
 
 
 @grouped
@@ -40,10 +40,14 @@ def check(
     print it for the same model, task and options.
     """
     output.check()
-    task.find_task()  # before the model is loaded
+    prompts = task.prompts(n=n, seed=seed)  # before the model is loaded
     with output_folder.running() as (run, console):
+        task.print_data(console, prompts, tokens)
         loaded = model.load(default_device=run.device)
-        behavior = task.behavior(console, loaded, tokens, sizes=[n], seed=seed, run=run)
+        model.warn_of_words(console, prompts)
+        behavior = task.behavior(
+            console, loaded, tokens, sizes=[n], seed=seed, is_asked_for=True, run=run
+        )
         if console.quiet or behavior is None:
             return
         page = output.write(behavior.to_html)

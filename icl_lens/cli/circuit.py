@@ -85,7 +85,7 @@ def circuit(
     output.check()
     with output_folder.running() as (run, console):
         locating, testing = task.split_prompts(seed)
-        task.print_data(console, [*locating, *testing])
+        task.print_data(console, [*locating, *testing], tokens)
         loaded = model.load(default_device=run.device)
         all_prompts = tokens.tokenize(loaded, [*locating, *testing])
         ranked, tested = all_prompts[: len(locating)], all_prompts[len(locating) :]
@@ -102,7 +102,9 @@ def circuit(
             "reader_at": heads.reader_at,
         }
         with progress(hidden=console.quiet) as report:
-            about = output_folder.about(task, model, tokens, n=task.n, seed=seed)
+            about = output_folder.about(
+                task, model, tokens, prompts=all_prompts.prompts, n=task.n, seed=seed
+            )
             run = replace(run, progress=report, about=about)
             located_circuit = il.locate_circuit(loaded, ranked, tested, readers, **options, run=run)
         if console.quiet:

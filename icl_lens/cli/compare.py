@@ -86,7 +86,7 @@ def compare(
     if not prompts:
         prompts = _parsed(a, b, answer, answer_b)
     console = PlainConsole()
-    task.print_data(console, prompts)
+    task.print_data(console, prompts, readout)
     first, second = models.both()
     models.warn_of_words(console, prompts)
     settings = readout.tokenize_arguments(first) | readout.readout_arguments()

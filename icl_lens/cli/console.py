@@ -48,9 +48,14 @@ LONG = 10.0
 """Seconds from which a check that nobody asked for is announced."""
 
 
-def with_duration(report: "Progress", *, clock: Callable[[], float] = time.monotonic) -> "Progress":
+def with_duration(
+    report: "Progress",
+    *,
+    is_asked_for: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> "Progress":
     """Return a progress callback that, after its first batch, says on standard error how long a
-    check will take.
+    check will take and, unless it `is_asked_for`, how to omit it.
 
     It says nothing if less than `LONG` seconds are left.
     """
@@ -66,10 +71,11 @@ def with_duration(report: "Progress", *, clock: Callable[[], float] = time.monot
             left = (clock() - start) * (total - done) / done
             if left >= LONG:
                 duration = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
-                PlainConsole(stderr=True, soft_wrap=True, highlight=False).print(
-                    f"First checking what the model does on the task: {total:,} passes, about "
-                    f"{duration}; --no-check omits this."
-                )
+                sentence = f"Checking what the model does on the task: {total:,} passes, about "
+                sentence += f"{duration}."
+                if not is_asked_for:
+                    sentence = f"First c{sentence[1:-1]}; --no-check omits this."
+                PlainConsole(stderr=True, soft_wrap=True, highlight=False).print(sentence)
         report(what, done, total)
 
     return announce

@@ -55,7 +55,7 @@ class WhyOptions(RunOutput):
         Option(help="Head whose attention to explain, e.g. L23H1.", show_default="the first head"),
     ] = None
     n: Annotated[
-        int | None, Option("--n", "-n", min=1, help="With --why: means over n prompts of the task.")
+        int | None, Option("--n", "-n", min=1, help="With --why: means over n prompts.")
     ] = None
 
     def check(self, task: TaskOptions, **conflicting: Any) -> None:
@@ -146,7 +146,7 @@ def explain(
         return
     console = PlainConsole()
     if isinstance(explained, Prompt):
-        task.print_data(console, [explained])
+        task.print_data(console, [explained], readout)
     loaded = model.load()
     if why_options.why is not None:
         ModelView.of(loaded).check_head(why_options.why)
@@ -199,7 +199,11 @@ def _explain_task(
         task.print_behavior(console, loaded, readout, n=n, seed=seed)
         with progress(hidden=console.quiet) as report:
             run = replace(
-                run, progress=report, about=why_options.about(task, model, readout, n=n, seed=seed)
+                run,
+                progress=report,
+                about=why_options.about(
+                    task, model, readout, prompts=batch.prompts, n=n, seed=seed
+                ),
             )
             mean_parts = mean_score_parts(loaded, batch, heads, run=run)
         if console.quiet:

@@ -110,7 +110,7 @@ def locate(
                 batch_size=rank.batch_size,
                 memory=rank.memory * 2**20,
                 progress=report,
-                about=output.about(task, model, readout, n=n, seed=seed),
+                about=output.about(task, model, readout, prompts=batch.prompts, n=n, seed=seed),
             )
             if by == "effect":
                 located = locate_effects(

@@ -13,13 +13,9 @@ from icl_lens.errors import InputError
 RARE = frozenset(
     (
         *(
-            "classes",
             "layout",
-            "columns",
             "split",
             "max_words",
-            "pairs",
-            "separator",
             "prefix",
             "system",
             "bos",
@@ -65,7 +61,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         bound.apply_defaults()
         values = dict(bound.arguments)
         for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+            names = [field.name for field in fields(group) if field.init]
+            values[name] = group(**{field_name: values.pop(field_name) for field_name in names})
         command(**values)
 
     # Typer keeps the source's line breaks within paragraphs; join lines so that they wrap at the
@@ -82,6 +79,8 @@ def _options(group: Any) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     options = []
     for field in fields(group):
+        if not field.init:
+            continue
         kind, option = get_args(hints[field.name])
         option = copy(option)
         option.rich_help_panel = group.panel

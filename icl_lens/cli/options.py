@@ -18,7 +18,7 @@ from typer import Option
 
 from icl_lens.cli.console import PlainConsole, progress, report_error, with_duration
 from icl_lens.cli.option_groups import reject_options
-from icl_lens.errors import InputError, did_you_mean
+from icl_lens.errors import InputError
 from icl_lens.files import parse_json
 from icl_lens.head_scores import SCORES, Score, choose_score
 
@@ -50,9 +50,7 @@ ByOption = Annotated[
     Score | None,
     Option(help="Score that ranks heads.", show_default="contrast; increase without other labels"),
 ]
-PathOption = Annotated[
-    Path | None, Option(help="Word list, sentences or pairs (.json, .jsonl, .csv, .tsv, .parquet).")
-]
+PathOption = Annotated[Path | None, Option(help="Sentences, pairs or word list: file.csv.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,18 +81,9 @@ class ModelOptions:
         if console.is_terminal:
             console.print(f"loading {self.model} …", style="dim")
         device = default_device if self.device is None else self.device
-        try:
-            return load_model(
-                self.model, device=device, dtype=getattr(torch, self.dtype), revision=self.revision
-            )
-        except InputError as error:
-            from icl_lens import bundled_models
-            from icl_lens.models.installed import INSTALLED_MODELS
-
-            known = [*bundled_models(), *INSTALLED_MODELS]
-            if hint := did_you_mean(self.model, known):
-                raise InputError(f"{error}{hint}") from error
-            raise
+        return load_model(
+            self.model, device=device, dtype=getattr(torch, self.dtype), revision=self.revision
+        )
 
     def warn_of_words(self, console: Console, prompts: "Sequence[Prompt]") -> None:
         """Warn, on standard error, if a bundled model does not know the words of prompts that it
@@ -125,7 +114,11 @@ class TokenOptions:
         "{text} : {label}"
     )
     separator: Annotated[
-        str | None, Option(help="Separator between demonstrations.", show_default="space")
+        str | None,
+        Option(
+            help="Separator between demonstrations.",
+            show_default="space or newline",
+        ),
     ] = None
     prefix: Annotated[str, Option(help="Text before the first demonstration.")] = ""
     chat: Annotated[
@@ -149,8 +142,7 @@ class TokenOptions:
         to the label.
 
         That of a chat is the model's. Raise InputError for an invalid template, or for one that
-        ends in white space unless a separator is given: the default separator, a space, would be
-        added to it.
+        ends in white space unless a separator is given: the default separator would be added to it.
         """
         from icl_lens.prompts.prompt import Template
 
@@ -174,7 +166,7 @@ class TokenOptions:
                 f"{_quoted(demonstration)}; use --template {_quoted(demonstration.rstrip())} "
                 f"--separator {_quoted(gap)}"
             )
-        separator = " " if self.separator is None else unescape(self.separator)
+        separator = None if self.separator is None else unescape(self.separator)
         return Template(demonstration, before.rstrip(" "), separator, unescape(self.prefix))
 
     def tokenize_arguments(self, model: Any) -> dict[str, Any]:
@@ -289,26 +281,22 @@ class TaskOptions:
         Option(
             "--task",
             "-t",
-            help="Word task, e.g. animal-country, pairs, e.g. antonyms, or sentences.",
-            show_default="file name of --path",
+            help="Task, e.g. animal-country or antonyms.",
+            show_default="name of --path",
         ),
     ] = None
-    classes: Annotated[Classes, Option(help="Two classes per prompt, or all of a dataset.")] = (
-        "binary"
-    )
+    classes: Annotated[Classes, Option(help="Two per prompt, or all.")] = "binary"
     layout: Annotated[
         Layout, Option(help="Order: balanced (random, last, first) or the paper's.")
     ] = "random"
     demonstrations: DemonstrationsOption = 2
     path: PathOption = None
-    pairs: Annotated[
-        bool, Option("--pairs", help="Read pairs, whose answers are words of their own.")
-    ] = False
+    pairs: Annotated[bool, Option("--pairs", help="Read pairs of a text and its answer.")] = False
     columns: Annotated[
         str | None,
         Option(
-            help="Columns of texts and labels, or of pairs.",
-            show_default="text,label; pairs: input,output",
+            help="Columns of --path, e.g. message,topic.",
+            show_default=False,
         ),
     ] = None
     split: Annotated[str, Option(help="Split to draw queries from.")] = "test"
@@ -316,8 +304,8 @@ class TaskOptions:
     labels: Annotated[
         str | None,
         Option(
-            help="Use these label words: a,b or class=a,class=b.",
-            show_default="those of the file at --path; foo,bar",
+            help="Label words: a,b or class=a,class=b.",
+            show_default="those of --path; foo,bar",
         ),
     ] = None
     check: Annotated[
@@ -372,20 +360,26 @@ class TaskOptions:
         the first.
         """
         prompts = self.prompts(n=n, seed=seed)
-        self.print_data(console, prompts)
+        self.print_data(console, prompts, tokens)
         loaded = model.load(default_device=device)
         batch = tokens.tokenize(loaded, prompts)
         model.warn_of_words(console, prompts)
         console.print(preview(batch))
         return loaded, batch
 
-    def print_data(self, console: Console, prompts: "Sequence[Prompt]") -> None:
-        """Print what is used of the user's file."""
-        from icl_lens.cli.own_data import data_sentences
+    def print_data(
+        self, console: Console, prompts: "Sequence[Prompt]", tokens: TokenOptions
+    ) -> None:
+        """Print what is used of the user's file, and the separator that its texts call for."""
+        from icl_lens.cli.own_data import data_sentences, separator_sentence
 
-        if self.name is not None:
-            for sentence in data_sentences(self.find_task(), prompts):
-                console.print(sentence, soft_wrap=True)
+        if self.name is None:
+            return
+        sentences = data_sentences(self.find_task(), prompts)
+        if tokens.separator is None and not tokens.chat:
+            sentences += separator_sentence(prompts)
+        for sentence in sentences:
+            console.print(sentence, soft_wrap=True)
 
     def print_behavior(
         self, console: Console, model: Any, tokens: TokenOptions, *, n: int, seed: int
@@ -420,6 +414,7 @@ class TaskOptions:
         sizes: Sequence[int],
         seed: int,
         only_kept: bool = False,
+        is_asked_for: bool = False,
         run: "Run | None" = None,
     ) -> "TaskCheck | PairCheck | None":
         """Return what the model does on the task, for the first number of prompts in `sizes` whose
@@ -427,7 +422,8 @@ class TaskOptions:
 
         If none is, check it on the last number of prompts and keep the result, or return None for
         `only_kept`. The prompts are in balanced random order regardless of --layout. A check that
-        takes long is announced with its duration, on standard error.
+        takes long is announced with its duration, on standard error; `is_asked_for` if it is all
+        that a command does.
         """
         from icl_lens.analyses.task_behavior import task_check
         from icl_lens.cli.stored_checks import check_digest, store_check, stored_check
@@ -448,7 +444,10 @@ class TaskOptions:
         if only_kept:
             return None
         with progress(hidden=console.quiet) as report:
-            reported = replace(run, progress=report if console.quiet else with_duration(report))
+            timed = report
+            if not console.quiet:
+                timed = with_duration(report, is_asked_for=is_asked_for)
+            reported = replace(run, progress=timed)
             behavior = task_check(model, prompts, seed=seed, run=reported, **tokenized)
         if run.distributed.is_main:
             store_check(digest, behavior)
@@ -570,12 +569,15 @@ class SplitTask(TaskOptions):
         """Return prompts to locate heads on and `n` prompts to test them on, with other queries if
         there are enough.
         """
-        from icl_lens.prompts.tasks import split_by_query
+        from icl_lens.prompts.tasks import halves_by_query
 
         half = self.n + -self.n % 4  # a multiple of four, in which classes and labels are balanced
         prompts = self.prompts(n=4 * half, seed=seed)  # enough to fill both halves
         if len({prompt.query for prompt in prompts}) >= min(2 * self.n, MIN_QUERIES):
-            locating, testing = split_by_query(prompts, half)[0], split_by_query(prompts, self.n)[1]
+            locating, testing = (
+                halves_by_query(prompts, half)[0],
+                halves_by_query(prompts, self.n)[1],
+            )
             if (len(locating), len(testing)) == (half, self.n):
                 return locating, testing
         return prompts[:half], prompts[half:][: self.n]
@@ -681,12 +683,20 @@ class RunOutput:
             raise SystemExit(130) from None
 
     def about(
-        self, task: TaskOptions, model: ModelOptions, tokens: TokenOptions, *, n: int, seed: int
+        self,
+        task: TaskOptions,
+        model: ModelOptions,
+        tokens: TokenOptions,
+        *,
+        prompts: "Sequence[Prompt]",
+        n: int,
+        seed: int,
     ) -> dict[str, Any]:
         """Return what the folder's manifest says about the model and the prompts."""
         template = replace(
             tokens, chat=False, system=None
         ).prompt_template()  # that of a chat is the model's
+        template = template.for_prompts([] if tokens.chat else prompts)
         return {
             "model": model.model,
             "revision": model.revision,

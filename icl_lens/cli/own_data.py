@@ -30,6 +30,17 @@ def data_sentences(task: "Task", prompts: "Sequence[Prompt]") -> list[str]:
     return sentences
 
 
+def separator_sentence(prompts: "Sequence[Prompt]") -> list[str]:
+    """Return that a newline separates demonstrations, because the data has texts of several words;
+    none for the usual space.
+    """
+    from icl_lens.prompts.prompt import NEWLINE
+
+    if all(prompt.separator != NEWLINE for prompt in prompts):
+        return []
+    return ["Demonstrations are separated by a newline; --separator ' ' for a space."]
+
+
 def label_sentence(prompts: "Sequence[Prompt]") -> str:
     """Return which label words the prompts have, and of which classes.
 

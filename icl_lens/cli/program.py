@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EDQUOT, EIO, ENOSPC
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -51,8 +53,25 @@ def run_program(app: typer.Typer, program: str, *, overview: str = "") -> None:
             )
             return
         if not {"-h", "--help", "--version", "--examples"} & set(arguments):
+            check_data_files(arguments)
             quiet_libraries()
         app(args=arguments, prog_name=program)
+
+
+DATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+
+
+def check_data_files(arguments: list[str]) -> None:
+    """Raise InputError for a file of the user's data in place of a prompt or a task."""
+    from icl_lens.errors import InputError
+
+    for previous, argument in pairwise(arguments):
+        is_data = argument.endswith(DATA_SUFFIXES) and Path(argument).is_file()
+        if is_data and not previous.startswith("-"):
+            raise InputError(
+                f"{argument!r} is a file of data, which commands read with --path; write "
+                f"icl-lens {arguments[0]} --path {argument}"
+            )
 
 
 def app_with_all_options(app: typer.Typer) -> Any:

@@ -21,7 +21,7 @@ _OPTIONS = {
         ),
     )
 }
-_NAME = rf"(?<![\w'\"(.-])({'|'.join([*_OPTIONS, 'prepend_bos'])})"
+_NAME = rf"(?<![\w'\"(.-])({'|'.join([*_OPTIONS, 'prepend_bos', 'pairs'])})"
 _VALUE = r"(\{[^}]*\}|\([^)]*\)|\"[^\"]*\"|'[^']*'|[\w. ]*?(?= \(--)|[\w.]*)"
 # `name=value (--option value)`, in which the parentheses already contain the shell's words.
 _BOTH = re.compile(rf"{_NAME}(?:={_VALUE})? \((--[^)]*)\)")

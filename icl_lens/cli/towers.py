@@ -84,7 +84,7 @@ def towers(
     output.check()
     console = PlainConsole()
     scanned, tested = task.split_prompts(seed)
-    task.print_data(console, [*scanned, *tested])
+    task.print_data(console, [*scanned, *tested], tokens)
     loaded = model.load()
     console.print(preview(tokens.tokenize(loaded, tested[:1]), n=len(tested)))
     model.warn_of_words(console, [*scanned, *tested])

@@ -21,7 +21,7 @@ from icl_lens.edits.reference import (
     reference_batches,
     warn_of_same_pairs,
 )
-from icl_lens.errors import InputError, check_choice, check_integers
+from icl_lens.errors import InputError, check_choice, check_integers, short_repr
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -92,7 +92,8 @@ class Ablate(Edit):
             raise InputError(f"reference must be given for mode={self.mode!r}, got None")
         if self.mode == "resample" and self.positions != "last":
             raise InputError(
-                f"positions must be 'last' for mode='resample', got {self.positions!r}; prompts "
+                f"positions must be 'last' for mode='resample', got "
+                f"{short_repr(self.positions)}; prompts "
                 "differ in length"
             )
         if self.reference is not None and not isinstance(self.reference, PromptBatch):
@@ -266,7 +267,8 @@ def _position_tuple(positions: object) -> tuple[int, ...]:
     """Return listed positions as a tuple; raise InputError unless they are different integers."""
     if not isinstance(positions, Iterable):
         raise InputError(
-            f"positions must be 'all', 'last', 'labels' or a list of positions, got {positions!r}"
+            f"positions must be 'all', 'last', 'labels' or a list of positions, got "
+            f"{short_repr(positions)}"
         )
     listed = tuple(positions)
     checked = check_integers(
@@ -274,7 +276,7 @@ def _position_tuple(positions: object) -> tuple[int, ...]:
     )
     if not listed or len(set(listed)) < len(listed):
         raise InputError(
-            f"positions must be different positions, at least one, got {list(listed)!r}"
+            f"positions must be different positions, at least one, got {short_repr(list(listed))}"
         )
     return tuple(checked)
 

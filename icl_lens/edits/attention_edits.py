@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from icl_lens.edits.edit import Attention, Edit, Positions, Stage, of_prompts
 from icl_lens.edits.pattern import without_keys
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
@@ -70,7 +70,8 @@ class Reweight(Edit):
             weights = torch.as_tensor(self.weights, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError):
             raise InputError(
-                f"weights must be numbers, one per prompt and demonstration, got {self.weights!r}"
+                f"weights must be numbers, one per prompt and demonstration, got "
+                f"{short_repr(self.weights)}"
             ) from None
         shape = tuple(batch.label_positions.shape)
         if tuple(weights.shape) != shape:
@@ -144,7 +145,9 @@ class RemovePosition(Edit):
         super().__post_init__()
         check_choice("positions", self.positions, ("all", "last"))
         if not isinstance(self.strength, Real) or not 0 <= self.strength <= 1:
-            raise InputError(f"strength must be between 0 (no change) and 1, got {self.strength!r}")
+            raise InputError(
+                f"strength must be between 0 (no change) and 1, got {short_repr(self.strength)}"
+            )
 
     stages = (Stage.scores,)
     what = "with a weakened position term"

@@ -33,7 +33,7 @@ from icl_lens.activations.writers import vector_bytes, writer_names
 from icl_lens.attribution.head_projection import require_writers
 from icl_lens.edits.edit import PARTS, Edit, Part, Places
 from icl_lens.edits.reader import Means, Reader
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.models.memory import WRITER_BYTES
@@ -101,7 +101,9 @@ def chain_of(edges: object) -> Chain:
     elif isinstance(edges, Iterable):
         chain = tuple(edges)
     if not chain or not all(isinstance(edge, Edge) for edge in chain):
-        raise InputError(f"writer must be a name such as 'L2H0', an edge or edges, got {edges!r}")
+        raise InputError(
+            f"writer must be a name such as 'L2H0', an edge or edges, got {short_repr(edges)}"
+        )
     if len({(edge.reader, edge.reader_at) for edge in chain}) > 1:
         raise InputError(
             "writer must have edges into one head at the same tokens, got "
@@ -184,7 +186,7 @@ class WithoutEdges(Edit):
         object.__setattr__(self, "edges", tuple(edges))
         for edge in self.edges:
             if not isinstance(edge, Edge):
-                raise InputError(f"edges must be a list of il.Edge, got {edge!r}")
+                raise InputError(f"edges must be a list of il.Edge, got {short_repr(edge)}")
         object.__setattr__(self, "heads", tuple(dict.fromkeys(edge.reader for edge in self.edges)))
 
     what = "without some of their inputs"
@@ -260,7 +262,7 @@ def check_edge(view: ModelView, edge: Edge) -> None:
     if writer_index(view, edge.writer, reader, (chain,) if chain else ()) is None:
         raise InputError(
             "writer must be a head, FFN, embedding or edge into a head in a layer before "
-            f"{reader}, got {writer_text(edge.writer)!r}"
+            f"{reader}, got {short_repr(writer_text(edge.writer))}"
         )
     if chain:
         written_at = chain[0].reader_at

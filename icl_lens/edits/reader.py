@@ -47,7 +47,7 @@ class Reader:
     """A head in captured passes, whose z at some places can be rebuilt without some writers.
 
     A removed writer's output is replaced by its mean in `means`, or by zero if that is None; what
-    is in `more` is subtracted as it is.
+    is in `more` is subtracted unchanged.
     """
 
     def __init__(

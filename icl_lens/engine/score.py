@@ -29,7 +29,7 @@ from icl_lens.engine.editor import editing
 from icl_lens.engine.prefix_cache import PrefixCache
 from icl_lens.engine.restart import Read, ReadAmong, score_restarted
 from icl_lens.engine.rows import CLEAN_TOLERANCE, score_rows
-from icl_lens.errors import InputError, check_at_least
+from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.models.active_edits import DESCRIBE
 from icl_lens.models.head import AnyHead
 from icl_lens.models.locking import model_lock
@@ -259,12 +259,12 @@ def check_sets(sets: Sets) -> list[tuple[Edit, ...]]:
     """Return sets of edits as tuples; raise InputError for anything else."""
     form = "sets must be a list of lists of edits"
     if isinstance(sets, Edit) or not isinstance(sets, Iterable):
-        raise InputError(f"{form}, got {sets!r}; write [[{sets!r}]]")
+        raise InputError(f"{form}, got {short_repr(sets)}; write [[{short_repr(sets)}]]")
     found = []
     for one in sets:
         if isinstance(one, Edit) or not isinstance(one, Iterable) or isinstance(one, str):
             shown = repr(one) if isinstance(one, Edit) else f"il.Ablate([{one!r}])"
-            raise InputError(f"{form}, got {one!r} as a set; write [[{shown}], ...], with one list per set")
+            raise InputError(f"{form}, got {short_repr(one)} as a set; write [[{shown}], ...], with one list per set")
         found.append(tuple(one))
         for edit in found[-1]:
             _check_edit(edit)
@@ -276,10 +276,11 @@ def check_sets(sets: Sets) -> list[tuple[Edit, ...]]:
 def _check_edit(edit: object) -> None:
     if not isinstance(edit, Edit):
         hint = "; write il.edited(model, *edits)" if isinstance(edit, (list, tuple)) else ""
-        raise InputError(f"edits must be values such as il.Ablate(heads), got {edit!r}{hint}")
+        raise InputError(f"edits must be values such as il.Ablate(heads), got {short_repr(edit)}{hint}")
     if not isinstance(edit.stages, tuple):
         raise InputError(
-            f"stages of {type(edit).__name__} must be a tuple of names, got {edit.stages!r}; e.g. ('pattern',)"
+            f"stages of {type(edit).__name__} must be a tuple of names, got "
+            f"{short_repr(edit.stages)}; e.g. ('pattern',)"
         )
 
 

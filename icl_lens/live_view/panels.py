@@ -177,7 +177,9 @@ class Scene:
 
 
 def _answered(prompt: Prompt, answer: str) -> Prompt:
-    return Prompt(prompt.demonstrations, prompt.query, answer, prompt.labels)
+    return Prompt(
+        prompt.demonstrations, prompt.query, answer, prompt.labels, separator=prompt.separator
+    )
 
 
 def compute(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.head_scores import SCORES, Score
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.prompts.prompt import Demonstration, Prompt, check_unicode
@@ -104,7 +104,7 @@ class LiveState:
             check_unicode(*texts)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
-                f"state must be what LiveState.to_dict returns, got {values!r:.200}: {error}"
+                f"state must be what LiveState.to_dict returns, got {short_repr(values)}: {error}"
             ) from None
         for head in state.heads:
             Head.parse(head)

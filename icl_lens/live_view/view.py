@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.live_view.state import LiveState
 from icl_lens.models.head import AnyHead
 from icl_lens.models.view import ModelView
@@ -56,9 +56,8 @@ def live(
     prompt = Prompt.parse(prompt) if isinstance(prompt, str) else prompt
     if not isinstance(prompt, Prompt):
         raise InputError(
-            f"prompt must be a string or an il.Prompt, got {prompt!r}; il.explain shows other texts"
+            f"prompt must be a string or an il.Prompt, got {short_repr(prompt)}; il.explain shows other texts"
         )
     state = LiveState.of(prompt, heads=ModelView.of(model).check_heads(heads))
-    return LiveView(
-        model, LiveState.from_dict(state.to_dict()), template or Template(), prepend_bos
-    )
+    template = (template or Template()).for_prompts([prompt])
+    return LiveView(model, LiveState.from_dict(state.to_dict()), template, prepend_bos)

@@ -20,7 +20,7 @@ import anywidget
 import traitlets
 
 from icl_lens.analyses.explain import explain
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.live_view.code import python_code
 from icl_lens.live_view.panels import Panel, Scene, compute
 from icl_lens.live_view.state import LiveState
@@ -103,7 +103,7 @@ class LiveView(anywidget.AnyWidget):
     def state(self, state: LiveState) -> None:
         if not isinstance(state, LiveState):
             raise InputError(
-                f"state must be an il.results.LiveState, got {state!r}; see LiveView.state"
+                f"state must be an il.results.LiveState, got {short_repr(state)}; see LiveView.state"
             )
         ModelView.of(self._model).check_heads(state.heads)
         token = uuid.uuid4().hex[:8]

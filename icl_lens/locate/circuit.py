@@ -31,7 +31,7 @@ from icl_lens.attribution.scored_tokens import check_targets
 from icl_lens.edits.edges import RemovalMasks, replaced_by_sets, writer_means
 from icl_lens.edits.reader import Means
 from icl_lens.engine.score import read_labels, score_sets
-from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
+from icl_lens.errors import InputError, check_at_least, check_choice, check_integers, short_repr
 from icl_lens.intervals import MIN_RANDOM_SETS, draw_clusters
 from icl_lens.locate.edge_sets import EdgeSets
 from icl_lens.locate.edge_space import EdgeSpace
@@ -423,7 +423,9 @@ def _check_prompts(view: ModelView, batch: PromptBatch, reader_at: EdgeRole) -> 
     if bool((batch.label_mask.sum(1) < 2).any()):
         raise InputError("prompts must have at least two labels to compare, got one")
     if not bool(role_masks(batch, [reader_at]).any()):
-        raise InputError(f"reader_at must be a role that a prompt has, got {reader_at!r}; see batch.token_roles")
+        raise InputError(
+            f"reader_at must be a role that a prompt has, got {short_repr(reader_at)}; see batch.token_roles"
+        )
 
 
 @dataclass(frozen=True)

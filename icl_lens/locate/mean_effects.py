@@ -42,14 +42,8 @@ from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
 from icl_lens.result.head_findings import list_finding
-from icl_lens.result.tables import (
-    SHOWN_ROWS,
-    format_share,
-    format_signed,
-    interval_texts,
-    plural_prompts,
-    selected_note,
-)
+from icl_lens.result.number_format import signed
+from icl_lens.result.tables import SHOWN_ROWS, format_share, interval_texts, plural_prompts, selected_note
 from icl_lens.result.view import View, table_view
 from icl_lens.runs.configuration import tensors_digest
 from icl_lens.runs.run import Run
@@ -146,15 +140,16 @@ class MeanEffects(Result):
         frame = self.to_frame().head(SHOWN_ROWS // 2)
         columns: dict[str, list[Any]] = {
             "head": frame["name"].tolist(),
-            "log-odds lost" if self.has_log_odds else "log p lost": list(map(format_signed, frame["effect"])),
+            "log-odds lost" if self.has_log_odds else "log p lost": list(map(signed, frame["effect"])),
             "95% interval": interval_texts(frame),
             "selected": list(map(format_share, frame["selected"])),
         }
         if self.has_log_odds:
-            columns["log p lost"] = list(map(format_signed, frame["log_prob"]))
+            columns["log p lost"] = list(map(signed, frame["log_prob"]))
         title = f"MeanEffects, nats: mean over {plural_prompts(self.n_prompts)}, each head zeroed separately"
         n = self.log_prob.mean.numel()
-        return table_view(f"{title}; {selected_note(self.k, n)}", columns, n)
+        title += f"; {selected_note(self.k, n)}"
+        return table_view(title, columns, n, finding=self.finding)
 
 
 def locate_effects(

@@ -24,14 +24,8 @@ from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
 from icl_lens.result.head_findings import list_finding
-from icl_lens.result.tables import (
-    SHOWN_ROWS,
-    format_share,
-    format_signed,
-    interval_texts,
-    plural_prompts,
-    selected_note,
-)
+from icl_lens.result.number_format import signed
+from icl_lens.result.tables import SHOWN_ROWS, format_share, interval_texts, plural_prompts, selected_note
 from icl_lens.result.view import View, table_view
 from icl_lens.runs.run import Run, as_run
 from icl_lens.runs.stream import start
@@ -86,7 +80,12 @@ class MeanExchanges(Result):
     @property
     def finding(self) -> str:
         """How many of the first `k` heads have an effect of the query whose interval excludes zero."""
-        return list_finding(self.to_frame(), self.k, "effect of exchanging the query", n_heads=self.query.mean.numel())
+        return list_finding(
+            self.to_frame(),
+            self.k,
+            "effect of exchanging the query",
+            n_heads=self.query.mean.numel(),
+        )
 
     def summary(self) -> str:
         """Return one or two sentences on what is exchanged, the number of prompts, and the intervals."""
@@ -105,12 +104,13 @@ class MeanExchanges(Result):
         """Return the title and the table that `print` shows."""
         frame = self.to_frame().head(SHOWN_ROWS // 2)
         columns: dict[str, list[Any]] = {"head": frame["name"].tolist()}
-        columns |= {"query": list(map(format_signed, frame["query"])), "95% interval": interval_texts(frame)}
+        columns |= {"query": list(map(signed, frame["query"])), "95% interval": interval_texts(frame)}
         columns["selected"] = list(map(format_share, frame["selected"]))
-        columns |= {name: list(map(format_signed, frame[name])) for name in ("keys", "values")}
+        columns |= {name: list(map(signed, frame[name])) for name in ("keys", "values")}
         title = f"MeanExchanges, log-odds lost, nats: mean over {plural_prompts(self.n_prompts)}, one head at a time"
         n = self.query.mean.numel()
-        return table_view(f"{title}; {selected_note(self.k, n)}", columns, n)
+        title += f"; {selected_note(self.k, n)}"
+        return table_view(title, columns, n, finding=self.finding)
 
 
 def locate_towers(

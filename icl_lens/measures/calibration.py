@@ -14,7 +14,7 @@ from torch import Tensor
 from icl_lens.activations.label_scores import LabelScores
 from icl_lens.activations.passes import NO_LABELS_HINT
 from icl_lens.engine.score import score
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.models.locking import reserves_model
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.tokenize import tokenizer_like
@@ -60,7 +60,7 @@ def calibrated_scores(
     check_choice("method", method, ("contextual", "batch"))
     batch.require_labels("label to calibrate", NO_LABELS_HINT)
     if isinstance(inputs, str) or not inputs:
-        raise InputError(f"inputs must be a list of at least one text, got {inputs!r}")
+        raise InputError(f"inputs must be a list of at least one text, got {short_repr(inputs)}")
     scores = _among_labels(score(model, batch, progress=progress), batch)
     if method == "batch":
         offered = batch.label_mask.to(scores.device).sum(0, keepdim=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from icl_lens.edits.attention_edits import RemovePosition, Reweight
 from icl_lens.edits.edit import Edit
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.models.head import AnyHead, head_tuple
 from icl_lens.prompts.batch import PromptBatch, check_batch
 
@@ -39,9 +39,9 @@ def debias_edits(
         torch.Size([1, 3, 2])
     """
     if not majority >= 0:
-        raise InputError(f"majority must be non-negative, got {majority!r}; 0 is no change")
+        raise InputError(f"majority must be non-negative, got {short_repr(majority)}; 0 is no change")
     if not 0 <= recency <= 1:
-        raise InputError(f"recency must be between 0 (no change) and 1, got {recency!r}")
+        raise InputError(f"recency must be between 0 (no change) and 1, got {short_repr(recency)}")
     check_batch(batch)
     heads = head_tuple(heads)
     edits: list[Edit] = [RemovePosition(heads, strength=recency, positions="last")] if recency else []
@@ -57,7 +57,7 @@ def balancing_weights(batch: PromptBatch, strength: float = 1.0) -> Float[Tensor
     without demonstrations.
     """
     if not strength >= 0:
-        raise InputError(f"strength must be non-negative, got {strength!r}; 0 is no change")
+        raise InputError(f"strength must be non-negative, got {short_repr(strength)}; 0 is no change")
     batch.require_demonstrations("label to balance", "pass prompts with demonstrations (il.tokenize)")
     index = batch.label_index
     exists = index >= 0

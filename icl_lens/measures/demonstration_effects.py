@@ -25,7 +25,7 @@ from icl_lens.edits.kv_cache import HiddenKeys, LayerRows, per_kv_head
 from icl_lens.edits.pattern import without_keys
 from icl_lens.engine.prefix_cache import PrefixCache
 from icl_lens.engine.score import score_sets
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.intervals import mean_intervals
 from icl_lens.measures.effects import OUTCOMES, Outcome, answer_outcomes, outcome_tokens
 from icl_lens.models.active_edits import active_edits, edits_suffix
@@ -36,7 +36,8 @@ from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.prompts.prompt import quoted_list
 from icl_lens.prompts.tokenize import tokenizer_like
 from icl_lens.result.base import Result
-from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, interval_texts, plural_prompts
+from icl_lens.result.number_format import signed
+from icl_lens.result.tables import SHOWN_ROWS, columns_first, interval_texts, plural_prompts
 from icl_lens.result.view import View, table_view
 from icl_lens.runs.progress import progress_switch
 
@@ -249,7 +250,7 @@ class DemonstrationEffects(Result):
             columns: dict[str, list[Any]] = {
                 "place": table["place"].astype(str).tolist(),
                 "class": table["demonstrations"].tolist(),
-                "lost": list(map(format_signed, table["mean"])),
+                "lost": list(map(signed, table["mean"])),
                 "95% interval": interval_texts(table),
                 "prompts": table["n"].tolist(),
             }
@@ -263,7 +264,7 @@ class DemonstrationEffects(Result):
             name: [*shown[name], *last] for name, last in (("text", ["sum", "all at once"]), ("label", ["", ""]))
         }
         for i, way in enumerate(self.ways):
-            columns[way] = [*map(format_signed, [*shown[way], float(effects[0, :, i].nansum()), float(whole[0, i])])]
+            columns[way] = [*map(signed, [*shown[way], float(effects[0, :, i].nansum()), float(whole[0, i])])]
         return table_view(title, columns, len(table) + 2)
 
 
@@ -325,7 +326,7 @@ def effects_of_demonstrations(
     check_batch(batch)
     batch.require_demonstrations("demonstration to leave out", "pass prompts with demonstrations (il.tokenize)")
     if isinstance(ways, str) or not ways:
-        raise InputError(f"ways must be a list of {quoted_list(WAYS)}, got {ways!r}")
+        raise InputError(f"ways must be a list of {quoted_list(WAYS)}, got {short_repr(ways)}")
     for way in ways:
         check_choice("ways", way, WAYS)
     chosen: tuple[Way, ...] = tuple(way for way in WAYS if way in ways)

@@ -20,14 +20,15 @@ from icl_lens.edits.ablate import Ablate, Mode, Reference
 from icl_lens.edits.edit import Positions
 from icl_lens.engine.gradients import prompts_at_once, z_gradients
 from icl_lens.engine.score import score_sets
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import Head
 from icl_lens.models.memory import PASS_TOKENS
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
-from icl_lens.result.tables import SHOWN_ROWS, columns_first, format_signed, long_frame, plural_prompts
+from icl_lens.result.number_format import signed
+from icl_lens.result.tables import SHOWN_ROWS, columns_first, long_frame, plural_prompts
 from icl_lens.result.view import View, table_view
 from icl_lens.runs.progress import progress_switch, steps
 
@@ -85,7 +86,7 @@ class HeadEffects(Result):
         columns: dict[str, list[Any]] = {"head": [str(head) for head in heads]}
         for name, values in (("log-odds lost", self.log_odds), ("log p lost", self.log_prob)):
             mean = values.float().nanmean(0)
-            columns[name] = [format_signed(float(mean[head])) for head in heads]
+            columns[name] = [signed(float(mean[head])) for head in heads]
         n = len(self.log_prob)
         title = f"HeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}, heads removed one by one"
         title += edits_suffix(self.edits)
@@ -166,7 +167,7 @@ def head_effects(
     check_batch(batch)
     if mode != "zero" and (positions != "last" or method != "exact"):
         raise InputError(
-            f"mode must be 'zero' unless positions='last' and method='exact', got {mode!r} with "
+            f"mode must be 'zero' unless positions='last' and method='exact', got {short_repr(mode)} with "
             f"positions={positions!r} and method={method!r}; use il.score with il.Ablate"
         )
     tokens = outcome_tokens(view, batch, targets, against)

@@ -9,7 +9,7 @@ import torch
 
 from icl_lens.engine.editor import editing
 from icl_lens.engine.score import Sets, check_sets, place
-from icl_lens.errors import InputError, check_integers
+from icl_lens.errors import InputError, check_integers, short_repr
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.locking import reserves_model
 from icl_lens.models.view import ModelView
@@ -97,11 +97,15 @@ def generate(
             f"of the model's context, got {max_new_tokens}"
         )
     if not temperature >= 0:
-        raise InputError(f"temperature must be non-negative, got {temperature!r}; 0 takes the most probable token")
+        raise InputError(
+            f"temperature must be non-negative, got {short_repr(temperature)}; 0 takes the most probable token"
+        )
     if top_k is not None:
         (top_k,) = check_integers(top_k=top_k)
     if (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
-        raise InputError(f"top_k must be at least 1 and top_p above 0 and at most 1, got {top_k!r} and {top_p!r}")
+        raise InputError(
+            f"top_k must be at least 1 and top_p above 0 and at most 1, got {short_repr(top_k)} and {top_p!r}"
+        )
     if not all(stops):
         raise InputError("stop must not be an empty text; omit it")
     options = {

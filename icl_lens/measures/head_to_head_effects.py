@@ -36,7 +36,7 @@ from icl_lens.edits.edit import PARTS, Part
 from icl_lens.edits.reader import Means, Reader
 from icl_lens.engine.gradients import z_gradients
 from icl_lens.engine.score import score_sets
-from icl_lens.errors import InputError, check_choice
+from icl_lens.errors import InputError, check_choice, short_repr
 from icl_lens.measures.effects import answer_outcomes, log_odds, outcome_tokens
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.head import AnyHead, Head
@@ -45,7 +45,8 @@ from icl_lens.prompts.batch import ROLES, PromptBatch, check_batch
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.token_ids import TokenPositions, resolve_positions
 from icl_lens.result.base import Result
-from icl_lens.result.tables import SHOWN_ROWS, format_signed, plural_prompts
+from icl_lens.result.number_format import signed
+from icl_lens.result.tables import SHOWN_ROWS, plural_prompts
 from icl_lens.result.view import View, table_view
 from icl_lens.runs.progress import progress_switch, steps
 
@@ -92,8 +93,8 @@ class HeadToHeadEffects(Result):
         frame = self.to_frame()
         shown = frame.head(SHOWN_ROWS // 2)
         columns: dict[str, list[Any]] = {name: shown[name].tolist() for name in ("reader", "part", "writer")}
-        columns["log-odds lost"] = [format_signed(value) for value in shown["log_odds"]]
-        columns["log p lost"] = [format_signed(value) for value in shown["log_prob"]]
+        columns["log-odds lost"] = [signed(value) for value in shown["log_odds"]]
+        columns["log p lost"] = [signed(value) for value in shown["log_prob"]]
         n = len(self.log_prob)
         title = f"HeadToHeadEffects, nats: {'mean over ' * (n > 1)}{plural_prompts(n)}{edits_suffix(self.edits)}"
         return table_view(title, columns, len(frame))
@@ -161,7 +162,7 @@ def head_to_head_effects(
     if not heads:
         raise InputError("readers must name at least one head, got none; pass e.g. ['L2H1']")
     if part == "q" and at != "all" and at != reader_at:
-        raise InputError(f"at must be 'all' or {reader_at!r} like reader_at for queries, got {at!r}")
+        raise InputError(f"at must be 'all' or {reader_at!r} like reader_at for queries, got {short_repr(at)}")
     names = chosen_writers(view, heads, writers)
     texts = tuple(map(writer_text, names))
     means = None if reference is None else writer_means(model, reference)
@@ -174,7 +175,7 @@ def head_to_head_effects(
     masks, read_by = _token_masks(batch, at), _token_masks(batch, reader_at)
     for name, value, mask in (("at", at, masks), ("reader_at", reader_at, read_by)):
         if not bool(mask.any()):
-            raise InputError(f"{name} must be a role that a prompt has, got {value!r}; see batch.token_roles")
+            raise InputError(f"{name} must be a role that a prompt has, got {short_repr(value)}; see batch.token_roles")
     places = positions_in(read_by[:, 0])
     n_places = places.shape[1]
     chains = tuple(name for name in names if isinstance(name, tuple))
@@ -182,7 +183,9 @@ def head_to_head_effects(
     for chain in chains:
         if not bool((role_masks(batch, [chain[0].reader_at]) & read).any()):
             name, got = ("reader_at", reader_at) if part == "q" else ("at", at)
-            raise InputError(f"{name} must be {chain[0].reader_at!r} like reader_at of the writer, got {got!r}")
+            raise InputError(
+                f"{name} must be {chain[0].reader_at!r} like reader_at of the writer, got {short_repr(got)}"
+            )
     index = [[writer_index(view, name, head, chains) for name in names] for head in heads]
     # Indices into `heads` and `names` of each reader and earlier writer, in the order of `new_z`.
     pairs = [(i, j) for i in range(len(heads)) for j in range(len(names)) if index[i][j] is not None]
@@ -237,7 +240,9 @@ def _estimated(
     role = reader_at if part == "q" else at
     for name, value in (("reader_at", reader_at), ("at", role)):
         if value not in EDGE_ROLES:
-            raise InputError(f"{name} must be a role for method='gradient', got {value!r}; use one of {EDGE_ROLES}")
+            raise InputError(
+                f"{name} must be a role for method='gradient', got {short_repr(value)}; use one of {EDGE_ROLES}"
+            )
     if any(isinstance(writer, tuple) for writer in writers):
         raise InputError("writers must be heads, FFNs or embeddings for method='gradient', got a chain")
     view, column = ModelView.of(model), EDGE_ROLES.index(cast(EdgeRole, role))

@@ -109,6 +109,7 @@ def attention_saliency(
         >>> saliency.shape[2:], bool((saliency >= 0).all()), float(saliency[0, -1, :-1].max())
         (torch.Size([19, 19]), True, 0.0)
     """
+    check_batch(batch)
     width = batch.tokens.shape[1]
 
     def padded(saliency: Tensor) -> Tensor:

@@ -17,14 +17,15 @@ from icl_lens.activations.activations import capture
 from icl_lens.edits.add_vector import AddVector
 from icl_lens.edits.reference import reference_batches
 from icl_lens.engine.score import score
-from icl_lens.errors import InputError, check_integers
+from icl_lens.errors import InputError, check_integers, short_repr
 from icl_lens.intervals import mean_intervals
 from icl_lens.models.active_edits import active_edits, edits_suffix
 from icl_lens.models.locking import reserves_model
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Result
-from icl_lens.result.tables import SHOWN_ROWS, format_signed, plural_prompts
+from icl_lens.result.number_format import signed
+from icl_lens.result.tables import SHOWN_ROWS, plural_prompts
 from icl_lens.result.view import View, table_view
 from icl_lens.runs.progress import progress_switch, steps
 
@@ -86,9 +87,9 @@ class VectorGains(Result):
         title += "\nThe largest gains:" if len(shown) < len(table) else ""
         columns: dict[str, list[Any]] = {
             "after layer": shown["layer"].tolist(),
-            "log p(answer) gained": list(map(format_signed, shown["gain"])),
-            "low": list(map(format_signed, shown["low"])),
-            "high": list(map(format_signed, shown["high"])),
+            "log p(answer) gained": list(map(signed, shown["gain"])),
+            "low": list(map(signed, shown["low"])),
+            "high": list(map(signed, shown["high"])),
             "answer is top token": [f"{one:.0%}" for one in shown["accuracy"]],
         }
         return table_view(title, columns, len(table))
@@ -159,7 +160,7 @@ def vector_gains(
     chosen = [*range(view.n_layers)] if layers is None else list(layers)
     check_integers(**{f"layers[{number}]": layer for number, layer in enumerate(chosen)})
     if not chosen or not all(0 <= layer < view.n_layers for layer in chosen):
-        raise InputError(f"layers must be between 0 and {view.n_layers - 1}, at least one, got {layers!r}")
+        raise InputError(f"layers must be between 0 and {view.n_layers - 1}, at least one, got {short_repr(layers)}")
     if not isinstance(vectors, Tensor):
         raise InputError(f"vectors must be a tensor, got {type(vectors).__name__}; write torch.tensor(...)")
     if tuple(vectors.shape) not in ((view.d_model,), (view.n_layers, view.d_model)):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.hub import first_line
 
 ARCHITECTURES = ("gemma2", "gemma3", "gpt2", "llama", "phi3", "qwen2", "qwen3", "starcoder2")
@@ -54,7 +54,7 @@ class Header:
         if self._architecture not in ARCHITECTURES:
             raise InputError(
                 f"{file.name!r} must be of an architecture whose GGUF files load correctly "
-                f"({', '.join(ARCHITECTURES)}), got {self._architecture!r}; {_ORIGINAL}"
+                f"({', '.join(ARCHITECTURES)}), got {short_repr(self._architecture)}; {_ORIGINAL}"
             )
         if (parts := self._field("split.count", 1)) > 1:
             raise InputError(
@@ -123,7 +123,7 @@ class Header:
             rope |= {"rope_type": "linear", "factor": self._setting("rope.scaling.factor")}
         elif scaling != "none":
             self._raise_unsupported(
-                f"whose positions are scaled linearly or not at all, got {scaling!r}"
+                f"whose positions are scaled linearly or not at all, got {short_repr(scaling)}"
             )
         if (
             _ROPE_FACTORS in self._tensors

@@ -6,8 +6,8 @@
    split, or single digits and then GPT-2's split, are added here. A tokenizer of another name is
    not rebuilt. Files from before the setting are read by their architecture.
 3. `tokenizer.ggml.add_space_prefix` says whether a space is put before the text.
-4. The result is stored as it is: the tokenizer classes of transformers' architectures would replace
-   parts of it.
+4. The result is stored unchanged: the tokenizer classes of transformers' architectures would
+   replace parts of it.
 
 Source: llama.cpp, `llama_vocab` (names of pre-tokenizers, and the regular expressions they stand
 for).

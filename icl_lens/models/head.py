@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.result.tables import head_name
 
 
@@ -52,10 +52,10 @@ class Head(LayerAndHead):
         else.
         """
         if not isinstance(text, str):
-            raise InputError(f"invalid head {text!r}; expected a name like 'L22H0'")
+            raise InputError(f"invalid head {short_repr(text)}; expected a name like 'L22H0'")
         layer, sep, head = text.strip().upper().removeprefix("L").partition("H")
         if not sep or not layer.isdigit() or not head.isdigit():
-            raise InputError(f"invalid head {text!r}; expected a name like 'L22H0'")
+            raise InputError(f"invalid head {short_repr(text)}; expected a name like 'L22H0'")
         return cls(int(layer), int(head))
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, did_you_mean, short_repr
 from icl_lens.models.hugging_face_objects import (
     name_of,
     transformers_class,
@@ -14,6 +14,7 @@ from icl_lens.models.hugging_face_objects import (
     wrap_error,
 )
 from icl_lens.models.identity import Probe, check_probe, defer_comparison, probe
+from icl_lens.models.installed import INSTALLED_MODELS
 from icl_lens.models.load_errors import check_config, diagnose_load_error
 from icl_lens.models.offload import execution_device
 from icl_lens.models.quiet import no_processor, quiet_loading
@@ -116,7 +117,7 @@ def load_model(
 
 
 def _checked_name(name: str | os.PathLike[str] | None, hf_model: Any, gguf_file: str | None) -> str:
-    """Return what to load, or what results call `hf_model`; raise InputError if it is no name."""
+    """Return what to load, or what results call `hf_model`; raise InputError for no name."""
     if name is None:
         name = "icl-mini" if hf_model is None else name_of(hf_model)
     if isinstance(name, torch.nn.Module):
@@ -126,12 +127,12 @@ def _checked_name(name: str | os.PathLike[str] | None, hf_model: Any, gguf_file:
         )
     if not isinstance(name, str | os.PathLike):
         raise InputError(
-            f"name must be a model's name or folder, got {name!r:.80}; e.g. 'icl-mini'"
+            f"name must be a model's name or folder, got {short_repr(name)}; e.g. 'icl-mini'"
         )
     if gguf_file is None:
         return os.fspath(name)
     if not gguf_file.endswith(".gguf"):
-        raise InputError(f"gguf_file must be the name of a .gguf file, got {gguf_file!r}")
+        raise InputError(f"gguf_file must be the name of a .gguf file, got {short_repr(gguf_file)}")
     return f"{os.fspath(name).rstrip('/')}/{gguf_file}"
 
 
@@ -221,14 +222,19 @@ def _find(name: str, revision: str | None, options: dict[str, Any]) -> ModelSour
     weights = options.get("load_weights", True)
     needs_tokenizer = options.get("tokenizer") is None
     code = options["trust_remote_code"]
-    source = resolve_model(
-        name,
-        revision=revision,
-        weights=weights,
-        tokenizer=needs_tokenizer,
-        code=code,
-        dtype=options["dtype"],
-    )
+    try:
+        source = resolve_model(
+            name,
+            revision=revision,
+            weights=weights,
+            tokenizer=needs_tokenizer,
+            code=code,
+            dtype=options["dtype"],
+        )
+    except InputError as error:
+        if hint := did_you_mean(name, [*bundled_models(), *INSTALLED_MODELS]):
+            raise InputError(f"{error}{hint}") from error
+        raise
     check_config(source, trust_remote_code=code)
     if needs_tokenizer and not has_tokenizer([path.name for path in source.folder.iterdir()]):
         # transformers would create an empty one

@@ -14,7 +14,8 @@ from icl_lens.errors import InputError, check_at_least, check_choice
 from icl_lens.models.content_words import is_content_word
 from icl_lens.models.memory import LOGIT_BYTES
 from icl_lens.result.base import Displayed
-from icl_lens.result.tables import SHOWN_ROWS, format_signed
+from icl_lens.result.number_format import signed
+from icl_lens.result.tables import SHOWN_ROWS
 from icl_lens.result.view import View, table_view
 
 FinalNorm = Literal["frozen", "own"]
@@ -484,7 +485,7 @@ class VectorDescriptions(Displayed):
         columns: dict[str, list[object]] = {
             "top tokens": [" ".join(words) for words in self.tokens[:SHOWN_ROWS]],
             "rank": self.ranks[:SHOWN_ROWS].tolist(),
-            "standout": list(map(format_signed, self.standouts[:SHOWN_ROWS].tolist())),
+            "standout": list(map(signed, self.standouts[:SHOWN_ROWS].tolist())),
         }
         n_vectors = len(self.tokens)
         return table_view(f"VectorDescriptions({n_vectors} vectors)", columns, n_vectors)

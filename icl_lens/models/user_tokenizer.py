@@ -1,4 +1,4 @@
-"""Give TransformerLens a tokenizer as it is.
+"""Give TransformerLens a tokenizer unchanged.
 
 A tokenizer that has a beginning-of-sequence token and does not add it (GPT-2, GPT-J, Pythia, Qwen,
 SmolLM2) is read again by TransformerLens from its `name_or_path`, with `add_bos_token=True`. What

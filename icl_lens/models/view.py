@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from icl_lens.errors import InputError, not_a_model_error
+from icl_lens.errors import InputError, not_a_model_error, short_repr
 from icl_lens.models.gguf import ORIGIN, UNQUANTIZED
 from icl_lens.models.head import AnyHead, Head, head_tuple
 from icl_lens.models.identity import compare_deferred, comparison_postponed
@@ -209,7 +209,7 @@ class ModelView:
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             raise InputError(
-                f"invalid head {head!r}; pass Head(layer, head), (layer, head) or 'L22H0'"
+                f"invalid head {short_repr(head)}; pass Head(layer, head), (layer, head) or 'L22H0'"
             ) from None
         if not (0 <= layer < self.n_layers and 0 <= index < self.n_heads):
             raise InputError(

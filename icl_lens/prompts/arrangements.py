@@ -8,7 +8,7 @@ sign of its own.
    of its partner's are first; the others also begin with the query's class, and are in random order
    between. In the mirrored order, each demonstration of one of the two classes is where one of the
    other was.
-3. Both orders run with the labels as they are, and with the labels of the two classes exchanged,
+3. Both orders run with the original labels, and with the labels of the two classes exchanged,
    also in the answer.
 
 A model that sees only which labels stand where answers the same after both steps as before:
@@ -87,7 +87,9 @@ def arrange(prompt: Prompt, *, seed: int = 0) -> ArrangedPrompt:
 
     def ask(order: list[int]) -> Prompt:
         demonstrations = [prompt.demonstrations[place] for place in order]
-        return Prompt(demonstrations, prompt.query, answer, prompt.labels)
+        return Prompt(
+            demonstrations, prompt.query, answer, prompt.labels, separator=prompt.separator
+        )
 
     prompts: dict[Arrangement, Prompt] = {
         "last": ask(order),

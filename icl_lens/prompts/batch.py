@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from icl_lens.digest import json_digest
-from icl_lens.errors import InputError, check_at_least
+from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Demonstration, Prompt, Template, quoted_list
 from icl_lens.prompts.token_ids import (
     PAD,
@@ -537,7 +537,9 @@ class PromptBatch:
             index = list(index)
         rows = np.arange(len(self))[index].reshape(-1).tolist()
         if not rows:
-            raise InputError(f"index must select at least one of {len(self)} rows, got {index!r}")
+            raise InputError(
+                f"index must select at least one of {len(self)} rows, got {short_repr(index)}"
+            )
         return rows
 
     def left_padded(self) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
@@ -681,7 +683,7 @@ def _rows_of_ids(
         rows = [list(map(int, row)) for row in lists]
     except (TypeError, ValueError):
         raise InputError(
-            f"tokens must be one list of integers per prompt, got {tokens!r}"
+            f"tokens must be one list of integers per prompt, got {short_repr(tokens)}"
         ) from None
     for row in rows:
         check_ids(None, row)

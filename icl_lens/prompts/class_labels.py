@@ -14,7 +14,7 @@ from itertools import product
 from math import lcm
 from typing import Any
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.prompts.prompt import check_unicode, in_order, is_number, quoted_list
 
 Labels = Sequence[str] | Mapping[Any, str | Sequence[str]]
@@ -100,9 +100,10 @@ def _from_words(labels: Sequence[str], classes: Sequence[str], n_shown: int) -> 
     if has_word_per_class and not named and all(map(is_number, classes)):
         named, unnamed = dict(zip(in_order(classes), words, strict=True)), []
     n_expected = len(named) if not unnamed and len(named) > n_shown else n_shown
+    _check_not_one_per_class(words, classes, n_expected)
     if isinstance(labels, str) or len(words) != n_expected or len({*words}) != len(words):
         raise InputError(
-            f"labels must be {n_expected} different words, one per class, got {labels!r}"
+            f"labels must be {n_expected} different words, one per class, got {short_repr(labels)}"
         )
     if unnamed and _is_ambiguous(unnamed, named, classes):
         raise _ambiguous_error(words, named, classes, n_shown)
@@ -144,7 +145,8 @@ def _class_of_key(key: Any, classes: Sequence[str]) -> str:
         named = [name for name in classes if name.casefold() == text.casefold()]
     if len(named) != 1:
         raise InputError(
-            f"labels must map classes ({quoted_list(in_order(classes))}) to words, got {key!r}"
+            f"labels must map classes ({quoted_list(in_order(classes))}) to words, got "
+            f"{short_repr(key)}"
         )
     return named[0]
 
@@ -156,7 +158,9 @@ def _words_of_class(key: Any, value: Any) -> tuple[str, ...]:
         words = tuple(value)
     check_unicode(*words, what="label")
     if not words or not all(word.strip() for word in words):
-        raise InputError(f"labels must have a word for the class {key!r}, got {value!r}; add it")
+        raise InputError(
+            f"labels must have a word for the class {key!r}, got {short_repr(value)}; add it"
+        )
     return words
 
 
@@ -197,6 +201,21 @@ def _are_alike(word: str, name: str) -> bool:
         min(len(piece), len(joined_name)) >= _MIN_SHARED
         and (piece.startswith(joined_name) or joined_name.startswith(piece))
         for piece in [*pieces, "".join(pieces)]
+    )
+
+
+def _check_not_one_per_class(words: Sequence[str], classes: Sequence[str], n_shown: int) -> None:
+    """Raise InputError for a word per class, where a prompt shows only some classes."""
+    if len(words) != len(classes) or len({*words}) != len(words) or len(words) <= n_shown:
+        return
+    pairs = list(zip(in_order(classes), words, strict=True))
+    python = ", ".join(f"{name!r}: {word!r}" for name, word in pairs)
+    shell = ",".join(f"{name}={word}" for name, word in pairs)
+    raise InputError(
+        f"labels must be {n_shown} different words, because every prompt shows {n_shown} of the "
+        f"{len(classes)} classes, got {quoted_list(words)}; to show all classes, pass "
+        f"classes='all' (--classes all), and to give each class its word, write "
+        f"labels={{{python}}} (--labels '{shell}')"
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.files import parse_json
 from icl_lens.hub import Repository, first_line, open_repository
 from icl_lens.prompts.draw import SURROGATE
@@ -188,7 +188,9 @@ def _read(path: Path, remedy: str, max_rows: int | None = None) -> RawTable:
             f"there is no file {str(path)!r}; pass the path of an existing file or folder"
         )
     if path.suffix not in SUFFIXES:
-        raise InputError(f"path must be a file of type {quoted_list(SUFFIXES)}, got {str(path)!r}")
+        raise InputError(
+            f"path must be a file of type {quoted_list(SUFFIXES)}, got {short_repr(str(path))}"
+        )
 
     def unreadable(error: Exception) -> InputError:
         return InputError(
@@ -343,22 +345,48 @@ def check_columns(columns: Sequence[str], what: str) -> None:
     """Raise InputError unless `columns` are two different names; `what` says what they hold."""
     names = [] if isinstance(columns, str) else list(columns)
     if [type(name) for name in names] != [str, str] or names[0] == names[1]:
-        raise InputError(f"columns must be two different names, those of {what}, got {columns!r}")
+        raise InputError(
+            f"columns must be two different names, those of {what}, got {short_repr(columns)}"
+        )
 
 
 def two_cells(
-    row: Mapping[str, Any], number: int, columns: tuple[str, str], remedy: str
+    row: Mapping[str, Any], number: int, columns: tuple[str, str], remedy: str = ""
 ) -> list[Any]:
-    """Return a row's `plain_cell` of two columns; raise InputError with `remedy` if the row has no
-    such column.
+    """Return a row's `plain_cell` of two columns; raise InputError if the row has no such column,
+    which names those that it has. `remedy` is the end of its sentence.
     """
     missing = [column for column in columns if column not in row]
     if missing:
+        first, second = likely_columns(row, columns)
         raise InputError(
             f"row {number} has no column {quoted_list(missing)}, only "
-            f"{quoted_list(tuple(row)) or 'none'}; {remedy}"
+            f"{quoted_list(tuple(row)) or 'none'}; pass columns={(first, second)!r} "
+            f"(--columns '{first},{second}'){remedy}"
         )
     return [plain_cell(row[column], number, column) for column in columns]
+
+
+def likely_columns(row: Mapping[str, Any], columns: tuple[str, str]) -> tuple[str, str]:
+    """Return which two columns of a row are likely meant by `columns`: those that it has, then the
+    one with the longest text, then the last ones.
+
+    Example:
+        >>> from icl_lens.prompts.datasets import likely_columns
+        >>> row = {"id": "17", "message": "I was charged twice", "topic": "refund"}
+        >>> likely_columns(row, ("text", "label"))
+        ('message', 'topic')
+    """
+    others = [name for name in row if name not in columns]
+    if len(others) + sum(column in row for column in columns) < 2:
+        return columns
+    first, second = columns
+    if first not in row:
+        first = max(others, key=lambda name: len(str(row[name] or "")))
+        others.remove(first)
+    if second not in row:
+        second = others[-1]
+    return first, second
 
 
 def plain_cell(value: Any, number: int, column: str) -> str | int | float | None:

@@ -91,7 +91,7 @@ def exchange_labels(prompt: Prompt) -> Prompt:
     for demonstration in prompt.demonstrations:
         label = exchanged.get(demonstration.label, demonstration.label)
         demonstrations.append(Demonstration(demonstration.text, label))
-    return Prompt(demonstrations, prompt.query, partner, prompt.labels)
+    return Prompt(demonstrations, prompt.query, partner, prompt.labels, separator=prompt.separator)
 
 
 class Queries(NamedTuple):
@@ -164,7 +164,7 @@ def _unshown(
 
 def with_query(prompt: Prompt, query: str, answer: str | None) -> Prompt:
     """Return the prompt with another query and answer."""
-    return Prompt(prompt.demonstrations, query, answer, prompt.labels)
+    return Prompt(prompt.demonstrations, query, answer, prompt.labels, separator=prompt.separator)
 
 
 def with_own_text(prompt: Prompt, index: int, queries: Queries) -> Prompt:
@@ -235,12 +235,18 @@ def _with_texts(prompt: Prompt, texts: Sequence[str], *, answer: str | None) -> 
     demonstrations = []
     for text, demonstration in zip(texts, prompt.demonstrations, strict=True):
         demonstrations.append(Demonstration(text, demonstration.label))
-    return Prompt(demonstrations, prompt.query, answer, prompt.labels)
+    return Prompt(demonstrations, prompt.query, answer, prompt.labels, separator=prompt.separator)
 
 
 def _up_to(prompt: Prompt, index: int) -> Prompt:
     """Return the prompt without the demonstrations after one."""
-    return Prompt(prompt.demonstrations[: index + 1], prompt.query, None, prompt.labels)
+    return Prompt(
+        prompt.demonstrations[: index + 1],
+        prompt.query,
+        None,
+        prompt.labels,
+        separator=prompt.separator,
+    )
 
 
 def _class_names(prompts: Sequence[Prompt]) -> list[dict[str, str]]:

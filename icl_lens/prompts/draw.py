@@ -3,12 +3,12 @@
 import random
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from icl_lens.errors import InputError, check_at_least, check_integers
-from icl_lens.prompts.prompt import in_order
+from icl_lens.errors import InputError, check_at_least, check_integers, short_repr, warn_user
+from icl_lens.prompts.prompt import NEWLINE, SPACE, in_order
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 """An unpaired surrogate, which no tokenizer reads."""
@@ -16,8 +16,8 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_PROMPTS = 1_000_000
 """Maximum number of prompts per call, which limits memory."""
 
-KeepTexts = Callable[[list[list[str]]], list[list[str]]]
-"""Filters groups of texts, e.g. to those with the same number of tokens."""
+KeepTexts = Callable[[list[list[str]], str], list[list[str]]]
+"""Filters groups of texts, e.g. to those with the same number of tokens between this separator."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Draw:
     """An unused text of the first false class; None if all are used."""
     task_classes: tuple[str, ...]
     """The classes of the task; a prompt may show two of them."""
+    separator: str = SPACE
+    """What separates the demonstrations (`Prompt.separator`)."""
 
     @property
     def order_seed(self) -> str:
@@ -87,6 +89,18 @@ def spelling_key(text: str) -> str:
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
+def own_separator(texts: Iterable[str]) -> str:
+    """Return what separates demonstrations of your own data: a newline if a text or a label has
+    several words, which would run together, else a space.
+
+    Example:
+        >>> from icl_lens.prompts.draw import own_separator
+        >>> own_separator(["love", "two"]), own_separator(["my card was charged twice", "two"])
+        (' ', '\\n')
+    """
+    return NEWLINE if any(len(text.split()) > 1 for text in texts) else SPACE
+
+
 class TextPool:
     """Different texts, of which one is chosen in a time that does not depend on how many there
     are.
@@ -126,6 +140,12 @@ class RowCounts:
     skipped: Mapping[str, int]
     """The number of rows skipped for each reason, such as "duplicate"."""
 
+    @property
+    def look_like_pairs(self) -> bool:
+        """Whether most classes have a single row, as the answers of questions do."""
+        n_single = sum(size == 1 for size in self.used.values())
+        return len(self.used) >= MIN_ANSWERS and 2 * n_single > len(self.used)
+
     def __str__(self) -> str:
         n_used, n_skipped = sum(self.used.values()), sum(self.skipped.values())
         sizes = sorted(self.used.items(), key=lambda entry: -entry[1])
@@ -135,12 +155,31 @@ class RowCounts:
             names = ", ".join(f"{name!r} {size:,}" for name, size in sizes[:MAX_NAMED])
             more = f", … {sizes[-1][0]!r} {sizes[-1][1]:,}" if len(sizes) > MAX_NAMED else ""
             sentence = f"{n_used:,} rows used, in {len(sizes)} classes ({names}{more})"
+        if self.look_like_pairs:
+            sentence += "; the labels look like answers of their own, which --pairs reads"
         reasons = ", ".join(f"{size:,} {reason}" for reason, size in self.skipped.items() if size)
         return f"{sentence}; {n_skipped:,} skipped" + (f" ({reasons})" if reasons else "")
 
 
+WITHOUT_TEXT_OR_LABEL, WITH_EMPTY_CELL = "without text or label", "with an empty cell"
+"""Reasons why rows are skipped."""
+
 MAX_NAMED = 6
 """The number of classes whose sizes are printed."""
+
+MIN_ANSWERS = 4
+"""The least number of classes that can be taken for answers of their own."""
+
+
+def warn_of_empty_cells(path: object, counts: RowCounts) -> None:
+    """Warn, in Python, that rows of the user's file are not used because a cell is empty; commands
+    print `RowCounts`.
+    """
+    reasons = (WITHOUT_TEXT_OR_LABEL, WITH_EMPTY_CELL)
+    n_empty = sum(counts.skipped.get(reason, 0) for reason in reasons)
+    if n_empty:
+        rows = "1 row" if n_empty == 1 else f"{n_empty:,} rows"
+        warn_user(f"{path}: {rows} with an empty cell skipped; {counts}")
 
 
 def check_path(path: object) -> None:
@@ -148,7 +187,7 @@ def check_path(path: object) -> None:
     if path is None:
         return
     if not isinstance(path, str | Path):
-        raise InputError(f"path must be the path of a file or folder, got {path!r}")
+        raise InputError(f"path must be the path of a file or folder, got {short_repr(path)}")
     try:
         Path(path).stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):

@@ -105,9 +105,10 @@ class LabeledTask(ABC):
                 f"demonstrations must be at least 2 with layout 'imbalanced', got {demonstrations}"
             )
 
-        def keep(groups: list[list[str]]) -> list[list[str]]:
+        def keep(groups: list[list[str]], separator: str) -> list[list[str]]:
             label = next(_words(labels), DEFAULT_LABELS[0])
-            return texts_of_one_length(groups, label, same_length_for, template)
+            separated = template.separated_by(separator)
+            return texts_of_one_length(groups, label, same_length_for, separated)
 
         uses_class_words = labels is None and self.has_class_words
         draws = self._draws(
@@ -206,7 +207,13 @@ def _prompt(
         other_query = Demonstration(draw.false_query, label_of[first_false_class])
     classes = {label: class_name for class_name, label in label_of.items()}
     return Prompt(
-        demonstrations, draw.query, answer, choices, classes=classes, other_query=other_query
+        demonstrations,
+        draw.query,
+        answer,
+        choices,
+        classes=classes,
+        other_query=other_query,
+        separator=draw.separator,
     )
 
 

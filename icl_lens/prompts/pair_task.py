@@ -9,18 +9,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import cache, partial
 from importlib.resources import files
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from icl_lens.digest import json_digest
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.prompts.class_labels import Labels
 from icl_lens.prompts.datasets import PAIR_COLUMNS, check_columns, read_files, two_cells
-from icl_lens.prompts.draw import RowCounts, check_path, check_sampling, spelling_key
+from icl_lens.prompts.draw import (
+    WITH_EMPTY_CELL,
+    RowCounts,
+    check_path,
+    check_sampling,
+    own_separator,
+    spelling_key,
+    warn_of_empty_cells,
+)
 from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.prompt import (
     DEFAULT_TEMPLATE,
+    SPACE,
     Prompt,
     Template,
     check_unicode,
@@ -87,7 +96,10 @@ class PairTask:
         """
         if self.path is None:
             return [*bundled_pairs()[self.name].items()]
-        return [*self._usable_pairs(Counter())]
+        skipped: Counter[str] = Counter()
+        pairs = [*self._usable_pairs(skipped)]
+        warn_of_empty_cells(self.path, RowCounts({"pairs": len(pairs)}, skipped))
+        return pairs
 
     def row_counts(self) -> RowCounts:
         """Return how many rows the task uses and skips; raise InputError if they cannot be read."""
@@ -101,13 +113,12 @@ class PairTask:
     def _usable_pairs(self, skipped: Counter[str]) -> dict[tuple[str, str], None]:
         """Return the different pairs of the file; `skipped` counts its other rows by the reason."""
         assert self.path is not None
-        remedy = "set the input and output columns with columns=(input, output)"
         pairs: dict[tuple[str, str], None] = {}
         for number, row in enumerate(read_files([Path(self.path)]).rows, 1):
-            cells = two_cells(row, number, self.columns, remedy)
+            cells = two_cells(row, number, self.columns)
             source, target = map(_collapsed, cells)
             if not source or not target:
-                skipped["with an empty cell"] += 1
+                skipped[WITH_EMPTY_CELL] += 1
             elif (source, target) in pairs:
                 skipped["duplicate"] += 1
             else:
@@ -137,7 +148,8 @@ class PairTask:
         for name, value, default in (("layout", layout, "random"), ("labels", labels, None)):
             if value != default:
                 raise InputError(
-                    f"{name} must be {default!r} for pairs, which have no classes, got {value!r}; "
+                    f"{name} must be {default!r} for pairs, which have no classes, got "
+                    f"{short_repr(value)}; "
                     "omit it"
                 )
         keep = None
@@ -146,7 +158,7 @@ class PairTask:
         return list(islice(self._prompts(demonstrations, random.Random(seed), keep), n))
 
     def _prompts(
-        self, demonstrations: int, rng: random.Random, keep: Callable[[Pairs], Pairs] | None
+        self, demonstrations: int, rng: random.Random, keep: Callable[[Pairs, str], Pairs] | None
     ) -> Iterator[Prompt]:
         """Yield endless prompts; after all queries have been used, they are reused with other
         demonstrations.
@@ -154,8 +166,9 @@ class PairTask:
         `keep` filters the pairs. Raise InputError if the file cannot be read or has too few pairs.
         """
         pairs = self.pairs()
+        separator = SPACE if self.path is None else own_separator(chain.from_iterable(pairs))
         if keep is not None and pairs:
-            pairs = keep(pairs)
+            pairs = keep(pairs, separator)
         outputs = {target for _, target in pairs}
         outputs_are_own = 2 * len(outputs) >= len(pairs)
         while True:
@@ -176,7 +189,8 @@ class PairTask:
                         f"{len(pairs)} pairs; add pairs or use fewer demonstrations"
                     )
                 labels = in_order([*demonstrated.values(), answer])
-                yield Prompt(list(demonstrated.items()), query, answer, labels)
+                shown_pairs = list(demonstrated.items())
+                yield Prompt(shown_pairs, query, answer, labels, separator=separator)
 
 
 def _collapsed(cell: Any) -> str:

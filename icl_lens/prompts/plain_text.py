@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.prompts.batch import PromptBatch, check_against_differs, text_batch
 from icl_lens.prompts.prompt import RenderedPrompt, check_unicode
 from icl_lens.prompts.token_alignment import (
@@ -64,7 +64,7 @@ class Text:
     ) -> None:
         check_unicode(text)
         if not text.strip():
-            raise InputError(f"text must not be empty, got {text!r}")
+            raise InputError(f"text must not be empty, got {short_repr(text)}")
         if answer is not None:
             _check_token(answer, "answer", text)
         if against is not None:
@@ -81,7 +81,7 @@ class Text:
 def _check_token(token: object, name: str, text: str) -> None:
     """Raise InputError unless a token is a string or an id; `name` is that of the argument."""
     if not isinstance(token, (str, int)):
-        raise InputError(f"{name} must be a string or a token id, got {token!r}")
+        raise InputError(f"{name} must be a string or a token id, got {short_repr(token)}")
     if token == "":
         raise InputError(
             f"{name} must not be empty, got ''; pass a token that may follow {text[-30:]!r}"

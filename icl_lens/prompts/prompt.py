@@ -6,10 +6,10 @@ label word, braces or a colon.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.printable import visible
 from icl_lens.prompts.chat_template import render_conversations
 
@@ -18,6 +18,9 @@ Span = tuple[int, int]
 # A colon surrounded by white space; "Warning: bad" has none.
 _COLON = re.compile(r"(?<!\S):(?!\S)")
 
+
+SPACE, NEWLINE = " ", "\n"
+"""Separators of demonstrations."""
 
 # A number as it is written in a file.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
@@ -30,7 +33,7 @@ def check_unicode(*texts: object, what: str = "text") -> None:
     for text in texts:
         if not isinstance(text, str):
             remedy = f"; write {str(text)!r}" if isinstance(text, int | float) else ""
-            raise InputError(f"{what} must be a string, got {text!r}{remedy}")
+            raise InputError(f"{what} must be a string, got {short_repr(text)}{remedy}")
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -106,7 +109,7 @@ def _as_demonstration(demonstration: object) -> Demonstration:
         return Demonstration(*demonstration)
     raise InputError(
         "each demonstration must be a pair (text, label) or an il.Demonstration, got "
-        f"{demonstration!r}; write (text, label)"
+        f"{short_repr(demonstration)}; write (text, label)"
     )
 
 
@@ -146,6 +149,10 @@ class Prompt:
     """
     other_query: Demonstration | None = field(default=None, compare=False, repr=False)
     """A text of another class that no demonstration shows, with its label, as a task knows it."""
+    separator: str = field(default=SPACE, compare=False, repr=False)
+    """What is written between demonstrations if the template does not say it: a space or, if a task
+    of your own data has texts or labels of several words, a newline.
+    """
 
     def __init__(
         self,
@@ -156,6 +163,7 @@ class Prompt:
         *,
         classes: Mapping[str, str] | None = None,
         other_query: Demonstration | None = None,
+        separator: str = SPACE,
     ) -> None:
         if isinstance(labels, str):
             raise InputError(
@@ -171,6 +179,7 @@ class Prompt:
         object.__setattr__(self, "labels", demonstrated if labels is None else tuple(labels))
         object.__setattr__(self, "classes", classes)
         object.__setattr__(self, "other_query", other_query)
+        object.__setattr__(self, "separator", separator)
         self._check_query()
         self._check_labels(demonstrated)
 
@@ -253,7 +262,13 @@ class Prompt:
         asked = Demonstration(self.query, self.answer)
         query, answer = self.other_query.text, self.other_query.label
         return Prompt(
-            self.demonstrations, query, answer, self.labels, classes=self.classes, other_query=asked
+            self.demonstrations,
+            query,
+            answer,
+            self.labels,
+            classes=self.classes,
+            other_query=asked,
+            separator=self.separator,
         )
 
     @classmethod
@@ -355,11 +370,14 @@ class Template:
     demonstration: str = "{text} : {label}"
     query: str = ""
     """By default, the demonstration cut before its label."""
-    separator: str = " "
+    separator: str | None = None
+    """By default, that of the prompts (`Prompt.separator`): a space, or a newline if a task of your
+    own data has texts or labels of several words.
+    """
     prefix: str = ""
 
     def __post_init__(self) -> None:
-        check_unicode(self.demonstration, self.query, self.separator, self.prefix)
+        check_unicode(self.demonstration, self.query, self.separator or "", self.prefix)
         for name in ("{text}", "{label}"):
             if (count := self.demonstration.count(name)) != 1:
                 raise InputError(
@@ -473,8 +491,25 @@ class Template:
     def gap(self) -> str:
         """The spaces before a demonstration's label; the query ends before them."""
         before, between, _ = self._pieces
-        lead = self.separator + before if self._is_label_first else between
+        separator = SPACE if self.separator is None else self.separator
+        lead = separator + before if self._is_label_first else between
         return lead[len(lead.rstrip(" ")) :]
+
+    def for_prompts(self, prompts: Iterable[Prompt]) -> "Template":
+        """Return the template with a separator: its own, or that of the prompts.
+
+        If these differ, it is a newline.
+
+        Example:
+            >>> il.Template().for_prompts([prompt]).separator
+            ' '
+        """
+        separators = {prompt.separator for prompt in prompts}
+        return self.separated_by(NEWLINE if NEWLINE in separators else SPACE)
+
+    def separated_by(self, separator: str) -> "Template":
+        """Return the template with this separator, unless it has its own."""
+        return replace(self, separator=separator) if self.separator is None else self
 
     @property
     def _is_label_first(self) -> bool:
@@ -493,6 +528,15 @@ class Template:
         """Return the prompt's text up to where its label is predicted."""
         return self._write(prompt, None)
 
+    def check_labels(self, labels: Iterable[str]) -> None:
+        """Raise InputError for a label that begins with a space where the template has one, too."""
+        for label in labels:
+            if self.gap and label.startswith(" "):
+                raise InputError(
+                    f"label {label!r} begins with a space, which the template "
+                    f"{self.demonstration!r} writes already; write {label.strip()!r}"
+                )
+
     def continuation(self, prompt: Prompt, label: str) -> RenderedPrompt:
         """Return the prompt's text with `label` after the query, formatted like a demonstration.
 
@@ -503,6 +547,7 @@ class Template:
 
     def _write(self, prompt: Prompt, answer: str | None) -> RenderedPrompt:
         """Render the prompt up to its answer or, if that is None, up to where it is predicted."""
+        separator = prompt.separator if self.separator is None else self.separator
         before, between, after = self._pieces
         before_query, _, after_query = self.query.partition("{text}")
         parts: list[str] = []
@@ -526,7 +571,7 @@ class Template:
                 text_spans.append(add(demonstration.text))
                 add(between)
                 label_spans.append(add(demonstration.label))
-            add(after + self.separator)
+            add(after + separator)
         starts.append(add(before_query)[0])
         query_span = add(prompt.query)
         add(after_query)
@@ -547,6 +592,7 @@ def as_prompts(prompts: Any) -> tuple[Prompt, ...]:
     """Return prompts as a tuple, parsing strings with `Prompt.parse`; raise InputError for anything
     else.
     """
+    check_no_table(prompts)
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         prompts = (prompts,)
     parsed = []
@@ -556,10 +602,22 @@ def as_prompts(prompts: Any) -> tuple[Prompt, ...]:
         if not isinstance(prompt, Prompt):
             raise InputError(
                 "prompts must be il.Prompt or texts like 'love : bar one : foo two :', got "
-                f"{prompt!r}"
+                f"{short_repr(prompt)}"
             )
         parsed.append(prompt)
     return tuple(parsed)
+
+
+def check_no_table(value: object) -> None:
+    """Raise InputError for a table of pandas, with the call that reads its rows."""
+    if type(value).__name__ != "DataFrame":
+        return
+    names = [str(name) for name in getattr(value, "columns", ())]
+    columns = repr(tuple(names[:2])) if len(names) > 1 else "('text', 'label')"
+    raise InputError(
+        "prompts must be il.Prompt, got a DataFrame; write frame.to_csv('rows.csv', index=False) "
+        f"and il.load_task('rows.csv', columns={columns})"
+    )
 
 
 def quoted_list(labels: Sequence[str]) -> str:

@@ -35,10 +35,10 @@ def texts_of_one_length(
 
 
 def pairs_of_one_length(
-    model: Any, template: Template, pairs: list[tuple[str, str]]
+    model: Any, template: Template, pairs: list[tuple[str, str]], separator: str
 ) -> list[tuple[str, str]]:
     """Return the pairs with the most frequent numbers of tokens of their texts and outputs."""
-    lengths = _token_lengths(pairs, model, template)
+    lengths = _token_lengths(pairs, model, template.separated_by(separator))
     (best, _), *_ = Counter(lengths).most_common(1)
     return [pair for pair, length in zip(pairs, lengths, strict=True) if length == best]
 

@@ -3,30 +3,33 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr, warn_user
 from icl_lens.prompts.class_labels import Labels
 from icl_lens.prompts.datasets import DATASETS, SUFFIXES, column_names
 from icl_lens.prompts.labeled_task import Layout
 from icl_lens.prompts.pair_task import PAIR_COLUMNS, PairTask, bundled_pairs
-from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template
+from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, check_no_table
 from icl_lens.prompts.text_task import TextTask
 from icl_lens.prompts.word_task import WordTask
 
 Task = WordTask | TextTask | PairTask
 
 
-def named_task(name: str, path: str | Path | None = None) -> Task:
+def named_task(name: str | Path, path: str | Path | None = None) -> Task:
     """Return the task of this name, read from `path` if given, with default settings.
 
     The name may itself be the path of a file: the task is named after it. A file with the columns
     input and output contains pairs; other .json files with rows or columns, and all other files,
     contain labeled texts; a .json file with "categories" is a word list.
     """
+    check_no_table(name)
+    if isinstance(name, Path):
+        name = str(name)
     if not isinstance(name, str):
         raise InputError(
-            f"name must be the name of a task, got {name!r}; a task has its own method, "
+            f"name must be the name of a task, got {short_repr(name)}; a task has its own method, "
             "task.prompts()"
         )
     if path is None and Path(name).suffix in SUFFIXES:
@@ -46,7 +49,7 @@ def named_task(name: str, path: str | Path | None = None) -> Task:
 
 
 def load_task(
-    name: str,
+    name: str | Path,
     path: str | Path | None = None,
     *,
     n: int = 1000,
@@ -55,6 +58,8 @@ def load_task(
     demonstrations: int = 2,
     labels: Labels | None = None,
     columns: tuple[str, str] | None = None,
+    pairs: bool = False,
+    classes: Literal["binary", "all"] = "binary",
     same_length_for: Any = None,
     template: Template = DEFAULT_TEMPLATE,
 ) -> list[Prompt]:
@@ -67,11 +72,12 @@ def load_task(
     .parquet file or folder of labeled texts, to a word list (.json, `WordTask`), or to a file with
     the columns input and output (`PairTask`). The path of a file is a name, too. `columns` are the
     two columns of your texts and labels, or of pairs, by default text and label, or input and
-    output. A task with other settings, or of pairs in other columns, is a value:
-    `TextTask("reviews", "reviews.csv", max_words=40).prompts(n)`.
+    output. `pairs=True` reads your own file as pairs, whose answers are words of their own, and
+    `classes="all"` shows every class of labeled texts in each prompt. A task with other settings is
+    a value: `TextTask("reviews", "reviews.csv", max_words=40).prompts(n)`.
 
     The other keywords are those of `WordTask.prompts`, `TextTask.prompts` and `PairTask.prompts`.
-    Raise InputError like these, and for `columns` of a task that reads no columns of a file.
+    Raise InputError like these, and for `columns`, `pairs` and `classes` of a task that has none.
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=3)
@@ -79,13 +85,28 @@ def load_task(
         True
     """
     task = named_task(name, path)
+    if pairs and isinstance(task, TextTask) and task.path is not None:
+        task = PairTask(task.name, task.path)
+    elif pairs and not isinstance(task, PairTask):
+        raise InputError(
+            f"pairs must be False for the task {task.name!r}, which has classes, got True; pass a "
+            "file of rows with an input and an output as path="
+        )
     if columns is not None:
         if isinstance(task, WordTask) or task.path is None:
             raise InputError(
                 f"columns must be None for the task {task.name!r}, which has no columns to choose, "
-                f"got {columns!r}; pass the file of your own texts as path="
+                f"got {short_repr(columns)}; pass the file of your own texts as path="
             )
         task = replace(task, columns=columns)
+    if isinstance(task, TextTask):
+        task = replace(task, classes=classes)
+    elif classes != "binary":
+        kind = "pairs, which have no classes" if isinstance(task, PairTask) else "two categories"
+        raise InputError(
+            f"classes must be 'binary' for the task {task.name!r} of {kind}, got "
+            f"{short_repr(classes)}; omit it"
+        )
     return task.prompts(
         n,
         seed=seed,
@@ -107,12 +128,29 @@ def split_by_query(
     the same list. Each list has equally many prompts of every class and label. `assigned` maps
     queries to their list, 0 or 1. Raise InputError if the prompts have fewer than two queries.
 
+    Warn if a list has fewer than n prompts.
+
     Example:
         >>> prompts = il.load_task("sentiment-number", n=60)
         >>> locating, testing = il.split_by_query(prompts, 20)
         >>> len(locating), len(testing), {p.query for p in locating} & {p.query for p in testing}
         (20, 20, set())
     """
+    halves = halves_by_query(prompts, n, assigned=assigned)
+    sizes = list(map(len, halves))
+    if min(sizes) < n:
+        n_queries = len({prompt.query for prompt in prompts})
+        warn_user(
+            f"the lists have {sizes[0]} and {sizes[1]} prompts instead of {n}: {len(prompts)} "
+            f"prompts with {n_queries} queries are too few; draw at least {3 * n}, or use more rows"
+        )
+    return halves
+
+
+def halves_by_query(
+    prompts: Sequence[Prompt], n: int, *, assigned: Mapping[str, int] | None = None
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Return the lists of `split_by_query`, without a warning."""
     assigned = assigned or {}
     queries = list(dict.fromkeys(prompt.query for prompt in prompts))
     if len(queries) < 2:

@@ -5,12 +5,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from icl_lens.digest import json_digest
 from icl_lens.errors import InputError, check_at_least, check_choice
 from icl_lens.prompts.datasets import (
+    DATASETS,
     SUFFIXES,
     RawTable,
     check_columns,
@@ -18,9 +20,20 @@ from icl_lens.prompts.datasets import (
     read_files,
     two_cells,
 )
-from icl_lens.prompts.draw import Draw, KeepTexts, RowCounts, TextPool, check_path, spelling_key
+from icl_lens.prompts.draw import (
+    MAX_NAMED,
+    WITHOUT_TEXT_OR_LABEL,
+    Draw,
+    KeepTexts,
+    RowCounts,
+    TextPool,
+    check_path,
+    own_separator,
+    spelling_key,
+    warn_of_empty_cells,
+)
 from icl_lens.prompts.labeled_task import LabeledTask
-from icl_lens.prompts.prompt import check_unicode, in_order, quoted_list
+from icl_lens.prompts.prompt import SPACE, check_unicode, in_order, quoted_list
 
 Rows = list[tuple[str, str]]
 """Texts and their classes."""
@@ -73,10 +86,8 @@ class TextTask(LabeledTask):
     def row_counts(self) -> RowCounts:
         """Return how many rows the task uses and skips; raise InputError if they cannot be read."""
         skipped: Counter[str] = Counter()
-        used: Counter[str] = Counter()
-        for rows in self._rows(skipped).values():
-            used.update(class_name for _, class_name in rows)
-        return RowCounts(used, skipped)
+        rows = self._rows(skipped)
+        return _row_counts(rows, skipped)
 
     @property
     def has_class_words(self) -> bool:
@@ -96,9 +107,15 @@ class TextTask(LabeledTask):
         Raise InputError for unknown splits and files, an unreachable Hub, and a class with too few
         texts.
         """
-        rows = self._rows()
+        skipped: Counter[str] = Counter()
+        rows = self._rows(skipped)
+        if self.path is not None:
+            warn_of_empty_cells(self.path, _row_counts(rows, skipped))
+        separator = SPACE
+        if self.path is not None and self.name not in DATASETS:
+            separator = own_separator(chain.from_iterable(chain.from_iterable(rows.values())))
         if keep is not None:
-            rows = _filtered(rows, keep)
+            rows = _filtered(rows, keep, separator)
         pool, queries = _pools(rows, self._split, demonstrations, rng)
         del rows
         queries_of: dict[str, list[str]] = {}
@@ -123,7 +140,8 @@ class TextTask(LabeledTask):
                 false_query = random.Random(seed).choice(queries_of[first])
             else:
                 false_query = unasked[first].unused([*first_texts, *true_texts], seed)
-            yield Draw(false, (true_class, true_texts), query, false_query, classes)
+            true = (true_class, true_texts)
+            yield Draw(false, true, query, false_query, classes, separator)
 
     @property
     def _split(self) -> str:
@@ -152,6 +170,14 @@ class TextTask(LabeledTask):
         return rows
 
 
+def _row_counts(rows_of_split: Mapping[str, Rows], skipped: Counter[str]) -> RowCounts:
+    """Return how many rows of each class are used, and how many are skipped."""
+    used: Counter[str] = Counter()
+    for rows in rows_of_split.values():
+        used.update(class_name for _, class_name in rows)
+    return RowCounts(used, skipped)
+
+
 def _as_frequent(queries: Rows, rng: random.Random) -> Iterator[tuple[str, str]]:
     """Yield endless queries with their classes, each query once before any again."""
     while True:
@@ -170,7 +196,7 @@ def _balanced(texts_of: Mapping[str, list[str]], rng: random.Random) -> Iterator
             yield unused[name].pop(), name
 
 
-def _filtered(rows: dict[str, Rows], keep: KeepTexts) -> dict[str, Rows]:
+def _filtered(rows: dict[str, Rows], keep: KeepTexts, separator: str) -> dict[str, Rows]:
     """Return the rows of each split whose text remains when `keep` filters the texts of every split
     and class.
     """
@@ -178,7 +204,7 @@ def _filtered(rows: dict[str, Rows], keep: KeepTexts) -> dict[str, Rows]:
     for split, split_rows in rows.items():
         for name in sorted({name for _, name in split_rows}):
             texts_of[split, name] = [text for text, row_name in split_rows if row_name == name]
-    remaining = dict(zip(texts_of, map(set, keep(list(texts_of.values()))), strict=True))
+    remaining = dict(zip(texts_of, map(set, keep(list(texts_of.values()), separator)), strict=True))
     filtered = {}
     for split, split_rows in rows.items():
         filtered[split] = [
@@ -204,11 +230,18 @@ def _pools(
     classes = in_order({*pool} | {name for _, name in queries})
     sizes = {name: len(pool.get(name, ())) for name in classes}
     if not queries or len(classes) < 2 or any(size < count for size in sizes.values()):
-        counts = ", ".join(f"{size} of class {name!r}" for name, size in sizes.items()) or "none"
+        named = list(sizes.items())[:MAX_NAMED]
+        counts = ", ".join(f"{size} of class {name!r}" for name, size in named) or "none"
+        counts += f" and {len(sizes) - MAX_NAMED} more classes" if len(sizes) > MAX_NAMED else ""
+        remedy = "add rows, or use a larger max_words or fewer demonstrations"
+        if _row_counts(rows, Counter()).look_like_pairs:
+            remedy = (
+                "if the labels are answers of their own, such as capitals of countries, read pairs "
+                "with pairs=True (--pairs)"
+            )
         raise InputError(
             f"the data must have at least one query and two classes with {count} demonstration "
-            f"texts each, got {len(queries)} queries and {counts}; add rows, or use a larger "
-            "max_words or fewer demonstrations"
+            f"texts each, got {len(queries)} queries and {counts}; {remedy}"
         )
     return pool, queries
 
@@ -233,10 +266,7 @@ def _usable(
     `skipped` counts the others by reason.
     """
     class_names = table.class_names.get(columns[1], ())
-    remedy = (
-        "set the text and label columns with columns=(text, label), or, if outputs are words of "
-        "their own, use il.PairTask (--pairs)"
-    )
+    remedy = ", or, if outputs are words of their own, pass pairs=True (--pairs)"
     seen = set()
     is_string: dict[str, bool] = {}  # by class
     for number, row in enumerate(table.rows, 1):
@@ -251,7 +281,7 @@ def _usable(
         words = [] if text is None else str(text).split()
         class_name, text = " ".join(str(label).split()), " ".join(words)
         if not text or label is None or not class_name:
-            skipped["without text or label"] += 1
+            skipped[WITHOUT_TEXT_OR_LABEL] += 1
             continue
         if is_string.setdefault(class_name, isinstance(label, str)) != isinstance(label, str):
             raise InputError(

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from icl_lens.digest import json_digest
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 
 # Padding is masked and never shown, so any valid id works; the tokenizer's own pad token may be
 # outside the model's vocabulary (TransformerLens adds one to tokenizers without it).
@@ -139,7 +139,9 @@ def resolve_positions(positions: TokenPositions, lengths: list[int]) -> list[lis
     if positions == "all":
         return list(map(list, map(range, lengths)))
     if isinstance(positions, str):
-        raise InputError(f"positions must be 'last', 'all' or integers, got {positions!r}")
+        raise InputError(
+            f"positions must be 'last', 'all' or integers, got {short_repr(positions)}"
+        )
     positions_of_rows: Any = [positions] if isinstance(positions, int) else positions
     if all(isinstance(position, int) for position in positions_of_rows):
         positions_of_rows = [positions_of_rows] * len(lengths)
@@ -147,7 +149,7 @@ def resolve_positions(positions: TokenPositions, lengths: list[int]) -> list[lis
     if len(positions_of_rows) != len(lengths) or not are_lists:
         raise InputError(
             f"positions must be one position, a list for all {len(lengths)} prompts or a non-empty "
-            f"list per prompt, got {positions!r}"
+            f"list per prompt, got {short_repr(positions)}"
         )
     resolved = []
     for number, (row, length) in enumerate(zip(positions_of_rows, lengths, strict=True)):
@@ -187,7 +189,7 @@ def ids_per_row(ids: Any, n: int, what: str, *, lists: bool = False) -> list[lis
         condition = "one token id or one per row"
         if lists:
             condition = "one token id, or one id or a list of ids per row"
-        raise InputError(f"{what} must be {condition} ({n}), got {ids!r}")
+        raise InputError(f"{what} must be {condition} ({n}), got {short_repr(ids)}")
     return ids_of_rows
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.prompts.batch import PromptBatch, row_fields
 from icl_lens.prompts.label_tokens import Ids, LabelColumns, LabelPlace, LabelRow, LabelTokens
 from icl_lens.prompts.plain_text import Text, tokenize_plain
@@ -21,6 +21,7 @@ from icl_lens.prompts.prompt import (
     Span,
     Template,
     as_prompts,
+    check_no_table,
     check_unicode,
     in_order,
     quoted_list,
@@ -79,6 +80,7 @@ def tokenize(
         >>> il.head_log_prob_increase(il.capture(model, texts), texts.answer_tokens).shape
         torch.Size([2, 8, 6])
     """
+    check_no_table(prompts)
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         inputs = (prompts,)
     else:
@@ -94,14 +96,21 @@ def tokenize(
         return tokenize_plain(model, texts, prepend_bos=prepend_bos)
     prompts = as_prompts(inputs)
     if not isinstance(template, Template):
-        raise InputError(f"template must be an il.Template(demonstration, query), got {template!r}")
+        raise InputError(
+            f"template must be an il.Template(demonstration, query), got {short_repr(template)}"
+        )
     if not prompts:
         raise InputError("prompts must contain at least one prompt, got none")
+    template = template.for_prompts(prompts)
+    every_label = _every_label(prompts, labels)
+    template.check_labels(every_label)
+    for prompt in prompts:
+        template.check_labels(prompt.every_label)
     return _tokenize(
         model,
         prompts,
         template=template,
-        labels=_every_label(prompts, labels),
+        labels=every_label,
         prepend_bos=prepend_bos,
     )
 

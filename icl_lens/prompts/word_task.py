@@ -14,10 +14,18 @@ from icl_lens.errors import InputError, did_you_mean
 from icl_lens.files import parse_json
 from icl_lens.hub import first_line
 from icl_lens.prompts.datasets import DATASETS, SUFFIXES
-from icl_lens.prompts.draw import SURROGATE, Draw, KeepTexts, TextPool, check_path, spelling_key
+from icl_lens.prompts.draw import (
+    SURROGATE,
+    Draw,
+    KeepTexts,
+    TextPool,
+    check_path,
+    own_separator,
+    spelling_key,
+)
 from icl_lens.prompts.labeled_task import LabeledTask
 from icl_lens.prompts.pair_task import bundled_pairs
-from icl_lens.prompts.prompt import check_unicode, quoted_list
+from icl_lens.prompts.prompt import SPACE, check_unicode, quoted_list
 
 WORD_TASKS = ("sentiment-number", "number-sentiment", "animal-country", "country-animal")
 """The paper's word tasks. The second category is the true class, that of the query."""
@@ -78,8 +86,11 @@ class WordTask(LabeledTask):
         words.
         """
         false, false_words, true, true_words = self._words()
+        separator = SPACE
+        if self.path is not None:
+            separator = own_separator([*false_words, *true_words])
         if keep is not None:
-            false_words, true_words = keep([false_words, true_words])
+            false_words, true_words = keep([false_words, true_words], separator)
         for category, words, needed in (
             (false, false_words, demonstrations),
             (true, true_words, demonstrations + 1),
@@ -104,7 +115,12 @@ class WordTask(LabeledTask):
                 seen.clear()
             false_query = false_pool.unused([*false_texts, *true_texts], f"{query} {false_texts}")
             yield Draw(
-                [(false, false_texts)], (true, true_texts), query, false_query, (false, true)
+                [(false, false_texts)],
+                (true, true_texts),
+                query,
+                false_query,
+                (false, true),
+                separator,
             )
 
     def _words(self) -> tuple[str, list[str], str, list[str]]:
@@ -129,8 +145,8 @@ class WordTask(LabeledTask):
     def _spelling(self) -> Callable[[str], str]:
         """What words of the same spelling share.
 
-        The bundled words are as they are, because "turkey" and "Turkey" are in prompts of published
-        numbers.
+        The bundled words are told apart by case, because "turkey" and "Turkey" are in prompts of
+        published numbers.
         """
         return str if self.path is None else spelling_key
 

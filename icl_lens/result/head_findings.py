@@ -22,6 +22,8 @@ JOINT_NOT_MEASURED = (
     "What removing them jointly costs beside random heads is not measured here; "
     "`icl-lens ablate` measures it."
 )
+NEEDED_INSTEAD = "Heads that the answer needs are found by --by effect (il.locate_effects), which removes each head."
+"""What to try where no head adds to the answer."""
 MODELS_NOTE = "Heads of two models correspond only if one model was trained from the other."
 
 
@@ -101,7 +103,7 @@ def list_finding(
         if score == "effect":
             text += " It is not shown that zeroing any of them alone costs the answer anything."
         else:
-            text += " It is not shown that any of them helps the answer."
+            text += f" It is not shown that any of them helps the answer. {NEEDED_INSTEAD}"
     else:
         subject = f"{n_above} of {listed} {'has' if n_above == 1 else 'have'}"
         if n == 1:

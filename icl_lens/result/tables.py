@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from icl_lens.errors import InputError
-from icl_lens.result.number_format import percent
+from icl_lens.result.number_format import percent, signed_ends
 
 # Rows in the repr of a result; `to_frame` returns all of them.
 SHOWN_ROWS = 20
@@ -52,11 +52,6 @@ def plural_prompts(n: int) -> str:
     return f"{n} prompt" + "s" * (n != 1)
 
 
-def format_signed(value: float) -> str:
-    """Format an increase as "+1.234", and NaN as "–"."""
-    return "–" if value != value else f"{value:+z.3f}"
-
-
 def format_share(value: float) -> str:
     """Format a share of draws, 0 to 1, as "97.8%", and NaN as "–"."""
     return "–" if value != value else f"{value:.1%}"
@@ -64,10 +59,7 @@ def format_share(value: float) -> str:
 
 def interval_texts(table: pd.DataFrame) -> list[str]:
     """Return the columns low and high of each row as "+0.123 … +0.456"."""
-    return [
-        f"{format_signed(low)} … {format_signed(high)}"
-        for low, high in zip(table["low"], table["high"], strict=True)
-    ]
+    return [signed_ends(low, high) for low, high in zip(table["low"], table["high"], strict=True)]
 
 
 def selected_note(k: int, n: int, what: str = "head") -> str:

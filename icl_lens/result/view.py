@@ -88,7 +88,7 @@ class Section:
     head_map: HeadValues | None = None
     """A map that a page shows above the table."""
     quote: tuple[str | Label, ...] = ()
-    """Text that a model reads, in pieces, shown as it is; only a page shows it."""
+    """Text that a model reads, in pieces, shown unchanged; only a page shows it."""
     code: str = ""
     """A command or Python code; only a page shows it."""
     is_detail: bool = False
@@ -134,13 +134,22 @@ MAX_ROWS = 24
 """Rows of a table that `print` and the terminal show."""
 
 
-def table_view(title: str, columns: Mapping[str, Sequence[Any]], n_rows: int | None = None) -> View:
-    """Return the view of one small table; `n_rows` is the number of rows of the full one."""
+def table_view(
+    title: str,
+    columns: Mapping[str, Sequence[Any]],
+    n_rows: int | None = None,
+    *,
+    finding: str = "",
+) -> View:
+    """Return the view of one small table; `n_rows` is the number of rows of the full one, and
+    `finding` the sentence that comes before the title.
+    """
     rows = tuple(zip(*columns.values(), strict=True))
     described = tuple(
         Column(name, is_number=is_number_column(cells)) for name, cells in columns.items()
     )
-    return View(title, sections=(Section(columns=described, rows=rows, n_rows=n_rows),))
+    sentences = (finding, title) if finding else ()
+    return View(title, sentences, (Section(columns=described, rows=rows, n_rows=n_rows),))
 
 
 def cell_text(cell: Cell, column: Column) -> str:
@@ -155,10 +164,10 @@ def cell_text(cell: Cell, column: Column) -> str:
 def is_number_column(column: Sequence[object]) -> bool:
     """Return whether a non-empty column holds only numbers, percentages and signed texts.
 
-    Signed texts begin with "+", "-" or "–".
+    Signed texts begin with "+", "−" or "–".
     """
     texts = [str(cell) for cell in column if not isinstance(cell, (int, float))]
-    return all(text[:1] in "+-–" or text.endswith("%") for text in texts) and bool(column)
+    return all(text[:1] in "+-−–" or text.endswith("%") for text in texts) and bool(column)
 
 
 def finite_or_none(value: float) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from icl_lens.errors import InputError, check_at_least
+from icl_lens.errors import InputError, check_at_least, short_repr
 from icl_lens.models.memory import BUDGET
 from icl_lens.runs.distributed import Distributed
 from icl_lens.runs.progress import Progress
@@ -49,7 +49,8 @@ class Run:
         check_at_least(1, **limits)
         if self.processes not in (None, 1):
             raise InputError(
-                f"processes must be None (all that a launcher started) or 1, got {self.processes!r}; start several "
+                f"processes must be None (all that a launcher started) or 1, got "
+                f"{short_repr(self.processes)}; start several "
                 "with torchrun, accelerate, srun or mpirun"
             )
 
@@ -72,4 +73,4 @@ def as_run(run: Run | None) -> Run:
     """Return the run, `Run()` for None; raise InputError for anything else."""
     if run is None or isinstance(run, Run):
         return run or Run()
-    raise InputError(f"run must be an il.Run, got {run!r}; pass e.g. run=il.Run('runs/located')")
+    raise InputError(f"run must be an il.Run, got {short_repr(run)}; pass e.g. run=il.Run('runs/located')")

@@ -13,7 +13,7 @@ from torch import Tensor
 from icl_lens.activations.activations import Activations
 from icl_lens.analyses.explanation import Explanation
 from icl_lens.analyses.sections import HeadReport
-from icl_lens.errors import InputError
+from icl_lens.errors import InputError, short_repr
 from icl_lens.models.head import AnyHead, Head, as_head
 from icl_lens.report.html import heads as head_parts
 from icl_lens.report.html.parts import Chip, Grid, HeadMap, Strip, for_circuitsvis, largest
@@ -235,7 +235,7 @@ def head_heatmap(
         if label is not None:
             raise InputError(
                 "label must be None for an explanation, which names its scores, "
-                f"got {label!r}; remove it"
+                f"got {short_repr(label)}; remove it"
             )
         title = f"{source.settings.by.capitalize()} by layer and head"
         return Element(title, [("explorer", head_parts.explorer(source))])
