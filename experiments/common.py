@@ -101,7 +101,7 @@ class Study:
             "-n",
             type=int,
             default=200,
-            help="prompts to choose heads on, and as many to test them on",
+            help="most prompts to choose heads on, and as many to test them on",
         )
         add(
             "--heads",
@@ -450,6 +450,10 @@ class Table:
         options = ("display.width", 160, "display.max_columns", None, "display.max_rows", None)
         with pd.option_context(*options):
             print(table[names].round(2))
+        n_locating, n_testing = len(self.study.locating), len(self.study.testing)
+        print(
+            f"at most {n_locating} prompts choose heads; {n_testing} with other queries test them"
+        )
         print(f"written: {(self.study.folder / self.study.question).with_suffix('.csv')}")
         return table
 
