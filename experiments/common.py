@@ -553,12 +553,13 @@ def grid(
 
 def dots(table: pd.DataFrame, *, label: str, names: tuple[str, str]) -> Figure:
     """Draw every measure with its interval (dot, bar) and its control (circle): one panel per model
-    and task."""
-    n_measures = len(set(table["measure"]))
-    figure, pairs = panels(table, height=max(2.3, 0.9 + 0.2 * n_measures))
+    and task, with the measures in the same order, because only the first of a row names them."""
+    measures = list(dict.fromkeys(table["measure"]))
+    figure, pairs = panels(table, height=max(2.3, 0.9 + 0.2 * len(measures)))
     for place, (axes, rows) in enumerate(pairs):
-        draw_beside_control(axes, rows, rows["measure"].tolist(), names)
-        axes.margins(y=0.5 / n_measures)
+        in_order = rows.set_index("measure").reindex(measures)
+        draw_beside_control(axes, in_order, measures, names)
+        axes.margins(y=0.5 / len(measures))
         if place % 3:
             axes.set_yticklabels([])
         axes.set_xlabel(label, fontsize=8)

@@ -15,7 +15,7 @@ import publish
 import pytest
 import task_table
 import vectors
-from common import Table
+from common import Table, dots
 
 import icl_lens as il
 
@@ -67,6 +67,19 @@ def test_a_gain_in_accuracy_is_within_its_interval():
     row = table.to_frame().iloc[0]
     assert row["quantity"] == -25
     assert row["low"] < -25 < row["high"] < 0
+
+
+def test_panels_that_share_the_names_of_measures_have_them_in_one_order():
+    rows = []
+    for model, order in (("first", ["query", "keys"]), ("second", ["keys", "query"])):
+        for measure in order:
+            quantity = {"query": 1.0, "keys": 2.0}[measure]
+            rows.append({"model": model, "task": "task", "measure": measure, "quantity": quantity})
+    table = pd.DataFrame(rows).assign(control=0.0, low=0.0, high=0.5)
+    figure = dots(table, label="nats", names=("heads", "random heads"))
+    for axes in figure.axes:
+        assert list(axes.lines[0].get_xdata()) == [1.0, 2.0]
+        assert list(axes.lines[0].get_ydata()) == ["query", "keys"]
 
 
 @pytest.fixture(scope="module")
