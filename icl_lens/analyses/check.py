@@ -39,4 +39,4 @@ def _cell(measure: Any, value: float) -> str:
         return signed(value, 2)
     if str(measure).startswith("AUROC"):
         return f"{value:.2f}"
-    return f"{value:.0%}"
+    return f"{value:z.0%}".replace("-", "−")
