@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import icl_lens as il
 from icl_lens.measures.saliency import KINDS
-from icl_lens.models import sizes
+from icl_lens.models import identity, sizes
 
 N_LAYERS, N_HEADS = 10, 4
 SEVERAL_LAYERS = N_LAYERS - 1
@@ -57,10 +57,10 @@ def model():
     return il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu")
 
 
-def prompts_of(model, n):
-    """Return a batch of n prompts of sixty tokens."""
+def prompts_of(model, n, n_demonstrations=16):
+    """Return a batch of n prompts of fifty tokens, or of three for each demonstration."""
     words = ("love", "like", "eight", "one")
-    demonstrations = [il.Demonstration(words[i % 4], ("bar", "foo")[i // 2 % 2]) for i in range(16)]
+    demonstrations = [il.Demonstration(words[i % 4], ("bar", "foo")[i // 2 % 2]) for i in range(n_demonstrations)]
     prompts = [il.Prompt(demonstrations, words[row % 4], ("bar", "foo")[row // 2 % 2]) for row in range(n)]
     return il.tokenize(model, prompts, prepend_bos=False)
 
@@ -127,6 +127,19 @@ def test_the_first_batch_keeps_the_attention_of_one_layer(model):
     with LiveMemory() as memory:
         il.score(model, batch)
     assert memory.peak < SEVERAL_LAYERS * 4 * N_HEADS * batch.tokens.shape[1] ** 2
+
+
+def test_the_first_batch_is_compared_after_its_last_token_only(model, monkeypatch):
+    """Logits after all tokens of a long prompt take more memory than the rest of the pass."""
+    n_read, log_probs_of = [], identity.log_probs_of
+
+    def count(logits):
+        n_read.append(len(logits))
+        return log_probs_of(logits)
+
+    monkeypatch.setattr(identity, "log_probs_of", count)
+    il.score(model, prompts_of(model, 1, n_demonstrations=4))
+    assert n_read == [1, 1]  # of the Hugging Face model, and of the bridge
 
 
 @pytest.mark.slow

@@ -116,10 +116,31 @@ def hugging_face_log_probs(
     return log_probs_of(logits[0]).cpu()
 
 
-def bridge_log_probs(model: Any, tokens: Int[Tensor, "1 pos"]) -> Float[Tensor, "read d_vocab"]:
-    """Return the log-probabilities of a bridge after each token of one row, or those of
-    `last_logits_only`.
+@contextmanager
+def last_logits_only(hf_model: Any) -> Iterator[None]:
+    """Compute logits after the last token only, in the block: those of a long row take more memory
+    than the rest of its pass.
+
+    If the unembedding has hooks, which may count on all positions, all logits are computed.
     """
+    unembedding = getattr(hf_model, "get_output_embeddings", lambda: None)()
+    is_module = isinstance(unembedding, nn.Module)
+    if not is_module or unembedding._forward_pre_hooks or unembedding._forward_hooks:
+        yield
+        return
+
+    def select_last(module: Any, args: Any) -> Any:
+        return (args[0][..., -1:, :], *args[1:]) if args else args
+
+    handle = unembedding.register_forward_pre_hook(select_last)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def bridge_log_probs(model: Any, tokens: Int[Tensor, "1 pos"]) -> Float[Tensor, "pos d_vocab"]:
+    """Return the log-probabilities of a bridge after each token of one row."""
     tokens = tokens.to(model.cfg.device)
     with torch.no_grad(), independent_rows(model), inference_kwargs(model) as arguments:
         logits = model(
@@ -301,7 +322,12 @@ def compare_batch(
     for row in rows:
         alone = tokens[row : row + 1, : lengths[row]]
         try:
-            with model_lock(model), independent_rows(model), unbridged(model) as original:
+            with (
+                model_lock(model),
+                independent_rows(model),
+                unbridged(model) as original,
+                last_logits_only(original),
+            ):
                 expected = hugging_face_log_probs(original, alone)[-1:]
         except Exception:  # as in `probe`
             _EXEMPT.add(model)
