@@ -121,8 +121,9 @@ BOUNDED = "score score_in_whole_passes score_from_a_layer whole_labels mean grad
 """Without `head_to_head`, which keeps what every component wrote at all tokens."""
 
 
-def test_the_first_batch_keeps_the_attention_of_one_layer(model):
-    """It is also run by the Hugging Face model itself, alone."""
+def test_the_first_batch_keeps_the_attention_of_one_layer(model, monkeypatch):
+    """It is also run by the Hugging Face model itself, alone, whose settings a bridge changes."""
+    monkeypatch.setattr(model.original_model.config, "output_attentions", True)
     batch = prompts_of(model, 1)
     with LiveMemory() as memory:
         il.score(model, batch)
