@@ -380,7 +380,7 @@ def test_the_sentence_says_why(icl_mini):
     report = explanation.heads[0]
     sentence = explanation.why_sentence(report)
     attention = sum(report.attention[position] for position in report.why.more)
-    assert f"{attention:.2f} of its attention" in sentence
+    assert f"{attention:.0%} of its attention" in sentence
     assert f"{abs(report.why.score_difference):.2f}" in sentence
     strongest = max(report.why.query, key=lambda one: one[1] * report.why.score_difference)
     assert f"{writer_in_words(strongest[0])} ({strongest[1]:+.2f})" in sentence

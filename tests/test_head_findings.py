@@ -104,3 +104,10 @@ def test_lists_without_a_head_that_adds_name_the_score_that_removes_heads(score,
     assert ("--by effect (il.locate_effects)" in list_finding(none_above, 2, score, n_heads=40)) == is_suggested
     above = pd.DataFrame({"low": [0.1, -0.2], "high": [0.3, 0.2]})
     assert "--by effect" not in list_finding(above, 2, score, n_heads=40)
+
+
+def test_heads_whose_removal_helps_are_not_needed_even_if_random_heads_help_more():
+    text = removal_finding(["L5H0"], Interval(0.5, 0.2, 0.8), lost=-0.5, n_random_sets=10, **REMOVED)
+    assert text.startswith("It is not shown that the answer needs L5H0: zeroed at the last position, it costs the")
+    assert "−0.50 nats of log-odds, although that is +0.50 (95% interval +0.20 … +0.80) more than random" in text
+    assert "matters" not in text

@@ -359,8 +359,10 @@ def test_an_explanation_shows_attention_to_whole_labels(load_tiny: Any, tmp_path
             for kind in (True, False)
         )
         sentence = explanation.why_sentence(report)
-        assert f"gives happy nine@{row.scored[1]}, happy nine@{row.scored[3]} {true:.2f} of its attention" in sentence
-        assert f"foo@{row.scored[0]}, sad bad three@{row.scored[2]} {false:.2f}" in sentence
+        assert (
+            f"gives {true:.0%} of its attention to happy nine@{row.scored[1]}, happy nine@{row.scored[3]}" in sentence
+        )
+        assert f"and {false:.0%} to foo@{row.scored[0]}, sad bad three@{row.scored[2]}" in sentence
         # What it adds from the answer's labels, from attention times value at all their tokens.
         acts = il.capture(model, il.tokenize(model, [prompt], prepend_bos=False), writers=True)
         parts = il.value_parts(acts, report.head, acts.batch.answer_tokens, against=acts.batch.other_label_tokens)

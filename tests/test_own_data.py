@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import icl_lens as il
 from icl_lens.cli import app
 from icl_lens.cli.console import PlainConsole, with_duration
-from icl_lens.cli.options import TaskOptions, TokenOptions
+from icl_lens.cli.options import TaskOptions, TokenOptions, head_names
 from icl_lens.cli.own_data import unknown_words_warning
 from icl_lens.cli.program import check_data_files
 from icl_lens.cli.spelling import shell_spelling
@@ -336,3 +336,28 @@ def test_check_prints_the_rows_and_has_no_option_to_omit_itself(capsys):
         said = capsys.readouterr().err
         assert words in said
         assert ("--no-check" in said) != is_asked_for
+
+
+def test_heads_are_read_from_the_table_of_locate(tmp_path):
+    table = tmp_path / "heads.csv"
+    table.write_text("rank,name,value\n1,L3H1,0.5\n2,L0H2,0.4\n")
+    assert head_names(str(table)) == head_names("L3H1, L0H2 L3H1") == ["L3H1", "L0H2"]
+    table.write_text("head,value\n1,0.5\n")
+    with pytest.raises(il.InputError, match="must have the column 'name' with heads such as L1H2"):
+        head_names(str(table))
+    with pytest.raises(il.InputError, match="there is no file"):
+        head_names(str(tmp_path / "missing.csv"))
+
+
+def test_the_query_is_the_text_of_the_row_that_is_asked_for(tmp_path):
+    task = il.TextTask("places", write(tmp_path / "places.csv", [*SENTENCES, ("", "foo")]))
+    for row, (text, label) in enumerate(SENTENCES, 1):
+        prompt = task.prompt_of_row(row)
+        assert (prompt.query, prompt.answer, prompt.separator) == (text, label, "\n")
+        assert text not in [shown.text for shown in prompt.demonstrations]
+        assert label in [shown.label for shown in prompt.demonstrations]
+    for row in (17, 18):
+        with pytest.raises(il.InputError, match=f"row {row} of .* must have a text and a label"):
+            task.prompt_of_row(row)
+    with pytest.raises(il.InputError, match="row requires a single file of your own texts"):
+        il.TextTask("sst2").prompt_of_row(1)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import icl_lens as il
 from icl_lens.activations.passes import last_log_probs
-from icl_lens.analyses.two_towers import exchange_heads
+from icl_lens.analyses.two_towers import exchange_heads, n_drawn, scanned_and_tested
 from icl_lens.cli import app
 from icl_lens.cli.towers import TowerTask
 from icl_lens.edits.interchange import Interchange
@@ -540,3 +540,15 @@ def test_a_pass_over_donors_copies_the_keys_of_one_layer_at_a_time(tiny_run):
     held = [x for layer in pasts.cache.layers for x in vars(layer).values() if isinstance(x, torch.Tensor)]
     assert not any(x.is_floating_point() for x in held)
     assert stored.keys.data_ptr() == prefixes.rows.keys[1].k.data_ptr()
+
+
+@pytest.mark.slow
+def test_heads_are_found_by_the_score_that_is_named(icl_mini):
+    towers = il.two_towers(icl_mini, "sentiment-number", k=3, by="contrast", n=8, n_random=3)
+    drawn = il.load_task("sentiment-number", n=n_drawn(8))
+    scanned, _ = scanned_and_tested(drawn, 8)
+    assert list(towers.heads) == il.locate_heads(icl_mini, scanned, k=3).heads
+    assert towers.scan is None
+    assert towers.scan_note == f"The heads have the largest mean contrast on {len(scanned)} prompts other than these."
+    with pytest.raises(il.InputError, match="by must be 'towers', its default, if heads are passed"):
+        il.two_towers(icl_mini, "sentiment-number", ["L5H0"], by="effect", n=8)

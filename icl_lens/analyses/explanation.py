@@ -33,7 +33,7 @@ from icl_lens.models.head import Head
 from icl_lens.models.readout import MIN_STANDOUT
 from icl_lens.result.base import Result
 from icl_lens.result.head_findings import removal_finding
-from icl_lens.result.number_format import mean_and_range, percent, signed
+from icl_lens.result.number_format import joined, mean_and_range, percent, signed
 from icl_lens.result.view import Cell, Column, Label, Section, View
 
 Table = Literal["heads", "layers", "subheads", "labels", "demonstrations", "words", "similarity", "why"]
@@ -289,16 +289,16 @@ class Explanation(Result):
         compared_with = self.scores.compared_with
         groups: dict[Supports, str] = {
             "answer": self.target,
-            "others": ", ".join(compared_with),
+            "others": joined(compared_with),
             "both": "both" if len(compared_with) == 1 else "both sides",
         }
         heads = [(str(report.head), supports(report.increase, report.contrast or 0.0)) for report in self.heads]
         if any(group == "neither" for _, group in heads):
             groups["neither"] = "neither"
-        named = {name: ", ".join(head for head, group in heads if group == which) for which, name in groups.items()}
+        named = {name: joined([head for head, group in heads if group == which]) for which, name in groups.items()}
         # Heads ranked by their increase or contrast need not include those with the lowest contrasts.
         scores = [(x, Head(i, j)) for i, row in enumerate(self.all_heads.contrast) for j, x in enumerate(row) if x < 0]
-        lowest = ", ".join(f"{head} ({score:+z.3f})" for score, head in sorted(scores, key=lambda one: one[0])[:2])
+        lowest = joined([f"{head} ({signed(score)})" for score, head in sorted(scores, key=lambda one: one[0])[:2]])
         return (
             "By what they write, without what later components do with it: "
             + " ".join(f"support {name}: {found or 'none'}." for name, found in named.items())
@@ -410,10 +410,11 @@ class Explanation(Result):
             for positions in (why.more, why.less)
         ]
         mean = "mean " if len(why.more) + len(why.less) > 2 else ""
-        than = f"{abs(why.score_difference):.2f} {'higher' if why.score_difference >= 0 else 'lower'}"
+        than = "higher" if why.score_difference >= 0 else "lower"
         text = (
-            f"{report.head} gives {more} {attention[0]:.2f} of its attention and {less} {attention[1]:.2f}: its {mean}"
-            f"score there is {than}. Largest parts: {why.because}."
+            f"{report.head} gives {attention[0]:.0%} of its attention to {more} and {attention[1]:.0%} to {less}. Its "
+            f"{mean}score before the softmax is {abs(why.score_difference):.2f} {than} at {more} than at {less}. "
+            f"Largest parts: {why.because}."
         )
         if why.value:
             what = f"the log-odds of {self.target}" if why.value_is_exact else f"log p({self.target}), to first order"

@@ -34,7 +34,7 @@ from icl_lens.prompts.arrangements import ArrangedPrompt, Arrangement, arrange
 from icl_lens.prompts.prompt import DEFAULT_TEMPLATE, Prompt, Template, as_prompts, quoted_list
 from icl_lens.prompts.tasks import Task, named_task
 from icl_lens.prompts.tokenize import tokenize
-from icl_lens.result.number_format import signed
+from icl_lens.result.number_format import joined, signed
 from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 
@@ -160,7 +160,7 @@ class TaskCheck(Check):
     def __str__(self) -> str:
         """Return a sentence on learning, one on each other behavior, and one on the accuracy of the given prompts."""
         if self.n_queries < 2:
-            measured = ", ".join(f"{name} {_nats(effect)}" for name, effect in self.effects.items())
+            measured = joined([f"{name} {_nats(effect)}" for name, effect in self.effects.items()])
             sentences = [
                 f"No verdict, because all {self.n_prompts} prompts have the same query: there is no interval over "
                 f"queries. Measured, in nats: {measured}."

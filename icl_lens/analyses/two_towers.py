@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from icl_lens.analyses.two_towers_result import Exchanged, TwoTowers
 from icl_lens.engine.edit_checks import checked_heads
-from icl_lens.errors import InputError, check_at_least, check_integers
+from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
+from icl_lens.head_scores import SCORES, Score
 from icl_lens.intervals import MIN_RANDOM_SETS
 from icl_lens.locate.exchanges import (
     EXCHANGES,
@@ -21,6 +23,7 @@ from icl_lens.locate.exchanges import (
     n_exchanged,
     tower_prompts,
 )
+from icl_lens.locate.locate import top_heads_by
 from icl_lens.locate.mean_exchanges import locate_towers
 from icl_lens.measures.controlled_ablation import random_head_sets
 from icl_lens.metrics import is_correct
@@ -46,6 +49,7 @@ def two_towers(
     heads: Sequence[AnyHead] | None = None,
     *,
     k: int = N_HEADS,
+    by: Score = "towers",
     scan_prompts: Sequence[Prompt] | None = None,
     n: int | None = None,
     demonstrations: int = 2,
@@ -85,7 +89,8 @@ def two_towers(
 
     Without `heads`, the `k` heads with the largest effect of exchanging their query alone are found by a scan of all
     heads (`locate_towers`) on `scan_prompts`, by default 12 prompts of the task with other queries, or those of half of
-    your queries (`TwoTowers.scan`). The default of `k` is the paper's number of located heads.
+    your queries (`TwoTowers.scan`). The default of `k` is the paper's number of located heads. With another score as
+    `by`, they are the heads with the largest mean contrast, increase or effect on these prompts, without a scan.
 
     If the prefix cache is supported (see `head_effects`), an exchange of one set costs one token per prompt, from the
     set's first layer on; otherwise, one full forward pass. `template` and `prepend_bos` are those of
@@ -124,19 +129,32 @@ def two_towers(
         return tokenize(model, prompts, template=template, prepend_bos=prepend_bos)
 
     scan = None
+    check_choice("by", by, SCORES)
+    n_scanned = len(scanned) if heads is None else 0
+    if heads is not None and by != "towers":
+        raise InputError(f"by must be 'towers', its default, if heads are passed, got {by!r}; pass one of them")
     if heads is None:
         if not 1 <= k <= len(view.heads()):
             raise InputError(f"k must be between 1 and {len(view.heads())} (heads), got {k}")
-        scan = locate_towers(model, prepare(scanned), k=k, run=as_run(run).part("scan")).to_frame()
-        scan = scan.rename(columns={"head": "index", "name": "head"})
-        heads = [view.check_head(name) for name in scan["head"][:k]]
+        heads, scan = _best_heads(view, prepare(scanned), k, by, as_run(run).part("scan"))
     chosen = tuple(dict.fromkeys(view.check_heads(heads)))
     if not chosen:
         raise InputError("heads must contain at least one head, got none; omit it to scan for heads")
     prompts = tower_prompts(model, prepare(tested))
     options: dict[str, Any] = {"n_random": n_random, "seed": seed, "run": as_run(run).part("exchanges")}
     (found,) = exchange_heads(view, prompts, [chosen], **options)
-    return replace(found, scan=scan, n_scanned=0 if scan is None else len(scanned))
+    return replace(found, scan=scan, n_scanned=n_scanned, by=by)
+
+
+def _best_heads(
+    view: ModelView, batch: PromptBatch, k: int, by: Score, run: Run
+) -> tuple[list[Head], pd.DataFrame | None]:
+    """Return the k heads with the largest score, and the scan of all heads if the score is that of `locate_towers`."""
+    if by != "towers":
+        return top_heads_by(view.model, batch, k, by=by, run=run), None
+    scan = locate_towers(view.model, batch, k=k, run=run).to_frame()
+    scan = scan.rename(columns={"head": "index", "name": "head"})
+    return [view.check_head(name) for name in scan["head"][:k]], scan
 
 
 def exchange_heads(

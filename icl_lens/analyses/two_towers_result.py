@@ -1,7 +1,6 @@
 """Whether heads work as two towers: what exchanges cost by prompt, and the sentence and tables that follow from it."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -11,11 +10,12 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from icl_lens.analyses.behavior_contrasts import balanced_values
+from icl_lens.head_scores import Score
 from icl_lens.intervals import Interval, bootstrap_interval, with_random_sets
 from icl_lens.models.active_edits import edits_note
 from icl_lens.models.head import Head
 from icl_lens.result.base import Result
-from icl_lens.result.number_format import percent, signed, signed_ends
+from icl_lens.result.number_format import joined, percent, signed, signed_ends
 from icl_lens.result.tables import format_share, json_records, plural_prompts, selected_note
 from icl_lens.result.view import Column, Section, View
 
@@ -101,7 +101,7 @@ class TwoTowers(Result):
     """Mean effects (nats) of exchanging single heads, on other prompts: head, query, low, high, selected (see
     `MeanExchanges.to_frame`; the list is `heads`), keys, values, rank, layer, index; None if heads were given."""
     n_scanned: int
-    """Number of prompts of the scan."""
+    """Number of prompts on which the heads were found; 0 if they were given."""
     chance: float
     """Accuracy of a random guess, 0 to 1."""
     text: str
@@ -110,6 +110,8 @@ class TwoTowers(Result):
     """Why full forward passes were used instead of the prefix cache; empty if it was used."""
     edits: tuple[str, ...] = ()
     """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
+    by: Score = "towers"
+    """The score by which the heads were found."""
 
     @property
     def accuracy(self) -> Interval:
@@ -247,7 +249,7 @@ class TwoTowers(Result):
             return (
                 f"These prompts do not show whether the {heads} {work} as two towers, which needs right answers "
                 "without an exchange. By log-odds of the answer against the other label, it is not shown that "
-                f"{_join_clauses(texts)}."
+                f"{joined(texts)}."
             )
         effects, structure, turned = map(self._failed, ("effect", "structure", "turned"))
         if effects or structure:
@@ -268,7 +270,8 @@ class TwoTowers(Result):
             return (
                 f"The {heads} {'moves' if is_one else 'move'} the answer in the direction that two towers predict, but "
                 f"{'is' if is_one else 'are'} not shown to turn it. Of the answer's log-odds against the other label, "
-                f"{signed(self.answered['the prompts'].value, 2)}, it keeps {_join_clauses(left)}."
+                f"{signed(self.answered['the prompts'].value, 2)} without a preference for a label, it keeps "
+                f"{joined(left)}."
             )
         return self._affirmed(heads, work, their)
 
@@ -280,11 +283,12 @@ class TwoTowers(Result):
         shares = [percent(float(exchanges[name].as_predicted.mean())) for name in DONORS]
         return (
             f"The {heads} {work} as two towers on these prompts. Exchanging {their} query, keys or values for those "
-            f"of the other class costs {lost['query']}, {lost['keys']} and {lost['values']} nats. It turns the answer: "
-            f"its log-odds against the other label, {signed(self.answered['the prompts'].value, 2)}, become "
+            f"of the other class costs {lost['query']}, {lost['keys']} and {lost['values']} nats. This turns the "
+            "answer: its log-odds against the other label, without a preference for a label, are "
+            f"{signed(self.answered['the prompts'].value, 2)} and become "
             f"{left[0]}, {left[1]} and {left[2]}, and the model then gives the other label in {shares[0]}, {shares[1]} "
             f"and {shares[2]} of prompts. Two exchanges cancel "
-            f"({lost['query+keys']}, {lost['query+values']}, {lost['keys+values']}). Keys follow the texts, not "
+            f"({joined([lost[pair] for pair in PAIRS])}). Keys follow the texts, not "
             f"the labels ({lost['keys']} and {lost['keys: labels']}), and each its own demonstration's text, not "
             f"the others ({lost['keys: own text']} and {lost['keys: other texts']})."
         )
@@ -310,6 +314,7 @@ class TwoTowers(Result):
             ],
             "scan": None if self.scan is None else json_records(self.scan),
             "n_scanned": self.n_scanned,
+            "by": self.by,
             "expected_selected": None if self.scan is None else len(self.heads) / len(self.scan),
             "prompts": [
                 {
@@ -325,10 +330,14 @@ class TwoTowers(Result):
     @property
     def summary(self) -> str:
         """The model, its edits, the heads, and what the model does without exchange."""
+        log_odds = signed(float(self.log_odds.mean()), 2)
+        without_preference = signed(self.answered["the prompts"].value, 2)
+        if without_preference != log_odds:
+            log_odds += f" (without what a preference for a label adds: {without_preference})"
         text = (
-            f"{self.model}: {', '.join(map(str, self.heads))}. Without exchange: log-odds "
-            f"{signed(float(self.log_odds.mean()), 2)}, accuracy {percent(self.accuracy.value)}"
-            f"{_shares(self.accuracy)}, {plural_prompts(len(self.queries))}."
+            f"{self.model}: {', '.join(map(str, self.heads))}. Without exchange: accuracy "
+            f"{percent(self.accuracy.value)}{_shares(self.accuracy)}, log-odds {log_odds}, "
+            f"{plural_prompts(len(self.queries))}."
         )
         return text + (f" {edits_note(self.edits)}" if self.edits else "")
 
@@ -418,7 +427,9 @@ class TwoTowers(Result):
 
     @property
     def scan_note(self) -> str:
-        """How the scan chose the heads; empty if they were given."""
+        """How the heads were found; empty if they were given."""
+        if self.scan is None and self.n_scanned:
+            return f"The heads have the largest mean {self.by} on {plural_prompts(self.n_scanned)} other than these."
         if self.scan is None:
             return ""
         return (
@@ -426,11 +437,6 @@ class TwoTowers(Result):
             f"heads on {plural_prompts(self.n_scanned)} other than these; log-odds lost, nats. "
             f"{selected_note(len(self.heads), len(self.scan)).capitalize()}."
         )
-
-
-def _join_clauses(clauses: Sequence[str]) -> str:
-    """Return "a", "a and b", or "a, b and c"."""
-    return " and ".join(filter(None, (", ".join(clauses[:-1]), *clauses[-1:])))
 
 
 def _nats(interval: Interval) -> str:

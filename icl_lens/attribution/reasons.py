@@ -165,6 +165,10 @@ def because(query: Sequence[Writer], key: Sequence[Writer], *, above: bool) -> s
     return f"{query_words} at the last token (query); {key_words} at the keys"
 
 
+SMALLEST_NAMED = 0.005
+"""Smaller values are written as 0.00 and not named."""
+
+
 def writers_in_words(writers: Sequence[Writer], above: bool) -> str:
     """Name up to two of the strongest writers of one sign (`above`: positive), and the strongest of
     the other sign.
@@ -172,6 +176,7 @@ def writers_in_words(writers: Sequence[Writer], above: bool) -> str:
     A second writer is named if it is over a quarter as strong as the first, one of the other sign
     if over half.
     """
+    writers = [writer for writer in writers if abs(writer[1]) >= SMALLEST_NAMED]
     pro = sorted((writer for writer in writers if (writer[1] >= 0) == above), key=_negative_size)
     against = sorted(
         (writer for writer in writers if (writer[1] >= 0) != above), key=_negative_size

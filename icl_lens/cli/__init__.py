@@ -32,7 +32,7 @@ TASKS = (
     "trec, agnews, ethos, amazon (from the Hub); or your own with --path."
 )
 OVERVIEW = """\
-Find and explain the attention heads with which a language model learns in context.
+Find and explain the attention heads behind in-context learning.
 
   explain   one prompt: which heads give the answer, and why
   check     what a model does on a task

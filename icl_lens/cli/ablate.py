@@ -74,6 +74,7 @@ def ablate(
     vocabulary (top token); log-odds are those against the other labels.
     """
     import icl_lens as il
+    from icl_lens.files import write_text
     from icl_lens.models.view import ModelView
     from icl_lens.report.views import page as page_of
 
@@ -130,9 +131,13 @@ def ablate(
             **about, chosen=how, task_check=behavior and behavior.to_dict(), prompts=rows
         )
     )
+    if output_folder.out is not None:
+        write_text(output_folder.out / "conditions.csv", ablation.to_frame().to_csv())
     console.print(f"{about['model']}: {', '.join(map(str, ablation.heads))}, {how}")
     console.print(ablation)
     output.show(page, console)
+    if output_folder.out is not None:
+        console.print(f"Table: {output_folder.out / 'conditions.csv'}", soft_wrap=True)
 
 
 def _other_tasks(heads: HeadsOptions, task: SplitTask, seed: int) -> "list[list[Prompt]]":

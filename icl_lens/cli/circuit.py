@@ -80,8 +80,8 @@ def circuit(
         raise InputError(
             f"--reader-at {heads.reader_at} needs --heads: heads are located at the last token"
         )
-    if heads.heads is not None and heads.k is not None:
-        raise InputError("pass either --heads, or --top to locate them, not both")
+    if heads.heads is not None and (heads.k is not None or heads.by is not None):
+        raise InputError("pass either --heads, or --top and --by to locate them, not both")
     output.check()
     with output_folder.running() as (run, console):
         locating, testing = task.split_prompts(seed)

@@ -1,7 +1,7 @@
 """`icl-lens explain`: explain one prompt in the terminal, as JSON or as a page."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Argument, Option
 
@@ -17,8 +17,12 @@ from icl_lens.cli.options import (
     RunOutput,
     SeedOption,
     TaskOptions,
+    head_names,
 )
 from icl_lens.errors import InputError
+
+if TYPE_CHECKING:
+    from icl_lens.prompts.prompt import Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +31,7 @@ class TextOptions:
 
     panel: ClassVar[str] = "Text"
 
-    text: Annotated[str | None, Option(help="Text to explain instead of an in-context prompt.")] = (
-        None
-    )
+    text: Annotated[str | None, Option(help="Text without demonstrations to explain.")] = None
     against: Annotated[
         list[str] | None,
         Option(help="Label or token to compare with; repeatable.", show_default="all other labels"),
@@ -98,6 +100,7 @@ def explain(
             show_default="model's prediction; foo for the default prompt",
         ),
     ] = None,
+    row: Annotated[int | None, Option(min=1, help="Row of --path to explain.")] = None,
     by: ByOption = None,
     k: Annotated[int, Option("--top", "-k", min=1, help="Number of heads to describe.")] = 10,
     n_ablated: Annotated[
@@ -132,6 +135,8 @@ def explain(
         against=text_options.against,
     )
     sampled = task.sample_prompts(1, seed=seed, conflicting=(prompt, answer, text_options.text))
+    if row is not None:
+        sampled = [_prompt_of_row(task, row, seed=seed)]
     output.check()
     if sampled:
         explained = sampled[0]
@@ -171,6 +176,16 @@ def explain(
     output.show(page, console)
 
 
+def _prompt_of_row(task: TaskOptions, row: int, *, seed: int) -> "Prompt":
+    """Return a prompt that asks for the text of one row of the user's file."""
+    from icl_lens.prompts.text_task import TextTask
+
+    labeled = task.find_task()
+    if not isinstance(labeled, TextTask):
+        raise InputError("--row requires a file of texts and labels; pass it with --path")
+    return labeled.prompt_of_row(row, seed=seed, demonstrations=task.demonstrations)
+
+
 def _explain_task(
     output: OutputOptions,
     why_options: WhyOptions,
@@ -193,9 +208,7 @@ def _explain_task(
     with why_options.running() as (run, console):
         loaded, batch = task.start(console, model, readout, n=n, seed=seed, device=run.device)
         view = ModelView.of(loaded)
-        heads = [
-            view.check_head(name) for name in (why_options.why or "").replace(",", " ").split()
-        ]
+        heads = [view.check_head(name) for name in head_names(why_options.why or "")]
         task.print_behavior(console, loaded, readout, n=n, seed=seed)
         with progress(hidden=console.quiet) as report:
             run = replace(

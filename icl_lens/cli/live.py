@@ -9,7 +9,13 @@ from typer import Argument, Option
 
 from icl_lens.cli.console import PlainConsole
 from icl_lens.cli.option_groups import grouped
-from icl_lens.cli.options import PAPER_ANSWER, PAPER_PROMPT, ModelOptions, TokenOptions
+from icl_lens.cli.options import (
+    PAPER_ANSWER,
+    PAPER_PROMPT,
+    ModelOptions,
+    TokenOptions,
+    head_names,
+)
 from icl_lens.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,7 +76,7 @@ def live(
     if not first_prompt.demonstrations:
         raise InputError("the prompt must have demonstrations, such as 'happy : bar nine :'")
     loaded = model.load()
-    first_heads = ModelView.of(loaded).check_heads(heads.replace(",", " ").split())
+    first_heads = ModelView.of(loaded).check_heads(head_names(heads))
     arguments = tokens.tokenize_arguments(loaded)
     # What is wrong with the prompt is said here, not in the page.
     tokens.tokenize(loaded, [first_prompt])

@@ -595,6 +595,25 @@ def located_on(locating: "PromptBatch", testing: "PromptBatch") -> str:
     return f" on {len(locating)} other prompts ({queries})"
 
 
+def head_names(text: str) -> list[str]:
+    """Return the heads of an option: names such as "L1H2,L3H0", or the column `name` of a table
+    that `icl-lens locate --out` has written.
+
+    Raise InputError for a file that is missing or has no such column.
+    """
+    if not text.endswith((".csv", ".parquet")):
+        return list(dict.fromkeys(text.replace(",", " ").split()))
+    from icl_lens.prompts.datasets import read_files
+
+    rows = list(read_files([Path(text)]).rows)
+    if not all("name" in row for row in rows):
+        raise InputError(
+            f"{text!r} must have the column 'name' with heads such as L1H2; pass heads.csv of the "
+            "folder that icl-lens locate --out has written"
+        )
+    return list(dict.fromkeys(str(row["name"]) for row in rows))
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeadChoice:
     """Heads that the user names, or how many to locate."""
@@ -602,7 +621,8 @@ class HeadChoice:
     panel: ClassVar[str] = "Heads"
 
     heads: Annotated[
-        str | None, Option(help="Heads to test, e.g. L1H2,L3H0.", show_default="located heads")
+        str | None,
+        Option(help="Heads to test: L1H2,L3H0 or heads.csv.", show_default="located heads"),
     ] = None
     k: Annotated[
         int | None,
@@ -622,7 +642,7 @@ class HeadChoice:
         if self.heads is not None:
             if by is not None:
                 raise InputError("pass either --heads, or --by to locate them, not both")
-            names = dict.fromkeys(self.heads.replace(",", " ").split())
+            names = head_names(self.heads)
             if not names:
                 raise InputError(
                     "--heads must name at least one head, e.g. L1H2,L3H0; omit it to locate heads"

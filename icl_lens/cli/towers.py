@@ -20,6 +20,7 @@ from icl_lens.cli.options import (
     preview,
 )
 from icl_lens.errors import InputError
+from icl_lens.head_scores import Score
 
 if TYPE_CHECKING:
     from icl_lens.prompts.prompt import Prompt
@@ -52,6 +53,9 @@ class TowerHeads(HeadChoice):
     k: Annotated[
         int | None, Option("--top", "-k", min=1, help="Number of heads to find.", show_default="12")
     ] = None
+    by: Annotated[Score | None, Option(help="Score that finds heads.", show_default="towers")] = (
+        None
+    )
     random_sets: Annotated[
         int, Option(min=3, max=1000, help="Random sets from the same layers.")
     ] = 20
@@ -71,16 +75,16 @@ def towers(
     with other prompts.
 
     Without --heads, a scan finds the heads with the largest effect of exchanging their query, on
-    other prompts. Then queries, keys and values of all these heads are exchanged for those of
-    prompts with another query, exchanged texts or exchanged labels, one by one and in pairs; random
-    heads of the same layers are the control.
+    other prompts; --by finds them by another score. Then queries, keys and values of all these
+    heads are exchanged for those of prompts with another query, exchanged texts or exchanged
+    labels, one by one and in pairs; random heads of the same layers are the control.
     """
     from icl_lens.analyses.two_towers import N_HEADS, two_towers
     from icl_lens.report.views import page as page_of
     from icl_lens.runs.run import Run
 
-    if heads.heads is not None and heads.k is not None:
-        raise InputError("pass either --heads, or --top to find them, not both")
+    if heads.heads is not None and (heads.k is not None or heads.by is not None):
+        raise InputError("pass either --heads, or --top and --by to find them, not both")
     output.check()
     console = PlainConsole()
     scanned, tested = task.split_prompts(seed)
@@ -100,6 +104,7 @@ def towers(
             tested,
             tower_heads,
             k=heads.k or N_HEADS,
+            by=heads.by or "towers",
             scan_prompts=scanned,
             n_random=heads.random_sets,
             seed=seed,

@@ -46,7 +46,7 @@ from icl_lens.prompts.prompt import Prompt
 from icl_lens.prompts.roles import EDGE_ROLES, EdgeRole, role_masks
 from icl_lens.prompts.tokenize import tokenize
 from icl_lens.result.base import Result
-from icl_lens.result.number_format import interval_text, signed_ends
+from icl_lens.result.number_format import interval_text, joined, signed, signed_ends
 from icl_lens.result.tables import (
     columns_first,
     format_share,
@@ -182,10 +182,11 @@ class Circuit(Result):
         if not groups:
             return [f"{carried}.", kept, "No group of edges matters more than the same group into random heads."]
         groups.sort(key=lambda row: -row["difference"])
-        texts = [f"{row['group']} ({row['effect']:+z.2f})" for row in groups]
-        texts = [*texts[:4], f"and {len(texts) - 4} more"] if len(texts) > 4 else texts
+        texts = [f"{row['group']} ({signed(row['effect'], 2)})" for row in groups]
+        if len(texts) > 4:
+            texts = [*texts[:4], f"{len(texts) - 4} more"]
         start = "Groups of edges that matter more than the same groups into random heads, with the drop when removed: "
-        return [f"{carried}.", kept, f"{start}{', '.join(texts)}."]
+        return [f"{carried}.", kept, f"{start}{joined(texts)}."]
 
     def to_dict(self) -> dict[str, Any]:
         """Return counts, readers and tables as numbers and strings for JSON."""

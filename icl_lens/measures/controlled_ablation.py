@@ -46,7 +46,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch, check_batch
 from icl_lens.result.base import Displayed, Result
 from icl_lens.result.head_findings import removal_finding
-from icl_lens.result.number_format import mean_and_range, percent, signed
+from icl_lens.result.number_format import joined, mean_and_range, percent, signed
 from icl_lens.result.tables import SHOWN_ROWS, columns_first, plural_prompts
 from icl_lens.result.view import Cell, Column, Dots, Label, Section, View, table_view
 from icl_lens.runs.run import Run
@@ -360,20 +360,20 @@ class ControlledAblation(Result):
         return [math.exp(float(answers.label_log_probs[0, label])) for answers in scores]
 
     def _differences_section(self) -> Section:
-        """Return accuracy and log-odds with the heads ablated, minus those with random heads ablated."""
+        """Return what the answers lose without the heads, more than without random heads."""
         has_odds = len(self.labels) > 1
-        columns = [Column(self._condition_names()["heads"], is_number=False)]
+        columns = [Column("lost more than without", is_number=False)]
         columns.append(Column("accuracy, points (95%)"))
         columns += [Column("log-odds, nats (95%)")] if has_odds else []
         rows: list[tuple[Cell, ...]] = []
         for name in self._compared_conditions():
-            accuracy = self.difference("heads", name, "accuracy")
-            row: list[Cell] = [f"minus random, {name}", points_text(accuracy)]
-            row += [nats_text(self.difference("heads", name, "log_odds"))] if has_odds else []
+            accuracy = self.difference(name, "heads", "accuracy")
+            row: list[Cell] = [f"random heads, {name}", points_text(accuracy)]
+            row += [nats_text(self.difference(name, "heads", "log_odds"))] if has_odds else []
             rows.append(tuple(row))
         return Section(
             "Compared with random heads",
-            "Below zero if these heads cost more than random ones.",
+            "Above zero if the answers lose more without these heads than without random ones.",
             tuple(columns),
             tuple(rows),
         )
@@ -382,7 +382,8 @@ class ControlledAblation(Result):
         """Return notes that explain the table's numbers."""
         n_prompts, n_queries = len(self.queries), len(set(self.queries))
         n_sets = len(self.conditions["same layers"].sets)
-        lines = [f"Random: mean over {n_sets} sets each."] if n_sets else []
+        statistic = "mean" if n_prompts > 1 else "mean (range)"
+        lines = [f"Random: {statistic} over {n_sets} sets each."] if n_sets else []
         if n_prompts > 1:
             lines.append(
                 f"Chance: {percent(self.chance)} between the labels. 95% intervals are over the "
@@ -401,7 +402,7 @@ class ControlledAblation(Result):
             if aurocs:
                 lines.append(
                     "AUROC of the labels' log-odds, which a preference for one label does not change "
-                    f"(chance: 0.5): {', '.join(aurocs)}."
+                    f"(chance: 0.5): {joined(aurocs)}."
                 )
         if self.edits:
             lines.append(edits_note(self.edits, "All conditions, also “no ablation”,"))

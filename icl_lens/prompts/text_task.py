@@ -4,8 +4,8 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
-from itertools import chain
+from dataclasses import KW_ONLY, dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -33,7 +33,10 @@ from icl_lens.prompts.draw import (
     warn_of_empty_cells,
 )
 from icl_lens.prompts.labeled_task import LabeledTask
-from icl_lens.prompts.prompt import SPACE, check_unicode, in_order, quoted_list
+from icl_lens.prompts.prompt import SPACE, Prompt, check_unicode, in_order, quoted_list
+
+N_TRIED = 200
+"""Number of prompts among which one for a given row is sought."""
 
 Rows = list[tuple[str, str]]
 """Texts and their classes."""
@@ -82,6 +85,42 @@ class TextTask(LabeledTask):
     def digest(self) -> str:
         """Return a 16-digit hexadecimal digest of the text and class of every usable row."""
         return json_digest(self._rows())
+
+    def prompt_of_row(self, row: int, *, seed: int = 0, demonstrations: int = 2) -> Prompt:
+        """Return a prompt whose query is the text of one row of the file, counted from 1 without
+        the header.
+
+        Its demonstrations are those of the first prompt of `prompts` that shows the row's class and
+        not its text. Raise InputError for a task without a file, a row that the file does not have
+        or that is skipped, and if no such prompt is drawn.
+
+        Example:
+            >>> task = il.TextTask("reviews", "reviews.csv")  # doctest: +SKIP
+            >>> il.explain(model, task.prompt_of_row(17))  # doctest: +SKIP
+        """
+        if self.path is None or not Path(self.path).is_file():
+            raise InputError(
+                f"row requires a single file of your own texts, got {str(self.path)!r}; pass the "
+                "path of one file"
+            )
+        (row,) = check_at_least(1, row=row)
+        table = read_files([Path(self.path)])
+        selected = list(islice(table.rows, row - 1, row))
+        usable = _usable(RawTable(selected, table.class_names), self.columns, None, Counter())
+        text, class_name = next(usable, (None, None))
+        if text is None:
+            raise InputError(
+                f"row {row} of {str(self.path)!r} must have a text and a label; pass another row"
+            )
+        for prompt in self.prompts(N_TRIED, seed=seed, demonstrations=demonstrations):
+            labels = [label for label, name in (prompt.classes or {}).items() if name == class_name]
+            demonstrated = {spelling_key(shown.text) for shown in prompt.demonstrations}
+            if labels and spelling_key(text) not in demonstrated:
+                return replace(prompt, query=text, answer=labels[0], other_query=None)
+        raise InputError(
+            f"row {row} must have a class that prompts show without its text, got {class_name!r}; "
+            "add rows of this class"
+        )
 
     def row_counts(self) -> RowCounts:
         """Return how many rows the task uses and skips; raise InputError if they cannot be read."""

@@ -11,12 +11,12 @@ from rich.text import Text
 
 from icl_lens.analyses.explanation import Explanation, is_noise
 from icl_lens.analyses.sections import HeadReport
-from icl_lens.attribution.reasons import SIDES, WRITER_NAMES, AttentionReasons
+from icl_lens.attribution.reasons import SIDES, SMALLEST_NAMED, WRITER_NAMES, AttentionReasons
 from icl_lens.models.readout import MIN_STANDOUT
 from icl_lens.report.palette import AMBER, SKY
 from icl_lens.report.terminal import new_table
 from icl_lens.report.view_terminal import QUIET, label_style
-from icl_lens.result.number_format import mean_and_range, percent
+from icl_lens.result.number_format import joined, mean_and_range, percent
 from icl_lens.result.view import Label
 
 BAR_WIDTH = 22
@@ -286,12 +286,14 @@ def _why_note(why: AttentionReasons) -> str:
     """Return how the columns of scores are to be read, and the largest pairs."""
     pairs = []
     for query_writer, key_writer, score in why.pairs[:3]:
-        pairs.append(f"{query_writer} × {key_writer} {score:+z.2f}")
+        if abs(score) >= SMALLEST_NAMED:
+            pairs.append(f"{query_writer} × {key_writer} {score:+z.2f}")
     note = (
         f"Each score column sums to the difference {why.score_difference:+z.2f} over all "
-        f"{why.n_writers} writers ({WRITER_NAMES}). Largest pairs of query and key writers shown: "
-        f"{', '.join(pairs)}."
+        f"{why.n_writers} writers ({WRITER_NAMES})."
     )
+    if pairs:
+        note += f" Largest pairs of query and key writers shown: {joined(pairs)}."
     if why.value:
         note += f" Values: {'exact' if why.value_is_exact else 'first-order'} parts."
     return note

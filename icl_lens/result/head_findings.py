@@ -3,7 +3,7 @@
 Rules, for the difference between what the answer loses without the heads and what it loses without
 random ones:
 
-- its interval is above zero: the heads matter;
+- its interval is above zero: the heads matter, if the answer also loses something without them;
 - below zero: they matter less than random heads;
 - it includes zero: it is not shown that they matter more than random heads;
 - there is no interval: they are not compared.
@@ -64,8 +64,11 @@ def removal_finding(
             reason = f"that needs at least {MIN_RANDOM_SETS} random sets, got {n_random_sets}"
         return f"{subject}: {costs}. They are not compared with {random}: {reason}."
     compared = f"{interval_text(*difference)} more than {random} do"
-    if difference.low > 0:
+    if difference.low > 0 and lost > 0:
         return f"{subject} {matter}: {costs}, {compared}."
+    if difference.low > 0:
+        needs = f"It is not shown that the answer needs {heads_in_words(heads)}"
+        return f"{needs}: {costs}, although that is {compared}."
     if difference.high < 0:
         return f"{subject} {matter} less than {random}: {costs}, {compared}."
     return (
