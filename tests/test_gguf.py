@@ -118,6 +118,14 @@ def test_the_files_own_tokenizer_is_used(name, tmp_path):
     assert begins == (gguf_files.ARCHITECTURES[name][1] == "pieces")  # as add_bos_token says
 
 
+@pytest.mark.parametrize(("name", "composes"), [("qwen2", True), ("llama", False)])
+def test_characters_are_composed_as_the_published_tokenizers_do(name, composes, tmp_path):
+    gguf_files.write(name, tmp_path / "x.gguf")
+    tokenizer = il.load_model(str(tmp_path / "x.gguf"), device="cpu").tokenizer
+    decomposed, composed = (tokenizer(text, add_special_tokens=False).input_ids for text in ("e\u0301", "\u00e9"))
+    assert (decomposed == composed) == composes
+
+
 SPLITS = {  # GGUF's name -> how the original tokenizer splits text before it is written as bytes
     "gpt-2": ([], True),
     "smollm": ([pre_tokenizers.Digits(individual_digits=True)], True),

@@ -174,9 +174,9 @@ def test_a_difference_in_longer_texts_is_found_in_the_first_longer_batch():
     assert il.score(model, batch).isfinite().all()
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama_gqa"])
+@pytest.mark.parametrize("family", ["gpt2", "llama_gqa", "bloom"])
 def test_weights_that_are_edited_after_loading_are_measured(family):
-    """Also where the bridge has copies of the model's weights, as of GPT-2's joint matrix."""
+    """Also where the bridge has copies of the model's weights, as of BLOOM's joint matrix."""
     hf = families.build(family)
     for model in (il.load_model(hf_model=hf, tokenizer=families.tokenizer(), device="cpu"), bridge_of(hf)):
         clean = il.load_model(hf_model=families.build(family), tokenizer=families.tokenizer(), device="cpu")
