@@ -75,7 +75,7 @@ PROMPT = "love : bar one : foo two :"
         (["ablate", PROMPT, "-k", "7"], "got 7"),
         (["ablate", PROMPT, "-k", "13"], "k must be between 1 and 12"),
         (["circuit"], "pass --task"),
-        (["circuit", "-t", "sentiment-number", "--heads", "L0H1", "-k", "3"], "--heads, or --top to locate them"),
+        (["circuit", "-t", "sentiment-number", "--heads", "L0H1", "-k", "3"], "--heads, or --top and --by to locate them"),
         (["circuit", "-t", "sentiment-number", "--split", "train"], "--split has no effect here"),
     ],
 )
@@ -190,7 +190,7 @@ def test_any_text_is_explained(run, tiny, tmp_path):
         "against bar, no",
         "attends most to",
         "Heads by contrast",
-        "support bar, no: ",
+        "support bar and no: ",
         "Lowest contrasts of all heads: L",
     ):
         assert words in out

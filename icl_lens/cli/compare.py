@@ -95,7 +95,7 @@ def compare(
         _check_same_settings(settings, second_settings)
         if task.check:
             for side, model in (("A", first), ("B", second)):
-                console.print(f"{side}: ", end="")
+                console.print(f"Model {side}:", style="bold")
                 task.print_behavior(console, model, readout, n=n, seed=seed)
         with progress() as report:
             comparison = compare_models(

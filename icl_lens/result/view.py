@@ -142,14 +142,18 @@ def table_view(
     finding: str = "",
 ) -> View:
     """Return the view of one small table; `n_rows` is the number of rows of the full one, and
-    `finding` the sentence that comes before the title.
+    `finding` the sentence that comes before the title, of which a page then shows what is before
+    the colon.
     """
     rows = tuple(zip(*columns.values(), strict=True))
     described = tuple(
         Column(name, is_number=is_number_column(cells)) for name, cells in columns.items()
     )
-    sentences = (finding, title) if finding else ()
-    return View(title, sentences, (Section(columns=described, rows=rows, n_rows=n_rows),))
+    sections = (Section(columns=described, rows=rows, n_rows=n_rows),)
+    if not finding:
+        return View(title, sections=sections)
+    what, _, _ = title.partition(":")
+    return View(what, (finding, title), sections)
 
 
 def cell_text(cell: Cell, column: Column) -> str:
