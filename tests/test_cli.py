@@ -75,7 +75,7 @@ PROMPT = "love : bar one : foo two :"
         (["ablate", PROMPT, "-k", "7"], "got 7"),
         (["ablate", PROMPT, "-k", "13"], "k must be between 1 and 12"),
         (["circuit"], "pass --task"),
-        (["circuit", "-t", "sentiment-number", "--heads", "L0H1", "-k", "3"], "--heads, or --top and --by to locate them"),
+        (["circuit", "-t", "sentiment-number", "--heads", "L0H1", "-k", "3"], "--heads, or --top and --by to locate"),
         (["circuit", "-t", "sentiment-number", "--split", "train"], "--split has no effect here"),
     ],
 )
