@@ -149,7 +149,7 @@ class Patch(Edit):
             recording = cls._recording(view, group, batch)
             for edit in group:
                 prepared[id(edit)] = replace(edit, **recording, _batch=batch)
-        return [prepared.get(id(edit), edit) for edit in edits]
+        return [prepared[id(edit)] if id(edit) in prepared else edit for edit in edits]
 
     @classmethod
     def _recording(
