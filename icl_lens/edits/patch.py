@@ -144,12 +144,12 @@ class Patch(Edit):
             if edit._recorded is None:
                 key = (id(edit.source), edit.activation, edit.positions, edit.align)
                 groups.setdefault(key, []).append(edit)
-        prepared: dict[int, Edit] = {}
+        prepared: dict[int, Any] = {}
         for group in groups.values():
             recording = cls._recording(view, group, batch)
             for edit in group:
                 prepared[id(edit)] = replace(edit, **recording, _batch=batch)
-        return [prepared[id(edit)] if id(edit) in prepared else edit for edit in edits]
+        return [prepared.get(id(edit), edit) for edit in edits]
 
     @classmethod
     def _recording(
