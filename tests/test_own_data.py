@@ -290,7 +290,7 @@ def test_settings_of_other_tasks_are_refused(name, settings, words):
 
 def test_rows_with_an_empty_cell_are_warned_of(tmp_path):
     rows = [*SENTENCES, ("", "foo"), ("a text", "")]
-    with pytest.warns(UserWarning, match=r"rows.csv: 2 rows with an empty cell skipped; 16 rows used.*2 skipped"):
+    with pytest.warns(UserWarning, match=r"rows.csv: rows with an empty cell are skipped: 16 rows used.*2 skipped"):
         il.load_task(write(tmp_path / "rows.csv", rows), n=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -337,11 +337,12 @@ def planted_check(prompts: list[il.Prompt], nats: dict[str, float], noise: float
 CLAIMS = {
     "learns": "The model learns from the demonstrations",
     "contradicts": "The model contradicts the demonstrations",
-    "knows": "It knows the classes' words",
+    "knows": "It knows which class a label names",
     "misreads": "It reads the classes' words against the original labels",
     "copies": "It copies the last label",
     "avoids": "It avoids the last label",
     "first": "It copies the first label",
+    "avoids first": "It avoids the first label",
     "prefers": "It prefers 'bar'",
 }
 
@@ -357,6 +358,7 @@ CLAIMS = {
         ({"copies": 1}, ("copies",)),
         ({"copies": -1}, ("avoids",)),
         ({"first": 1}, ("first",)),
+        ({"first": -1}, ("avoids first",)),
         ({"prefers": 1}, ("prefers",)),
         ({"learns": 1, "prefers": 6}, ("prefers", "learns")),
         ({"learns": 2, "knows": 3}, ("knows", "learns")),
@@ -387,7 +389,7 @@ def test_a_behavior_that_no_answer_follows_is_called_a_leaning():
     assert "It leans away from the last label" in str(found)
     assert "It leans toward the first label" in str(found)
     hidden = planted_check(prompts, {"learns": 1, "prefers": 3})
-    assert "although its answers do not clearly follow; 50% of answers are right with the original labels" in str(
+    assert "although its answers do not clearly follow; 50% of answers follow them with the original labels" in str(
         hidden
     )
     assert "answers do not" not in str(planted_check(prompts, {"learns": 1, "prefers": 0.5}))

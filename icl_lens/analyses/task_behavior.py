@@ -39,7 +39,7 @@ from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 
 Layout = Literal["given", "last", "other", "original", "exchanged"]
-Behavior = Literal["learns", "contradicts", "knows", "misreads", "copies", "avoids", "first", "prefers"]
+Behavior = Literal["learns", "contradicts", "knows", "misreads", "copies", "avoids", "first", "avoids first", "prefers"]
 
 N_PROMPTS = 60
 MIN_PROMPTS = 20
@@ -52,7 +52,7 @@ BEHAVIORS: dict[Effect, tuple[Behavior, Behavior | None]] = {
     "learns": ("learns", "contradicts"),
     "knows": ("knows", "misreads"),
     "copies": ("copies", "avoids"),
-    "first": ("first", None),
+    "first": ("first", "avoids first"),
     "prefers": ("prefers", None),
 }
 # The arrangements of each layout; "given" is the order of the prompts themselves.
@@ -84,7 +84,7 @@ class TaskCheck(Check):
       words, or "misreads" them. NaN if it cannot be told from a preference, because all answers are the same.
     - `copies`: what a label gains when it is shown last. The model "copies" the last label, or "avoids" it. It grows
       with what the labels before the last one count, if these count more than earlier ones.
-    - `first`: what a label gains when it is shown first. NaN if each class has one demonstration: `copies` then
+    - `first`: what a label gains when it is shown first; negative, the model "avoids first". NaN if each class has one demonstration: `copies` then
       compares the last label with the first one.
     - `prefers`: what `favorite` gains in all arrangements; the label that gains most.
 
@@ -173,6 +173,7 @@ class TaskCheck(Check):
                 "copies": self._last_label,
                 "avoids": self._last_label,
                 "first": self._first_label,
+                "avoids first": self._first_label,
                 "prefers": self._preference,
             }
             sentences += [about[behavior]() for behavior in self.behaviors if behavior in about]
@@ -200,15 +201,15 @@ class TaskCheck(Check):
             sentence = f"The model is not shown to learn from the demonstrations: {gained} gains {_nats(effect)}"
             if effect.low > 0:
                 sentence += f", not clearly more than {SMALLEST_NATS}"
-        right = f"{self.accuracy['original'].value:.0%} of answers are right with the original labels"
+        right = f"{self.accuracy['original'].value:.0%} of answers follow them with the original labels"
         return f"{sentence}; {right}, and {self.accuracy['exchanged'].value:.0%} with exchanged labels."
 
     def _words(self) -> str:
         effect = self.effects["knows"]
         if "knows" in self.behaviors:
             return (
-                "It knows the classes' words without the demonstrations: the original label gains "
-                f"{_nats(effect)}, whatever they show."
+                "It knows which class a label names: the original label gains "
+                f"{_nats(effect)}, whatever the demonstrations show."
             )
         return (
             "It reads the classes' words against the original labels: these lose "
@@ -233,13 +234,15 @@ class TaskCheck(Check):
         )
 
     def _first_label(self) -> str:
-        if self.shares["first"].low > 0:
-            return f"It copies the first label: a label gains {_nats(self.effects['first'])} where it is shown first."
-        gained = _nats(self.effects["first"])
-        return (
-            f"It leans toward the first label: a label gains {gained} where it is shown first, but its answers do not "
-            "clearly follow."
-        )
+        effect, share = self.effects["first"], self.shares["first"]
+        is_copied = effect.value > 0
+        moved = f"gains {_nats(effect)}" if is_copied else f"loses {_nats(_negative(effect))}"
+        if share.low > 0 or share.high < 0:
+            verb, follow = "copies" if is_copied else "avoids", ""
+        else:
+            verb = "leans toward" if is_copied else "leans away from"
+            follow = ", but its answers do not clearly follow"
+        return f"It {verb} the first label: a label {moved} where it is shown first{follow}."
 
     def _preference(self) -> str:
         nats = _nats(self.effects["prefers"])

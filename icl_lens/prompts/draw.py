@@ -178,8 +178,7 @@ def warn_of_empty_cells(path: object, counts: RowCounts) -> None:
     reasons = (WITHOUT_TEXT_OR_LABEL, WITH_EMPTY_CELL)
     n_empty = sum(counts.skipped.get(reason, 0) for reason in reasons)
     if n_empty:
-        rows = "1 row" if n_empty == 1 else f"{n_empty:,} rows"
-        warn_user(f"{path}: {rows} with an empty cell skipped; {counts}")
+        warn_user(f"{path}: rows with an empty cell are skipped: {counts}")
 
 
 def check_path(path: object) -> None:
