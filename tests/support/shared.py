@@ -18,6 +18,7 @@ import pytest
 import torch
 from annotations import begin_test, lighter
 from tolerance import Float64
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 jaxtyping.jaxtyped = lighter(jaxtyping.jaxtyped)  # before the package is imported
@@ -97,8 +98,13 @@ def no_type_checks() -> Iterator[None]:
 
 
 @pytest.fixture
-def float64() -> Iterator[None]:
-    """Make libraries compute in float64 what they otherwise compute in float32, for tests of models in float64."""
+def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make libraries compute in float64 what they otherwise compute in float32, for tests of models in float64.
+
+    Also where a backward pass runs blocks again, in which the mode around it is not active.
+    """
+    again = partial(checkpoint, context_fn=lambda: (nullcontext(), Float64()))
+    monkeypatch.setattr("icl_lens.engine.gradients.checkpoint", again)
     with Float64():
         yield
 

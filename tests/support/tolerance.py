@@ -53,12 +53,13 @@ class Float64(TorchFunctionMode):
     is_active = False
 
     def __enter__(self) -> "Float64":
+        self.was_active = Float64.is_active
         Float64.is_active = True
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        Float64.is_active = False
+        Float64.is_active = self.was_active
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         divides = func in (torch.Tensor.div, torch.Tensor.__truediv__, torch.div)
