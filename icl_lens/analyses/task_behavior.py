@@ -84,8 +84,8 @@ class TaskCheck(Check):
       words, or "misreads" them. NaN if it cannot be told from a preference, because all answers are the same.
     - `copies`: what a label gains when it is shown last. The model "copies" the last label, or "avoids" it. It grows
       with what the labels before the last one count, if these count more than earlier ones.
-    - `first`: what a label gains when it is shown first; negative, the model "avoids first". NaN if each class has one demonstration: `copies` then
-      compares the last label with the first one.
+    - `first`: what a label gains when it is shown first. If it is negative, the model "avoids first". NaN if each class
+      has one demonstration: `copies` then compares the last label with the first one.
     - `prefers`: what `favorite` gains in all arrangements; the label that gains most.
 
     `shares` are the same contrasts of the model's answers: 1 if all of them follow the behavior, 0 if none does.
