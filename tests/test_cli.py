@@ -326,6 +326,21 @@ def test_locate_shows_the_first_prompt_and_ranks_by_contrast(run, icl_mini, tmp_
     assert "--by contrast" in err
 
 
+def test_a_long_stage_is_announced_once_where_no_bar_is_shown(capsys, monkeypatch):
+    monkeypatch.setattr(console, "LONG_STAGE", 0.0)
+    with console.progress() as report:
+        for done in (0, 1, 2):
+            report("part", done, 3)
+    assert capsys.readouterr().err == "Locating heads: about 0 s.\n"
+    for options in ({"hidden": True}, {"announces": False}):
+        with console.progress(**options) as report:
+            report("part", 1, 3)
+    monkeypatch.setattr(console, "LONG_STAGE", 10.0)
+    with console.progress() as report:
+        report("part", 1, 3)
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_long_check_is_announced_with_its_duration(run, tiny, words, monkeypatch, capsys):
     for seconds, said in ((2.0, ""), (30.0, "300 passes, about 2 min; --no-check omits this.")):

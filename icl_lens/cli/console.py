@@ -3,8 +3,8 @@ characters.
 """
 
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -37,15 +37,33 @@ class PlainConsole(Console):
                 yield Segment(visible(segment.text), segment.style)
 
 
-def progress(*, hidden: bool = False) -> "AbstractContextManager[Progress]":
-    """Return a context with a progress callback: bars on standard error, if it is a terminal."""
-    from icl_lens.runs.progress import progress_bar
+@contextmanager
+def progress(*, hidden: bool = False, announces: bool = True) -> "Iterator[Progress]":
+    """Yield a progress callback: bars on standard error, if it is a terminal.
 
-    return progress_bar(hidden=hidden or not PlainConsole(stderr=True).is_terminal)
+    Elsewhere, such as in a log, a sentence says how long a stage takes, if it `announces` and the
+    stage is long.
+    """
+    from icl_lens.runs.progress import NAMES, progress_bar
+
+    is_terminal = PlainConsole(stderr=True).is_terminal
+    with progress_bar(hidden=hidden or not is_terminal) as report:
+        if hidden or is_terminal or not announces:
+            yield report
+        else:
+            yield announcing(
+                report,
+                lambda stage, total, duration: (
+                    f"{NAMES.get(stage, stage).capitalize()}: about {duration}."
+                ),
+                least=LONG_STAGE,
+            )
 
 
 LONG = 10.0
-"""Seconds from which a check that nobody asked for is announced."""
+"""Seconds from which a check is announced, which a user may omit."""
+LONG_STAGE = 30.0
+"""Seconds from which another stage is announced."""
 
 
 def with_duration(
@@ -56,27 +74,44 @@ def with_duration(
 ) -> "Progress":
     """Return a progress callback that, after its first batch, says on standard error how long a
     check will take and, unless it `is_asked_for`, how to omit it.
-
-    It says nothing if less than `LONG` seconds are left.
     """
-    start = clock()
-    is_first = True
 
-    def announce(what: str, done: int, total: int) -> None:
-        nonlocal start, is_first
+    def sentence(stage: str, total: int, duration: str) -> str:
+        checking = f"hecking what the model does on the task: {total:,} passes, about {duration}"
+        return f"C{checking}." if is_asked_for else f"First c{checking}; --no-check omits this."
+
+    return announcing(report, sentence, least=LONG, clock=clock)
+
+
+def announcing(
+    report: "Progress",
+    sentence_of: Callable[[str, int, str], str],
+    *,
+    least: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> "Progress":
+    """Return a progress callback that says on standard error, after a stage's first batch, how long
+    the stage will take.
+
+    `sentence_of` makes a sentence of a stage, its total and the duration in words. Nothing is said
+    if less than `least` seconds are left.
+    """
+    starts: dict[str, float] = {}
+    announced: set[str] = set()
+    first_start = clock()
+
+    def announce(stage: str, done: int, total: int) -> None:
         if not done:
-            start = clock()
-        elif is_first:
-            is_first = False
-            left = (clock() - start) * (total - done) / done
-            if left >= LONG:
+            starts[stage] = clock()
+        elif stage not in announced:
+            announced.add(stage)
+            seconds = clock() - starts.get(stage, first_start)
+            left = seconds * (total - done) / done
+            if left >= least:
                 duration = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
-                sentence = f"Checking what the model does on the task: {total:,} passes, about "
-                sentence += f"{duration}."
-                if not is_asked_for:
-                    sentence = f"First c{sentence[1:-1]}; --no-check omits this."
+                sentence = sentence_of(stage, total, duration)
                 PlainConsole(stderr=True, soft_wrap=True, highlight=False).print(sentence)
-        report(what, done, total)
+        report(stage, done, total)
 
     return announce
 

@@ -443,7 +443,7 @@ class TaskOptions:
                 return earlier_check
         if only_kept:
             return None
-        with progress(hidden=console.quiet) as report:
+        with progress(hidden=console.quiet, announces=False) as report:
             timed = report
             if not console.quiet:
                 timed = with_duration(report, is_asked_for=is_asked_for)

@@ -269,18 +269,18 @@ def _pools(
     classes = in_order({*pool} | {name for _, name in queries})
     sizes = {name: len(pool.get(name, ())) for name in classes}
     if not queries or len(classes) < 2 or any(size < count for size in sizes.values()):
+        if _row_counts(rows, Counter()).look_like_pairs:
+            raise InputError(
+                f"most of the {len(sizes)} labels have a single text, as answers of their own do, "
+                "such as capitals of countries; read pairs with pairs=True (--pairs)"
+            )
         named = list(sizes.items())[:MAX_NAMED]
         counts = ", ".join(f"{size} of class {name!r}" for name, size in named) or "none"
         counts += f" and {len(sizes) - MAX_NAMED} more classes" if len(sizes) > MAX_NAMED else ""
-        remedy = "add rows, or use a larger max_words or fewer demonstrations"
-        if _row_counts(rows, Counter()).look_like_pairs:
-            remedy = (
-                "if the labels are answers of their own, such as capitals of countries, read pairs "
-                "with pairs=True (--pairs)"
-            )
         raise InputError(
             f"the data must have at least one query and two classes with {count} demonstration "
-            f"texts each, got {len(queries)} queries and {counts}; {remedy}"
+            f"texts each, got {len(queries)} queries and {counts}; add rows, or use a larger "
+            "max_words or fewer demonstrations"
         )
     return pool, queries
 
