@@ -23,7 +23,7 @@ _MESSAGES = {
     "OfflineModeIsEnabled": "{what} is not in the cache, or only partly; unset HF_HUB_OFFLINE and "
     "TRANSFORMERS_OFFLINE once to download it",
     "HFValidationError": "{kind} must be a Hugging Face Hub name like 'gpt2-large' or "
-    "'EleutherAI/gpt-j-6b', got {short_repr(name)}",
+    "'EleutherAI/gpt-j-6b', got {name!r}",
     "GatedRepoError": "{what} is gated; accept its license on its page at https://huggingface.co, "
     "then log in with `hf auth login` or set HF_TOKEN",
     "RevisionNotFoundError": "{what} does not exist; pass a branch, tag or commit with --revision "

@@ -23,7 +23,7 @@ from icl_lens.cli.program import app_with_all_options
 from icl_lens.report import html, palette
 from icl_lens.report.html import templating
 from icl_lens.report.html.templating import asset, circuitsvis_bundle, visible
-from icl_lens.result.number_format import percent, signed
+from icl_lens.result.number_format import joined, percent, signed
 
 
 class Page(HTMLParser):
@@ -668,7 +668,7 @@ def test_what_heads_support_is_decided_by_the_numbers(paper):
     explanation = ex.changed(paper, heads=heads, largest=largest, compared_with=("bar",), **layers)
     named = {which: [f"L9H{i}" for i, case in enumerate(SUPPORTS) if case[2] == which] for _, _, which in SUPPORTS}
     groups = {"foo": "answer", "bar": "others", "both": "both", "neither": "neither"}
-    line = " ".join(f"support {name}: {', '.join(named[which])}." for name, which in groups.items())
+    line = " ".join(f"support {name}: {joined(named[which])}." for name, which in groups.items())
     text = Page(explanation.to_html()).text
     assert line in text
     assert "contrast, nats" in text

@@ -105,16 +105,6 @@ def test_foo_with_and_without_its_space_are_two_labels(kind):
     assert batch.label_positions.tolist() == [[2, 5]]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("byte")])
-def test_a_space_too_many_is_the_first_token_of_its_label(kind):
-    """If the template adds a space, the label " foo" begins with a lone space, which is then the scored token."""
-    batch = tokenize(model_of(kind), prompt_of(("love", " foo"), ("two", "foo")))
-    assert strings(kind, batch.tokens[0])[1:] == ["_:", "_", "_foo", "_two", "_:", "_foo", "_one", "_:"]
-    assert strings(kind, batch.label_tokens) == ["_", "_foo"]
-    assert batch.label_positions.tolist() == [[2, 6]]
-    assert batch.label_ranges.tolist() == [[[2, 4], [6, 7]]]
-
-
 @pytest.mark.parametrize("kind", SPACED)
 def test_appending_what_the_labels_share(kind):
     prompt = prompt_of(("love", "food"), ("two", "foot"), answer="foot")
@@ -277,7 +267,8 @@ def joined_without(word: str):
 REFUSED = [
     ("word", [], {}, "at least one prompt"),
     ("word", PAPER, {"labels": ["bar"]}, "add 'foo'"),
-    ("word", prompt_of(("love", " foo"), ("two", "foo")), {}, "' foo' and 'foo' have the same tokens 'foo'"),
+    ("word", prompt_of(("love", " foo"), ("two", "foo")), {}, "label ' foo' begins with a space, which the template"),
+    ("word", prompt_of(("love", "foo"), ("two", "foo ")), {}, "have the same tokens 'foo'"),
     # one begins with the tokens of another, and a text follows it
     ("byte", labeled("foo", "food"), {}, "'foo' begin those of another label, and the template has no token"),
     ("byte", Prompt([], "a", "food", ("foo", "food")), {}, "'foo' begin those of another label"),
