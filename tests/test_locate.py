@@ -134,7 +134,7 @@ def test_your_own_columns_and_labels_are_used(inputs, run, tmp_path):
     rows = "\n".join(f"{word},{kind}" for kind, words in CATEGORIES.items() for word in words)
     (tmp_path / "notes.csv").write_text(f"note,kind\n{rows}\n")
     mine = [*inputs[4:], "--task", "notes", "--path", tmp_path / "notes.csv"]
-    one_line(*run(*mine)[::2], "set the text and label columns")
+    one_line(*run(*mine)[::2], "pass --columns 'note,kind'")
     one_line(*run(*mine, "--columns", "note")[::2], "--columns must name a text and a label column")
     out = tmp_path / "out"
     code, stdout, _ = run(*mine, "--columns", "note,kind", "--demonstrations", "1", "--labels", "yes,no", "--out", out)

@@ -368,8 +368,8 @@ def two_cells(
 
 
 def likely_columns(row: Mapping[str, Any], columns: tuple[str, str]) -> tuple[str, str]:
-    """Return which two columns of a row are likely meant by `columns`: those that it has, then the
-    one with the longest text, then the last ones.
+    """Return which two columns of a row are likely meant by `columns`: those that it has, then its
+    only two columns in their order, or the one with the longest text and the last one.
 
     Example:
         >>> from icl_lens.prompts.datasets import likely_columns
@@ -381,6 +381,8 @@ def likely_columns(row: Mapping[str, Any], columns: tuple[str, str]) -> tuple[st
     if len(others) + sum(column in row for column in columns) < 2:
         return columns
     first, second = columns
+    if len(row) == len(others) == 2:
+        return others[0], others[1]
     if first not in row:
         first = max(others, key=lambda name: len(str(row[name] or "")))
         others.remove(first)
