@@ -587,8 +587,10 @@ def head_dots(
     figure, pairs = panels(table)
     for axes, rows in pairs:
         heads = rows["at"].astype(str)
-        axes.plot(heads, rows["quantity"], "o", color=COLORS[0], label=names[0])
-        axes.plot(heads, rows["control"], "o", mfc="none", mec=COLORS[1], ms=8, label=names[1])
+        dot: dict[str, Any] = {"color": COLORS[0], "clip_on": False}
+        circle: dict[str, Any] = {"mfc": "none", "mec": COLORS[1], "ms": 8, "clip_on": False}
+        axes.plot(heads, rows["quantity"], "o", label=names[0], **dot)
+        axes.plot(heads, rows["control"], "o", label=names[1], **circle)
         axes.tick_params(axis="x", rotation=60, labelsize=7)
         axes.margins(x=0.08)
     pairs[0][0].set_ylabel(label, fontsize=8)
