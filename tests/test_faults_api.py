@@ -425,6 +425,15 @@ REQUIRED = {
 }
 
 
+def required_after_model(function, one_row):
+    """Return a value for each argument after the model that has no default."""
+    required = {}
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
+            required[parameter.name] = REQUIRED.get(parameter.name, one_row)
+    return required
+
+
 def run_or_enter(value):
     if hasattr(value, "__enter__"):
         enter(value)
@@ -434,11 +443,7 @@ def run_or_enter(value):
 def test_what_is_passed_in_place_of_the_model_is_said_with_the_right_call(name, gpt2, gpt2_batch):
     """A Hugging Face model, a model's name, a tokenizer, and the batch, in every function that takes a model."""
     function, one_row = getattr(il, name), gpt2_batch[:1]
-    required = {
-        parameter.name: REQUIRED.get(parameter.name, one_row)
-        for parameter in list(inspect.signature(function).parameters.values())[1:]
-        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
-    }
+    required = required_after_model(function, one_row)
     calls = {
         "write model = il.load_model('my-name', hf_model=model, tokenizer=tokenizer)": gpt2.original_model,
         "load it first, with model = il.load_model('gpt2'), and pass the model": "gpt2",
@@ -467,11 +472,7 @@ class DataFrame:
 def test_a_wrong_object_is_named_in_a_few_words(name, gpt2, gpt2_batch):
     """A model or a table in place of each argument, alone or in a list: its `repr` would fill screens."""
     function, one_row = getattr(il, name), gpt2_batch[:1]
-    required = {
-        parameter.name: REQUIRED.get(parameter.name, one_row)
-        for parameter in list(inspect.signature(function).parameters.values())[1:]
-        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
-    }
+    required = required_after_model(function, one_row)
     for argument in required.keys() - {"compute"}:
         for wrong in (gpt2, DataFrame(), [gpt2], [DataFrame()]):
             with pytest.raises(il.InputError) as error:

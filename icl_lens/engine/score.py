@@ -134,8 +134,8 @@ def score(
     label] or [batch set label]: the columns are `batch.labels`, and `batch.label_mask` tells which
     of them are choices of a prompt. `read` is any other function of the log-probabilities over the
     vocabulary: it gets them [row d_vocab], with the index of each row's prompt in the batch [row],
-    and returns a tensor [row ...]. An empty set, like no sets, is the model as it is, in a block
-    with the edits of the block.
+    and returns a tensor [row ...]. An empty set, like no sets, adds nothing to the edits of the
+    block that is open, if any.
 
     Without sets, this is one forward pass, with logits at the last position only, or several over
     some of the prompts, to bound memory, unless edits or hooks are active. With sets, it takes the

@@ -209,14 +209,19 @@ def _check_not_one_per_class(words: Sequence[str], classes: Sequence[str], n_sho
     if len(words) != len(classes) or len({*words}) != len(words) or len(words) <= n_shown:
         return
     pairs = list(zip(in_order(classes), words, strict=True))
-    python = ", ".join(f"{name!r}: {word!r}" for name, word in pairs)
-    shell = ",".join(f"{name}={word}" for name, word in pairs)
     raise InputError(
         f"labels must be {n_shown} different words, because every prompt shows {n_shown} of the "
         f"{len(classes)} classes, got {quoted_list(words)}; to show all classes, pass "
         f"classes='all' (--classes all), and to give each class its word, write "
-        f"labels={{{python}}} (--labels '{shell}')"
+        f"{_labels_by_class(pairs)}"
     )
+
+
+def _labels_by_class(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return how to pass each class's word, in Python and in the shell."""
+    python = ", ".join(f"{name!r}: {word!r}" for name, word in pairs)
+    shell = ",".join(f"{name}={word}" for name, word in pairs)
+    return f"labels={{{python}}} (--labels '{shell}')"
 
 
 def _ambiguous_error(
@@ -225,11 +230,9 @@ def _ambiguous_error(
     unnamed = iter([word for word in words if word not in named.values()])
     example = {name: named.get(name) or next(unnamed, None) for name in in_order(classes)}
     pairs = [(name, word) for name, word in example.items() if word is not None]
-    python = ", ".join(f"{name!r}: {word!r}" for name, word in pairs)
-    shell = ",".join(f"{name}={word}" for name, word in pairs)
     return InputError(
         f"labels ({quoted_list(words)}) could belong to the classes "
         f"({quoted_list(in_order(classes))}) in more than one way; for words that mean classes, "
-        f"write labels={{{python}}} (--labels '{shell}') or as it should be; for words that mean "
+        f"write which is whose, as in {_labels_by_class(pairs)}; for words that mean "
         f"nothing, omit labels (default: {quoted_list(DEFAULT_LABELS[:n_shown])})"
     )
