@@ -119,7 +119,7 @@ def test_words_that_fit_in_more_than_one_way_are_refused_with_both_ways(classes,
         class_labels(labels, classes, n_shown)
     words = str(refused.value)
     python = words[words.index("labels={") + 7 : words.index("} (") + 1]
-    shell = words[words.index("--labels '") + 10 : words.index("') or")]
+    shell = words[words.index("--labels '") + 10 : words.index("');")]
     mapping = json.loads(python.replace("'", '"'))
     words_of = {name: [word] for name, word in mapping.items()}
     assert parse_labels(shell) == words_of, "both spellings say the same"
