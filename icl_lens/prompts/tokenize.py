@@ -104,8 +104,6 @@ def tokenize(
     template = template.for_prompts(prompts)
     every_label = _every_label(prompts, labels)
     template.check_labels(every_label)
-    for prompt in prompts:
-        template.check_labels(prompt.every_label)
     return _tokenize(
         model,
         prompts,
