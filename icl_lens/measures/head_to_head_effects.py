@@ -118,12 +118,14 @@ def head_to_head_effects(
     """Return the effect of each writer on the answer through each reader's query, keys or values.
 
     1. `reader_at` are the tokens at which the reader acts: it attends from them and writes to them.
-    They are the last token, those of a role (see `batch.token_roles`; "label" for true and false
-    labels), positions, or "all". 2. `part` is "q", "k" or "v". The reader's queries at `reader_at`,
-    or its keys or values at the tokens `at`, are rebuilt without what the writer wrote there, with
-    norms recomputed. `at` takes what `reader_at` takes. 3. The reader's output at `reader_at` is
-    computed from them. Elsewhere, and in other heads, nothing changes here. 4. All later components
-    run as usual on what has changed, at all later positions.
+       They are the last token, those of a role (see `batch.token_roles`; "label" for true and false
+       labels), positions, or "all".
+    2. `part` is "q", "k" or "v". The reader's queries at `reader_at`, or its keys or values at the
+       tokens `at`, are rebuilt without what the writer wrote there, with norms recomputed. `at`
+       takes what `reader_at` takes.
+    3. The reader's output at `reader_at` is computed from them. Elsewhere, and in other heads,
+       nothing changes here.
+    4. All later components run as usual on what has changed, at all later positions.
 
     The effects of a prompt without such tokens, or without those of a chain, are NaN: nothing was
     removed there.
