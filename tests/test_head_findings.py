@@ -55,7 +55,7 @@ def test_a_list_counts_heads_whose_interval_is_above_zero():
     assert none.startswith("None of the 2 listed heads has a mean contrast whose 95% interval is above zero.")
     assert "not shown that any of them helps" in none
     for text in (some, none):
-        assert "`icl-lens ablate` (il.ablate_with_controls) measures it" in text
+        assert "icl-lens ablate (il.ablate_with_controls) measures it" in text
     joint = list_finding(table_of([(0.1, 0.3)]), 1, "contrast", n_heads=200, joint_removal="The joint test.")
     assert joint.endswith("The joint test.")
     assert joint.startswith("The listed head has a mean contrast whose 95% interval is above zero")

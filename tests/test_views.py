@@ -130,4 +130,4 @@ def test_code_is_fenced_whatever_it_has():
 def test_a_result_of_one_table_is_a_small_table_in_notebooks(gpt2_acts):
     heads = il.top_heads(gpt2_acts, k=2)
     assert heads._repr_html_().startswith("<table>")
-    assert heads.to_markdown().startswith("# TopHeads over")
+    assert heads.to_markdown().startswith("# Heads by contrast over")

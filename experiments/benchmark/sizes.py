@@ -79,7 +79,20 @@ def main() -> None:
             arguments = ["--models", model, "--dtypes", dtype, "--tokens", str(options.tokens)]
             arguments += ["--out", str(options.out)]
             subprocess.run([sys.executable, __file__, *arguments], check=True)
-    print(read(options.out).to_string(index=False))
+    table = by_model(read(options.out))
+    table.to_csv(options.out.with_name(f"{options.out.stem}_by_model.csv"), index=False)
+    print(table.to_string(index=False))
+
+
+def by_model(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one line per model and precision, with seconds and memory of each call."""
+    lines = []
+    for (model, precision), calls in rows.groupby(["model", "precision"], sort=False):
+        line = {"model": model, "precision": precision, "model, GiB": calls["model (GiB)"].iloc[0]}
+        for call in calls.to_dict("records"):
+            line[call["call"]] = f"{call['seconds']:.0f} s, {call['above the model (GiB)']:.2f} GiB"
+        lines.append(line)
+    return pd.DataFrame(lines)
 
 
 def read(path: Path) -> pd.DataFrame:

@@ -218,7 +218,7 @@ class TopHeads(Result):
         if "selected" in frame:
             columns["selected"] = list(map(format_share, frame["selected"]))
             summary += f"; {selected_note(len(self.value), self.n_parts)}"
-        title = f"TopHeads over {plural_prompts(self.n_prompts)}, nats: {summary}"
+        title = f"Heads by {self.by} over {plural_prompts(self.n_prompts)}, nats: {summary}"
         return table_view(title, columns, len(self.value), finding=self.finding)
 
     @property

@@ -146,7 +146,7 @@ class MeanEffects(Result):
         }
         if self.has_log_odds:
             columns["log p lost"] = list(map(signed, frame["log_prob"]))
-        title = f"MeanEffects, nats: mean over {plural_prompts(self.n_prompts)}, each head zeroed separately"
+        title = f"Effects of heads, nats: mean over {plural_prompts(self.n_prompts)}, each head zeroed separately"
         n = self.log_prob.mean.numel()
         title += f"; {selected_note(self.k, n)}"
         return table_view(title, columns, n, finding=self.finding)

@@ -107,7 +107,7 @@ class MeanExchanges(Result):
         columns |= {"query": list(map(signed, frame["query"])), "95% interval": interval_texts(frame)}
         columns["selected"] = list(map(format_share, frame["selected"]))
         columns |= {name: list(map(signed, frame[name])) for name in ("keys", "values")}
-        title = f"MeanExchanges, log-odds lost, nats: mean over {plural_prompts(self.n_prompts)}, one head at a time"
+        title = f"Exchanges of single heads, log-odds lost, nats: mean over {plural_prompts(self.n_prompts)}"
         n = self.query.mean.numel()
         title += f"; {selected_note(self.k, n)}"
         return table_view(title, columns, n, finding=self.finding)

@@ -20,7 +20,7 @@ from icl_lens.result.number_format import interval_text, joined
 MAX_NAMED_HEADS = 6
 JOINT_NOT_MEASURED = (
     "What removing them jointly costs beside random heads is not measured here; "
-    "`icl-lens ablate` (il.ablate_with_controls) measures it."
+    "icl-lens ablate (il.ablate_with_controls) measures it."
 )
 NEEDED_INSTEAD = "Heads that the answer needs are found by --by effect (il.locate_effects), which removes each head."
 """What to try where no head adds to the answer."""
