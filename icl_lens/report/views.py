@@ -131,7 +131,7 @@ def _page_contents(result: Displayed, view: View) -> dict[str, Any]:
 
 def _table_contents(result: Displayed, view: View) -> dict[str, Any]:
     """Return the page of a view without sentences: its table and, if that is not all, more rows."""
-    # Titles of printed tables begin with the class: "TopHeads over 24 prompts", "Agreement(…)".
+    # Titles of printed tables begin with the class: "HeadEffects over 24 prompts", "Agreement(…)".
     summary = view.title.removeprefix(type(result).__name__).strip(",: ")
     if summary.startswith("(") and summary.endswith(")"):
         summary = summary[1:-1]
