@@ -57,7 +57,7 @@ LIMITS = {
     "icl_lens/prompts": READABLE,
     "icl_lens/report": READABLE,
     "icl_lens/result": READABLE,
-    "icl_lens/runs": Figures(18.2, 1.3, 13.2, 0),
+    "icl_lens/runs": READABLE,
     "experiments": READABLE,
     "tests": Figures(25.4, 9.1, 10, 52),
     "tests/support": Figures(16.4, 7.4, 12.9, 4),

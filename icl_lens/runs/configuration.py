@@ -18,15 +18,28 @@ PACKAGES = ("icl-lens", "transformer-lens", "transformers", "torch", "pyarrow")
 
 
 def configuration(
-    model: Any, batch: PromptBatch, plan: list[list[int]], options: Mapping[str, Any], about: Mapping[str, Any]
+    model: Any,
+    batch: PromptBatch,
+    plan: list[list[int]],
+    options: Mapping[str, Any],
+    about: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return everything that a run's chunks and results depend on, in manifest order.
 
-    `about` is what the user says about the run, such as the names of model and task; `options` determine its numbers.
-    The result also holds the format of chunks; digests of the weights, the prompts' tokens and answers, and the batch
-    plan; the labels; the device type; and package versions.
+    `about` is what the user says about the run, such as the names of model and task; `options`
+    determine its numbers. The result also holds the format of chunks; digests of the weights, the
+    prompts' tokens and answers, and the batch plan; the labels; the device type; and package
+    versions.
     """
     view = ModelView.of(model)
+    optional: dict[str, Any] = {}
+    if view.quantization:
+        optional["quantization"] = view.quantization
+    if batch.labels and batch.label_token_positions.shape[-1] > 1:
+        # Chunks of older versions hold what such labels have at their last tokens only.
+        optional["labels_are"] = "all their tokens"
+    if edits := active_edits(view):
+        optional["edits"] = list(edits)
     return {
         FORMAT_NAME: FORMAT,
         **about,
@@ -38,14 +51,14 @@ def configuration(
         "batches": len(plan),
         "plan": json_digest(plan),
         "versions": {name: version(name) for name in PACKAGES},
-        **({"quantization": view.quantization} if view.quantization else {}),
-        # Chunks of older versions hold what such labels have at their last tokens only.
-        **({"labels_are": "all their tokens"} if batch.labels and batch.label_token_positions.shape[-1] > 1 else {}),
-        **({"edits": list(edits)} if (edits := active_edits(view)) else {}),
+        **optional,
     }
 
 
 def tensors_digest(**tensors: Tensor | None) -> dict[str, str]:
     """Return name -> digest of the tensors that are not None, as options of a configuration."""
-    given = {name: torch.as_tensor(tensor) for name, tensor in tensors.items() if tensor is not None}
-    return {name: json_digest(tensor.tolist()) for name, tensor in given.items()}
+    digests = {}
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            digests[name] = json_digest(torch.as_tensor(tensor).tolist())
+    return digests

@@ -1,9 +1,10 @@
 """Exchange values between processes started by torchrun, `accelerate launch`, srun or mpirun.
 
-Processes exchange only small values in main memory (batch numbers, chunks), never GPU tensors. They therefore use gloo
-on GPUs too, so that tests cover the same code, and two processes can share a GPU. If one dies, its launcher ends the
-others.
-Sources: torch.distributed.run (environment variables), accelerate.state (launchers), srun(1) (those of a job step).
+Processes exchange only small values in main memory (batch numbers, chunks), never GPU tensors. They
+therefore use gloo on GPUs too, so that tests cover the same code, and two processes can share a
+GPU. If one dies, its launcher ends the others.
+Sources: torch.distributed.run (environment variables), accelerate.state (launchers), srun(1) (those
+of a job step).
 """
 
 import os
@@ -28,7 +29,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class Distributed:
-    """Rank of this process and world size; only rank 0, the main process, reads, writes and prints."""
+    """Rank of this process and world size; only rank 0, the main process, does input and output."""
 
     rank: int = 0
     size: int = 1
@@ -37,10 +38,10 @@ class Distributed:
 
     @classmethod
     def from_environment(cls) -> "Distributed":
-        """Connect this process to the others started by torchrun, `accelerate launch`, srun or mpirun.
+        """Connect this process to those that torchrun, `accelerate launch`, srun or mpirun started.
 
-        Raise InputError if `accelerate launch --cpu` started a single process instead of several, as it does without
-        MPI, and if the other processes cannot be reached.
+        Raise InputError if `accelerate launch --cpu` started a single process instead of several,
+        as it does without MPI, and if the other processes cannot be reached.
         """
         _translate_slurm()
         if max(int(os.environ.get(name) or 1) for name in SIZES) < 2:
@@ -52,8 +53,9 @@ class Distributed:
             state = PartialState(cpu=True, timeout=TIMEOUT)
         except (RuntimeError, ValueError) as error:
             raise InputError(
-                f"cannot join the other processes at {os.environ.get('MASTER_ADDR', '(no MASTER_ADDR)')}: "
-                f"{first_line(error)}; start all of them with the same address, port and number of processes"
+                "cannot join the other processes at "
+                f"{os.environ.get('MASTER_ADDR', '(no MASTER_ADDR)')}: {first_line(error)}; start "
+                "all of them with the same address, port and number of processes"
             ) from None
         device = None
         if torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "").lower() != "true":
@@ -69,35 +71,39 @@ class Distributed:
         """Return the main process's value in every process."""
         from accelerate.utils import broadcast_object_list
 
-        return value if self.size == 1 else self._exchanged(lambda: broadcast_object_list([value])[0])
+        if self.size == 1:
+            return value
+        return self._exchanged(lambda: broadcast_object_list([value])[0])
 
     def gather(self, value: Any) -> list[Any]:
         """Return all processes' values by rank."""
         from accelerate.utils import gather_object
 
-        return [value] if self.size == 1 else self._exchanged(lambda: gather_object([value]))
+        if self.size == 1:
+            return [value]
+        return self._exchanged(lambda: gather_object([value]))
 
     def run_on_main(self, find: Callable[[], _Value]) -> _Value:
-        """Run `find` on the main process and broadcast the result; an InputError is raised in every process."""
+        """Run `find` on the main process; return its result, or raise its InputError, in all."""
         if self.size == 1:
             return find()
-        found: Any = None
+        value_or_error: Any = None
         if self.is_main:
             try:
-                found = find()
+                value_or_error = find()
             except InputError as error:
-                found = error
-        found = self.broadcast(found)
-        if isinstance(found, InputError):
-            raise found
-        return found
+                value_or_error = error
+        value_or_error = self.broadcast(value_or_error)
+        if isinstance(value_or_error, InputError):
+            raise value_or_error
+        return value_or_error
 
     def check_equal(self, digest: str) -> None:
-        """Raise InputError in every process unless all have the same digest of what they are about to compute."""
+        """Raise InputError in every process unless all have the same digest of their inputs."""
         if len(set(self.gather(digest))) > 1:
             raise InputError(
-                f"all {self.size} processes must make the same call, got other prompts or options in some; pass "
-                "run=il.Run(processes=1) to let each work alone"
+                f"all {self.size} processes must make the same call, got other prompts or options "
+                "in some; pass run=il.Run(processes=1) to let each work alone"
             )
 
     def _exchanged(self, exchange: Callable[[], _Value]) -> _Value:
@@ -106,36 +112,41 @@ class Distributed:
             return exchange()
         except RuntimeError as error:
             raise InputError(
-                f"another process has ended ({first_line(error)}); rerun with the same settings and any number of "
-                "processes: with a folder (--out), it resumes from its chunks"
+                f"another process has ended ({first_line(error)}); rerun with the same settings "
+                "and any number of processes: with a folder (--out), it resumes from its chunks"
             ) from None
 
 
 def _translate_slurm() -> None:
     """Tell torch about the tasks of a job step that srun started.
 
-    Only srun sets SLURM_STEP_NUM_TASKS: a batch script without it is one process, whatever its --ntasks.
+    Only srun sets SLURM_STEP_NUM_TASKS: a batch script without it is one process, whatever its
+    --ntasks.
     """
     environment = os.environ
     if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) < 2 or "WORLD_SIZE" in environment:
         return
-    first = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", environment["SLURM_STEP_NODELIST"])  # of node[03-05,07],other
-    port = 20000 + (7 * int(environment["SLURM_JOB_ID"]) + int(environment["SLURM_STEP_ID"])) % 10000
-    environment.setdefault("MASTER_ADDR", "".join(first.groups("")) if first else "")
+    # The first of a list such as node[03-05,07],other.
+    first_node = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", environment["SLURM_STEP_NODELIST"])
+    job, step = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_STEP_ID"])
+    port = 20000 + (7 * job + step) % 10000
+    environment.setdefault("MASTER_ADDR", "".join(first_node.groups("")) if first_node else "")
     environment.setdefault("MASTER_PORT", str(port))
-    environment["RANK"], environment["LOCAL_RANK"] = environment["SLURM_PROCID"], environment["SLURM_LOCALID"]
+    environment["RANK"] = environment["SLURM_PROCID"]
+    environment["LOCAL_RANK"] = environment["SLURM_LOCALID"]
     environment["WORLD_SIZE"] = environment["SLURM_STEP_NUM_TASKS"]
 
 
 def _check_accelerate() -> None:
     """Raise InputError if `accelerate launch` started one process instead of several.
 
-    With --cpu, `accelerate launch` starts one process, or those of --mpirun_hostfile, and sets MASTER_ADDR if several
-    were requested.
+    With --cpu, `accelerate launch` starts one process, or those of --mpirun_hostfile, and sets
+    MASTER_ADDR if several were requested.
     """
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and os.environ.get("MASTER_ADDR"):
         raise InputError(
-            "`accelerate launch --cpu` starts a single process whatever --num_processes is; use `torchrun"
-            " --nproc_per_node 2 -m icl_lens …` or `accelerate launch --multi_gpu --num_processes 2 -m "
-            "icl_lens …`, which also work without a GPU; a single one needs no launcher"
+            "`accelerate launch --cpu` starts a single process whatever --num_processes is; use "
+            "`torchrun --nproc_per_node 2 -m icl_lens …` or `accelerate launch --multi_gpu "
+            "--num_processes 2 -m icl_lens …`, which also work without a GPU; a single one needs "
+            "no launcher"
         )

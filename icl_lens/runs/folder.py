@@ -1,6 +1,7 @@
-"""The folder of a resumable run: configuration, chunks, results, and the locks by which processes share it.
+"""The folder of a resumable run, with its configuration, chunks, results and locks.
 
-A process locks each chunk that it computes. Others compute other chunks, and wait only for chunks that they need.
+Processes share a folder: each locks the chunks that it computes. The others compute other chunks,
+and wait only for chunks that they need.
 """
 
 import json
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MANIFEST = "manifest.json"
-# Entry of a configuration with the format of chunks. Format 2 names the chunk and its prompts in the chunk's metadata.
+# Entry of a configuration with the format of chunks. Format 2 names the chunk and its prompts in
+# the chunk's metadata.
 FORMAT_NAME, FORMAT = "format", 2
 # Characters with which a spreadsheet's formulas begin.
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
@@ -33,22 +35,24 @@ MAX_SHOWN = 80
 class RunFolder:
     """Chunks and results of one run with one configuration, written atomically.
 
-    The files' bytes depend only on the configuration and the numbers, not on times, hosts or counters.
+    The files' bytes depend only on the configuration and the numbers, not on times, hosts or
+    counters.
     """
 
     def __init__(self, path: Path, configuration: Mapping[str, Any]):
         self.path = path
         self.configuration = dict(configuration)
-        self._metadata = {
-            f"icl_lens.{name}": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            for name, value in self.configuration.items()
-        }
+        self._metadata: dict[str, str] = {}
+        for name, value in self.configuration.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            self._metadata[f"icl_lens.{name}"] = text
 
     def initialize(self) -> None:
         """Create the folder if needed, and write the manifest or compare it with an existing one.
 
-        A folder with a manifest need not be writable, since its chunks may be all that the run needs. Raise InputError
-        if the folder cannot be created, or holds another configuration or files without a manifest.
+        A folder with a manifest need not be writable, since its chunks may be all that the run
+        needs. Raise InputError if the folder cannot be created, or holds another configuration or
+        files without a manifest.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -61,10 +65,11 @@ class RunFolder:
     def _initialize(self) -> None:
         if self._has_manifest():  # written by another process in the meantime
             return
-        if others := sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")):
+        names = [entry.name for entry in self.path.iterdir()]
+        if visible_names := sorted(name for name in names if not name.startswith(".")):
             raise InputError(
-                f"folder {str(self.path)!r} must be empty or hold a {MANIFEST}, got {', '.join(others[:3])}; choose an "
-                "empty or new folder"
+                f"folder {str(self.path)!r} must be empty or hold a {MANIFEST}, got "
+                f"{', '.join(visible_names[:3])}; choose an empty or new folder"
             )
         text = json.dumps(self.configuration, indent=1, ensure_ascii=False) + "\n"
         self.write_bytes(MANIFEST, text.encode())
@@ -78,31 +83,35 @@ class RunFolder:
         return True
 
     def _compare(self, manifest: Path, ours: dict[str, Any]) -> None:
-        """Raise InputError if an existing manifest is unreadable or differs from this configuration."""
+        """Raise InputError if an existing manifest is unreadable or of another configuration."""
         try:
             theirs = json.loads(manifest.read_text(encoding="utf-8"))
             if not isinstance(theirs, dict):
                 raise TypeError("not an object")
             different = _differences(ours, theirs)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            raise InputError(f"cannot read {str(manifest)!r} as a JSON object; choose another folder") from None
+            raise InputError(
+                f"cannot read {str(manifest)!r} as a JSON object; choose another folder"
+            ) from None
         if ours.get(FORMAT_NAME) != theirs.get(FORMAT_NAME):
             raise InputError(
-                f"folder {str(self.path)!r} must hold a run of format {ours.get(FORMAT_NAME)}, got format "
-                f"{_shortened(theirs.get(FORMAT_NAME, 1))} of another version of icl_lens; choose another folder, or "
-                "use that version"
+                f"folder {str(self.path)!r} must hold a run of format {ours.get(FORMAT_NAME)}, got "
+                f"format {_shortened(theirs.get(FORMAT_NAME, 1))} of another version of icl_lens; "
+                "choose another folder, or use that version"
             )
         if different:
             name, (our_value, their_value) = next(iter(different.items()))
             more = f" (and {len(different) - 1} more differ)" if len(different) > 1 else ""
             raise InputError(
                 f"folder {str(self.path)!r} holds a run with {name}={_shortened(their_value)}, got "
-                f"{name}={_shortened(our_value)}{more}; choose another folder, or use the settings in its {MANIFEST}"
+                f"{name}={_shortened(our_value)}{more}; choose another folder, or use the settings "
+                f"in its {MANIFEST}"
             )
 
     def _write_error(self, error: OSError) -> InputError:
         return InputError(
-            f"cannot write to folder {str(self.path)!r}: {error.strerror or error}; choose another folder"
+            f"cannot write to folder {str(self.path)!r}: {error.strerror or error}; choose another "
+            "folder"
         )
 
     def write_bytes(self, name: str, data: bytes) -> None:
@@ -129,7 +138,7 @@ class RunFolder:
         self.write_bytes(name, self._parquet(table, contents or {}))
 
     def _parquet(self, table: pa.Table, contents: Mapping[str, str]) -> bytes:
-        """Return a table with the configuration and `contents` as metadata and a checksum of every page."""
+        """Return a table as a file with the configuration and `contents` as metadata."""
         buffer = BytesIO()
         table = table.replace_schema_metadata(self._metadata | _contents_metadata(contents))
         pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
@@ -165,9 +174,10 @@ class RunFolder:
 
     @contextmanager
     def claimed(self, names: Sequence[str], n: int) -> Iterator[list[str]]:
-        """Lock up to n of the chunks that are missing, and yield their names; wait if others compute all of them.
+        """Lock up to n of the chunks that are missing, and yield their names.
 
-        The list is empty if waiting found the first chunk stored. A process that dies loses its locks.
+        If other processes compute all of them, wait for the first chunk; the list is empty if it is
+        stored by then. A process that dies loses its locks.
         """
         claims: dict[str, FileLock] = {}
 
@@ -207,8 +217,8 @@ class RunFolder:
     def read(self, name: str, contents: Mapping[str, str] | None = None) -> pa.Table | None:
         """Read a chunk, or return None if it does not exist.
 
-        Raise CorruptChunk if it fails its checks or was not written with the same `contents`, and InputError if it is
-        no readable file.
+        Raise CorruptChunk if it fails its checks or was not written with the same `contents`, and
+        InputError if it is no readable file.
         """
         try:
             data = (self.path / name).read_bytes()
@@ -216,22 +226,25 @@ class RunFolder:
             return None
         except OSError as error:
             raise InputError(
-                f"cannot read {str(self.path / name)!r}: {error.strerror or error}; remove it to compute it again"
+                f"cannot read {str(self.path / name)!r}: {error.strerror or error}; remove it to "
+                "compute it again"
             ) from error
         try:
             table = pq.ParquetFile(BytesIO(data), page_checksum_verification=True).read()
-            metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+            metadata = {}
+            for key, value in (table.schema.metadata or {}).items():
+                metadata[key.decode()] = value.decode()
         except Exception as error:  # the reader may raise any error on corrupt bytes
             raise CorruptChunk(f"{name} is corrupt ({first_line(error)})") from error
-        if any(metadata.get(key) != value for key, value in self._metadata.items()):
+        if not _has_entries(metadata, self._metadata):
             raise CorruptChunk(f"{name} is corrupt (it belongs to another configuration)")
-        if any(metadata.get(key) != value for key, value in _contents_metadata(contents or {}).items()):
+        if not _has_entries(metadata, _contents_metadata(contents or {})):
             raise CorruptChunk(f"{name} is corrupt (it is the chunk of other prompts)")
         return table
 
 
 def _csv(table: "pd.DataFrame") -> bytes:
-    """Return a table as CSV; texts that a spreadsheet would run as formulas begin with an apostrophe."""
+    """Return a table as CSV, with an apostrophe before texts that are formulas to a spreadsheet."""
     safe = table.copy()
     for name in safe.columns:
         if any(isinstance(cell, str) for cell in safe[name]):
@@ -243,12 +256,21 @@ def _as_text(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_SIGNS) else cell
 
 
+def _has_entries(metadata: Mapping[str, str], entries: Mapping[str, str]) -> bool:
+    return all(metadata.get(name) == value for name, value in entries.items())
+
+
 def _contents_metadata(contents: Mapping[str, str]) -> dict[str, str]:
     return {f"icl_lens.chunk.{name}": value for name, value in contents.items()}
 
 
-def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Return name -> our value and their value where two configurations differ; entries of a mapping have a dot."""
+def _differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = ""
+) -> dict[str, tuple[Any, Any]]:
+    """Return name -> (our value, their value) where two configurations differ.
+
+    The name of an entry of a mapping is the mapping's name, a dot, and the entry's.
+    """
     different: dict[str, tuple[Any, Any]] = {}
     for name in {**ours, **theirs}:
         our_value, their_value = ours.get(name), theirs.get(name)
@@ -266,7 +288,7 @@ def _shortened(value: Any) -> str:
 
 
 class CorruptChunk(UserWarning):
-    """Raised for a chunk that fails its checksums, or belongs to another configuration or to other prompts.
+    """Raised for a chunk that fails its checksums, or is of another configuration or other prompts.
 
     Runs recompute the chunk and give this warning.
     """

@@ -23,12 +23,13 @@ def map_prompts(
     options: Mapping[str, Any] | None = None,
     run: Run | None = None,
 ) -> Shaped[np.ndarray, "prompt *axes"]:
-    """Return what `compute` returns for every prompt of a batch, computed in smaller batches that `run` stores.
+    """Return what `compute` returns for every prompt, computed in batches that `run` stores.
 
-    `compute` gets the indices of some prompts, in order, and returns a tensor with one row per index: prompts that it
-    needs are `batch[rows]`, and donors of the same prompts `donors[rows]`. With `run=il.Run(folder)`, every batch is
-    stored, and the same call resumes an interrupted run. `options` must say, as JSON, what the numbers depend on beside
-    the model and the prompts (heads, donors, seeds), because the folder refuses a run with other options.
+    `compute` gets the indices of some prompts, in order, and returns a tensor with one row per
+    index. The prompts at these indices are `batch[rows]`, and their donors, if there are any,
+    `donors[rows]`. With `run=il.Run(folder)`, every batch is stored, and the same call resumes an
+    interrupted run. `options` must say, as JSON, what the numbers depend on beside the model and
+    the prompts (heads, donors, seeds), because the folder refuses a run with other options.
 
     Raise InputError if `compute` returns another number of rows, and like `Run`.
 
@@ -47,8 +48,8 @@ def map_prompts(
         values = compute(rows)
         if len(values) != len(rows):
             raise InputError(
-                f"compute must return one row per prompt, got {len(values)} rows for {len(rows)} prompts; do not "
-                "average over prompts"
+                f"compute must return one row per prompt, got {len(values)} rows for {len(rows)} "
+                "prompts; do not average over prompts"
             )
         return {"values": values}
 

@@ -1,9 +1,10 @@
 """Progress callbacks and progress bars of computations that take longer than two seconds.
 
-1. A public function opens `progress_callback` with what the user passes as `progress`, and advances it; what it calls
-   then shows no bar of its own.
+1. A public function opens `progress_callback` with what the user passes as `progress`, and advances
+   it; what it calls then shows no bar of its own.
 2. Loops of passes advance `steps`, which opens a bar if no function above them has one.
-3. Without an answer from the user, a bar appears after `PATIENCE` seconds, in terminals and notebooks only.
+3. Without an answer from the user, a bar appears after `PATIENCE` seconds, in terminals and
+   notebooks only.
 """
 
 import sys
@@ -35,11 +36,13 @@ _HAS_BAR: ContextVar[bool] = ContextVar("has_bar", default=False)
 
 
 @contextmanager
-def progress_bar(*, hidden: bool = False, delay: float = 0.0, unit: str = " prompts") -> Iterator[Progress]:
+def progress_bar(
+    *, hidden: bool = False, delay: float = 0.0, unit: str = " prompts"
+) -> Iterator[Progress]:
     """Show a progress bar with rate and remaining time; yield the callback that advances it.
 
-    Each stage replaces the bar of the one before. The bar is text on standard error, which every notebook shows, and is
-    erased at the end. With a `delay`, it appears after so many seconds.
+    Each stage replaces the bar of the one before. The bar is text on standard error, which every
+    notebook shows, and is erased at the end. With a `delay`, it appears after so many seconds.
     """
     from tqdm import tqdm
 
@@ -57,8 +60,9 @@ def progress_bar(*, hidden: bool = False, delay: float = 0.0, unit: str = " prom
             return
         if what not in bars:
             close()
-            options: dict[str, Any] = {"leave": False, "position": 0, "disable": hidden, "delay": delay}
-            bar = bars[what] = tqdm(desc=NAMES.get(what, what), total=total, unit=unit, **options)
+            options: dict[str, Any] = {"leave": False, "position": 0, "unit": unit}
+            options |= {"disable": hidden, "delay": delay}
+            bar = bars[what] = tqdm(desc=NAMES.get(what, what), total=total, **options)
             if delay and not hidden:  # a long first step shows its bar, too
                 timers.append(Timer(delay, lambda: None if bar.disable else bar.refresh()))
                 timers[-1].daemon = True
@@ -72,11 +76,13 @@ def progress_bar(*, hidden: bool = False, delay: float = 0.0, unit: str = " prom
 
 
 @contextmanager
-def progress_callback(progress: Progress | bool | None, *, unit: str = " prompts") -> Iterator[Progress]:
+def progress_callback(
+    progress: Progress | bool | None, *, unit: str = " prompts"
+) -> Iterator[Progress]:
     """Yield a callback: the given one, or that of a progress bar.
 
-    True shows a bar, False none, and None one after `PATIENCE` seconds in a terminal or notebook. What runs in the
-    block shows no other bar.
+    True shows a bar, False none, and None one after `PATIENCE` seconds in a terminal or notebook.
+    What runs in the block shows no other bar.
     """
     is_inner = _HAS_BAR.get()
     token = _HAS_BAR.set(True)
@@ -97,7 +103,7 @@ def progress_callback(progress: Progress | bool | None, *, unit: str = " prompts
 
 @contextmanager
 def progress_switch(progress: bool | None) -> Iterator[None]:
-    """Show no bars in the block if `progress` is False; otherwise leave them to the loops in it (`steps`)."""
+    """Show no bars in the block if `progress` is False; else its loops show them (`steps`)."""
     token = _HAS_BAR.set(_HAS_BAR.get() or progress is False)
     try:
         yield
@@ -107,7 +113,7 @@ def progress_switch(progress: bool | None) -> Iterator[None]:
 
 @contextmanager
 def steps(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that counts finished steps of a loop of passes, on a bar if no function above has one."""
+    """Yield a function that counts a loop's finished steps, on a bar unless a caller has one."""
     done = 0
     with progress_callback(None, unit=" rows") as report:
         report(what, 0, total)

@@ -17,10 +17,11 @@ from icl_lens.runs.progress import Progress
 class Run:
     """How a function over many prompts runs: the `run=` of `locate_heads`, `two_towers` and others.
 
-    With a `folder`, each batch of prompts is stored there as a chunk. The same call with the same folder resumes an
-    interrupted run: it computes only the missing chunks and returns the same numbers. Several processes may work on
-    one folder at once, such as the tasks of a Slurm array: each takes chunks that no other is computing. Raise
-    InputError if the folder holds a run with other prompts, options, weights or versions, or is not writable.
+    With a `folder`, each batch of prompts is stored there as a chunk. The same call with the same
+    folder resumes an interrupted run: it computes only the missing chunks and returns the same
+    numbers. Several processes may work on one folder at once, such as the tasks of a Slurm array:
+    each takes chunks that no other is computing. Raise InputError if the folder holds a run with
+    other prompts, options, weights or versions, or is not writable.
 
     Example:
         >>> many = il.tokenize(model, il.load_task("sentiment-number", n=20))
@@ -34,19 +35,30 @@ class Run:
     batch_size: int | None = None
     """Prompts per batch; None is as many as fit `memory`, 64 at most."""
     memory: int = BUDGET
-    """Limit of a batch's activations in bytes, by an estimate; at least one prompt runs. A GPU can take 2**30."""
+    """Limit of a batch's activations in bytes, by an estimate; a GPU can take 2**30.
+
+    At least one prompt runs, whatever the limit.
+    """
     progress: Progress | bool | None = None
-    """None shows a bar after two seconds, in terminals and notebooks, True always, and False never; a function is
-    called with the name of a stage, finished prompts, and their total."""
+    """None shows a bar after two seconds, in terminals and notebooks, True always, and False never.
+
+    A function is called with the name of a stage, the number of finished prompts, and the total.
+    """
     processes: int | None = None
-    """None shares the work between all processes that torchrun, accelerate, Slurm or MPI started; each makes the same
-    call and gets the same result. 1 is this process alone."""
+    """None shares the work between all processes that torchrun, accelerate, Slurm or MPI started.
+
+    Each process makes the same call and gets the same result. 1 is this process alone.
+    """
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of the folder's manifest, such as the task's name; a run with others needs another folder."""
+    """Further entries of the folder's manifest, such as the task's name.
+
+    A run with other entries needs another folder.
+    """
 
     def __post_init__(self) -> None:
-        limits = {"memory": self.memory} | ({} if self.batch_size is None else {"batch_size": self.batch_size})
-        check_at_least(1, **limits)
+        check_at_least(1, memory=self.memory)
+        if self.batch_size is not None:
+            check_at_least(1, batch_size=self.batch_size)
         if self.processes not in (None, 1):
             raise InputError(
                 f"processes must be None (all that a launcher started) or 1, got "
@@ -61,11 +73,11 @@ class Run:
 
     @property
     def device(self) -> torch.device | None:
-        """The GPU of this process if a launcher started several, for `load_model(device=)`; else None."""
+        """The GPU of this process, for `load_model(device=)`; None without a launcher."""
         return self.distributed.device
 
     def part(self, name: str) -> "Run":
-        """Return the run of one of several parts of a computation, in a folder of its own inside `folder`."""
+        """Return the run of a part of the computation, in the folder of that name in `folder`."""
         return self if self.folder is None else replace(self, folder=Path(self.folder) / name)
 
 
@@ -73,4 +85,6 @@ def as_run(run: Run | None) -> Run:
     """Return the run, `Run()` for None; raise InputError for anything else."""
     if run is None or isinstance(run, Run):
         return run or Run()
-    raise InputError(f"run must be an il.Run, got {short_repr(run)}; pass e.g. run=il.Run('runs/located')")
+    raise InputError(
+        f"run must be an il.Run, got {short_repr(run)}; pass e.g. run=il.Run('runs/located')"
+    )

@@ -1,11 +1,11 @@
-"""Stream prompts in batches: each batch yields a chunk, computed by one of the processes or read from the run's folder.
+"""Stream prompts in batches, whose chunks processes compute or read from the run's folder.
 
-1. `plan_batches` groups prompts of similar length, after a first batch that covers all lengths; `plan_in_order` takes
-   them as they come.
+1. `plan_batches` groups prompts of similar length, after a first batch that covers all lengths;
+   `plan_in_order` takes them as they come.
 2. `start` joins the processes, and initializes the folder with the run's configuration.
-3. `ChunkStream.chunks` computes the batches that have no stored chunk, one batch per process in each round. The main
-   process stores every chunk and yields all of them in order, so sums do not depend on the number of processes. Other
-   runs in the same folder compute other chunks.
+3. `ChunkStream.chunks` computes the batches that have no stored chunk, one batch per process in
+   each round. The main process stores every chunk and yields all of them in order, so sums do not
+   depend on the number of processes. Other runs in the same folder compute other chunks.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ Plan = list[list[int]]
 
 
 def chunk_name(kind: str, number: int) -> str:
-    """Return a chunk's file name; `kind` is what it holds, such as "part" for a first pass over a batch."""
+    """Return a chunk's file name; `kind` is what it holds, e.g. "part" for a first pass."""
     return f"{kind}-{number:05d}.parquet"
 
 
@@ -44,16 +44,19 @@ def prompt_bytes(view: ModelView, width: int) -> int:
     """Estimate the memory of a prompt of `width` tokens while its batch is captured, bytes."""
     layers, d_model, heads = view.n_layers, view.d_model, view.n_heads
     d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * d_model)
-    kept = layers * (7 * d_model + 2 * heads * view.d_head + d_mlp + width * (view.n_kv_heads * view.d_head + heads))
+    per_prompt = 7 * d_model + 2 * heads * view.d_head + d_mlp
+    per_token = view.n_kv_heads * view.d_head + heads
+    captured = layers * (per_prompt + width * per_token)
     temporary = width * (4 * d_mlp + 8 * d_model) + 4 * heads * width**2
-    return (kept + temporary) * view.model.W_U.element_size()
+    return (captured + temporary) * view.model.W_U.element_size()
 
 
 def plan_batches(view: ModelView, batch: PromptBatch, run: Run | None = None) -> Plan:
-    """Return the rows of each batch: `run.batch_size` prompts or, by default, up to `MAX_ROWS` that fit `run.memory`.
+    """Return the rows of each batch, whose prompts are of similar length.
 
-    Prompts of a batch are of similar length, except in the first, which covers all lengths and serves to choose
-    candidate heads (see `locate`). The plan depends only on the lengths of prompts, the options, and the model's shape.
+    A batch has `run.batch_size` prompts or, by default, up to `MAX_ROWS` that fit `run.memory`. The
+    first batch covers all lengths instead, and serves to choose candidate heads (see `locate`). The
+    plan depends only on the lengths of prompts, the options, and the model's shape.
     """
     run = as_run(run)
 
@@ -64,30 +67,35 @@ def plan_batches(view: ModelView, batch: PromptBatch, run: Run | None = None) ->
     order = sorted(range(len(batch)), key=lambda row: (lengths[row], row))
     pilot_size = min(rows_of(max(lengths)), len(order))
     pilot = [order[(2 * i + 1) * len(order) // (2 * pilot_size)] for i in range(pilot_size)]
-    rest = sorted(set(order) - set(pilot), key=lambda row: (lengths[row], row), reverse=True)
+    longest_first = sorted(
+        set(order) - set(pilot), key=lambda row: (lengths[row], row), reverse=True
+    )
     batches = [pilot]
-    while rest:
-        size = rows_of(lengths[rest[0]])
-        batches.append(rest[:size])
-        rest = rest[size:]
+    while longest_first:
+        size = rows_of(lengths[longest_first[0]])
+        batches.append(longest_first[:size])
+        longest_first = longest_first[size:]
     return batches
 
 
 def plan_in_order(batch: PromptBatch, run: Run | None, *, n_tokens: int) -> Plan:
-    """Return the rows of each batch, in order: `run.batch_size` prompts or, by default, those with `n_tokens` tokens.
+    """Return the rows of each batch, in the order of the prompts.
 
-    The number of tokens is that of the default budget; it grows with `run.memory`.
+    A batch has `run.batch_size` prompts or, by default, as many as have `n_tokens` tokens with the
+    default `run.memory`, and more or fewer in proportion to it.
     """
     run = as_run(run)
     size = run.batch_size or max(1, n_tokens * run.memory // BUDGET // batch.tokens.shape[1])
-    return [list(range(start, min(start + size, len(batch)))) for start in range(0, len(batch), size)]
+    rows = list(range(len(batch)))
+    return [rows[start : start + size] for start in range(0, len(batch), size)]
 
 
 @dataclass(frozen=True)
 class ChunkStream:
     """The batches of a run, where their chunks are stored, and the processes that compute them.
 
-    A chunk is the table of a batch's results; `compute(number)` returns the columns of batch `number`.
+    A chunk is the table of a batch's results; `compute(number)` returns the columns of batch
+    `number`.
     """
 
     plan: Plan
@@ -98,8 +106,11 @@ class ChunkStream:
 
     def first(self, compute: Callable[[int], Columns]) -> pa.Table:
         """Return the first batch's chunk in every process."""
-        found = [chunk for _, chunk in self.chunks("part", [0], compute, total=sum(map(len, self.plan)))]
-        return self.distributed.broadcast(next(iter(found), None))
+        n_prompts = sum(map(len, self.plan))
+        first_chunk = None
+        for _, chunk in self.chunks("part", [0], compute, total=n_prompts):
+            first_chunk = chunk
+        return self.distributed.broadcast(first_chunk)
 
     def chunks(
         self,
@@ -110,10 +121,11 @@ class ChunkStream:
         done: int = 0,
         total: int | None = None,
     ) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the number and the chunk of these batches in order, in the main process; the others yield nothing.
+        """Yield the number and the chunk of these batches, in order, in the main process only.
 
-        `done` is the number of prompts finished before this call, and `total` that at the end of the stage (for the
-        progress display). If one process raises InputError, all do. A corrupt chunk is recomputed, with a warning.
+        `done` is the number of prompts finished before this call, and `total` that at the end of
+        the stage (for the progress display). If one process raises InputError, all do. A corrupt
+        chunk is recomputed, with a warning.
         """
         broadcast = self.distributed.broadcast
         if not self.distributed.is_main:
@@ -124,30 +136,43 @@ class ChunkStream:
         self.progress(kind, done, total)
         computed: dict[int, pa.Table] = {}
         for index, number in enumerate(numbers):
-            while (chunk := computed.pop(number) if number in computed else self._stored(kind, number)) is None:
-                ahead = [one for one in numbers[index:] if one not in computed]
+            while (chunk := self._next_chunk(computed, kind, number)) is None:
+                ahead = [later for later in numbers[index:] if later not in computed]
                 with self._claimed(kind, ahead) as in_round:
                     if not in_round:
                         continue
-                    for one, table in zip(in_round, self._compute(broadcast(in_round), compute), strict=True):
-                        if self.folder is not None:
-                            self.folder.write(chunk_name(kind, one), table, self._contents(kind, one))
-                        if self.folder is None or one == number:
-                            computed[one] = table
+                    tables = self._compute(broadcast(in_round), compute)
+                    for number_in_round, table in zip(in_round, tables, strict=True):
+                        self._store(kind, number_in_round, table)
+                        if self.folder is None or number_in_round == number:
+                            computed[number_in_round] = table
             done += len(self.plan[number])
             self.progress(kind, done, total)
             yield number, chunk
         broadcast([])
 
-    def map(self, kind: str, compute: Callable[[list[int]], Mapping[str, Tensor | list[str]]]) -> dict[str, np.ndarray]:
+    def _next_chunk(self, computed: dict[int, pa.Table], kind: str, number: int) -> pa.Table | None:
+        """Return a batch's chunk and remove it from those computed, or read it from the folder."""
+        if number in computed:
+            return computed.pop(number)
+        return self._stored(kind, number)
+
+    def _store(self, kind: str, number: int, chunk: pa.Table) -> None:
+        """Write a batch's chunk to the folder, if there is one."""
+        if self.folder is not None:
+            self.folder.write(chunk_name(kind, number), chunk, self._contents(kind, number))
+
+    def map(
+        self, kind: str, compute: Callable[[list[int]], Mapping[str, Tensor | list[str]]]
+    ) -> dict[str, np.ndarray]:
         """Return arrays with one row per prompt, in the order of the prompts, in every process.
 
         `compute` gets the rows of a batch.
         """
 
         def columns(number: int) -> Columns:
-            found = compute(self.plan[number])
-            return {name: _to_column(values) for name, values in found.items()}
+            values_by_name = compute(self.plan[number])
+            return {name: _to_column(values) for name, values in values_by_name.items()}
 
         rows, chunks = list[int](), list[pa.Table]()
         for number, chunk in self.chunks(kind, range(len(self.plan)), columns):
@@ -155,8 +180,12 @@ class ChunkStream:
             chunks.append(chunk)
 
         def joined() -> dict[str, np.ndarray]:
-            names, order = chunks[0].column_names, np.argsort(rows)
-            return {name: np.concatenate([_from_column(one.column(name)) for one in chunks])[order] for name in names}
+            order = np.argsort(rows)
+            arrays = {}
+            for name in chunks[0].column_names:
+                pieces = [_from_column(chunk.column(name)) for chunk in chunks]
+                arrays[name] = np.concatenate(pieces)[order]
+            return arrays
 
         return self.distributed.run_on_main(joined)
 
@@ -172,21 +201,22 @@ class ChunkStream:
             yield [by_name[name] for name in names]
 
     def _compute(self, in_round: list[int], compute: Callable[[int], Columns]) -> list[pa.Table]:
-        """Return the chunks of a round of batches, one by each process; call it in every process."""
+        """Compute the chunks of a round of batches, one in each process, and return all of them."""
         size, rank = self.distributed.size, self.distributed.rank
-        result: pa.Table | InputError | None = None
+        chunk_or_error: pa.Table | InputError | None = None
         if rank < len(in_round):
             try:
-                result = pa.table(compute(in_round[rank]))
+                chunk_or_error = pa.table(compute(in_round[rank]))
             except InputError as error:
                 if size == 1:
                     raise
-                result = error
-        results = self.distributed.gather(result)[: len(in_round)]
-        # If one process fails, raise in all of them; otherwise the others would wait for it forever.
-        if error := next((one for one in results if isinstance(one, InputError)), None):
-            raise error
-        return results
+                chunk_or_error = error
+        chunks = self.distributed.gather(chunk_or_error)[: len(in_round)]
+        # If one process fails, all raise its error; otherwise the others would wait for it forever.
+        for chunk in chunks:
+            if isinstance(chunk, InputError):
+                raise chunk
+        return chunks
 
     def _stored(self, kind: str, number: int) -> pa.Table | None:
         """Return a stored chunk; None if it does not exist or is corrupt, which gives a warning.
@@ -198,7 +228,7 @@ class ChunkStream:
         try:
             return self.folder.read(chunk_name(kind, number), self._contents(kind, number))
         except CorruptChunk as error:
-            warn(CorruptChunk(f"{error}; recomputing"), stacklevel=3)
+            warn(CorruptChunk(f"{error}; recomputing"), stacklevel=4)
             self.folder.remove(chunk_name(kind, number))
             return None
 
@@ -219,11 +249,18 @@ class ChunkStream:
 
 @contextmanager
 def start(
-    run: Run | None, model: Any, batch: PromptBatch, by: str, options: Mapping[str, Any], *, plan: Plan | None = None
+    run: Run | None,
+    model: Any,
+    batch: PromptBatch,
+    by: str,
+    options: Mapping[str, Any],
+    *,
+    plan: Plan | None = None,
 ) -> Iterator[ChunkStream]:
-    """Yield the stream of a run over a batch; `by` and `options` name what is computed, so that chunks do not mix.
+    """Yield the stream of a run over a batch.
 
-    `options` are those that determine the numbers, as JSON. Raise InputError if the folder holds another run or is not
+    `by` and `options` name what is computed, so that chunks do not mix; `options` are those that
+    determine the numbers, as JSON. Raise InputError if the folder holds another run or is not
     writable, and if the processes of a launcher do not make the same call.
     """
     run = as_run(run)
@@ -231,10 +268,10 @@ def start(
     plan = plan_batches(ModelView.of(model), batch, run) if plan is None else plan
     folder = None
     if run.folder is not None or distributed.size > 1:
-        found = configuration(model, batch, plan, {"by": by, **options}, run.about)
-        distributed.check_equal(json_digest(found))
+        inputs = configuration(model, batch, plan, {"by": by, **options}, run.about)
+        distributed.check_equal(json_digest(inputs))
         if run.folder is not None and distributed.is_main:
-            folder = RunFolder(Path(run.folder), found)
+            folder = RunFolder(Path(run.folder), inputs)
         distributed.run_on_main(lambda: folder and folder.initialize())
     with progress_callback(run.progress if distributed.is_main else False) as report:
         yield ChunkStream(plan, batch, folder, distributed, report)
@@ -244,10 +281,13 @@ def _to_column(values: Tensor | list[str]) -> pa.Array:
     if isinstance(values, list):
         return pa.array(values)
     array = np.ascontiguousarray(values.detach().cpu().numpy())
-    return pa.array(array) if array.ndim == 1 else pa.FixedShapeTensorArray.from_numpy_ndarray(array)
+    if array.ndim == 1:
+        return pa.array(array)
+    return pa.FixedShapeTensorArray.from_numpy_ndarray(array)
 
 
 def _from_column(column: pa.ChunkedArray) -> np.ndarray:
     array = column.combine_chunks()
-    is_tensor = isinstance(array, pa.FixedShapeTensorArray)
-    return array.to_numpy_ndarray() if is_tensor else array.to_numpy(zero_copy_only=False)
+    if isinstance(array, pa.FixedShapeTensorArray):
+        return array.to_numpy_ndarray()
+    return array.to_numpy(zero_copy_only=False)
