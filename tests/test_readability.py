@@ -49,7 +49,7 @@ LIMITS = {
     "icl_lens/attribution": READABLE,
     "icl_lens/cli": READABLE,
     "icl_lens/edits": READABLE,
-    "icl_lens/engine": Figures(30.2, 12.6, 12, 3),
+    "icl_lens/engine": READABLE,
     "icl_lens/live_view": READABLE,
     "icl_lens/locate": Figures(25.4, 4.5, 14.6, 2),
     "icl_lens/measures": Figures(36.6, 7.7, 15.8, 4),

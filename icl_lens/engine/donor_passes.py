@@ -1,7 +1,8 @@
-"""Run donor prompts and record what heads take from them: last queries, and keys and values at labels.
+"""Run donor prompts and record their last queries, and their keys and values at labels.
 
-Donors that begin like other prompts run only from the first token that differs. Queries and keys are recorded before
-rotation, label by label, so that donors may differ in length from the prompts that take from them.
+Donors that begin like other prompts run only from the first token that differs. Queries and keys
+are recorded before rotation, label by label, so that donors may differ in length from the prompts
+that take from them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +35,14 @@ MAX_PADDING = 64
 
 @dataclass(frozen=True, eq=False)
 class Donor:
-    """Prompts whose queries, keys or values others take, and where each prompt's labels have their tokens in them."""
+    """Prompts that give queries, keys or values to other prompts, and where their labels are."""
 
     batch: PromptBatch
     rows: Int[Tensor, "prompt token"]
-    """For each token of a prompt's labels, the row of `batch` that its key and value come from; -1 for its own."""
+    """For each token of a prompt's labels, the row of `batch` that gives its key and value.
+
+    -1 is for tokens that keep their own.
+    """
     places: Int[Tensor, "prompt token"]
     """The position in that row."""
     has_queries: bool = True
@@ -56,7 +60,7 @@ class Donor:
 
 
 class Pasts(NamedTuple):
-    """What rows of a pass have before their first token that is run: a cache, and how many of its tokens are theirs."""
+    """A cache of what rows of a pass begin with, and how many of its tokens belong to each row."""
 
     cache: Any
     lengths: list[int]
@@ -66,9 +70,10 @@ class Pasts(NamedTuple):
 class Prefixes:
     """Prompts that donors begin with, and Hugging Face's caches of their keys and values.
 
-    A donor row then runs only from the first token in which it differs. Rows of one pass may begin with different
-    numbers of tokens, like left-padded prompts. Caches are used only for models for which they give the same
-    activations as a plain pass, which is tested on one row of the first pass whose rows differ.
+    A donor row then runs only from the first token in which it differs. Rows of one pass may begin
+    with different numbers of tokens, like left-padded prompts. Caches are used only for models for
+    which they give the same activations as a plain pass, which is tested on one row of the first
+    pass whose rows differ.
     """
 
     view: ModelView
@@ -79,7 +84,7 @@ class Prefixes:
     is_tested: bool = False
     is_usable: bool = True
     rows: PrefixCache | None = None
-    """The first prompts with what single-token rows need, from the same pass; None if it cannot be used."""
+    """The first prompts with what rows of one token need; None if it cannot be used."""
 
     @classmethod
     def of(cls, view: ModelView, batch: PromptBatch) -> "Prefixes":
@@ -99,31 +104,23 @@ class Prefixes:
 
     def add(self, batch: PromptBatch, cache: Any) -> None:
         """Add prompts with a cache that their pass has filled."""
-        kept: list[Any] = list(getattr(cache, "layers", ()))
-        try:
-            is_complete = len(kept) == self.view.n_layers and all(
-                (len(layer.keys), layer.keys.shape[2]) == tuple(batch.tokens.shape) for layer in kept
-            )
-        except (AttributeError, TypeError):
-            is_complete = False
-        self.is_usable &= is_complete
+        self.is_usable &= _holds_all_layers(cache, self.view.n_layers, batch)
         self.places += [(len(self.caches), row) for row in range(len(batch))]
-        self.ids += [row[: last + 1] for row, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)]
+        for tokens, last in zip(batch.tokens.tolist(), batch.last.tolist(), strict=True):
+            self.ids.append(tokens[: last + 1])
         self.caches.append(cache)
 
     def longest(self, ids: Sequence[int], limit: int) -> tuple[int, int]:
-        """Return the prompt that shares the most first tokens with `ids`, and how many, at most `limit`."""
-        shared = [
-            next((place for place, (a, b) in enumerate(zip(own, ids, strict=False)) if a != b), min(len(own), len(ids)))
-            for own in self.ids
-        ]
-        best = max(range(len(shared)), key=shared.__getitem__)
-        return best, min(shared[best], limit)
+        """Return the prompt that shares most first tokens with `ids`, and how many of `limit`."""
+        n_shared = [_n_shared(prompt, ids) for prompt in self.ids]
+        best = max(range(len(n_shared)), key=n_shared.__getitem__)
+        return best, min(n_shared[best], limit)
 
     def pasts(self, starts: Sequence[tuple[int, int]]) -> Pasts | None:
-        """Return a cache of the first tokens of some prompts, given as (prompt, number of tokens); None for no tokens.
+        """Return a cache of the first tokens of some prompts; None for no tokens.
 
-        The first tokens of shorter ones are padding, so that all end where the pass begins.
+        `starts` has the prompt and the number of tokens of each row. Rows with fewer tokens begin
+        with padding, so that all end where the pass begins.
         """
         from icl_lens.engine.gathered_cache import gathered_cache
 
@@ -133,14 +130,42 @@ class Prefixes:
         lengths = torch.tensor([length for _, length in starts])
         source = torch.tensor([self.places[prompt] for prompt, _ in starts])
         positions = (torch.arange(width) - (width - lengths)[:, None]).clamp(min=0)
-        return Pasts(gathered_cache(self.caches, self.view.n_layers, source, positions), lengths.tolist())
+        return Pasts(
+            gathered_cache(self.caches, self.view.n_layers, source, positions), lengths.tolist()
+        )
+
+
+def _holds_all_layers(cache: Any, n_layers: int, batch: PromptBatch) -> bool:
+    """Return whether a cache of Hugging Face has keys of every layer at every token of a batch."""
+    layers = list(getattr(cache, "layers", ()))
+    if len(layers) != n_layers:
+        return False
+    try:
+        shapes = [(len(layer.keys), layer.keys.shape[2]) for layer in layers]
+    except (AttributeError, TypeError):
+        return False
+    return all(shape == tuple(batch.tokens.shape) for shape in shapes)
+
+
+def _n_shared(prompt: Sequence[int], ids: Sequence[int]) -> int:
+    """Return the number of first tokens that two prompts share."""
+    n_shared = 0
+    for ours, theirs in zip(prompt, ids, strict=False):
+        if ours != theirs:
+            break
+        n_shared += 1
+    return n_shared
 
 
 # Keys of two caches that differ by no more than this are equal.
-ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
+ROUNDING = 1e-5
 
 # What Hugging Face models raise if they do not take a cache.
 CACHE_ERRORS = (AttributeError, TypeError, RuntimeError, ValueError, IndexError)
+
+
+Recording = dict[tuple[str, int], Tensor]
+"""(part, layer) -> what is recorded of rows; ("labels", -1) -> the labels' log-probabilities."""
 
 
 def new_cache(view: ModelView) -> Any:
@@ -153,13 +178,13 @@ def new_cache(view: ModelView) -> Any:
 
 
 def _share_memory(cache: Any, rows: PrefixCache) -> None:
-    """Let a cache of Hugging Face hold the same tensors as that of single-token rows, where they are equal."""
+    """Share tensors between a cache of Hugging Face and one of rows where they are equal."""
     for number, layer in enumerate(cache.layers):
         same = rows.keys[number]
         for name, ours in (("keys", same.k), ("values", same.v)):
             theirs = getattr(layer, name)
             is_same_kind = theirs.shape == ours.shape and theirs.dtype == ours.dtype
-            if is_same_kind and torch.allclose(theirs, ours, rtol=ROUNDING["rtol"], atol=ROUNDING["atol"]):
+            if is_same_kind and torch.allclose(theirs, ours, rtol=ROUNDING, atol=ROUNDING):
                 setattr(layer, name, ours)
 
 
@@ -179,52 +204,85 @@ def record(
 ) -> DonorRecording:
     """Run donor prompts and record queries, keys or values of all heads of some layers.
 
-    With `keep`, whole donors run, and `prefixes` gets their keys and values. A pass has as many rows as fit in
-    `PASS_BYTES`, with the keys and values that they begin with. Raise InputError for families without the hooks of
-    queries, keys and values.
+    With `keep`, whole donors run, and `prefixes` gets their keys and values. A pass has as many
+    rows as fit in `PASS_BYTES`, with the keys and values that they begin with. Raise InputError for
+    families without the hooks of queries, keys and values.
     """
     batch = donor.batch
     at, slots = _places_by_row(donor)
-    lengths = (batch.last + 1).tolist()
     starts = [(0, 0)] * len(batch)
     if prefixes is not None and prefixes.is_usable and not keep:
-        limits = [length - 1 for length in lengths]
-        if set(parts) & {"k", "v"}:
-            limits = [min(limit, int(places.min())) for limit, places in zip(limits, at, strict=True)]
-        rows = zip(batch.tokens.tolist(), lengths, limits, strict=True)
-        starts = [prefixes.longest(ids[:length], limit) for ids, length, limit in rows]
+        starts = _longest_starts(prefixes, batch, at if set(parts) & {"k", "v"} else None)
     run = partial(_record_rows, view, batch, at, donor.has_queries, layers, parts)
     order: list[int] = []
-    pieces: list[dict[tuple[str, int], Tensor]] = []
-    for some in _passes(view, lengths, [start for _, start in starts]):
-        order += some
-        if prefixes is None or not prefixes.is_usable:
-            pieces.append(run(some))
-        elif keep:
-            cache = new_cache(view)
-            pieces.append(run(some, Pasts(cache, [0] * len(some))))
-            prefixes.add(batch[some], cache)
-        else:
-            pasts = prefixes.pasts([starts[row] for row in some])
-            found = _checked(run, some, prefixes, pasts)
-            if found is None:
-                prefixes.is_usable = False
-                return record(view, donor, layers, parts)
-            pieces.append(found)
+    recordings: list[Recording] = []
+    for rows in _passes(view, (batch.last + 1).tolist(), [length for _, length in starts]):
+        recording = _record_pass(run, rows, batch, starts, prefixes, keep=keep)
+        if recording is None:
+            assert prefixes is not None
+            prefixes.is_usable = False
+            return record(view, donor, layers, parts)
+        order += rows
+        recordings.append(recording)
+    by_row = _joined(recordings, order)
+    row_of_token = donor.rows.clamp(min=0)
+    by_part: dict[str, LayerTensors] = {}
+    for part in parts:
+        by_part[part] = {}
+        for layer in layers:
+            vectors = by_row[part, layer]
+            by_part[part][layer] = vectors if part == "q" else vectors[row_of_token, slots]
+    return DonorRecording(donor.rows < 0, **by_part, log_probs=by_row.get(("labels", -1)))
+
+
+def _longest_starts(
+    prefixes: Prefixes, batch: PromptBatch, at: Int[Tensor, "row slot"] | None
+) -> list[tuple[int, int]]:
+    """Return the prompt that each row begins like, and how many tokens of it the row need not run.
+
+    The last token is run in any case, and so are the positions `at` and all tokens after them.
+    """
+    starts = []
+    for row, (ids, last) in enumerate(zip(batch.tokens.tolist(), batch.last.tolist(), strict=True)):
+        limit = last if at is None else min(last, int(at[row].min()))
+        starts.append(prefixes.longest(ids[: last + 1], limit))
+    return starts
+
+
+def _record_pass(
+    run: Callable[..., Recording],
+    rows: list[int],
+    batch: PromptBatch,
+    starts: Sequence[tuple[int, int]],
+    prefixes: Prefixes | None,
+    *,
+    keep: bool,
+) -> Recording | None:
+    """Record the rows of one pass; None if the model does not take the cache they begin with."""
+    if prefixes is None or not prefixes.is_usable:
+        return run(rows)
+    if keep:
+        cache = new_cache(prefixes.view)
+        recording = run(rows, Pasts(cache, [0] * len(rows)))
+        prefixes.add(batch[rows], cache)
+        return recording
+    return _checked(run, rows, prefixes, prefixes.pasts([starts[row] for row in rows]))
+
+
+def _joined(recordings: Sequence[Recording], order: Sequence[int]) -> Recording:
+    """Return recordings of several passes as one, whose rows were recorded in this order."""
     place = torch.tensor(order).argsort()
-    found = {key: torch.cat([one[key] for one in pieces])[place] for key in pieces[0]}
-    rows = donor.rows.clamp(min=0)
-    by_part: dict[str, LayerTensors] = {
-        part: {layer: found[part, layer] if part == "q" else found[part, layer][rows, slots] for layer in layers}
-        for part in parts
-    }
-    return DonorRecording(donor.rows < 0, **by_part, log_probs=found.get(("labels", -1)))
+    joined = {}
+    for key in recordings[0]:
+        joined[key] = torch.cat([recording[key] for recording in recordings])[place]
+    return joined
 
 
 def _passes(view: ModelView, lengths: Sequence[int], starts: Sequence[int]) -> Iterator[list[int]]:
-    """Yield rows that run in one pass, from their starts on: of similar lengths, and as many as fit in memory.
+    """Yield the rows of each pass, which have similar lengths from their starts on.
 
-    A pass has at most `MAX_PADDING` tokens of padding, `PASS_TOKENS` tokens and `PASS_BYTES` of temporary tensors.
+    A pass has at most `MAX_PADDING` tokens of padding, `PASS_TOKENS` tokens and `PASS_BYTES` of
+    temporary tensors.
     """
     n_run = [length - start for length, start in zip(lengths, starts, strict=True)]
     rows: list[int] = []
@@ -245,7 +303,7 @@ def _passes(view: ModelView, lengths: Sequence[int], starts: Sequence[int]) -> I
 
 
 def _places_by_row(donor: Donor) -> tuple[Int[Tensor, "row slot"], Int[Tensor, "prompt token"]]:
-    """Return the positions to record in each row of a donor, and which of them belongs to each token of each prompt."""
+    """Return the positions to record in each row of a donor, and each token's slot among them."""
     places: list[list[int]] = [[] for _ in range(len(donor.batch))]
     slots = torch.zeros_like(donor.rows)
     for prompt, token in (donor.rows >= 0).nonzero().tolist():
@@ -253,8 +311,9 @@ def _places_by_row(donor: Donor) -> tuple[Int[Tensor, "row slot"], Int[Tensor, "
         slots[prompt, token] = len(row)
         row.append(int(donor.places[prompt, token]))
     width = max(1, *map(len, places))
-    lasts = donor.batch.last.tolist()
-    return torch.tensor([row + [last] * (width - len(row)) for row, last in zip(places, lasts, strict=True)]), slots
+    for row, last in zip(places, donor.batch.last.tolist(), strict=True):
+        row += [last] * (width - len(row))
+    return torch.tensor(places), slots
 
 
 def _record_rows(
@@ -264,50 +323,53 @@ def _record_rows(
     has_queries: bool,
     layers: Sequence[int],
     parts: Sequence[Part],
-    some: list[int],
+    rows: list[int],
     pasts: Pasts | None = None,
-) -> dict[tuple[str, int], Tensor]:
-    """Return (part, layer) -> what is recorded of some rows and, at ("labels", -1), the labels' log-probabilities.
-
-    With `pasts`, only the tokens after these are run.
-    """
-    batch, at = batch[some], at[some]
+) -> Recording:
+    """Run some rows of a batch, or only their tokens after `pasts`, and record them."""
+    batch, at = batch[rows], at[rows]
     values = {layer: LayerValues(view, layer) for layer in layers}
-    found: dict[tuple[str, int], Tensor] = {}
-    starts = torch.zeros(len(batch), dtype=torch.long) if pasts is None else torch.tensor(pasts.lengths)
+    recording: Recording = {}
+    starts = (
+        torch.zeros(len(batch), dtype=torch.long) if pasts is None else torch.tensor(pasts.lengths)
+    )
     last = batch.last.cpu() - starts
-    rows = torch.arange(len(batch))
+    index = torch.arange(len(batch))
 
     def keep(layer: int) -> Any:
         def hook_fn(z: Tensor, hook: Any) -> None:
             for part in parts:
                 x = values[layer].seen[part]
                 if part == "q":
-                    found[part, layer] = x[rows, last].clone()
+                    recording[part, layer] = x[index, last].clone()
                 else:
-                    found[part, layer] = per_kv_head(x, view.n_kv_heads)[rows[:, None], at - starts[:, None]].clone()
+                    x = per_kv_head(x, view.n_kv_heads)
+                    recording[part, layer] = x[index[:, None], at - starts[:, None]].clone()
             values[layer].seen.clear()
 
         return hook_fn
 
     hooks: list[tuple[str, Any]] = []
-    for layer, one in values.items():
-        hooks += [*recording_hooks(one, *parts), (view.hook(layer, "attn.hook_z"), keep(layer))]
+    for layer, layer_values in values.items():
+        hooks += recording_hooks(layer_values, *parts)
+        hooks.append((view.hook(layer, "attn.hook_z"), keep(layer)))
     tokens, mask = _after(batch, starts)
     past = None if pasts is None else pasts.cache
     logits = _run(view, tokens, mask, hooks, past, last if has_queries else None)
     if has_queries:
         check_finite(logits)
         log_probs = log_probs_of(logits)
-        found["labels", -1] = log_probs[:, batch.label_tokens.to(log_probs.device)]
-    return found
+        recording["labels", -1] = log_probs[:, batch.label_tokens.to(log_probs.device)]
+    return recording
 
 
-def _after(batch: PromptBatch, starts: Int[Tensor, " row"]) -> tuple[Int[Tensor, "row pos"], Int[Tensor, "row key"]]:
+def _after(
+    batch: PromptBatch, starts: Int[Tensor, " row"]
+) -> tuple[Int[Tensor, "row pos"], Int[Tensor, "row key"]]:
     """Return the tokens from `starts` on, and the mask of these and all tokens before them.
 
-    The first max(starts) keys of the mask are those of the cache; a row has the last of them. Positions follow from the
-    mask, as for left-padded prompts.
+    The first max(starts) keys of the mask are those of the cache; a row has the last of them.
+    Positions follow from the mask, as for left-padded prompts.
     """
     lengths, starts = batch.last + 1, starts.to(batch.tokens.device)
     n_before = int(starts.max())
@@ -342,29 +404,31 @@ def _run(
         view.model.hooks(fwd_hooks=[*hooks, (view.last_logits_hook, select)]),
     ):
         cached = {} if past is None else {"use_cache": True, "past_key_values": past}
-        return view.model(tokens, attention_mask=mask, return_type="logits", **kwargs | cached)[:, 0]
+        return view.model(tokens, attention_mask=mask, return_type="logits", **kwargs | cached)[
+            :, 0
+        ]
 
 
 def _checked(
-    run: Callable[..., dict[tuple[str, int], Tensor]], some: list[int], prefixes: Prefixes, pasts: Pasts | None
-) -> dict[tuple[str, int], Tensor] | None:
-    """Record rows with a cache; return None if the model does not take it or gives other activations with it."""
+    run: Callable[..., Recording], rows: list[int], prefixes: Prefixes, pasts: Pasts | None
+) -> Recording | None:
+    """Record rows with a cache; None if the model gives other activations with it, or none."""
     if pasts is None:
-        return run(some)
+        return run(rows)
     try:
-        found = run(some, pasts)
+        recording = run(rows, pasts)
     except CACHE_ERRORS as error:
         _raise_out_of_memory(error)
         return None
     if prefixes.is_tested:
-        return found
+        return recording
     padded = [row for row, length in enumerate(pasts.lengths) if 0 < length < max(pasts.lengths)]
     row = padded[0] if padded else 0
-    plain = run([some[row]])
+    plain = run([rows[row]])
     for key, theirs in plain.items():
-        ours, theirs = found[key][row].float(), theirs[0].float()
+        ours, theirs = recording[key][row].float(), theirs[0].float()
         error = float((ours - theirs).abs().max() / (theirs.abs().max() + 1e-30))
         if not error <= PATTERN_TOLERANCE.get(prefixes.view.model.W_U.dtype, 1e-4):
             return None
     prefixes.is_tested = bool(padded)
-    return found
+    return recording

@@ -1,4 +1,4 @@
-"""Check once per model that edits of a head reach the logits and that its attention patterns can be recomputed."""
+"""Check once per model that edits of heads reach the logits and that patterns can be recomputed."""
 
 import warnings
 from collections.abc import Iterable
@@ -17,7 +17,8 @@ from icl_lens.models.active_edits import edits_disabled
 from icl_lens.models.head import AnyHead, Head
 from icl_lens.models.view import ModelView
 
-# Model -> heads that were tested for reaching the logits, and layers whose patterns can be recomputed.
+# Model -> heads that were tested for reaching the logits, and layers whose patterns can be
+# recomputed.
 _TESTED: "WeakKeyDictionary[Any, set[Head]]" = WeakKeyDictionary()
 _RECOMPUTABLE: "WeakKeyDictionary[Any, set[int]]" = WeakKeyDictionary()
 
@@ -25,33 +26,49 @@ _RECOMPUTABLE: "WeakKeyDictionary[Any, set[int]]" = WeakKeyDictionary()
 N_TOKENS = 24
 ROWS = 256
 # Absolute tolerance of recomputed attention probabilities, by dtype of the model.
-PATTERN_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+PATTERN_TOLERANCE = {
+    torch.float64: 1e-5,
+    torch.float32: 1e-4,
+    torch.bfloat16: 5e-2,
+    torch.float16: 1e-2,
+}
 
 
-def checked_heads(view: ModelView, heads: Iterable[AnyHead], *, attention: bool = False) -> dict[int, list[int]]:
-    """Return layer -> its chosen heads, after checking that their z or, with `attention`, their attention is editable.
+def checked_heads(
+    view: ModelView, heads: Iterable[AnyHead], *, attention: bool = False
+) -> dict[int, list[int]]:
+    """Return layer -> its heads among `heads`, after checking that edits of them have an effect.
 
-    Warn the first time a head that does not reach the logits is chosen. Raise InputError for an unknown head and, with
-    `attention`, for a model whose attention patterns cannot be recomputed.
+    The edits are of z or, with `attention`, of attention. Warn the first time that a head does not
+    reach the logits. Raise InputError for an unknown head and, with `attention`, for a model whose
+    attention patterns cannot be recomputed.
     """
     by_layer = group_by_layer(view, heads)
     if attention:
         _check_pattern_recomputable(view, by_layer)
-    _warn_if_inert(view, [Head(layer, index) for layer, indices in by_layer.items() for index in indices])
+    distinct_heads = []
+    for layer, indices in by_layer.items():
+        distinct_heads += [Head(layer, index) for index in indices]
+    _warn_if_inert(view, distinct_heads)
     return by_layer
 
 
 def _warn_if_inert(view: ModelView, heads: list[Head]) -> None:
-    """Warn of heads whose hook_z can be set to noise, each in its own single-token row, without changing the logits."""
+    """Warn of heads whose z can be noise, in rows of one token, without changing the logits."""
     known = _TESTED.setdefault(view.model, set())
     new = sorted(set(heads) - known)
     for start in range(0, len(new), ROWS):
-        some = new[start : start + ROWS]
-        inert = [str(head) for head, changed in zip(some, _reach_logits(view, some), strict=True) if not changed]
+        heads_at_once = new[start : start + ROWS]
+        reach_logits = _reach_logits(view, heads_at_once)
+        inert = [
+            str(head)
+            for head, reaches in zip(heads_at_once, reach_logits, strict=True)
+            if not reaches
+        ]
         if inert:
             warnings.warn(
-                f"editing {', '.join(inert)} does not change the logits of {view.name}, so their measured effects "
-                "are zero by construction",
+                f"editing {', '.join(inert)} does not change the logits of {view.name}, so their "
+                "measured effects are zero by construction",
                 stacklevel=5,
             )
     known.update(new)
@@ -64,36 +81,44 @@ def _reach_logits(view: ModelView, heads: list[Head]) -> list[bool]:
         rows_of.setdefault(layer, []).append((row, head))
 
     def write_noise(z: Tensor, hook: Any, rows: list[tuple[int, int]]) -> Tensor:
-        noise = torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(0)) * (z.abs().mean() + 1).cpu()
+        noise = torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(0))
+        noise = noise * (z.abs().mean() + 1).cpu()
         z = z.clone()
         for row, head in rows:
             z[row, :, head] = noise[:, head].to(z)
         return z
 
-    hooks = [(view.hook(layer, "attn.hook_z"), partial(write_noise, rows=rows)) for layer, rows in rows_of.items()]
+    hooks = []
+    for layer, rows in rows_of.items():
+        hooks.append((view.hook(layer, "attn.hook_z"), partial(write_noise, rows=rows)))
     logits = _run(view, _tokens(view, 1).expand(len(heads) + 1, -1), hooks)
     return [not torch.equal(row, logits[-1]) for row in logits[:-1]]
 
 
 def _check_pattern_recomputable(view: ModelView, layers: Iterable[int]) -> None:
-    """Raise InputError if recomputed attention patterns differ from the model's own in a layer not tested before."""
+    """Raise InputError if recomputed patterns differ from the model's in a layer not yet tested."""
     known = _RECOMPUTABLE.setdefault(view.model, set())
     values = [LayerValues(view, layer) for layer in sorted(set(layers) - known)]
     if not values:
         return
     tokens = _tokens(view, N_TOKENS)
-    _run(view, tokens, [hook for one in values for hook in recording_hooks(one)])
+    hooks = []
+    for layer_values in values:
+        hooks += recording_hooks(layer_values)
+    _run(view, tokens, hooks)
     all_heads = list(range(view.n_heads))
-    for one in values:
-        inputs = score_inputs(one, all_heads)
-        ours = recompute_pattern(one, inputs, all_heads, inputs.q.new_ones(1, view.n_heads, tokens.shape[1]))
-        error = float((ours.float() - one.seen["pattern"].float()).abs().max())
+    for layer_values in values:
+        inputs = score_inputs(layer_values, all_heads)
+        scale = inputs.q.new_ones(1, view.n_heads, tokens.shape[1])
+        ours = recompute_pattern(layer_values, inputs, all_heads, scale)
+        error = float((ours.float() - layer_values.seen["pattern"].float()).abs().max())
         if not error <= PATTERN_TOLERANCE.get(ours.dtype, 1e-4):
             raise InputError(
-                f"{view.architecture} is not supported by this intervention: in layer {one.layer} recomputed attention "
-                f"differs from the model's by {error:.1e}; use ablate_heads, which does not recompute it"
+                f"{view.architecture} is not supported by this intervention: in layer "
+                f"{layer_values.layer} recomputed attention differs from the model's by "
+                f"{error:.1e}; use ablate_heads, which does not recompute it"
             )
-        known.add(one.layer)
+        known.add(layer_values.layer)
 
 
 def _tokens(view: ModelView, n: int) -> Tensor:

@@ -1,8 +1,9 @@
-"""The active edits of a model, and the hooks that apply them in a fixed order in passes over whole prompts."""
+"""The active edits of a model, and the hooks that apply them in passes over whole prompts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -44,16 +45,18 @@ class Editor:
     patterns: dict[int, tuple[list[int], Tensor, Tensor]] = field(default_factory=dict)
     """Layer -> edited heads, their edited patterns and values in the current pass."""
     earlier: dict[int, tuple[list[int], Tensor, Tensor] | None] = field(default_factory=dict)
-    """Layer with edits for the last query only -> the same without these, None if there are no others."""
+    """Layer with edits of the last query -> the same without these; None without other edits."""
     n_cached: int = 0
     """Number of tokens in the KV cache that the current pass continues."""
     start_handle: Any = None
     """Handle of the hook that calls `start`."""
 
     def describe(self) -> Described:
-        """Return the active edits in words, and the ids of the editor's hook handles; see `active_edits`."""
-        own = {id(handle) for _, handle in self.hooked.values()}
-        return [] if are_edits_disabled(self.view) else [placed.words for placed in self.edits], own
+        """Return the active edits in words, and the ids of hook handles; see `active_edits`."""
+        handle_ids = {id(handle) for _, handle in self.hooked.values()}
+        if are_edits_disabled(self.view):
+            return [], handle_ids
+        return [placed.words for placed in self.edits], handle_ids
 
     def enter(self, edit: EditAtLayers) -> None:
         """Activate an edit and add the hooks that no other edit has added."""
@@ -65,9 +68,11 @@ class Editor:
                 self.hooked[name] = point, point.fwd_hooks[-1]
 
     def leave(self, edit: EditAtLayers) -> None:
-        """Remove an edit and the hooks that no other edit needs; edits may be removed in any order."""
+        """Remove an edit and the hooks that only it needs; edits may be removed in any order."""
         self.edits = [active for active in self.edits if active is not edit]
-        needed = {name for active in self.edits for name in _hook_names(self.view, active)}
+        needed: set[str] = set()
+        for active in self.edits:
+            needed |= _hook_names(self.view, active).keys()
         for name in [name for name in self.hooked if name not in needed]:
             point, handle = self.hooked.pop(name)
             handle.hook.remove()
@@ -80,8 +85,9 @@ class Editor:
             self.n_cached = cached_length(kwargs)
             if self.n_cached and not all(placed.edit.supports_cache for placed in self.edits):
                 raise InputError(
-                    "edits of some positions, or of attention, do not support a KV cache of earlier passes, whose keys "
-                    "differ from those of a whole pass; generate with use_past_kv_cache=False"
+                    "edits of some positions, or of attention, do not support a KV cache of "
+                    "earlier passes, whose keys differ from those of a whole pass; generate with "
+                    "use_past_kv_cache=False"
                 )
             tokens = pass_tokens(args, kwargs)
             for placed in self.edits:
@@ -98,7 +104,9 @@ class Editor:
         positions = torch.arange(n_queries, device=device)
         if self.key_mask is None:
             return positions[-1].expand(batch)
-        mask = self.key_mask[:, -n_queries:].to(device)  # with a KV cache, queries are the last keys
+        mask = self.key_mask[:, -n_queries:].to(
+            device
+        )  # with a KV cache, queries are the last keys
         return torch.where(mask, positions, 0).max(-1).values
 
     def record(self, layer: int, name: str, value: Tensor) -> None:
@@ -116,15 +124,16 @@ class Editor:
             value = value.clone()
         elif value.requires_grad:
             return value  # cannot be edited in place
-        # If the hook of z has already run, TransformerLens ignores a returned tensor: edit the original in place.
+        # If the hook of z has already run, TransformerLens ignores a returned tensor: edit the
+        # original in place.
         edited_heads, pattern, _ = self.patterns[layer]
         if layer in self.earlier:
-            without = value.clone()
-            if (others := self.earlier[layer]) is not None:
-                without[:, others[0]] = others[1]
-            pattern = torch.where(
-                self._is_last(value.transpose(1, 2))[:, None, :, None], pattern, without[:, edited_heads]
-            )
+            earlier_pattern = value.clone()
+            if (earlier := self.earlier[layer]) is not None:
+                earlier_heads, patterns, _ = earlier
+                earlier_pattern[:, earlier_heads] = patterns
+            is_last = self._is_last(value.transpose(1, 2))[:, None, :, None]
+            pattern = torch.where(is_last, pattern, earlier_pattern[:, edited_heads])
         value[:, edited_heads] = pattern
         return value
 
@@ -133,13 +142,13 @@ class Editor:
         if edits_at(self.edits, layer, ATTENTION_STAGES):
             if layer not in self.patterns:
                 self._attend(layer)
-            without = z.clone()
+            earlier_z = z.clone()
             heads = _attended(z, self.patterns[layer])
             if layer in self.earlier:
-                if (others := self.earlier[layer]) is not None:
-                    _attended(without, others)
+                if (earlier := self.earlier[layer]) is not None:
+                    _attended(earlier_z, earlier)
                 is_last = self._is_last(z)[..., None, None]
-                z[:, :, heads] = torch.where(is_last, z[:, :, heads], without[:, :, heads])
+                z[:, :, heads] = torch.where(is_last, z[:, :, heads], earlier_z[:, :, heads])
         last = self.last(len(z), z.shape[1], z.device)
         for _, placed, heads in edits_at(self.edits, layer, Z_STAGES):
             prompt = _prompts(placed, len(z), z.device)
@@ -152,16 +161,18 @@ class Editor:
         for _, placed, heads in edits_at(self.edits, layer, (Stage.resid,)):
             prompt = _prompts(placed, len(x), x.device)
             if placed.batch is not None and placed.edit.at_prompt_end:
-                if self.n_cached >= placed.batch.tokens.shape[1]:  # the pass continues the prompts, which were edited
+                if self.n_cached >= placed.batch.tokens.shape[1]:
+                    # The pass continues the prompts, which were edited.
                     check_no_ragged_generation(placed.batch)
                     continue
                 if x.shape[1] < placed.batch.tokens.shape[1]:
                     raise InputError(
-                        f"the forward pass must have shape {tuple(placed.batch.tokens.shape)} like batch, got "
-                        f"{tuple(x.shape[:2])}; run the same batch"
+                        f"the forward pass must have shape {tuple(placed.batch.tokens.shape)} like "
+                        f"batch, got {tuple(x.shape[:2])}; run the same batch"
                     )
             last = _end(placed, self.last(len(x), x.shape[1], x.device))
-            placed.edit.write_resid(x, Places.of([(0, heads)], torch.zeros_like(prompt), prompt, last), layer)
+            at = Places.of([(0, heads)], torch.zeros_like(prompt), prompt, last)
+            placed.edit.write_resid(x, at, layer)
         return x
 
     def _attend(self, layer: int) -> None:
@@ -172,18 +183,22 @@ class Editor:
         edits = edits_at(self.edits, layer, ATTENTION_STAGES)
         prompts = [_prompts(placed, len(q), q.device) for _, placed, _ in edits]
         self.patterns[layer] = edited_attention(values, edits, last, prompts)
-        others = [number for number, (_, placed, _) in enumerate(edits) if not placed.edit.is_for_last_query]
-        if len(others) < len(edits):
-            some = [edits[number] for number in others], last, [prompts[number] for number in others]
-            self.earlier[layer] = edited_attention(values, *some) if others else None
+        is_of_all_queries = [not placed.edit.is_for_last_query for _, placed, _ in edits]
+        if not all(is_of_all_queries):
+            edits_of_all = list(compress(edits, is_of_all_queries))
+            prompts_of_all = list(compress(prompts, is_of_all_queries))
+            self.earlier[layer] = None
+            if edits_of_all:
+                self.earlier[layer] = edited_attention(values, edits_of_all, last, prompts_of_all)
 
     def _is_last(self, x: Tensor) -> Tensor:
         """Return [batch query] which of the positions on the second axis are last queries."""
-        return torch.arange(x.shape[1], device=x.device) == self.last(len(x), x.shape[1], x.device)[:, None]
+        last = self.last(len(x), x.shape[1], x.device)
+        return torch.arange(x.shape[1], device=x.device) == last[:, None]
 
 
 def _attended(z: Tensor, edited: tuple[list[int], Tensor, Tensor]) -> list[int]:
-    """Write z [batch query head d_head] of edited heads from their patterns and values; return the heads."""
+    """Write z [batch query head d_head] of edited heads, and return these heads."""
     heads, pattern, v = edited
     equation = "batch head query key, batch key head d_head -> batch query head d_head"
     z[:, :, heads] = einsum(pattern.to(z.dtype), v.to(z.dtype), equation)
@@ -191,14 +206,17 @@ def _attended(z: Tensor, edited: tuple[list[int], Tensor, Tensor]) -> list[int]:
 
 
 def _end(placed: EditAtLayers, last: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
-    """Return the index of each row's last position, for edits of prompts that of the prompt's last token."""
+    """Return each row's last position, or its prompt's for edits at the prompt's end."""
     if placed.batch is None or not placed.edit.at_prompt_end:
         return last
     return placed.batch.last.to(last.device).expand(len(last))
 
 
 def _prompts(placed: EditAtLayers, n_rows: int, device: torch.device) -> Int[Tensor, " row"]:
-    """Return the index of each row's prompt in the edit's batch; raise InputError for another number of rows."""
+    """Return the index of each row's prompt in the edit's batch.
+
+    Raise InputError for another number of rows.
+    """
     rows = torch.arange(n_rows, device=device)
     if placed.prompt is not None and len(placed.prompt) == n_rows:
         return placed.prompt.to(device)
@@ -206,7 +224,8 @@ def _prompts(placed: EditAtLayers, n_rows: int, device: torch.device) -> Int[Ten
         return rows
     if len(placed.batch) > 1:
         raise InputError(
-            f"the forward pass must have {len(placed.batch)} rows like batch, got {n_rows}; run the same batch"
+            f"the forward pass must have {len(placed.batch)} rows like batch, got {n_rows}; run "
+            "the same batch"
         )
     return torch.zeros_like(rows)
 
@@ -216,9 +235,10 @@ _EDITORS: "WeakKeyDictionary[Any, Editor]" = WeakKeyDictionary()
 
 @contextmanager
 def editing(view: ModelView, *edits: EditAtLayers) -> Iterator[None]:
-    """Activate edits inside the `with` block, in addition to other active ones; blocks may end in any order.
+    """Activate edits inside the `with` block, in addition to other active ones.
 
-    Raise InputError if another thread has such a block open or runs the model inside this one.
+    Blocks may end in any order. Raise InputError if another thread has such a block open or runs
+    the model inside this one.
     """
     with model_lock(view.model, block=True), independent_rows(view.model):
         editor = _EDITORS.get(view.model)
@@ -244,9 +264,11 @@ def editing(view: ModelView, *edits: EditAtLayers) -> Iterator[None]:
 def pass_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """Return the tokens among the arguments of a pass; None if there are only embeddings."""
     named = kwargs.get("input_ids", kwargs.get("input"))
-    values = (named, *args, *kwargs.values())
-    is_tokens = (isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32) for x in values)
-    return next((x for x, found in zip(values, is_tokens, strict=True) if found), None)
+    for argument in (named, *args, *kwargs.values()):
+        is_tensor = isinstance(argument, Tensor)
+        if is_tensor and argument.ndim == 2 and argument.dtype in (torch.int64, torch.int32):
+            return argument
+    return None
 
 
 def cached_length(kwargs: dict[str, Any]) -> int:
@@ -257,16 +279,17 @@ def cached_length(kwargs: dict[str, Any]) -> int:
 
 
 def check_same_prompts(batch: PromptBatch, tokens: Tensor) -> None:
-    """Raise InputError if a row of a pass does not begin with its prompt in the batch, or continues its padding."""
+    """Raise InputError if a row of a pass does not begin with its prompt, or continues padding."""
     rows, width = tokens.shape
     if len(batch) not in (1, rows) or width < batch.tokens.shape[1]:
         return  # shapes differ: the edit raises its own error
     if width > batch.tokens.shape[1]:
         check_no_ragged_generation(batch)
     real = batch.attention_mask.bool().to(tokens.device).expand(rows, -1)
-    other = ((tokens[:, : real.shape[1]] != batch.tokens.to(tokens.device)) & real).any(-1)
-    if bool(other.any()):
-        row = int(other.nonzero()[0])
+    is_different = tokens[:, : real.shape[1]] != batch.tokens.to(tokens.device)
+    differs = (is_different & real).any(-1)
+    if bool(differs.any()):
+        row = int(differs.nonzero()[0])
         raise InputError(
             "the forward pass must run the batch that the `with` block was created for; "
             f"row {row} is a different prompt"
@@ -278,12 +301,13 @@ def check_no_ragged_generation(batch: PromptBatch) -> None:
     if bool((batch.last != batch.last[0]).any()):
         raise InputError(
             "prompts must have the same length for tokens to follow them, got "
-            f"{int(batch.last.min()) + 1} to {int(batch.last.max()) + 1} tokens; generate for one prompt at a time"
+            f"{int(batch.last.min()) + 1} to {int(batch.last.max()) + 1} tokens; generate for one "
+            "prompt at a time"
         )
 
 
 def _hook_names(view: ModelView, placed: EditAtLayers) -> dict[str, tuple[int | None, str]]:
-    """Return hook name -> layer and activation; layer None for position embeddings, which serve all layers."""
+    """Return hook name -> (layer, activation); layer None for positions, which serve all layers."""
     names: dict[str, tuple[int | None, str]] = {}
     stages = placed.edit.stages
     for layer in placed.heads:
@@ -297,14 +321,21 @@ def _hook_names(view: ModelView, placed: EditAtLayers) -> dict[str, tuple[int | 
     return names
 
 
+def _layers_with_edited_attention(edits: Iterable[EditAtLayers]) -> set[int]:
+    layers: set[int] = set()
+    for placed in edits:
+        if {*placed.edit.stages} & {*ATTENTION_STAGES}:
+            layers |= placed.heads.keys()
+    return layers
+
+
 def _hook_fn(editor: Editor, layer: int | None, name: str) -> Callable[..., Tensor | None]:
     def hook_fn(value: Tensor, hook: Any) -> Tensor | None:
         if are_edits_disabled(editor.view):
             return None
         if layer is None:
-            edits = (placed for placed in editor.edits if {*placed.edit.stages} & {*ATTENTION_STAGES})
-            for edited in {layer for placed in edits for layer in placed.heads}:
-                editor.record(edited, name, value)
+            for layer_with_edits in _layers_with_edited_attention(editor.edits):
+                editor.record(layer_with_edits, name, value)
             return None
         if name == "pattern":
             return editor.on_pattern(layer, value)

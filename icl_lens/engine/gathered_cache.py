@@ -1,7 +1,8 @@
-"""A cache of Hugging Face that gathers the keys and values that rows begin with when a layer runs, and keeps none.
+"""A cache of Hugging Face that gathers the keys and values that rows begin with, layer by layer.
 
-Rows of one pass may begin with different numbers of tokens of different prompts. Their keys and values are copied for
-one layer at a time, so that a pass over many rows needs the memory of one layer, not of all.
+Rows of one pass may begin with different numbers of tokens of different prompts. Their keys and
+values are copied for one layer at a time, so that a pass over many rows needs the memory of one
+layer, not of all.
 """
 
 from collections.abc import Sequence
@@ -22,12 +23,14 @@ class GatheredLayer(DynamicLayer):
         source: Int[Tensor, "row 2"],
         positions: Int[Tensor, "row key"],
     ) -> None:
-        """`layers` are this layer in the caches of prompts; `source` is each row's cache and its row there."""
+        """`layers` are this layer of prompts' caches, `source` each row's cache and row there."""
         super().__init__()
         self.layers, self.source, self.positions = layers, source, positions
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Return the keys and values that the rows begin with, followed by those of the pass."""
         return self._joined("keys", key_states), self._joined("values", value_states)
 
@@ -48,13 +51,19 @@ class GatheredLayer(DynamicLayer):
 
 
 def gathered_cache(
-    caches: Sequence[Any], n_layers: int, source: Int[Tensor, "row 2"], positions: Int[Tensor, "row key"]
+    caches: Sequence[Any],
+    n_layers: int,
+    source: Int[Tensor, "row 2"],
+    positions: Int[Tensor, "row key"],
 ) -> DynamicCache:
-    """Return a cache of the keys and values at `positions` of prompts; `source` is each row's cache and its row there.
+    """Return a cache of the keys and values at `positions` of prompts.
 
-    Positions [row, key] end where the pass begins; what stands before a row's own first tokens is hidden by the mask.
+    `source` is each row's cache, and its row there. Positions end where the pass begins; the mask
+    hides what stands before a row's own first tokens.
     """
     cache: Any = DynamicCache()
-    layers = [[prompts.layers[layer] for prompts in caches] for layer in range(n_layers)]
-    cache.layers = [GatheredLayer(of_layer, source, positions) for of_layer in layers]
+    cache.layers = []
+    for layer in range(n_layers):
+        layer_of_caches = [prompts.layers[layer] for prompts in caches]
+        cache.layers.append(GatheredLayer(layer_of_caches, source, positions))
     return cache

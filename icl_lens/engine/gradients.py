@@ -95,7 +95,10 @@ def z_gradients(
         for number, total in enumerate(totals):
             by_score.append({})
             torch.autograd.grad(total, leaf[0], retain_graph=number + 1 < len(totals))
-    return [[of_layers[layer] for layer in range(view.n_layers)] for of_layers in by_score]
+    readings = []
+    for by_layer in by_score:
+        readings.append([by_layer[layer] for layer in range(view.n_layers)])
+    return readings
 
 
 def _forget(recorded: Sequence[LayerValues], layer: int) -> None:

@@ -1,9 +1,9 @@
-"""Cache what single-token rows after each prompt need: keys and values, and the last position's activations.
+"""Cache what rows of one token after each prompt need: keys, values and last activations.
 
-An edit at the last position does not change earlier positions. So one pass over the prompts fills the cache, and edits
-then run as single-token rows in one batch (`row_pass`). PrefixCacheUnsupported is raised if the model already has hooks
-or edits, and where a row without edits differs from the pass that filled the cache, as in families with another kind of
-attention.
+An edit at the last position does not change earlier positions. So one pass over the prompts fills
+the cache, and edits then run as single-token rows in one batch (`row_pass`). PrefixCacheUnsupported
+is raised if the model already has hooks or edits, and where a row without edits differs from the
+pass that filled the cache, as in families with another kind of attention.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from icl_lens.prompts.batch import PromptBatch
 
 
 class PrefixCacheUnsupported(Exception):
-    """Raised when the prefix cache cannot reproduce a full forward pass; the message is the reason."""
+    """Raised, with the reason, when the cache cannot reproduce a full forward pass."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PrefixCache:
     z: dict[int, Float[Tensor, "batch head d_head"]]
     """Layer -> the unedited model's z at the last position."""
     columns: Readout | None = None
-    """The unembedding of the tokens to which rows restrict logits; None for the whole vocabulary."""
+    """The unembedding of the tokens that rows have logits of; None for the whole vocabulary."""
 
     @classmethod
     def of(
@@ -60,21 +60,25 @@ class PrefixCache:
         tokens: Int[Tensor, " token"] | None = None,
         past: Any = None,
     ) -> "PrefixCache":
-        """Run one pass over the batch and record what rows need, including edits of attention if `attention`.
+        """Run one pass over the batch and record what rows need.
 
-        With `tokens`, rows have logits of these tokens only, if they can be computed from the unembedding. The
-        pass also fills `past`, an empty cache of Hugging Face.
+        With `attention`, rows may have edits of attention. With `tokens`, they have logits of these
+        tokens only, if they can be computed from the unembedding. The pass also fills `past`, an
+        empty cache of Hugging Face.
         """
         if view.has_hooks:
             raise PrefixCacheUnsupported("other hooks or edits are active on the model")
         if not reads_only_earlier_tokens(view.model):
-            raise PrefixCacheUnsupported("earlier tokens read later ones, so a prefix is another one in a longer text")
+            raise PrefixCacheUnsupported(
+                "earlier tokens read later ones, so a prefix is another one in a longer text"
+            )
         values = {layer: LayerValues(view, layer) for layer in range(view.n_layers)}
         keys, z, inputs = {}, {}, BlockInputs(view)
         unembedded: list[Tensor] = []
 
         def at_last(x: Tensor) -> Tensor:
-            return x.detach()[torch.arange(len(x), device=x.device), batch.last.to(x.device)].clone()
+            rows = torch.arange(len(x), device=x.device)
+            return x.detach()[rows, batch.last.to(x.device)].clone()
 
         def keep(layer: int) -> Any:
             def hook_fn(value: Tensor, hook: Any) -> None:
@@ -85,20 +89,31 @@ class PrefixCache:
             return hook_fn
 
         hooks: list[tuple[str, Any]] = []
-        names = ("q", "k", "v", "cos", "sin", *(("position", "resid") if attention else ()))
+        names = ["q", "k", "v", "cos", "sin"]
+        if attention:
+            names += ["position", "resid"]
         for layer in values:
             hooks += recording_hooks(values[layer], *names)
             hooks.append((view.hook(layer, "attn.hook_z"), keep(layer)))
         if tokens is not None:
             hooks.append((view.last_logits_hook, lambda x, hook: unembedded.append(at_last(x))))
-        with model_lock(view.model), inputs.recorded(values, at_last), view.model.hooks(fwd_hooks=hooks):
+        with (
+            model_lock(view.model),
+            inputs.recorded(values, at_last),
+            view.model.hooks(fwd_hooks=hooks),
+        ):
             logits = last_logits(view.model, batch, past=past)
         log_probs = log_probs_of(logits)
-        columns = None if tokens is None else _columns(view, tokens, unembedded[0], log_probs)
+        columns = None
+        if tokens is not None:
+            columns = _columns(view, tokens, unembedded[0], log_probs)
         return cls(view, batch, log_probs, keys, inputs, z, columns)
 
     def select(self, prompts: Sequence[int]) -> "PrefixCache":
-        """Return the cache of some of the prompts, for edits that do not change attention; of all, it is not copied."""
+        """Return the cache of some of the prompts, for edits that do not change attention.
+
+        The cache of all prompts is not copied.
+        """
         rows = list(prompts)
         if rows == list(range(len(self.batch))):
             return self
@@ -113,13 +128,13 @@ class PrefixCache:
         )
 
     def check(self, what: str, layer: int, ours: Tensor, theirs: Tensor) -> None:
-        """Raise PrefixCacheUnsupported if the unedited row (`ours`) differs from the model's last position."""
+        """Raise PrefixCacheUnsupported if the unedited row (`ours`) differs from the model's."""
         ours, theirs = ours.float(), theirs.float().to(ours.device)
         error = float((ours - theirs).abs().max() / (theirs.abs().max() + 1e-30))
         if not error <= PATTERN_TOLERANCE.get(self.view.model.W_U.dtype, 1e-4):
             raise PrefixCacheUnsupported(
-                f"{what} differs from the model's in layer {layer} of {self.view.architecture} (relative error "
-                f"{error:.1e})"
+                f"{what} differs from the model's in layer {layer} of {self.view.architecture} "
+                f"(relative error {error:.1e})"
             )
 
 
@@ -129,14 +144,16 @@ def _columns(
     x: Float[Tensor, "batch d_model"],
     log_probs: Float[Tensor, "batch d_vocab"],
 ) -> Readout | None:
-    """Return the unembedding of some tokens; None if it does not give the model's own logits, up to a constant."""
+    """Return the unembedding of some tokens; None if its log-probabilities are not the model's."""
     readout = view.readout(x)
     if x.shape[-1] != readout.W_U.shape[0]:
         return None
     columns = readout.select_tokens(tokens.to(readout.W_U.device))
-    ours, theirs = (torch.log_softmax(y.float(), dim=-1) for y in (columns.unembed(x), log_probs[:, tokens]))
-    close = float((ours - theirs.to(ours.device)).abs().max()) <= PATTERN_TOLERANCE.get(view.model.W_U.dtype, 1e-4)
-    return columns if close else None
+    ours = torch.log_softmax(columns.unembed(x).float(), dim=-1)
+    theirs = torch.log_softmax(log_probs[:, tokens].float(), dim=-1)
+    error = float((ours - theirs.to(ours.device)).abs().max())
+    is_close = error <= PATTERN_TOLERANCE.get(view.model.W_U.dtype, 1e-4)
+    return columns if is_close else None
 
 
 def max_prompts(
@@ -151,21 +168,28 @@ def max_prompts(
 ) -> int:
     """Return how many prompts, with `n_rows` rows each, run at a time; at least one.
 
-    Their keys and values fit in `memory` (default: `KEY_BYTES`), their pass in `PASS_BYTES` and `pass_tokens`, and
-    their rows in `max_rows`.
+    Their keys and values fit in `memory` (default: `KEY_BYTES`), their pass in `PASS_BYTES` and
+    `pass_tokens`, and their rows in `max_rows`.
     """
     memory = KEY_BYTES if memory is None else memory
     width = batch.tokens.shape[1]
     keys = key_bytes(view, width) * (5 if attention else 2) // 2
-    fitting = memory // keys, rows_at_once(view, width), max_rows(view, n_logits) // (1 + n_rows), pass_tokens // width
-    return max(1, min(fitting))
+    limits = (
+        memory // keys,
+        rows_at_once(view, width),
+        max_rows(view, n_logits) // (1 + n_rows),
+        pass_tokens // width,
+    )
+    return max(1, min(limits))
 
 
 def max_rows(view: ModelView, n_logits: int | None = None) -> int:
-    """Return the number of rows that fit `ROW_BYTES`; at least one per head of a layer and the unedited row.
+    """Return the number of rows that fit `ROW_BYTES`.
 
-    `n_logits` is the number of logits per row, by default those of the whole vocabulary.
+    It is at least that of a layer's heads and the unedited row. `n_logits` is the number of logits
+    per row, by default those of the whole vocabulary.
     """
     size = 4 if view.compute_dtype == torch.float32 else 8
     d_mlp = int(getattr(view.cfg, "d_mlp", None) or 4 * view.d_model)
-    return max(1 + view.n_heads, ROW_BYTES // (size * max(n_logits or view.model.W_U.shape[1], 3 * d_mlp)))
+    numbers_per_row = max(n_logits or view.model.W_U.shape[1], 3 * d_mlp)
+    return max(1 + view.n_heads, ROW_BYTES // (size * numbers_per_row))

@@ -1,8 +1,11 @@
 """Score sets of edits of z by re-running prompts only from the first edited layer.
 
-1. One unedited pass over the prompts stores the residual stream at the input of every layer in which a set starts.
-2. Every pair of a prompt and a set makes one row; rows of sets that start at about the same layer share a pass.
-3. Each pass resumes from the stored stream at the first of these layers, and each row has the edits of its set.
+1. One unedited pass over the prompts stores the residual stream at the input of every layer in
+   which a set starts.
+2. Every pair of a prompt and a set makes one row; rows of sets that start at about the same layer
+   share a pass.
+3. Each pass resumes from the stored stream at the first of these layers, and each row has the edits
+   of its set.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +27,7 @@ from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
 Read = Callable[[Float[Tensor, "row d_vocab"], Int[Tensor, " row"]], Float[Tensor, "row *n"]]
-"""What is read of log-probabilities over the vocabulary, nats, given the index of each row's prompt in the batch."""
+"""A function of log-probabilities over the vocabulary, nats, and each row's prompt in the batch."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,16 @@ def score_restarted(
 ) -> Float[Tensor, "batch set *n"]:
     """Return what `read` reads after each prompt under each set of edits, which must edit z only.
 
-    If hooks are active on the model, each set has its own pass over the full batch, as the hooks expect. `advance` is
-    called with the number of scores that each pass adds.
+    If hooks are active on the model, each set has a pass over the full batch, as the hooks expect.
+    `advance` is called with the number of scores that each pass adds.
     """
-    start_layers = [min((layer for placed in one for layer in placed.heads), default=view.n_layers) for one in sets]
+    start_layers = [_first_layer(edits, view.n_layers) for edits in sets]
     layers = set(start_layers) - {view.n_layers}
-    bytes_per_prompt = max(1, len(layers)) * batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
+    bytes_per_layer = batch.tokens.shape[1] * view.d_model * view.model.W_U.element_size()
+    bytes_per_prompt = max(1, len(layers)) * bytes_per_layer
     fitting = STREAM_BYTES // bytes_per_prompt, rows_at_once(view, batch.tokens.shape[1])
     size = len(batch) if view.has_hooks else max(1, min(fitting))
-    found = []
+    pieces = []
     for start in range(0, len(batch), size):
         prompts = torch.arange(start, min(start + size, len(batch)))
         batch_piece = batch[prompts.tolist()]
@@ -75,16 +79,25 @@ def score_restarted(
         piece = clean[:, None].repeat(1, len(sets), *[1] * (clean.ndim - 1))
         for pairs in _passes(view, start_layers, batch_piece, pass_tokens):
             numbers, rows = map(list, zip(*pairs, strict=True))
-            first = min(start_layers[one] for one in numbers)
+            first = min(start_layers[number] for number in numbers)
             run = batch_piece[rows]
             hooks = list(_hooks(view, sets, torch.tensor(numbers), prompts[rows], run.last))
             resid = inputs.resid[first][rows, : run.tokens.shape[1]]
-            with model_lock(view.model), inputs.resumed_at(first, resid), view.model.hooks(fwd_hooks=hooks):
+            with (
+                model_lock(view.model),
+                inputs.resumed_at(first, resid),
+                view.model.hooks(fwd_hooks=hooks),
+            ):
                 log_probs = last_log_probs(view.model, run)
             piece[rows, numbers] = read(log_probs, prompts[rows])
             advance(len(rows))
-        found.append(piece)
-    return torch.cat(found)
+        pieces.append(piece)
+    return torch.cat(pieces)
+
+
+def _first_layer(edits: Sequence[EditAtLayers], n_layers: int) -> int:
+    """Return the first layer that a set of edits changes; `n_layers` for a set without edits."""
+    return min([min(placed.heads, default=n_layers) for placed in edits], default=n_layers)
 
 
 @dataclass
@@ -102,7 +115,10 @@ class BlockInputs:
         """Record what `keep` returns for the inputs of `layers`, in passes in the context."""
 
         def recorder(layer: int) -> Any:
-            return lambda module, args, kwargs: self.resid.__setitem__(layer, keep(_stream(args, kwargs).detach()))
+            def hook_fn(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+                self.resid[layer] = keep(_stream(args, kwargs).detach())
+
+            return hook_fn
 
         def count(module: Any, args: Any, output: Any) -> None:
             self.n_returned = len(output) if isinstance(output, tuple) else None
@@ -111,7 +127,9 @@ class BlockInputs:
         with ExitStack() as stack:
             stack.callback(blocks[0].register_forward_hook(count).remove)
             for layer in layers:
-                stack.callback(blocks[layer].register_forward_pre_hook(recorder(layer), with_kwargs=True).remove)
+                hook_fn = recorder(layer)
+                handle = blocks[layer].register_forward_pre_hook(hook_fn, with_kwargs=True)
+                stack.callback(handle.remove)
             yield
 
     @contextmanager
@@ -149,24 +167,27 @@ def _stream(args: Any, kwargs: dict[str, Any]) -> Tensor:
     return kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
 
 
-def _passes(view: ModelView, start_layers: list[int], batch: PromptBatch, pass_tokens: int) -> Iterator[list[Pair]]:
-    """Yield each pass's rows as (set, prompt) pairs, ordered by the set's first layer; skip empty sets."""
+def _passes(
+    view: ModelView, start_layers: list[int], batch: PromptBatch, pass_tokens: int
+) -> Iterator[list[Pair]]:
+    """Yield the (set, prompt) pairs of each pass by the set's first layer; skip empty sets."""
     n, width = batch.tokens.shape
-    sets = [one for one in range(len(start_layers)) if start_layers[one] < view.n_layers]
+    sets = [number for number, layer in enumerate(start_layers) if layer < view.n_layers]
     if view.has_hooks:
-        yield from ([(one, row) for row in range(n)] for one in sets)
+        for number in sets:
+            yield [(number, row) for row in range(n)]
         return
     max_rows = min(pass_tokens // width, rows_at_once(view, width, RESTART_BYTES))
     group: list[Pair] = []
-    for one in sorted(sets, key=lambda one: start_layers[one]):
+    for number in sorted(sets, key=start_layers.__getitem__):
         for row in range(n):
             is_full = len(group) >= max_rows
-            if row == 0 and group and start_layers[one] != start_layers[group[0][0]]:
+            if row == 0 and group and start_layers[number] != start_layers[group[0][0]]:
                 is_full |= len(group) * width >= MIN_PASS_TOKENS
             if group and is_full:
                 yield group
                 group = []
-            group.append((one, row))
+            group.append((number, row))
     if group:
         yield group
 
@@ -180,17 +201,21 @@ def _hooks(
 ) -> Iterator[tuple[str, Any]]:
     """Yield hooks that edit z in each row as the set of its number says."""
     distinct, number = number.unique(return_inverse=True)
-    chosen = [sets[one] for one in distinct.tolist()]
+    distinct_sets = [sets[number_of_set] for number_of_set in distinct.tolist()]
+    layers: set[int] = set()
+    for edits in distinct_sets:
+        for placed in edits:
+            layers |= placed.heads.keys()
 
     def write(layer: int) -> Any:
         def hook_fn(z: Tensor, hook: Any) -> Tensor:
             z = z.clone()
-            rows = [one.to(z.device) for one in (number, prompt, last)]
-            for edit, members in writes_at(chosen, layer, Z_STAGES):
+            rows = number.to(z.device), prompt.to(z.device), last.to(z.device)
+            for edit, members in writes_at(distinct_sets, layer, Z_STAGES):
                 edit.write_z(z, Places.of(members, *rows), layer)
             return z
 
         return hook_fn
 
-    for layer in sorted({layer for one in chosen for placed in one for layer in placed.heads}):
+    for layer in sorted(layers):
         yield view.hook(layer, "attn.hook_z"), write(layer)

@@ -1,9 +1,10 @@
 """Run sets of edits as single-token rows that share each prompt's cached keys and values.
 
-1. Every prompt has an unedited row 0 and one row per set of edits. Sets share a row until their edits differ; a row
-   starts at the layer of its first edit, as a copy of the last position's residual stream there.
-2. Blocks run with all rows as one batch: all modules are the model's own but attention, which `kv_cache` computes, and
-   hooks write the edits.
+1. Every prompt has an unedited row 0 and one row per set of edits. Sets share a row until their
+   edits differ; a row starts at the layer of its first edit, as a copy of the last position's
+   residual stream there.
+2. Blocks run with all rows as one batch: all modules are the model's own but attention, which
+   `kv_cache` computes, and hooks write the edits.
 3. In every layer, row 0 is compared with the pass that filled the cache, and then reset to it.
 """
 
@@ -41,39 +42,61 @@ class RowEdits:
     def __init__(self, view: ModelView, sets: Sequence[Sequence[EditAtLayers]]) -> None:
         self.sets = sets
         self.marks = torch.zeros(len(sets), view.n_layers, dtype=torch.long)
-        """[set layer] identifiers of what each set edits, 0 for nothing; sets share a row until their marks differ."""
+        """[set layer] what each set edits, as a number; 0 for nothing.
+
+        Sets share a row until their marks differ.
+        """
         known: dict[object, int] = {}
         for number, placed in enumerate(sets):
-            for layer in {layer for one in placed for layer in one.heads}:
-                edits = [one for one in placed if layer in one.heads]
-                key = layer, tuple((type(one.edit), one.edit.shared, *one.heads[layer]) for one in edits)
+            by_layer: dict[int, list[tuple[object, ...]]] = {}
+            for edit_at in placed:
+                for layer, heads in edit_at.heads.items():
+                    edited = type(edit_at.edit), edit_at.edit.shared, *heads
+                    by_layer.setdefault(layer, []).append(edited)
+            for layer in sorted(by_layer):
+                key = layer, tuple(by_layer[layer])
                 self.marks[number, layer] = known.setdefault(key, len(known) + 1)
 
-    def write_z(self, layer: int, sets: Sequence[int], z: Float[Tensor, "row 1 head d_head"], rows: LayerRows) -> None:
-        """Write z of rows in place: of each prompt, an unedited row and one per entry of `sets`."""
+    def write_z(
+        self,
+        layer: int,
+        sets: Sequence[int],
+        z: Float[Tensor, "row 1 head d_head"],
+        rows: LayerRows,
+    ) -> None:
+        """Write z of rows in place; each prompt has an unedited row and one per entry of `sets`."""
         by_prompt = z[:, 0].unflatten(0, (len(rows.prompt), -1))  # a view
-        chosen = [self.sets[one] for one in sets]
+        edits_of_rows = [self.sets[number] for number in sets]
         together: dict[type[Edit], list[tuple[int, Edit, list[int]]]] = {}
-        for row, placed in enumerate(chosen, start=1):
+        # A row has one query, whose index is 0.
+        last = torch.zeros(len(by_prompt), dtype=torch.long, device=z.device)
+        for row, placed in enumerate(edits_of_rows, start=1):
             edits = edits_at(placed, layer, ATTENTION_STAGES)
             if len(edits) == 1 and type(edits[0][1].edit).write_rows is not None:
-                _, one, heads = edits[0]
-                together.setdefault(type(one.edit), []).append((row, one.edit, heads))
+                _, edit_at, heads = edits[0]
+                together.setdefault(type(edit_at.edit), []).append((row, edit_at.edit, heads))
             elif edits:
-                only = torch.zeros(len(by_prompt), dtype=torch.long, device=z.device)  # index of a row's only query
-                heads, pattern, v = edited_attention(rows.values(row), edits, only, [rows.prompt] * len(edits))
-                by_prompt[:, row, heads] = torch.einsum("bhqk,bkhd->bhd", pattern.to(z.dtype), v.to(z.dtype))
+                prompts = [rows.prompt] * len(edits)
+                heads, pattern, v = edited_attention(rows.values(row), edits, last, prompts)
+                by_prompt[:, row, heads] = torch.einsum(
+                    "bhqk,bkhd->bhd", pattern.to(z.dtype), v.to(z.dtype)
+                )
         for kind, members in together.items():
             assert kind.write_rows is not None
             kind.write_rows(by_prompt, members, layer, rows)
-        for edit, members in writes_at(chosen, layer, Z_STAGES):
+        for edit, members in writes_at(edits_of_rows, layer, Z_STAGES):
             edit.write_z(z, self._places(members, sets, rows.prompt.to(z.device)), layer)
 
     def write_resid(
-        self, layer: int, sets: Sequence[int], x: Float[Tensor, "row 1 d_model"], prompt: Int[Tensor, " batch"]
+        self,
+        layer: int,
+        sets: Sequence[int],
+        x: Float[Tensor, "row 1 d_model"],
+        prompt: Int[Tensor, " batch"],
     ) -> None:
         """Write the residual stream of rows after a layer in place."""
-        for edit, members in writes_at([self.sets[one] for one in sets], layer, (Stage.resid,)):
+        edits_of_rows = [self.sets[number] for number in sets]
+        for edit, members in writes_at(edits_of_rows, layer, (Stage.resid,)):
             edit.write_resid(x, self._places(members, sets, prompt.to(x.device)), layer)
 
     def edits_resid(self, layer: int) -> bool:
@@ -81,14 +104,15 @@ class RowEdits:
         return any(edits_at(placed, layer, (Stage.resid,)) for placed in self.sets)
 
     def _places(self, members: Any, sets: Sequence[int], prompt: Int[Tensor, " batch"]) -> Places:
-        numbers = torch.arange(-1, len(sets), device=prompt.device).repeat(len(prompt))  # -1 is the unedited row
+        # The number of the unedited row is -1.
+        numbers = torch.arange(-1, len(sets), device=prompt.device).repeat(len(prompt))
         prompts = prompt.repeat_interleave(1 + len(sets))
         return Places.of(members, numbers, prompts, torch.zeros_like(prompts))
 
 
 @dataclass(frozen=True)
 class _Branches:
-    """Rows of one layer: row 0 has no edits, every other row has the edits of some sets up to this layer."""
+    """Rows of one layer: row 0 has no edits; others have those of some sets up to this layer."""
 
     parents: list[int]
     """For each row, its row in the layer before."""
@@ -104,25 +128,28 @@ def _branches(marks: Int[Tensor, "set layer"]) -> Iterator[_Branches]:
     row_of = torch.zeros(len(marks), dtype=torch.long)
     for layer in range(marks.shape[1]):
         # Sorted, so that the row without edits is the first.
-        rows, row_of = torch.stack([row_of, marks[:, layer]], dim=1).unique(dim=0, return_inverse=True)
-        example = torch.zeros(len(rows), dtype=torch.long).scatter(0, row_of, torch.arange(len(marks)))
+        parent_and_mark = torch.stack([row_of, marks[:, layer]], dim=1)
+        rows, row_of = parent_and_mark.unique(dim=0, return_inverse=True)
+        example = torch.zeros(len(rows), dtype=torch.long)
+        example = example.scatter(0, row_of, torch.arange(len(marks)))
         yield _Branches(rows[:, 0].tolist(), (example[1:] - 1).tolist(), row_of[1:].tolist())
 
 
 def run_rows(
     cache: PrefixCache, edits: RowEdits, sets: range, prompts: Sequence[int]
 ) -> tuple[Float[Tensor, "batch row d_vocab"], list[int]]:
-    """Return logits of an unedited row 0 and of rows with the edits of `sets`, and the row of each set.
+    """Return logits of rows with the edits of `sets`, and the row of each set; row 0 is unedited.
 
-    `prompts` are the indices of the cached prompts in the batch to which the edits belong. With the cache's `columns`,
-    the logits are those of its tokens. Blocks before the first edit are not run. Raise PrefixCacheUnsupported if row 0
-    does not match the model's pass.
+    `prompts` are the indices of the cached prompts in the batch to which the edits belong. With the
+    cache's `columns`, the logits are those of its tokens. Blocks before the first edit are not run.
+    Raise PrefixCacheUnsupported if row 0 does not match the model's pass.
     """
     view, n = cache.view, len(cache.batch)
     marks = edits.marks[sets.start : sets.stop]
     edited = marks.any(0).nonzero().flatten().tolist()
     first = edited[0] if edited else view.n_layers - 1
-    rows = _Rows(cache, edits, torch.tensor(prompts), sets.start, list(_branches(marks)), frozenset(edited))
+    tree = list(_branches(marks))
+    rows = _Rows(cache, edits, torch.tensor(prompts), sets.start, tree, frozenset(edited))
     layers = range(first, view.n_layers)
     token = cache.batch.tokens[:1, int(cache.batch.last[0])][:, None]
     with ExitStack() as stack:
@@ -138,13 +165,18 @@ def run_rows(
     if cache.columns is not None:
         (logits,) = rows.of_columns
     if logits.shape[:2] != (n * len(rows.tree[-1].parents), 1):
-        raise PrefixCacheUnsupported("the model's passes do not keep one row per row of the residual stream")
+        raise PrefixCacheUnsupported(
+            "the model's passes do not keep one row per row of the residual stream"
+        )
     return logits[:, 0].unflatten(0, (n, -1)), rows.tree[-1].row_of
 
 
-@dataclass(frozen=True, repr=False)  # TransformerLens names hooks by their repr, which would print all tensors
+@dataclass(frozen=True, repr=False)
 class _Rows:
-    """The rows of one pass, and the hooks through which they run."""
+    """The rows of one pass, and the hooks through which they run.
+
+    They have no `repr`, by which TransformerLens names hooks, because it would print all tensors.
+    """
 
     cache: PrefixCache
     edits: RowEdits
@@ -164,23 +196,24 @@ class _Rows:
     def hooks(self, layers: range) -> list[tuple[str, Any]]:
         """Return the hooks of these layers and of the unembedding."""
         view = self.cache.view
-        found: list[tuple[str, Any]] = []
+        hooks: list[tuple[str, Any]] = []
         for layer in layers:
             self.values[layer] = LayerValues(view, layer)
-            found += recording_hooks(self.values[layer], "q", "k", "v")
-            found.append((view.hook(layer, "attn.hook_z"), partial(self.attend, layer)))
+            hooks += recording_hooks(self.values[layer], "q", "k", "v")
+            hooks.append((view.hook(layer, "attn.hook_z"), partial(self.attend, layer)))
             if layer in self.edited and self.edits.edits_resid(layer):
-                found.append((view.hook(layer, "hook_resid_post"), partial(self.write_resid, layer)))
+                name = view.hook(layer, "hook_resid_post")
+                hooks.append((name, partial(self.write_resid, layer)))
         if self.cache.columns is not None:
-            found.append((view.last_logits_hook, self.read_columns))
-        return found
+            hooks.append((view.last_logits_hook, self.read_columns))
+        return hooks
 
     def sets(self, layer: int) -> list[int]:
-        """Return a set of each row of a layer but row 0."""
-        return [self.first_set + one for one in self.tree[layer].example]
+        """Return the number of a set of each row of a layer, without row 0."""
+        return [self.first_set + number for number in self.tree[layer].example]
 
     def join(self, layer: int, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Reset row 0 of a block's input to the model's own residual stream, and add the layer's new rows."""
+        """Reset row 0 of a block's input to the model's own stream, and add the layer's rows."""
         parents = self.tree[layer].parents
         n = len(self.cache.batch)
 
@@ -197,17 +230,17 @@ class _Rows:
         args, kwargs = replace_residual(args, kwargs, joined)
         if isinstance(alibi := kwargs.get("alibi"), Tensor):
             # Bloom, Falcon: built for the model's single input row; only its shape matters here.
-            many = alibi[: self.cache.view.n_heads].repeat(n * len(parents), *[1] * (alibi.ndim - 1))
-            kwargs = {**kwargs, "alibi": many}
+            repeats = n * len(parents), *[1] * (alibi.ndim - 1)
+            kwargs = {**kwargs, "alibi": alibi[: self.cache.view.n_heads].repeat(repeats)}
         return args, kwargs
 
     def attend(self, layer: int, z: Tensor, hook: Any) -> Float[Tensor, "row 1 head d_head"]:
-        """Return z of the rows, from cached keys and values and their own, with the layer's edits."""
-        seen, keys, n = self.values[layer].seen, self.cache.keys[layer], len(self.cache.batch)
+        """Return the rows' z from cached and their own keys and values, with the layer's edits."""
+        seen, keys = self.values[layer].seen, self.cache.keys[layer]
+        n, n_kv_heads = len(self.cache.batch), self.cache.view.n_kv_heads
         q, k, v = (seen[name][:, 0].unflatten(0, (n, -1)) for name in "qkv")
         seen.clear()
-        shared_k, shared_v = (per_kv_head(one, self.cache.view.n_kv_heads) for one in (k, v))
-        ours = keys.attend(q, shared_k, shared_v).to(z)
+        ours = keys.attend(q, per_kv_head(k, n_kv_heads), per_kv_head(v, n_kv_heads)).to(z)
         self.cache.check("attention over cached keys", layer, ours[:, 0], self.cache.z[layer])
         flat = ours.flatten(0, 1)[:, None]
         if layer in self.edited:
