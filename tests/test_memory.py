@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import icl_lens as il
 from icl_lens.measures.saliency import KINDS
 from icl_lens.models import identity, sizes
+from icl_lens.models.readout import Readout
 
 N_LAYERS, N_HEADS = 10, 4
 SEVERAL_LAYERS = N_LAYERS - 1
@@ -141,6 +142,35 @@ def test_the_first_batch_is_compared_after_its_last_token_only(model, monkeypatc
     monkeypatch.setattr(identity, "log_probs_of", count)
     il.score(model, prompts_of(model, 1, n_demonstrations=4))
     assert n_read == [1, 1]  # of the Hugging Face model, and of the bridge
+
+
+READ_OUT = {
+    "describe": lambda readout, x: readout.describe(x, torch.zeros(len(x), dtype=torch.int64), k=2),
+    "ranks": lambda readout, x: readout.ranks(x, torch.zeros(len(x), dtype=torch.int64)),
+    "top_tokens": lambda readout, x: readout.top_tokens(x, 2),
+    "token_log_probs": lambda readout, x: readout.token_log_probs(x[None], torch.zeros(1, dtype=torch.int64)),
+}
+
+
+@pytest.mark.parametrize("name", READ_OUT)
+def test_one_piece_of_logits_is_kept_at_a_time(name, monkeypatch):
+    """A piece is forgotten before the next one is computed."""
+    draw = torch.Generator().manual_seed(0)
+    readout = Readout(
+        W_U=torch.randn(4, 50_000, generator=draw),
+        b_U=None,
+        gain=None,
+        shift=None,
+        scale=torch.ones(1),
+        eps=1e-5,
+        center=False,
+        decode=str,
+    )
+    piece_bytes = 2 * 4 * 50_000
+    monkeypatch.setattr("icl_lens.models.readout.LOGIT_BYTES", piece_bytes)
+    with LiveMemory() as memory:
+        READ_OUT[name](readout, torch.randn(6, 4, generator=draw))
+    assert piece_bytes <= memory.peak < 1.9 * piece_bytes
 
 
 @pytest.mark.slow

@@ -211,7 +211,9 @@ def _saliency(view: ModelView, batch: PromptBatch, reduction: Reduction) -> list
         edge_gradient = einsum(
             gradient.to(dtype), v, "batch query head d_head, batch key head d_head -> batch head query key"
         )
-        return reduction((pattern * edge_gradient).abs().sum(1).to(view.unembed_device))
+        # In place: such a matrix of a long prompt takes most of the memory.
+        saliency = edge_gradient.mul_(pattern).abs_().sum(1)
+        return reduction(saliency.to(view.unembed_device))
 
     def losses(log_probs: Tensor) -> Tensor:
         return _losses(log_probs, batch)

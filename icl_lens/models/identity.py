@@ -139,21 +139,23 @@ def last_logits_only(hf_model: Any) -> Iterator[None]:
         handle.remove()
 
 
-def bridge_log_probs(model: Any, tokens: Int[Tensor, "1 pos"]) -> Float[Tensor, "pos d_vocab"]:
-    """Return the log-probabilities of a bridge after each token of one row."""
+def bridge_log_probs(
+    model: Any, tokens: Int[Tensor, "row pos"]
+) -> Float[Tensor, "row pos d_vocab"]:
+    """Return the log-probabilities of a bridge after each token of rows of one length."""
     tokens = tokens.to(model.cfg.device)
     with torch.no_grad(), independent_rows(model), inference_kwargs(model) as arguments:
         logits = model(
             tokens, attention_mask=torch.ones_like(tokens), return_type="logits", **arguments
         )
-    return log_probs_of(logits[0]).cpu()
+    return log_probs_of(logits).cpu()
 
 
 def reads_only_earlier_tokens(model: Any) -> bool:
     """Return whether a model's output at a token does not depend on later ones, as one-token rows
     over a prefix need.
 
-    Two rows that differ in their last token run once per model, without edits.
+    Two rows that differ in their last token run once per model, in one pass without edits.
     """
     if model not in _IS_CAUSAL:
         generator = torch.Generator().manual_seed(0)
@@ -163,7 +165,7 @@ def reads_only_earlier_tokens(model: Any) -> bool:
         )
         second = first.clone()
         second[0, -1] = (second[0, -1] + 1) % n_vocab
-        before, after = (bridge_log_probs(model, tokens)[:-1] for tokens in (first, second))
+        before, after = bridge_log_probs(model, torch.cat([first, second]))[:, :-1]
         dtype = model.W_U.dtype
         _IS_CAUSAL[model] = difference_of(before, after, dtype).share <= NEGLIGIBLE.get(dtype, 5e-2)
     return _IS_CAUSAL[model]
@@ -185,7 +187,7 @@ def check_probe(model: Any, expected: Probe | None, hf_model: Any = None) -> Non
     )
     try:
         difference = difference_of(
-            expected.log_probs, bridge_log_probs(model, expected.tokens), expected.dtype
+            expected.log_probs, bridge_log_probs(model, expected.tokens)[0], expected.dtype
         )
     except InputError:
         raise
@@ -489,7 +491,7 @@ def _new_bridge_differs(
             new = TransformerBridge.boot_transformers(
                 str(model.cfg.model_name), hf_model=shared, tokenizer=tokenizer, dtype=dtype
             ).eval()
-        new_log_probs = bridge_log_probs(new, tokens)[-1:]
+        new_log_probs = bridge_log_probs(new, tokens)[0, -1:]
     except Exception:
         return True
     difference = difference_of(expected, new_log_probs, dtype)

@@ -179,6 +179,7 @@ class Readout:
             target = logits.gather(-1, token_index)[..., 0]
             normalizer = logits.exp_().sum(-1).log()  # in place: half the time and memory
             out[rows, vectors] = target - normalizer
+            del logits  # before the next piece is computed
         return out
 
     def pieces(self, batch: int, n: int) -> Iterator[tuple[slice, slice]]:
@@ -355,11 +356,11 @@ class Readout:
                 f"vectors must have shape [… d_model={len(self.W_U)}], got {tuple(vectors.shape)}"
             )
         flat = vectors.reshape(-1, vectors.shape[-1])
-        pieces = [
-            self._top_names(scores, [k] * len(scores), keep)[0]
-            for scores in self._score_pieces(flat, bias=bias)
-        ]
-        names, shape = [row for piece in pieces for row in piece], vectors.shape[:-1]
+        names: list[list[str]] = []
+        for scores in self._score_pieces(flat, bias=bias):
+            names += self._top_names(scores, [k] * len(scores), keep)[0]
+            del scores  # before the next piece is computed
+        shape = vectors.shape[:-1]
         return _nest(names, shape) if len(shape) else names[0]
 
     def describe(
@@ -399,6 +400,7 @@ class Readout:
                     scores, tokens[start : start + len(scores)].tolist(), strict=False
                 )
             ]
+            del scores  # before the next piece is computed
         peak, random_peaks = torch.cat(peaks).split([n, N_RANDOM])
         return VectorDescriptions(
             names[:n], torch.stack(ranks), (peak - random_peaks.mean()) / random_peaks.std()
@@ -460,6 +462,7 @@ class Readout:
             score = scores.gather(-1, tokens[start : start + len(scores), None])
             ranks[start : start + len(scores)] = 1 + (scores > score).sum(-1)
             start += len(scores)
+            del scores  # before the next piece is computed
         return ranks.reshape(shape)
 
 

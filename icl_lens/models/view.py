@@ -464,7 +464,18 @@ class ModelView:
     def attn_input_norm(self, layer: int) -> NormView:
         """Return the norm before attention; the identity if attention reads the residual stream
         directly.
+
+        It is inferred once for a view, because that takes several calls of the module.
         """
+        if layer not in self._attn_input_norms:
+            self._attn_input_norms[layer] = self._inferred_attn_input_norm(layer)
+        return self._attn_input_norms[layer]
+
+    @cached_property
+    def _attn_input_norms(self) -> dict[int, NormView]:
+        return {}
+
+    def _inferred_attn_input_norm(self, layer: int) -> NormView:
         if self._norms_only_after_sublayers(layer):
             return NormView(
                 gain=None,
