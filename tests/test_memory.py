@@ -1,5 +1,9 @@
 """What a call keeps beside its result: the attention of one layer and a few prompts."""
 
+import os
+import platform
+from pathlib import Path
+
 import families
 import pytest
 import torch
@@ -11,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import icl_lens as il
 from icl_lens.measures.saliency import KINDS
 from icl_lens.models import identity, sizes
+from icl_lens.models.memory import release_freed_memory
 from icl_lens.models.readout import Readout
 
 N_LAYERS, N_HEADS = 10, 4
@@ -171,6 +176,29 @@ def test_one_piece_of_logits_is_kept_at_a_time(name, monkeypatch):
     with LiveMemory() as memory:
         READ_OUT[name](readout, torch.randn(6, 4, generator=draw))
     assert piece_bytes <= memory.peak < 1.9 * piece_bytes
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep freed tensors differently")
+def test_freed_tensors_go_back_to_the_system():
+    """From the first free of a tensor of 30 MB on, glibc keeps smaller ones below the last that is in use."""
+    torch.ones(30_000_000 // 4)
+    tensors = [torch.ones(1_000_000 // 4) for _ in range(64)]
+    n_bytes = resident_bytes()
+    del tensors[:-1]
+    release_freed_memory()
+    assert resident_bytes() < n_bytes - 50_000_000
+
+
+def test_a_gradient_gives_freed_memory_back_at_each_layer(model, monkeypatch):
+    """What the FFN's graph took would otherwise stay beside the largest matrices."""
+    n_released = []
+    monkeypatch.setattr("icl_lens.engine.gradients.release_freed_memory", lambda: n_released.append(1))
+    gradient(model, prompts_of(model, 1))
+    assert len(n_released) >= N_LAYERS
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from icl_lens.activations.passes import check_finite
 from icl_lens.edits.pattern import LayerValues
 from icl_lens.models.inference import log_probs_of, replace_forwards
-from icl_lens.models.memory import GRAPH_BYTES
+from icl_lens.models.memory import GRAPH_BYTES, release_freed_memory
 from icl_lens.models.view import ModelView
 from icl_lens.prompts.batch import PromptBatch
 
@@ -52,11 +52,14 @@ def z_gradients(
     by_score: list[dict[int, T]] = []
 
     def take(layer: int, gradient: Tensor) -> None:
+        # The FFN's graph is freed here, and what is read, before attention's largest matrices come.
+        release_freed_memory()
         with torch.no_grad():
             by_score[-1][layer] = read(layer, zs[layer], gradient)
         if runs_blocks_again:
             del zs[layer]
             _forget(recorded, layer)
+        release_freed_memory()
 
     def keep(layer: int) -> Any:
         def hook_fn(z: Tensor, hook: Any) -> Tensor:
