@@ -45,7 +45,7 @@ READABLE = Figures(names_without_content=2, nested_comprehensions=1.5, wide_line
 LIMITS = {
     "icl_lens": Figures(2.5, 0, 11.4, 0),
     "icl_lens/activations": READABLE,
-    "icl_lens/analyses": Figures(25.9, 5.6, 14.4, 5),
+    "icl_lens/analyses": READABLE,
     "icl_lens/attribution": READABLE,
     "icl_lens/cli": READABLE,
     "icl_lens/edits": READABLE,

@@ -1,27 +1,29 @@
-"""Contrasts of the labels' scores, each of which is zero for all behaviors but one, for any number of labels.
+"""Contrasts of the labels' scores, each of which is zero for all behaviors but one.
 
-A prompt runs in four arrangements (`prompts.arrangements`). Suppose that a label's score, up to what all labels of the
-prompt have in common, is a sum of
+There may be any number of labels. A prompt runs in four arrangements (`prompts.arrangements`).
+Suppose that a label's score, up to what all labels of the prompt have in common, is a sum of
 
 - L if the demonstrations give it to the query's class,
-- W if it is the prompt's original label, whatever the demonstrations show: the model knows the classes' words,
+- W if it is the prompt's original label, whatever the demonstrations show: the model knows the
+  classes' words,
 - C if it is shown last, and F if it is shown first,
 - P(label), its preference.
 
-Let a be the original label, b the partner's, and d = s[a] − s[b]. Two signs describe an arrangement: e is −1 if the
-labels are exchanged, and σ is −1 if b's class is last; φ is −1 if the demonstrations begin with the other class than
-they end with. Then
+Let a be the original label, b the partner's, and d = s[a] − s[b]. Two signs describe an
+arrangement: e is −1 if the labels are exchanged, and σ is −1 if b's class is last; φ is −1 if the
+demonstrations begin with the other class than they end with. Then
 
     d = e·L + W + P(a) − P(b) + σ·e·C + φ·σ·e·F
 
-1. The mean of e·d over the four arrangements is L in every prompt. Whatever a model does by the sequence of labels
-   alone changes sign with σ·e and cancels.
+1. The mean of e·d over the four arrangements is L in every prompt. Whatever a model does by the
+   sequence of labels alone changes sign with σ·e and cancels.
 2. The mean of σ·e·d is C + φ·F. Least squares over prompts with both φ separates the two.
-3. Averaged over the arrangements, a label's score is P(label), plus W if it is a, plus (L + C + F) / 2 if it is a or b.
-   Least squares over prompts with different original labels separates the three terms.
+3. Averaged over the arrangements, a label's score is P(label), plus W if it is a, plus (L + C + F)
+   / 2 if it is a or b. Least squares over prompts with different original labels separates the
+   three terms.
 
-A contrast is returned as one value per prompt whose mean it is, so that all intervals are those of a mean. Where least
-squares is used, these are the estimate plus the prompt's influence on it.
+A contrast is returned as one value per prompt whose mean it is, so that all intervals are those of
+a mean. Where least squares is used, these are the estimate plus the prompt's influence on it.
 """
 
 from dataclasses import dataclass
@@ -54,7 +56,9 @@ class Design:
 
 @dataclass(frozen=True)
 class Contrasts:
-    """One value per prompt for each contrast, in the unit of the scores; NaN where the prompts cannot tell it."""
+    """One value per prompt for each contrast, in the unit of the scores; NaN if it is not
+    determined.
+    """
 
     learns: Float[np.ndarray, " prompt"]
     knows: Float[np.ndarray, " prompt"]
@@ -66,10 +70,11 @@ class Contrasts:
 def contrasts(scores: Float[np.ndarray, "arrangement prompt label"], design: Design) -> Contrasts:
     """Return the contrasts of scores; those of labels that a prompt does not offer are ignored.
 
-    If no prompt has φ = 1, `first` is NaN, and `copies` is C − F: the last label rather than the first one. If W cannot
-    be told from preferences, because each label is always the original one or never, `knows` is NaN, and preferences
-    contain it. The preference for a label is relative to the mean of its prompts' other labels; NaN if all prompts
-    compare the same two of more labels, since what they gain by being shown cannot be told from it.
+    If no prompt has φ = 1, `first` is NaN, and `copies` is C − F: the last label rather than the
+    first one. If W cannot be told from preferences, because each label is always the original one
+    or never, `knows` is NaN, and preferences contain it. The preference for a label is relative to
+    the mean of its prompts' other labels; NaN if all prompts compare the same two of more labels,
+    since what they gain by being shown cannot be told from it.
     """
     rows = np.arange(len(design.answer))
     difference = scores[:, rows, design.answer] - scores[:, rows, design.partner]
@@ -77,9 +82,8 @@ def contrasts(scores: Float[np.ndarray, "arrangement prompt label"], design: Des
     by_sequence = ((IS_LAST * IS_EXCHANGED)[:, None] * difference).mean(0)
     phi = np.where(design.starts_as_it_ends, 1.0, -1.0)
     columns = np.stack([np.ones_like(phi), phi], axis=1)[:, None]
-    copies, first = (
-        fitted_values(columns, by_sequence[:, None], contrast) for contrast in (np.array([1.0, 0]), np.array([0, 1.0]))
-    )
+    copies = fitted_values(columns, by_sequence[:, None], np.array([1.0, 0]))
+    first = fitted_values(columns, by_sequence[:, None], np.array([0, 1.0]))
     if not design.starts_as_it_ends.any():
         copies = by_sequence
 
@@ -95,10 +99,10 @@ def contrasts(scores: Float[np.ndarray, "arrangement prompt label"], design: Des
     if np.isnan(knows).any():
         columns = columns[:, :, :-1]
     n_other_terms = columns.shape[2] - len(labels)
-    preferred = [
-        fitted_values(columns, mean_scores, np.append(contrast, np.zeros(n_other_terms)))
-        for contrast in _against_the_others(design.choices)
-    ]
+    preferred = []
+    for contrast in _against_the_others(design.choices):
+        contrast = np.append(contrast, np.zeros(n_other_terms))
+        preferred.append(fitted_values(columns, mean_scores, contrast))
     return Contrasts(learns, knows, copies, first, np.stack(preferred, axis=1))
 
 
@@ -107,10 +111,11 @@ def balanced_values(
     answer: Int[np.ndarray, " prompt"],
     partner: Int[np.ndarray, " prompt"],
 ) -> Float[np.ndarray, " prompt"]:
-    """Return one value per prompt whose mean is that of log-odds of the answer against its partner without preferences.
+    """Return log-odds of the answer against its partner, by prompt, without preferences for labels.
 
-    With d = L + P(answer) − P(partner), it is L, by least squares; see `fitted_values`. Where answers and partners
-    cannot tell L from P, as with the same answer in all prompts, the log-odds are returned as they are.
+    Only the mean of the values is that of the log-odds. With d = L + P(answer) − P(partner), it is
+    L, by least squares; see `fitted_values`. Where answers and partners cannot tell L from P, as
+    with the same answer in all prompts, the log-odds are returned as they are.
     """
     labels = np.arange(max(answer.max(), partner.max()) + 1)
     preference = (answer[:, None] == labels).astype(float) - (partner[:, None] == labels)
@@ -126,8 +131,9 @@ def fitted_values(
 ) -> Float[np.ndarray, " prompt"]:
     """Return one value per prompt whose mean is a contrast of the coefficients of least squares.
 
-    It is the estimate plus the prompt's influence, n · contrast · (XᵀX)⁻¹ · Xᵀ · residual; the spread of these values
-    is that of the estimate (the sandwich variance). NaN if the columns do not determine the contrast.
+    It is the estimate plus the prompt's influence, n · contrast · (XᵀX)⁻¹ · Xᵀ · residual; the
+    spread of these values is that of the estimate (the sandwich variance). NaN if the columns do
+    not determine the contrast.
     """
     information = np.einsum("prc,prd->cd", columns, columns)
     inverse = np.linalg.pinv(information, rcond=1e-9, hermitian=True)
@@ -148,8 +154,14 @@ def _centered(
     return np.where(is_choice, values - mean, 0.0)
 
 
-def _against_the_others(choices: Bool[np.ndarray, "prompt label"]) -> Float[np.ndarray, "label label"]:
-    """Return, for each label, 1 for it and minus the mean weight of each other label in the prompts that offer it."""
+def _against_the_others(
+    choices: Bool[np.ndarray, "prompt label"],
+) -> Float[np.ndarray, "label label"]:
+    """Return contrasts of each label with the others.
+
+    A label has weight 1; each other label has minus its mean weight in the prompts that offer the
+    label.
+    """
     contrasts = np.eye(choices.shape[1])
     for label in range(choices.shape[1]):
         offering = choices[choices[:, label]].astype(float)

@@ -49,7 +49,9 @@ def _python_code(explanation: Explanation) -> str:
     against = None if settings.against is None else list(settings.against)
     options: dict[str, Any] = {}
     if prompt is None:
-        read = call("il.Text", repr(explanation.input.text), answer=settings.target, against=against)
+        read = call(
+            "il.Text", repr(explanation.input.text), answer=settings.target, against=against
+        )
     else:
         read = prompt_call(prompt)
         options |= template_options(explanation.input.template)
@@ -89,7 +91,9 @@ def _fits_command_line(explanation: Explanation) -> bool:
 
 
 def _reads_back(prompt: Prompt, labels: Sequence[str]) -> bool:
-    """Return whether the command line parses the same prompt, with the same labels, from its text."""
+    """Return whether the command line parses the same prompt, with the same labels, from its
+    text.
+    """
     try:
         same = Prompt.parse(str(prompt), answer=prompt.answer) == prompt
     except InputError:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import pandas as pd
 
@@ -28,7 +28,8 @@ class Comparison(Result):
 
     Example:
         >>> a = il.explain(model, prompt)
-        >>> b = il.explain(model, il.Prompt.parse("love : bar eight : foo two : foo one :", answer="foo"))
+        >>> shorter = il.Prompt.parse("love : bar eight : foo two : foo one :", answer="foo")
+        >>> b = il.explain(model, shorter)
         >>> both = il.compare(a, b)
         >>> both.to_frame().columns.tolist()
         ['name', 'change', 'a', 'b', 'layer', 'head', 'increase_a', 'increase_b', 'increase_change']
@@ -39,47 +40,56 @@ class Comparison(Result):
 
     @property
     def same_heads(self) -> bool:
-        """Whether both models have the same number of layers and heads, so that heads can be compared directly."""
+        """Whether both models have the same number of layers and heads, so that heads can be
+        compared directly.
+        """
         return self.a.all_heads.shape == self.b.all_heads.shape
 
     @property
     def scores(self) -> list[Score]:
         """The scores that both explanations have of every head.
 
-        Heads are ranked by the change of the first: the score that ranks the heads of both. If these differ, it is the
-        contrast, or the increase if one has no contrasts.
+        Heads are ranked by the change of the first: the score that ranks the heads of both. If
+        these differ, it is the contrast, or the increase if one has no contrasts.
         """
         a, b = self.a, self.b
-        first: Score = "contrast" if a.scores.compared_with and b.scores.compared_with else "increase"
+        first: Score = (
+            "contrast" if a.scores.compared_with and b.scores.compared_with else "increase"
+        )
         if a.settings.by == b.settings.by:
             first = a.settings.by
-        return [first, *(by for by in SCORES if by != first and a.all_heads.by(by) and b.all_heads.by(by))]
+        shared = [by for by in SCORES if a.all_heads.by(by) and b.all_heads.by(by)]
+        return [first, *(by for by in shared if by != first)]
 
     def to_frame(self) -> pd.DataFrame:
         """Return every head's scores in A and B and their change (nats), largest change first.
 
-        Columns: name, change, a, b (of the first of `scores`), layer, head, and, for the other scores, such as
-        increases, increase_a, increase_b and increase_change. Scores refer to each explanation's own target. Raise
-        InputError if the models have different numbers of layers or heads.
+        Columns: name, change, a, b (of the first of `scores`), layer, head, and, for the other
+        scores, such as increases, increase_a, increase_b and increase_change. Scores refer to each
+        explanation's own target. Raise InputError if the models have different numbers of layers or
+        heads.
         """
         if not self.same_heads:
-            shapes = [one.all_heads.shape for one in (self.a, self.b)]
+            shapes = self.a.all_heads.shape, self.b.all_heads.shape
             raise InputError(
-                f"models must have the same (layers, heads), got {shapes[0]} for {self.a.model} and {shapes[1]} for "
-                f"{self.b.model}; use a.to_frame() and b.to_frame() instead"
+                f"models must have the same (layers, heads), got {shapes[0]} for {self.a.model} "
+                f"and {shapes[1]} for {self.b.model}; use a.to_frame() and b.to_frame() instead"
             )
-        first, *others = self.scores
+        first, *further = self.scores
         frame = self.a.to_frame("heads").filter(["name", "layer", "head"])
-        named: list[tuple[Score, str]] = [(first, ""), *((by, f"{by}_") for by in others)]
-        for by, prefix in named:
-            for side, e in (("a", self.a), ("b", self.b)):
-                frame[f"{prefix}{side}"] = [score for row in e.all_heads.by(by) for score in row]
+        prefixes: dict[Score, str] = {first: ""} | {by: f"{by}_" for by in further}
+        for by, prefix in prefixes.items():
+            for side, explanation in (("a", self.a), ("b", self.b)):
+                grid = explanation.all_heads.by(by)
+                frame[f"{prefix}{side}"] = list(chain.from_iterable(grid))
             frame[f"{prefix}change"] = frame[f"{prefix}b"] - frame[f"{prefix}a"]
         frame = columns_first(frame, "name", "change", "a", "b")
         return frame.sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
 
     def to_view(self) -> View:
-        """Return both answers, layers, and the heads that changed most or, of models of other sizes, the best heads."""
+        """Return both answers, layers, and the heads that changed most or, between sizes, are
+        best.
+        """
         return View(
             title=self._title(),
             sentences=(self._headlines(), *self._context(), *self._edits_notes()),
@@ -104,11 +114,15 @@ class Comparison(Result):
         return f"A ({a.model}): {a.headline}. B ({b.model}): {b.headline}."
 
     def _context(self) -> list[str]:
-        """Return a sentence on which models and prompts are compared, and one on what each explains."""
+        """Return a sentence on which models and prompts are compared, and one on what each
+        explains.
+        """
         a, b = self.a, self.b
         same_prompt = a.input.prompt == b.input.prompt and a.input.text == b.input.text
         if a.model == b.model:
-            sentences = ["The same model and prompt." if same_prompt else f"Two prompts, {a.model}."]
+            sentences = [
+                "The same model and prompt." if same_prompt else f"Two prompts, {a.model}."
+            ]
         elif same_prompt:
             sentences = [f"One prompt, {a.model} and {b.model}."]
         else:
@@ -157,8 +171,9 @@ class Comparison(Result):
             texts = ["–" if share is None else percent(share) for share in probabilities]
             change = math.nan
             if label in self.a.labels and label in self.b.labels:
-                log_probs = [side.scores.log_probs[side.labels.index(label)] for side in (self.a, self.b)]
-                change = log_probs[1] - log_probs[0]
+                log_prob_a = self.a.scores.log_probs[self.a.labels.index(label)]
+                log_prob_b = self.b.scores.log_probs[self.b.labels.index(label)]
+                change = log_prob_b - log_prob_a
             rows.append((Label(label, index), *texts, change))
         explanation = f"Probability of each {unit}’s token after each prompt."
         return Section(f"Probability of each {unit}", explanation, columns, tuple(rows))
@@ -175,7 +190,8 @@ class Comparison(Result):
         unit = "token" if self.a.is_plain_text else "label"
         return Section(
             "What each layer adds, nats",
-            f"To the log-probability of the explained {unit}, on a shared scale. Increases are not additive.",
+            f"To the log-probability of the explained {unit}, on a shared scale. Increases are "
+            "not additive.",
             tuple(columns),
             tuple(rows),
             is_detail=True,
@@ -195,12 +211,14 @@ class Comparison(Result):
         notes = [MODELS_NOTE] if a.model != b.model else []
         if a.target != b.target and a.target in b.labels:
             notes.append(
-                f"Changes compare what heads add to {a.target} in A with what they add to {b.target} in B; to explain "
-                f"{a.target} in both, pass --answer {a.target} --answer-b {a.target}."
+                f"Changes compare what heads add to {a.target} in A with what they add to "
+                f"{b.target} in B; to explain {a.target} in both, pass --answer {a.target} "
+                f"--answer-b {a.target}."
             )
         return Section(
             f"Heads whose {self.scores[0]} changed most, nats (A: {a.target}, B: {b.target})",
-            "Each head’s scores in A and B, and the change: blue if it is larger in B, orange if it is smaller.",
+            "Each head’s scores in A and B, and the change: blue if it is larger in B, orange if "
+            "it is smaller.",
             tuple(columns),
             tuple(rows),
             n_rows=a.all_heads.shape[0] * a.all_heads.shape[1],
@@ -215,7 +233,8 @@ class Comparison(Result):
         marked = frozenset(zip(changed["layer"], changed["head"], strict=True))
         return Section(
             "Every head’s change",
-            f"The change of the {by}, B minus A, by layer and head. The heads of the table above are ringed.",
+            f"The change of the {by}, B minus A, by layer and head. The heads of the table above "
+            "are ringed.",
             head_map=HeadValues(f"change of {by}, B minus A, nats", tuple(changes), marked),
         )
 
@@ -230,11 +249,14 @@ class Comparison(Result):
             cells: list[Cell] = [str(Head(layer, head))]
             for label in labels:
                 for side in (self.a, self.b):
-                    cells.append(_attention_text(side, side.all_heads.attention[layer][head], label))
+                    cells.append(
+                        _attention_text(side, side.all_heads.attention[layer][head], label)
+                    )
             rows.append(tuple(cells))
         return Section(
             "Attention to labels",
-            "Attention from the last token, summed over the positions of each label, for the heads above.",
+            "Attention from the last token, summed over the positions of each label, for the "
+            "heads above.",
             tuple(columns),
             tuple(rows),
             is_detail=True,
@@ -261,7 +283,7 @@ def _best_section(name: str, side: Explanation) -> Section:
 
 
 def _attention_text(side: Explanation, weights: Sequence[float], label: str) -> str:
-    """Return the attention to demonstrations summed over those with a label; "–" if there are none."""
+    """Return the attention to the demonstrations with a label, summed; "–" for other labels."""
     if label not in side.labels:
         return "–"
     index = side.labels.index(label)
@@ -283,12 +305,14 @@ def compare(a: Explanation, b: Explanation) -> Comparison:
     Raise InputError for arguments that are not explanations.
 
     Example:
-        >>> il.compare(il.explain(model, prompt), il.explain(model, prompt)).to_frame()["change"].abs().max()
+        >>> a, b = il.explain(model, prompt), il.explain(model, prompt)
+        >>> il.compare(a, b).to_frame()["change"].abs().max()
         np.float64(0.0)
     """
-    for one in (a, b):
-        if not isinstance(one, Explanation):
+    for argument in (a, b):
+        if not isinstance(argument, Explanation):
             raise InputError(
-                f"expected an explanation, got {short_repr(one)}; pass the result of il.explain or il.results.load"
+                f"expected an explanation, got {short_repr(argument)}; pass the result of "
+                "il.explain or il.results.load"
             )
     return Comparison(a, b)

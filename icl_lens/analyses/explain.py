@@ -1,9 +1,12 @@
-"""Explain one prompt: which layers and heads raise the answer, what heads encode, and what ablating them does."""
+"""Explain one prompt: what raises the answer, what heads encode, and what ablating them does."""
 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
 
 from icl_lens.activations.activations import capture
 from icl_lens.activations.answer_spacing import warn_of_answer_spacing
@@ -27,7 +30,7 @@ from icl_lens.prompts.tokenize import tokenize
 from icl_lens.runs.progress import Progress, progress_callback
 
 N_STEPS = 5
-"""Steps of an explanation that progress counts: scores, ablations, demonstrations, heads, and other sections."""
+"""Steps that progress counts: scores, ablations, demonstrations, heads, and other sections."""
 
 
 @reserves_model
@@ -51,37 +54,45 @@ def explain(
 ) -> Explanation:
     """Explain one prompt's answer, or the next token of plain text (`Text`).
 
-    `prompt` may be a string for `Prompt.parse`, or a batch of one row. Explained is the answer's token, or that of the
-    label that the model predicts if the prompt has no answer. The `k` heads with the largest score are described; the
-    first `n_ablated` of them are zeroed jointly, at the last position, and compared with `n_random` random sets of the
-    same size (`Explanation.finding`).
+    `prompt` may be a string for `Prompt.parse`, or a batch of one row. Explained is the answer's
+    token, or that of the label that the model predicts if the prompt has no answer. The `k` heads
+    with the largest score are described; the first `n_ablated` of them are zeroed jointly, at the
+    last position, and compared with `n_random` random sets of the same size
+    (`Explanation.finding`).
 
-    A part's contrast is what it adds to log p(answer) − log Σ p(`against`), where `against` defaults to all other
-    labels; its increase is what it adds to log p(answer). The contrast separates heads that find the answer from heads
-    that raise every label. Increases are not additive: those of the parts need not sum to that of the total.
+    A part's contrast is what it adds to log p(answer) − log Σ p(`against`), where `against`
+    defaults to all other labels; its increase is what it adds to log p(answer). The contrast
+    separates heads that find the answer from heads that raise every label. Increases are not
+    additive: those of the parts need not sum to that of the total.
 
-    `by` selects the score that ranks heads: "contrast" (default), "increase" (default if there is nothing to compare
-    with), "effect", the drop in these log-odds, or else in log p(answer), if the head is zeroed at the last position,
-    or "towers", the log-odds that the answer loses against all other labels if the head's query there, and nothing
-    else, is that of the same demonstrations with a query of the other class: the text of a demonstration that has the
-    next label (`two_towers`, `AllHeadsReport.other_query`).
+    `by` selects the score that ranks heads: "contrast" (default), "increase" (default if there is
+    nothing to compare with), "effect", the drop in these log-odds, or else in log p(answer), if the
+    head is zeroed at the last position, or "towers", the log-odds that the answer loses against all
+    other labels if the head's query there, and nothing else, is that of the same demonstrations
+    with a query of the other class: the text of a demonstration that has the next label
+    (`two_towers`, `AllHeadsReport.other_query`).
 
-    Each described head's attention and values are split by what earlier components wrote (`attention_score_parts`,
-    `value_parts`). `why` names a head to describe even if it is not among the k.
+    Each described head's attention and values are split by what earlier components wrote
+    (`attention_score_parts`, `value_parts`). `why` names a head to describe even if it is not among
+    the k.
 
-    Plain text has no demonstrations, and its target is any token, the text's own answer, compared with its own
-    `against`; without an answer, the target is the model's most probable token. `template`, `labels` and `prepend_bos`
-    are those of `tokenize`.
+    Plain text has no demonstrations, and its target is any token, the text's own answer, compared
+    with its own `against`; without an answer, the target is the model's most probable token.
+    `template`, `labels` and `prepend_bos` are those of `tokenize`.
 
-    Inside `with` blocks that edit the model, such as `il.ablate_heads`, and under hooks of your own, the edited model
-    is explained: `Explanation.edits` names the edits, as do its page, its JSON and the terminal.
+    Inside `with` blocks that edit the model, such as `il.ablate_heads`, and under hooks of your
+    own, the edited model is explained: `Explanation.edits` names the edits, as do its page, its
+    JSON and the terminal.
 
-    If this takes longer than two seconds, a terminal or notebook shows a progress bar; `progress=False` shows none,
-    and a function is called with the name of the stage, the steps done and their number.
+    If this takes longer than two seconds, a terminal or notebook shows a progress bar;
+    `progress=False` shows none, and a function is called with the name of the stage, the steps done
+    and their number.
 
-    A section that cannot be computed for the model's family is left out, and `left_out` gives the reason.
+    A section that cannot be computed for the model's family is left out, and `left_out` gives the
+    reason.
 
-    Raise InputError for invalid prompts or options; warn if a label is scored by a white-space token.
+    Raise InputError for invalid prompts or options; warn if a label is scored by a white-space
+    token.
 
     Example:
         >>> explanation = il.explain(model, prompt, k=4)
@@ -92,7 +103,9 @@ def explain(
         >>> il.explain(model, il.Text("love bar love", answer=" bar"), k=3).is_plain_text
         True
     """
-    k, n_ablated, n_random, seed = check_integers(k=k, n_ablated=n_ablated, n_random=n_random, seed=seed)
+    k, n_ablated, n_random, seed = check_integers(
+        k=k, n_ablated=n_ablated, n_random=n_random, seed=seed
+    )
     options = Settings(
         final_norm=final_norm,
         bias=bias,
@@ -105,12 +118,17 @@ def explain(
     )
     if by is not None:
         check_choice("by", by, SCORES)
-    batch, options = _prepared(model, prompt, options, against=against, template=template, labels=labels)
+    batch, options = _prepared(
+        model, prompt, options, against=against, template=template, labels=labels
+    )
     with progress_callback(progress, unit=" steps") as report:
-        explanation = _explained(model, batch, options, by, why, lambda done: report("explaining", done, N_STEPS))
-    # The first remark only states that multi-token labels are scored by one token.
-    for remark in () if explanation.is_plain_text else explanation.remarks[1:]:
-        warnings.warn(remark, stacklevel=3)
+        explanation = _explained(
+            model, batch, options, by, why, lambda done: report("explaining", done, N_STEPS)
+        )
+    if not explanation.is_plain_text:
+        # The first remark only states that multi-token labels are scored by one token.
+        for remark in explanation.remarks[1:]:
+            warnings.warn(remark, stacklevel=3)
     return explanation
 
 
@@ -122,30 +140,23 @@ def _explained(
     why: AnyHead | None,
     report: Callable[[int], None],
 ) -> Explanation:
-    """Return the explanation of a batch of one row; `report` gets the number of finished steps of `N_STEPS`."""
+    """Return the explanation of a batch of one row; `report` gets the number of finished steps."""
     report(0)
-    acts = capture(model, batch, writers=compared_positions(batch) if batch.has_demonstrations else False)
+    writers = compared_positions(batch) if batch.has_demonstrations else False
+    acts = capture(model, batch, writers=writers)
     warn_of_answer_spacing(model.tokenizer, batch, acts.token_log_probs)
     why = None if why is None else acts.view.check_head(why)
-    options = replace(options, why=None if why is None else str(why), dtype=str(acts.z.dtype).removeprefix("torch."))
+    dtype = str(acts.z.dtype).removeprefix("torch.")
+    options = replace(options, why=None if why is None else str(why), dtype=dtype)
     scored = ScoredPrompt.from_activations(model, acts, options)
     by = choose_score(by, SCORES, comparable=bool(scored.others))
     scored = replace(scored, options=replace(options, by=by))
-    found: dict[Score, Any] = {"increase": head_log_prob_increase(acts, scored.targets, **scored.readout_options)[0]}
-    if scored.others:
-        found["contrast"] = head_log_prob_increase(
-            acts, scored.targets, against=scored.against, **scored.readout_options
-        )[0]
-    if by == "effect":
-        effects = head_effects(model, batch, scored.targets, against=scored.against)
-        found["effect"] = (effects.log_odds if scored.others else effects.log_prob)[0]
-    other_query = ""
-    if by == "towers":
-        found["towers"], other_query = sections.query_exchanges(scored)
+    head_scores, other_query = _head_scores(scored, by)
     report(1)
-    order = found[by].flatten().argsort(descending=True)[: options.k].tolist()
+    order = head_scores[by].flatten().argsort(descending=True)[: options.k].tolist()
     located = [Head.from_index(index, acts.view.n_heads) for index in order]
-    located += [why] if why is not None and why not in located else []
+    if why is not None and why not in located:
+        located.append(why)
     cached = sections.row_cache(scored)
     single, ablation = sections.ablation(scored, located, cached)
     report(2)
@@ -153,15 +164,15 @@ def _explained(
     added = sections.demonstrations(scored, attempts, cached)
     del cached
     report(3)
-    heads = tuple(sections.head_reports(scored, located, found, single, attempts))
+    heads = tuple(sections.head_reports(scored, located, head_scores, single, attempts))
     report(4)
-    read = sections.inputs(scored)
+    model_input = sections.inputs(scored)
     explanation = Explanation(
         model=acts.view.name,
-        input=read,
-        scores=sections.scores(scored, read),
+        input=model_input,
+        scores=sections.scores(scored, model_input),
         layers=sections.layers(scored),
-        all_heads=sections.all_heads(scored, found, other_query),
+        all_heads=sections.all_heads(scored, head_scores, other_query),
         heads=heads,
         subheads=sections.subheads(scored),
         ablation=ablation,
@@ -174,6 +185,28 @@ def _explained(
     return explanation
 
 
+def _head_scores(
+    scored: ScoredPrompt, by: Score
+) -> tuple[dict[Score, Float[Tensor, "layer head"]], str]:
+    """Return the scores of all heads, those of `by` among them, and the query of `towers`, else
+    "".
+    """
+    acts, targets, options = scored.acts, scored.targets, scored.readout_options
+    head_scores: dict[Score, Tensor] = {
+        "increase": head_log_prob_increase(acts, targets, **options)[0]
+    }
+    if scored.others:
+        contrast = head_log_prob_increase(acts, targets, against=scored.against, **options)
+        head_scores["contrast"] = contrast[0]
+    if by == "effect":
+        effects = head_effects(scored.model, acts.batch, targets, against=scored.against)
+        head_scores["effect"] = (effects.log_odds if scored.others else effects.log_prob)[0]
+    other_query = ""
+    if by == "towers":
+        head_scores["towers"], other_query = sections.query_exchanges(scored)
+    return head_scores, other_query
+
+
 def _prepared(
     model: Any,
     prompt: Prompt | Text | PromptBatch | str,
@@ -183,43 +216,68 @@ def _prepared(
     template: Template | None,
     labels: Sequence[str] | None,
 ) -> tuple[PromptBatch, Settings]:
-    """Return the batch of one row to explain, and the options with its target and what that is compared with.
+    """Return the batch of one row to explain, and the options with its target and `against`.
 
     Raise InputError for arguments that the prompt does not take.
     """
     if isinstance(prompt, PromptBatch):
-        _check_single_row(prompt, against=against, template=template, labels=labels, prepend_bos=options.prepend_bos)
+        _check_single_row(
+            prompt,
+            against=against,
+            template=template,
+            labels=labels,
+            prepend_bos=options.prepend_bos,
+        )
         batch = prompt if prompt.decision_index is None else prompt.with_own_labels()
-        if batch.targets is not None:
-            others = None if batch.against is None else [token for token in batch.against[0].tolist() if token >= 0]
-            target = int(batch.answer_tokens[0])
-            options = replace(options, target=None if target < 0 else target, against=_listed(others or None))
-    elif isinstance(prompt, Text):
+        return batch, _with_targets(options, batch)
+    if isinstance(prompt, Text):
         if against is not None:
             raise InputError(
-                f"against must be None for il.Text, got {short_repr(against)}; set it in il.Text(against=...)"
+                f"against must be None for il.Text, got {short_repr(against)}; set it in "
+                "il.Text(against=...)"
             )
         options = replace(options, target=prompt.answer, against=prompt.against)
     else:
-        check_no_table(prompt)
-        prompt = Prompt.parse(prompt) if isinstance(prompt, str) else prompt
-        if not isinstance(prompt, Prompt):
-            raise InputError(
-                f"prompt must be a string, an il.Prompt, an il.Text or a batch of one row, got {short_repr(prompt)}"
-            )
-        if not prompt.demonstrations:
-            shown = template or Template()
-            label, *others = (shown.gap + one for one in sorted(prompt.labels, key=lambda one: one != prompt.answer))
-            raise InputError(
-                "prompt must have demonstrations to explain, got none; explain its text, with "
-                f"il.explain(model, il.Text({shown.render(prompt).text!r}, answer={label!r}, against={others!r}))"
-            )
-    if not isinstance(prompt, PromptBatch):
-        given = {"labels": labels, "prepend_bos": options.prepend_bos}
-        decisions = tokenize(model, prompt, template=template or Template(), **given)
-        # The answer's last decision, against the labels that are most like it; without an answer, the first.
-        batch = decisions[0 if prompt.answer is None else len(decisions) - 1].with_own_labels()
-    return batch, options
+        prompt = _demonstrating_prompt(prompt, template or Template())
+    tokenizing: dict[str, Any] = {"labels": labels, "prepend_bos": options.prepend_bos}
+    decisions = tokenize(model, prompt, template=template or Template(), **tokenizing)
+    # The answer's last decision, against the labels that are most like it; without an answer, the
+    # first.
+    number = 0 if prompt.answer is None else len(decisions) - 1
+    return decisions[number].with_own_labels(), options
+
+
+def _with_targets(options: Settings, batch: PromptBatch) -> Settings:
+    """Return the options with the targets that a batch has of its own, if it has any."""
+    if batch.targets is None:
+        return options
+    target = int(batch.answer_tokens[0])
+    compared = None
+    if batch.against is not None:
+        compared = [token for token in batch.against[0].tolist() if token >= 0]
+    return replace(
+        options, target=None if target < 0 else target, against=_listed(compared or None)
+    )
+
+
+def _demonstrating_prompt(prompt: Prompt | str, template: Template) -> Prompt:
+    """Return a prompt, of which text is parsed; raise InputError for one without demonstrations."""
+    check_no_table(prompt)
+    prompt = Prompt.parse(prompt) if isinstance(prompt, str) else prompt
+    if not isinstance(prompt, Prompt):
+        raise InputError(
+            "prompt must be a string, an il.Prompt, an il.Text or a batch of one row, got "
+            f"{short_repr(prompt)}"
+        )
+    if not prompt.demonstrations:
+        labels = sorted(prompt.labels, key=lambda label: label != prompt.answer)
+        answer, *against = (template.gap + label for label in labels)
+        raise InputError(
+            "prompt must have demonstrations to explain, got none; explain its text, with "
+            f"il.explain(model, il.Text({template.render(prompt).text!r}, answer={answer!r}, "
+            f"against={against!r}))"
+        )
+    return prompt
 
 
 def _listed(against: str | int | Sequence[str | int] | None) -> tuple[str | int, ...] | None:
@@ -227,17 +285,24 @@ def _listed(against: str | int | Sequence[str | int] | None) -> tuple[str | int,
     if against is None or isinstance(against, (str, int)):
         return None if against is None else (against,)
     if not against:
-        raise InputError("against must not be empty; pass labels or tokens to compare the answer with, or omit it")
+        raise InputError(
+            "against must not be empty; pass labels or tokens to compare the answer with, or omit "
+            "it"
+        )
     return tuple(against)
 
 
-def _check_single_row(batch: PromptBatch, **given: Any) -> None:
+def _check_single_row(batch: PromptBatch, **arguments: Any) -> None:
     """Raise InputError unless the batch has one row and no argument duplicates what it holds."""
     if len(batch) != 1:
-        raise InputError(f"prompt must be a batch of one row, got {len(batch)} rows; pass one prompt, e.g. batch[0]")
-    conflicting = [name for name, value in given.items() if value is not None]
+        raise InputError(
+            f"prompt must be a batch of one row, got {len(batch)} rows; pass one prompt, e.g. "
+            "batch[0]"
+        )
+    conflicting = [name for name, value in arguments.items() if value is not None]
     if conflicting:
         name = conflicting[0]
         raise InputError(
-            f"{name} must be None for a tokenized prompt, got {short_repr(given[name])}; pass it when tokenizing"
+            f"{name} must be None for a tokenized prompt, got {short_repr(arguments[name])}; pass "
+            "it when tokenizing"
         )

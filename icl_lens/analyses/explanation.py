@@ -13,6 +13,7 @@ from icl_lens.analyses.sections import (
     AblationReport,
     AllHeadsReport,
     DemonstrationsReport,
+    Grid,
     HeadReport,
     InputReport,
     LayerReport,
@@ -25,7 +26,7 @@ from icl_lens.analyses.sections import (
 )
 from icl_lens.attribution.reasons import SIDES, writers_in_words
 from icl_lens.errors import check_choice
-from icl_lens.head_scores import SCORES, DirectScore, score_of_parts
+from icl_lens.head_scores import SCORES, DirectScore, Score, score_of_parts
 from icl_lens.intervals import beside_random_sets
 from icl_lens.measures.demonstration_effects import BEGINS_TEXT
 from icl_lens.models.active_edits import edits_note
@@ -36,7 +37,9 @@ from icl_lens.result.head_findings import removal_finding
 from icl_lens.result.number_format import joined, mean_and_range, percent, signed
 from icl_lens.result.view import Cell, Column, Label, Section, View
 
-Table = Literal["heads", "layers", "subheads", "labels", "demonstrations", "words", "similarity", "why"]
+Table = Literal[
+    "heads", "layers", "subheads", "labels", "demonstrations", "words", "similarity", "why"
+]
 Row = dict[str, Any]
 MAX_DEMONSTRATIONS = 16
 """Demonstrations shown by the page and the terminal: those with the largest effects."""
@@ -44,10 +47,10 @@ MAX_DEMONSTRATIONS = 16
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Result):
-    """The result of `explain`: typed sections, of which tables, figures, the page and the terminal are views.
+    """The result of `explain`: sections, which tables, figures, the page and the terminal show.
 
-    Log-probabilities and increases are in nats. `target` is the label whose log-probability is explained (the answer if
-    the prompt has one, else the prediction).
+    Log-probabilities and increases are in nats. `target` is the label whose log-probability is
+    explained (the answer if the prompt has one, else the prediction).
 
     Example:
         >>> explanation = il.explain(model, prompt)
@@ -73,43 +76,58 @@ class Explanation(Result):
     demonstrations: DemonstrationsReport | None = None
     """What each demonstration adds; None for plain text, and if it is left out."""
     edits: tuple[str, ...] = ()
-    """What edited the model while it was explained: the edits of open `with` blocks, and other hooks. All numbers are
-    those of the edited model; "no ablation" means no other one."""
+    """What edited the model while it was explained: the edits of open `with` blocks, and other
+    hooks.
+
+    All numbers are those of the edited model; "no ablation" means no other one.
+    """
     left_out: tuple[LeftOut, ...] = ()
     """Sections that cannot be computed for the model's family; the others are complete."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if sections do not fit together, as in a damaged file."""
-        found, scores, layers = self.input, self.scores, self.layers
-        demos, n = len(found.label_positions), len(layers.attn)
-        for name, values, wanted in (
+        model_input, scores, layers = self.input, self.scores, self.layers
+        demos, n = len(model_input.label_positions), len(layers.attn)
+        for name, entries, n_expected in (
             ("layers.ffn", layers.ffn, n),
             ("layers.ffn_contrast", layers.ffn_contrast, len(layers.attn_contrast)),
             ("layers.attn_contrast", layers.attn_contrast, n if layers.attn_contrast else 0),
             ("all_heads.increase", self.all_heads.increase, n),
-            ("demonstrations.hidden", getattr(self.demonstrations, "hidden", [0] * (demos + 1)), demos + 1),
+            (
+                "demonstrations.hidden",
+                getattr(self.demonstrations, "hidden", [0] * (demos + 1)),
+                demos + 1,
+            ),
             ("scores.log_probs", scores.log_probs, len(scores.labels)),
-            ("input.demonstration_labels", found.demonstration_labels, demos),
-            ("input.label_ranges", found.label_ranges, demos),
-            ("input.token_names", found.token_names, len(found.tokens)),
+            ("input.demonstration_labels", model_input.demonstration_labels, demos),
+            ("input.label_ranges", model_input.label_ranges, demos),
+            ("input.token_names", model_input.token_names, len(model_input.tokens)),
         ):
-            if len(values) != wanted:
-                raise ValueError(f"{name} must have {wanted} entries, got {len(values)}")
+            if len(entries) != n_expected:
+                raise ValueError(f"{name} must have {n_expected} entries, got {len(entries)}")
         for report in self.heads:
             list(self.words_of(report))  # raises ValueError for inconsistent lengths
             sizes = [len(row) for row in report.similarity]
-            if sizes and (sizes != [demos] * (demos + 1) or len(found.prediction_positions) != demos):
-                raise ValueError(f"similarity of {report.head} does not match {demos} demonstrations")
-        last = max((*found.label_at, *found.label_positions, *self.all_heads.positions), default=-1)
-        if last >= len(found.tokens):
-            raise ValueError(f"position {last} is out of range for {len(found.tokens)} tokens")
+            n_predictions = len(model_input.prediction_positions)
+            if sizes and (sizes != [demos] * (demos + 1) or n_predictions != demos):
+                raise ValueError(
+                    f"similarity of {report.head} does not match {demos} demonstrations"
+                )
+        positions = *model_input.label_positions, *self.all_heads.positions
+        last = max((*model_input.label_at, *positions), default=-1)
+        n_tokens = len(model_input.tokens)
+        if last >= n_tokens:
+            raise ValueError(f"position {last} is out of range for {n_tokens} tokens")
 
     def __repr__(self) -> str:
         by = self.settings.by
         best = ", ".join(f"{report.head} {signed(report.scores[by])}" for report in self.heads[:5])
         where = f"{self.model}, {len(self.input.tokens)} tokens"
         where += f", edited: {'; '.join(self.edits)}" if self.edits else ""
-        return f"Explanation({where}: {self.headline}; heads by {by} for {self.target!r}, nats: {best})"
+        return (
+            f"Explanation({where}: {self.headline}; heads by {by} for {self.target!r}, nats: "
+            f"{best})"
+        )
 
     def to_view(self) -> View:
         """Return the finding, the labels' probabilities, and the located heads."""
@@ -157,20 +175,26 @@ class Explanation(Result):
 
     @property
     def prompt_pieces(self) -> tuple[str | Label, ...]:
-        """The text the model continues, in pieces, of which the demonstrations' labels are `Label`."""
+        """The text the model continues, in pieces, of which the demonstrations' labels are
+        `Label`.
+        """
         if self.input.prompt is None:
             return (self.input.text,)
         rendered = self.input.template.render(self.input.prompt)
         pieces: list[str | Label] = []
         end = 0
-        for (start, stop), label in zip(rendered.label_spans, self.input.demonstration_labels, strict=True):
+        for (start, stop), label in zip(
+            rendered.label_spans, self.input.demonstration_labels, strict=True
+        ):
             pieces += [rendered.text[end:start], Label(rendered.text[start:stop], label)]
             end = stop
         return (*pieces, rendered.text[end:] + self.input.appended_text)
 
     @property
     def is_plain_text(self) -> bool:
-        """Whether the prompt is plain text without demonstrations; `labels` are then the scored tokens."""
+        """Whether the prompt is plain text without demonstrations; `labels` are then the scored
+        tokens.
+        """
         return self.input.is_plain_text
 
     @property
@@ -199,29 +223,33 @@ class Explanation(Result):
 
     @property
     def demonstration_rows(self) -> list[dict[str, Any]]:
-        """Return text, label, hidden, keys, values (nats) and place of each demonstration, the sum, and all at once.
+        """Return one row per demonstration, one of their sum, and one of all of them at once.
 
-        Empty if `demonstrations` is None.
+        Keys: text, label, hidden, keys, values (nats) and place. Empty if `demonstrations` is None.
         """
-        found, prompt = self.demonstrations, self.input.prompt
-        if found is None or prompt is None:
+        report, prompt = self.demonstrations, self.input.prompt
+        if report is None or prompt is None:
             return []
-        ways = {"hidden": found.hidden, "keys": found.keys, "values": found.values}
-        rows: list[dict[str, Any]] = [
-            {"text": one.text, "label": one.label} | {way: losses[i] for way, losses in ways.items()} | {"place": i + 1}
-            for i, one in enumerate(prompt.demonstrations)
-        ]
+        ways = {"hidden": report.hidden, "keys": report.keys, "values": report.values}
+        rows: list[dict[str, Any]] = []
+        for index, demonstration in enumerate(prompt.demonstrations):
+            losses = {way: by_demonstration[index] for way, by_demonstration in ways.items()}
+            text, label = demonstration.text, demonstration.label
+            rows.append({"text": text, "label": label, **losses, "place": index + 1})
         total = {way: math.fsum(losses[:-1]) for way, losses in ways.items()}
-        whole = {way: losses[-1] for way, losses in ways.items()}
-        named = (("sum", total), ("all at once", whole))
-        return [*rows, *({"text": name, "label": "", **losses, "place": 0} for name, losses in named)]
+        rows.append({"text": "sum", "label": "", **total, "place": 0})
+        all_at_once = {way: losses[-1] for way, losses in ways.items()}
+        rows.append({"text": "all at once", "label": "", **all_at_once, "place": 0})
+        return rows
 
     @property
     def shown_demonstrations(self) -> list[dict[str, Any]]:
-        """Return the rows that the page and the terminal show: the largest effects, in their order, and the totals."""
-        *rows, total, whole = self.demonstration_rows
-        chosen = sorted(rows, key=lambda row: -abs(row["hidden"]))[:MAX_DEMONSTRATIONS]
-        return [*sorted(chosen, key=lambda row: row["place"]), total, whole]
+        """Return the rows that are shown: those with the largest effects, in order, and the
+        totals.
+        """
+        *rows, total, all_at_once = self.demonstration_rows
+        largest = sorted(rows, key=lambda row: -abs(row["hidden"]))[:MAX_DEMONSTRATIONS]
+        return [*sorted(largest, key=lambda row: row["place"]), total, all_at_once]
 
     @property
     def demonstrations_note(self) -> str:
@@ -229,12 +257,15 @@ class Explanation(Result):
         if self.demonstrations is None:
             return ""
         note = (
-            "hidden: the last token does not attend to it. keys: others get its attention, its values are still read. "
-            "values: its values are not read. Demonstrations may replace each other: compare sum and all at once."
+            "hidden: the last token does not attend to it. keys: others get its attention, its "
+            "values are still read. values: its values are not read. Demonstrations may replace "
+            "each other: compare sum and all at once."
         )
         rows = self.demonstration_rows[:-2]
         if len(rows) > MAX_DEMONSTRATIONS:
-            note += f" Shown are {MAX_DEMONSTRATIONS} of {len(rows)}, those with the largest effects."
+            note += (
+                f" Shown are {MAX_DEMONSTRATIONS} of {len(rows)}, those with the largest effects."
+            )
         if self.demonstrations.begins_text:
             note += f" {BEGINS_TEXT}."
         return note
@@ -254,36 +285,37 @@ class Explanation(Result):
         """Notes on labels or targets of several tokens; empty if each is a single token."""
         scores = self.scores
         if self.is_plain_text:
-            return tuple(
-                f"{' + '.join(map(repr, spelling))} has {len(spelling)} tokens; only the first, {spelling[0]!r}, is "
-                "scored. The table also lists the log-probability of all its tokens."
-                for spelling in scores.spellings
-                if len(spelling) > 1
-            )
+            spellings = [spelling for spelling in scores.spellings if len(spelling) > 1]
+            return tuple(_first_token_remark(spelling) for spelling in spellings)
         if not scores.has_multi_token_labels:
             return ()
-        found = [
-            "Labels of several tokens are scored by one token, at which their values and keys are read; attention "
-            "counts all tokens of a label. The table also shows each full label's log p."
+        remarks = [
+            "Labels of several tokens are scored by one token, at which their values and keys are "
+            "read; attention counts all tokens of a label. The table also shows each full label's "
+            "log p."
         ]
         for label, token in zip(scores.labels, scores.scored_tokens, strict=True):
             if not token.strip("␣⏎⇥␍ "):
-                found.append(
-                    f"Label {label!r} is scored by {token!r}, which is only white space; choose other labels or "
-                    "another template."
+                remarks.append(
+                    f"Label {label!r} is scored by {token!r}, which is only white space; choose "
+                    "other labels or another template."
                 )
-        return tuple(found)
+        return tuple(remarks)
 
     @property
     def shown_only(self) -> tuple[str, ...]:
-        """Labels between which this decision does not choose, such as "bad" after "very", or those of no prompt."""
+        """Labels that this decision does not choose between, such as "bad" after "very"."""
         if self.is_plain_text or self.settings.against is not None:
             return ()
-        return tuple(label for label in self.labels if label not in (self.target, *self.scores.compared_with))
+        choices = self.target, *self.scores.compared_with
+        return tuple(label for label in self.labels if label not in choices)
 
     @property
     def verdict(self) -> str:
-        """Which located heads support the target, the tokens it is compared with, or both; empty without contrasts."""
+        """Which located heads support the target, the tokens it is compared with, or both.
+
+        Empty without contrasts.
+        """
         if not self.scores.compared_with:
             return ""
         compared_with = self.scores.compared_with
@@ -292,37 +324,60 @@ class Explanation(Result):
             "others": joined(compared_with),
             "both": "both" if len(compared_with) == 1 else "both sides",
         }
-        heads = [(str(report.head), supports(report.increase, report.contrast or 0.0)) for report in self.heads]
-        if any(group == "neither" for _, group in heads):
+        supporters: dict[Supports, list[str]] = {}
+        for report in self.heads:
+            group = supports(report.increase, report.contrast or 0.0)
+            supporters.setdefault(group, []).append(str(report.head))
+        if "neither" in supporters:
             groups["neither"] = "neither"
-        named = {name: joined([head for head, group in heads if group == which]) for which, name in groups.items()}
-        # Heads ranked by their increase or contrast need not include those with the lowest contrasts.
-        scores = [(x, Head(i, j)) for i, row in enumerate(self.all_heads.contrast) for j, x in enumerate(row) if x < 0]
-        lowest = joined([f"{head} ({signed(score)})" for score, head in sorted(scores, key=lambda one: one[0])[:2]])
+        sentences = []
+        for group, name in groups.items():
+            heads = joined(supporters.get(group, [])) or "none"
+            sentences.append(f"support {name}: {heads}.")
+        lowest = joined(self._lowest_contrasts())
+        if lowest:
+            sentences.append(f"Lowest contrasts of all heads: {lowest}.")
         return (
-            "By what they write, without what later components do with it: "
-            + " ".join(f"support {name}: {found or 'none'}." for name, found in named.items())
-            + (f" Lowest contrasts of all heads: {lowest}." if lowest else "")
-            + " A head supports both (neither, if it lowers both) if its contrast is below 0.69 nats (a factor of two"
-            " in the odds) and below half of the larger change; otherwise, the sign of its contrast decides."
+            f"By what they write, without what later components do with it: {' '.join(sentences)} "
+            "A head supports both (neither, if it lowers both) if its contrast is below 0.69 nats "
+            "(a factor of two in the odds) and below half of the larger change; otherwise, the "
+            "sign of its contrast decides."
         )
+
+    def _lowest_contrasts(self) -> list[str]:
+        """Return up to two heads with the lowest contrasts below zero, which need not be
+        located.
+        """
+        contrasts = []
+        for layer, row in enumerate(self.all_heads.contrast):
+            for head, contrast in enumerate(row):
+                if contrast < 0:
+                    contrasts.append((contrast, Head(layer, head)))
+        contrasts.sort(key=lambda contrast_and_head: contrast_and_head[0])
+        return [f"{head} ({signed(contrast)})" for contrast, head in contrasts[:2]]
 
     @property
     def headline(self) -> str:
-        """The model's prediction, in a few words; if no label is the most probable token, it names this token too."""
+        """The model's prediction, in a few words, and the most probable token if this is no
+        label.
+        """
         scores = self.scores
         if self.is_plain_text:
             return f"The model continues with {scores.next_tokens[0][0]!r}"
-        correct = (
-            "" if self.answer is None else ", correctly" if self.answer == self.predicted else f", not {self.answer!r}"
-        )
+        correct = ""
+        if self.answer is not None:
+            correct = ", correctly" if self.answer == self.predicted else f", not {self.answer!r}"
         if not scores.predicts_label:
             token, probability = scores.next_tokens[0]
             return (
-                f"Most probable: {(token.strip('␣') or token)!r} ({percent(probability)}); among the labels: "
-                f"{self.predicted!r} ({percent(scores.probs[self.predicted])}){correct}"
+                f"Most probable: {(token.strip('␣') or token)!r} ({percent(probability)}); among "
+                f"the labels: {self.predicted!r} ({percent(scores.probs[self.predicted])}){correct}"
             )
-        verb = "Among the labels, the model prefers" if scores.has_multi_token_labels else "The model predicts"
+        verb = (
+            "Among the labels, the model prefers"
+            if scores.has_multi_token_labels
+            else "The model predicts"
+        )
         return f"{verb} {self.predicted!r}{correct}"
 
     @property
@@ -334,17 +389,17 @@ class Explanation(Result):
     def towers_note(self) -> str:
         """A sentence on what `all_heads.towers` are."""
         return (
-            f"Towers: log-odds that {self.target} loses against all other labels if the head's query at the last "
-            "position, and nothing else, is that of the same demonstrations with the query "
-            f"{self.all_heads.other_query!r}."
+            f"Towers: log-odds that {self.target} loses against all other labels if the head's "
+            "query at the last position, and nothing else, is that of the same demonstrations with "
+            f"the query {self.all_heads.other_query!r}."
         )
 
     def to_frame(self, table: Table = "heads") -> pd.DataFrame:
         """Return one of the explanation's tables in tidy form.
 
-        "heads" (all heads), "layers", "subheads", "labels", "demonstrations", "words", "similarity" (queries by label
-        keys) or "why" (the largest parts, by writer, of attention scores and, in nats, of what values add; top words
-        of the largest).
+        "heads" (all heads), "layers", "subheads", "labels", "demonstrations", "words", "similarity"
+        (queries by label keys) or "why" (the largest parts, by writer, of attention scores and, in
+        nats, of what values add; top words of the largest).
         """
         check_choice("table", table, get_args(Table))
         return pd.DataFrame(list(TABLES[table](self)))
@@ -352,29 +407,36 @@ class Explanation(Result):
     def key_name(self, position: int) -> str:
         """Return the name of a label or token with its position, such as "foo@8"."""
         label = self.input.label_at.get(position)
-        return f"{self.input.token_names[position].strip() if label is None else self.labels[label]}@{position}"
+        name = self.input.token_names[position].strip() if label is None else self.labels[label]
+        return f"{name}@{position}"
 
     def keys_name(self, positions: Sequence[int]) -> str:
-        """Return the names of up to three keys, or how many there are: "foo@8, foo@11", "12 foo labels"."""
+        """Return the names of up to three keys, or their number: "foo@8, foo@11", "12 foo
+        labels".
+        """
         if len(positions) < 4:
             return ", ".join(map(self.key_name, positions))
-        named = {self.labels[self.input.label_at[position]] for position in positions}
-        return f"{len(positions)} {named.pop() if len(named) == 1 else 'other'} labels"
+        labels = {self.labels[self.input.label_at[position]] for position in positions}
+        label = labels.pop() if len(labels) == 1 else "other"
+        return f"{len(positions)} {label} labels"
 
     def lost(self, log_probs: Sequence[float]) -> float:
-        """Return how much less the target's score is with these log-probabilities of the labels, nats.
+        """Return how much less the target's score is with these log-probabilities of the labels,
+        nats.
 
-        The score is log p(target) − log Σ p(compared tokens), the log-odds, or log p(target) if it is compared with
-        none. With a head's `HeadReport.ablated`, this is what zeroing the head alone at the last position costs:
-        positive if the head was needed. A head may rank first by what it adds and cost nothing, if later components
-        compensate for it.
+        The score is log p(target) − log Σ p(compared tokens), the log-odds, or log p(target) if it
+        is compared with none. With a head's `HeadReport.ablated`, this is what zeroing the head
+        alone at the last position costs: positive if the head was needed. A head may rank first by
+        what it adds and cost nothing, if later components compensate for it.
         """
-        target, others = self.labels.index(self.target), [self.labels.index(name) for name in self.scores.compared_with]
+        target = self.labels.index(self.target)
+        compared = [self.labels.index(name) for name in self.scores.compared_with]
 
         def score(log_probs: Sequence[float]) -> float:
-            if not others:
+            if not compared:
                 return log_probs[target]
-            return log_probs[target] - float(np.logaddexp.reduce([log_probs[i] for i in others]))
+            log_prob_compared = np.logaddexp.reduce([log_probs[label] for label in compared])
+            return log_probs[target] - float(log_prob_compared)
 
         return score(self.scores.log_probs) - score(log_probs)
 
@@ -385,10 +447,13 @@ class Explanation(Result):
 
     @property
     def finding(self) -> str:
-        """Whether the located heads that are zeroed jointly matter more than random heads in this prompt."""
+        """Whether the heads that are zeroed jointly matter more than random heads in this
+        prompt.
+        """
         ablation = self.ablation
         lost = self.lost(ablation.located)
-        difference = beside_random_sets(lost, [self.lost(log_probs) for log_probs in ablation.random])
+        random_losses = [self.lost(log_probs) for log_probs in ablation.random]
+        difference = beside_random_sets(lost, random_losses)
         return removal_finding(
             ablation.heads,
             difference,
@@ -400,24 +465,30 @@ class Explanation(Result):
         )
 
     def why_sentence(self, report: HeadReport) -> str:
-        """Return, in two or three sentences, why a head attends where it does; empty if its scores were not split."""
+        """Return why a head attends where it does; empty if its scores were not split."""
         why = report.why
         if why is None:
             return ""
         more, less = self.keys_name(why.more), self.keys_name(why.less)
-        attention = [
-            math.fsum(report.attention_to([self.input.range_at.get(at, (at, at + 1)) for at in positions]))
-            for positions in (why.more, why.less)
-        ]
+        attention = []
+        for positions in (why.more, why.less):
+            ranges = [
+                self.input.range_at.get(position, (position, position + 1))
+                for position in positions
+            ]
+            attention.append(math.fsum(report.attention_to(ranges)))
         mean = "mean " if len(why.more) + len(why.less) > 2 else ""
         than = "higher" if why.score_difference >= 0 else "lower"
         text = (
-            f"{report.head} gives {attention[0]:.0%} of its attention to {more} and {attention[1]:.0%} to {less}. Its "
-            f"{mean}score before the softmax is {abs(why.score_difference):.2f} {than} at {more} than at {less}. "
-            f"Largest parts: {why.because}."
+            f"{report.head} gives {attention[0]:.0%} of its attention to {more} and "
+            f"{attention[1]:.0%} to {less}. Its {mean}score before the softmax is "
+            f"{abs(why.score_difference):.2f} {than} at {more} than at {less}. Largest parts: "
+            f"{why.because}."
         )
         if why.value:
-            what = f"the log-odds of {self.target}" if why.value_is_exact else f"log p({self.target}), to first order"
+            what = f"log p({self.target}), to first order"
+            if why.value_is_exact:
+                what = f"the log-odds of {self.target}"
             writers = writers_in_words(why.value, why.value_total >= 0)
             adds = f"From {more} it adds {why.value_total:+z.2f} nats to {what}"
             if report.contrast is not None and why.value_is_exact and self.scores.contrast_adds_up:
@@ -428,23 +499,34 @@ class Explanation(Result):
 
     @property
     def query_labels(self) -> tuple[int, ...]:
-        """Index of the correct label for each row of `HeadReport.similarity`; -1 for an unknown answer."""
+        """Index of the correct label for each row of `HeadReport.similarity`; -1 for an unknown
+        answer.
+        """
         last = -1 if self.answer is None else self.labels.index(self.answer)
         return (*self.input.demonstration_labels, last)
 
-    def words_of(self, report: HeadReport) -> Iterator[tuple[int, str, tuple[str, ...], float | None, int | None]]:
-        """Yield position, kind, top words, standout and the own label's rank of a head's values, keys and query."""
+    def words_of(
+        self, report: HeadReport
+    ) -> Iterator[tuple[int, str, tuple[str, ...], float | None, int | None]]:
+        """Yield a row for each value and key of a head, and one for its query.
+
+        A row has position, kind, top words, standout and, for values, the rank of the label or
+        token there.
+        """
         positions = report.positions or self.input.label_positions
-        value_standouts, key_standouts = (
-            standouts or (None,) * len(positions) for standouts in (report.value_standouts, report.key_standouts)
-        )
-        for row in zip(positions, report.value_words, value_standouts, report.value_ranks, strict=True):
-            yield row[0], "value", *row[1:]
+        no_standouts = (None,) * len(positions)
+        standouts = report.value_standouts or no_standouts
+        values = zip(positions, report.value_words, standouts, report.value_ranks, strict=True)
+        for position, words, standout, rank in values:
+            yield position, "value", words, standout, rank
         if report.key_words:
-            for position, words, standout in zip(positions, report.key_words, key_standouts, strict=True):
+            standouts = report.key_standouts or no_standouts
+            keys = zip(positions, report.key_words, standouts, strict=True)
+            for position, words, standout in keys:
                 yield position, "key", words, standout, None
         if report.query_words or report.query_standout is not None:  # else left out
-            yield len(self.input.tokens) - 1, "query", report.query_words, report.query_standout, None
+            last = len(self.input.tokens) - 1
+            yield last, "query", report.query_words, report.query_standout, None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the headline, the finding, the prediction and the probability of each label."""
@@ -456,8 +538,18 @@ class Explanation(Result):
         }
 
 
+def _first_token_remark(spelling: Sequence[str]) -> str:
+    """Return the remark on a target of several tokens in plain text."""
+    return (
+        f"{' + '.join(map(repr, spelling))} has {len(spelling)} tokens; only the first, "
+        f"{spelling[0]!r}, is scored. The table also lists the log-probability of all its tokens."
+    )
+
+
 def is_noise(standout: float | None) -> bool:
-    """Return whether a vector's top words stand out no more than those of most random directions."""
+    """Return whether a vector's top words stand out no more than those of most random
+    directions.
+    """
     return standout is not None and standout < MIN_STANDOUT
 
 
@@ -466,10 +558,13 @@ def is_noise(standout: float | None) -> bool:
 
 def _heads(explanation: Explanation) -> Iterator[Row]:
     """All heads, with the score that ranks them first."""
-    found = explanation.all_heads
-    maps = {by: values for by in (explanation.settings.by, *SCORES) if (values := found.by(by))}
-    for layer, head in product(*map(range, found.shape)):
-        scores = {by: values[layer][head] for by, values in maps.items()}
+    all_heads = explanation.all_heads
+    grids: dict[Score, Grid] = {}
+    for by in (explanation.settings.by, *SCORES):
+        if grid := all_heads.by(by):
+            grids[by] = grid
+    for layer, head in product(*map(range, all_heads.shape)):
+        scores = {by: grid[layer][head] for by, grid in grids.items()}
         yield {"name": str(Head(layer, head)), **scores, "layer": layer, "head": head}
 
 
@@ -479,32 +574,44 @@ def _layers(explanation: Explanation) -> Iterator[Row]:
     for component, values, contrasts in parts:
         for layer, value in enumerate(values):
             row = {"layer": layer, "component": component, "increase": value}
-            yield row | ({"contrast": contrasts[layer]} if contrasts else {})
+            if contrasts:
+                row["contrast"] = contrasts[layer]
+            yield row
 
 
 def _subheads(explanation: Explanation) -> Iterator[Row]:
     """The largest (head, position) parts."""
     by = explanation.part_score
     for part in explanation.subheads.largest:
-        row = {"name": str(part.head), by: getattr(part, by), "position": part.position, "token": part.token}
+        row = {"name": str(part.head), by: getattr(part, by)}
+        row |= {"position": part.position, "token": part.token}
         row |= {"increase": part.increase, "contrast": part.contrast}
         yield row | {"layer": part.head.layer, "head": part.head.head}
 
 
 def _labels(explanation: Explanation) -> Iterator[Row]:
-    """Each label's log-probability: of the unedited model, with located and with random heads zeroed.
+    """Each label's log-probability: of the unedited model, with located and with random heads
+    zeroed.
 
-    Over the draws of random heads, it is the log of the mean probability, as the page and the terminal show it.
+    Over the draws of random heads, it is the log of the mean probability, as the page and the
+    terminal show it.
     """
     scores, draws = explanation.scores, explanation.ablation.random
     random_zeroed = [math.nan] * len(scores.labels)
     if draws:
         random_zeroed = (np.logaddexp.reduce(draws) - math.log(len(draws))).tolist()
     for i, label in enumerate(scores.labels):
-        row = {"label": label, "log_prob": scores.log_probs[i]}
-        row |= {"log_prob_located_zeroed": explanation.ablation.located[i], "log_prob_random_zeroed": random_zeroed[i]}
-        row |= {"scored_token": scores.scored_tokens[i]} if scores.spellings else {}
-        yield row | ({"log_prob_whole": scores.whole_log_probs[i]} if scores.whole_log_probs else {})
+        row = {
+            "label": label,
+            "log_prob": scores.log_probs[i],
+            "log_prob_located_zeroed": explanation.ablation.located[i],
+            "log_prob_random_zeroed": random_zeroed[i],
+        }
+        if scores.spellings:
+            row["scored_token"] = scores.scored_tokens[i]
+        if scores.whole_log_probs:
+            row["log_prob_whole"] = scores.whole_log_probs[i]
+        yield row
 
 
 def _demonstrations(explanation: Explanation) -> list[Row]:
@@ -528,13 +635,15 @@ def _words(explanation: Explanation) -> Iterator[Row]:
 
 def _similarity(explanation: Explanation) -> Iterator[Row]:
     """Scores of every query with every label's key."""
-    found, names = explanation.input, (*explanation.labels, None)
-    queries = (*found.prediction_positions, len(found.tokens) - 1)
+    model_input, names = explanation.input, (*explanation.labels, None)
+    positions = (*model_input.prediction_positions, len(model_input.tokens) - 1)
+    key_positions, key_labels = model_input.label_positions, model_input.demonstration_labels
     for report in explanation.heads:
         if not report.similarity:
             continue
-        for position, query_label, row in zip(queries, explanation.query_labels, report.similarity, strict=True):
-            for key, label, score in zip(found.label_positions, found.demonstration_labels, row, strict=True):
+        queries = zip(positions, explanation.query_labels, report.similarity, strict=True)
+        for position, query_label, scores in queries:
+            for key, label, score in zip(key_positions, key_labels, scores, strict=True):
                 yield {
                     "name": str(report.head),
                     "query_position": position,
@@ -546,21 +655,25 @@ def _similarity(explanation: Explanation) -> Iterator[Row]:
 
 
 def _why(explanation: Explanation) -> Iterator[Row]:
-    """The largest parts, by writer, of the located heads' attention scores and of what their values add."""
+    """The largest parts, by writer, of the heads' attention scores and of what their values add."""
     for report in explanation.heads:
         if report.why is None:
             continue
-        names = {"more": report.why.more, "less": report.why.less}
-        keys = {name: " ".join(map(explanation.key_name, positions)) for name, positions in names.items()}
+        more, less = (
+            map(explanation.key_name, keys) for keys in (report.why.more, report.why.less)
+        )
+        keys = {"more": " ".join(more), "less": " ".join(less)}
         for side in SIDES:
             in_words = report.why.words(side)
             for writer, value in getattr(report.why, side):
                 words, standout = in_words.get(writer, ((), math.nan))
-                row = {"name": str(report.head), **keys, "side": side, "writer": writer, "value": value}
+                row = {"name": str(report.head), **keys}
+                row |= {"side": side, "writer": writer, "value": value}
                 yield row | {"words": " ".join(words), "standout": standout}
         for query_writer, key_writer, value in report.why.pairs:
             pair = f"{query_writer} × {key_writer}"
-            yield {"name": str(report.head), **keys, "side": "pair", "writer": pair, "value": value}
+            row = {"name": str(report.head), **keys}
+            yield row | {"side": "pair", "writer": pair, "value": value}
 
 
 TABLES: dict[Table, Callable[[Explanation], Iterable[Row]]] = {

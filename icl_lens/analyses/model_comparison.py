@@ -1,4 +1,4 @@
-"""Compare two models over many prompts: scores of the answers and of every head, with intervals of the differences."""
+"""Compare two models over many prompts by the scores of answers and heads, with intervals."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,10 +42,11 @@ MEASURES = ("accuracy", "log p", "log-odds")
 class ModelComparison(Result):
     """Scores of the same prompts by two models, A and B, returned by `compare_models`.
 
-    `a` and `b` hold one value per prompt for "accuracy" (0 or 1, among the labels; see `compare_models`), "log p" of
-    the answer and its "log-odds" against the other labels (nats), and [prompt layer head] for the heads' "contrast",
-    "increase" and, if heads are ranked by it, "effect" or "towers" (nats). Intervals are paired 95% bootstrap intervals
-    over `queries`, because prompts with the same query are not independent; they are NaN for a single query.
+    `a` and `b` hold one value per prompt for "accuracy" (0 or 1, among the labels; see
+    `compare_models`), "log p" of the answer and its "log-odds" against the other labels (nats), and
+    [prompt layer head] for the heads' "contrast", "increase" and, if heads are ranked by it,
+    "effect" or "towers" (nats). Intervals are paired 95% bootstrap intervals over `queries`,
+    because prompts with the same query are not independent; they are NaN for a single query.
 
     Example:
         >>> both = il.compare_models(model, model, il.load_task("sentiment-number", n=4))
@@ -69,45 +70,63 @@ class ModelComparison(Result):
 
     @property
     def same_heads(self) -> bool:
-        """Whether both models have the same number of layers and heads, so that heads can be compared directly."""
+        """Whether both models have the same number of layers and heads, so that heads can be
+        compared directly.
+        """
         return self.a["increase"].shape == self.b["increase"].shape
 
     def summary(self) -> pd.DataFrame:
-        """Return means over prompts: measure, a, b, change, and the change's interval (low, high)."""
+        """Return means over prompts: measure, a, b, change, and the change's interval (low,
+        high).
+        """
         rows = []
         for name in MEASURES:
             bounds = (-1.0, 1.0) if name == "accuracy" else None
-            change = bootstrap_interval(self.b[name] - self.a[name], clusters=self.queries, bounds=bounds)
+            change = bootstrap_interval(
+                self.b[name] - self.a[name], clusters=self.queries, bounds=bounds
+            )
             rows.append((name, float(self.a[name].mean()), float(self.b[name].mean()), *change))
         return pd.DataFrame(rows, columns=["measure", "a", "b", "change", "low", "high"])
 
     def to_frame(self, by: Score | None = None) -> pd.DataFrame:
-        """Return each head's mean score in A and B and its change with a 95% interval, nats, largest change first.
+        """Return each head's mean score in A and B and its change, with a 95% interval, nats.
 
-        Raise InputError if the models have different numbers of layers or heads, or for a score that was not computed.
+        The heads with the largest changes come first.
+
+        Raise InputError if the models have different numbers of layers or heads, or for a score
+        that was not computed.
         """
         by = by or self.by
         if not self.same_heads or by not in self.a:
             raise InputError(
-                f"models must have the same (layers, heads) and scores of every head by {by!r}, got "
-                f"{self.a['increase'].shape[1:]} and {self.b['increase'].shape[1:]} with {', '.join(self.a)}"
+                f"models must have the same (layers, heads) and scores of every head by {by!r}, "
+                f"got {self.a['increase'].shape[1:]} and {self.b['increase'].shape[1:]} with "
+                f"{', '.join(self.a)}"
             )
         a, b = self.a[by], self.b[by]
         heads = [Head(layer, head) for layer, head in np.ndindex(a.shape[1:])]
         layer, head = zip(*heads, strict=True)
         change, low, high = mean_intervals((b - a).reshape(len(a), -1), self.queries)
-        frame = pd.DataFrame({"name": list(map(str, heads)), "change": change, "low": low, "high": high})
+        frame = pd.DataFrame(
+            {"name": list(map(str, heads)), "change": change, "low": low, "high": high}
+        )
         frame = frame.assign(a=a.mean(0).ravel(), b=b.mean(0).ravel(), layer=layer, head=head)
         return frame.sort_values("change", key=lambda x: -x.abs(), kind="stable", ignore_index=True)
 
     @property
     def edits_notes(self) -> list[str]:
         """One sentence per edited model."""
-        return [edits_note(edits, f"Numbers of {name}") for name, edits in zip("AB", self.edits, strict=True) if edits]
+        notes = []
+        for name, edits in zip("AB", self.edits, strict=True):
+            if edits:
+                notes.append(edits_note(edits, f"Numbers of {name}"))
+        return notes
 
     @property
     def shown_scores(self) -> list[Score]:
-        """The scores by which heads are shown: the one that ranks them, the contrast and the increase."""
+        """The scores by which heads are shown: the one that ranks them, the contrast and the
+        increase.
+        """
         scores: list[Score] = [self.by, *DIRECT_SCORES]
         return list(dict.fromkeys(scores))
 
@@ -116,7 +135,10 @@ class ModelComparison(Result):
         shares = [percent(float(side["accuracy"].mean())) for side in (self.a, self.b)]
         title = f"A answers {shares[0]} of {self.n_prompts} prompts correctly, B {shares[1]}"
         a, b = self.models
-        answered = f"A ({a}) answers {shares[0]} of {self.n_prompts} prompts correctly, B ({b}) {shares[1]}."
+        answered = (
+            f"A ({a}) answers {shares[0]} of {self.n_prompts} prompts correctly, B ({b}) "
+            f"{shares[1]}."
+        )
         sentences = (answered, *self.edits_notes)
         sections = [self._answers_section()]
         if self.same_heads:
@@ -152,11 +174,13 @@ class ModelComparison(Result):
             )
         return Section(
             f"Answers to {plural_prompts(self.n_prompts)}",
-            "Means over prompts: accuracy among the labels, log p of the answer, and its log-odds against the other "
-            "labels (nats).",
+            "Means over prompts: accuracy among the labels, log p of the answer, and its log-odds "
+            "against the other labels (nats).",
             columns,
             tuple(rows),
-            notes=(f"95% intervals resample the {len(set(self.queries))} distinct queries, paired.",),
+            notes=(
+                f"95% intervals resample the {len(set(self.queries))} distinct queries, paired.",
+            ),
         )
 
     def _changes_section(self, by: Score) -> Section:
@@ -173,14 +197,17 @@ class ModelComparison(Result):
             rows.append((head["name"], head["a"], head["b"], head["change"], interval))
         return Section(
             f"Heads whose mean {by} changed most, nats",
-            "Mean over prompts in A and B, and the change: blue if it is larger in B, orange if it is smaller.",
+            "Mean over prompts in A and B, and the change: blue if it is larger in B, orange if "
+            "it is smaller.",
             columns,
             tuple(rows),
             n_rows=self.a[by][0].size,
         )
 
     def _map_section(self, marked: frozenset[str]) -> Section:
-        """Return every head's change on a map, the `marked` ones ringed, and its scores in a figure."""
+        """Return every head's change on a map, the `marked` ones ringed, and its scores in a
+        figure.
+        """
         changes = (self.b[self.by] - self.a[self.by]).mean(0)
         head_map = HeadValues(
             f"change of {self.by}, B minus A, nats",
@@ -189,8 +216,9 @@ class ModelComparison(Result):
         )
         return Section(
             "Every head in A and B",
-            f"Mean {self.by} of each head in A (across) and B (up), with the line of equal scores; below, its change, "
-            "B minus A, by layer and head. The heads of the first table are ringed.",
+            f"Mean {self.by} of each head in A (across) and B (up), with the line of equal "
+            "scores; below, its change, B minus A, by layer and head. The heads of the first "
+            "table are ringed.",
             figure="heads",
             head_map=head_map,
         )
@@ -204,7 +232,8 @@ class ModelComparison(Result):
             rows.append((str(head), float(means[head])))
         return Section(
             f"Best heads of {name}",
-            "The models have different numbers of layers or heads, so their heads do not correspond.",
+            "The models have different numbers of layers or heads, so their heads do not "
+            "correspond.",
             (Column("head", is_number=False), Column(f"mean {self.by}, nats", has_bars=True)),
             tuple(rows),
         )
@@ -224,16 +253,18 @@ def compare_models(
 ) -> ModelComparison:
     """Compare two models on the same prompts, for example a model before and after fine-tuning.
 
-    Both models score each prompt's answer: whether it is the most probable label or, if no demonstration shows it, the
-    most probable token of the vocabulary, log p(answer), and log p(answer) − log Σ p(other labels). The scores of each
-    head are its contrast, its increase and, with `by="effect"`, the log-odds that the answer loses if the head is
-    zeroed at the last position, or, with `by="towers"`, those that it loses if the head's query there is exchanged
-    (`locate_towers`). `by` selects the score whose mean change ranks heads. Intervals resample queries, because prompts
-    with the same query are not independent. `template` and `prepend_bos` are those of `tokenize`.
-    `run` says how the prompts run (see `Run`); the chunks of each model are in a folder of its own, "a" and "b".
+    Both models score each prompt's answer: whether it is the most probable label or, if no
+    demonstration shows it, the most probable token of the vocabulary, log p(answer), and log
+    p(answer) − log Σ p(other labels). The scores of each head are its contrast, its increase and,
+    with `by="effect"`, the log-odds that the answer loses if the head is zeroed at the last
+    position, or, with `by="towers"`, those that it loses if the head's query there is exchanged
+    (`locate_towers`). `by` selects the score whose mean change ranks heads. Intervals resample
+    queries, because prompts with the same query are not independent. `template` and `prepend_bos`
+    are those of `tokenize`. `run` says how the prompts run (see `Run`); the chunks of each model
+    are in a folder of its own, "a" and "b".
 
-    Raise InputError for fewer than two prompts, prompts without an answer, or an unknown `by`; with `by="towers"`, also
-    for prompts that do not demonstrate their answer and another label.
+    Raise InputError for fewer than two prompts, prompts without an answer, or an unknown `by`; with
+    `by="towers"`, also for prompts that do not demonstrate their answer and another label.
 
     Example:
         >>> prompts = il.load_task("sentiment-number", n=4)
@@ -250,7 +281,10 @@ def compare_models(
         or any(getattr(prompt, "answer", None) is None for prompt in prompts)
     ):
         got = plural_prompts(len(prompts)) if isinstance(prompts, Sequence) else repr(prompts)
-        raise InputError(f"prompts must be at least two prompts with answers, got {got}; use il.compare for one prompt")
+        raise InputError(
+            f"prompts must be at least two prompts with answers, got {got}; use il.compare for one "
+            "prompt"
+        )
     tokenizing: dict[str, Any] = {"prepend_bos": prepend_bos}
     options: dict[str, Any] = {"final_norm": final_norm, "bias": bias}
     sides = []
@@ -258,28 +292,33 @@ def compare_models(
         batch = tokenize(model, prompts, template=template or Template(), **tokenizing)
         exchanged = tower_prompts(model, batch, own_texts=False) if by == "towers" else None
 
-        def compute(numbers: list[int], model=model, batch=batch, exchanged=exchanged) -> dict[str, Tensor]:
+        def compute(
+            numbers: list[int], model=model, batch=batch, exchanged=exchanged
+        ) -> dict[str, Tensor]:
             rows = batch[numbers]
             acts, choices = capture(model, rows), rows.label_mask
             scores = acts.label_log_probs.cpu()
-            others = rows.other_label_tokens
-            found = {
+            against = rows.other_label_tokens
+            measured = {
                 "accuracy": _is_correct(acts),
                 "log p": scores.gather(1, rows.answer.cpu()[:, None])[:, 0],
                 "log-odds": label_log_odds(scores, rows.answer, choices=choices),
                 "increase": head_log_prob_increase(acts, rows.answer_tokens, **options),
-                "contrast": head_log_prob_increase(acts, rows.answer_tokens, against=others, **options),
+                "contrast": head_log_prob_increase(
+                    acts, rows.answer_tokens, against=against, **options
+                ),
             }
             if by == "effect":
-                found["effect"] = head_effects(model, rows).log_odds
+                measured["effect"] = head_effects(model, rows).log_odds
             if exchanged is not None:
                 lost, _ = single_exchanges(acts.view, exchanged.select(numbers), SINGLE[:1])
-                found["towers"] = lost[:, 0]
-            return {name: value.double() for name, value in found.items()}
+                measured["towers"] = lost[:, 0]
+            return {name: scores_of_rows.double() for name, scores_of_rows in measured.items()}
 
         plan = plan_in_order(batch, run, n_tokens=CAPTURE_TOKENS)
-        measured = {"measure": by, **options}
-        with start(as_run(run).part(side), model, batch, "comparison", measured, plan=plan) as stream:
+        named = {"measure": by, **options}
+        run_of_side = as_run(run).part(side)
+        with start(run_of_side, model, batch, "comparison", named, plan=plan) as stream:
             sides.append(stream.map("comparison", compute))
     queries = batch.queries
     views = ModelView.of(a), ModelView.of(b)
@@ -288,8 +327,10 @@ def compare_models(
 
 
 def _is_correct(acts: Activations) -> Bool[Tensor, " batch"]:
-    """Return whether each answer is the most probable label or, if it is a word of its own, the most probable token."""
+    """Return whether each answer is the most probable label or, if it is its own word, token."""
     batch, readout = acts.batch, acts.readout.using(final_norm="frozen", bias=True)
     among = is_correct(acts.label_log_probs.cpu(), batch.answer, choices=batch.label_mask)
     over = readout.log_probs(acts.resid_final).argmax(-1).cpu() == batch.answer_tokens.cpu()
-    return torch.where(torch.tensor([prompt.has_own_answer for prompt in batch.prompts]), over, among)
+    return torch.where(
+        torch.tensor([prompt.has_own_answer for prompt in batch.prompts]), over, among
+    )

@@ -1,4 +1,4 @@
-"""Check whether a model does a task of pairs, next to what it does without demonstrations and by copying outputs."""
+"""Check whether a model does a task of pairs from its demonstrations, or by knowing or copying."""
 
 import math
 from collections import Counter
@@ -32,36 +32,37 @@ PairEffect = Literal["learns", "maps", "knows", "copies"]
 class PairCheck(Check):
     """What a model does on prompts whose answers are words of their own; made by `task_check`.
 
-    `accuracy` is the share of prompts after which the most probable token of the whole vocabulary is the answer's, 0 to
-    1: "given" of the prompts themselves, "mismatched" with the inputs exchanged between the demonstrations, so that
-    none has its own output, while outputs stay in their places, and "none" of the queries without demonstrations.
+    `accuracy` is the share of prompts after which the most probable token of the whole vocabulary
+    is the answer's, 0 to 1: "given" of the prompts themselves, "mismatched" with the inputs
+    exchanged between the demonstrations, so that none has its own output, while outputs stay in
+    their places, and "none" of the queries without demonstrations.
 
-    `effects` are four differences of shares, each zero for a model that shows only other behaviors, and for one that
-    always says the same word:
+    `effects` are four differences of shares, each zero for a model that shows only other behaviors,
+    and for one that always says the same word:
 
-    - `learns`: the accuracy of the given prompts minus that without demonstrations, over the prompts whose answer no
-      demonstration shows. NaN if there are fewer than two.
-    - `maps`: the accuracy of the given prompts minus that of mismatched ones: what the model takes from which output
-      belongs to which input, and not from what outputs look like.
-    - `knows`: the accuracy without demonstrations, minus the share of prompts with other queries whose answer the
-      model's word is.
-    - `copies`: the share of given prompts after which the most probable token is that of an output that the prompt
-      shows and that is not the answer, minus the same share without demonstrations.
+    - `learns`: the accuracy of the given prompts minus that without demonstrations, over the
+      prompts whose answer no demonstration shows. NaN if there are fewer than two.
+    - `maps`: the accuracy of the given prompts minus that of mismatched ones: what the model takes
+      from which output belongs to which input, and not from what outputs look like.
+    - `knows`: the accuracy without demonstrations, minus the share of prompts with other queries
+      whose answer the model's word is.
+    - `copies`: the share of given prompts after which the most probable token is that of an output
+      that the prompt shows and that is not the answer, minus the same share without demonstrations.
 
-    `behaviors` are those whose 95% interval is above zero. All intervals resample queries; they are NaN if all prompts
-    have the same query.
+    `behaviors` are those whose 95% interval is above zero. All intervals resample queries; they are
+    NaN if all prompts have the same query.
 
-    `copied` and `copied_last` are the shares of given prompts with another output of the prompt, or the last one, as
-    the most probable token. Two baselines: the answer is among the outputs shown in a share of the prompts, `shown`,
-    and the last one, `last_output`.
+    `copied` and `copied_last` are the shares of given prompts with another output of the prompt, or
+    the last one, as the most probable token. Two baselines: the answer is among the outputs shown
+    in a share of the prompts, `shown`, and the last one, `last_output`.
 
     Example:
         >>> smollm2 = il.load_model("smollm2-135m")  # doctest: +SKIP
         >>> arrows = il.Template("{text} -> {label}", "{text} ->", "\\n")  # doctest: +SKIP
         >>> prompts = il.load_task("antonyms", n=25, demonstrations=10)  # doctest: +SKIP
         >>> check = il.task_check(smollm2, prompts, template=arrows)  # doctest: +SKIP
-        >>> check.accuracy["given"].value, check.accuracy["none"].value, check.does_task  # doctest: +SKIP
-        (0.76, 0.0, True)
+        >>> check.accuracy["given"].value, check.does_task  # doctest: +SKIP
+        (0.76, True)
     """
 
     n_prompts: int
@@ -82,27 +83,37 @@ class PairCheck(Check):
 
     @property
     def does_task(self) -> bool:
-        """Whether the model learns from the demonstrations or, where these show answers, from their mapping."""
+        """Whether the model learns from the demonstrations or, where these show answers, from their
+        mapping.
+        """
         return "learns" in self.behaviors or ("maps" in self.behaviors and self.shown > 0)
 
     def to_frame(self) -> pd.DataFrame:
         """Return value, low and high, one row per effect, accuracy and share (no interval)."""
         rows = {f"{name}, share of answers": effect for name, effect in self.effects.items()}
         rows |= {f"accuracy, {name}": interval for name, interval in self.accuracy.items()}
-        shares = {"another output": self.copied, "the last output, wrongly": self.copied_last}
-        shares |= {"baseline, answer is shown": self.shown, "baseline, last output": self.last_output}
-        rows |= {name: Interval(share, float("nan"), float("nan")) for name, share in shares.items()}
+        shares = {
+            "another output": self.copied,
+            "the last output, wrongly": self.copied_last,
+            "baseline, answer is shown": self.shown,
+            "baseline, last output": self.last_output,
+        }
+        for name, share in shares.items():
+            rows[name] = Interval(share, float("nan"), float("nan"))
         frames = {name: interval.to_frame() for name, interval in rows.items()}
         return pd.concat(frames, names=["measure"]).droplevel(1)
 
     def __str__(self) -> str:
         """Return a sentence on learning, one on each other behavior, and one on the baselines."""
-        given, mismatched, none = self.accuracy["given"], self.accuracy["mismatched"], self.accuracy["none"]
-        interval = "" if math.isnan(given.low) else f" ({given.low:.0%}–{given.high:.0%})"
+        accuracy = self.accuracy["given"]
+        interval = ""
+        if not math.isnan(accuracy.low):
+            interval = f" ({accuracy.low:.0%}–{accuracy.high:.0%})"
         right = (
-            f"the answer is the most probable token of the whole vocabulary in {given.value:.0%} of the "
-            f"{self.n_prompts} prompts{interval}, in {none.value:.0%} without demonstrations and in "
-            f"{mismatched.value:.0%} with their inputs exchanged"
+            "the answer is the most probable token of the whole vocabulary in "
+            f"{accuracy.value:.0%} of the {self.n_prompts} prompts{interval}, in "
+            f"{self.accuracy['none'].value:.0%} without demonstrations and in "
+            f"{self.accuracy['mismatched'].value:.0%} with their inputs exchanged"
         )
         if self.n_queries < 2:
             sentences = [f"No verdict, because all prompts have the same query: {right}."]
@@ -119,9 +130,9 @@ class PairCheck(Check):
         if "copies" in self.behaviors:
             sentences.append("It copies outputs of the demonstrations.")
         sentences.append(
-            f"Another output of the prompt is the most probable token in {self.copied:.0%}, the last one in "
-            f"{self.copied_last:.0%}; the answer is among the outputs shown in {self.shown:.0%}, and the last one in "
-            f"{self.last_output:.0%}."
+            f"Another output of the prompt is the most probable token in {self.copied:.0%}, the "
+            f"last one in {self.copied_last:.0%}; the answer is among the outputs shown in "
+            f"{self.shown:.0%}, and the last one in {self.last_output:.0%}."
         )
         if self.edits:
             sentences.append(edits_note(self.edits))
@@ -129,56 +140,72 @@ class PairCheck(Check):
 
 
 def check_pairs(
-    model: Any, prompts: tuple[Prompt, ...], tokenized: Callable[[list[Prompt]], PromptBatch], run: Run | None
+    model: Any,
+    prompts: tuple[Prompt, ...],
+    tokenized: Callable[[list[Prompt]], PromptBatch],
+    run: Run | None,
 ) -> PairCheck:
-    """Return the check of prompts with answers, at least two different outputs each; see `PairCheck`."""
+    """Return the check of prompts with answers and two or more different outputs; see
+    `PairCheck`.
+    """
     arranged: dict[PairArrangement, list[Prompt]] = {
         "given": list(prompts),
         "mismatched": [_mismatched(prompt) for prompt in prompts],
-        "none": [
-            Prompt([], prompt.query, prompt.answer, prompt.labels, separator=prompt.separator) for prompt in prompts
-        ],
+        "none": [_without_demonstrations(prompt) for prompt in prompts],
     }
     # A prompt that is the same in two arrangements runs once.
-    row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(chain.from_iterable(arranged.values())))}
+    distinct_prompts = dict.fromkeys(chain.from_iterable(arranged.values()))
+    row_of = {prompt: row for row, prompt in enumerate(distinct_prompts)}
     batch = tokenized([*row_of]).first_decisions()
     plan = plan_in_order(batch, run, n_tokens=CHECK_TOKENS)
 
     def top_tokens(rows: list[int]) -> dict[str, Tensor]:
-        tokens = score(model, batch[rows], [[]], read=lambda log_probs, _: log_probs.argmax(-1).double())
+        tokens = score(
+            model, batch[rows], [[]], read=lambda log_probs, _: log_probs.argmax(-1).double()
+        )
         return {"top": tokens[:, 0].long()}
 
     with start(run, model, batch, "pair check", {}, plan=plan) as stream:
         top = torch.from_numpy(stream.map("check", top_tokens)["top"])
-    rows: dict[PairArrangement, list[int]] = {
-        name: [row_of[prompt] for prompt in shown] for name, shown in arranged.items()
-    }
-    said: dict[PairArrangement, Int[Tensor, " prompt"]] = {name: top[of_name] for name, of_name in rows.items()}
-    answers = batch.answer_tokens.cpu()[rows["given"]]
-    outputs = torch.where(batch.label_index < 0, -1, batch.label_tokens[batch.label_index]).cpu()[rows["given"]]
-    return check_of_tokens(prompts, said, answers, outputs, edits=active_edits(ModelView.of(model)))
+    predicted: dict[PairArrangement, Int[Tensor, " prompt"]] = {}
+    for name, prompts_of_name in arranged.items():
+        predicted[name] = top[[row_of[prompt] for prompt in prompts_of_name]]
+    rows_as_given = [row_of[prompt] for prompt in prompts]
+    answers = batch.answer_tokens.cpu()[rows_as_given]
+    outputs = torch.where(batch.label_index < 0, -1, batch.label_tokens[batch.label_index])
+    outputs = outputs.cpu()[rows_as_given]
+    edits = active_edits(ModelView.of(model))
+    return check_of_tokens(prompts, predicted, answers, outputs, edits=edits)
 
 
 def check_of_tokens(
     prompts: Sequence[Prompt],
-    said: dict[PairArrangement, Int[Tensor, " prompt"]],
+    predicted: dict[PairArrangement, Int[Tensor, " prompt"]],
     answers: Int[Tensor, " prompt"],
     outputs: Int[Tensor, "prompt demo"],
     *,
     edits: tuple[str, ...] = (),
 ) -> PairCheck:
-    """Return what follows from the most probable token after each prompt; `outputs` are padded with -1."""
+    """Return what follows from the most probable token after each prompt.
+
+    `outputs` are padded with -1.
+    """
     queries = [prompt.query for prompt in prompts]
     correct: dict[PairArrangement, Float[Tensor, " prompt"]] = {
-        name: (tokens == answers).double() for name, tokens in said.items()
+        name: (tokens == answers).double() for name, tokens in predicted.items()
     }
-    known = correct["none"] - _answer_share(said["none"], answers, queries)
-    is_copied = _is_other_output(said["given"], answers, outputs)
-    is_said_anyway = _is_other_output(said["none"], answers, outputs)
+    accuracy = {}
+    for name, is_correct in correct.items():
+        accuracy[name] = bootstrap_interval(is_correct, clusters=queries, bounds=(0.0, 1.0))
+    known = correct["none"] - _answer_share(predicted["none"], answers, queries)
+    is_copied = _is_other_output(predicted["given"], answers, outputs)
+    is_copy_anyway = _is_other_output(predicted["none"], answers, outputs)
     is_unshown = [prompt.has_own_answer for prompt in prompts]
     last = [len(prompt.demonstrations) - 1 for prompt in prompts]
 
-    def effect(values: Float[Tensor, " prompt"], low: float, used: Sequence[bool] | None = None) -> Interval:
+    def effect(
+        values: Float[Tensor, " prompt"], low: float, used: Sequence[bool] | None = None
+    ) -> Interval:
         places = [place for place in range(len(queries)) if used is None or used[place]]
         if len(places) < 2:
             return Interval(math.nan, math.nan, math.nan)
@@ -188,14 +215,12 @@ def check_of_tokens(
     return PairCheck(
         n_prompts=len(prompts),
         n_queries=len({*queries}),
-        accuracy={
-            name: bootstrap_interval(values, clusters=queries, bounds=(0.0, 1.0)) for name, values in correct.items()
-        },
+        accuracy=accuracy,
         effects={
             "learns": effect(correct["given"] - correct["none"], -1.0, is_unshown),
             "maps": effect(correct["given"] - correct["mismatched"], -1.0),
             "knows": effect(known, -1.0),
-            "copies": effect(is_copied.any(1).double() - is_said_anyway.any(1).double(), -1.0),
+            "copies": effect(is_copied.any(1).double() - is_copy_anyway.any(1).double(), -1.0),
         },
         copied=float(is_copied.any(1).double().mean()),
         copied_last=float(is_copied[range(len(last)), last].double().mean()),
@@ -206,27 +231,38 @@ def check_of_tokens(
 
 
 def _answer_share(
-    said: Int[Tensor, " prompt"], answers: Int[Tensor, " prompt"], queries: Sequence[str]
+    predicted: Int[Tensor, " prompt"], answers: Int[Tensor, " prompt"], queries: Sequence[str]
 ) -> Float[Tensor, " prompt"]:
-    """Return the share of prompts with other queries whose answer is the token said after a prompt."""
+    """Return the share of prompts with other queries whose answer is the token after a prompt."""
     places = [sorted({*queries}).index(query) for query in queries]
     is_other_query = torch.tensor(places)[:, None] != torch.tensor(places)
-    is_answer = (said[:, None] == answers) & is_other_query
+    is_answer = (predicted[:, None] == answers) & is_other_query
     return is_answer.sum(1).double() / is_other_query.sum(1).clamp(min=1)
 
 
 def _is_other_output(
-    said: Int[Tensor, " prompt"], answers: Int[Tensor, " prompt"], outputs: Int[Tensor, "prompt demo"]
+    predicted: Int[Tensor, " prompt"],
+    answers: Int[Tensor, " prompt"],
+    outputs: Int[Tensor, "prompt demo"],
 ) -> Bool[Tensor, "prompt demo"]:
-    """Return which demonstrations have the token that is said after the prompt, where it is not the answer."""
-    return (outputs == said[:, None]) & (said != answers)[:, None]
+    """Return which demonstrations have the predicted token, where it is not the answer."""
+    return (outputs == predicted[:, None]) & (predicted != answers)[:, None]
+
+
+def _without_demonstrations(prompt: Prompt) -> Prompt:
+    return Prompt([], prompt.query, prompt.answer, prompt.labels, separator=prompt.separator)
 
 
 def _mismatched(prompt: Prompt) -> Prompt:
-    """Return the prompt with another demonstration's input before each output, of another word where there is one."""
-    outputs = [shown.label for shown in prompt.demonstrations]
+    """Return the prompt with another demonstration's input before each output.
+
+    It is the input of another output where there is one.
+    """
+    outputs = [demonstration.label for demonstration in prompt.demonstrations]
     order = sorted(range(len(outputs)), key=lambda place: outputs[place])
     shift = max(Counter(outputs).values())  # past all demonstrations with the same output
     source = dict(zip([*order[shift:], *order[:shift]], order, strict=True))
-    moved = [Demonstration(prompt.demonstrations[source[place]].text, output) for place, output in enumerate(outputs)]
+    moved = []
+    for place, output in enumerate(outputs):
+        moved.append(Demonstration(prompt.demonstrations[source[place]].text, output))
     return Prompt(moved, prompt.query, prompt.answer, prompt.labels, separator=prompt.separator)

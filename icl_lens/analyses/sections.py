@@ -19,9 +19,10 @@ Supports = Literal["answer", "others", "both", "neither"]
 def supports(increase: float, contrast: float) -> Supports:
     """Return what a head supports: the answer, the tokens it is compared with, both, or neither.
 
-    The head increases log p of the answer by `increase` and that of the others by `increase - contrast` (nats). It
-    treats both alike if the contrast is less than half of the larger magnitude and changes their odds by less than a
-    factor of two: it then supports both or, if it lowers them, neither. Otherwise the contrast's sign decides.
+    The head increases log p of the answer by `increase` and that of the others by `increase -
+    contrast` (nats). It treats both alike if the contrast is less than half of the larger magnitude
+    and changes their odds by less than a factor of two: it then supports both or, if it lowers
+    them, neither. Otherwise the contrast's sign decides.
 
     Example:
         >>> from icl_lens.analyses.sections import supports
@@ -49,7 +50,9 @@ class Settings:
     target: str | int | None = None
     """Target of plain text as passed by the user; None means the model's most probable token."""
     against: tuple[str | int, ...] | None = None
-    """What the target is compared with; None means a prompt's other labels, and nothing for plain text."""
+    """What the target is compared with; None means a prompt's other labels, and nothing for plain
+    text.
+    """
     why: str | None = None
     """Name of a head to report even if it is not among the located ones."""
     by: Score = "contrast"
@@ -63,18 +66,21 @@ class Settings:
 
 @dataclass(frozen=True)
 class HeadReport:
-    """A located head: its increase (nats), its attention and increase by token position, and its top words.
+    """A located head: its increase (nats), its attention and increase by token position, and its
+    top words.
 
-    `value_words`, `key_words` and `value_ranks` have one entry per demonstration; `value_ranks` is the rank of the
-    demonstration's own label in the projection of its value. `ablated` holds the label log-probabilities (nats) with
-    only this head zeroed at the last position. `contrast` and `position_contrasts` (if the target is compared with
-    other tokens) are the head's contributions to the log-odds of the target against those tokens. `effect` (with
-    `by="effect"`) is what these log-odds, or log p(target) if nothing is compared, lose by that; `towers` (with
-    `by="towers"`) is what the log-odds lose if the head's query there is that of the same demonstrations with
-    `AllHeadsReport.other_query`. For plain text, words and ranks refer to `positions`, the tokens that the head attends
-    to most; ranks are those of the tokens themselves, and there are no key words. `similarity` holds position-free
-    attention scores (`label_similarity`), with one row per prediction position and one for the last token, and one
-    column per label; it is empty for plain text and for models that do not expose their rotary angles.
+    `value_words`, `key_words` and `value_ranks` have one entry per demonstration; `value_ranks` is
+    the rank of the demonstration's own label in the projection of its value. `ablated` holds the
+    label log-probabilities (nats) with only this head zeroed at the last position. `contrast` and
+    `position_contrasts` (if the target is compared with other tokens) are the head's contributions
+    to the log-odds of the target against those tokens. `effect` (with `by="effect"`) is what these
+    log-odds, or log p(target) if nothing is compared, lose by that; `towers` (with `by="towers"`)
+    is what the log-odds lose if the head's query there is that of the same demonstrations with
+    `AllHeadsReport.other_query`. For plain text, words and ranks refer to `positions`, the tokens
+    that the head attends to most; ranks are those of the tokens themselves, and there are no key
+    words. `similarity` holds position-free attention scores (`label_similarity`), with one row per
+    prediction position and one for the last token, and one column per label; it is empty for plain
+    text and for models that do not expose their rotary angles.
     """
 
     head: Head
@@ -91,15 +97,20 @@ class HeadReport:
     positions: tuple[int, ...] = ()
     similarity: tuple[tuple[float, ...], ...] = ()
     value_standouts: tuple[float, ...] = ()
-    """How far each value, key and query stands out from random directions (`Readout.describe`), in standard deviations.
+    """How far each value stands out from random directions, in standard deviations.
+
+    `key_standouts` and `query_standout` say it of keys and the query; see `Readout.describe`.
     """
     key_standouts: tuple[float, ...] = ()
     query_standout: float | None = None
     effect: float | None = None
     towers: float | None = None
     why: AttentionReasons | None = None
-    """Why the head attends to the target's labels rather than the others (in plain text: to its most attended token
-    rather than the next); None if all labels are the same, or if the model's scores cannot be split."""
+    """Why the head attends to the target's labels rather than the others.
+
+    In plain text, it is why the head attends to its most attended token rather than to the next.
+    None if all labels are the same, or if the model's scores cannot be split.
+    """
 
     @property
     def scores(self) -> dict[Score, float]:
@@ -108,18 +119,24 @@ class HeadReport:
         return {by: score for by, score in scores.items() if score is not None}
 
     def top_attended(self, n: int = 5) -> tuple[tuple[int, float], ...]:
-        """Return (position, attention) for the `n` positions that the last token attends to most, largest first."""
+        """Return (position, attention) for the `n` positions that the last token attends to most,
+        largest first.
+        """
         ranked = sorted(enumerate(self.attention), key=lambda pair: (-pair[1], pair[0]))
         return tuple(ranked[:n])
 
     def attention_to(self, ranges: Sequence[Sequence[int]]) -> tuple[float, ...]:
-        """Return the attention to token ranges, such as those of labels, summed over the tokens of each."""
-        return tuple(math.fsum(self.attention[slice(*one)]) for one in ranges)
+        """Return the attention to token ranges, such as those of labels, summed over the tokens of
+        each.
+        """
+        return tuple(math.fsum(self.attention[start:stop]) for start, stop in ranges)
 
 
 @dataclass(frozen=True)
 class SubheadReport:
-    """A located (head, position) part, its increase and, if the target is compared, its contrast (nats)."""
+    """A located (head, position) part, its increase and, if the target is compared, its contrast
+    (nats).
+    """
 
     head: Head
     position: int
@@ -130,7 +147,9 @@ class SubheadReport:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A section of an explanation that cannot be computed for the model's family, and the reason."""
+    """A section of an explanation that cannot be computed for the model's family, and the
+    reason.
+    """
 
     section: str
     reason: str
@@ -141,7 +160,9 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class AblationReport:
-    """Label log-probabilities (nats) with the located heads, or random sets, zeroed at the last position."""
+    """Label log-probabilities (nats) with the located heads, or random sets, zeroed at the last
+    position.
+    """
 
     heads: tuple[Head, ...]
     located: tuple[float, ...]
@@ -150,7 +171,9 @@ class AblationReport:
 
 @dataclass(frozen=True)
 class InputReport:
-    """What the model reads: the prompt or text, its tokens, and where the demonstrations' labels are."""
+    """What the model reads: the prompt or text, its tokens, and where the demonstrations' labels
+    are.
+    """
 
     prompt: Prompt | None
     """None for plain text without demonstrations."""
@@ -173,19 +196,29 @@ class InputReport:
 
     @property
     def is_plain_text(self) -> bool:
-        """Whether this is plain text without demonstrations; `ScoreReport.labels` are then the scored tokens."""
+        """Whether this is plain text without demonstrations; `ScoreReport.labels` are then the
+        scored tokens.
+        """
         return self.prompt is None
 
     @property
     def appended_text(self) -> str:
-        """The label tokens appended to the prompt, up to which the compared labels agree; else empty."""
-        return "".join(self.token_names[len(self.tokens) - self.n_shared_tokens :]).replace("␣", " ")
+        """The label tokens appended to the prompt, up to which the compared labels agree; else
+        empty.
+        """
+        return "".join(self.token_names[len(self.tokens) - self.n_shared_tokens :]).replace(
+            "␣", " "
+        )
 
     @property
     def label_at(self) -> dict[int, int]:
-        """The demonstrations' labels (indices into `ScoreReport.labels`) by the positions of all their tokens."""
-        by_range = zip(self.label_ranges, self.demonstration_labels, strict=True)
-        return {position: label for tokens, label in by_range for position in range(*tokens)}
+        """The demonstrations' labels (indices into `ScoreReport.labels`) by the positions of all
+        their tokens.
+        """
+        labels: dict[int, int] = {}
+        for (start, stop), label in zip(self.label_ranges, self.demonstration_labels, strict=True):
+            labels |= dict.fromkeys(range(start, stop), label)
+        return labels
 
     @property
     def range_at(self) -> dict[int, tuple[int, int]]:
@@ -195,7 +228,9 @@ class InputReport:
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """The scored labels (plain text: tokens) with their log-probabilities (nats), and the most probable next tokens."""
+    """The scored labels (plain text: tokens), their log-probabilities (nats), and the next
+    tokens.
+    """
 
     labels: tuple[str, ...]
     log_probs: tuple[float, ...]
@@ -224,11 +259,15 @@ class ScoreReport:
     @property
     def probs(self) -> dict[str, float]:
         """Probability of each label's token over the full vocabulary."""
-        return {name: math.exp(value) for name, value in zip(self.labels, self.log_probs, strict=True)}
+        return {
+            name: math.exp(value) for name, value in zip(self.labels, self.log_probs, strict=True)
+        }
 
     @property
     def predicts_label(self) -> bool:
-        """Whether the token of the most probable label is the most probable token of the vocabulary."""
+        """Whether the token of the most probable label is the most probable token of the
+        vocabulary.
+        """
         return max(self.log_probs) >= math.log(self.next_tokens[0][1]) - 1e-4
 
     @property
@@ -239,7 +278,8 @@ class ScoreReport:
 
 @dataclass(frozen=True)
 class DemonstrationsReport:
-    """What the explained label loses without each demonstration, nats of the contrast's log-odds (or of log p).
+    """What the explained label loses without each demonstration, nats of the contrast's log-odds
+    (or of log p).
 
     Each tuple has an entry per demonstration and, last, that of all demonstrations at once; see
     `demonstration_effects`.
@@ -249,7 +289,9 @@ class DemonstrationsReport:
     keys: tuple[float, ...]
     values: tuple[float, ...]
     begins_text: bool
-    """Whether the first demonstration begins the text, with the token to which many heads attend by default."""
+    """Whether the first demonstration begins the text, with the token to which many heads attend by
+    default.
+    """
 
 
 @dataclass(frozen=True)
@@ -276,7 +318,9 @@ class AllHeadsReport:
     other_query: str
     """The query of the other class whose prompt `towers` takes queries from."""
     attention: tuple[Grid, ...]
-    """[layer][head][key]: attention to all tokens of each demonstration's label or, in plain text, to `positions`."""
+    """[layer][head][key]: attention to all tokens of each demonstration's label or, in plain text,
+    to `positions`.
+    """
     positions: tuple[int, ...] = ()
     """Positions in plain text with the most attention of any head."""
 
@@ -292,7 +336,9 @@ class AllHeadsReport:
 
 @dataclass(frozen=True)
 class SubheadsReport:
-    """The (head, position) parts with the largest contrast, or increase if heads are ranked by it."""
+    """The (head, position) parts with the largest contrast, or increase if heads are ranked by
+    it.
+    """
 
     largest: tuple[SubheadReport, ...]
     n_parts: int

@@ -1,8 +1,11 @@
-"""Check whether a model learns a task, knows its labels' words, copies the last label or prefers a label.
+"""Check whether a model learns a task, knows its labels' words, copies the last label or prefers a
+label.
 
-1. Each prompt runs in the order given and in four arrangements of its demonstrations (`prompts.arrangements`).
-2. Each behavior is measured by one contrast of the labels' log-odds (`behavior_contrasts`). A contrast is zero for the
-   other behaviors, so that a preference for a label, however strong, does not hide that a model learns.
+1. Each prompt runs in the order given and in four arrangements of its demonstrations
+   (`prompts.arrangements`).
+2. Each behavior is measured by one contrast of the labels' log-odds (`behavior_contrasts`). A
+   contrast is zero for the other behaviors, so that a preference for a label, however strong, does
+   not hide that a model learns.
 3. A behavior is named if its interval lies above `SMALLEST_NATS`; each one gets a sentence.
 """
 
@@ -25,7 +28,12 @@ from icl_lens.analyses.check import Check
 from icl_lens.analyses.pair_behavior import PairCheck, check_pairs
 from icl_lens.engine.score import score
 from icl_lens.errors import InputError, check_integers
-from icl_lens.intervals import Interval, bootstrap_interval, leave_one_out_interval, leave_one_out_weights
+from icl_lens.intervals import (
+    Interval,
+    bootstrap_interval,
+    leave_one_out_interval,
+    leave_one_out_weights,
+)
 from icl_lens.metrics import label_aurocs, mean_aurocs, most_probable
 from icl_lens.models.active_edits import active_edits, edits_note
 from icl_lens.models.memory import CHECK_TOKENS
@@ -39,13 +47,25 @@ from icl_lens.runs.run import Run
 from icl_lens.runs.stream import plan_in_order, start
 
 Layout = Literal["given", "last", "other", "original", "exchanged"]
-Behavior = Literal["learns", "contradicts", "knows", "misreads", "copies", "avoids", "first", "avoids first", "prefers"]
+Behavior = Literal[
+    "learns",
+    "contradicts",
+    "knows",
+    "misreads",
+    "copies",
+    "avoids",
+    "first",
+    "avoids first",
+    "prefers",
+]
 
 N_PROMPTS = 60
 MIN_PROMPTS = 20
-# A behavior is named if its contrast is clearly larger than this: odds that change by more than a tenth.
+# A behavior is named if its contrast is clearly larger than this: odds that change by more than a
+# tenth.
 SMALLEST_NATS = 0.1
-# Confidence level of each of the five contrasts, so that all five intervals hold with 95% confidence (Bonferroni).
+# Confidence level of each of the five contrasts, so that all five intervals hold with 95%
+# confidence (Bonferroni).
 EFFECT_LEVEL = 1 - 0.05 / 5
 # What a contrast is called if it is positive, and if it is negative.
 BEHAVIORS: dict[Effect, tuple[Behavior, Behavior | None]] = {
@@ -66,41 +86,49 @@ ARRANGEMENTS: dict[Layout, tuple[Arrangement, ...]] = {
 
 @dataclass(frozen=True, repr=False)
 class TaskCheck(Check):
-    """What a model does on prompts of a task; made by `task_check`. `print` shows a sentence for each behavior.
+    """What a model does on prompts of a task; made by `task_check`. `print` shows a sentence for
+    each behavior.
 
-    Each prompt runs in the order given and in four arrangements: in an order in which a demonstration of the query's
-    class is last, in the same order with the demonstrations of another class in their place, and in both with the
-    labels of the two classes exchanged. In half of the prompts, all demonstrations of one of the two classes are last
-    and all of the other one first; the others end with the class that they begin with. Four layouts have two of the
-    arrangements each: in "last", the query's class is last; in "other", the other one is; in "original", labels are as
-    they are; in "exchanged", they are exchanged.
+    Each prompt runs in the order given and in four arrangements: in an order in which a
+    demonstration of the query's class is last, in the same order with the demonstrations of another
+    class in their place, and in both with the labels of the two classes exchanged. In half of the
+    prompts, all demonstrations of one of the two classes are last and all of the other one first;
+    the others end with the class that they begin with. Four layouts have two of the arrangements
+    each: in "last", the query's class is last; in "other", the other one is; in "original", labels
+    are as they are; in "exchanged", they are exchanged.
 
-    `effects` are five contrasts of labels' log-odds against another label, nats. Each is zero for a model that shows
-    only other behaviors, with any number of labels:
+    `effects` are five contrasts of labels' log-odds against another label, nats. Each is zero for a
+    model that shows only other behaviors, with any number of labels:
 
-    - `learns`: what a label gains if the demonstrations give it to the query's class. The model "learns" from the
-      demonstrations, or, if it is negative, "contradicts" them.
-    - `knows`: what the prompt's original label gains whatever the demonstrations show. The model "knows" the classes'
-      words, or "misreads" them. NaN if it cannot be told from a preference, because all answers are the same.
-    - `copies`: what a label gains when it is shown last. The model "copies" the last label, or "avoids" it. It grows
-      with what the labels before the last one count, if these count more than earlier ones.
-    - `first`: what a label gains when it is shown first. If it is negative, the model "avoids first". NaN if each class
-      has one demonstration: `copies` then compares the last label with the first one.
+    - `learns`: what a label gains if the demonstrations give it to the query's class. The model
+      "learns" from the demonstrations, or, if it is negative, "contradicts" them.
+    - `knows`: what the prompt's original label gains whatever the demonstrations show. The model
+      "knows" the classes' words, or "misreads" them. NaN if it cannot be told from a preference,
+      because all answers are the same.
+    - `copies`: what a label gains when it is shown last. The model "copies" the last label, or
+      "avoids" it. It grows with what the labels before the last one count, if these count more than
+      earlier ones.
+    - `first`: what a label gains when it is shown first. If it is negative, the model "avoids
+      first". NaN if each class has one demonstration: `copies` then compares the last label with
+      the first one.
     - `prefers`: what `favorite` gains in all arrangements; the label that gains most.
 
-    `shares` are the same contrasts of the model's answers: 1 if all of them follow the behavior, 0 if none does.
-    `behaviors` names the behaviors whose effect is clearly larger than 0.1 nats: a change of the odds by a tenth.
+    `shares` are the same contrasts of the model's answers: 1 if all of them follow the behavior, 0
+    if none does. `behaviors` names the behaviors whose effect is clearly larger than 0.1 nats: a
+    change of the odds by a tenth.
 
-    `accuracy` is the share of prompts, by layout, whose answer is more probable than their other labels, 0 to 1. A
-    preference for one label lowers it. `auroc` is free of this: the probability that a label's log-odds against the
-    prompt's other labels are larger where it is the answer than where it is not, averaged over labels; chance is ½. It
-    has the given prompts and two layouts; `label_auroc` has each label, over the given prompts. Two baselines for the
-    given prompts are the accuracy of always predicting the last label (`last_label`), and of always predicting
+    `accuracy` is the share of prompts, by layout, whose answer is more probable than their other
+    labels, 0 to 1. A preference for one label lowers it. `auroc` is free of this: the probability
+    that a label's log-odds against the prompt's other labels are larger where it is the answer than
+    where it is not, averaged over labels; chance is ½. It has the given prompts and two layouts;
+    `label_auroc` has each label, over the given prompts. Two baselines for the given prompts are
+    the accuracy of always predicting the last label (`last_label`), and of always predicting
     `favorite` (`one_label`).
 
-    The intervals of the five effects hold jointly with 95% confidence (each alone with 99%), and so do those of the
-    shares. All intervals resample queries, since prompts with the same query are not independent. If all prompts have
-    one query, there is no interval and therefore no verdict: `behaviors` is empty.
+    The intervals of the five effects hold jointly with 95% confidence (each alone with 99%), and so
+    do those of the shares. All intervals resample queries, since prompts with the same query are
+    not independent. If all prompts have one query, there is no interval and therefore no verdict:
+    `behaviors` is empty.
 
     Source: docs/howto/task_check.md.
 
@@ -146,24 +174,31 @@ class TaskCheck(Check):
         return bool({"learns", "knows"} & {*self.behaviors})
 
     def to_frame(self) -> pd.DataFrame:
-        """Return value, low and high, one row per effect, share, accuracy, AUROC and baseline (no interval)."""
+        """Return value, low and high of effects, shares, accuracies, AUROCs and baselines.
+
+        Baselines have no interval.
+        """
         rows = {f"{effect}, nats": interval for effect, interval in self.effects.items()}
-        rows |= {f"{effect}, share of answers": interval for effect, interval in self.shares.items()}
+        for effect, interval in self.shares.items():
+            rows[f"{effect}, share of answers"] = interval
         rows |= {f"accuracy, {layout}": interval for layout, interval in self.accuracy.items()}
         rows |= {f"AUROC, {layout}": interval for layout, interval in self.auroc.items()}
-        rows |= {f"AUROC of {label!r}, given": interval for label, interval in self.label_auroc.items()}
+        for label, interval in self.label_auroc.items():
+            rows[f"AUROC of {label!r}, given"] = interval
         baselines = {"last label": self.last_label, f"always {self.favorite!r}": self.one_label}
-        rows |= {f"baseline, {name}": Interval(share, float("nan"), float("nan")) for name, share in baselines.items()}
+        for name, share in baselines.items():
+            rows[f"baseline, {name}"] = Interval(share, float("nan"), float("nan"))
         frames = {name: interval.to_frame() for name, interval in rows.items()}
         return pd.concat(frames, names=["measure"]).droplevel(1)
 
     def __str__(self) -> str:
-        """Return a sentence on learning, one on each other behavior, and one on the accuracy of the given prompts."""
+        """Return a sentence on learning, one on each other behavior, and one on accuracy."""
         if self.n_queries < 2:
-            measured = joined([f"{name} {_nats(effect)}" for name, effect in self.effects.items()])
+            effects = [f"{name} {_nats(effect)}" for name, effect in self.effects.items()]
+            measured = joined(effects)
             sentences = [
-                f"No verdict, because all {self.n_prompts} prompts have the same query: there is no interval over "
-                f"queries. Measured, in nats: {measured}."
+                f"No verdict, because all {self.n_prompts} prompts have the same query: there is "
+                f"no interval over queries. Measured, in nats: {measured}."
             ]
         else:
             sentences = [self._learning()]
@@ -177,11 +212,14 @@ class TaskCheck(Check):
                 "prefers": self._preference,
             }
             sentences += [about[behavior]() for behavior in self.behaviors if behavior in about]
-        given = self.accuracy["given"]
-        interval = "" if math.isnan(given.low) else f"{given.low:.0%}–{given.high:.0%}; "
+        accuracy = self.accuracy["given"]
+        interval = ""
+        if not math.isnan(accuracy.low):
+            interval = f"{accuracy.low:.0%}–{accuracy.high:.0%}; "
         sentences.append(
-            f"In the order given, the model answers {given.value:.0%} of the {self.n_prompts} prompts correctly "
-            f"({interval}always the last label {self.last_label:.0%}, always {self.favorite!r} {self.one_label:.0%})."
+            f"In the order given, the model answers {accuracy.value:.0%} of the {self.n_prompts} "
+            f"prompts correctly ({interval}always the last label {self.last_label:.0%}, always "
+            f"{self.favorite!r} {self.one_label:.0%})."
         )
         if self.edits:
             sentences.append(edits_note(self.edits))
@@ -191,18 +229,31 @@ class TaskCheck(Check):
         effect = self.effects["learns"]
         gained = "the label that they give the query's class"
         if "learns" in self.behaviors:
-            sentence = f"The model learns from the demonstrations: {gained} gains {_nats(effect)} over another one"
+            sentence = (
+                f"The model learns from the demonstrations: {gained} gains {_nats(effect)} over "
+                "another one"
+            )
             if not self.shares["learns"].low > 0:
                 sentence += ", although its answers do not clearly follow"
         elif "contradicts" in self.behaviors:
             lost = _nats(_negative(effect))
-            sentence = f"The model contradicts the demonstrations: {gained} loses {lost} to another one"
+            sentence = (
+                f"The model contradicts the demonstrations: {gained} loses {lost} to another one"
+            )
         else:
-            sentence = f"The model is not shown to learn from the demonstrations: {gained} gains {_nats(effect)}"
+            sentence = (
+                f"The model is not shown to learn from the demonstrations: {gained} gains "
+                f"{_nats(effect)}"
+            )
             if effect.low > 0:
                 sentence += f", not clearly more than {SMALLEST_NATS}"
-        right = f"{self.accuracy['original'].value:.0%} of answers follow them with the original labels"
-        return f"{sentence}; {right}, and {self.accuracy['exchanged'].value:.0%} with exchanged labels."
+        right = (
+            f"{self.accuracy['original'].value:.0%} of answers follow them with the original labels"
+        )
+        return (
+            f"{sentence}; {right}, and {self.accuracy['exchanged'].value:.0%} with exchanged "
+            "labels."
+        )
 
     def _words(self) -> str:
         effect = self.effects["knows"]
@@ -229,8 +280,8 @@ class TaskCheck(Check):
             follow = ", but its answers do not clearly follow"
         return (
             f"It {verb} the last label: a label {moved} where it is shown {compared}{follow}; "
-            f"{self.accuracy['last'].value:.0%} of answers are right where the query's class is last, and "
-            f"{self.accuracy['other'].value:.0%} where another class is."
+            f"{self.accuracy['last'].value:.0%} of answers are right where the query's class is "
+            f"last, and {self.accuracy['other'].value:.0%} where another class is."
         )
 
     def _first_label(self) -> str:
@@ -248,8 +299,9 @@ class TaskCheck(Check):
         nats = _nats(self.effects["prefers"])
         if math.isnan(self.effects["knows"].value):
             return (
-                f"It prefers {self.favorite!r} or knows its word, which these prompts cannot tell apart because each "
-                f"label is always the answer or never: it gains {nats}, whatever the demonstrations show."
+                f"It prefers {self.favorite!r} or knows its word, which these prompts cannot tell "
+                f"apart because each label is always the answer or never: it gains {nats}, "
+                "whatever the demonstrations show."
             )
         return f"It prefers {self.favorite!r} by {nats}, whatever the query."
 
@@ -264,24 +316,28 @@ def task_check(
     seed: int = 0,
     run: Run | None = None,
 ) -> TaskCheck | PairCheck:
-    """Check whether a model learns a task from demonstrations, knows its labels, copies the last one or prefers one.
+    """Check whether a model learns a task, knows its labels, copies the last one or prefers one.
 
-    `task` is a task (`WordTask`, `TextTask`, `PairTask`) or its name, of which `n` prompts (default: 60) are drawn, or
-    prompts. With two classes per prompt, each label of a task is the answer equally often. Your own prompts should be
-    balanced in the same way: if all answers are "foo", a model that prefers "foo" is always right.
+    `task` is a task (`WordTask`, `TextTask`, `PairTask`) or its name, of which `n` prompts
+    (default: 60) are drawn, or prompts. With two classes per prompt, each label of a task is the
+    answer equally often. Your own prompts should be balanced in the same way: if all answers are
+    "foo", a model that prefers "foo" is always right.
 
-    The model runs on the prompts in the order given and on four arrangements of their demonstrations: an order in which
-    the query's class is last, the same order with the demonstrations of another class in their place, and both with the
-    labels of these two classes exchanged, also as the answer. With more than two labels, the other class is that of the
-    next demonstrated label. The two classes get as many demonstrations; what one of them has more is left out.
+    The model runs on the prompts in the order given and on four arrangements of their
+    demonstrations: an order in which the query's class is last, the same order with the
+    demonstrations of another class in their place, and both with the labels of these two classes
+    exchanged, also as the answer. With more than two labels, the other class is that of the next
+    demonstrated label. The two classes get as many demonstrations; what one of them has more is
+    left out.
 
-    See `TaskCheck` for what is computed from them. If any answer is a word of its own, which no demonstration shows, a
-    `PairCheck` is returned instead: the model answers with any token of its vocabulary, also with inputs exchanged
-    between demonstrations, and without demonstrations. `template` and `prepend_bos` are those of
-    `il.tokenize`; `run` says how the prompts run (see `Run`).
+    See `TaskCheck` for what is computed from them. If any answer is a word of its own, which no
+    demonstration shows, a `PairCheck` is returned instead: the model answers with any token of its
+    vocabulary, also with inputs exchanged between demonstrations, and without demonstrations.
+    `template` and `prepend_bos` are those of `il.tokenize`; `run` says how the prompts run (see
+    `Run`).
 
-    The model runs on at most five texts per prompt. Raise InputError for fewer than 20 prompts, prompts without an
-    answer, and prompts whose demonstrations all have the same label.
+    The model runs on at most five texts per prompt. Raise InputError for fewer than 20 prompts,
+    prompts without an answer, and prompts whose demonstrations all have the same label.
     Source: docs/howto/task_check.md.
 
     Example:
@@ -292,13 +348,7 @@ def task_check(
         True
     """
     (seed,) = check_integers(seed=seed)
-    if isinstance(task, str | Path | Task):
-        drawn = task if isinstance(task, Task) else named_task(task)
-        prompts = tuple(drawn.prompts(N_PROMPTS if n is None else n, seed=seed))
-    elif n is not None:
-        raise InputError(f"n must be None for a list of prompts, got {n}; remove it")
-    else:
-        prompts = as_prompts(task)
+    prompts = _prompts(task, n, seed)
     _check_prompts(prompts)
     tokenized = partial(tokenize, model, template=template, prepend_bos=prepend_bos)
     if any(prompt.has_own_answer for prompt in prompts):
@@ -318,21 +368,36 @@ def task_check(
         checked = stream.map("check", lambda rows: {"scores": score(model, batch[rows])})
     log_probs = batch.whole_scores(torch.from_numpy(checked["scores"]))
 
-    def scores_of(shown: Sequence[Prompt]) -> LabelScores:
-        answers = torch.tensor([labels.index(str(prompt.answer)) for prompt in shown])
-        return LabelScores(log_probs[[row_of[prompt] for prompt in shown]], answers)
+    def scores_of(prompts: Sequence[Prompt]) -> LabelScores:
+        answers = torch.tensor([labels.index(str(prompt.answer)) for prompt in prompts])
+        return LabelScores(log_probs[[row_of[prompt] for prompt in prompts]], answers)
 
-    by_arrangement: dict[Arrangement, LabelScores] = {
-        name: scores_of([prompt.prompts[name] for prompt in arranged]) for name in get_args(Arrangement)
-    }
+    by_arrangement: dict[Arrangement, LabelScores] = {}
+    for name in get_args(Arrangement):
+        by_arrangement[name] = scores_of([prompt.prompts[name] for prompt in arranged])
+    edits = active_edits(ModelView.of(model))
     return check_of_scores(
-        scores_of(prompts), by_arrangement, prompts, arranged, labels, edits=active_edits(ModelView.of(model))
+        scores_of(prompts), by_arrangement, prompts, arranged, labels, edits=edits
     )
+
+
+def _prompts(
+    task: str | Path | Task | Sequence[Prompt], n: int | None, seed: int
+) -> tuple[Prompt, ...]:
+    """Return `n` prompts that are drawn from a task, or the prompts themselves."""
+    if isinstance(task, str | Path | Task):
+        drawn_from = task if isinstance(task, Task) else named_task(task)
+        return tuple(drawn_from.prompts(N_PROMPTS if n is None else n, seed=seed))
+    if n is not None:
+        raise InputError(f"n must be None for a list of prompts, got {n}; remove it")
+    return as_prompts(task)
 
 
 @dataclass(frozen=True)
 class LabelScores:
-    """Log-probabilities of the labels after some prompts, -inf for labels that a prompt does not offer."""
+    """Log-probabilities of labels after some prompts, -inf for those that a prompt does not
+    offer.
+    """
 
     log_probs: Float[Tensor, "prompt label"]
     answer: Int[Tensor, " prompt"]
@@ -354,7 +419,7 @@ class LabelScores:
 
 
 def check_of_scores(
-    given: LabelScores,
+    as_given: LabelScores,
     by_arrangement: dict[Arrangement, LabelScores],
     prompts: Sequence[Prompt],
     arranged: Sequence[ArrangedPrompt],
@@ -362,49 +427,58 @@ def check_of_scores(
     *,
     edits: tuple[str, ...] = (),
 ) -> TaskCheck:
-    """Return what follows from the labels' scores of the given prompts and of their arrangements."""
+    """Return what follows from the labels' scores of the given prompts and of their
+    arrangements.
+    """
     queries = [prompt.query for prompt in prompts]
-    choices = given.choices.numpy()
+    choices = as_given.choices.numpy()
     design = Design(
         answer=np.array([labels.index(prompt.answer) for prompt in arranged]),
         partner=np.array([labels.index(prompt.partner) for prompt in arranged]),
         choices=choices,
         starts_as_it_ends=np.array([prompt.starts_as_it_ends for prompt in arranged]),
     )
-    log_probs = np.stack([by_arrangement[name].log_probs.double().numpy() for name in get_args(Arrangement)])
-    predicted = np.stack([np.eye(len(labels))[by_arrangement[name].predicted] for name in get_args(Arrangement)])
-    of_scores, of_answers = contrasts(np.where(choices, log_probs, 0.0), design), contrasts(predicted, design)
+    in_order = [by_arrangement[name] for name in get_args(Arrangement)]
+    log_probs = np.stack([scores.log_probs.double().numpy() for scores in in_order])
+    predicted = np.stack([np.eye(len(labels))[scores.predicted] for scores in in_order])
+    of_scores = contrasts(np.where(choices, log_probs, 0.0), design)
+    of_answers = contrasts(predicted, design)
     preferences = of_scores.prefers.mean(0)
     if np.isnan(preferences).all():
         preferences = predicted.mean((0, 1))
     favorite = int(np.nanargmax(preferences))
 
-    correct: dict[Layout, Tensor] = {"given": given.is_correct}
-    correct |= {
-        layout: torch.stack([by_arrangement[name].is_correct for name in names]).mean(0)
-        for layout, names in ARRANGEMENTS.items()
-    }
-    aurocs: dict[Layout, _Aurocs] = {"given": _Aurocs.of([given], queries)}
-    labelings: tuple[Layout, ...] = ("original", "exchanged")
-    for layout in labelings:
-        aurocs[layout] = _Aurocs.of([by_arrangement[name] for name in ARRANGEMENTS[layout]], queries)
+    by_layout: dict[Layout, list[LabelScores]] = {"given": [as_given]}
+    for layout, names in ARRANGEMENTS.items():
+        by_layout[layout] = [by_arrangement[name] for name in names]
+    labelings: tuple[Layout, ...] = ("given", "original", "exchanged")
+    aurocs = {layout: _Aurocs.of(by_layout[layout], queries) for layout in labelings}
+    label_intervals = map(aurocs["given"].of_label, range(len(labels)))
     return TaskCheck(
         n_prompts=len(prompts),
         n_queries=len({*queries}),
         n_labels=int(choices.sum(1).max()),
         effects=_intervals(of_scores, favorite, queries, n_labels=len(labels)),
         shares=_intervals(of_answers, favorite, queries, n_labels=len(labels), bounds=(-1.0, 1.0)),
-        accuracy={
-            layout: bootstrap_interval(values, clusters=queries, bounds=(0.0, 1.0))
-            for layout, values in correct.items()
-        },
+        accuracy=_accuracies(by_layout, queries),
         auroc={layout: auroc.mean() for layout, auroc in aurocs.items()},
-        label_auroc={label: aurocs["given"].of_label(index) for index, label in enumerate(labels)},
+        label_auroc=dict(zip(labels, label_intervals, strict=True)),
         favorite=labels[favorite],
         last_label=fmean(prompt.demonstrations[-1].label == prompt.answer for prompt in prompts),
         one_label=fmean(prompt.answer == labels[favorite] for prompt in prompts),
         edits=edits,
     )
+
+
+def _accuracies(
+    by_layout: dict[Layout, list[LabelScores]], queries: Sequence[str]
+) -> dict[Layout, Interval]:
+    """Return the accuracy in each layout, a mean over its arrangements."""
+    accuracies: dict[Layout, Interval] = {}
+    for layout, arrangements in by_layout.items():
+        is_correct = torch.stack([scores.is_correct for scores in arrangements]).mean(0)
+        accuracies[layout] = bootstrap_interval(is_correct, clusters=queries, bounds=(0.0, 1.0))
+    return accuracies
 
 
 def _intervals(
@@ -417,8 +491,9 @@ def _intervals(
 ) -> dict[Effect, Interval]:
     """Return the interval of each contrast, that of the preference for the favorite label.
 
-    The favorite is the label with the largest preference of `n_labels`. Its interval is as much wider as is needed for
-    none of them to be called preferred more often by chance than one label would be.
+    The favorite is the label with the largest preference of `n_labels`. Its interval is as much
+    wider as is needed for none of them to be called preferred more often by chance than one label
+    would be.
     """
     by_effect: dict[Effect, Float[np.ndarray, " prompt"]] = {
         "learns": values.learns,
@@ -433,7 +508,9 @@ def _intervals(
         if np.isnan(of_prompts).any():
             intervals[effect] = Interval(math.nan, math.nan, math.nan)
         else:
-            intervals[effect] = bootstrap_interval(of_prompts, clusters=queries, level=level, bounds=bounds)
+            intervals[effect] = bootstrap_interval(
+                of_prompts, clusters=queries, level=level, bounds=bounds
+            )
     return intervals
 
 
@@ -450,7 +527,8 @@ class _Aurocs:
         log_probs = torch.cat([part.log_probs for part in parts])
         answers = torch.cat([part.answer for part in parts])
         weights = np.tile(leave_one_out_weights(queries), len(parts)) / len(parts)
-        return cls(label_aurocs(log_probs, answers, choices=log_probs > -torch.inf, weights=weights), queries)
+        choices = log_probs > -torch.inf
+        return cls(label_aurocs(log_probs, answers, choices=choices, weights=weights), queries)
 
     def mean(self) -> Interval:
         """Return the mean over labels."""
@@ -475,12 +553,15 @@ def _negative(interval: Interval) -> Interval:
 
 def _check_prompts(prompts: tuple[Prompt, ...]) -> None:
     if len(prompts) < MIN_PROMPTS:
-        raise InputError(f"task must have at least {MIN_PROMPTS} prompts, got {len(prompts)}; draw more")
+        raise InputError(
+            f"task must have at least {MIN_PROMPTS} prompts, got {len(prompts)}; draw more"
+        )
     for row, prompt in enumerate(prompts):
         if prompt.answer is None:
             raise InputError(f"prompt {row} must have an answer, got None; pass answer= to Prompt")
-        shown = tuple({demo.label: None for demo in prompt.demonstrations})
-        if len(shown) < 2:
+        labels = tuple({demo.label: None for demo in prompt.demonstrations})
+        if len(labels) < 2:
             raise InputError(
-                f"prompt {row} must have demonstrations with at least two labels, got {quoted_list(shown)}; add some"
+                f"prompt {row} must have demonstrations with at least two labels, got "
+                f"{quoted_list(labels)}; add some"
             )

@@ -1,4 +1,4 @@
-"""Test whether heads work as two towers: exchange their queries, keys and values, and compare with random heads."""
+"""Test whether heads work as two towers by exchanging their queries, keys and values."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from icl_lens.analyses.two_towers_result import Exchanged, TwoTowers
+from icl_lens.analyses.two_towers_result import ExchangeEffects, TwoTowers
 from icl_lens.engine.edit_checks import checked_heads
 from icl_lens.errors import InputError, check_at_least, check_choice, check_integers
 from icl_lens.head_scores import SCORES, Score
@@ -61,50 +61,58 @@ def two_towers(
     seed: int = 0,
     run: Run | None = None,
 ) -> TwoTowers:
-    """Test by interchange interventions whether heads match a query with keys and carry labels as values.
+    """Test by interchange interventions whether heads match a query with keys and carry labels as
+    values.
 
-    If heads work as two towers, the query at the last position says which class the query text has, the key at each
-    label says which class its demonstration's text has, and the value says which label stands there. Exchanging one of
-    them, in all `heads` at once and only as the last position sees them, for what it is in a donor prompt with the
-    other class then gives the other label, and two exchanges cancel:
+    If heads work as two towers, the query at the last position says which class the query text has,
+    the key at each label says which class its demonstration's text has, and the value says which
+    label stands there. Exchanging one of them, in all `heads` at once and only as the last position
+    sees them, for what it is in a donor prompt with the other class then gives the other label, and
+    two exchanges cancel:
 
     - "query": from the same demonstrations with a query of the other class;
     - "keys": with the texts of the two classes exchanged, label by label;
     - "values": with the two labels exchanged;
     - "query+keys", "query+values", "keys+values", "all": several of these;
-    - "keys: own text", "keys: other texts": only the text of the key's own demonstration changes class, or only the
-      others';
-    - "keys: labels", "values: texts", "query: labels", "query: same class": predicted to change nothing.
+    - "keys: own text", "keys: other texts": only the text of the key's own demonstration changes
+      class, or only the others';
+    - "keys: labels", "values: texts", "query: labels", "query: same class": predicted to change
+      nothing.
 
-    Labels with the same number of tokens are exchanged token by token, others only at their scored tokens.
+    Labels with the same number of tokens are exchanged token by token, others only at their scored
+    tokens.
 
-    The same exchanges in `n_random` sets of other heads from the same layers are the control. Heads and sets use
-    the same donors. With more than two labels, the answer is exchanged with the next label that is demonstrated.
+    The same exchanges in `n_random` sets of other heads from the same layers are the control. Heads
+    and sets use the same donors. With more than two labels, the answer is exchanged with the next
+    label that is demonstrated.
 
-    `task` is a task (`WordTask`, `TextTask`) or its name, of which `n` prompts (default: 60) with these
-    `demonstrations`, `labels`, `layout` and `seed` are drawn, or prompts with answers. The text of a query of
-    the other class, or of the same one, comes from the other prompts. For prompts of your own, texts with the same
-    label are taken to be of one class unless a task drew them; if the same text has different labels in different
-    prompts, classes are derived from the texts that prompts share, or a demonstration of the prompt is the query.
+    `task` is a task (`WordTask`, `TextTask`) or its name, of which `n` prompts (default: 60) with
+    these `demonstrations`, `labels`, `layout` and `seed` are drawn, or prompts with answers. The
+    text of a query of the other class, or of the same one, comes from the other prompts. For
+    prompts of your own, texts with the same label are taken to be of one class unless a task drew
+    them; if the same text has different labels in different prompts, classes are derived from the
+    texts that prompts share, or a demonstration of the prompt is the query.
 
-    Without `heads`, the `k` heads with the largest effect of exchanging their query alone are found by a scan of all
-    heads (`locate_towers`) on `scan_prompts`, by default 12 prompts of the task with other queries, or those of half of
-    your queries (`TwoTowers.scan`). The default of `k` is the paper's number of located heads. With another score as
-    `by`, they are the heads with the largest mean contrast, increase or effect on these prompts, without a scan.
+    Without `heads`, the `k` heads with the largest effect of exchanging their query alone are found
+    by a scan of all heads (`locate_towers`) on `scan_prompts`, by default 12 prompts of the task
+    with other queries, or those of half of your queries (`TwoTowers.scan`). The default of `k` is
+    the paper's number of located heads. With another score as `by`, they are the heads with the
+    largest mean contrast, increase or effect on these prompts, without a scan.
 
-    If the prefix cache is supported (see `head_effects`), an exchange of one set costs one token per prompt, from the
-    set's first layer on; otherwise, one full forward pass. `template` and `prepend_bos` are those of
-    `il.tokenize`. `run` says how the prompts run (see `Run`); the chunks of the scan and of the exchanges are in
-    folders of their own, "scan" and "exchanges".
+    If the prefix cache is supported (see `head_effects`), an exchange of one set costs one token
+    per prompt, from the set's first layer on; otherwise, one full forward pass. `template` and
+    `prepend_bos` are those of `il.tokenize`. `run` says how the prompts run (see `Run`); the chunks
+    of the scan and of the exchanges are in folders of their own, "scan" and "exchanges".
 
-    Raise InputError for unknown heads, prompts that do not demonstrate their answer and another label, too few prompts
-    to scan, fewer other heads than `heads`, and families whose attention cannot be recomputed.
+    Raise InputError for unknown heads, prompts that do not demonstrate their answer and another
+    label, too few prompts to scan, fewer other heads than `heads`, and families whose attention
+    cannot be recomputed.
 
     Example:
-        >>> found = il.two_towers(model, "sentiment-number", ["L5H0", "L4H1"], n=20, n_random=3)
-        >>> found.to_frame()["exchanged"].tolist()[:4]
+        >>> towers = il.two_towers(model, "sentiment-number", ["L5H0", "L4H1"], n=20, n_random=3)
+        >>> towers.to_frame()["exchanged"].tolist()[:4]
         ['query', 'keys', 'values', 'query+keys']
-        >>> found.lost["query"].low > 0
+        >>> towers.lost["query"].low > 0
         True
     """
     view = ModelView.of(model)
@@ -114,7 +122,9 @@ def two_towers(
         n = N_PROMPTS if n is None else n
         (n,) = check_integers(n=n)
         drawn = task if isinstance(task, Task) else named_task(task)
-        prompts = drawn.prompts(n_drawn(n), seed=seed, layout=layout, demonstrations=demonstrations, labels=labels)
+        prompts = drawn.prompts(
+            n_drawn(n), seed=seed, layout=layout, demonstrations=demonstrations, labels=labels
+        )
         scanned, tested = scanned_and_tested(prompts, n)
     else:
         if n is not None:
@@ -132,24 +142,32 @@ def two_towers(
     check_choice("by", by, SCORES)
     n_scanned = len(scanned) if heads is None else 0
     if heads is not None and by != "towers":
-        raise InputError(f"by must be 'towers', its default, if heads are passed, got {by!r}; pass one of them")
+        raise InputError(
+            f"by must be 'towers', its default, if heads are passed, got {by!r}; pass one of them"
+        )
     if heads is None:
         if not 1 <= k <= len(view.heads()):
             raise InputError(f"k must be between 1 and {len(view.heads())} (heads), got {k}")
         heads, scan = _best_heads(view, prepare(scanned), k, by, as_run(run).part("scan"))
-    chosen = tuple(dict.fromkeys(view.check_heads(heads)))
-    if not chosen:
-        raise InputError("heads must contain at least one head, got none; omit it to scan for heads")
+    distinct_heads = tuple(dict.fromkeys(view.check_heads(heads)))
+    if not distinct_heads:
+        raise InputError(
+            "heads must contain at least one head, got none; omit it to scan for heads"
+        )
     prompts = tower_prompts(model, prepare(tested))
-    options: dict[str, Any] = {"n_random": n_random, "seed": seed, "run": as_run(run).part("exchanges")}
-    (found,) = exchange_heads(view, prompts, [chosen], **options)
-    return replace(found, scan=scan, n_scanned=n_scanned, by=by)
+    options: dict[str, Any] = {
+        "n_random": n_random,
+        "seed": seed,
+        "run": as_run(run).part("exchanges"),
+    }
+    (towers,) = exchange_heads(view, prompts, [distinct_heads], **options)
+    return replace(towers, scan=scan, n_scanned=n_scanned, by=by)
 
 
 def _best_heads(
     view: ModelView, batch: PromptBatch, k: int, by: Score, run: Run
 ) -> tuple[list[Head], pd.DataFrame | None]:
-    """Return the k heads with the largest score, and the scan of all heads if the score is that of `locate_towers`."""
+    """Return the k heads with the largest score, and the scan of all heads for `by="towers"`."""
     if by != "towers":
         return top_heads_by(view.model, batch, k, by=by, run=run), None
     scan = locate_towers(view.model, batch, k=k, run=run).to_frame()
@@ -167,13 +185,19 @@ def exchange_heads(
     seed: int = 0,
     run: Run | None = None,
 ) -> list[TwoTowers]:
-    """Return what `two_towers` returns for each set of heads, without a scan; all sets share the donors' passes."""
+    """Return what `two_towers` returns for each set of heads, without a scan.
+
+    All sets share the donors' passes.
+    """
     groups: list[tuple[tuple[Head, ...], ...]] = []
     for heads in head_sets:
         checked_heads(view, heads)
         drawn = random_head_sets(view.model, heads, draws=n_random, seed=seed)
         groups.append((tuple(heads), *map(tuple, drawn)))
-    sets = [(exchange, some) for group in groups for exchange in exchanges for some in group]
+    sets: list[tuple[Exchange, tuple[Head, ...]]] = []
+    for group in groups:
+        for exchange in exchanges:
+            sets += [(exchange, heads) for heads in group]
     named = {
         "heads": [list(map(str, heads)) for heads in head_sets],
         "n_random_sets": n_random,
@@ -185,22 +209,29 @@ def exchange_heads(
     def compute(rows: list[int]) -> dict[str, torch.Tensor | list[str]]:
         memory = as_run(run).memory
         scores, donors, reason = exchange_scores(view, prompts.select(rows), sets, memory=memory)
-        own = {f"donor: {name}": log_probs for name, log_probs in donors.items()}
-        of_rows = {"log_odds": scores.log_odds, "partner_log_odds": scores.partner_log_odds}
-        return {**of_rows, "predicted": scores.predicted, "reason": [reason] * len(rows), **own}
+        columns: dict[str, torch.Tensor | list[str]] = {
+            "log_odds": scores.log_odds,
+            "partner_log_odds": scores.partner_log_odds,
+            "predicted": scores.predicted,
+            "reason": [reason] * len(rows),
+        }
+        for name, log_probs in donors.items():
+            columns[f"donor: {name}"] = log_probs
+        return columns
 
     n_tokens = n_exchanged(view, prompts) * prompts.batch.tokens.shape[1]
     plan = plan_in_order(prompts.batch, run, n_tokens=n_tokens)
     with start(run, view.model, prompts.batch, "two towers", named, plan=plan) as stream:
         scores = stream.map("exchanges", compute)
-    by_group = zip(groups, _exchanged(prompts, exchanges, 1 + n_random, scores), strict=True)
-    answer, chance = prompts.batch.answer.cpu(), prompts.batch.label_mask.double().sum(-1).reciprocal().mean()
+    effects = _effects_by_group(prompts, exchanges, 1 + n_random, scores)
+    answer = prompts.batch.answer.cpu()
+    chance = prompts.batch.label_mask.double().sum(-1).reciprocal().mean()
     return [
         TwoTowers(
             model=view.name,
             heads=heads,
             random_sets=tuple(random_sets),
-            exchanges=tuple(results),
+            exchanges=tuple(effects_of_group),
             log_odds=scores["log_odds"][:, 0].astype(np.float64),
             partner_log_odds=scores["partner_log_odds"][:, 0].astype(np.float64),
             correct=scores["predicted"][:, 0] == answer.numpy(),
@@ -214,68 +245,73 @@ def exchange_heads(
             fallback_reason=next(filter(None, scores["reason"]), ""),
             edits=active_edits(view),
         )
-        for (heads, *random_sets), results in by_group
+        for (heads, *random_sets), effects_of_group in zip(groups, effects, strict=True)
     ]
 
 
-def _exchanged(
+def _effects_by_group(
     prompts: TowerPrompts, exchanges: Sequence[Exchange], n_sets: int, scores: Mapping[str, Any]
-) -> Iterator[list[Exchanged]]:
-    """Yield, for each group of `n_sets` sets, heads and their random sets, what each exchange did.
+) -> Iterator[list[ExchangeEffects]]:
+    """Yield the effects of each exchange for every group of `n_sets` sets: heads and random heads.
 
-    `scores` has "log_odds", "partner_log_odds" and "predicted" [prompt 1 + group · exchange · set], first without an
-    exchange, and the donors' log-probabilities.
+    `scores` has "log_odds", "partner_log_odds" and "predicted" [prompt 1 + group · exchange · set],
+    first without an exchange, and the donors' log-probabilities.
     """
     batch = prompts.batch.to("cpu")
-    donors_correct = {
-        name: is_correct(torch.from_numpy(own), prompts.answers[name], choices=batch.label_mask).double().numpy()
-        for name in prompts.answers
-        if (own := scores.get(f"donor: {name}")) is not None
-    }
+    rows, answer, partner = np.arange(len(batch)), batch.answer.numpy(), prompts.partner.numpy()
+    donors_correct: dict[str, np.ndarray] = {}
     donors_log_odds: dict[str, np.ndarray] = {}
     for name, answers in prompts.answers.items():
         log_probs = scores.get(f"donor: {name}")
-        if log_probs is not None:  # a donor's labels are those of its prompt: one of the two is its answer
-            rows, answer, partner = np.arange(len(batch)), batch.answer.numpy(), prompts.partner.numpy()
-            answer_is_kept = answers.numpy() == answer
-            difference = log_probs[rows, answer] - log_probs[rows, partner]
-            donors_log_odds[name] = np.where(answer_is_kept, difference, -difference).astype(np.float64)
+        if log_probs is None:
+            continue
+        correct = is_correct(torch.from_numpy(log_probs), answers, choices=batch.label_mask)
+        donors_correct[name] = correct.double().numpy()
+        # A donor's labels are those of its prompt: one of the two is its answer.
+        has_answer_of_prompt = answers.numpy() == answer
+        difference = log_probs[rows, answer] - log_probs[rows, partner]
+        log_odds = np.where(has_answer_of_prompt, difference, -difference)
+        donors_log_odds[name] = log_odds.astype(np.float64)
     shape = len(batch), -1, len(exchanges), n_sets
     log_odds = scores["log_odds"]
     lost = (log_odds[:, :1] - log_odds[:, 1:]).astype(np.float64).reshape(shape)
     partner_log_odds = scores["partner_log_odds"][:, 1:].astype(np.float64).reshape(shape)[..., 0]
     predicted = torch.from_numpy(scores["predicted"][:, 1:].reshape(shape)[..., 0])
     for group in range(lost.shape[1]):
-        found = []
+        effects = []
         for index, exchange in enumerate(exchanges):
-            used = [donors_correct[name] for name in exchange[1:4] if name in donors_correct]
-            used_log_odds = [donors_log_odds[name] for name in exchange[1:4] if name in donors_log_odds]
-            said = predicted[:, group, index]
-            found.append(
-                Exchanged(
+            donors = [name for name in exchange[1:4] if name in donors_correct]
+            correct = [donors_correct[name] for name in donors]
+            log_odds_of_donors = [donors_log_odds[name] for name in donors]
+            label = predicted[:, group, index]
+            effects.append(
+                ExchangeEffects(
                     name=exchange.name,
                     predicted=exchange.predicted,
                     lost=lost[:, group, index, 0],
                     random_lost=lost[:, group, index, 1:].T,
                     partner_log_odds=partner_log_odds[:, group, index],
-                    correct=(said == batch.answer).numpy(),
-                    as_predicted=(said == prompts.expected(exchange.predicted)).numpy(),
-                    donors_correct=np.mean(used, axis=0) if used else None,
-                    donors_log_odds=np.mean(used_log_odds, axis=0) if used_log_odds else None,
+                    correct=(label == batch.answer).numpy(),
+                    as_predicted=(label == prompts.expected(exchange.predicted)).numpy(),
+                    donors_correct=np.mean(correct, axis=0) if donors else None,
+                    donors_log_odds=np.mean(log_odds_of_donors, axis=0) if donors else None,
                 )
             )
-        yield found
+        yield effects
 
 
 def n_drawn(n: int) -> int:
-    """Return how many prompts of a task are drawn to test n: enough for both halves of `split_by_query`."""
+    """Return how many prompts of a task are drawn to test n: enough for both halves of queries."""
     return 4 * max(n, N_SCANNED)
 
 
 def scanned_and_tested(prompts: list[Prompt], n: int) -> tuple[list[Prompt], list[Prompt]]:
-    """Return prompts to scan and n prompts to test, which share no query if there are enough queries."""
+    """Return prompts to scan and n prompts to test, which share no query if there are enough
+    queries.
+    """
     if len({prompt.query for prompt in prompts}) >= 4:
-        scanned, tested = halves_by_query(prompts, N_SCANNED)[0], halves_by_query(prompts, n)[1]
+        scanned, _ = halves_by_query(prompts, N_SCANNED)
+        _, tested = halves_by_query(prompts, n)
         if (len(scanned), len(tested)) == (N_SCANNED, n):
             return scanned, tested
     return prompts[-N_SCANNED:], prompts[:n]

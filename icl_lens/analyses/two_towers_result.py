@@ -1,4 +1,4 @@
-"""Whether heads work as two towers: what exchanges cost by prompt, and the sentence and tables that follow from it."""
+"""What exchanges cost by prompt, and the sentence and tables on two towers that follow from it."""
 
 import math
 from dataclasses import dataclass, field
@@ -26,11 +26,15 @@ DONORS = {
     "values": "the prompts with exchanged labels",
 }
 """The donors of the exchanges of one thing alone."""
-PAIRS = {"query+keys": ("query", "keys"), "query+values": ("query", "values"), "keys+values": ("keys", "values")}
+PAIRS = {
+    "query+keys": ("query", "keys"),
+    "query+values": ("query", "values"),
+    "keys+values": ("keys", "values"),
+}
 
 
 @dataclass(frozen=True, eq=False)
-class Exchanged:
+class ExchangeEffects:
     """What one exchange costs, by prompt."""
 
     name: str
@@ -47,9 +51,9 @@ class Exchanged:
     as_predicted: Bool[np.ndarray, " prompt"]
     """Whether the model gives the label that two towers predict."""
     donors_correct: Float[np.ndarray, " prompt"] | None
-    """Whether the model gives the donors' own answers, averaged over the donors; None for donors without a query."""
+    """Whether the model gives the donors' answers, a mean over the donors; None without a query."""
     donors_log_odds: Float[np.ndarray, " prompt"] | None
-    """Log-odds of the donors' own answers against the answer's other label, averaged over the donors, nats."""
+    """Log-odds of the donors' answers against the prompt's other label, mean over donors, nats."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,13 @@ class Prediction:
     """One condition of two towers: a difference that is above zero, nats."""
 
     kind: Literal["answered", "effect", "structure", "turned"]
-    """Whether it is about what the model answers without an exchange; an effect beyond that of random heads, which
-    models of other kinds can show as well; what these fail; or an exchange that turns the answer."""
+    """What the condition is about.
+
+    - "answered": the model's answers without an exchange;
+    - "effect": an effect beyond that of random heads, which models of other kinds can show as well;
+    - "structure": what models of other kinds fail;
+    - "turned": an exchange that turns the answer.
+    """
     text: str
     """What must hold, as a clause."""
     difference: Interval
@@ -71,14 +80,15 @@ class Prediction:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TwoTowers(Result):
-    """What exchanging queries, keys and values of some heads costs the answer, made by `two_towers`.
+    """What exchanging queries, keys and values of some heads costs the answer, made by
+    `two_towers`.
 
-    `print` shows `verdict` and the table. `exchanges` has the values of every prompt; intervals resample queries, since
-    prompts with the same query are not independent.
+    `print` shows `verdict` and the table. `exchanges` has the values of every prompt; intervals
+    resample queries, since prompts with the same query are not independent.
 
     Example:
-        >>> found = il.two_towers(model, "sentiment-number", k=3, n=20, n_random=3)
-        >>> found.scan.columns.tolist()[:6], len(found.heads)
+        >>> towers = il.two_towers(model, "sentiment-number", k=3, n=20, n_random=3)
+        >>> towers.scan.columns.tolist()[:6], len(towers.heads)
         (['head', 'query', 'low', 'high', 'selected', 'keys'], 3)
     """
 
@@ -86,11 +96,13 @@ class TwoTowers(Result):
     model: str
     heads: tuple[Head, ...]
     random_sets: tuple[tuple[Head, ...], ...]
-    exchanges: tuple[Exchanged, ...]
+    exchanges: tuple[ExchangeEffects, ...]
     log_odds: Float[np.ndarray, " prompt"]
     """The answer's log-odds without exchange, nats."""
     partner_log_odds: Float[np.ndarray, " prompt"]
-    """The same against its partner alone, the label that it is exchanged with; equal with two labels."""
+    """The same against its partner alone, the label that it is exchanged with; equal with two
+    labels.
+    """
     correct: Bool[np.ndarray, " prompt"]
     """Whether the model gives the answer without exchange."""
     queries: tuple[str, ...]
@@ -98,8 +110,11 @@ class TwoTowers(Result):
     partners: tuple[str, ...]
     """The label that each answer is exchanged with."""
     scan: pd.DataFrame | None = field(repr=False)
-    """Mean effects (nats) of exchanging single heads, on other prompts: head, query, low, high, selected (see
-    `MeanExchanges.to_frame`; the list is `heads`), keys, values, rank, layer, index; None if heads were given."""
+    """Mean effects (nats) of exchanging single heads, on other prompts; None if heads were given.
+
+    Columns: head, query, low, high, selected, keys, values, rank, layer, index. See
+    `MeanExchanges.to_frame`; the list of heads is `heads`.
+    """
     n_scanned: int
     """Number of prompts on which the heads were found; 0 if they were given."""
     chance: float
@@ -109,7 +124,9 @@ class TwoTowers(Result):
     fallback_reason: str = ""
     """Why full forward passes were used instead of the prefix cache; empty if it was used."""
     edits: tuple[str, ...] = ()
-    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing edits it."""
+    """What edited the model, in words: edits of open `with` blocks, and hooks. Empty if nothing
+    edits it.
+    """
     by: Score = "towers"
     """The score by which the heads were found."""
 
@@ -121,29 +138,34 @@ class TwoTowers(Result):
     @cached_property
     def lost(self) -> dict[str, Interval]:
         """The mean log-odds that each exchange costs the answer, nats."""
-        return {one.name: self._interval(one.lost) for one in self.exchanges}
+        return {exchange.name: self._interval(exchange.lost) for exchange in self.exchanges}
 
     def _interval(self, values: np.ndarray) -> Interval:
         return bootstrap_interval(values, clusters=self.queries)
 
-    def _above_random(self, exchange: Exchanged) -> Interval:
-        """Return how much more an exchange costs than in random heads, with its interval over queries and sets."""
+    def _above_random(self, exchange: ExchangeEffects) -> Interval:
+        """Return how much more an exchange costs than in random heads, with its interval over
+        queries and sets.
+        """
         over_queries = self._interval(exchange.lost - exchange.random_lost.mean(0))
         return with_random_sets(over_queries, exchange.random_lost.mean(1))
 
     def _balanced(self, log_odds: Float[np.ndarray, " prompt"]) -> Interval:
-        """Return the mean log-odds against the partner, without what the model's preference for a label adds."""
+        """Return the mean log-odds against the partner, without what the model's preference for a
+        label adds.
+        """
         labels = sorted({*self.answers, *self.partners})
-        answer, partner = (np.array([labels.index(one) for one in names]) for names in (self.answers, self.partners))
+        answer = np.array([labels.index(label) for label in self.answers])
+        partner = np.array([labels.index(label) for label in self.partners])
         return self._interval(balanced_values(log_odds, answer, partner))
 
     @cached_property
     def answered(self) -> dict[str, Interval]:
-        """The mean log-odds of the right answer against its partner, nats: of the prompts, and of three donors.
+        """The mean log-odds of the right answer against its partner, nats, of prompts and donors.
 
         The model's preference for a label is taken out: see `balanced_values`.
         """
-        exchanges = {one.name: one for one in self.exchanges}
+        exchanges = {exchange.name: exchange for exchange in self.exchanges}
         answered = {"the prompts": self._balanced(self.partner_log_odds)}
         for name, donors in DONORS.items():
             log_odds = exchanges[name].donors_log_odds
@@ -153,41 +175,54 @@ class TwoTowers(Result):
 
     @cached_property
     def left(self) -> dict[str, Interval]:
-        """The mean log-odds against the partner that each exchange leaves, nats; preferences are taken out."""
-        return {one.name: self._balanced(one.partner_log_odds) for one in self.exchanges}
+        """The mean log-odds against the partner that each exchange leaves, nats; preferences are
+        taken out.
+        """
+        intervals = {}
+        for exchange in self.exchanges:
+            intervals[exchange.name] = self._balanced(exchange.partner_log_odds)
+        return intervals
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per exchange.
 
         - exchanged; predicted: "other" label or "same" label as without the exchange.
-        - log_odds_lost, low, high: mean log-odds that the answer loses, nats, with its 95% interval.
-        - accuracy: share of prompts with the correct label; as_predicted: with the label that two towers predict
-          (interchange accuracy). Without exchange, both labels' shares are `accuracy` and 1 − `accuracy`.
-        - random, random_low, random_high: log-odds lost with random heads, mean and range over sets.
-        - difference, difference_low, difference_high: log_odds_lost − random, with its 95% interval.
-        - donor_accuracy: share of donor prompts that the model answers correctly; NaN for donors without a query.
+        - log_odds_lost, low, high: mean log-odds that the answer loses, nats, with its 95%
+          interval.
+        - accuracy: share of prompts with the correct label; as_predicted: with the label that two
+          towers predict (interchange accuracy). Without exchange, both labels' shares are
+          `accuracy` and 1 − `accuracy`.
+        - random, random_low, random_high: log-odds lost with random heads, mean and range over
+          sets.
+        - difference, difference_low, difference_high: log_odds_lost − random, with its 95%
+          interval.
+        - donor_accuracy: share of donor prompts that the model answers correctly; NaN for donors
+          without a query.
         """
         rows = []
-        for one in self.exchanges:
-            value, low, high = self.lost[one.name]
-            random = one.random_lost.mean(1)
-            difference = self._above_random(one)
+        for exchange in self.exchanges:
+            value, low, high = self.lost[exchange.name]
+            random = exchange.random_lost.mean(1)
+            difference = self._above_random(exchange)
+            donor_accuracy = float("nan")
+            if exchange.donors_correct is not None:
+                donor_accuracy = float(exchange.donors_correct.mean())
             rows.append(
                 {
-                    "exchanged": one.name,
-                    "predicted": one.predicted,
+                    "exchanged": exchange.name,
+                    "predicted": exchange.predicted,
                     "log_odds_lost": value,
                     "low": low,
                     "high": high,
-                    "accuracy": float(one.correct.mean()),
-                    "as_predicted": float(one.as_predicted.mean()),
+                    "accuracy": float(exchange.correct.mean()),
+                    "as_predicted": float(exchange.as_predicted.mean()),
                     "random": float(random.mean()),
                     "random_low": float(random.min()),
                     "random_high": float(random.max()),
                     "difference": difference.value,
                     "difference_low": difference.low,
                     "difference_high": difference.high,
-                    "donor_accuracy": float("nan") if one.donors_correct is None else float(one.donors_correct.mean()),
+                    "donor_accuracy": donor_accuracy,
                 }
             )
         return pd.DataFrame(rows)
@@ -196,37 +231,50 @@ class TwoTowers(Result):
     def checks(self) -> tuple[Prediction, ...]:
         """What two towers predict, with the interval of each difference.
 
-        1. The model answers the prompts and the donors: by log-odds, since a preference for a label may hide it.
-        2. Query, keys and values alone cost more than in random heads; models of other kinds can pass this.
-        3. Keys of exchanged texts cost more than keys of exchanged labels, a changed own text costs more than all other
-           texts, and each exchange costs more than a pair with another one that cancels it; other kinds fail this.
-        4. Query, keys and values alone turn the answer: its log-odds against the other label fall below zero, with the
-           model's preference for a label taken out.
+        1. The model answers the prompts and the donors: by log-odds, since a preference for a label
+           may hide it.
+        2. Query, keys and values alone cost more than in random heads; models of other kinds can
+           pass this.
+        3. Keys of exchanged texts cost more than keys of exchanged labels, a changed own text costs
+           more than all other texts, and each exchange costs more than a pair with another one that
+           cancels it; other kinds fail this.
+        4. Query, keys and values alone turn the answer: its log-odds against the other label fall
+           below zero, with the model's preference for a label taken out.
         """
-        exchanges = {one.name: one for one in self.exchanges}
+        exchanges = {exchange.name: exchange for exchange in self.exchanges}
 
-        def above(name: str, other: str) -> Interval:
-            return self._interval(exchanges[name].lost - exchanges[other].lost)
+        def above(larger: str, smaller: str) -> Interval:
+            return self._interval(exchanges[larger].lost - exchanges[smaller].lost)
 
-        checks = [
-            Prediction("answered", f"the model answers {what}", log_odds) for what, log_odds in self.answered.items()
-        ]
+        checks = []
+        for what, log_odds in self.answered.items():
+            checks.append(Prediction("answered", f"the model answers {what}", log_odds))
         for name in DONORS:
             difference = self._above_random(exchanges[name])
-            checks.append(Prediction("effect", f"exchanging the {name} costs more than in random heads", difference))
+            checks.append(
+                Prediction(
+                    "effect", f"exchanging the {name} costs more than in random heads", difference
+                )
+            )
         text = "keys with exchanged texts cost more than keys with exchanged labels"
         checks.append(Prediction("structure", text, above("keys", "keys: labels")))
         text = "keys whose own text changes cost more than keys of which all other texts change"
         checks.append(Prediction("structure", text, above("keys: own text", "keys: other texts")))
         for pair, parts in PAIRS.items():
-            for part, other in (parts, parts[::-1]):
-                text = f"exchanging the {part} costs less if the {other} are exchanged as well"
+            for part, second_part in (parts, parts[::-1]):
+                text = (
+                    f"exchanging the {part} costs less if the {second_part} are exchanged as well"
+                )
                 text = text.replace("the query are", "the query is")
                 checks.append(Prediction("structure", text, above(part, pair)))
         for name in DONORS:
             value, low, high = self.left[name]
             checks.append(
-                Prediction("turned", f"exchanging the {name} turns the answer", Interval(-value, -high, -low))
+                Prediction(
+                    "turned",
+                    f"exchanging the {name} turns the answer",
+                    Interval(-value, -high, -low),
+                )
             )
         return tuple(checks)
 
@@ -242,88 +290,106 @@ class TwoTowers(Result):
     def verdict(self) -> str:
         """Whether the heads work as two towers on these prompts, in words."""
         is_one = len(self.heads) == 1
-        heads, work, their = ("head", "works", "its") if is_one else (f"{len(self.heads)} heads", "work", "their")
-        they_are = "it is" if is_one else "they are"
+        heads = "head" if is_one else f"{len(self.heads)} heads"
         if unanswered := self._failed("answered"):
             texts = [f"{check.text} ({_nats(check.difference)})" for check in unanswered]
             return (
-                f"These prompts do not show whether the {heads} {work} as two towers, which needs right answers "
-                "without an exchange. By log-odds of the answer against the other label, it is not shown that "
-                f"{joined(texts)}."
+                f"These prompts do not show whether the {heads} {'works' if is_one else 'work'} as "
+                "two towers, which needs right answers without an exchange. By log-odds of the "
+                f"answer against the other label, it is not shown that {joined(texts)}."
             )
-        effects, structure, turned = map(self._failed, ("effect", "structure", "turned"))
-        if effects or structure:
-            failed = effects or structure
-            texts = [f"{check.text} (difference {_nats(check.difference)})" for check in failed]
-            if effects:
-                start = f"The {heads} {'is' if is_one else 'are'} not shown to work as two towers on these prompts"
-            else:
-                change = "lowers the log-odds of" if turned else "turns"
-                start = (
-                    f"Exchanging the query, keys or values of the {heads} {change} the answer, but {they_are} not "
-                    "shown to work as two towers"
-                )
-            return f"{start}. Two towers predict, but the 95% interval is not above zero: {'; '.join(texts)}."
-        if turned:
-            names = [name for name in DONORS if any(f"the {name} turns" in check.text for check in turned)]
-            left = [f"{_nats(self.left[name])} with {their} {name} exchanged" for name in names]
-            return (
-                f"The {heads} {'moves' if is_one else 'move'} the answer in the direction that two towers predict, but "
-                f"{'is' if is_one else 'are'} not shown to turn it. Of the answer's log-odds against the other label, "
-                f"{signed(self.answered['the prompts'].value, 2)} without a preference for a label, it keeps "
-                f"{joined(left)}."
-            )
-        return self._affirmed(heads, work, their)
+        if self._failed("effect") or self._failed("structure"):
+            return self._not_two_towers(heads, is_one=is_one)
+        if self._failed("turned"):
+            return self._not_turned(heads, is_one=is_one)
+        return self._affirmed(heads, is_one=is_one)
 
-    def _affirmed(self, heads: str, work: str, their: str) -> str:
+    def _not_two_towers(self, heads: str, *, is_one: bool) -> str:
+        """Return the sentence for heads without an effect of their own, or without the
+        structure.
+        """
+        effects, structure = self._failed("effect"), self._failed("structure")
+        failed = effects or structure
+        texts = [f"{check.text} (difference {_nats(check.difference)})" for check in failed]
+        if effects:
+            is_or_are = "is" if is_one else "are"
+            start = f"The {heads} {is_or_are} not shown to work as two towers on these prompts"
+        else:
+            change = "lowers the log-odds of" if self._failed("turned") else "turns"
+            they_are = "it is" if is_one else "they are"
+            start = (
+                f"Exchanging the query, keys or values of the {heads} {change} the answer, but "
+                f"{they_are} not shown to work as two towers"
+            )
+        return (
+            f"{start}. Two towers predict, but the 95% interval is not above zero: "
+            f"{'; '.join(texts)}."
+        )
+
+    def _not_turned(self, heads: str, *, is_one: bool) -> str:
+        """Return the sentence for heads that move the answer without turning it."""
+        their = "its" if is_one else "their"
+        kept_log_odds = []
+        for name in DONORS:
+            if any(f"the {name} turns" in check.text for check in self._failed("turned")):
+                kept_log_odds.append(f"{_nats(self.left[name])} with {their} {name} exchanged")
+        return (
+            f"The {heads} {'moves' if is_one else 'move'} the answer in the direction that two "
+            f"towers predict, but {'is' if is_one else 'are'} not shown to turn it. Of the "
+            "answer's log-odds against the other label, "
+            f"{signed(self.answered['the prompts'].value, 2)} without a preference for a label, it "
+            f"keeps {joined(kept_log_odds)}."
+        )
+
+    def _affirmed(self, heads: str, *, is_one: bool) -> str:
         """Return the sentences for heads for which all checks hold."""
+        work, their = ("works", "its") if is_one else ("work", "their")
         lost = {name: signed(interval.value, 2) for name, interval in self.lost.items()}
         left = [signed(self.left[name].value, 2) for name in DONORS]
-        exchanges = {one.name: one for one in self.exchanges}
+        exchanges = {exchange.name: exchange for exchange in self.exchanges}
         shares = [percent(float(exchanges[name].as_predicted.mean())) for name in DONORS]
         return (
-            f"The {heads} {work} as two towers on these prompts. Exchanging {their} query, keys or values for those "
-            f"of the other class costs {lost['query']}, {lost['keys']} and {lost['values']} nats. This turns the "
-            "answer: its log-odds against the other label, without a preference for a label, are "
-            f"{signed(self.answered['the prompts'].value, 2)} and become "
-            f"{left[0]}, {left[1]} and {left[2]}, and the model then gives the other label in {shares[0]}, {shares[1]} "
-            f"and {shares[2]} of prompts. Two exchanges cancel "
-            f"({joined([lost[pair] for pair in PAIRS])}). Keys follow the texts, not "
-            f"the labels ({lost['keys']} and {lost['keys: labels']}), and each its own demonstration's text, not "
-            f"the others ({lost['keys: own text']} and {lost['keys: other texts']})."
+            f"The {heads} {work} as two towers on these prompts. Exchanging {their} query, keys or "
+            f"values for those of the other class costs {lost['query']}, {lost['keys']} and "
+            f"{lost['values']} nats. This turns the answer: its log-odds against the other label, "
+            "without a preference for a label, are "
+            f"{signed(self.answered['the prompts'].value, 2)} and become {left[0]}, {left[1]} and "
+            f"{left[2]}, and the model then gives the other label in {shares[0]}, {shares[1]} and "
+            f"{shares[2]} of prompts. Two exchanges cancel "
+            f"({joined([lost[pair] for pair in PAIRS])}). Keys follow the texts, not the labels "
+            f"({lost['keys']} and {lost['keys: labels']}), and each its own demonstration's text, "
+            f"not the others ({lost['keys: own text']} and {lost['keys: other texts']})."
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the verdict, the tables and the values of every prompt as numbers and strings for JSON."""
+        """Return the verdict, the tables and the values of every prompt for JSON."""
+        checks = []
+        for check in self.checks:
+            row = {"check": check.text, "kind": check.kind, "holds": check.holds}
+            checks.append(row | _finite(check.difference))
+        prompts = []
+        for row, query in enumerate(self.queries):
+            lost = {exchange.name: float(exchange.lost[row]) for exchange in self.exchanges}
+            prompts.append({"query": query, "log_odds": float(self.log_odds[row]), "lost": lost})
         return {
             "model": self.model,
             "edits": list(self.edits),
             "verdict": self.verdict,
             "is_two_towers": self.is_two_towers,
             "heads": list(map(str, self.heads)),
-            "random_sets": [list(map(str, some)) for some in self.random_sets],
+            "random_sets": [list(map(str, heads)) for heads in self.random_sets],
             "n_prompts": len(self.queries),
             "n_queries": len(set(self.queries)),
             "log_odds": float(self.log_odds.mean()),
             "accuracy": self.accuracy.value,
             "chance": self.chance,
             "exchanges": json_records(self.to_frame()),
-            "checks": [
-                {"check": one.text, "kind": one.kind, "holds": one.holds, **_finite(one.difference)}
-                for one in self.checks
-            ],
+            "checks": checks,
             "scan": None if self.scan is None else json_records(self.scan),
             "n_scanned": self.n_scanned,
             "by": self.by,
             "expected_selected": None if self.scan is None else len(self.heads) / len(self.scan),
-            "prompts": [
-                {
-                    "query": query,
-                    "log_odds": float(self.log_odds[row]),
-                    "lost": {one.name: float(one.lost[row]) for one in self.exchanges},
-                }
-                for row, query in enumerate(self.queries)
-            ],
+            "prompts": prompts,
             "fallback_reason": self.fallback_reason,
         }
 
@@ -394,14 +460,18 @@ class TwoTowers(Result):
             )
         n_sets = "1 set" if len(self.random_sets) == 1 else f"{len(self.random_sets)} sets"
         notes = (
-            "Each exchange is made in all heads at once, for the last position only. Log-odds lost: those of the "
-            "answer against the other labels, mean over prompts. Label predicted: by two towers, the other one or "
-            "the same as without the exchange. As predicted: share of prompts with this label. Donors' accuracy: of "
-            "the prompts from which queries, keys and values come.",
+            "Each exchange is made in all heads at once, for the last position only. Log-odds "
+            "lost: those of the answer against the other labels, mean over prompts. Label "
+            "predicted: by two towers, the other one or the same as without the exchange. As "
+            "predicted: share of prompts with this label. Donors' accuracy: of the prompts from "
+            "which queries, keys and values come.",
             f"Random heads: {n_sets} of as many other heads from the same layers, mean and range. "
-            f"95% intervals resample the {len(set(self.queries))} queries of {plural_prompts(len(self.queries))}.",
+            f"95% intervals resample the {len(set(self.queries))} queries of "
+            f"{plural_prompts(len(self.queries))}.",
         )
-        explanation = "Queries, keys or values of the heads are exchanged for those of a donor prompt."
+        explanation = (
+            "Queries, keys or values of the heads are exchanged for those of a donor prompt."
+        )
         return Section("What each exchange costs", explanation, columns, tuple(rows), notes=notes)
 
     def _scan_section(self, scan: pd.DataFrame) -> Section:
@@ -415,8 +485,11 @@ class TwoTowers(Result):
         )
         rows = []
         for head in scan.head(N_SCAN_SHOWN).to_dict("records"):
-            interval, selected = signed_ends(head["low"], head["high"], 2), format_share(head["selected"])
-            rows.append((head["head"], head["query"], interval, selected, head["keys"], head["values"]))
+            interval = signed_ends(head["low"], head["high"], 2)
+            selected = format_share(head["selected"])
+            rows.append(
+                (head["head"], head["query"], interval, selected, head["keys"], head["values"])
+            )
         return Section(
             "Scan: a single head's query, keys or values exchanged",
             "Log-odds that the answer loses, nats.",
@@ -429,13 +502,16 @@ class TwoTowers(Result):
     def scan_note(self) -> str:
         """How the heads were found; empty if they were given."""
         if self.scan is None and self.n_scanned:
-            return f"The heads have the largest mean {self.by} on {plural_prompts(self.n_scanned)} other than these."
+            return (
+                f"The heads have the largest mean {self.by} on {plural_prompts(self.n_scanned)} "
+                "other than these."
+            )
         if self.scan is None:
             return ""
         return (
-            f"The heads have the largest effects of exchanging the query alone, in a scan of all {len(self.scan)} "
-            f"heads on {plural_prompts(self.n_scanned)} other than these; log-odds lost, nats. "
-            f"{selected_note(len(self.heads), len(self.scan)).capitalize()}."
+            "The heads have the largest effects of exchanging the query alone, in a scan of all "
+            f"{len(self.scan)} heads on {plural_prompts(self.n_scanned)} other than these; "
+            f"log-odds lost, nats. {selected_note(len(self.heads), len(self.scan)).capitalize()}."
         )
 
 
